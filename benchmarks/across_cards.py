@@ -1,13 +1,13 @@
-"""Predictions across cards: choose the tuples that calibrate them, and evaluate them on the packaged readings.
+"""Predictions across cards: choose the tuples that calibrate them, and evaluate them on the
+packaged readings.
 
     python benchmarks/across_cards.py choose    # writes farm/data/calibration.json
-    python benchmarks/across_cards.py develop   # errors for the families of the list, one family left out in turn
-    python benchmarks/across_cards.py evaluate  # errors for all other families
+    python benchmarks/across_cards.py develop   # errors for the families of the list, one family
+    left out in turn python benchmarks/across_cards.py evaluate  # errors for all other families
     python benchmarks/across_cards.py offset    # power of single H200s, with 30 readings of each
 
-The list and the constants of `farm.prediction.transfer` use readings of `LIST_FAMILIES` alone. The evaluation predicts
-tuples and whole models of the other families.
-"""
+The list and the constants of `farm.addons.predict.transfer` use readings of `LIST_FAMILIES` alone.
+The evaluation predicts tuples and whole models of the other families."""
 
 from __future__ import annotations
 
@@ -21,10 +21,8 @@ from collections.abc import Sequence
 import numpy as np
 from sqlmodel import Session
 
-from farm.exchange.packaged import FOLDER, packaged_database
-from farm.operators.sweep import calibration_tuples
-from farm.prediction.calibration import SUM_FLOOR, Calibration, PredictionErrors, coverage
-from farm.prediction.dataset import (
+from farm.addons.predict.calibration import SUM_FLOOR, Calibration, PredictionErrors, coverage
+from farm.addons.predict.dataset import (
     Dataset,
     MeasuredModel,
     datasets,
@@ -33,9 +31,18 @@ from farm.prediction.dataset import (
     stored_card_model,
     stored_specs,
 )
-from farm.prediction.predictors import PREDICTORS, CallCosts
-from farm.prediction.stored_predictor import StoredPredictor
-from farm.prediction.transfer import POWER, TIME, WIDTHS, Points, SourceCosts, TransferredPredictor
+from farm.addons.predict.predictors import PREDICTORS, CallCosts
+from farm.addons.predict.stored_predictor import StoredPredictor
+from farm.addons.predict.transfer import (
+    POWER,
+    TIME,
+    WIDTHS,
+    Points,
+    SourceCosts,
+    TransferredPredictor,
+)
+from farm.exchange.packaged import FOLDER, packaged_database
+from farm.operators.sweep import calibration_tuples
 
 CARDS = ("NVIDIA H200", "NVIDIA H100 80GB HBM3")
 #: The families of models from which calibration tuples are taken.
@@ -49,7 +56,9 @@ LEAST_MEASURED = 0.75  # share of the tuples of a model that both cards have rea
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """One card model: its readings by (tuple, class of data), and its models, all described for `card`."""
+    """One card model: its readings by (tuple, class of data), and its models, all described for
+    `card`.
+    """
 
     data: Dataset
     models: list[MeasuredModel]
@@ -61,15 +70,20 @@ class Side:
         return cls(data, measured_models(session, card, data.conditions))
 
     def ids_of(self, families: Sequence[str]) -> set[str]:
-        return {id_ for name, held in families_of(self.models).items() if name in families for id_ in held}
+        return {
+            id_
+            for name, held in families_of(self.models).items()
+            if name in families
+            for id_ in held
+        }
 
 
 def chosen_order(session: Session) -> list[str]:
-    """Return tuples measured on both cards in the order in which they reduce the posterior variance most.
+    """Return tuples measured on both cards in the order in which they reduce the posterior variance
+    most.
 
-    The variance is that of all tuples that the H200 has readings of, without those of the families of the evaluation,
-    each weighted by the number of models that call it.
-    """
+    The variance is that of all tuples that the H200 has readings of, without those of the families
+    of the evaluation, each weighted by the number of models that call it."""
     source, target = (Side.of(session, name, CARDS[0]) for name in CARDS)
     measured = {call.operator_id for call in target.data.calls}
     evaluated = {
@@ -80,7 +94,9 @@ def chosen_order(session: Session) -> list[str]:
     rows = [row for row in source.data.rows if row.call.operator_id not in evaluated]
     uses = Counter(id_ for model in source.models for id_ in model.operator_ids)
     data = dataclasses.replace(source.data, rows=tuple(rows))
-    times, watts = (np.array([getattr(row, name) or np.nan for row in rows]) for name in ("time_us", "power_w"))
+    times, watts = (
+        np.array([getattr(row, name) or np.nan for row in rows]) for name in ("time_us", "power_w")
+    )
     costs = dataclasses.replace(CallCosts.empty(len(rows)), time_us=times, power_w=watts)
     nobody = np.full(len(rows), "", dtype=np.str_)
     points = Points.of(data.card, data.calls, costs, nobody, nobody)
@@ -111,7 +127,9 @@ def chosen_order(session: Session) -> list[str]:
 def choose(session: Session) -> None:
     order = chosen_order(session)[:LIST]
     specs = stored_specs(session, order)
-    text = json.dumps([specs[id_].spec for id_ in order], separators=(",", ":")).replace('{"kind"', '\n{"kind"')
+    text = json.dumps([specs[id_].spec for id_ in order], separators=(",", ":")).replace(
+        '{"kind"', '\n{"kind"'
+    )
     (FOLDER / "calibration.json").write_text(text + "\n")
 
 
@@ -121,7 +139,14 @@ class Errors:
 
     values: dict[str, list[tuple[float, float, str]]] = dataclasses.field(default_factory=dict)
 
-    def add(self, target: str, predicted: np.ndarray, measured: np.ndarray, widths: np.ndarray, names: list[str]):
+    def add(
+        self,
+        target: str,
+        predicted: np.ndarray,
+        measured: np.ndarray,
+        widths: np.ndarray,
+        names: list[str],
+    ):
         with np.errstate(invalid="ignore", divide="ignore"):
             errors = np.log(predicted / measured)
         entries = zip(errors.tolist(), widths.tolist(), names, strict=True)
@@ -139,7 +164,10 @@ class Errors:
         if found is None:
             return text
         inside = float((abs(errors) <= widths)[known].mean())
-        return f"{text} ({100 * inside:.0f}, {found.worst_family} {100 * found.worst:.0f}, {found.width:.2f})"
+        return (
+            f"{text} ({100 * inside:.0f}, {found.worst_family} {100 * found.worst:.0f}, "
+            f"{found.width:.2f})"
+        )
 
 
 def predicted(costs: CallCosts, share: float, counts: np.ndarray) -> tuple[float, float]:
@@ -148,16 +176,23 @@ def predicted(costs: CallCosts, share: float, counts: np.ndarray) -> tuple[float
 
 
 class Comparison:
-    """Predictions of one card model from another by every method, with errors collected by method."""
+    """Predictions of one card model from another by every method, with errors collected by
+    method.
+    """
 
     def __init__(self, session: Session, source: str, target: str, order: list[str]) -> None:
         self.session, self.order, self.names = session, order, (source, target)
-        self.source, self.target = Side.of(session, source, source), Side.of(session, target, source)
+        self.source, self.target = (
+            Side.of(session, source, source),
+            Side.of(session, target, source),
+        )
         self.own = Side.of(session, target, target)
         self.card = self.own.data.card
         self.found: dict[str, Errors] = {}
 
-    def predict(self, families: Sequence[str], list_families: Sequence[str], read: bool, fitted) -> None:
+    def predict(
+        self, families: Sequence[str], list_families: Sequence[str], read: bool, fitted
+    ) -> None:
         """Add the errors of `families`. ``read``: the source has readings of their tuples."""
         wanted, listed = self.target.ids_of(families), self.target.ids_of(list_families)
         wanted = (wanted - listed) & {call.operator_id for call in self.source.data.calls}
@@ -185,7 +220,11 @@ class Comparison:
 
         def add(method: str, predict, own: bool = False) -> None:
             errors = self.found.setdefault(method, Errors())
-            calls_of = [own_rows[row.call.operator_id, row.call.data_class].call for row in rows] if own else calls
+            calls_of = (
+                [own_rows[row.call.operator_id, row.call.data_class].call for row in rows]
+                if own
+                else calls
+            )
             found = predict(calls_of)
             for target, spread in (("time_us", "time_spread"), ("power_w", "power_spread"),
                                    ("energy_mj", "energy_spread")):  # fmt: skip
@@ -197,10 +236,17 @@ class Comparison:
                 time_us, energy_mj = predicted(costs, of.cached_share, counts)
                 total = costs.sum(of.calls, of.counts, of.cached_share)
                 wide = WIDTHS.sum_time * np.array([total.time_spread, total.energy_spread])
-                for name, value, width, whole in (("sum time", time_us, wide[0], model.time_us),
-                                                  ("sum energy", energy_mj, wide[1], model.energy_mj)):  # fmt: skip
-                    errors.add(name, np.array([value]), np.array([whole or np.nan]),
-                               np.array([width if total.time_spread > SUM_FLOOR else 0.0]), [model.family])  # fmt: skip
+                for name, value, width, whole in (
+                    ("sum time", time_us, wide[0], model.time_us),
+                    ("sum energy", energy_mj, wide[1], model.energy_mj),
+                ):
+                    errors.add(
+                        name,
+                        np.array([value]),
+                        np.array([whole or np.nan]),
+                        np.array([width if total.time_spread > SUM_FLOOR else 0.0]),
+                        [model.family],
+                    )
                     if VERBOSE and method.startswith("transfer"):
                         error = 100 * (value / whole - 1) if whole else np.nan
                         print(f"    {method:26s} {model.title:60s} {name} {error:+.1f} %")
@@ -231,13 +277,16 @@ class Comparison:
             if number >= 30 and not developing:
                 ids = {row.call.operator_id for row in used}
                 alone = self.own.data.where(
-                    call.operator_id in ids and call.data_class == "normal" for call in self.own.data.calls
+                    call.operator_id in ids and call.data_class == "normal"
+                    for call in self.own.data.calls
                 )
                 model = PREDICTORS["best"].fit(alone)
                 add(
                     f"target alone, {number} tuples",
                     lambda some, model=model: dataclasses.replace(
-                        model.predict(some), time_spread=np.zeros(len(some)), power_spread=np.zeros(len(some))
+                        model.predict(some),
+                        time_spread=np.zeros(len(some)),
+                        power_spread=np.zeros(len(some)),
                     ),
                     own=True,
                 )
@@ -248,20 +297,26 @@ class Comparison:
         print("| method | " + " | ".join(columns) + " |\n|" + " --- |" * (len(columns) + 1))
         for method, errors in self.found.items():
             print(f"| {method} | " + " | ".join(errors.cell(one) for one in columns) + " |")
-        counts = {name: len(values) for name, values in next(iter(self.found.values())).values.items()}
+        counts = {
+            name: len(values) for name, values in next(iter(self.found.values())).values.items()
+        }
         print(counts, flush=True)
 
 
 def offsets(session: Session) -> None:
-    """Predict the power of each H200 from other H200s, for every second card; the others were used to choose `ALIKE`.
+    """Predict the power of each H200 from other H200s, for every second card; the others were used
+    to choose `ALIKE`.
 
-    No reading of the card's tuples is in the predictor, but their readings on other cards are the source.
-    """
+    No reading of the card's tuples is in the predictor, but their readings on other cards are the
+    source."""
     data = Side.of(session, CARDS[0], CARDS[0]).data
     count = Counter(row.card_id for row in data.rows)
     random = np.random.default_rng(0)
     cards = [name for name, number in count.most_common() if number >= LEAST_OF_CARD][1::2]
-    errors: dict[str, list[np.ndarray]] = {"any card of the model": [], "corrected with 30 readings": []}
+    errors: dict[str, list[np.ndarray]] = {
+        "any card of the model": [],
+        "corrected with 30 readings": [],
+    }
     inside: list[np.ndarray] = []
     for name in cards:
         own = [row for row in data.rows if row.card_id == name]
@@ -271,7 +326,10 @@ def offsets(session: Session) -> None:
         costs_of = SourceCosts(stored, lambda _, rows=others.rows: rows)
         order = random.permutation(len(own))
         used, tested = ([own[place] for place in places] for places in (order[:LIST], order[LIST:]))
-        calls, watts = [row.call for row in tested], np.array([row.power_w or np.nan for row in tested])
+        calls, watts = (
+            [row.call for row in tested],
+            np.array([row.power_w or np.nan for row in tested]),
+        )
         corrected = TransferredPredictor.fit(costs_of, data.card, used, name).costs(calls)
         for found, costs in zip(errors.values(), (costs_of.at(calls)[0], corrected), strict=True):
             found.append(np.log(costs.power_w / watts))
@@ -280,17 +338,23 @@ def offsets(session: Session) -> None:
         biases = [100 * abs(np.nanmedian(one)) for one in found]
         each = 100 * np.nanmedian(abs(np.concatenate(found)))
         text = f"{len(cards)} cards, {method}: median of a tuple {each:.2f} %, "
-        print(text + f"offset of a card {np.median(biases):.2f} % in the median, {max(biases):.2f} % at most")
+        print(
+            text
+            + f"offset of a card {np.median(biases):.2f} % in the median, {max(biases):.2f} % at most"
+        )
     print(f"inside the interval: {100 * np.concatenate(inside).mean():.0f} %")
 
 
-#: 1.4 times the calibration of the packaged predictor (1.2 for power): the data sets of these comparisons are smaller.
+#: 1.4 times the calibration of the packaged predictor (1.2 for power): the data sets of these
+#: comparisons are smaller.
 SOURCE_WIDTHS = Calibration(1.2, 1.5, 1.2, 3.0, 3.0, 3.0)
 VERBOSE = "-v" in sys.argv
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("action", choices=("choose", "develop", "evaluate", "offset"))
     parser.add_argument("-v", action="store_true", help="print the error of each sum")
     action = parser.parse_args().action
@@ -313,13 +377,24 @@ def main() -> None:
                         continue
                     fitted = PREDICTORS["family"].fit(one.source.data)
                     for family in LIST_FAMILIES:
-                        one.predict([family], [name for name in LIST_FAMILIES if name != family], read, fitted)
+                        one.predict(
+                            [family],
+                            [name for name in LIST_FAMILIES if name != family],
+                            read,
+                            fitted,
+                        )
                 else:
-                    others = [name for name in families_of(one.target.models) if name not in LIST_FAMILIES]
+                    others = [
+                        name for name in families_of(one.target.models) if name not in LIST_FAMILIES
+                    ]
                     left_out = one.target.ids_of(others) - one.target.ids_of(LIST_FAMILIES)
                     fitted = fitted or PREDICTORS["best"].fit(one.source.data.without(left_out))
                     one.predict(others, LIST_FAMILIES, read, fitted)
-                one.show("tuples measured on the source" if read else "families without a reading of the source")
+                one.show(
+                    "tuples measured on the source"
+                    if read
+                    else "families without a reading of the source"
+                )
 
 
 if __name__ == "__main__":

@@ -1,17 +1,19 @@
 """Compare the packaged readings with the operator tables of NVIDIA's aiconfigurator.
 
     git clone https://github.com/ai-dynamo/aiconfigurator
-    python benchmarks/aiconfigurator.py aiconfigurator [--cards h200 h100] [--detail vllm/0.24.0 ...]
+    python benchmarks/aiconfigurator.py aiconfigurator [--cards h200 h100] [--detail vllm/0.24.0
+    ...]
 
 The tables are an independent test: no row of them enters the package. They are files ``gemm_perf``,
-``context_attention_perf`` and ``generation_attention_perf`` (.txt or .parquet) in folders named after system, backend
-and version. Compared are all shapes that both sides have: matrix products (bfloat16, fp8), attention of a prompt and of
-one decoded token (bfloat16). A ratio is table / reading, of the time and, if the table has it, of the power. A shape
-with several readings or rows counts once, with their median.
+``context_attention_perf`` and ``generation_attention_perf`` (.txt or .parquet) in folders named
+after system, backend and version. Compared are all shapes that both sides have: matrix products
+(bfloat16, fp8), attention of a prompt and of one decoded token (bfloat16). A ratio is table /
+reading, of the time and, if the table has it, of the power. A shape with several readings or rows
+counts once, with their median.
 
-The output is Markdown: one row for each table, then the ratios by duration for the tables of ``--detail`` (default:
-the newest version of each backend, and versions with power). At last it prints the power of the tables' own bfloat16
-products of nearly equal arithmetic rate, by duration.
+The output is Markdown: one row for each table, then the ratios by duration for the tables of
+``--detail`` (default: the newest version of each backend, and versions with power). At last it
+prints the power of the tables' own bfloat16 products of nearly equal arithmetic rate, by duration.
 """
 
 from __future__ import annotations
@@ -37,8 +39,15 @@ from farm.exchange.filters import parse
 from farm.exchange.packaged import database_of, packaged_named
 from farm.settings import settings
 
-SYSTEMS = {"h200": "h200_sxm", "h100": "h100_sxm"}  # name of the packaged readings -> folder of the tables
-KINDS = {"gemm": "matrix product", "context_attention": "attention of a prompt", "generation_attention": "decoding"}
+SYSTEMS = {
+    "h200": "h200_sxm",
+    "h100": "h100_sxm",
+}  # name of the packaged readings -> folder of the tables
+KINDS = {
+    "gemm": "matrix product",
+    "context_attention": "attention of a prompt",
+    "generation_attention": "decoding",
+}
 DTYPES = {"bfloat16": "bfloat16", "float8_e4m3fn": "fp8"}  # ours -> theirs
 LIMITS_US = (10, 20, 50, 100)
 RATES_TFLOPS = (500.0, 600.0)
@@ -47,7 +56,9 @@ Key = tuple[Hashable, ...]
 
 
 class Figures(NamedTuple):
-    """Of one shape. The burst time is the time before the power limit lowers the clocks; tables have one time only."""
+    """Of one shape. The burst time is the time before the power limit lowers the clocks; tables
+    have one time only.
+    """
 
     time_us: float
     power_w: float | None
@@ -60,11 +71,19 @@ def readings_of(name: str) -> dict[Key, Figures]:
     if folder is None:
         sys.exit(f"The package has no readings named '{name}'. Choose from {', '.join(SYSTEMS)}.")
     with database_of([folder], settings().state_dir / "packaged").read() as session:
-        rows = as_table(session, "readings", parse(["launch=graph", "residency=resident"])).to_pylist()
+        rows = as_table(
+            session, "readings", parse(["launch=graph", "residency=resident"])
+        ).to_pylist()
     found = defaultdict(list)
     for row in rows:
-        if not row["placement"] and row["subject_kind"] == "operator" and (key := key_of_reading(row)):
-            found[key].append(Figures(row["time_us"], row["power_w"], row["burst_time_us"] or row["time_us"]))
+        if (
+            not row["placement"]
+            and row["subject_kind"] == "operator"
+            and (key := key_of_reading(row))
+        ):
+            found[key].append(
+                Figures(row["time_us"], row["power_w"], row["burst_time_us"] or row["time_us"])
+            )
     return medians(found)
 
 
@@ -86,7 +105,9 @@ def key_of_reading(row: Mapping[str, Any]) -> Key | None:
 
 
 def key_of_row(kind: str, row: Mapping[str, Any]) -> Key | None:
-    """The shape of a row of a table; None if the farm has no such operator (fp8 cache, sliding window, beams)."""
+    """The shape of a row of a table; None if the farm has no such operator (fp8 cache, sliding
+    window, beams).
+    """
     if kind == "gemm":
         return "gemm", row["gemm_dtype"], int(row["m"]), int(row["n"]), int(row["k"])
     plain = row["attn_dtype"] == row["kv_cache_dtype"] == "bfloat16" and int(row["beam_width"]) == 1
@@ -94,7 +115,14 @@ def key_of_row(kind: str, row: Mapping[str, Any]) -> Key | None:
         return None
     heads = int(row["num_heads"])
     length = int(row["isl" if kind == "context_attention" else "step"])
-    return kind, int(row["batch_size"]), length, heads, int(row["num_key_value_heads"]) or heads, int(row["head_dim"])
+    return (
+        kind,
+        int(row["batch_size"]),
+        length,
+        heads,
+        int(row["num_key_value_heads"]) or heads,
+        int(row["head_dim"]),
+    )
 
 
 def medians(found: Mapping[Key, list[Figures]]) -> dict[Key, Figures]:
@@ -102,7 +130,10 @@ def medians(found: Mapping[Key, list[Figures]]) -> dict[Key, Figures]:
         known = [value for value in values if value is not None]
         return median(known) if known else None
 
-    return {key: Figures(*(middle(values) for values in zip(*rows, strict=True))) for key, rows in found.items()}
+    return {
+        key: Figures(*(middle(values) for values in zip(*rows, strict=True)))
+        for key, rows in found.items()
+    }
 
 
 def table_files(checkout: Path, system: str) -> dict[tuple[str, str], list[Path]]:
@@ -117,13 +148,18 @@ def table_files(checkout: Path, system: str) -> dict[tuple[str, str], list[Path]
 
 def version_key(version: str) -> list[tuple[int, int | str]]:
     """Sorts "1.3.0rc5" before "1.3.0rc10"."""
-    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.findall(r"\d+|[a-z]+", version)]
+    return [
+        (0, int(part)) if part.isdigit() else (1, part)
+        for part in re.findall(r"\d+|[a-z]+", version)
+    ]
 
 
 def rows_of(path: Path) -> Iterator[Mapping[str, Any]]:
     with path.open("rb") as file:
         if file.read(40).startswith(b"version https://git-lfs"):
-            sys.exit(f"{path} is a Git LFS pointer, not a table. Run `git lfs pull` in the checkout.")
+            sys.exit(
+                f"{path} is a Git LFS pointer, not a table. Run `git lfs pull` in the checkout."
+            )
     if path.suffix == ".parquet":
         yield from pq.read_table(path).to_pylist()
     else:
@@ -138,17 +174,24 @@ def read_table(paths: Iterable[Path]) -> dict[Key, Figures]:
         for row in rows_of(path):
             if key := key_of_row(kind, row):
                 time_us = float(row["latency"]) * 1e3
-                found[key].append(Figures(time_us, float(row["power"]) if row.get("power") else None, time_us))
+                found[key].append(
+                    Figures(time_us, float(row["power"]) if row.get("power") else None, time_us)
+                )
     return medians(found)
 
 
 def summary(ratios: list[float]) -> list[str]:
-    """Count, median ratio, median absolute deviation from it in %, 90th percentile of |ratio - 1| in %."""
+    """Count, median ratio, median absolute deviation from it in %, 90th percentile of |ratio - 1|
+    in %.
+    """
     if not ratios:
         return ["0", "", "", ""]
     values = np.array(ratios)
     middle = float(np.median(values))
-    spread, most = np.median(np.abs(values - middle)) * 100, np.quantile(np.abs(values - 1), 0.9) * 100
+    spread, most = (
+        np.median(np.abs(values - middle)) * 100,
+        np.quantile(np.abs(values - 1), 0.9) * 100,
+    )
     return [str(len(ratios)), f"{middle:.3f}", f"{spread:.1f}", f"{most:.1f}"]
 
 
@@ -162,7 +205,9 @@ def group_of(time_us: float) -> str:
 GROUPS = [group_of(time_us - 1) for time_us in LIMITS_US] + [group_of(LIMITS_US[-1])]
 
 
-def compare(ours: Mapping[Key, Figures], theirs: Mapping[Key, Figures]) -> dict[tuple[str, str, str], list[float]]:
+def compare(
+    ours: Mapping[Key, Figures], theirs: Mapping[Key, Figures]
+) -> dict[tuple[str, str, str], list[float]]:
     """(kind, group of our duration, quantity) -> ratios. The group "all" has all durations."""
     ratios = defaultdict(list)
     for key in ours.keys() & theirs.keys():
@@ -189,7 +234,10 @@ def own_powers(table: Mapping[Key, Figures]) -> dict[str, list[float]]:
 
 def print_table(*rows: Iterable[str]) -> None:
     head, *others = (list(row) for row in rows)
-    print("\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *others)), end="\n\n")
+    print(
+        "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *others)),
+        end="\n\n",
+    )
 
 
 def version_of(checkout: Path) -> str:
@@ -197,25 +245,40 @@ def version_of(checkout: Path) -> str:
     found = []
     if (project := checkout / "pyproject.toml").exists():
         found.append(tomllib.loads(project.read_text())["project"]["version"])
-    commit = subprocess.run(["git", "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return ", ".join(["aiconfigurator", *found, *([f"commit {commit.stdout.strip()}"] if commit.stdout else [])])
+    commit = subprocess.run(
+        ["git", "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return ", ".join(
+        ["aiconfigurator", *found, *([f"commit {commit.stdout.strip()}"] if commit.stdout else [])]
+    )
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("checkout", type=Path, help="folder of a checkout of aiconfigurator")
     options.add_argument("--cards", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
-    options.add_argument("--detail", nargs="*", help="tables to show by duration, such as vllm/0.24.0")
+    options.add_argument(
+        "--detail", nargs="*", help="tables to show by duration, such as vllm/0.24.0"
+    )
     given = options.parse_args()
     print(f"{version_of(given.checkout)}\n")
     for card in given.cards:
         files = table_files(given.checkout, SYSTEMS[card])
         if not files:
-            sys.exit(f"{given.checkout} has no tables of {SYSTEMS[card]}. Give the folder of a complete checkout.")
+            sys.exit(
+                f"{given.checkout} has no tables of {SYSTEMS[card]}. Give the folder of a "
+                "complete checkout."
+            )
         ours = readings_of(card)
-        tables = {f"{backend}/{version}": read_table(paths) for (backend, version), paths in files.items()}
+        tables = {
+            f"{backend}/{version}": read_table(paths) for (backend, version), paths in files.items()
+        }
         compared = {name: compare(ours, table) for name, table in tables.items()}
-        powered = [name for name in tables if any(quantity == "power" for *_, quantity in compared[name])]
+        powered = [
+            name for name in tables if any(quantity == "power" for *_, quantity in compared[name])
+        ]
         newest = {name.partition("/")[0]: name for name in tables}.values()
         head = ["count", "median ratio", "median deviation %", "90th percentile %"]
         print(f"## {card}: table / reading\n")
@@ -238,10 +301,15 @@ def main() -> None:
             print_table(["operator", "quantity", "duration", *head], *lines)
         for name in powered:
             low, high = RATES_TFLOPS
-            print(f"### {card}: power in {name}, its own bfloat16 products of {low:.0f} to {high:.0f} TFLOP/s\n")
+            print(
+                f"### {card}: power in {name}, its own bfloat16 products of {low:.0f} to "
+                f"{high:.0f} TFLOP/s\n"
+            )
             powers = own_powers(tables[name])
             lines = [
-                [group, str(len(powers[group])), f"{median(powers[group]):.0f}"] for group in GROUPS if powers[group]
+                [group, str(len(powers[group])), f"{median(powers[group]):.0f}"]
+                for group in GROUPS
+                if powers[group]
             ]
             print_table(["duration", "count", "median power W"], *lines)
 

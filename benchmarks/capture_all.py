@@ -1,8 +1,10 @@
-"""Capture every model of the catalog and print counts: gaps, overlaps, failures, FLOPs, rebuild mismatches.
+"""Capture every model of the catalog and print counts: gaps, overlaps, failures, FLOPs, rebuild
+mismatches.
 
     python benchmarks/capture_all.py                    # torchvision's 80 classification models
     python benchmarks/capture_all.py --tasks classification segmentation video
-    python benchmarks/capture_all.py --real cpu         # also run tuples for real (all of attention, samples of others)
+    python benchmarks/capture_all.py --real cpu         # also run tuples for real (all of
+    attention, samples of others)
 
 One process, no GPU needed. All counts use fake tensors; only ``--real`` computes.
 """
@@ -27,15 +29,21 @@ _ATTENTION = ("MultiheadAttention", "scaled_dot_product_attention", "Transformer
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tasks", nargs="+", default=["classification"])
     parser.add_argument("--models", nargs="+", help="only these models")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--memory-format", default="contiguous")
     parser.add_argument("--mode", default="eval")
-    parser.add_argument("--real", metavar="DEVICE", help="run tuples for real on this device, at batch 1")
-    parser.add_argument("--every", type=int, default=10, help="with --real: every n-th tuple of the others")
+    parser.add_argument(
+        "--real", metavar="DEVICE", help="run tuples for real on this device, at batch 1"
+    )
+    parser.add_argument(
+        "--every", type=int, default=10, help="with --real: every n-th tuple of the others"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     names = options.models or [name for task in options.tasks for name in catalog.names(task)]
@@ -52,7 +60,14 @@ def main() -> None:
 def capture_models(names: list[str], options: argparse.Namespace) -> dict[str, Any]:
     torchvision.torchvision_models()  # exclude imports from the times
     variant = {"dtype": options.dtype, "memory_format": options.memory_format}
-    figures: dict[str, Any] = {"models": 0, "calls": 0, "tuples_summed": 0, "gaps": 0, "overlaps": 0, "failures": 0}
+    figures: dict[str, Any] = {
+        "models": 0,
+        "calls": 0,
+        "tuples_summed": 0,
+        "gaps": 0,
+        "overlaps": 0,
+        "failures": 0,
+    }
     captures: dict[str, CapturedPass] = {}
     begun, begun_cpu, build_s = time.perf_counter(), time.process_time(), 0.0
     for name in names:
@@ -66,7 +81,9 @@ def capture_models(names: list[str], options: argparse.Namespace) -> dict[str, A
             print(f"{name}: {error}", file=sys.stderr)
     figures["build_s"] = round(build_s, 1)
     figures["capture_s"] = round(time.perf_counter() - begun - build_s, 1)
-    figures["cpu_s"] = round(time.process_time() - begun_cpu, 1)  # minimum of both, for a machine with other load
+    figures["cpu_s"] = round(
+        time.process_time() - begun_cpu, 1
+    )  # minimum of both, for a machine with other load
     figures["peak_memory_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     unique: set[str] = set()
     for name, found in captures.items():
@@ -79,13 +96,18 @@ def capture_models(names: list[str], options: argparse.Namespace) -> dict[str, A
             print(f"{name}: {text}", file=sys.stderr)
         unique |= found.tuples.keys()
     figures["unique_tuples"] = len(unique)
-    figures["operators"] = len({spec.operator for found in captures.values() for spec in found.tuples.values()})
+    figures["operators"] = len(
+        {spec.operator for found in captures.values() for spec in found.tuples.values()}
+    )
     figures["equal_flops"] = 0
     begun = time.perf_counter()
     for name, found in captures.items():
-        summed = sum(count * cost(found.tuples[tuple_id]).flops for tuple_id, count in found.counts.items())
+        summed = sum(
+            count * cost(found.tuples[tuple_id]).flops for tuple_id, count in found.counts.items()
+        )
         whole = model_flops(
-            catalog.build(catalog.variant(name, mode=options.mode, **variant)), _inputs(name, options.batch, **variant)
+            catalog.build(catalog.variant(name, mode=options.mode, **variant)),
+            _inputs(name, options.batch, **variant),
         )
         figures["equal_flops"] += summed == whole
         if summed != whole:
@@ -106,15 +128,21 @@ def capture_models(names: list[str], options: argparse.Namespace) -> dict[str, A
 
 
 def replay_for_real(names: list[str], options: argparse.Namespace) -> dict[str, Any]:
-    """Capture each model for real at batch 1, and run every attention tuple and every n-th other tuple."""
+    """Capture each model for real at batch 1, and run every attention tuple and every n-th other
+    tuple.
+    """
     variant = {"dtype": options.dtype, "memory_format": options.memory_format}
     figures = {"real_replays": 0, "real_mismatches": 0, "real_against_predicted": 0}
     seen: set[str] = set()
     others = 0
     for name in names:
-        model = catalog.build(catalog.variant(name, mode=options.mode, **variant), device=options.real)
+        model = catalog.build(
+            catalog.variant(name, mode=options.mode, **variant), device=options.real
+        )
         device_type = options.real.split(":")[0]
-        found = capture(model, _inputs(name, 1, device=options.real, **variant), device_type=device_type)
+        found = capture(
+            model, _inputs(name, 1, device=options.real, **variant), device_type=device_type
+        )
         predicted = predict(
             catalog.build(catalog.variant(name, mode=options.mode, **variant)),
             _inputs(name, 1, **variant),

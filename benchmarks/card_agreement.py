@@ -1,4 +1,6 @@
-"""Check whether readings repeat, and whether other meters agree. The second half of `benchmarks/card_results.py`."""
+"""Check whether readings repeat, and whether other meters agree. The second half of
+`benchmarks/card_results.py`.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,17 @@ TIMES = 5
 LOOP_S = 10.0
 
 
-def repeatability(database: Any, cards: Sequence[Any], wanted: int, budget_s: float) -> dict[str, Any]:
-    """Measure tuples of the database five times each on one card, in rounds over all of that card's tuples.
+def repeatability(
+    database: Any, cards: Sequence[Any], wanted: int, budget_s: float
+) -> dict[str, Any]:
+    """Measure tuples of the database five times each on one card, in rounds over all of that card's
+    tuples.
 
-    The tuples are shared out over the cards, which work at the same time. A round before the five is not counted: in a
-    job a whole model and other tuples have warmed the card before. A card goes on to warm up or to cool down for
-    minutes, and a degree more costs power: so the energies are told as they were read, and restated to one temperature
-    by what the card's fingerprint, taken at the beginning, knows of that.
-    """
+    The tuples are shared out over the cards, which work at the same time. A round before the five
+    is not counted: in a job a whole model and other tuples have warmed the card before. A card goes
+    on to warm up or to cool down for minutes, and a degree more costs power: so the energies are
+    told as they were read, and restated to one temperature by what the card's fingerprint, taken at
+    the beginning, knows of that."""
     from sqlmodel import col, select
 
     from farm.store import tables
@@ -38,7 +43,9 @@ def repeatability(database: Any, cards: Sequence[Any], wanted: int, budget_s: fl
         query = (
             select(tables.Operator, tables.ProtocolRow)
             .join(tables.ReadingRow, col(tables.ReadingRow.subject_id) == col(tables.Operator.id))
-            .join(tables.ProtocolRow, col(tables.ProtocolRow.id) == col(tables.ReadingRow.protocol_id))
+            .join(
+                tables.ProtocolRow, col(tables.ProtocolRow.id) == col(tables.ReadingRow.protocol_id)
+            )
             .where(tables.ReadingRow.card_model == cards[0].model)
         )
         known = {(one.id, two.id): (one, two) for one, two in session.exec(query)}
@@ -47,9 +54,13 @@ def repeatability(database: Any, cards: Sequence[Any], wanted: int, budget_s: fl
     shares = [chosen[:wanted][number :: len(cards)] for number in range(len(cards))]
     until_s = time.monotonic() + budget_s
     with ThreadPoolExecutor(len(cards)) as threads:
-        lists = list(threads.map(lambda card, share: _read_again(card, share, until_s), cards, shares))
+        lists = list(
+            threads.map(lambda card, share: _read_again(card, share, until_s), cards, shares)
+        )
     found = [entry for _, one in lists for entry in one]
-    fingerprints = {card.id: fingerprint for card, (fingerprint, _) in zip(cards, lists, strict=True)}
+    fingerprints = {
+        card.id: fingerprint for card, (fingerprint, _) in zip(cards, lists, strict=True)
+    }
     return {
         "times": TIMES,
         "tuples": len(found),
@@ -66,7 +77,9 @@ def _read_again(
     from farm.benchmark_process.client import BenchmarkProcess
     from farm.benchmark_process.requests import FingerprintRequest
 
-    stopping = Stopping() if card.kind == "cuda" else Stopping(warm_up_s=0.1, minimum_s=0.2, maximum_s=0.5)
+    stopping = (
+        Stopping() if card.kind == "cuda" else Stopping(warm_up_s=0.1, minimum_s=0.2, maximum_s=0.5)
+    )
     found: list[dict[str, Any]] = [
         {
             "label": operator.label,
@@ -88,7 +101,9 @@ def _read_again(
                     return fingerprint, found
                 subject = Subject("operator", operator.id, operator.spec)
                 try:
-                    reading = process.measure(subject, Protocol.from_json(protocol.spec), stopping).reading
+                    reading = process.measure(
+                        subject, Protocol.from_json(protocol.spec), stopping
+                    ).reading
                 except Unmeasurable as error:
                     entry["flags"].append(error.reason)
                     continue
@@ -97,7 +112,9 @@ def _read_again(
                 entry["temperature_c"].append(reading.temperature_c)
                 entry["time_us"].append(reading.time_us)
                 entry["energy_mj"].append(reading.energy_mj)
-                entry["effect_us"].append(reading.details.context and reading.details.context.effect_us)
+                entry["effect_us"].append(
+                    reading.details.context and reading.details.context.effect_us
+                )
                 entry["flags"] += reading.flags
     return fingerprint, found
 
@@ -111,15 +128,22 @@ def _spreads(found: list[dict[str, Any]], fingerprints: Mapping[str, Any]) -> di
     }
     spreads: dict[str, Any] = {}
     for name, read in lists.items():
-        values = [(max(one) - min(one)) / statistics.median(one) for one in read if len(one) == TIMES and all(one)]
-        spreads[name] = {"median": statistics.median(values), "most": max(values), "of": len(values)} if values else {}
+        values = [
+            (max(one) - min(one)) / statistics.median(one)
+            for one in read
+            if len(one) == TIMES and all(one)
+        ]
+        spreads[name] = (
+            {"median": statistics.median(values), "most": max(values), "of": len(values)}
+            if values
+            else {}
+        )
     return spreads
 
 
 def _at_one_temperature(entry: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> list[float]:
-    """A tuple's energies, each restated to the mean temperature of its readings; empty where a degree is worth no one
-    knows what.
-    """
+    """A tuple's energies, each restated to the mean temperature of its readings; empty where a
+    degree is worth no one knows what."""
     if not entry["time_us"] or not all(entry["energy_mj"]) or not all(entry["temperature_c"]):
         return []
     mean_c = statistics.mean(entry["temperature_c"])
@@ -137,9 +161,8 @@ def _at_one_temperature(entry: Mapping[str, Any], fingerprint: Mapping[str, Any]
 def w_per_c(fingerprint: Mapping[str, Any], power_w: float) -> float | None:
     """The watts that an operator with power `power_w` draws more per degree (C); None if unknown.
 
-    The function interpolates between the two values of the fingerprint: under load, and at full clocks without work.
-    The result is unknown if one of the two is missing or not significant.
-    """
+    The function interpolates between the two values of the fingerprint: under load, and at full
+    clocks without work. The result is unknown if one of the two is missing or not significant."""
     low, high = (fingerprint.get(name) or {} for name in ("base_w_per_c", "w_per_c"))
     if not all(one.get("at_w") and one["half_width"] < abs(one["value"]) for one in (low, high)):
         return None
@@ -148,23 +171,35 @@ def w_per_c(fingerprint: Mapping[str, Any], power_w: float) -> float | None:
 
 
 def pooled(fingerprints: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The mean watts per degree of several cards of one model, weighted by the precision of each card's value."""
+    """The mean watts per degree of several cards of one model, weighted by the precision of each
+    card's value.
+    """
     found: dict[str, Any] = {}
     listed = list(fingerprints)
     for name in ("base_w_per_c", "w_per_c"):
-        known = [one[name] for one in listed if (one.get(name) or {}).get("at_w") and one[name]["half_width"] > 0]
+        known = [
+            one[name]
+            for one in listed
+            if (one.get(name) or {}).get("at_w") and one[name]["half_width"] > 0
+        ]
         if known:
             weights = [1 / one["half_width"] ** 2 for one in known]
-            means = {key: statistics.fmean([one[key] for one in known], weights) for key in ("value", "at_w")}
+            means = {
+                key: statistics.fmean([one[key] for one in known], weights)
+                for key in ("value", "at_w")
+            }
             found[name] = means | {"half_width": math.sqrt(1 / math.fsum(weights))}
     return found
 
 
-# --------------------------------------------------------------------------------------------------- outside
+# ---------------------------------------------------------------------------------------------------
+# outside
 
 
 def outside(card: Any) -> list[dict[str, Any]]:
-    """Compare the farm's figures with those of meters that share no code with it, on the same loops."""
+    """Compare the farm's figures with those of meters that share no code with it, on the same
+    loops.
+    """
     from farm.benchmark.measure import Bench
     from farm.devices.host import open_device
 
@@ -183,7 +218,9 @@ def outside(card: Any) -> list[dict[str, Any]]:
 
 
 def _energy(variant: Variant, bench: Any) -> dict[str, Any]:
-    """Measure the power of one 10 s loop with another meter around it and with the farm's sampler inside."""
+    """Measure the power of one 10 s loop with another meter around it and with the farm's sampler
+    inside.
+    """
     import torch
 
     from farm.benchmark.passes import numeric_flags
@@ -210,7 +247,13 @@ def _energy(variant: Variant, bench: Any) -> dict[str, Any]:
             end_s = time.perf_counter()
         ours_w = window_power(sampler, begin_s, end_s).power_w or 0.0
         workload.close()
-    return {"what": f"power of {variant}", "meter": name, "unit": "W", "theirs": power_w, "ours": ours_w}
+    return {
+        "what": f"power of {variant}",
+        "meter": name,
+        "unit": "W",
+        "theirs": power_w,
+        "ours": ours_w,
+    }
 
 
 def _other_power_w(work: Any) -> tuple[str, float]:
@@ -226,9 +269,8 @@ def _other_power_w(work: Any) -> tuple[str, float]:
 
 
 def _counter_power_w(work: Any) -> float:
-    """Return the energy between the first and the last change of the counter during the work, divided by the time
-    between.
-    """
+    """Return the energy between the first and the last change of the counter during the work,
+    divided by the time between."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -257,7 +299,9 @@ def _counter_power_w(work: Any) -> float:
 
 
 def _operators() -> list[Subject]:
-    """Return five tuples for which a timing loop with the same input has the same conditions as `reuse`."""
+    """Return five tuples for which a timing loop with the same input has the same conditions as
+    `reuse`.
+    """
     import torch
     from torch import nn
 
@@ -294,7 +338,8 @@ def _times(subject: Subject, bench: Any) -> dict[str, Any]:
     with numeric_flags(protocol), torch.set_grad_enabled(protocol.grad):
         workload = prepare(subject, protocol, bench.torch_device)
         one = workload.rounds[0]
-        # Its clock around our rounds: a round is much longer than the launch and the synchronisation.
+        # Its clock around our rounds: a round is much longer than the launch and the
+        # synchronisation.
         timer = benchmark.Timer(
             "for _ in range(20): launch()" + ("\ntorch.cuda.synchronize()" if cuda else ""),
             globals={"launch": one.launch, "torch": torch},
@@ -303,7 +348,13 @@ def _times(subject: Subject, bench: Any) -> dict[str, Any]:
         theirs_us = timer.blocked_autorange(min_run_time=1.0).median / 20 / one.passes * 1e6
         workload.close()
     label = label_of(parse(subject.spec))
-    return {"what": label, "unit": "us", "ours": ours_us, "meter": "torch.utils.benchmark", "theirs": theirs_us}
+    return {
+        "what": label,
+        "unit": "us",
+        "ours": ours_us,
+        "meter": "torch.utils.benchmark",
+        "theirs": theirs_us,
+    }
 
 
 def _by_triton(subject: Subject, row: dict[str, Any], bench: Any) -> dict[str, Any] | None:
@@ -319,7 +370,11 @@ def _by_triton(subject: Subject, row: dict[str, Any], bench: Any) -> dict[str, A
             from triton.testing import do_bench_cudagraph
 
             built = rebuild(parse(subject.spec), bench.torch_device)
-            return {**row, "meter": "do_bench_cudagraph", "theirs": do_bench_cudagraph(built.run, rep=300) * 1e3}
+            return {
+                **row,
+                "meter": "do_bench_cudagraph",
+                "theirs": do_bench_cudagraph(built.run, rep=300) * 1e3,
+            }
         except Exception as error:  # a failure of another program becomes a note
             print(f"do_bench_cudagraph: {type(error).__name__}: {error}")
             return None

@@ -1,14 +1,15 @@
-"""Models outside of the farm's catalog, for `benchmarks/card_results.py`: of transformers and timm, and a hand-written
-decoder.
+"""Models outside of the farm's catalog, for `benchmarks/card_results.py`: of transformers and timm,
+and a hand-written decoder.
 
-All are built from their configurations, with random weights; nothing is downloaded. Register them as user models:
+All are built from their configurations, with random weights; nothing is downloaded. Register them
+as user models:
 
     export FARM_MODELS="$(python benchmarks/card_models.py)" PYTHONPATH=benchmarks
     python benchmarks/card_results.py --database farm.db bert:8 llama_decode_32:32:bfloat16
 
-The decoder has four layers of a Llama-like stack: width 4,096, 32 heads, RMSNorm, rotary positions and a gated product
-of 11,008. Its caches are buffers of 2,048 positions, filled with standard normal values like a cache in use.
-"""
+The decoder has four layers of a Llama-like stack: width 4,096, 32 heads, RMSNorm, rotary positions
+and a gated product of 11,008. Its caches are buffers of 2,048 positions, filled with standard
+normal values like a cache in use."""
 
 from __future__ import annotations
 
@@ -103,7 +104,9 @@ class Layer(nn.Module):
     def __init__(self, batch: int, filled: bool) -> None:
         super().__init__()
         self.before, self.between = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
-        self.query, self.key, self.value, self.out = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+        self.query, self.key, self.value, self.out = (
+            nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4)
+        )
         self.gate, self.up = (nn.Linear(WIDTH, HIDDEN, bias=False) for _ in range(2))
         self.down = nn.Linear(HIDDEN, WIDTH, bias=False)
         if batch:
@@ -140,15 +143,16 @@ def _rotated(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch
 
 
 class Llama(nn.Module):
-    """Four layers of a Llama-like decoder: `batch` sequences with a cache of all positions except one, or without a
-    cache (0).
-    """
+    """Four layers of a Llama-like decoder: `batch` sequences with a cache of all positions except
+    one, or without a cache (0)."""
 
     def __init__(self, batch: int, filled: bool = True) -> None:
         super().__init__()
         self.layers = nn.ModuleList(Layer(batch, filled) for _ in range(LAYERS))
         self.last = nn.RMSNorm(WIDTH)
-        positions = torch.arange(POSITIONS)[:, None] / 10000 ** (torch.arange(0, WIDTH // HEADS, 2) / (WIDTH // HEADS))
+        positions = torch.arange(POSITIONS)[:, None] / 10000 ** (
+            torch.arange(0, WIDTH // HEADS, 2) / (WIDTH // HEADS)
+        )
         angles = torch.cat((positions, positions), dim=-1)
         if batch:
             angles = angles[-1:]

@@ -1,14 +1,13 @@
 """Measure the effect of tensor values and of temperature on one card.
 
-    python benchmarks/data_values.py --json data_values.json                 # resnet50, mobilenet_v2, vit_b_16
-    python benchmarks/data_values.py resnet50:32 --tuples 4 --no-heat
+    python benchmarks/data_values.py --json data_values.json                 # resnet50,
+    mobilenet_v2, vit_b_16 python benchmarks/data_values.py resnet50:32 --tuples 4 --no-heat
 
-The heaviest layers of each model are measured alone by the farm's benchmark with: standard normal inputs; standard
-normal inputs with the negative half set to zero, as after a ReLU; the class of data that the farm gives the layer
-(`farm/types/value_profiles.py`); and the actual activations of a running model with seeded weights.
-Normal inputs come first and last, to show drift. Then, for the first model as a whole, a long window: power against
-temperature at constant work.
-"""
+The heaviest layers of each model are measured alone by the farm's benchmark with: standard normal
+inputs; standard normal inputs with the negative half set to zero, as after a ReLU; the class of
+data that the farm gives the layer (`farm/types/value_profiles.py`); and the actual activations of a
+running model with seeded weights. Normal inputs come first and last, to show drift. Then, for the
+first model as a whole, a long window: power against temperature at constant work."""
 
 from __future__ import annotations
 
@@ -35,10 +34,16 @@ NAMES = ("Conv2d", "Linear", "BatchNorm2d", "LayerNorm", "MultiheadAttention", "
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", default=["resnet50:32", "mobilenet_v2:32", "vit_b_16:32"])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "models", nargs="*", default=["resnet50:32", "mobilenet_v2:32", "vit_b_16:32"]
+    )
     parser.add_argument("--tuples", type=int, default=5, help="number of tuples of each model")
-    parser.add_argument("--heat-s", type=float, default=8.0, help="length of the window for the temperature")
+    parser.add_argument(
+        "--heat-s", type=float, default=8.0, help="length of the window for the temperature"
+    )
     parser.add_argument("--no-heat", action="store_true")
     parser.add_argument("--budget-s", type=float, default=170.0)
     parser.add_argument("--json", type=Path, default=Path("data_values.json"))
@@ -54,7 +59,9 @@ def main() -> None:
     cuda = card.kind == "cuda"
     bench = Bench(device, "cuda:0" if cuda else "cpu")
     protocol = Protocol(launch="graph" if cuda else "eager")
-    stopping = Stopping(minimum_s=0.7) if cuda else Stopping(warm_up_s=0.05, minimum_s=0.1, maximum_s=0.2)
+    stopping = (
+        Stopping(minimum_s=0.7) if cuda else Stopping(warm_up_s=0.05, minimum_s=0.1, maximum_s=0.2)
+    )
     out: dict[str, Any] = {"card": vars(card), "torch": torch.__version__, "heat": None, "rows": []}
     variants = [_variant(text) for text in options.models]
     if not options.no_heat:
@@ -73,17 +80,26 @@ def main() -> None:
 
 def _variant(text: str) -> Variant:
     name, batch, dtype, *_ = [*text.split(":"), "", ""]
-    return Variant(name, int(batch or 32), 299 if name == "inception_v3" else 224, dtype or "float32")
+    return Variant(
+        name, int(batch or 32), 299 if name == "inception_v3" else 224, dtype or "float32"
+    )
 
 
-# ---------------------------------------------------------------------------------------------- temperature
+# ----------------------------------------------------------------------------------------------
+# temperature
 
 
 def heat(variant: Variant, bench: Any, protocol: Protocol, seconds: float) -> dict[str, Any]:
-    """Measure a whole model in one long window from a cold start: power and temperature per counter tick."""
+    """Measure a whole model in one long window from a cold start: power and temperature per counter
+    tick.
+    """
     subject = Subject("variant", variant.id, variant.to_json())
     stopping = Stopping(
-        warm_up_s=0.1, minimum_s=seconds, maximum_s=seconds, time_half_width=1e-9, energy_half_width=1e-9
+        warm_up_s=0.1,
+        minimum_s=seconds,
+        maximum_s=seconds,
+        time_half_width=1e-9,
+        energy_half_width=1e-9,
     )
     with mock.patch("farm.benchmark.measure.REPEATS", 0):  # keep the drifting reading
         reading = bench.measure(subject, protocol, stopping)
@@ -96,7 +112,11 @@ def heat(variant: Variant, bench: Any, protocol: Protocol, seconds: float) -> di
     points: list[tuple[float, float, float]] = []  # s, W, C
     for index in range(4, len(ticks_s), 4):
         begin_s, end_s = ticks_s[index - 4], ticks_s[index]
-        inside = [value for moment, value in zip(*temperatures, strict=True) if begin_s - 0.1 <= moment <= end_s + 0.1]
+        inside = [
+            value
+            for moment, value in zip(*temperatures, strict=True)
+            if begin_s - 0.1 <= moment <= end_s + 0.1
+        ]
         if inside and begin_s > 0.6:
             power_w = (ticks_mj[index] - ticks_mj[index - 4]) / (end_s - begin_s) / 1e3
             points.append((begin_s, power_w, statistics.fmean(inside)))
@@ -108,10 +128,13 @@ def heat(variant: Variant, bench: Any, protocol: Protocol, seconds: float) -> di
     return found
 
 
-# --------------------------------------------------------------------------------------------------- layers
+# ---------------------------------------------------------------------------------------------------
+# layers
 
 
-def layers(variant: Variant, bench: Any, protocol: Protocol, stopping: Stopping, wanted: int) -> list[dict[str, Any]]:
+def layers(
+    variant: Variant, bench: Any, protocol: Protocol, stopping: Stopping, wanted: int
+) -> list[dict[str, Any]]:
     """Measure the heaviest layers of a model, each with every form of data."""
     import torch
 
@@ -173,7 +196,9 @@ def layers(variant: Variant, bench: Any, protocol: Protocol, stopping: Stopping,
             try:
                 with data(form, seen[tuple_id]):
                     item = Subject("operator", tuple_id, observed["tuples"][tuple_id])
-                    chosen_protocol = protocol.with_data(row["data_class"]) if form == "class" else protocol
+                    chosen_protocol = (
+                        protocol.with_data(row["data_class"]) if form == "class" else protocol
+                    )
                     row[form] = brief(bench.measure(item, chosen_protocol, stopping))
             except Unmeasurable as error:
                 row[form] = {"failed": f"{error.reason}: {error.message}"}
@@ -218,7 +243,8 @@ def brief(reading: Reading) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------------------------------------------- table
+# ----------------------------------------------------------------------------------------------------
+# table
 
 
 def show(out: dict[str, Any]) -> None:
@@ -226,7 +252,8 @@ def show(out: dict[str, Any]) -> None:
     if "w_per_c" in found:
         first, last = found["points"][0], found["points"][-1]
         print(
-            f"\n{found['variant']}: {first[1]:.1f} W at {first[2]:.1f} C -> {last[1]:.1f} W at {last[2]:.1f} C; "
+            f"\n{found['variant']}: {first[1]:.1f} W at {first[2]:.1f} C -> {last[1]:.1f} W at "
+            f"{last[2]:.1f} C; "
             f"{found['w_per_c']:.2f} ± {found['w_per_c_half_width']:.2f} W per C"
         )
         for moment_s, power_w, temperature_c in found["points"][::2]:
@@ -248,14 +275,26 @@ def show(out: dict[str, Any]) -> None:
                 continue
             energy_change = entry["energy_mj"] / base["energy_mj"] - 1
             changes.setdefault(form, []).append(energy_change)
-            cells.append(f"{energy_change:+.1%} {entry['power_w'] / base['power_w'] - 1:+.1%} ({time_change:+.1%})")
-        seen = f"mean {row['mean']:.2f} spread {row['spread']:.2f} zeros {row['zeros']:.0%} = {row['data_class']}"
+            cells.append(
+                f"{energy_change:+.1%} {entry['power_w'] / base['power_w'] - 1:+.1%} "
+                f"({time_change:+.1%})"
+            )
+        seen = (
+            f"mean {row['mean']:.2f} spread {row['spread']:.2f} zeros {row['zeros']:.0%} = "
+            f"{row['data_class']}"
+        )
         power = f"{base.get('power_w') or 0:.0f} W"
-        print(f"{row['calls']:3}x {row['label'][:48]:48} {power:>8} " + " ".join(f"{cell:>20}" for cell in cells))
+        print(
+            f"{row['calls']:3}x {row['label'][:48]:48} {power:>8} "
+            + " ".join(f"{cell:>20}" for cell in cells)
+        )
         temperatures = [row[form].get("temperature_c") for form in FORMS]
         print(f"     {seen}; C: {temperatures}; {','.join(base.get('flags', []))}")
     for form, values in changes.items():
-        print(f"{form:14} energy: median {statistics.median(values):+.2%}, {min(values):+.2%} to {max(values):+.2%}")
+        print(
+            f"{form:14} energy: median {statistics.median(values):+.2%}, {min(values):+.2%} to "
+            f"{max(values):+.2%}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Run the demo (`farm run resnet18` on the CPU) several times: its gaps, verdicts and durations.
 
-    python -m benchmarks.demo --runs 10              # half of the runs beside a process that keeps one core busy
-    python -m benchmarks.demo --runs 4 --busy 1      # all of them
-    python -m benchmarks.demo --runs 4 --slow 2.2    # each max pooling takes 2.2 times as long: 15 % of the sum more
+    python -m benchmarks.demo --runs 10              # half of the runs beside a process that keeps
+    one core busy python -m benchmarks.demo --runs 4 --busy 1      # all of them python -m
+    benchmarks.demo --runs 4 --slow 2.2    # each max pooling takes 2.2 times as long: 15 % of the
+    sum more
 
 Each run has a database of its own. Do not use the machine meanwhile.
 """
@@ -25,16 +26,27 @@ from benchmarks.slowed_operator import slowed
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=10)
-    parser.add_argument("--busy", choices=("0", "1", "both"), default="both", help="number of busy processes")
-    parser.add_argument("--slow", type=float, default=1.0, help="factor for the time of MaxPool2d outside of the model")
+    parser.add_argument(
+        "--busy", choices=("0", "1", "both"), default="both", help="number of busy processes"
+    )
+    parser.add_argument(
+        "--slow",
+        type=float,
+        default=1.0,
+        help="factor for the time of MaxPool2d outside of the model",
+    )
     options = parser.parse_args()
     print("busy  verdict     gap         sum       whole  converged  waited  took")
     outcomes: Counter[tuple[int, str]] = Counter()
     for run in range(options.runs):
         busy = run % 2 if options.busy == "both" else int(options.busy)
-        slow = slowed("MaxPool2d", options.slow) if options.slow != 1 else contextlib.nullcontext({})
+        slow = (
+            slowed("MaxPool2d", options.slow) if options.slow != 1 else contextlib.nullcontext({})
+        )
         with tempfile.TemporaryDirectory() as folder, _busy(busy), slow as environment:
             report, took_s = _demo(folder, environment)
         verdict = report["verdict"]
@@ -45,7 +57,8 @@ def main() -> None:
         waited = verdict["flags"].get("busy_host", 0)
         gap = f"{(sum_us / whole_us - 1) * 100:+6.1f} %"
         print(
-            f"{busy:4}  {verdict['outcome']:7}  {gap}  {sum_us / 1e3:7.1f} ms  {whole_us / 1e3:7.1f} ms  "
+            f"{busy:4}  {verdict['outcome']:7}  {gap}  {sum_us / 1e3:7.1f} ms  "
+            f"{whole_us / 1e3:7.1f} ms  "
             f"{converged:3} of {readings:2}  {waited:6}  {took_s:.0f} s",
             flush=True,
         )
@@ -63,7 +76,9 @@ def _demo(folder: str, environment: Mapping[str, str]) -> tuple[dict[str, Any], 
     }
     command = [sys.executable, "-m", "cli", "run", "resnet18", "--card", "cpu", "--json"]
     begin_s = time.monotonic()
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+    done = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True
+    )
     return json.loads(done.stdout)["reports"][0], time.monotonic() - begin_s
 
 

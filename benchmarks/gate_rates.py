@@ -1,20 +1,25 @@
-"""Measure how often the gate `farm compare --run A B --fail-above X%` is wrong: its false alarms and its misses.
+"""Measure how often the gate `farm compare --run A B --fail-above X%` is wrong: its false alarms
+and its misses.
 
-    python -m benchmarks.gate_rates resnet50 --database rates.db                      # on a GPU: a threshold of 3 %
-    python -m benchmarks.gate_rates small --database rates.db --card cpu --slower 1.5 --limits 0.03,0.2
-    export FARM_MODELS_PATH=. FARM_MODELS="$(python -m benchmarks.gate_rates --models)"         # `small`, for a CPU
+    python -m benchmarks.gate_rates resnet50 --database rates.db                      # on a GPU: a
+    threshold of 3 % python -m benchmarks.gate_rates small --database rates.db --card cpu --slower
+    1.5 --limits 0.03,0.2 export FARM_MODELS_PATH=. FARM_MODELS="$(python -m benchmarks.gate_rates
+    --models)"         # `small`, for a CPU
 
-Three steps, each by `farm compare --run` itself, so an interrupted script continues when the same command is repeated:
+Three steps, each by `farm compare --run` itself, so an interrupted script continues when the same
+command is repeated:
 
 1. `--rounds` paired rounds of the model against itself.
-2. As many rounds of the model against itself with one operator type slowed on side B (`benchmarks/slowed_operator.py`).
-3. `--comparisons` comparisons of the model against itself from end to end, of `--per-comparison` rounds each.
+2. As many rounds of the model against itself with one operator type slowed on side B
+   (`benchmarks/slowed_operator.py`).
+3. `--comparisons` comparisons of the model against itself from end to end, of `--per-comparison`
+   rounds each.
 
-From steps 1 and 2 it resamples comparisons in blocks of consecutive rounds, because drift correlates neighbouring
-rounds, and applies the gate's rule to each. In step 1, A and B of a block are exchanged at random: they are the same.
-It prints the rate of comparisons that fail for each threshold, with its 95 % interval (Clopper and Pearson). The
-interval treats resampled comparisons as independent. A file beside the database has the jobs of each step.
-"""
+From steps 1 and 2 it resamples comparisons in blocks of consecutive rounds, because drift
+correlates neighbouring rounds, and applies the gate's rule to each. In step 1, A and B of a block
+are exchanged at random: they are the same. It prints the rate of comparisons that fail for each
+threshold, with its 95 % interval (Clopper and Pearson). The interval treats resampled comparisons
+as independent. A file beside the database has the jobs of each step."""
 
 from __future__ import annotations
 
@@ -43,7 +48,9 @@ def small() -> Any:
 
     torch.manual_seed(0)
     first, second = nn.Conv2d(16, 32, 3, padding=1), nn.Conv2d(32, 32, 3, padding=1)
-    net = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Flatten(), nn.Linear(32 * 32 * 32, 128))
+    net = nn.Sequential(
+        first, nn.ReLU(), second, nn.ReLU(), nn.Flatten(), nn.Linear(32 * 32 * 32, 128)
+    )
     return net.eval(), torch.randn(4, 16, 32, 32)
 
 
@@ -51,13 +58,27 @@ def compared(options: argparse.Namespace, rounds: int, **environment: str) -> di
     """One `farm compare --run` of the model against itself, as its JSON."""
     card = ["--card", options.card] if options.card else []
     command = [sys.executable, "-m", "cli", "compare", "--run", options.model, options.model, *card]
-    command += ["--rounds", str(rounds), "--fail-above", str(options.limits[0]), "--scope", SCOPE, "--json"]
+    command += [
+        "--rounds",
+        str(rounds),
+        "--fail-above",
+        str(options.limits[0]),
+        "--scope",
+        SCOPE,
+        "--json",
+    ]
     url = f"sqlite:///{options.database.resolve()}"
     done = subprocess.run(
-        command, env={**os.environ, "FARM_DATABASE_URL": url, **environment}, stdout=subprocess.PIPE, text=True
+        command,
+        env={**os.environ, "FARM_DATABASE_URL": url, **environment},
+        stdout=subprocess.PIPE,
+        text=True,
     )
     if done.returncode not in (0, 5):
-        sys.exit(f"{' '.join(command)} ended with exit code {done.returncode}; repeat the command to continue")
+        sys.exit(
+            f"{' '.join(command)} ended with exit code {done.returncode}; repeat the command to "
+            "continue"
+        )
     return {"failed": done.returncode == 5, **json.loads(done.stdout)}
 
 
@@ -83,8 +104,12 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     return steps
 
 
-def resampled(rounds: Sequence[Any], count: int, number: int, *, swap: bool, seed: int = 0) -> list[list[Any]]:
-    """`number` comparisons of `count` rounds in blocks of consecutive rounds; `swap`: exchange A and B at random."""
+def resampled(
+    rounds: Sequence[Any], count: int, number: int, *, swap: bool, seed: int = 0
+) -> list[list[Any]]:
+    """`number` comparisons of `count` rounds in blocks of consecutive rounds; `swap`: exchange A
+    and B at random.
+    """
     chance, made = random.Random(seed), []
     for _ in range(number):
         found: list[Any] = []
@@ -113,7 +138,10 @@ def interval(hits: int, of: int) -> tuple[float, float]:
 
 def rate(hits: int, of: int) -> str:
     low, high = interval(hits, of)
-    return f"{hits} of {of} ({100 * hits / of:.2f} %; 95 % interval {100 * low:.2f} to {100 * high:.2f} %)"
+    return (
+        f"{hits} of {of} ({100 * hits / of:.2f} %; 95 % interval {100 * low:.2f} to "
+        f"{100 * high:.2f} %)"
+    )
 
 
 def report(options: argparse.Namespace, steps: Mapping[str, Any]) -> None:
@@ -123,27 +151,42 @@ def report(options: argparse.Namespace, steps: Mapping[str, Any]) -> None:
     gate = Gate.parse(str(options.limits[0]), SCOPE)
     with Database(f"sqlite:///{options.database.resolve()}").read() as session:
         rounds = {
-            name: [round_values(session, *jobs, gate) for jobs in steps[name]["rounds"]] for name in ("null", "slowed")
+            name: [round_values(session, *jobs, gate) for jobs in steps[name]["rounds"]]
+            for name in ("null", "slowed")
         }
-    print(f"{options.model} on {steps['null']['card']}, {options.rounds} rounds, {options.type} x {options.slower}")
+    print(
+        f"{options.model} on {steps['null']['card']}, {options.rounds} rounds, {options.type} x "
+        f"{options.slower}"
+    )
     for name in rounds:
         minutes = (steps[name]["ended_at_s"] - steps[name]["began_at_s"]) / 60
-        print(f"{name}: {minutes:.0f} min, load of the last 15 min {steps[name]['load']:.1f} per core")
+        print(
+            f"{name}: {minutes:.0f} min, load of the last 15 min {steps[name]['load']:.1f} per core"
+        )
     for key in rounds["null"][0]:
         for name, values in rounds.items():
             found = [value[key] for value in values if key in value]
             changes = [value.b.value / value.a.value - 1 for value in found]
             spread, middle = statistics.stdev(changes), statistics.median(changes)
             share = statistics.median(value.share for value in found)
-            print(f"  {key[2]} ({name}): share {share:.1%}, B/A {middle:+.1%} in the median, deviation {spread:.1%}")
+            print(
+                f"  {key[2]} ({name}): share {share:.1%}, B/A {middle:+.1%} in the median, "
+                f"deviation {spread:.1%}"
+            )
     count = options.per_comparison
-    drawn = {name: resampled(rounds[name], count, options.resamples, swap=name == "null") for name in rounds}
+    drawn = {
+        name: resampled(rounds[name], count, options.resamples, swap=name == "null")
+        for name in rounds
+    }
     wanted = (gate.scopes[0][0], "type", options.type)
     for limit in options.limits:
         at = Gate(limit, gate.scopes, gate.min_share)
         alarms = sum(bool(judge_rounds(one, at).findings) for one in drawn["null"])
         found = sum(
-            any((row.quantity, row.level, row.name) == wanted for row in judge_rounds(one, at).findings)
+            any(
+                (row.quantity, row.level, row.name) == wanted
+                for row in judge_rounds(one, at).findings
+            )
             for one in drawn["slowed"]
         )
         print(f"threshold {limit:.1%}, {count} rounds, {SCOPE}:")
@@ -157,8 +200,12 @@ def report(options: argparse.Namespace, steps: Mapping[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the error rates of `farm compare --run`.")
-    parser.add_argument("model", nargs="?", help="a model with options of farm run: 'resnet50 -b 32'")
-    parser.add_argument("--models", action="store_true", help="print FARM_MODELS with this file's small model")
+    parser.add_argument(
+        "model", nargs="?", help="a model with options of farm run: 'resnet50 -b 32'"
+    )
+    parser.add_argument(
+        "--models", action="store_true", help="print FARM_MODELS with this file's small model"
+    )
     parser.add_argument("--database", type=Path, default=Path("gate_rates.db"))
     parser.add_argument("--card", default="")
     parser.add_argument("--rounds", type=int, default=60)
@@ -167,7 +214,9 @@ def main() -> None:
     parser.add_argument("--resamples", type=int, default=2000)
     parser.add_argument("--type", default="Conv2d", help="the operator type that is slowed")
     parser.add_argument("--slower", type=float, default=1.05)
-    parser.add_argument("--limits", type=lambda text: [float(one) for one in text.split(",")], default=[0.03])
+    parser.add_argument(
+        "--limits", type=lambda text: [float(one) for one in text.split(",")], default=[0.03]
+    )
     options = parser.parse_args()
     if options.models:
         print(json.dumps({"small": "benchmarks.gate_rates:small"}))

@@ -1,10 +1,12 @@
-"""Check the measurement on a card: measure tuples and whole models through the benchmark alone, without a queue.
+"""Check the measurement on a card: measure tuples and whole models through the benchmark alone,
+without a queue.
 
-    python benchmarks/gpu_smoke.py                                   # resnet50 and vit_b_16, float32, batch 32
-    python benchmarks/gpu_smoke.py vit_b_16:32:bfloat16 resnet18:1 --budget-s 150 --json smoke.json
+    python benchmarks/gpu_smoke.py                                   # resnet50 and vit_b_16,
+    float32, batch 32 python benchmarks/gpu_smoke.py vit_b_16:32:bfloat16 resnet18:1 --budget-s 150
+    --json smoke.json
 
-A model is NAME[:BATCH[:DTYPE]]. Models begin until the budget is spent; a model that has begun is finished.
-"""
+A model is NAME[:BATCH[:DTYPE]]. Models begin until the budget is spent; a model that has begun is
+finished."""
 
 from __future__ import annotations
 
@@ -28,13 +30,18 @@ from farm.types.tuple import parse
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("models", nargs="*", default=["resnet50:32", "vit_b_16:32"])
     parser.add_argument("--budget-s", type=float, default=170.0)
     parser.add_argument("--launch", default="")
     parser.add_argument("--residency", default="resident")
     parser.add_argument(
-        "--repeat", type=int, default=0, help="measure this number of tuples five times, for repeatability"
+        "--repeat",
+        type=int,
+        default=0,
+        help="measure this number of tuples five times, for repeatability",
     )
     parser.add_argument("--json", type=Path, help="file for all readings")
     options = parser.parse_args()
@@ -53,22 +60,31 @@ def main() -> None:
     protocol = Protocol(launch=launch, residency=options.residency)
     stopping = Stopping() if cuda else Stopping(warm_up_s=0.1, minimum_s=0.2, maximum_s=0.5)
     bench = Bench(device, "cuda:0" if cuda else "cpu")
-    print(f"torch     {torch.__version__}, start {time.perf_counter() - began_s:.1f} s, protocol: {protocol}")
+    print(
+        f"torch     {torch.__version__}, start {time.perf_counter() - began_s:.1f} s, protocol: "
+        f"{protocol}"
+    )
     kept: list[dict[str, Any]] = []
     for text in options.models:
         if time.perf_counter() - began_s > options.budget_s:
             print(f"budget spent: {text} and what follows is left out")
             break
         name, batch, dtype, *_ = [*text.split(":"), "", ""]
-        variant = Variant(name, int(batch or 32), 299 if name == "inception_v3" else 224, dtype or "float32")
+        variant = Variant(
+            name, int(batch or 32), 299 if name == "inception_v3" else 224, dtype or "float32"
+        )
         kept.append(read_model(variant, bench, protocol, stopping, options.repeat))
         if options.json:
-            options.json.write_text(json.dumps({"card": vars(card), "torch": torch.__version__, "models": kept}))
+            options.json.write_text(
+                json.dumps({"card": vars(card), "torch": torch.__version__, "models": kept})
+            )
     print(f"\nidle {bench.levels.idle_power_w} W, base {bench.levels.base_power_w} W")
     print(f"all in {time.perf_counter() - began_s:.1f} s")
 
 
-def read_model(variant: Variant, bench: Any, protocol: Protocol, stopping: Stopping, repeat: int) -> dict[str, Any]:
+def read_model(
+    variant: Variant, bench: Any, protocol: Protocol, stopping: Stopping, repeat: int
+) -> dict[str, Any]:
     from farm.benchmark import verification
 
     print(f"\n=== {variant}")
@@ -81,7 +97,8 @@ def read_model(variant: Variant, bench: Any, protocol: Protocol, stopping: Stopp
     counts = Counter(call["tuple_id"] for call in observed["calls"])
     print(
         f"verify    {verify_s:.1f} s: {len(observed['calls'])} calls, {len(counts)} tuples, "
-        f"{len(findings.observer_effect)} differences caused by the capture, {len(observed['gaps'])} gaps"
+        f"{len(findings.observer_effect)} differences caused by the capture, "
+        f"{len(observed['gaps'])} gaps"
     )
     for text in findings.observer_effect[:5]:
         print(f"          {text[:150]}")
@@ -100,21 +117,30 @@ def read_model(variant: Variant, bench: Any, protocol: Protocol, stopping: Stopp
     tuples_s = time.perf_counter() - tuples_begin_s
     specs = {tuple_id: parse(data) for tuple_id, data in observed["tuples"].items()}
     for tuple_id, error in failed.items():
-        print(f"FAILED    {counts[tuple_id]}x {label_of(specs[tuple_id])}: {error.reason}: {error.message[:150]}")
+        print(
+            f"FAILED    {counts[tuple_id]}x {label_of(specs[tuple_id])}: {error.reason}: "
+            f"{error.message[:150]}"
+        )
     compare("steady", whole, readings, counts, burst=False)
     if any(reading.details.burst for reading in readings.values()):
         compare("bursts", whole, readings, counts, burst=True)
     by_type(readings, counts, specs)
     costs = [reading.cost_s["total"] for reading in readings.values()]
-    busy = sum(reading.cost_s["warm_up"] + reading.cost_s["window"] for reading in readings.values())
+    busy = sum(
+        reading.cost_s["warm_up"] + reading.cost_s["window"] for reading in readings.values()
+    )
     rebuild = sum(reading.cost_s["rebuild"] for reading in readings.values())
     burst = sum(reading.cost_s["burst"] for reading in readings.values())
     print(
-        f"cost      {tuples_s:.1f} s for {len(order)} tuples: median {statistics.median(costs):.2f} s, "
-        f"most {max(costs):.2f} s; windows and warm-ups {busy / tuples_s:.0%}, rebuild {rebuild / tuples_s:.0%}, "
+        f"cost      {tuples_s:.1f} s for {len(order)} tuples: median "
+        f"{statistics.median(costs):.2f} s, "
+        f"most {max(costs):.2f} s; windows and warm-ups {busy / tuples_s:.0%}, rebuild "
+        f"{rebuild / tuples_s:.0%}, "
         f"bursts {burst / tuples_s:.0%}"
     )
-    print(f"flags     {dict(Counter(flag for reading in readings.values() for flag in reading.flags))}")
+    print(
+        f"flags     {dict(Counter(flag for reading in readings.values() for flag in reading.flags))}"
+    )
     repeatability(bench, observed, order[:repeat], protocol, stopping)
     return {
         "variant": variant.to_json(),
@@ -135,10 +161,16 @@ def plain(reading: Reading) -> dict[str, Any]:
 
 
 def show(word: str, reading: Reading) -> None:
-    energy = f"{reading.energy_mj:.1f} mJ at {reading.power_w:.1f} W" if reading.energy_mj else "no energy"
+    energy = (
+        f"{reading.energy_mj:.1f} mJ at {reading.power_w:.1f} W"
+        if reading.energy_mj
+        else "no energy"
+    )
     print(
-        f"{word:9} {reading.time_us:.1f} us ± {reading.time_half_width_us / reading.time_us:.2%}, {energy}, "
-        f"SM {reading.sm_clock_mhz} MHz, {reading.temperature_c} C, window {reading.window_s:.2f} s, "
+        f"{word:9} {reading.time_us:.1f} us ± {reading.time_half_width_us / reading.time_us:.2%}, "
+        f"{energy}, "
+        f"SM {reading.sm_clock_mhz} MHz, {reading.temperature_c} C, window {reading.window_s:.2f} "
+        "s, "
         f"flags {','.join(reading.flags) or '-'}, cost {reading.cost_s}"
     )
 
@@ -150,11 +182,17 @@ def figures(reading: Reading, burst: bool) -> tuple[float, float]:
     return reading.time_us, reading.energy_mj or 0.0
 
 
-def compare(word: str, whole: Reading, readings: dict[str, Reading], counts: Counter[str], burst: bool) -> None:
-    time_us = sum(counts[tuple_id] * figures(reading, burst)[0] for tuple_id, reading in readings.items())
+def compare(
+    word: str, whole: Reading, readings: dict[str, Reading], counts: Counter[str], burst: bool
+) -> None:
+    time_us = sum(
+        counts[tuple_id] * figures(reading, burst)[0] for tuple_id, reading in readings.items()
+    )
     line = f"SUM {word}  time {time_us / whole.time_us:.3f}"
     if whole.energy_mj:
-        energy_mj = sum(counts[tuple_id] * figures(reading, burst)[1] for tuple_id, reading in readings.items())
+        energy_mj = sum(
+            counts[tuple_id] * figures(reading, burst)[1] for tuple_id, reading in readings.items()
+        )
         line += f", energy {energy_mj / whole.energy_mj:.3f}"
     print(line + " of the whole")
 
@@ -168,13 +206,17 @@ def by_type(readings: dict[str, Reading], counts: Counter[str], specs: dict[str,
         entry[2] += counts[tuple_id] * (reading.energy_mj or 0.0)
     for name, (calls, time_us, energy_mj) in sorted(totals.items(), key=lambda pair: -pair[1][1]):
         print(f"  {name:28} {calls:5.0f} calls {time_us:12.1f} us {energy_mj:12.1f} mJ")
-    slowest = sorted(readings, key=lambda tuple_id: -counts[tuple_id] * readings[tuple_id].time_us)[:6]
+    slowest = sorted(readings, key=lambda tuple_id: -counts[tuple_id] * readings[tuple_id].time_us)[
+        :6
+    ]
     for tuple_id in slowest:
         reading = readings[tuple_id]
         burst = reading.details.burst
         print(
-            f"  {counts[tuple_id]:3}x {label_of(specs[tuple_id])[:70]:70} {reading.time_us:9.1f} us "
-            f"{reading.power_w or 0:6.1f} W {reading.sm_clock_mhz or 0:6.0f} MHz {','.join(reading.flags)}"
+            f"  {counts[tuple_id]:3}x {label_of(specs[tuple_id])[:70]:70} {reading.time_us:9.1f} "
+            "us "
+            f"{reading.power_w or 0:6.1f} W {reading.sm_clock_mhz or 0:6.0f} MHz "
+            f"{','.join(reading.flags)}"
             + (f" | burst {burst.time_us:.1f} us {burst.power_w:.0f} W" if burst else "")
         )
 
@@ -184,7 +226,9 @@ def repeatability(
 ) -> None:
     spreads: dict[str, list[float]] = {"time": [], "energy": []}
     for tuple_id in chosen:
-        subject = Subject("operator", content_id(observed["tuples"][tuple_id]), observed["tuples"][tuple_id])
+        subject = Subject(
+            "operator", content_id(observed["tuples"][tuple_id]), observed["tuples"][tuple_id]
+        )
         again = [bench.measure(subject, protocol, stopping) for _ in range(5)]
         for word, values in (
             ("time", [reading.time_us for reading in again]),

@@ -1,18 +1,21 @@
-"""Why does a sum of loops differ from the whole model? Compare three ways to run the same calls on a GPU.
+"""Why does a sum of loops differ from the whole model? Compare three ways to run the same calls on
+a GPU.
 
-    python benchmarks/in_order.py 'llama-3.2-1b:4:decode:512' 'bert-base:16:encode:128' --json in_order.json
+    python benchmarks/in_order.py 'llama-3.2-1b:4:decode:512' 'bert-base:16:encode:128' --json
+    in_order.json
 
-*Whole* is the model in a CUDA graph. *In order* replays its calls in one graph from the rebuilt tuples, with the
-lifetimes of the model's storages, but with the tuples' own values. *Loops* measures each tuple by itself. The power of
-each way, and the time inside kernels and between them (from the profiler), show the cause:
+*Whole* is the model in a CUDA graph. *In order* replays its calls in one graph from the rebuilt
+tuples, with the lifetimes of the model's storages, but with the tuples' own values. *Loops*
+measures each tuple by itself. The power of each way, and the time inside kernels and between them
+(from the profiler), show the cause:
 
-- in order like the whole, loops not: the neighbours matter (caches, gaps between kernels, power while a kernel waits);
+- in order like the whole, loops not: the neighbours matter (caches, gaps between kernels, power
+  while a kernel waits);
 - in order like the loops, the whole not: the values or the places of the tensors matter.
 
-A model is NAME:BATCH[:PHASE:LENGTH-OR-CACHE[:DTYPE[:LAYERS]]]. With `--cards 2` it is split by tensor parallelism, and
-each rank prints its table and writes a file of its own (`in_order.0.json`). Collectives whose kernels take longer on
-one rank than on the other wait for the other.
-"""
+A model is NAME:BATCH[:PHASE:LENGTH-OR-CACHE[:DTYPE[:LAYERS]]]. With `--cards 2` it is split by
+tensor parallelism, and each rank prints its table and writes a file of its own (`in_order.0.json`).
+Collectives whose kernels take longer on one rank than on the other wait for the other."""
 
 from __future__ import annotations
 
@@ -52,7 +55,9 @@ def variant_of(text: str, cards: int = 1) -> Variant:
     name, batch, phase, length, dtype, layers, *_ = [*text.split(":"), *[""] * 6]
     if not phase:
         return Variant(name, int(batch), 224, dtype or "float32")
-    sizes: dict[str, Any] = {"cache": int(length), "length": 1} if phase == "decode" else {"length": int(length)}
+    sizes: dict[str, Any] = (
+        {"cache": int(length), "length": 1} if phase == "decode" else {"length": int(length)}
+    )
     sizes |= {"layers": int(layers)} if layers else {}
     sizes |= {"tensor_parallel": cards} if cards > 1 else {}
     return Variant(name, int(batch), 0, dtype or "bfloat16", phase=phase, **sizes)
@@ -61,8 +66,9 @@ def variant_of(text: str, cards: int = 1) -> Variant:
 def kernels_of(
     launch: Callable[[], object], passes: int
 ) -> tuple[dict[str, tuple[float, float]], float, list[tuple[str, float, float]]]:
-    """From the profiler: kernel name -> (calls, us) of one pass; the time between kernels in us; and the kernels of a
-    round in order, each with the medians of its time and of the gap before it in us."""
+    """From the profiler: kernel name -> (calls, us) of one pass; the time between kernels in us;
+    and the kernels of a round in order, each with the medians of its time and of the gap before it
+    in us."""
     launch()
     torch.cuda.synchronize()
     ranks.largest(0.0)
@@ -147,19 +153,27 @@ def show(answer: dict[str, Any]) -> None:
             name: math.fsum(one["count"] * one[name] for one in found)
             for name in ("time_us", "energy_mj", "kernel_us", "between_us")
         }
-        rows.append({"name": "loops", **total, "power_w": total["energy_mj"] / total["time_us"] * 1e3})
+        rows.append(
+            {"name": "loops", **total, "power_w": total["energy_mj"] / total["time_us"] * 1e3}
+        )
     for row in rows:
         print(
-            f"{row['name']:12} {row['time_us']:9.1f} us {row['time_us'] / whole['time_us'] - 1:+7.2%}  "
-            f"{row['energy_mj']:8.2f} mJ {row['energy_mj'] / whole['energy_mj'] - 1:+7.2%}  {row['power_w']:6.1f} W "
+            f"{row['name']:12} {row['time_us']:9.1f} us "
+            f"{row['time_us'] / whole['time_us'] - 1:+7.2%}  "
+            f"{row['energy_mj']:8.2f} mJ {row['energy_mj'] / whole['energy_mj'] - 1:+7.2%}  "
+            f"{row['power_w']:6.1f} W "
             f"{row['power_w'] / whole['power_w'] - 1:+7.2%}  in kernels {row['kernel_us']:9.1f} us "
-            f"{row['kernel_us'] / whole['kernel_us'] - 1:+7.2%}, between {row['between_us']:7.1f} us  "
-            f"{row.get('sm_clock_mhz') or 0:.0f} MHz {row.get('temperature_c') or 0:.0f} C {row.get('flags', '')}"
+            f"{row['kernel_us'] / whole['kernel_us'] - 1:+7.2%}, between {row['between_us']:7.1f} "
+            "us  "
+            f"{row.get('sm_clock_mhz') or 0:.0f} MHz {row.get('temperature_c') or 0:.0f} C "
+            f"{row.get('flags', '')}"
         )
     for one in sorted(found, key=lambda one: -one["count"] * one["energy_mj"])[:12]:
         print(
-            f"   {one['count']:4}x {one['name'][:60]:60} {one['time_us']:8.2f} us, in kernels {one['kernel_us']:8.2f}, "
-            f"{one['power_w']:5.0f} W, {one['count'] * one['energy_mj'] / whole['energy_mj']:6.1%} of the energy"
+            f"   {one['count']:4}x {one['name'][:60]:60} {one['time_us']:8.2f} us, in kernels "
+            f"{one['kernel_us']:8.2f}, "
+            f"{one['power_w']:5.0f} W, "
+            f"{one['count'] * one['energy_mj'] / whole['energy_mj']:6.1%} of the energy"
         )
     totals: dict[str, Counter[str]] = {"loops": Counter()}
     for one in found:
@@ -169,19 +183,25 @@ def show(answer: dict[str, Any]) -> None:
         totals[key] = Counter({name: us for name, (_, us) in answer[key]["kernels"].items()})
     for key in ("whole", "in_order"):
         gaps = [(name, us, gap) for name, us, gap in answer[key]["timeline"] if gap < 50]
-        after = [two[2] for one, two in itertools.pairwise(gaps) if "nccl" in one[0] and "nccl" not in two[0]]
+        after = [
+            two[2]
+            for one, two in itertools.pairwise(gaps)
+            if "nccl" in one[0] and "nccl" not in two[0]
+        ]
         ours = [(us, gap) for name, us, gap in gaps if "nccl" in name]
         others = [two[2] for one, two in itertools.pairwise(gaps) if "nccl" not in one[0] + two[0]]
         if ours:
             kernels_us, before_us = (statistics.mean(column) for column in zip(*ours, strict=True))
             after_us, between_us = statistics.mean(after), statistics.mean(others)
             print(
-                f"   {len(ours)} collectives in a round, {key}: {kernels_us:.2f} us each, gap before "
+                f"   {len(ours)} collectives in a round, {key}: {kernels_us:.2f} us each, gap "
+                "before "
                 f"{before_us:.2f} us, after {after_us:.2f} us, between others {between_us:.2f} us"
             )
     for name, us in totals["whole"].most_common(10):
         print(
-            f"   kernel {name[:70]:70} {us:8.1f} us, in order {totals['in_order'][name] - us:+7.1f}, "
+            f"   kernel {name[:70]:70} {us:8.1f} us, in order "
+            f"{totals['in_order'][name] - us:+7.1f}, "
             f"loops {totals['loops'][name] - us:+7.1f}"
         )
 
@@ -210,7 +230,9 @@ def run(rank: int, asked: argparse.Namespace, rendezvous: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("models", nargs="+")
     parser.add_argument("--cards", type=int, default=1)
     parser.add_argument("--no-loops", action="store_true")

@@ -1,11 +1,12 @@
 """How often the intervals of gaps contain zero, and how much gaps differ between jobs of one model.
 
-    python benchmarks/interval_coverage.py            # the packaged readings; --json FILE writes all gaps
+    python benchmarks/interval_coverage.py            # the packaged readings; --json FILE writes
+    all gaps
 
-All verdicts are computed again from their readings. *Excess* is the standard deviation of the gaps of one model in
-several jobs, minus (as variances) the errors that the jobs state and that differ from job to job: scatter, canaries and
-the whole. The mean gap of a model does not affect it. The gaps of models with only one job are an independent test.
-"""
+All verdicts are computed again from their readings. *Excess* is the standard deviation of the gaps
+of one model in several jobs, minus (as variances) the errors that the jobs state and that differ
+from job to job: scatter, canaries and the whole. The mean gap of a model does not affect it. The
+gaps of models with only one job are an independent test."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ QUANTITIES = ("time", "energy", "power")
 
 @dataclass(frozen=True)
 class Gap:
-    """One gap; all values are fractions. `stated` is the half-width of the errors that differ from job to job."""
+    """One gap; all values are fractions. `stated` is the half-width of the errors that differ from
+    job to job.
+    """
 
     title: str
     quantity: str
@@ -50,7 +53,9 @@ class Gap:
 
 
 def gaps() -> list[Gap]:
-    """Return the gaps of all packaged jobs of GPUs that measured at least 99 % of a model of several tuples."""
+    """Return the gaps of all packaged jobs of GPUs that measured at least 99 % of a model of
+    several tuples.
+    """
     found: list[Gap | None] = []
     with packaged_database().read() as session:
         for job in session.exec(select(tables.Job).where(tables.Job.kind == "model")):
@@ -58,19 +63,29 @@ def gaps() -> list[Gap]:
             last = session.exec(rows.order_by(col(tables.VerdictRow.round).desc())).first()
             verdict = Evidence(session, job, last.round).verdict() if last else None
             if verdict and verdict.parts > 1 and (verdict.coverage or 0) >= 0.99:
-                found += [Gap.of(job.title, quantity, getattr(verdict, quantity)) for quantity in QUANTITIES]
+                found += [
+                    Gap.of(job.title, quantity, getattr(verdict, quantity))
+                    for quantity in QUANTITIES
+                ]
     return [gap for gap in found if gap]
 
 
 def excess(some: Sequence[Gap]) -> tuple[float, int, int]:
-    """Return the standard deviation between jobs beyond the stated errors, the models, and the degrees of freedom."""
+    """Return the standard deviation between jobs beyond the stated errors, the models, and the
+    degrees of freedom.
+    """
     of_model = defaultdict(list)
     for one in some:
         of_model[one.title].append(one)
     repeated = [group for group in of_model.values() if len(group) > 1]
     free = sum(len(group) - 1 for group in repeated)
-    between = sum(statistics.variance(one.gap for one in group) * (len(group) - 1) for group in repeated)
-    stated = sum(statistics.mean((one.stated / Z95) ** 2 for one in group) * (len(group) - 1) for group in repeated)
+    between = sum(
+        statistics.variance(one.gap for one in group) * (len(group) - 1) for group in repeated
+    )
+    stated = sum(
+        statistics.mean((one.stated / Z95) ** 2 for one in group) * (len(group) - 1)
+        for group in repeated
+    )
     return math.sqrt(max(0.0, between - stated) / free), len(repeated), free
 
 
@@ -84,20 +99,31 @@ def table(some: Sequence[Gap]) -> str:
             chosen = [one for one in some if one.quantity == quantity and one.title in within]
             inside = sum(abs(one.gap) <= one.half_width for one in chosen) / len(chosen)
             sizes = [abs(one.gap) for one in chosen]
-            figures = (statistics.median(one.half_width for one in chosen), statistics.median(sizes), max(sizes))
+            figures = (
+                statistics.median(one.half_width for one in chosen),
+                statistics.median(sizes),
+                max(sizes),
+            )
             cells = " | ".join(f"{figure * 100:.1f} %" for figure in figures)
-            lines.append(f"| {quantity} | {name} | {len(chosen)} | {inside * 100:.0f} % | {cells} |")
+            lines.append(
+                f"| {quantity} | {name} | {len(chosen)} | {inside * 100:.0f} % | {cells} |"
+            )
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all gaps")
     asked = parser.parse_args()
     found = gaps()
     for quantity in QUANTITIES:
         deviation, models, free = excess([one for one in found if one.quantity == quantity])
-        print(f"excess, {quantity}: {deviation * 100:.2f} % ({models} models, {free} degrees of freedom)")
+        print(
+            f"excess, {quantity}: {deviation * 100:.2f} % ({models} models, {free} degrees of "
+            "freedom)"
+        )
     print(f"\n{table(found)}")
     if asked.json:
         asked.json.write_text(json.dumps([vars(one) for one in found], indent=1))

@@ -1,11 +1,12 @@
-"""Count the modules and hand-overs on the path of one item of ``farm run``: ``python benchmarks/item_path.py``.
+"""Count the modules and hand-overs on the path of one item of ``farm run``: ``python
+benchmarks/item_path.py``.
 
-The script runs ``farm run`` for a single operator tuple on the CPU and records every Python call in all processes of
-that run. A *module* counts if at least one of its functions ran. A *hand-over* is a pair of functions in two different
-modules of ``farm/``, ``tasks/`` and ``cli/``: the first called the second and passed the item on, that is, an argument
-held the id of the operator tuple, directly or up to three levels deep in a list, dictionary or object. Imports do not
-count. ``--tree`` names another checkout, so that one script compares two versions.
-"""
+The script runs ``farm run`` for a single operator tuple on the CPU and records every Python call in
+all processes of that run. A *module* counts if at least one of its functions ran. A *hand-over* is
+a pair of functions in two different modules of ``farm/``, ``tasks/`` and ``cli/``: the first called
+the second and passed the item on, that is, an argument held the id of the operator tuple, directly
+or up to three levels deep in a list, dictionary or object. Imports do not count. ``--tree`` names
+another checkout, so that one script compares two versions."""
 
 from __future__ import annotations
 
@@ -124,7 +125,9 @@ def counted(tree: Path) -> tuple[set[str], set[tuple[tuple[str, str], tuple[str,
             check=True,
         )
         rows = json.loads(listed.stdout)["operators"]
-        environment["ITEM_PATH_TUPLE"] = next(row["operator_id"] for row in rows if row["operator"] == OPERATOR)
+        environment["ITEM_PATH_TUPLE"] = next(
+            row["operator_id"] for row in rows if row["operator"] == OPERATOR
+        )
         done = subprocess.run(
             [python, "-m", "cli", *COMMAND],
             cwd=tree,
@@ -144,15 +147,23 @@ def counted(tree: Path) -> tuple[set[str], set[tuple[tuple[str, str], tuple[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--tree", type=Path, default=Path(__file__).parent.parent, help="checkout to run (default: this one)"
+        "--tree",
+        type=Path,
+        default=Path(__file__).parent.parent,
+        help="checkout to run (default: this one)",
     )
     parser.add_argument("--list", action="store_true", help="list the modules and the hand-overs")
     options = parser.parse_args()
     modules, calls = counted(options.tree.resolve())
     between = {(source[0], target[0]) for source, target in calls}
-    print(f"{len(modules)} modules, {len(calls)} hand-overs between functions, {len(between)} pairs of modules")
+    print(
+        f"{len(modules)} modules, {len(calls)} hand-overs between functions, {len(between)} pairs "
+        "of modules"
+    )
     if options.list:
         print(*sorted(modules), sep="\n")
         for source, target in sorted(calls):

@@ -3,10 +3,10 @@
     python benchmarks/million.py --readings 1000000
     python benchmarks/million.py --readings 1000000 --postgres --plans
 
-The readings are synthetic, for the real tuples of models at several batches and dtypes: each tuple on cards of two
-models, under several software versions and protocols. Prints the duration of each repeated query (`cold` is the first
-one), and the duration and memory of an export of all readings to Parquet. `--plans` prints the database's query plans.
-"""
+The readings are synthetic, for the real tuples of models at several batches and dtypes: each tuple
+on cards of two models, under several software versions and protocols. Prints the duration of each
+repeated query (`cold` is the first one), and the duration and memory of an export of all readings
+to Parquet. `--plans` prints the database's query plans."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from sqlalchemy import func, insert, literal, select, text
 
 from benchmarks.scale import _explain, fresh_database
-from farm.estimation.estimate import estimate
+from farm.addons.predict.estimate import estimate
 from farm.exchange.export import export
 from farm.exchange.filters import parse
 from farm.jobs import listing
@@ -43,26 +43,41 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def fill(database: Database, number: int) -> int:
-    """Store readings of real tuples, copied over cards, software, protocols and days; return the number of tuples."""
+    """Store readings of real tuples, copied over cards, software, protocols and days; return the
+    number of tuples.
+    """
     for model in MODELS:
         for batch in BATCHES:
             filled.fill(database, Variant(model, batch, 224))
     cards = [("GPU-0", "NVIDIA H200"), ("GPU-1", "NVIDIA H200"), ("GPU-2", "NVIDIA H100 80GB HBM3")]
-    software = [dataclasses.replace(filled.SOFTWARE, torch=f"2.{minor}.0") for minor in (11, 12, 13)]
-    protocols = [Protocol(data=data) for data in ("normal", "zeros-50+", "zeros-0+")] + [Protocol(launch="eager")]
+    software = [
+        dataclasses.replace(filled.SOFTWARE, torch=f"2.{minor}.0") for minor in (11, 12, 13)
+    ]
+    protocols = [Protocol(data=data) for data in ("normal", "zeros-50+", "zeros-0+")] + [
+        Protocol(launch="eager")
+    ]
     with database.write() as session:
         for one in software:
             content.store_software(session, one)
         for protocol in protocols:
             content.store_protocol(session, protocol)
         added = [
-            {"id": id_, "kind": "cuda", "model": model, "memory_bytes": 10**11, "capabilities": [], "fingerprint": {}}
+            {
+                "id": id_,
+                "kind": "cuda",
+                "model": model,
+                "memory_bytes": 10**11,
+                "capabilities": [],
+                "fingerprint": {},
+            }
             for id_, model in cards
         ]
         content.insert_new(session, tables.CardRow, added)
         rows = session.execute(select(tables.ReadingRow.__table__))  # type: ignore[attr-defined]
         like = [dict(row._mapping) for row in rows]
-    circumstances = [(card, one, protocol) for card in cards for one in software for protocol in protocols]
+    circumstances = [
+        (card, one, protocol) for card in cards for one in software for protocol in protocols
+    ]
     own = tables.ReadingRow.__table__.c  # type: ignore[attr-defined]
     made, copies = len(like), 0
     # Copy inside the database: the first eight digits of an id distinguish the copies.
@@ -81,9 +96,13 @@ def fill(database: Database, number: int) -> int:
             "created_at_s": own.created_at_s + 3600.0 * copies,
         }
         columns = [changed.get(column.name, column) for column in own]
-        first = select(*columns).where(own.id.like("00000000%")).order_by(own.id).limit(number - made)
+        first = (
+            select(*columns).where(own.id.like("00000000%")).order_by(own.id).limit(number - made)
+        )
         with database.write() as session:
-            session.execute(insert(tables.ReadingRow).from_select([column.name for column in own], first))
+            session.execute(
+                insert(tables.ReadingRow).from_select([column.name for column in own], first)
+            )
         made += len(like)
     with database.engine.connect() as connection:
         connection.execution_options(isolation_level="AUTOCOMMIT").execute(
@@ -107,10 +126,16 @@ def ask(number: int, postgres: bool, plans: bool) -> dict[str, Any]:
                 parse(["Conv2d", "in_channels=64", "kernel_size=3", "shape=32x64x56x56"], ["H200"]),
                 sort="energy",
             ),
-            "lookup Conv2d": lambda session: lookup(session, parse(["Conv2d"], ["H200"]), sort="energy"),
+            "lookup Conv2d": lambda session: lookup(
+                session, parse(["Conv2d"], ["H200"]), sort="energy"
+            ),
             "lookup torch": lambda session: lookup(session, parse(["torch=2.12", "time_us>100"])),
-            "estimate resnet50": lambda session: estimate(session, resnet50, "NVIDIA H200", Protocol()),
-            "compare software": lambda session: compare(session, h200, "card=H200 launch=graph torch=2.12"),
+            "estimate resnet50": lambda session: estimate(
+                session, resnet50, "NVIDIA H200", Protocol()
+            ),
+            "compare software": lambda session: compare(
+                session, h200, "card=H200 launch=graph torch=2.12"
+            ),
             "compare Conv2d": lambda session: compare(
                 session, f"Conv2d {h200}", "Conv2d card=H100 launch=graph torch=2.13"
             ),
@@ -129,7 +154,10 @@ def ask(number: int, postgres: bool, plans: bool) -> dict[str, Any]:
         url = database.url.render_as_string(hide_password=False)
         found["export"] = json.loads(
             subprocess.run(
-                [sys.executable, __file__, "--export", url], check=True, capture_output=True, text=True
+                [sys.executable, __file__, "--export", url],
+                check=True,
+                capture_output=True,
+                text=True,
             ).stdout
         )
     return found
@@ -151,11 +179,15 @@ def export_all(url: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--readings", type=int, default=1_000_000)
     parser.add_argument("--postgres", action="store_true")
     parser.add_argument("--plans", action="store_true")
-    parser.add_argument("--export", metavar="URL", help="export this database and print duration and memory")
+    parser.add_argument(
+        "--export", metavar="URL", help="export this database and print duration and memory"
+    )
     options = parser.parse_args()
     if options.export:
         print(json.dumps(export_all(options.export)))

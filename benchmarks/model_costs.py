@@ -1,11 +1,11 @@
-"""Count parameters and FLOPs of every model of torchvision and transformers for the table of `farm models`.
+"""Count parameters and FLOPs of every model of torchvision and transformers for the table of `farm
+models`.
 
     python benchmarks/model_costs.py                    # writes farm/models/costs.json
     python benchmarks/model_costs.py transformers       # only this source
 
-Batch 1 and each model's default size, as `farm operators MODEL -b 1` counts. Runs on the meta device: no GPU and little
-memory. FLOPs of models that cannot be captured are omitted.
-"""
+Batch 1 and each model's default size, as `farm operators MODEL -b 1` counts. Runs on the meta
+device: no GPU and little memory. FLOPs of models that cannot be captured are omitted."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def main() -> None:
         names = catalog.source_named(source).entries()
         table[source] = {name: costs(f"{source}/{name}") for name in names}
     parts = [
-        f'  "{source}": {{\n' + ",\n".join(f'    "{name}": {json.dumps(of)}' for name, of in entries.items()) + "\n  }"
+        f'  "{source}": {{\n'
+        + ",\n".join(f'    "{name}": {json.dumps(of)}' for name, of in entries.items())
+        + "\n  }"
         for source, entries in table.items()
     ]
     TABLE.write_text("{\n" + ",\n".join(parts) + "\n}\n")

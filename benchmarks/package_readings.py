@@ -1,12 +1,13 @@
-"""Add readings of farms to the packaged readings: ``python benchmarks/package_readings.py h200.db``.
+"""Add readings of farms to the packaged readings: ``python benchmarks/package_readings.py
+h200.db``.
 
-Existing rows stay. The script adds valid readings of real cards by the current method, without rough ones (except those
-of collectives), from each database, with their jobs, captures and verdicts, without traces. It does not change the
-databases. Adding the same database again changes nothing, so run the script after every measurement. All verdicts are
-computed again from their readings. At the end the script writes the compressed database of all packaged readings and
-the checksums of all packaged files. Run it without a database after a change of the database's schema, and with
-``--verdicts`` after a change of the verdicts' arithmetic.
-"""
+Existing rows stay. The script adds valid readings of real cards by the current method, without
+rough ones (except those of collectives), from each database, with their jobs, captures and
+verdicts, without traces. It does not change the databases. Adding the same database again changes
+nothing, so run the script after every measurement. All verdicts are computed again from their
+readings. At the end the script writes the compressed database of all packaged readings and the
+checksums of all packaged files. Run it without a database after a change of the database's schema,
+and with ``--verdicts`` after a change of the verdicts' arithmetic."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def add(databases: list[Path], target: Path) -> dict[str, int]:
     """Merge SQLite databases into an export; return table -> number of new rows.
 
     Raises:
-        FarmError: a file is not a farm's database, or the export would be too large. The export is then unchanged.
+        FarmError: a file is not a farm's database, or the export would be too large. The export is
+            then unchanged.
     """
     new: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as made:
@@ -58,12 +60,20 @@ def add(databases: list[Path], target: Path) -> dict[str, int]:
             written = Path(made) / "written" / target.name
             with merged.read() as session:
                 export(session, written)
-            for path in written.glob("*.parquet"):  # slower than the export itself, and about a tenth smaller
-                pq.write_table(pq.read_table(path), path, row_group_size=10**6, **{**PARQUET, "compression_level": 22})
+            for path in written.glob(
+                "*.parquet"
+            ):  # slower than the export itself, and about a tenth smaller
+                pq.write_table(
+                    pq.read_table(path),
+                    path,
+                    row_group_size=10**6,
+                    **{**PARQUET, "compression_level": 22},
+                )
             size = sum(file.stat().st_size for file in written.iterdir())
             if size > MOST_BYTES:
                 raise FarmError(
-                    f"{target.name} would have {size / 1e6:.1f} MB, more than {MOST_BYTES / 1e6:.0f} MB.",
+                    f"{target.name} would have {size / 1e6:.1f} MB, more than "
+                    f"{MOST_BYTES / 1e6:.0f} MB.",
                     "Leave out a database or a model.",
                 )
             shutil.copytree(written, target, dirs_exist_ok=True)
@@ -76,7 +86,10 @@ def judge_again(database: Database) -> None:
     with database.write() as session:
         for row in session.exec(select(VerdictRow)):
             for name, value in (
-                Evidence(session, session.get_one(Job, row.job_id), row.round).verdict().columns().items()
+                Evidence(session, session.get_one(Job, row.job_id), row.round)
+                .verdict()
+                .columns()
+                .items()
             ):
                 setattr(row, name, value)
             session.delete(session.get_one(ImportedVerdict, (row.job_id, row.round)))
@@ -97,29 +110,46 @@ def compress() -> Path:
             connection.exec_driver_sql("COMMIT")
             connection.exec_driver_sql(f"VACUUM INTO '{small}'")
         database.close()
-        target.write_bytes(pyarrow.Codec("zstd", compression_level=19).compress(small.read_bytes(), asbytes=True))
+        target.write_bytes(
+            pyarrow.Codec("zstd", compression_level=19).compress(small.read_bytes(), asbytes=True)
+        )
     write_checksums()
     return target
 
 
 def _export(path: Path, copy: Path, target: Path, chosen: str) -> None:
     """Export the rows to add from a copy of a database, upgraded to the current schema."""
-    with sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True) as source, sqlite3.connect(copy) as sink:
+    with (
+        sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True) as source,
+        sqlite3.connect(copy) as sink,
+    ):
         source.backup(sink)  # includes the write-ahead log
     database = Database(f"sqlite:///{copy}")
     try:
         database.upgrade()
         with database.read() as session:
-            export(session, target, filters=parse([f"method={METHOD}", "simulated=false", "card_kind=cuda", chosen]))
+            export(
+                session,
+                target,
+                filters=parse([f"method={METHOD}", "simulated=false", "card_kind=cuda", chosen]),
+            )
     finally:
         database.close()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("databases", nargs="*", type=Path, metavar="DATABASE", help="SQLite files of farms")
-    parser.add_argument("--name", default="h200", help="name of the export under farm/data (default: %(default)s)")
-    parser.add_argument("--verdicts", action="store_true", help="compute all verdicts of the export again")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "databases", nargs="*", type=Path, metavar="DATABASE", help="SQLite files of farms"
+    )
+    parser.add_argument(
+        "--name", default="h200", help="name of the export under farm/data (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--verdicts", action="store_true", help="compute all verdicts of the export again"
+    )
     asked = parser.parse_args()
     try:
         new = add(asked.databases, FOLDER / asked.name) if asked.databases or asked.verdicts else {}

@@ -1,12 +1,14 @@
-"""Measure a matrix product at the card's power limit: looped, in bursts, and together with light operators.
+"""Measure a matrix product at the card's power limit: looped, in bursts, and together with light
+operators.
 
-    python benchmarks/power_limit.py --json power_limit.json        # 8192 x 8192 x 8192 in bfloat16, about 20 s
+    python benchmarks/power_limit.py --json power_limit.json        # 8192 x 8192 x 8192 in
+    bfloat16, about 20 s
 
-Which of a tuple's two readings describes the operator in a model? Here the model is synthetic: the product, then as
-many light operators (a copy of a tensor several times the size of the cache) as keep the card below its limit. The
-light operators are measured alone as well. The difference is the product among others; its time and its energy are
-compared with those of its readings, steady and in bursts.
-"""
+Which of a tuple's two readings describes the operator in a model? Here the model is synthetic: the
+product, then as many light operators (a copy of a tensor several times the size of the cache) as
+keep the card below its limit. The light operators are measured alone as well. The difference is the
+product among others; its time and its energy are compared with those of its readings, steady and in
+bursts."""
 
 from __future__ import annotations
 
@@ -26,11 +28,15 @@ LIGHT_BYTES = 2**28
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size", type=int, default=8192)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument(
-        "--shares", default="0.5,0.3", help="shares of the time that the product takes among the copies"
+        "--shares",
+        default="0.5,0.3",
+        help="shares of the time that the product takes among the copies",
     )
     parser.add_argument("--json", type=Path, default=Path("power_limit.json"))
     options = parser.parse_args()
@@ -59,7 +65,9 @@ def compare(card: Any, options: argparse.Namespace) -> dict[str, Any]:
     bench = Bench(open_device(card), "cuda:0" if cuda else "cpu", canary_every=0)
     dtype, size = getattr(torch, options.dtype), options.size
     module = nn.Linear(size, size, bias=False).to("meta", dtype).eval()
-    (spec,) = capture(module, (torch.empty(size, size, dtype=dtype, device="meta"),)).tuples.values()
+    (spec,) = capture(
+        module, (torch.empty(size, size, dtype=dtype, device="meta"),)
+    ).tuples.values()
     protocol = Protocol(launch="graph" if cuda else "eager", residency="reuse")
     reading = bench.measure(Subject("operator", spec.id, spec.to_json()), protocol, Stopping())
     out: dict[str, Any] = {
@@ -82,7 +90,9 @@ def compare(card: Any, options: argparse.Namespace) -> dict[str, Any]:
         for share in (float(text) for text in options.shares.split(",")):
             times = max(1, round(reading.time_us * (1 / share - 1) / light_us))
             alone, both = _read(bench, [light] * times), _read(bench, [product, *[light] * times])
-            out["company"].append({"lights": times, "alone": alone, "both": both, **_rest(both, alone)})
+            out["company"].append(
+                {"lights": times, "alone": alone, "both": both, **_rest(both, alone)}
+            )
     for one in out["company"]:
         one["chosen"] = _chosen(out, one["both"])
     return out
@@ -95,12 +105,20 @@ def _chosen(out: dict[str, Any], both: dict[str, Any]) -> dict[str, Any]:
     from farm.verdict.figures import ReadingView
 
     def view(one: dict[str, Any], **more: Any) -> ReadingView:
-        limited = ("throttled_power",) if {"throttled_power", "power_cap"} & set(one["flags"]) else ()
+        limited = (
+            ("throttled_power",) if {"throttled_power", "power_cap"} & set(one["flags"]) else ()
+        )
         return ReadingView(
-            one["time_us"], energy_mj=one["energy_mj"], sm_clock_mhz=one["sm_clock_mhz"], flags=limited, **more
+            one["time_us"],
+            energy_mj=one["energy_mj"],
+            sm_clock_mhz=one["sm_clock_mhz"],
+            flags=limited,
+            **more,
         )
 
-    chosen = choose(view(out["steady"], details=Details.from_json({"burst": out["burst"]})), [view(both)])
+    chosen = choose(
+        view(out["steady"], details=Details.from_json({"burst": out["burst"]})), [view(both)]
+    )
     return {
         "used": chosen.used,
         "time_us": chosen.time.value,
@@ -141,7 +159,9 @@ def _read(bench: Any, calls: Sequence[Callable[[], object]]) -> dict[str, Any]:
     return _figures(time_us, power.power_w, window.sm_clock_mhz, limited)
 
 
-def _figures(time_us: float, power_w: float | None, sm_clock_mhz: float | None, flags: Sequence[str]) -> dict[str, Any]:
+def _figures(
+    time_us: float, power_w: float | None, sm_clock_mhz: float | None, flags: Sequence[str]
+) -> dict[str, Any]:
     energy_mj = None if power_w is None else power_w * time_us * 1e-3
     return {
         "time_us": time_us,
@@ -177,7 +197,11 @@ def show(out: dict[str, Any]) -> None:
             ("the figure that a sum uses", one["chosen"]),
         ):
             if other:
-                energy = other["energy_mj"] / one["energy_mj"] - 1 if one["energy_mj"] and other["energy_mj"] else None
+                energy = (
+                    other["energy_mj"] / one["energy_mj"] - 1
+                    if one["energy_mj"] and other["energy_mj"]
+                    else None
+                )
                 print(
                     f"| {name} against that | {other['time_us'] / one['time_us'] - 1:+.1%} "
                     f"| {'-' if energy is None else f'{energy:+.1%}'} | | |"
@@ -187,7 +211,10 @@ def show(out: dict[str, Any]) -> None:
 def _row(name: str, one: dict[str, Any]) -> str:
     energy = f"{one['energy_mj']:.1f} mJ" if one.get("energy_mj") else "-"
     clock = f"{one['sm_clock_mhz']:.0f} MHz" if one.get("sm_clock_mhz") else "-"
-    return f"| {name} | {one['time_us']:.1f} us | {energy} | {clock} | {', '.join(one.get('flags') or []) or '-'} |"
+    return (
+        f"| {name} | {one['time_us']:.1f} us | {energy} | {clock} | "
+        f"{', '.join(one.get('flags') or []) or '-'} |"
+    )
 
 
 if __name__ == "__main__":

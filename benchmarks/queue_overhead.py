@@ -1,11 +1,12 @@
-"""Measure the farm's overhead per item: the pause between two items on a busy card, and items per second.
+"""Measure the farm's overhead per item: the pause between two items on a busy card, and items per
+second.
 
     python benchmarks/queue_overhead.py --items 5000 --json overhead.json
 
-A job of items that take no time, on one simulated card of a real farm (a broker, a worker, a benchmark process). The
-pause is from the end of one item to the start of the next, both on the database's clock. Also compares the remaining
-time that `farm status` showed after the first tenth with the actual one.
-"""
+A job of items that take no time, on one simulated card of a real farm (a broker, a worker, a
+benchmark process). The pause is from the end of one item to the start of the next, both on the
+database's clock. Also compares the remaining time that `farm status` showed after the first tenth
+with the actual one."""
 
 from __future__ import annotations
 
@@ -61,7 +62,11 @@ def main() -> None:
         for before, after in itertools.pairwise(items)
         if after.started_at_s and before.ended_at_s
     ]
-    work_ms = [1e3 * (item.ended_at_s - item.started_at_s) for item in items if item.ended_at_s and item.started_at_s]
+    work_ms = [
+        1e3 * (item.ended_at_s - item.started_at_s)
+        for item in items
+        if item.ended_at_s and item.started_at_s
+    ]
     found = {
         "items": options.items,
         "whole_s": round(whole_s, 2),

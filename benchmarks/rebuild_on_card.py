@@ -1,13 +1,13 @@
 """Check on a card that every rebuilt tuple does the same as the call that it was made from.
 
-    python benchmarks/rebuild_on_card.py --json rebuild_on_card.json        # vit_b_16, swin_t, convnext_tiny
-    python benchmarks/rebuild_on_card.py vit_b_16:32:bfloat16 --device cpu
+    python benchmarks/rebuild_on_card.py --json rebuild_on_card.json        # vit_b_16, swin_t,
+    convnext_tiny python benchmarks/rebuild_on_card.py vit_b_16:32:bfloat16 --device cpu
 
-A model is NAME[:BATCH[:DTYPE]]. Each model is captured while it runs on the card; every tuple is rebuilt from its JSON
-and run there. The script compares it with the call in the model: aten operators in order, shapes and strides of the
-outputs, and on a GPU the names and numbers of the kernels. All must be equal; the last line counts the differences.
-Models that are in the JSON file are not run again.
-"""
+A model is NAME[:BATCH[:DTYPE]]. Each model is captured while it runs on the card; every tuple is
+rebuilt from its JSON and run there. The script compares it with the call in the model: aten
+operators in order, shapes and strides of the outputs, and on a GPU the names and numbers of the
+kernels. All must be equal; the last line counts the differences. Models that are in the JSON file
+are not run again."""
 
 from __future__ import annotations
 
@@ -23,11 +23,17 @@ from farm.types.label import label_of
 from farm.types.protocol import Protocol, Variant
 from farm.types.tuple import parse
 
-MODELS = [f"{name}:32:{dtype}" for dtype in ("float32", "bfloat16") for name in ("vit_b_16", "swin_t", "convnext_tiny")]
+MODELS = [
+    f"{name}:32:{dtype}"
+    for dtype in ("float32", "bfloat16")
+    for name in ("vit_b_16", "swin_t", "convnext_tiny")
+]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("models", nargs="*", default=MODELS)
     parser.add_argument("--device", default="")
     parser.add_argument("--budget-s", type=float, default=240.0)
@@ -39,7 +45,9 @@ def main() -> None:
     device = torch.device(options.device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     print(f"{name}, torch {torch.__version__}")
-    rows: list[dict[str, Any]] = json.loads(options.json.read_text())["rows"] if options.json.exists() else []
+    rows: list[dict[str, Any]] = (
+        json.loads(options.json.read_text())["rows"] if options.json.exists() else []
+    )
     for text in options.models:
         if any(row["model"] == text for row in rows):
             continue
@@ -47,7 +55,9 @@ def main() -> None:
             print(f"budget spent: {text} and what follows is left out")
             break
         rows.append({"model": text, **compare(_variant(text), device)})
-        options.json.write_text(json.dumps({"device": name, "torch": torch.__version__, "rows": rows}, indent=1))
+        options.json.write_text(
+            json.dumps({"device": name, "torch": torch.__version__, "rows": rows}, indent=1)
+        )
     print(
         f"\n{'model':<28} {'calls':>6} {'tuples':>6} {'gaps':>5} {'observer':>8} "
         f"{'operators':>9} {'kernels':>8} {'s':>6}"
@@ -56,14 +66,22 @@ def main() -> None:
         kernels = len(row["kernels"]) if row["kernels"] is not None else "-"
         print(
             f"{row['model']:<28} {row['calls']:>6} {row['tuples']:>6} {len(row['gaps']):>5} "
-            f"{len(row['observer_effect']):>8} {len(row['operators']):>9} {kernels:>8} {row['took_s']:>6.1f}"
+            f"{len(row['observer_effect']):>8} {len(row['operators']):>9} {kernels:>8} "
+            f"{row['took_s']:>6.1f}"
         )
     for row in rows:
         for kind in ("gaps", "observer_effect", "operators", "kernels"):
             for line in (row[kind] or [])[:5]:
                 print(f"  {row['model']}, {kind}: {line[:400]}")
-    wrong = sum(len(row[kind] or []) for row in rows for kind in ("gaps", "observer_effect", "operators", "kernels"))
-    print(f"mismatches: {wrong} in {sum(row['tuples'] for row in rows)} tuples of {len(rows)} variants")
+    wrong = sum(
+        len(row[kind] or [])
+        for row in rows
+        for kind in ("gaps", "observer_effect", "operators", "kernels")
+    )
+    print(
+        f"mismatches: {wrong} in {sum(row['tuples'] for row in rows)} tuples of {len(rows)} "
+        "variants"
+    )
 
 
 def _variant(text: str) -> Variant:
@@ -72,7 +90,9 @@ def _variant(text: str) -> Variant:
 
 
 def _kernels_of_calls(run: Any, capture: Any, device: Any) -> dict[str, Counter[str]]:
-    """Tuple id -> the kernels that the first call of the tuple launches in the running model. Only on a GPU."""
+    """Tuple id -> the kernels that the first call of the tuple launches in the running model. Only
+    on a GPU.
+    """
     from farm.benchmark.verification import kernels_by_call, profiled_calls
 
     found: dict[int, Counter[str]] = defaultdict(Counter)
@@ -92,9 +112,8 @@ def _one_pass(model: Any, arguments: Any, device: Any, around: Any) -> None:
 
 
 def compare(variant: Variant, device: Any) -> dict[str, Any]:
-    """Compare the rebuilt tuples of one variant with its calls; return the differences as texts. `operators`: aten
-    operators, shapes or strides.
-    """
+    """Compare the rebuilt tuples of one variant with its calls; return the differences as texts.
+    `operators`: aten operators, shapes or strides."""
     import torch
     from replay_tuples import mismatches
 
@@ -108,7 +127,9 @@ def compare(variant: Variant, device: Any) -> dict[str, Any]:
         found = verify_on_device(model, arguments, device)
         kernels: list[str] | None = None
         one_pass = functools.partial(_one_pass, model, arguments, device)
-        expected = _kernels_of_calls(one_pass, found.capture, device) if device.type == "cuda" else {}
+        expected = (
+            _kernels_of_calls(one_pass, found.capture, device) if device.type == "cuda" else {}
+        )
         del model, arguments, one_pass
         different = mismatches(found.capture, device)
         if device.type == "cuda":

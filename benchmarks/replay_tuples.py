@@ -1,8 +1,8 @@
-"""Run the rebuilt operators of a capture, and compare them with the captured calls; for other scripts and for tests.
+"""Run the rebuilt operators of a capture, and compare them with the captured calls; for other
+scripts and for tests.
 
-A tuple is worth measuring only if its rebuilt operator runs the same aten operators as the call in the model on the
-measured device, and returns outputs of the same shapes and strides.
-"""
+A tuple is worth measuring only if its rebuilt operator runs the same aten operators as the call in
+the model on the measured device, and returns outputs of the same shapes and strides."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ from farm.types.tuple import parse
 
 
 def mismatches(
-    found: CapturedPass, device: torch.device | str | None = None, *, only: frozenset[str] | None = None
+    found: CapturedPass,
+    device: torch.device | str | None = None,
+    *,
+    only: frozenset[str] | None = None,
 ) -> list[str]:
     """Replays the tuples of a capture. Returns a message for each that differs from its call.
 
     Args:
-        device: where to run them on real tensors. None: on fake tensors of the capture's device; operators that return
-            a value to the host then run on the CPU.
+        device: where to run them on real tensors. None: on fake tensors of the capture's device;
+            operators that return a value to the host then run on the CPU.
         only: the ids of the tuples to replay; all if None.
     """
     different = []
@@ -50,5 +53,7 @@ def mismatches(
             trace = alone.traces[alone.calls[0].tuple_id]
         if trace != found.traces[tuple_id]:
             inside = found.traces[tuple_id]
-            different.append(f"{label_of(spec)} runs {inside} in the model, but {trace} when rebuilt alone")
+            different.append(
+                f"{label_of(spec)} runs {inside} in the model, but {trace} when rebuilt alone"
+            )
     return different

@@ -1,11 +1,13 @@
-"""Measure the cost of the sampling thread: the same tuples with it and without it, alternating, on one card.
+"""Measure the cost of the sampling thread: the same tuples with it and without it, alternating, on
+one card.
 
-    python benchmarks/sampler_cost.py --json sampler_cost.json               # tuples of resnet18 at batch 1 and 32
+    python benchmarks/sampler_cost.py --json sampler_cost.json               # tuples of resnet18 at
+    batch 1 and 32
 
 Both ways use the farm's own `Bench`; "without" it gets a device without sensors, so no thread
-starts. Order A B B A, so that drift cancels. Prints per tuple the change of the mean and of the median time of a
-pass with the sampler, with the 95 % interval of the differences between neighbours in time; last, the median
-over all tuples. Tuples that are in the JSON file are not measured again.
+starts. Order A B B A, so that drift cancels. Prints per tuple the change of the mean and of the
+median time of a pass with the sampler, with the 95 % interval of the differences between neighbours
+in time; last, the median over all tuples. Tuples that are in the JSON file are not measured again.
 """
 
 from __future__ import annotations
@@ -38,10 +40,15 @@ class Silent(Device):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("models", nargs="*", default=["resnet18:1", "resnet18:32"])
     parser.add_argument(
-        "--tuples", type=int, default=4, help="number of tuples of each model, from the fastest to the slowest"
+        "--tuples",
+        type=int,
+        default=4,
+        help="number of tuples of each model, from the fastest to the slowest",
     )
     parser.add_argument("--pairs", type=int, default=6, help="readings per tuple in each way")
     parser.add_argument("--window-s", type=float, default=0.6)
@@ -61,21 +68,34 @@ def main() -> None:
     silent = Bench(Silent(card), torch_device)
     protocol = Protocol(launch="graph" if cuda else "eager")
     # The same length for both: no gate may wait for a temperature that only one of them has.
-    stopping = Stopping(0.5, options.window_s, options.window_s * 1.2, time_half_width=1.0, energy_half_width=1.0)
-    rows: list[dict[str, Any]] = json.loads(options.json.read_text())["rows"] if options.json.exists() else []
+    stopping = Stopping(
+        0.5, options.window_s, options.window_s * 1.2, time_half_width=1.0, energy_half_width=1.0
+    )
+    rows: list[dict[str, Any]] = (
+        json.loads(options.json.read_text())["rows"] if options.json.exists() else []
+    )
     for text in options.models:
         for label, subject in _subjects(text, options.tuples, sampled.torch_device):
             known = any(row["subject"] == subject.id for row in rows)
             if known or time.perf_counter() - began_s > options.budget_s:
                 print(f"left out ({'known' if known else 'budget spent'}): {label}")
                 continue
-            rows.append(_compare(label, subject, sampled, silent, protocol, stopping, options.pairs))
-            options.json.write_text(json.dumps({"card": vars(card), "torch": torch.__version__, "rows": rows}))
-    print(f"\n{card}, torch {torch.__version__}: with the sampler against without, windows of {options.window_s} s")
+            rows.append(
+                _compare(label, subject, sampled, silent, protocol, stopping, options.pairs)
+            )
+            options.json.write_text(
+                json.dumps({"card": vars(card), "torch": torch.__version__, "rows": rows})
+            )
+    print(
+        f"\n{card}, torch {torch.__version__}: with the sampler against without, windows of "
+        f"{options.window_s} s"
+    )
     for row in rows:
         print(
-            f"{row['label'][:52]:52} {row['time_us']:>10.2f} us  mean {row['mean']:+.3%} ± {row['mean_half_width']:.3%}"
-            f"  median {row['median']:+.3%} ± {row['median_half_width']:.3%}  thread busy {row['busy_share']:.2%}"
+            f"{row['label'][:52]:52} {row['time_us']:>10.2f} us  mean {row['mean']:+.3%} ± "
+            f"{row['mean_half_width']:.3%}"
+            f"  median {row['median']:+.3%} ± {row['median_half_width']:.3%}  thread busy "
+            f"{row['busy_share']:.2%}"
         )
     if rows:
         middle = statistics.median([row["mean"] for row in rows])
@@ -88,20 +108,31 @@ def _subjects(text: str, wanted: int, device: Any) -> list[tuple[str, Subject]]:
 
     name, batch, dtype, *_ = [*text.split(":"), "", ""]
     variant = Variant(name, int(batch or 32), 224, dtype or "float32")
-    observed, _ = verification.verify(Subject("variant", variant.id, variant.to_json()), Protocol(), device, None)
+    observed, _ = verification.verify(
+        Subject("variant", variant.id, variant.to_json()), Protocol(), device, None
+    )
     assert observed is not None
     order = sorted(observed["tuples"], key=lambda key: (observed["costs"][key]["bytes"], key))
     spread = {order[round(step * (len(order) - 1) / max(1, wanted - 1))] for step in range(wanted)}
 
     return [
-        (label_of(parse(observed["tuples"][key])), Subject("operator", key, observed["tuples"][key]))
+        (
+            label_of(parse(observed["tuples"][key])),
+            Subject("operator", key, observed["tuples"][key]),
+        )
         for key in order
         if key in spread
     ]
 
 
 def _compare(
-    label: str, subject: Subject, sampled: Any, silent: Any, protocol: Protocol, stopping: Stopping, pairs: int
+    label: str,
+    subject: Subject,
+    sampled: Any,
+    silent: Any,
+    protocol: Protocol,
+    stopping: Stopping,
+    pairs: int,
 ) -> dict[str, Any]:
     figures: dict[str, list[float]] = {"mean": [], "median": []}
     busy: list[float] = []
@@ -115,7 +146,12 @@ def _compare(
         figures["median"].append(with_it.time_median_us / without.time_median_us - 1)
         busy.append(with_it.details.sampler_busy_share or 0.0)
         time_us = with_it.time_us
-    row: dict[str, Any] = {"label": label, "subject": subject.id, "time_us": time_us, "pairs": pairs}
+    row: dict[str, Any] = {
+        "label": label,
+        "subject": subject.id,
+        "time_us": time_us,
+        "pairs": pairs,
+    }
     for name, values in figures.items():
         row[name] = statistics.fmean(values)
         row[f"{name}_half_width"] = 1.0

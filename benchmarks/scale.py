@@ -5,17 +5,17 @@
     python benchmarks/scale.py begin --items 20000
     python benchmarks/scale.py look --items 200000 --postgres
 
-`submit` plans a sweep of that many combinations of Conv2d for simulated cards without a worker, with a reconciler in
-another process. It prints when the first messages existed, the planning rate in each tenth, the memory of this process
-and of the broker, and the size of the database. Then it prints the durations of list, status, report, cancel and
-resume, each with its slowest statement. `ask` does the latter with a waiting job that is written without planning it
-(`--report`: also its report). `begin` submits the same sweep to a running farm of one simulated card with
-`farm submit`, and prints the time until the card works. `look` fills a database with that many items (finished sweeps
-of 20,000, one waiting sweep of half of all items, and a hundred finished ones of 200), and prints the duration of each
-repeated query (`cold` is the first one); `--plans` prints the database's query plans. `judge` writes a job with
-readings for all items but one, runs the callback of its chords (`close`), and reports it
-(`report`); both also accept a database and a job.
-"""
+`submit` plans a sweep of that many combinations of Conv2d for simulated cards without a worker,
+with a reconciler in another process. It prints when the first messages existed, the planning rate
+in each tenth, the memory of this process and of the broker, and the size of the database. Then it
+prints the durations of list, status, report, cancel and resume, each with its slowest statement.
+`ask` does the latter with a waiting job that is written without planning it (`--report`: also its
+report). `begin` submits the same sweep to a running farm of one simulated card with `farm submit`,
+and prints the time until the card works. `look` fills a database with that many items (finished
+sweeps of 20,000, one waiting sweep of half of all items, and a hundred finished ones of 200), and
+prints the duration of each repeated query (`cold` is the first one); `--plans` prints the
+database's query plans. `judge` writes a job with readings for all items but one, runs the callback
+of its chords (`close`), and reports it (`report`); both also accept a database and a job."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ def fresh_database(postgres: bool) -> Iterator[Database]:
         yield database
 
 
-# ------------------------------------------------------------------------------------------------- submit
+# -------------------------------------------------------------------------------------------------
+# submit
 
 
 def sweep_of(number: int) -> Request:
@@ -82,7 +83,11 @@ def sweep_of(number: int) -> Request:
         "batch": (1, 2, 4, 8),
         "image_size": sizes,
     }
-    return Request(sweep=Sweep("Conv2d", grid, "a large sweep"), protocol=Protocol(launch="eager"), stopping=Stopping())
+    return Request(
+        sweep=Sweep("Conv2d", grid, "a large sweep"),
+        protocol=Protocol(launch="eager"),
+        stopping=Stopping(),
+    )
 
 
 def submit(number: int, postgres: bool, cards: int) -> dict[str, Any]:
@@ -93,16 +98,22 @@ def submit(number: int, postgres: bool, cards: int) -> dict[str, Any]:
         database = stack.enter_context(fresh_database(postgres))
         broker = stack.enter_context(BrokerServer())
         url = database.url.render_as_string(hide_password=False)
-        os.environ.update(FARM_BROKER_URL=broker.url, FARM_DATABASE_URL=url, FARM_HEARTBEAT_S="100000")
+        os.environ.update(
+            FARM_BROKER_URL=broker.url, FARM_DATABASE_URL=url, FARM_HEARTBEAT_S="100000"
+        )
         settings.cache_clear()
         configure(settings())
         chosen = register(database, *range(cards))
         client = stack.enter_context(redis.Redis.from_url(broker.redis_url))
-        reconciler = subprocess.Popen([sys.executable, Path(__file__).parent / "thousand_cards.py", "--reconcile"])
+        reconciler = subprocess.Popen(
+            [sys.executable, Path(__file__).parent / "thousand_cards.py", "--reconcile"]
+        )
         stack.callback(reconciler.wait)
         stack.callback(reconciler.kill)
         began_s, found = time.monotonic(), dict[str, Any](items=number)
-        planned: list[tuple[float, float, float]] = []  # per tenth: time, CPU time, load of the machine
+        planned: list[
+            tuple[float, float, float]
+        ] = []  # per tenth: time, CPU time, load of the machine
 
         @contextlib.contextmanager
         def progress() -> Iterator[Callable[[str, int, int], None]]:
@@ -110,9 +121,15 @@ def submit(number: int, postgres: bool, cards: int) -> dict[str, Any]:
                 if client.llen(f"card.{chosen[0]}"):
                     found.setdefault("first_message_s", round(time.monotonic() - began_s, 1))
                 if of and done * 10 >= of * (len(planned) + 1):
-                    planned.append((time.monotonic() - began_s, time.process_time(), os.getloadavg()[0]))
+                    planned.append(
+                        (time.monotonic() - began_s, time.process_time(), os.getloadavg()[0])
+                    )
                     after = "{:.0f} s, {:.0f} s of a core, load {:.1f}".format(*planned[-1])
-                    print(f"{done} of {of} planned after {after}, {_peak_mib()} MiB", file=sys.stderr, flush=True)
+                    print(
+                        f"{done} of {of} planned after {after}, {_peak_mib()} MiB",
+                        file=sys.stderr,
+                        flush=True,
+                    )
 
             yield report
 
@@ -120,7 +137,10 @@ def submit(number: int, postgres: bool, cards: int) -> dict[str, Any]:
             opened = submissions.submit(database, sweep_of(number), chosen, progress=report)
         found["submitted_s"] = round(time.monotonic() - began_s, 1)
         steps, tenth = itertools.pairwise([(0.0, 0.0, 0.0), *planned]), opened.new / 10
-        by_tenth = [(round(tenth / (b[0] - a[0])), round((b[1] - a[1]) / tenth * 1e3, 2), b[2]) for a, b in steps]
+        by_tenth = [
+            (round(tenth / (b[0] - a[0])), round((b[1] - a[1]) / tenth * 1e3, 2), b[2])
+            for a, b in steps
+        ]
         found["by_tenth: items per s, ms of a core per item, load"] = by_tenth
         found |= {"cpu_s": round(time.process_time(), 1), "submitter_mib": _peak_mib()}
         found["messages"] = sum(client.llen(f"card.{card}") for card in chosen)
@@ -139,10 +159,21 @@ def ask(number: int, postgres: bool, cards: int, with_report: bool) -> dict[str,
         os.environ.update(FARM_BROKER_URL=broker.url, FARM_HEARTBEAT_S="100000")
         settings.cache_clear()
         configure(settings())
-        job_id = _job(database, register(database, *range(cards)), number, "waiting", finished=False, waiting=True)
+        job_id = _job(
+            database,
+            register(database, *range(cards)),
+            number,
+            "waiting",
+            finished=False,
+            waiting=True,
+        )
         with database.engine.connect() as connection:
             connection.execution_options(isolation_level="AUTOCOMMIT").execute(text("ANALYZE"))
-        found: dict[str, Any] = {"items": number, "on_cards": cards, "database_mib": _size_mib(database)}
+        found: dict[str, Any] = {
+            "items": number,
+            "on_cards": cards,
+            "database_mib": _size_mib(database),
+        }
         found |= _asked(database, job_id, with_report=with_report)
         reconcile_now(database, settings(), "")
         found |= _slowest(database, "reconciler", lambda: reconcile_now(database, settings(), ""))
@@ -197,7 +228,9 @@ def _slowest(database: Database, name: str, ask: Callable[[], Any]) -> dict[str,
     event.remove(database.engine, "before_cursor_execute", begin)
     event.remove(database.engine, "after_cursor_execute", end)
     statement_s, statement = max(slowest)
-    found = {name: {"took_s": round(took_s, 2), "slowest_s": round(statement_s, 2), "slowest": statement}}
+    found = {
+        name: {"took_s": round(took_s, 2), "slowest_s": round(statement_s, 2), "slowest": statement}
+    }
     print(json.dumps(found), file=sys.stderr, flush=True)
     return found
 
@@ -209,9 +242,13 @@ def _peak_mib() -> int:
 def _size_mib(database: Database) -> int:
     with database.engine.connect() as connection:
         if database.engine.dialect.name == "sqlite":
-            pages, size = (connection.scalar(text(f"PRAGMA {name}")) for name in ("page_count", "page_size"))
+            pages, size = (
+                connection.scalar(text(f"PRAGMA {name}")) for name in ("page_count", "page_size")
+            )
             return int(pages * size) >> 20  # type: ignore[operator]
-        return int(connection.scalar(text("SELECT pg_database_size(current_database())")) or 0) >> 20
+        return (
+            int(connection.scalar(text("SELECT pg_database_size(current_database())")) or 0) >> 20
+        )
 
 
 def begin(number: int, postgres: bool) -> dict[str, Any]:
@@ -223,13 +260,23 @@ def begin(number: int, postgres: bool) -> dict[str, Any]:
         farm = stack.enter_context(running(folder, broker.url, url))
         sweep = sweep_of(number).sweep
         assert sweep is not None
-        asked = {"sweep": sweep.operator, "grid": {name: list(values) for name, values in sweep.grid.items()}}
+        asked = {
+            "sweep": sweep.operator,
+            "grid": {name: list(values) for name, values in sweep.grid.items()},
+        }
         (folder / "sweep.yml").write_text(json.dumps({"measurements": [asked]}))  # JSON is YAML
         began_s = time.monotonic()
         submitting = farm.start("submit", "-f", str(folder / "sweep.yml"))
         found = {}
-        for what, state in (("at_work_s", tables.ItemState.CLAIMED), ("first_reading_s", tables.ItemState.DONE)):
-            reached = select(tables.Item.id).where(col(tables.Item.state).in_((state, tables.ItemState.DONE))).limit(1)
+        for what, state in (
+            ("at_work_s", tables.ItemState.CLAIMED),
+            ("first_reading_s", tables.ItemState.DONE),
+        ):
+            reached = (
+                select(tables.Item.id)
+                .where(col(tables.Item.state).in_((state, tables.ItemState.DONE)))
+                .limit(1)
+            )
             while True:
                 with database.read() as session:
                     if session.exec(reached).first() is not None:
@@ -241,11 +288,14 @@ def begin(number: int, postgres: bool) -> dict[str, Any]:
     return {"items": number, **found}
 
 
-# --------------------------------------------------------------------------------------------------- look
+# ---------------------------------------------------------------------------------------------------
+# look
 
 
 def fill(database: Database, number: int) -> tuple[str, str, str]:
-    """Fill a database with items; return the ids of a large finished sweep, a small one, and a waiting one."""
+    """Fill a database with items; return the ids of a large finished sweep, a small one, and a
+    waiting one.
+    """
     cards = register(database, 0, 1, 2, 3)
     for index in range(100):
         small = _job(database, cards, 200, f"small{index}")
@@ -271,17 +321,26 @@ def _job(
     first = _operators(database, name, 0, 1)
     job_id = jobs.create(database, request, cards, operator_ids=first).job_id
     with database.read() as session:
-        item = session.exec(select(tables.Item).where(tables.Item.job_id == job_id)).one().model_dump()
+        item = (
+            session.exec(select(tables.Item).where(tables.Item.job_id == job_id)).one().model_dump()
+        )
     item_id = item.pop("id")
     row = reading_row(READING)
     row["details"] = {**row["details"], "histogram": list(range(40))}
     row |= {"subject_kind": "operator", "card_model": "a card", "software_id": SOFTWARE.id}
-    row |= {"protocol_id": item["protocol_id"], "created_at_s": item["created_at_s"], "simulated": True}
+    row |= {
+        "protocol_id": item["protocol_id"],
+        "created_at_s": item["created_at_s"],
+        "simulated": True,
+    }
     for start in range(1, number, 5000):
         ids = _operators(database, name, start, min(number, start + 5000))
         placed = [(operator_id, cards[index % len(cards)]) for index, operator_id in enumerate(ids)]
         if waiting:
-            rows = [{**item, "subject_id": operator_id, "card_id": card_id} for operator_id, card_id in placed]
+            rows = [
+                {**item, "subject_id": operator_id, "card_id": card_id}
+                for operator_id, card_id in placed
+            ]
             with database.write() as session:
                 session.execute(insert(tables.Item), rows)
             continue
@@ -293,12 +352,22 @@ def _job(
                     for operator_id, c in placed
                 ],
             )
-            done = {"state": "done", "started_at_s": item["created_at_s"], "ended_at_s": item["created_at_s"] + 1}
+            done = {
+                "state": "done",
+                "started_at_s": item["created_at_s"],
+                "ended_at_s": item["created_at_s"] + 1,
+            }
             done |= {"published_at_s": item["created_at_s"]}
             session.execute(
                 insert(tables.Item),
                 [
-                    {**item, **done, "subject_id": operator_id, "card_id": c, "reading_id": f"r{operator_id}"}
+                    {
+                        **item,
+                        **done,
+                        "subject_id": operator_id,
+                        "card_id": c,
+                        "reading_id": f"r{operator_id}",
+                    }
                     for operator_id, c in placed
                 ],
             )
@@ -312,8 +381,16 @@ def _job(
 
 
 def _operators(database: Database, name: str, start: int, end: int) -> list[str]:
-    parameters = {"in_channels": 64, "out_channels": 64, "kernel_size": [3, 3], "stride": [1, 1], "padding": [1, 1]}
-    tensors = [{"role": "activation", "shape": [1, 64, 56, 56], "dtype": "float32", "storage": 0}] * 3
+    parameters = {
+        "in_channels": 64,
+        "out_channels": 64,
+        "kernel_size": [3, 3],
+        "stride": [1, 1],
+        "padding": [1, 1],
+    }
+    tensors = [
+        {"role": "activation", "shape": [1, 64, 56, 56], "dtype": "float32", "storage": 0}
+    ] * 3
     rows = [
         {
             "id": f"{name}-{index}",
@@ -356,7 +433,11 @@ def look(number: int, postgres: bool, plans: bool) -> dict[str, Any]:
                     ask(session)
                 took_s.append(time.perf_counter() - began_s)
                 worked_s.append(time.process_time() - worked_before_s)
-            figures = {"cold_s": took_s[0], "warm_s": min(took_s[1:]), "warm_cpu_s": min(worked_s[1:])}
+            figures = {
+                "cold_s": took_s[0],
+                "warm_s": min(took_s[1:]),
+                "warm_cpu_s": min(worked_s[1:]),
+            }
             found[name] = {figure: round(value, 3) for figure, value in figures.items()}
     return found
 
@@ -366,10 +447,27 @@ def judge(number: int, postgres: bool, cards: int) -> dict[str, Any]:
         job_id = _job(database, register(database, *range(cards)), number, "large", judged=False)
         with database.engine.connect() as connection:
             connection.execution_options(isolation_level="AUTOCOMMIT").execute(text("ANALYZE"))
-        found: dict[str, Any] = {"items": number, "on_cards": cards, "database_mib": _size_mib(database)}
-        for what in ("close", "report"):  # each in its own process, whose memory is that of the action
-            command = [sys.executable, __file__, what, "--url", database.url.render_as_string(hide_password=False)]
-            found |= json.loads(subprocess.run([*command, "--job", job_id], check=True, stdout=subprocess.PIPE).stdout)
+        found: dict[str, Any] = {
+            "items": number,
+            "on_cards": cards,
+            "database_mib": _size_mib(database),
+        }
+        for what in (
+            "close",
+            "report",
+        ):  # each in its own process, whose memory is that of the action
+            command = [
+                sys.executable,
+                __file__,
+                what,
+                "--url",
+                database.url.render_as_string(hide_password=False),
+            ]
+            found |= json.loads(
+                subprocess.run(
+                    [*command, "--job", job_id], check=True, stdout=subprocess.PIPE
+                ).stdout
+            )
     return found
 
 
@@ -395,7 +493,9 @@ def act(what: str, url: str, job_id: str) -> dict[str, Any]:
 
     found: dict[str, Any] = {what: {}}
     found[what] |= _slowest(database, what, action)[what]
-    return {what: found[what] | {"cpu_s": round(time.process_time(), 1), "largest_mib": _peak_mib()}}
+    return {
+        what: found[what] | {"cpu_s": round(time.process_time(), 1), "largest_mib": _peak_mib()}
+    }
 
 
 def _explain(database: Database, name: str, ask: Callable[[Any], Any]) -> None:
@@ -420,10 +520,16 @@ def _explain(database: Database, name: str, ask: Callable[[Any], Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("submit", "ask", "begin", "look", "judge", "close", "report"))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "what", choices=("submit", "ask", "begin", "look", "judge", "close", "report")
+    )
     parser.add_argument("--items", type=int, default=20000)
-    parser.add_argument("--cards", type=int, default=1, help="number of simulated cards of `submit`")
+    parser.add_argument(
+        "--cards", type=int, default=1, help="number of simulated cards of `submit`"
+    )
     parser.add_argument("--postgres", action="store_true")
     parser.add_argument("--plans", action="store_true")
     parser.add_argument("--report", action="store_true")
@@ -433,7 +539,11 @@ def main() -> None:
     if options.what == "submit":
         print(json.dumps(submit(options.items, options.postgres, options.cards), indent=2))
     elif options.what == "ask":
-        print(json.dumps(ask(options.items, options.postgres, options.cards, options.report), indent=2))
+        print(
+            json.dumps(
+                ask(options.items, options.postgres, options.cards, options.report), indent=2
+            )
+        )
     elif options.what == "judge":
         print(json.dumps(judge(options.items, options.postgres, options.cards), indent=2))
     elif options.what in ("close", "report"):

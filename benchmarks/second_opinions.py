@@ -1,13 +1,14 @@
-"""Measure twelve operators with the farm, with Zeus and with ``torch.utils.benchmark``, on one card in one run.
+"""Measure twelve operators with the farm, with Zeus and with ``torch.utils.benchmark``, on one card
+in one run.
 
     python benchmarks/second_opinions.py [--card cpu] [--seconds 5]
 
-Each operator is measured three times, one after the other, with the same inputs and the cache of `reuse`: a reading of
-the farm; `torch.utils.benchmark.Timer` around the farm's rounds (time); a `ZeusMonitor` window around a loop of these
-rounds (power and energy; a GPU and the package ``zeus`` are needed, otherwise the reason is printed). The output is a
-table of ratios, other / farm, and their medians. A CPU has times only: the farm counts the CPU time of one thread and
-the fastest passes, the timer counts elapsed time, so ratios above 1 are expected there.
-"""
+Each operator is measured three times, one after the other, with the same inputs and the cache of
+`reuse`: a reading of the farm; `torch.utils.benchmark.Timer` around the farm's rounds (time); a
+`ZeusMonitor` window around a loop of these rounds (power and energy; a GPU and the package ``zeus``
+are needed, otherwise the reason is printed). The output is a table of ratios, other / farm, and
+their medians. A CPU has times only: the farm counts the CPU time of one thread and the fastest
+passes, the timer counts elapsed time, so ratios above 1 are expected there."""
 
 from __future__ import annotations
 
@@ -69,7 +70,10 @@ def zeus_monitor(cuda: bool) -> Any:
     try:
         from zeus.monitor import ZeusMonitor
     except ImportError:
-        return "Zeus: skipped, because the package `zeus` is not installed; `pip install zeus` installs it"
+        return (
+            "Zeus: skipped, because the package `zeus` is not installed; `pip install zeus` "
+            "installs it"
+        )
     return ZeusMonitor(gpu_indices=[torch.cuda.current_device()])
 
 
@@ -88,8 +92,12 @@ def compare(subject: Subject, bench: Bench, monitor: Any, seconds: float) -> dic
                 one.launch()
             wait()
 
-        timer = benchmark.Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads())
-        time_us = timer.blocked_autorange(min_run_time=min(1.0, seconds)).median / 20 / one.passes * 1e6
+        timer = benchmark.Timer(
+            "work()", globals={"work": work}, num_threads=torch.get_num_threads()
+        )
+        time_us = (
+            timer.blocked_autorange(min_run_time=min(1.0, seconds)).median / 20 / one.passes * 1e6
+        )
         found = {"time_us": reading.time_us, "time": time_us / reading.time_us}
         if not isinstance(monitor, str):
             calls, begin_s = 0, time.perf_counter()
@@ -106,8 +114,12 @@ def compare(subject: Subject, bench: Bench, monitor: Any, seconds: float) -> dic
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--card", default="", help="as for `farm run`; default: the first card of this host")
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument(
+        "--card", default="", help="as for `farm run`; default: the first card of this host"
+    )
     options.add_argument("--seconds", type=float, default=5.0, help="length of a window of Zeus")
     given = options.parse_args()
     cards = matching_cards(discover(settings()), given.card) if given.card else discover(settings())
@@ -122,11 +134,21 @@ def main() -> None:
         bench = Bench(device, f"cuda:{card.index}" if cuda else "cpu", canary_every=0)
         for subject in subjects(small=not cuda):
             rows.append(compare(subject, bench, monitor, given.seconds))
-            cells = [f"{rows[-1][name]:.3f}" if name in rows[-1] else "" for name in ("time", "power", "energy")]
-            print(f"| {label_of(parse(subject.spec))} | {rows[-1]['time_us']:.4g} | {' | '.join(cells)} |", flush=True)
+            cells = [
+                f"{rows[-1][name]:.3f}" if name in rows[-1] else ""
+                for name in ("time", "power", "energy")
+            ]
+            print(
+                f"| {label_of(parse(subject.spec))} | {rows[-1]['time_us']:.4g} | "
+                f"{' | '.join(cells)} |",
+                flush=True,
+            )
     for name in ("time", "power", "energy"):
         if known := [row[name] for row in rows if name in row]:
-            print(f"median ratio of {name}, other / farm: {statistics.median(known):.3f} ({len(known)} operators)")
+            print(
+                f"median ratio of {name}, other / farm: {statistics.median(known):.3f} "
+                f"({len(known)} operators)"
+            )
 
 
 if __name__ == "__main__":

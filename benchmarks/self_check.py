@@ -1,12 +1,12 @@
-"""Time the self-check of captures, and list what it finds: models whose tuples are not what they run.
+"""Time the self-check of captures, and list what it finds: models whose tuples are not what they
+run.
 
-    python benchmarks/self_check.py                            # torchvision's 80 classification models
-    python benchmarks/self_check.py resnet50 gpt2,length=64    # these; a comma precedes each field of the variant
-    python benchmarks/self_check.py --device-type cuda swin_t,step=training
+    python benchmarks/self_check.py                            # torchvision's 80 classification
+    models python benchmarks/self_check.py resnet50 gpt2,length=64    # these; a comma precedes each
+    field of the variant python benchmarks/self_check.py --device-type cuda swin_t,step=training
 
-A capture without and with the check is timed in one run, by CPU time. Fields: those of `farm.models.catalog.variant`.
-One process, no GPU needed.
-"""
+A capture without and with the check is timed in one run, by CPU time. Fields: those of
+`farm.models.catalog.variant`. One process, no GPU needed."""
 
 from __future__ import annotations
 
@@ -38,12 +38,18 @@ class Timed:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("models", nargs="*", help="NAME or NAME,FIELD=VALUE,...")
-    parser.add_argument("--source", default="torchvision", help="without models: the classifiers of this source")
+    parser.add_argument(
+        "--source", default="torchvision", help="without models: the classifiers of this source"
+    )
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--device-type", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--quiet", action="store_true", help="no line for a model without a mismatch")
+    parser.add_argument(
+        "--quiet", action="store_true", help="no line for a model without a mismatch"
+    )
     options = parser.parse_args()
     torchvision.torchvision_models()  # exclude imports from the times
     names = options.models or catalog.names("classification", source=options.source)
@@ -63,12 +69,18 @@ def main() -> None:
         tuples += len(found.capture.tuples)
         mismatches += len(found.capture.mismatches)
         if found.capture.mismatches or not options.quiet:
-            print(f"{name:40} {len(found.capture.tuples):5} tuples, {len(found.capture.mismatches)} mismatches")
+            print(
+                f"{name:40} {len(found.capture.tuples):5} tuples, {len(found.capture.mismatches)} "
+                "mismatches"
+            )
         show(found)
     before_s = total_s - timed.check_s
     print(f"{len(names)} models, {failures} not captured; {tuples} tuples, {mismatches} mismatches")
     if before_s:
-        print(f"{before_s:.1f} s without the check, {total_s:.1f} s with it: ratio {total_s / before_s:.2f}")
+        print(
+            f"{before_s:.1f} s without the check, {total_s:.1f} s with it: ratio "
+            f"{total_s / before_s:.2f}"
+        )
 
 
 def variant_of(text: str, batch: int) -> Variant:

@@ -1,12 +1,13 @@
-"""Tables of measurements on several cards, from the database of a farm: sum against whole, and collectives over sizes.
+"""Tables of measurements on several cards, from the database of a farm: sum against whole, and
+collectives over sizes.
 
     FARM_DATABASE_URL=sqlite:///several_cards.db farm run -f examples/several_cards.yml
     python benchmarks/several_cards.py several_cards.db
 
-A row for the newest finished job of each variant on several cards: the time of the slowest rank and the energy of all
-cards, with the gap of the plain sum, and the communication that the report separates. A row for the newest reading of
-each collective: its bus bandwidth, and the share of the link's peak.
-"""
+A row for the newest finished job of each variant on several cards: the time of the slowest rank and
+the energy of all cards, with the gap of the plain sum, and the communication that the report
+separates. A row for the newest reading of each collective: its bus bandwidth, and the share of the
+link's peak."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from typing import Any
 
 from sqlmodel import col, select
 
-from farm.estimation.collectives import Size
+from farm.addons.predict.collectives import Size
 from farm.report.report import Report, build
 from farm.store.database import Database
 from farm.store.tables import Job, JobState, Operator, ReadingRow
@@ -29,7 +30,11 @@ from farm.types.request import Request
 def main(path: Path) -> None:
     database = Database(f"sqlite:///{path}")
     with database.read() as session:
-        jobs = select(Job).where(Job.state == JobState.DONE, Job.kind == "model").order_by(col(Job.created_at_s))
+        jobs = (
+            select(Job)
+            .where(Job.state == JobState.DONE, Job.kind == "model")
+            .order_by(col(Job.created_at_s))
+        )
         newest = {job.request_id: job for job in session.exec(jobs)}
         built = [build(session, job.id) for job in newest.values()]
         variants = [one for one in built if Request.from_json(one.request).variant.cards > 1]  # type: ignore[union-attr]
@@ -39,17 +44,29 @@ def main(path: Path) -> None:
             .where(Operator.kind == "collective")
             .order_by(col(ReadingRow.created_at_s))
         )
-        collectives = {operator.id: (reading, operator) for reading, operator in session.exec(readings)}
-    for lines in (_variants(variants), _collectives(list(collectives.values())), _overlaps(list(collectives.values()))):
+        collectives = {
+            operator.id: (reading, operator) for reading, operator in session.exec(readings)
+        }
+    for lines in (
+        _variants(variants),
+        _collectives(list(collectives.values())),
+        _overlaps(list(collectives.values())),
+    ):
         print("\n".join(lines), end="\n\n")
 
 
 def _variants(reports: list[Report]) -> list[str]:
-    heads = "variant | job | whole | gap in time | energy | gap in energy | ranks | collectives alone | exposed | flags"
+    heads = (
+        "variant | job | whole | gap in time | energy | gap in energy | ranks | collectives alone "
+        "| exposed | flags"
+    )
     lines = [f"| {heads} |", "| --- | --- | --: | --: | --: | --: | --: | --: | --: | --- |"]
     for report in reports:
         verdict = report.verdict
-        energy, communication = verdict.energy, (verdict.time.gap and verdict.communication_us) or (None, None)
+        energy, communication = (
+            verdict.energy,
+            (verdict.time.gap and verdict.communication_us) or (None, None),
+        )
         cells = [
             report.title,
             report.job_id,
@@ -73,9 +90,14 @@ def _variants(reports: list[Report]) -> list[str]:
 
 
 def _collectives(rows: list[tuple[ReadingRow, Operator]]) -> list[str]:
-    heads = "collective | input | time | energy of all cards | bus bandwidth | of the link's peak | flags"
+    heads = (
+        "collective | input | time | energy of all cards | bus bandwidth | of the link's peak | "
+        "flags"
+    )
     lines = [f"| {heads} |", "| --- | --: | --: | --: | --: | --: | --- |"]
-    for reading, operator in sorted(rows, key=lambda row: (row[1].short_name, _input_bytes(row[1]))):
+    for reading, operator in sorted(
+        rows, key=lambda row: (row[1].short_name, _input_bytes(row[1]))
+    ):
         details = Details.from_json(reading.details)
         if details.overlap is not None:
             continue
@@ -83,7 +105,8 @@ def _collectives(rows: list[tuple[ReadingRow, Operator]]) -> list[str]:
         cells = [
             operator.label.partition(" | ")[0],
             count_of(_input_bytes(operator), "B"),
-            f"{quantity(reading.time_us, TIME)} ± {reading.time_half_width_us / reading.time_us:.1%}",
+            f"{quantity(reading.time_us, TIME)} ± "
+            f"{reading.time_half_width_us / reading.time_us:.1%}",
             quantity(reading.energy_mj, ENERGY),
             count_of(bus, "B/s") if bus else "-",
             f"{bus / link:.0%}" if bus and link else "-",
@@ -94,11 +117,19 @@ def _collectives(rows: list[tuple[ReadingRow, Operator]]) -> list[str]:
 
 
 def _overlaps(rows: list[tuple[ReadingRow, Operator]]) -> list[str]:
-    heads = "collective beside a matrix product | alone | product alone | together | exposed | hidden"
+    heads = (
+        "collective beside a matrix product | alone | product alone | together | exposed | hidden"
+    )
     lines = [f"| {heads} |", "| --- | --: | --: | --: | --: | --: |"]
     for reading, operator in rows:
         if (found := Details.from_json(reading.details).overlap) is not None:
-            times = (found.collective_us, found.product_us, found.together_us, found.exposed_us, found.hidden_us)
+            times = (
+                found.collective_us,
+                found.product_us,
+                found.together_us,
+                found.exposed_us,
+                found.hidden_us,
+            )
             lines.append(f"| {operator.label} | {' | '.join(quantity(us, TIME) for us in times)} |")
     return lines if len(lines) > 2 else []
 

@@ -1,21 +1,23 @@
 """Measure placement over many cards, and the load on the broker and the database.
 
-    python benchmarks/simulated_cards.py --json cards.json              # the placement, by simulation
-    python benchmarks/simulated_cards.py --real 6 --items 600           # and real workers on simulated cards
+    python benchmarks/simulated_cards.py --json cards.json              # the placement, by
+    simulation python benchmarks/simulated_cards.py --real 6 --items 600           # and real
+    workers on simulated cards
 
-The real run uses SQLite and PostgreSQL. It fails if 10,000 items take 100 MB of the broker's memory or more,
-if the database is more than half way to its limit (half of the items per second that it handles when nothing else is
-done, half of a card's time spent in sessions, half of the time computed as SQLite's only writer, half a core of
-PostgreSQL's), or if an item is lost, begun twice or measured twice.
+The real run uses SQLite and PostgreSQL. It fails if 10,000 items take 100 MB of the broker's memory
+or more, if the database is more than half way to its limit (half of the items per second that it
+handles when nothing else is done, half of a card's time spent in sessions, half of the time
+computed as SQLite's only writer, half a core of PostgreSQL's), or if an item is lost, begun twice
+or measured twice.
 
-The simulation runs the arithmetic of the farm's placement, `farm.jobs.balance`: 100 cards, 10,000 items, one card four
-times slower, one failing half-way. Cards work at their own pace, the reconciler balances them every five seconds, and a
-failed card is noticed after 15 s. "Best possible" knows everything beforehand: all work, divided by the total speed.
-The arithmetic gets more information than in a farm: the exact remainder of a running item (`farm.jobs.moving.rebalance`
-counts all of it), a card's slowness over all its items (in a farm: over its last 15 minutes, from five items on), and
-the slowness of the other cards when a failed card's items move (`farm.jobs.rounds.card_for_each` treats all cards as
-equally fast).
-"""
+The simulation runs the arithmetic of the farm's placement, `farm.jobs.balance`: 100 cards, 10,000
+items, one card four times slower, one failing half-way. Cards work at their own pace, the
+reconciler balances them every five seconds, and a failed card is noticed after 15 s. "Best
+possible" knows everything beforehand: all work, divided by the total speed. The arithmetic gets
+more information than in a farm: the exact remainder of a running item (`farm.jobs.moving.rebalance`
+counts all of it), a card's slowness over all its items (in a farm: over its last 15 minutes, from
+five items on), and the slowness of the other cards when a failed card's items move
+(`farm.jobs.rounds.card_for_each` treats all cards as equally fast)."""
 
 from __future__ import annotations
 
@@ -36,11 +38,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from farm.jobs.balance import CardQueue, QueuedItem, balance, place
 
 PASS_S, LOST_S = 5.0, 15.0
-#: Limit of the broker's memory for 10,000 items, and of the share of the database's capacity that a farm may use.
+#: Limit of the broker's memory for 10,000 items, and of the share of the database's capacity that a
+#: farm may use.
 BROKER_MB, LIMIT = 100.0, 0.5
 
-#: For every process of the farm: number of connections to the database, time with a connection including waits for
-#: locks, time as SQLite's only writer, and computing time as such; in a file that remains however the process ends.
+#: For every process of the farm: number of connections to the database, time with a connection
+#: including waits for locks, time as SQLite's only writer, and computing time as such; in a file
+#: that remains however the process ends.
 TALLY = """
 import mmap, os, struct, sys, threading, time
 def watch():
@@ -76,7 +80,9 @@ def simulate(cards: int, items: int, seed: int, *, balancing: bool = True) -> di
     chance = random.Random(seed)
     # Expected and actual duration, with a spread of 20 %.
     expected = {number: chance.lognormvariate(0.3, 0.5) for number in range(items)}
-    takes = {number: seconds * chance.lognormvariate(0.0, 0.2) for number, seconds in expected.items()}
+    takes = {
+        number: seconds * chance.lognormvariate(0.0, 0.2) for number, seconds in expected.items()
+    }
     ids = [f"c{number:03d}" for number in range(cards)]
     speed = dict.fromkeys(ids, 1.0)
     speed[ids[1]] = 0.25
@@ -124,7 +130,9 @@ def simulate(cards: int, items: int, seed: int, *, balancing: bool = True) -> di
             moved_off = True
             stranded = waiting[dead] + ([current.pop(dead)[0]] if dead in current else [])
             free_at_s = {c: sum(expected[n] for n in waiting[c]) for c in ids if c != dead}
-            for number, card in place((QueuedItem(n, expected[n]) for n in stranded), free_at_s).items():
+            for number, card in place(
+                (QueuedItem(n, expected[n]) for n in stranded), free_at_s
+            ).items():
                 waiting[card].append(number)
             waiting[dead] = []
         if balancing:
@@ -145,13 +153,17 @@ def simulate(cards: int, items: int, seed: int, *, balancing: bool = True) -> di
                         break
                 waiting[card].append(number)
                 moves += 1
-    return {"ends_s": round(now_s, 1), "best_s": round(best_s, 1), "over": round(now_s / best_s - 1, 4), "moves": moves}
+    return {
+        "ends_s": round(now_s, 1),
+        "best_s": round(best_s, 1),
+        "over": round(now_s / best_s - 1, 4),
+        "moves": moves,
+    }
 
 
 def real(cards: int, items: int, item_s: float, kind: str) -> dict[str, object]:
-    """Run real workers; measure the load of the cards, the broker's memory, and the distance of the database to its
-    limit.
-    """
+    """Run real workers; measure the load of the cards, the broker's memory, and the distance of the
+    database to its limit."""
     import psutil
     import redis
     from sqlmodel import func, select
@@ -203,12 +215,15 @@ def real(cards: int, items: int, item_s: float, kind: str) -> dict[str, object]:
         farm.wait_for(lambda: farm.ended(job_id), 1800)
         whole_s = time.monotonic() - began_s
         peak_mb = client.info("memory")["used_memory_peak"] / 1e6
-        asked, held_s, locked_s, computed_s = (now - then for now, then in zip(_tallied(tallies), before, strict=True))
+        asked, held_s, locked_s, computed_s = (
+            now - then for now, then in zip(_tallied(tallies), before, strict=True)
+        )
         database_s = _processor_s(server) - before_s if server else 0.0
         with farm.database.read() as session:
             readings = session.exec(select(func.count()).select_from(tables.ReadingRow)).one()
         done = farm.items(job_id)
-        # Repeat, because other programs may have used the machine; the better result is closer to the limit.
+        # Repeat, because other programs may have used the machine; the better result is closer to
+        # the limit.
         alone_per_s = max(alone_per_s, alone(alone_url, items=500))
     items_per_s = items / whole_s
     return {
@@ -228,7 +243,9 @@ def real(cards: int, items: int, item_s: float, kind: str) -> dict[str, object]:
         "session_ms": round(1e3 * held_s / asked, 2),
         "share_of_a_cards_time_in_sessions": round(held_s / whole_s / cards, 4),
         "share_of_time_sqlite_is_locked": round(locked_s / whole_s, 3) if server is None else None,
-        "share_of_time_sqlites_writer_computes": round(computed_s / whole_s, 3) if server is None else None,
+        "share_of_time_sqlites_writer_computes": round(computed_s / whole_s, 3)
+        if server is None
+        else None,
         "database_alone_items_per_s": round(alone_per_s, 1),
         "share_of_what_the_database_bears": round(items_per_s / alone_per_s, 3),
         "database_processor_ms_per_item": round(1e3 * database_s / items, 2) if server else None,
@@ -250,12 +267,22 @@ def wrong(found: dict[str, Any]) -> list[str]:
         "share_of_time_sqlites_writer_computes",
         "database_share_of_one_core",
     )
-    said += [f"{name}: {found[name]}, the database is near its limit" for name in shares if (found[name] or 0) > LIMIT]
-    return said + [f"{name}: {found[name]}" for name in ("lost", "repeated", "readings_too_many") if found[name]]
+    said += [
+        f"{name}: {found[name]}, the database is near its limit"
+        for name in shares
+        if (found[name] or 0) > LIMIT
+    ]
+    return said + [
+        f"{name}: {found[name]}"
+        for name in ("lost", "repeated", "readings_too_many")
+        if found[name]
+    ]
 
 
 def alone(url: str, items: int) -> float:
-    """Return the items per second that the database handles: one process per core only claims and completes."""
+    """Return the items per second that the database handles: one process per core only claims and
+    completes.
+    """
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
@@ -291,12 +318,13 @@ def _claim_and_complete(url: str, job_id: str, ids: list[int]) -> tuple[float, f
 
 
 def _tallied(folder: Path) -> tuple[float, ...]:
-    """Sum over all processes of the farm: sessions, time in sessions, time as the only writer, and computing time as
-    such.
-    """
+    """Sum over all processes of the farm: sessions, time in sessions, time as the only writer, and
+    computing time as such."""
     return tuple(
         sum(column)
-        for column in zip(*(struct.unpack("dddd", path.read_bytes()) for path in folder.iterdir()), strict=True)
+        for column in zip(
+            *(struct.unpack("dddd", path.read_bytes()) for path in folder.iterdir()), strict=True
+        )
     )
 
 
@@ -314,11 +342,15 @@ def _processor_s(server) -> float:  # type: ignore[no-untyped-def]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cards", type=int, default=100, help="number of cards of the simulation")
     parser.add_argument("--items", type=int, default=10_000)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--real", type=int, default=0, help="number of real workers, instead of the simulation")
+    parser.add_argument(
+        "--real", type=int, default=0, help="number of real workers, instead of the simulation"
+    )
     parser.add_argument(
         "--item-s",
         type=float,
@@ -326,7 +358,10 @@ def main() -> int:
         help="duration of an item on the simulated card of a real worker, in seconds",
     )
     parser.add_argument(
-        "--database", choices=("sqlite", "postgresql"), action="append", help="database of a real run; default: both"
+        "--database",
+        choices=("sqlite", "postgresql"),
+        action="append",
+        help="database of a real run; default: both",
     )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -337,7 +372,9 @@ def main() -> int:
             found[kind] = one = real(options.real, options.items, options.item_s, kind)
             said += [f"{kind}: {what}" for what in wrong(one)]
     else:
-        found["balanced"] = [simulate(options.cards, options.items, seed) for seed in range(options.seeds)]
+        found["balanced"] = [
+            simulate(options.cards, options.items, seed) for seed in range(options.seeds)
+        ]
         found["first placement only"] = simulate(options.cards, options.items, 0, balancing=False)
     print(json.dumps(found, indent=2))
     if options.json:

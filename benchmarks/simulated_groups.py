@@ -2,11 +2,11 @@
 
     python benchmarks/simulated_groups.py --hosts 100
 
-Each host has 8 cards with full queues, in which items on 2, 4 and 8 cards are mixed at random with items on one card.
-The rules are those of `farm/jobs/groups.py`; `block_of` is the farm's own function. Hosts do not affect each other.
-The limits are checked: a reserved card waits at most for one item of each peer, and between two groups a card begins an
-item on one card while such items wait.
-"""
+Each host has 8 cards with full queues, in which items on 2, 4 and 8 cards are mixed at random with
+items on one card. The rules are those of `farm/jobs/groups.py`; `block_of` is the farm's own
+function. Hosts do not affect each other. The limits are checked: a reserved card waits at most for
+one item of each peer, and between two groups a card begins an item on one card while such items
+wait."""
 
 from __future__ import annotations
 
@@ -52,8 +52,12 @@ class Card:
 
 @dataclass
 class Found:
-    held_s: list[float] = field(default_factory=list)  # a waiting item on one card: how long a group holds it up
-    groups_s: list[float] = field(default_factory=list)  # a group: from its first message to its begin
+    held_s: list[float] = field(
+        default_factory=list
+    )  # a waiting item on one card: how long a group holds it up
+    groups_s: list[float] = field(
+        default_factory=list
+    )  # a group: from its first message to its begin
     reserved_s: list[float] = field(default_factory=list)  # a reserved card: until the group begins
     longest_s: float = 0.0  # item on one card
     in_a_row: int = 0
@@ -67,21 +71,29 @@ class Host:
         self.found, self.now_s, self.serial = found, 0.0, 0
         self.events: list[tuple[float, int, Item]] = []
         self.put_off: dict[int, Item] = {}
-        rows = [CardRow(id=str(n), kind="simulated", model="a card", host="h", index=n) for n in range(CARDS)]
+        rows = [
+            CardRow(id=str(n), kind="simulated", model="a card", host="h", index=n)
+            for n in range(CARDS)
+        ]
         number = 0
         for place, card in enumerate(self.cards):
             for _ in range(singles):
                 number += 1
                 card.queue.append(Item(number, (place,), chance.lognormvariate(0.3, 0.5)))
         for size in (2, 4, 8):
-            # A third of the groups' card time for each size; the mean of the lognormal distribution is 1.53 s.
-            for _ in range(round(singles * CARDS * 1.53 * share / (1 - share) / 3 / (size * (START_S + 1.53)))):
+            # A third of the groups' card time for each size; the mean of the lognormal distribution
+            # is 1.53 s.
+            for _ in range(
+                round(singles * CARDS * 1.53 * share / (1 - share) / 3 / (size * (START_S + 1.53)))
+            ):
                 number += 1
                 leading = chance.randrange(0, CARDS, size)
                 ids = tuple(map(int, block_of(rows, str(leading), size)))
                 item = Item(number, ids, START_S + chance.lognormvariate(0.3, 0.5))
                 self.cards[leading].queue.insert(chance.randrange(singles), item)
-        self.longest_s = max(item.takes_s for card in self.cards for item in card.queue if len(item.cards) == 1)
+        self.longest_s = max(
+            item.takes_s for card in self.cards for item in card.queue if len(item.cards) == 1
+        )
 
     def run(self) -> None:
         for place in range(CARDS):
@@ -155,12 +167,17 @@ class Host:
         older = (other for number, other in self.put_off.items() if number < item.number)
         return (
             all(card.group is None for card in peers)
-            and not any(card.after_group and any(len(one.cards) == 1 for one in card.queue) for card in peers)
+            and not any(
+                card.after_group and any(len(one.cards) == 1 for one in card.queue)
+                for card in peers
+            )
             and all(set(other.cards).isdisjoint(item.cards) for other in older)
         )
 
     def publish(self) -> None:
-        """Items that were put off go in front of the queue when their cards are free, as `farm.jobs.groups.due`."""
+        """Items that were put off go in front of the queue when their cards are free, as
+        `farm.jobs.groups.due`.
+        """
         for number in sorted(self.put_off):
             item = self.put_off[number]
             leading = self.cards[item.cards[0]]
@@ -195,14 +212,19 @@ def simulate(hosts: int, singles: int, share: float, seed: int) -> dict[str, flo
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--hosts", type=int, default=100)
     parser.add_argument("--items", type=int, default=200, help="items on one card, for each card")
-    parser.add_argument("--share", type=float, action="append", help="share of the card time that groups take")
+    parser.add_argument(
+        "--share", type=float, action="append", help="share of the card time that groups take"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     results = [
-        simulate(options.hosts, options.items, share, options.seed) for share in options.share or (0.05, 0.2, 0.5)
+        simulate(options.hosts, options.items, share, options.seed)
+        for share in options.share or (0.05, 0.2, 0.5)
     ]
     print(json.dumps(results, indent=2))
     wrong = [

@@ -1,7 +1,8 @@
-"""Slow one operator type in the benchmark processes that start within a block: the tuples and the whole stay the same.
+"""Slow one operator type in the benchmark processes that start within a block: the tuples and the
+whole stay the same.
 
-Each pass of the type's tuples takes longer by a factor. A GPU sleeps, and a CPU computes, until the time is over.
-`slowed` lets each new Python process run this file at its start (as `sitecustomize`).
+Each pass of the type's tuples takes longer by a factor. A GPU sleeps, and a CPU computes, until the
+time is over. `slowed` lets each new Python process run this file at its start (as `sitecustomize`).
 """
 
 from __future__ import annotations
@@ -26,16 +27,24 @@ TYPE, FACTOR, SIDE_B_IN = "SLOWED_TYPE", "SLOWED_FACTOR", "SLOWED_SIDE_B_IN"
 
 
 @contextlib.contextmanager
-def slowed(operator_type: str, factor: float, side_b_in: Path | None = None) -> Iterator[dict[str, str]]:
+def slowed(
+    operator_type: str, factor: float, side_b_in: Path | None = None
+) -> Iterator[dict[str, str]]:
     """The environment for a farm whose benchmark processes slow this type.
 
     Args:
-        side_b_in: a SQLite database: slow the type only while side B of a comparison in this database is measured.
+        side_b_in: a SQLite database: slow the type only while side B of a comparison in this
+            database is measured.
     """
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(__file__, Path(folder) / "sitecustomize.py")
         path = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH", ""))))
-        yield {"PYTHONPATH": path, TYPE: operator_type, FACTOR: str(factor), SIDE_B_IN: str(side_b_in or "")}
+        yield {
+            "PYTHONPATH": path,
+            TYPE: operator_type,
+            FACTOR: str(factor),
+            SIDE_B_IN: str(side_b_in or ""),
+        }
 
 
 def _wanted() -> bool:
@@ -85,7 +94,11 @@ def _on_gpu(run: Run) -> Run:
 
         return slow
 
-    alone_ms, short_ms, long_ms = graph_ms(run), graph_ms(with_sleep(1000)), graph_ms(with_sleep(101000))
+    alone_ms, short_ms, long_ms = (
+        graph_ms(run),
+        graph_ms(with_sleep(1000)),
+        graph_ms(with_sleep(101000)),
+    )
     wanted_ms = float(os.environ[FACTOR]) * alone_ms
     return with_sleep(max(1, int(1000 + (wanted_ms - short_ms) / (long_ms - short_ms) * 100000)))
 

@@ -1,9 +1,10 @@
-"""Measure how fast the command line answers, and check that commands without need of torch do not import it.
+"""Measure how fast the command line answers, and check that commands without need of torch do not
+import it.
 
     python benchmarks/startup.py
 
-Times are the best of several new interpreters; the ratios matter. The target is 3 for `farm --help`.
-"""
+Times are the best of several new interpreters; the ratios matter. The target is 3 for `farm
+--help`."""
 
 from __future__ import annotations
 
@@ -41,7 +42,12 @@ def best_s(arguments: list[str]) -> float:
     times = []
     for _ in range(REPEATS):
         begin = time.perf_counter()
-        subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+        subprocess.run(
+            [sys.executable, *arguments],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=False,
+        )
         times.append(time.perf_counter() - begin)
     return min(times)
 
@@ -51,12 +57,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as state_dir:
         os.environ["FARM_STATE_DIR"] = state_dir
         os.environ["FARM_LOCK_DIR"] = state_dir
-        subprocess.run([sys.executable, "-m", "cli", "db", "upgrade"], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, "-m", "cli", "db", "upgrade"], check=True, stdout=subprocess.DEVNULL
+        )
         reference_s = best_s(["-c", "import typer"])
         print(f"{'import typer':<20} {reference_s * 1e3:6.0f} ms   1.0 x")
         for arguments in TORCH_FREE:
             taken_s = best_s(["-m", "cli", *arguments])
-            done = subprocess.run([sys.executable, "-c", _WITNESS, *arguments], capture_output=True, text=True)
+            done = subprocess.run(
+                [sys.executable, "-c", _WITNESS, *arguments], capture_output=True, text=True
+            )
             clean = done.stderr.strip().splitlines()[-1] == "NO TORCH"
             ratio = taken_s / reference_s
             failures += not clean or (arguments == ["--help"] and ratio > 3)

@@ -1,13 +1,15 @@
-"""Compare the memory curve of a captured training step with PyTorch's allocator in an unobserved step.
+"""Compare the memory curve of a captured training step with PyTorch's allocator in an unobserved
+step.
 
     python benchmarks/step_memory.py                  # ten models on the CPU
-    python benchmarks/step_memory.py resnet18:sgd:8   # MODEL:OPTIMIZER:BATCH, with the suffix :bfloat16 for autocast
-    python benchmarks/step_memory.py --cuda           # four models on the first GPU
+    python benchmarks/step_memory.py resnet18:sgd:8   # MODEL:OPTIMIZER:BATCH, with the suffix
+    :bfloat16 for autocast python benchmarks/step_memory.py --cuda           # four models on the
+    first GPU
 
-The capture runs on the meta device, with a GPU's operators if there is one. The allocator's side is, on a CPU, what
-PyTorch's profiler records of it, above the memory before the step; on a GPU, the requested bytes. Workspaces of
-libraries are in the allocator's figure but not an operator's tensor; those of cuBLAS are listed separately.
-"""
+The capture runs on the meta device, with a GPU's operators if there is one. The allocator's side
+is, on a CPU, what PyTorch's profiler records of it, above the memory before the step; on a GPU, the
+requested bytes. Workspaces of libraries are in the allocator's figure but not an operator's tensor;
+those of cuBLAS are listed separately."""
 
 from __future__ import annotations
 
@@ -35,7 +37,12 @@ MODELS = (
 )
 
 
-ON_CARD = ("resnet50:sgd:32", "vit_b_16:adamw-fused:32:bfloat16", "bert-base:adamw-fused:16", "gpt2:adamw-fused:8")
+ON_CARD = (
+    "resnet50:sgd:32",
+    "vit_b_16:adamw-fused:32:bfloat16",
+    "bert-base:adamw-fused:16",
+    "gpt2:adamw-fused:8",
+)
 
 
 def allocator_peak_bytes(variant: Variant) -> int:
@@ -44,13 +51,27 @@ def allocator_peak_bytes(variant: Variant) -> int:
         step = build_step(variant, CPU)
     step.optimizer.zero_grad()
     model, inputs = step.model, step.inputs
-    held = [*model.parameters(), *model.buffers(), *inputs, *(step.loss.targets if step.loss else ())]
-    held += [value for state in step.optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
-    storages = {one.data_ptr(): one.untyped_storage().nbytes() for one in held if torch.is_tensor(one)}
+    held = [
+        *model.parameters(),
+        *model.buffers(),
+        *inputs,
+        *(step.loss.targets if step.loss else ()),
+    ]
+    held += [
+        value
+        for state in step.optimizer.state.values()
+        for value in state.values()
+        if torch.is_tensor(value)
+    ]
+    storages = {
+        one.data_ptr(): one.untyped_storage().nbytes() for one in held if torch.is_tensor(one)
+    }
     current = peak = sum(storages.values())
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         step.run()
-    events = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events = [
+        event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"
+    ]
     for event in sorted(events, key=lambda event: event.start_ns()):
         current += event.nbytes()
         peak = max(peak, current)
@@ -58,7 +79,9 @@ def allocator_peak_bytes(variant: Variant) -> int:
 
 
 def card_peak_bytes(variant: Variant) -> tuple[int, int]:
-    """Return the requested bytes at the peak of an unobserved step on a GPU, and those of cuBLAS's workspaces."""
+    """Return the requested bytes at the peak of an unobserved step on a GPU, and those of cuBLAS's
+    workspaces.
+    """
     with torch.enable_grad():
         step = build_step(variant, torch.device("cuda"))
         step.run()
@@ -80,7 +103,9 @@ def main() -> None:
     print(f"{'step':60} {'allocator':>11} {'curve':>11} {'workspaces':>11} {'both by':>9}")
     for text in chosen or (ON_CARD if on_card else MODELS):
         name, optimizer, batch, *amp = text.split(":")
-        variant = catalog.variant(name, int(batch), step="training", optimizer=optimizer, amp="".join(amp))
+        variant = catalog.variant(
+            name, int(batch), step="training", optimizer=optimizer, amp="".join(amp)
+        )
         captured = extract_step(variant, device_type="cuda" if on_card else "cpu")
         curve, workspaces = max(captured.memory_bytes), 0
         if on_card:
@@ -89,7 +114,10 @@ def main() -> None:
         else:
             peak = allocator_peak_bytes(variant)
         told = "".join(f" {size / 1e6:8.1f} MB" for size in (peak, curve, workspaces))
-        print(f"{variant!s:52} {optimizer:11}{told} {(curve + workspaces) / peak - 1:+9.2%}", flush=True)
+        print(
+            f"{variant!s:52} {optimizer:11}{told} {(curve + workspaces) / peak - 1:+9.2%}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Train a tokenizer of each kind on the farm's corpus, and write the corpus as ids of each kind.
 
-    python benchmarks/text_ids.py        # writes farm/models/texts/*.npz; needs the extra `language`
+    python benchmarks/text_ids.py        # writes farm/models/texts/*.npz; needs the extra
+    `language`
 
-The farm reads only the ids, so they are equal on every host and with every version of `tokenizers`. A token's
-number is its rank by frequency: 0 is the most frequent token. `farm.models.texts` converts ranks to a model's ids.
-"""
+The farm reads only the ids, so they are equal on every host and with every version of `tokenizers`.
+A token's number is its rank by frequency: 0 is the most frequent token. `farm.models.texts`
+converts ranks to a model's ids."""
 
 from __future__ import annotations
 
@@ -17,13 +18,18 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from farm.models import texts
 
-#: Entries of each vocabulary, so that a word has about 1.3 tokens, as with large vocabularies in English.
+#: Entries of each vocabulary, so that a word has about 1.3 tokens, as with large vocabularies in
+#: English.
 ENTRIES = {"wordpiece": 5000, "byte_level": 5000, "unigram": 4000, "bpe": 5000}
 
 
 def corpus() -> list[str]:
     """The paragraphs of the corpus, for the training of the tokenizers."""
-    return [part for part in (texts.FOLDER / "corpus.txt").read_text(encoding="utf-8").split("\n\n") if part.strip()]
+    return [
+        part
+        for part in (texts.FOLDER / "corpus.txt").read_text(encoding="utf-8").split("\n\n")
+        if part.strip()
+    ]
 
 
 def _wordpiece() -> tuple[Tokenizer, Any]:
@@ -37,7 +43,9 @@ def _wordpiece() -> tuple[Tokenizer, Any]:
 
 
 def _byte_level() -> tuple[Tokenizer, Any]:
-    """Like GPT-2's, RoBERTa's and Llama 3's: every byte has a token, spaces belong to the following word."""
+    """Like GPT-2's, RoBERTa's and Llama 3's: every byte has a token, spaces belong to the following
+    word.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -52,7 +60,10 @@ def _unigram() -> tuple[Tokenizer, Any]:
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     return tokenizer, trainers.UnigramTrainer(
-        vocab_size=ENTRIES["unigram"], unk_token="<unk>", special_tokens=["<unk>"], show_progress=False
+        vocab_size=ENTRIES["unigram"],
+        unk_token="<unk>",
+        special_tokens=["<unk>"],
+        show_progress=False,
     )
 
 
@@ -77,9 +88,8 @@ def trained(kind: str, paragraphs: list[str]) -> Tokenizer:
 
 
 def ranks(tokenizer: Tokenizer, paragraphs: list[str]) -> dict[str, np.ndarray]:
-    """Return the stored arrays of a kind: the corpus as ranks, the end of each paragraph, and the frequency of each
-    rank.
-    """
+    """Return the stored arrays of a kind: the corpus as ranks, the end of each paragraph, and the
+    frequency of each rank."""
     rows = [encoding.ids for encoding in tokenizer.encode_batch(paragraphs)]
     found = collections.Counter(number for row in rows for number in row).most_common()
     rank_of = {number: rank for rank, (number, _) in enumerate(found)}

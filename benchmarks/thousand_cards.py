@@ -1,17 +1,19 @@
-"""Measure how the farm behaves with up to 1,000 cards: curves of throughput, pauses, database, broker and reconciler.
+"""Measure how the farm behaves with up to 1,000 cards: curves of throughput, pauses, database,
+broker and reconciler.
 
     python benchmarks/thousand_cards.py --cards 10,50,100,300,1000 --item-s 10 --json cards.json
 
-Real PostgreSQL, real broker, real reconciler and aggregation in a control process. The cards are threads that send the
-requests of real workers: they take messages with kombu, run items with the driver of a card's worker
-(`tasks.measure.CardWorker`), count the parts of chords with Celery's backend and renew their leases. Only the
-measurement is a pause of ``--item-s``, and no process starts per card. All cards of a client process share its
-database connections, as behind a connection pool; ``--connections`` sets their number.
+Real PostgreSQL, real broker, real reconciler and aggregation in a control process. The cards are
+threads that send the requests of real workers: they take messages with kombu, run items with the
+driver of a card's worker (`tasks.measure.CardWorker`), count the parts of chords with Celery's
+backend and renew their leases. Only the measurement is a pause of ``--item-s``, and no process
+starts per card. All cards of a client process share its database connections, as behind a
+connection pool; ``--connections`` sets their number.
 
-The clients need CPU time too, and more than real workers of many hosts would take from these cores. So their CPU time
-is measured separately, and the curve ends where they take more than half of the cores (``generator_limited``). The
-pause is from the end of an item to the start of the next on the same card, on the database's clock.
-"""
+The clients need CPU time too, and more than real workers of many hosts would take from these cores.
+So their CPU time is measured separately, and the curve ends where they take more than half of the
+cores (``generator_limited``). The pause is from the end of an item to the start of the next on the
+same card, on the database's clock."""
 
 from __future__ import annotations
 
@@ -80,11 +82,14 @@ class Pause:
 
     def measure(self, subject: Any, protocol: Any, stopping: Any, **_: Any) -> Measured:
         return Measured(
-            simulate(subject, protocol, self.device, None, lambda phase, details: None), SOFTWARE, self.card
+            simulate(subject, protocol, self.device, None, lambda phase, details: None),
+            SOFTWARE,
+            self.card,
         )
 
 
-# ------------------------------------------------------------------------------------------------ one client process
+# ------------------------------------------------------------------------------------------------
+# one client process
 
 
 def client(numbers: range, connections: int, host_cards: int) -> None:
@@ -97,7 +102,9 @@ def client(numbers: range, connections: int, host_cards: int) -> None:
     threading.stack_size(512 * 1024)
     for number in numbers:
         card = card_of(number)
-        worker = CardWorker(card.id, f"holder-{number}", database, Pause(card), queue=card_queue(card.id))  # type: ignore[arg-type]
+        worker = CardWorker(
+            card.id, f"holder-{number}", database, Pause(card), queue=card_queue(card.id)
+        )  # type: ignore[arg-type]
         worker.software = SOFTWARE  # the coordinator has registered the card
         held[worker.holder] = set()
         threading.Thread(target=work, args=(worker, held[worker.holder]), daemon=True).start()
@@ -107,7 +114,9 @@ def client(numbers: range, connections: int, host_cards: int) -> None:
             if host_cards == 1:
                 items.renew(database, holders[0], settings().lease_s, set(held[holders[0]]))
             else:
-                items.renew_together(database, {holder: set(held[holder]) for holder in holders}, settings().lease_s)
+                items.renew_together(
+                    database, {holder: set(held[holder]) for holder in holders}, settings().lease_s
+                )
         time.sleep(max(0.1, settings().heartbeat_s - (time.monotonic() - began_s)))
 
 
@@ -120,7 +129,9 @@ def work(worker: CardWorker, held: set[int]) -> None:
             held.add(item_id)
             with contextlib.suppress(Ignore):
                 status = run_item(None, worker, item_id)
-                about = Context(message.headers, chord=embedded.get("chord"), args=(item_id,), kwargs={})
+                about = Context(
+                    message.headers, chord=embedded.get("chord"), args=(item_id,), kwargs={}
+                )
                 if about.chord:
                     app.backend.on_chord_part_return(about, "SUCCESS", status)
             held.discard(item_id)
@@ -137,7 +148,9 @@ def reconciler() -> None:
         control.reconcile_now(control.database(), settings(), "")
         took_s = time.monotonic() - began_s
         print(round(took_s, 3), flush=True)
-        time.sleep(max(settings().reconcile_s - took_s, 4 * took_s))  # as a worker: a long pass has a long pause
+        time.sleep(
+            max(settings().reconcile_s - took_s, 4 * took_s)
+        )  # as a worker: a long pass has a long pause
 
 
 def _aggregations() -> None:
@@ -148,7 +161,8 @@ def _aggregations() -> None:
             message.ack()
 
 
-# ------------------------------------------------------------------------------------------------ the coordinator
+# ------------------------------------------------------------------------------------------------
+# the coordinator
 
 
 def prepare(database: Database, cards: int, number: int) -> str:
@@ -159,8 +173,14 @@ def prepare(database: Database, cards: int, number: int) -> str:
         software_id = store_software(session, SOFTWARE)
         for index in range(cards):
             card = card_of(index)
-            row = tables.CardRow(id=card.id, kind=card.kind, model=MODEL, host="here", index=index, state="idle")
-            row.queue, row.worker, row.software_id = card_queue(card.id), f"holder-{index}", software_id
+            row = tables.CardRow(
+                id=card.id, kind=card.kind, model=MODEL, host="here", index=index, state="idle"
+            )
+            row.queue, row.worker, row.software_id = (
+                card_queue(card.id),
+                f"holder-{index}",
+                software_id,
+            )
             row.last_seen_at_s = database_now()  # type: ignore[assignment]
             session.add(row)
     request = Request(
@@ -187,7 +207,11 @@ def measure(postgres: PostgresServer, cards: int, options: argparse.Namespace) -
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         broker = stack.enter_context(BrokerServer(options={"appendonly": "yes"}))
         url = postgres.new_database()
-        changes = {"FARM_DATABASE_URL": url, "FARM_BROKER_URL": broker.url, "FARM_STATE_DIR": str(folder)}
+        changes = {
+            "FARM_DATABASE_URL": url,
+            "FARM_BROKER_URL": broker.url,
+            "FARM_STATE_DIR": str(folder),
+        }
         changes |= {"FARM_SIMULATED_ITEM_S": str(options.item_s)}
         os.environ.update(changes)
         settings.cache_clear()
@@ -195,16 +219,26 @@ def measure(postgres: PostgresServer, cards: int, options: argparse.Namespace) -
         database = Database(url)
         stack.callback(database.close)
         database.create_or_check()
-        job_id = prepare(database, cards, int(cards * ((options.warm_up_s + options.seconds) / options.item_s + 8)))
+        job_id = prepare(
+            database,
+            cards,
+            int(cards * ((options.warm_up_s + options.seconds) / options.item_s + 8)),
+        )
         finished_before(database, options.finished)
         with database.engine.connect() as connection:
-            connection.execution_options(isolation_level="AUTOCOMMIT").exec_driver_sql("VACUUM ANALYZE")
+            connection.execution_options(isolation_level="AUTOCOMMIT").exec_driver_sql(
+                "VACUUM ANALYZE"
+            )
         server = psutil.Process(postgres.pid)
         publishing = (time.process_time(), _processor_s(server), time.monotonic())
         messages = publish_round(database, job_id, 1)
         published = [
             now - then
-            for now, then in zip((time.process_time(), _processor_s(server), time.monotonic()), publishing, strict=True)
+            for now, then in zip(
+                (time.process_time(), _processor_s(server), time.monotonic()),
+                publishing,
+                strict=True,
+            )
         ]
         inspect = stack.enter_context(redis.Redis.from_url(broker.redis_url))
         full_mb = inspect.info("memory")["used_memory"] / 1e6
@@ -212,10 +246,12 @@ def measure(postgres: PostgresServer, cards: int, options: argparse.Namespace) -
         given = ["--connections", str(options.connections), "--host-cards", str(options.host_cards)]
         log = stack.enter_context((folder / "log").open("w+"))
         shares = [
-            range(cards * n // options.clients, cards * (n + 1) // options.clients) for n in range(options.clients)
+            range(cards * n // options.clients, cards * (n + 1) // options.clients)
+            for n in range(options.clients)
         ]
         clients = [
-            subprocess.Popen([*here, "--serve", f"{share.start}-{share.stop}", *given], stderr=log) for share in shares
+            subprocess.Popen([*here, "--serve", f"{share.start}-{share.stop}", *given], stderr=log)
+            for share in shares
         ]
         reconciling = subprocess.Popen([*here, "--reconcile"], stdout=log, stderr=log)
         for process in (*clients, reconciling):
@@ -224,7 +260,9 @@ def measure(postgres: PostgresServer, cards: int, options: argparse.Namespace) -
         time.sleep(options.warm_up_s + 2 * options.item_s)
 
         def times() -> tuple[float, ...]:
-            generating = sum(sum(psutil.Process(process.pid).cpu_times()[:2]) for process in clients)
+            generating = sum(
+                sum(psutil.Process(process.pid).cpu_times()[:2]) for process in clients
+            )
             control_s = sum(psutil.Process(reconciling.pid).cpu_times()[:2])
             cpu = inspect.info("cpu")
             return (
@@ -244,11 +282,16 @@ def measure(postgres: PostgresServer, cards: int, options: argparse.Namespace) -
         with database.read() as session:
             rows = session.exec(
                 select(tables.Item.card_id, tables.Item.started_at_s, tables.Item.ended_at_s)
-                .where(col(tables.Item.started_at_s) >= since_s - options.item_s - 10, tables.Item.job_id == job_id)
+                .where(
+                    col(tables.Item.started_at_s) >= since_s - options.item_s - 10,
+                    tables.Item.job_id == job_id,
+                )
                 .order_by(col(tables.Item.card_id), col(tables.Item.started_at_s))
             ).all()
             rows_after = rows_read(session)
-            repeated = session.exec(select(tables.Item.id).where(col(tables.Item.attempts) > 1)).all()
+            repeated = session.exec(
+                select(tables.Item.id).where(col(tables.Item.attempts) > 1)
+            ).all()
         memory = inspect.info("memory")
         log.seek(0)
         passes = [float(line) for line in log.read().split() if line.replace(".", "", 1).isdigit()]
@@ -269,7 +312,9 @@ def measure(postgres: PostgresServer, cards: int, options: argparse.Namespace) -
         "pause_p50_ms": round(statistics.median(pauses_ms), 1) if pauses_ms else None,
         "pause_p99_ms": round(pauses_ms[int(0.99 * len(pauses_ms))], 1) if pauses_ms else None,
         "database_ms_per_item": round(1e3 * database_s / done, 2),
-        "rows_read_per_item": {name: round((rows_after[name] - rows_before[name]) / done, 1) for name in rows_before},
+        "rows_read_per_item": {
+            name: round((rows_after[name] - rows_before[name]) / done, 1) for name in rows_before
+        },
         "database_cores": round(database_s / wall_s, 3),
         "waiting_for_locks": round(waits["Lock"], 4),
         "waiting_for_internal_locks": round(waits["LWLock"], 4),
@@ -290,11 +335,22 @@ def measure(postgres: PostgresServer, cards: int, options: argparse.Namespace) -
 
 
 def rows_read(session: Session) -> dict[str, int]:
-    """Return table -> number of rows that statements have read so far, and the same of the entries of indexes."""
-    of_table = "SELECT relname, coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) FROM pg_stat_user_tables"
+    """Return table -> number of rows that statements have read so far, and the same of the entries
+    of indexes.
+    """
+    of_table = (
+        "SELECT relname, coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) FROM "
+        "pg_stat_user_tables"
+    )
     of_index = "SELECT relname || ' indexes', sum(idx_tup_read) FROM pg_stat_user_indexes"
-    found = session.execute(text(f"{of_table} UNION ALL {of_index} GROUP BY relname"))  # no input in it
-    return {name: int(number) for name, number in found if name.split()[0] in ("item", "reading", "job", "card")}
+    found = session.execute(
+        text(f"{of_table} UNION ALL {of_index} GROUP BY relname")
+    )  # no input in it
+    return {
+        name: int(number)
+        for name, number in found
+        if name.split()[0] in ("item", "reading", "job", "card")
+    }
 
 
 def watch_locks(postgres: PostgresServer, url: str, seconds: float) -> dict[str, float]:
@@ -302,7 +358,8 @@ def watch_locks(postgres: PostgresServer, url: str, seconds: float) -> dict[str,
     found, samples = dict.fromkeys(("Lock", "LWLock"), 0), 0
     name = url.rpartition("/")[2].partition("?")[0]
     query = (
-        "SELECT wait_event_type, wait_event, query FROM pg_stat_activity WHERE wait_event_type IN ('Lock', 'LWLock')"
+        "SELECT wait_event_type, wait_event, query FROM pg_stat_activity WHERE wait_event_type IN "
+        "('Lock', 'LWLock')"
     )
     waiting: Counter[str] = Counter()
     ends_s = time.monotonic() + seconds
@@ -319,15 +376,32 @@ def watch_locks(postgres: PostgresServer, url: str, seconds: float) -> dict[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cards", default="10,30,100,300,1000", help="numbers of cards, the points of the curve")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--cards", default="10,30,100,300,1000", help="numbers of cards, the points of the curve"
+    )
     parser.add_argument("--item-s", type=float, default=1.0)
-    parser.add_argument("--seconds", type=float, default=30.0, help="duration of the measurement of each point")
-    parser.add_argument("--warm-up-s", type=float, default=15.0, help="time for the start of the clients")
+    parser.add_argument(
+        "--seconds", type=float, default=30.0, help="duration of the measurement of each point"
+    )
+    parser.add_argument(
+        "--warm-up-s", type=float, default=15.0, help="time for the start of the clients"
+    )
     parser.add_argument("--clients", type=int, default=2, help="number of client processes")
-    parser.add_argument("--connections", type=int, default=20, help="database connections of a client process")
-    parser.add_argument("--host-cards", type=int, default=8, help="cards of a host, whose heartbeats are combined")
-    parser.add_argument("--finished", type=int, default=0, help="number of finished items that the database has before")
+    parser.add_argument(
+        "--connections", type=int, default=20, help="database connections of a client process"
+    )
+    parser.add_argument(
+        "--host-cards", type=int, default=8, help="cards of a host, whose heartbeats are combined"
+    )
+    parser.add_argument(
+        "--finished",
+        type=int,
+        default=0,
+        help="number of finished items that the database has before",
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--reconcile", action="store_true", help=argparse.SUPPRESS)
@@ -344,7 +418,10 @@ def main() -> None:
                 found.append(measure(postgres, cards, options))
                 print(json.dumps(found[-1]), flush=True)
                 if found[-1]["generator_limited"]:
-                    print("The clients take more than half of the cores: the curve ends here.", file=sys.stderr)
+                    print(
+                        "The clients take more than half of the cores: the curve ends here.",
+                        file=sys.stderr,
+                    )
                     break
         if options.json:
             options.json.write_text(json.dumps(found, indent=2))

@@ -1,20 +1,22 @@
 """Compare N cards of one host with one card: items per hour, and readings beside busy neighbours.
 
     python benchmarks/throughput.py --budget-s 150 --json throughput.json
-    FARM_SIMULATED_CARDS=4 FARM_SIMULATED_ITEM_S=0.2 python benchmarks/throughput.py     # the farm without the cards
+    FARM_SIMULATED_CARDS=4 FARM_SIMULATED_ITEM_S=0.2 python benchmarks/throughput.py     # the farm
+    without the cards
 
 Three jobs, nothing reused:
 
 1. *all*: one large job of distinct tuples (Conv2d, Linear and ReLU in many sizes) over all cards;
-2. *one*: every n-th of its tuples by duration, n being the number of cards, on the first card while the others are
-   idle: a share like that of every card, and the same kind of work. It runs on a new farm, so that its benchmark
-   process, too, meets every kernel for the first time;
-3. *rest*: the tuples that the first card measured in *all* but not in *one*, so that each of its readings beside busy
-   neighbours has a reading alone.
+2. *one*: every n-th of its tuples by duration, n being the number of cards, on the first card while
+   the others are
+   idle: a share like that of every card, and the same kind of work. It runs on a new farm, so that
+   its benchmark process, too, meets every kernel for the first time;
+3. *rest*: the tuples that the first card measured in *all* but not in *one*, so that each of its
+   readings beside busy neighbours has a reading alone.
 
-Items per hour count from the first item's start to the last one's end; the ratio is that of *all* to *one*. Its
-target is 1.9 for two cards and 3.7 for four. `--cards 2` uses two cards of a host that has more.
-"""
+Items per hour count from the first item's start to the last one's end; the ratio is that of *all*
+to *one*. Its target is 1.9 for two cards and 3.7 for four. `--cards 2` uses two cards of a host
+that has more."""
 
 from __future__ import annotations
 
@@ -49,11 +51,18 @@ GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--per-card", type=int, default=0, help="tuples per card; default: as many as the budget allows"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--cards", type=int, default=0, help="number of the host's cards to use; default: all")
+    parser.add_argument(
+        "--per-card",
+        type=int,
+        default=0,
+        help="tuples per card; default: as many as the budget allows",
+    )
+    parser.add_argument(
+        "--cards", type=int, default=0, help="number of the host's cards to use; default: all"
+    )
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--budget-s", type=float, default=150.0)
     parser.add_argument("--json", type=Path, default=Path("throughput.json"))
@@ -84,7 +93,9 @@ def compare(options: argparse.Namespace, began_s: float) -> dict[str, Any]:
     with EmbeddedFarm(settings(), database, cards) as farm:
         runs = Runs(farm, deadline_s)
         operator_ids = runs.store(options.batch)
-        chosen = random.Random(0).sample(operator_ids, min(per_card * len(cards), len(operator_ids) - len(cards)))
+        chosen = random.Random(0).sample(
+            operator_ids, min(per_card * len(cards), len(operator_ids) - len(cards))
+        )
         spare = [one for one in operator_ids if one not in set(chosen)]
         jobs = [runs.job("all", chosen, everyone, before=spare[: len(cards)])]
     by_duration = sorted(jobs[0]["rows"], key=lambda row: sum(row["cost_s"].values()))
@@ -95,7 +106,9 @@ def compare(options: argparse.Namespace, began_s: float) -> dict[str, Any]:
         for name, tuples in (("one", share), ("rest", sorted(set(first) - set(share)))):
             if tuples and runs.left_s() > 0:
                 random.Random(1).shuffle(tuples)
-                jobs.append(runs.job(name, tuples, everyone[:1], before=spare[:1] if name == "one" else ()))
+                jobs.append(
+                    runs.job(name, tuples, everyone[:1], before=spare[:1] if name == "one" else ())
+                )
     readings = {job["name"]: {row["tuple"]: row for row in job.pop("rows")} for job in jobs}
     return {
         "cards": [vars(card) for card in cards],
@@ -131,12 +144,17 @@ class Runs:
         return ids
 
     def job(
-        self, name: str, operator_ids: Sequence[str], card_ids: Sequence[str], before: Sequence[str] = ()
+        self,
+        name: str,
+        operator_ids: Sequence[str],
+        card_ids: Sequence[str],
+        before: Sequence[str] = (),
     ) -> dict[str, Any]:
         """Measure the tuples on the cards; return the readings and the duration.
 
         Args:
-            before: tuples to be measured first, so that the job does not pay for a process's first reading.
+            before: tuples to be measured first, so that the job does not pay for a process's first
+                reading.
         """
         from farm.jobs import jobs
         from tasks.queues import publish_round
@@ -161,7 +179,9 @@ class Runs:
                 break
             if self.left_s() < 0:
                 jobs.cancel(self.database, planned.job_id)
-                print(f"the budget ended with {progress.closed} of {progress.total} items", flush=True)
+                print(
+                    f"the budget ended with {progress.closed} of {progress.total} items", flush=True
+                )
             self.farm.tend()
             time.sleep(0.2)
         return self._outcome(name, planned.job_id, card_ids)
@@ -171,7 +191,9 @@ class Runs:
         from farm.types.request import Sweep
 
         sweep = Sweep(operator, {**GRIDS[operator], "batch": (batch,)}, name)
-        return complete(PartialRequest(sweep=sweep, reuse="none"), self.farm.cards[0].kind, target=0.95)
+        return complete(
+            PartialRequest(sweep=sweep, reuse="none"), self.farm.cards[0].kind, target=0.95
+        )
 
     def _outcome(self, name: str, job_id: str, card_ids: Sequence[str]) -> dict[str, Any]:
         from sqlmodel import col, select
@@ -204,7 +226,10 @@ class Runs:
             ]
         done = [item for item in items if item.state == "done"]
         began_s = min((i.started_at_s or 0.0 for i in done), default=0.0)
-        by_card = {card_id: _of_card([i for i in done if i.card_id == card_id], began_s) for card_id in card_ids}
+        by_card = {
+            card_id: _of_card([i for i in done if i.card_id == card_id], began_s)
+            for card_id in card_ids
+        }
         took_s = max((i.ended_at_s or 0.0 for i in done), default=began_s) - began_s
         parts = sorted({part for row in rows for part in row["cost_s"]})
         return {
@@ -216,7 +241,10 @@ class Runs:
             "took_s": took_s,
             "items_per_hour": 3600 * len(done) / took_s if took_s else None,
             "by_card": by_card,
-            "mean_cost_s": {part: statistics.mean(row["cost_s"].get(part, 0.0) for row in rows) for part in parts},
+            "mean_cost_s": {
+                part: statistics.mean(row["cost_s"].get(part, 0.0) for row in rows)
+                for part in parts
+            },
             "in_windows_or_warm_up": _share(rows, took_s * len(card_ids)),
             "rows": rows,
         }
@@ -240,7 +268,10 @@ def _share(rows: Sequence[dict[str, Any]], card_s: float) -> float | None:
 
 
 def conclusion(
-    jobs: Sequence[dict[str, Any]], readings: dict[str, dict[str, dict[str, Any]]], first_card: str, cards: int
+    jobs: Sequence[dict[str, Any]],
+    readings: dict[str, dict[str, dict[str, Any]]],
+    first_card: str,
+    cards: int,
 ) -> dict[str, Any]:
     rates = {job["name"]: job["items_per_hour"] for job in jobs}
     beside = {key: row for key, row in readings["all"].items() if row["card"] == first_card}
@@ -280,9 +311,8 @@ def _kept(row: dict[str, Any]) -> dict[str, Any]:
 def _differences(
     one: dict[str, dict[str, Any]], other: dict[str, dict[str, Any]], figure: str
 ) -> dict[str, float | int] | None:
-    """Return the relative differences by tuple: their median (signed), the median of the absolute values, and the
-    largest.
-    """
+    """Return the relative differences by tuple: their median (signed), the median of the absolute
+    values, and the largest."""
     found = [
         one[key][figure] / other[key][figure] - 1
         for key in sorted(one.keys() & other.keys())
@@ -303,25 +333,31 @@ def show(out: dict[str, Any]) -> None:
     names = sorted({card["model"] for card in out["cards"]})
     print(f"\n{len(out['cards'])} x {', '.join(names)}, {out['took_s']:.0f} s in all\n")
     print(
-        "| job | cards | items | failed | seconds | items per hour | share of the cards' time in windows and warm-ups |"
+        "| job | cards | items | failed | seconds | items per hour | share of the cards' time in "
+        "windows and warm-ups |"
     )
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for job in out["jobs"]:
         rate, share = job["items_per_hour"], job["in_windows_or_warm_up"]
         print(
-            f"| {job['name']} | {job['cards']} | {job['done']} | {job['failed']} | {job['took_s']:.1f} "
+            f"| {job['name']} | {job['cards']} | {job['done']} | {job['failed']} | "
+            f"{job['took_s']:.1f} "
             f"| {rate or 0:.0f} | {100 * (share or 0):.0f} % |"
         )
     if out["ratio"]:
         target = f", target {out['target']}" if out["target"] else ""
         print(f"\nratio {out['ratio']:.2f}{target}")
-    print("\n| the first card's readings | figure | tuples | median | median of the absolute values | largest |")
+    print(
+        "\n| the first card's readings | figure | tuples | median | median of the absolute values "
+        "| largest |"
+    )
     print("| --- | --- | --- | --- | --- | --- |")
     for name, figures in out["differences"].items():
         for figure, found in figures.items():
             if found:
                 print(
-                    f"| {name} | {figure.partition('_')[0]} | {found['tuples']} | {100 * found['median']:+.2f} % "
+                    f"| {name} | {figure.partition('_')[0]} | {found['tuples']} | "
+                    f"{100 * found['median']:+.2f} % "
                     f"| {100 * found['median_size']:.2f} % | {100 * found['largest_size']:.2f} % |"
                 )
 

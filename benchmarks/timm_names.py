@@ -28,7 +28,10 @@ def by_size() -> dict[str, list[str]]:
         channels, height, width = about.input_size
         if channels == 3 and height == width:
             found[height, bool(about.fixed_input_size)].append(name)
-    return {f"{size} only" if fixed else f"{size}": names for (size, fixed), names in sorted(found.items())}
+    return {
+        f"{size} only" if fixed else f"{size}": names
+        for (size, fixed), names in sorted(found.items())
+    }
 
 
 def main() -> None:

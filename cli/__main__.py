@@ -1,4 +1,6 @@
-"""``farm`` and ``python -m cli``: Ctrl-C ends the program without a traceback, even while it is loading."""
+"""``farm`` and ``python -m cli``: Ctrl-C ends the program without a traceback, even while it is
+loading.
+"""
 
 import gc
 import signal
@@ -11,7 +13,9 @@ def main() -> None:
     prepare()
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # it may be ignored, as in the background of a script
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # while modules are imported nothing needs cleaning up
+        signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        )  # while modules are imported nothing needs cleaning up
     # A command creates many objects once. Garbage collection among them takes a fifth of its start.
     gc.set_threshold(100_000)
     from cli.main import main as run

@@ -15,7 +15,9 @@ from farm.errors import FarmUnavailable, NoSuchCard, UsageError
 
 
 def cards(words: list[str] | None = None, as_json: AsJson = False, local: bool = False) -> None:
-    """List the cards of this host and those that joined the farm; drain a card, or give it work again."""
+    """List the cards of this host and those that joined the farm; drain a card, or give it work
+    again.
+    """
     if words and words[0] in ("drain", "resume", "release"):
         if len(words) != 2:
             step = "Give the id of one card; `farm cards` lists the ids."
@@ -43,7 +45,9 @@ def _rows(*, local: bool) -> dict[str, dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     for card in all_own_cards():
         state = {"state": "refused" if card.refusal else "here", "state_reason": card.refusal}
-        rows[card.id] = {name: value for name, value in vars(card).items() if name != "refusal"} | state
+        rows[card.id] = {
+            name: value for name, value in vars(card).items() if name != "refusal"
+        } | state
         rows[card.id]["links"] = links_of(card)
     if local:
         return rows
@@ -68,7 +72,9 @@ def _matching(rows: dict[str, dict[str, Any]], word: str) -> dict[str, dict[str,
     from farm.requests.card_selection import matching_cards
 
     names = ("id", "kind", "model", "memory_bytes", "index", "host")
-    found = matching_cards([Card(**{name: row[name] for name in names}) for row in rows.values()], word)
+    found = matching_cards(
+        [Card(**{name: row[name] for name in names}) for row in rows.values()], word
+    )
     if not found:
         raise NoSuchCard(f"There is no card '{word}'.", "List the cards with `farm cards`.")
     return {card.id: rows[card.id] for card in found}
@@ -85,19 +91,31 @@ def _changed(action: str, name: str) -> str:
         if not cards.resume(database, card.id, quarantined=True):
             return f"{card.id} was not in quarantine."
         if cards.stored_state(database, card.id) == "starting":
-            return f"{card.id} is released. Its worker now checks the card, which takes items again if it is healthy."
-        return f"{card.id} is released. It takes items again after its worker has started and found it healthy."
+            return (
+                f"{card.id} is released. Its worker now checks the card, which takes items again "
+                "if it is healthy."
+            )
+        return (
+            f"{card.id} is released. It takes items again after its worker has started and found "
+            "it healthy."
+        )
     if action == "resume":
         if card.state == "quarantined":
-            step = f"Correct the cause, then end the quarantine with `farm cards release {card.id}`."
+            step = (
+                f"Correct the cause, then end the quarantine with `farm cards release {card.id}`."
+            )
             raise UsageError(f"{card.id} is quarantined: {card.state_reason}", step)
         resumed = cards.resume(database, card.id)
         return f"{card.id} takes items again." if resumed else f"{card.id} was not draining."
     if card.state == "quarantined":
-        return f"{card.id} is not drained: it is quarantined and takes no items. Reason: {card.state_reason}"
+        return (
+            f"{card.id} is not drained: it is quarantined and takes no items. Reason: "
+            f"{card.state_reason}"
+        )
     cards.drain(database, card.id, "drained by a person")
     return (
-        f"{card.id} is draining. It finishes its current item; its other items move to cards of the same model, or "
+        f"{card.id} is draining. It finishes its current item; its other items move to cards of "
+        "the same model, or "
         f"wait. `farm cards resume {card.id}` gives the card work again."
     )
 
@@ -114,8 +132,12 @@ _LEVELS = {
 
 
 def details(row: Mapping[str, Any]) -> Table:
-    """One card in full, as a table of two columns. Keys: those of `farm.jobs.listing.registered_cards`."""
-    table = Table(box=None, show_header=False, padding=(0, 2), title=str(row["id"]), title_justify="left")
+    """One card in full, as a table of two columns. Keys: those of
+    `farm.jobs.listing.registered_cards`.
+    """
+    table = Table(
+        box=None, show_header=False, padding=(0, 2), title=str(row["id"]), title_justify="left"
+    )
     for name, value in lines(row):
         table.add_row(name, value)
     return table
@@ -130,15 +152,25 @@ def lines(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     if row.get("kind") == "cuda" and "AMD" in found[0][1]:
         found.append(("note", UNTESTED))
     if refused or reason:
-        found.append(("not usable", str(reason)) if refused else ("state", f"{row.get('state')}: {reason}"))
+        found.append(
+            ("not usable", str(reason)) if refused else ("state", f"{row.get('state')}: {reason}")
+        )
     if row.get("memory_bytes"):
         found.append(("memory", f"{row['memory_bytes'] / 2**30:.0f} GiB"))
     found += [(key, str(row[key])) for key in ("worker", "queue") if row.get(key)]
     if row.get("waiting") is not None:
-        waiting = f"{row['waiting']}; {row.get('deferred', 0)} of them wait for the reading of another item"
-        found += [("items waiting", waiting), ("items measured in the last hour", str(row.get("done_last_hour", 0)))]
+        waiting = (
+            f"{row['waiting']}; {row.get('deferred', 0)} of them wait for the reading of another "
+            "item"
+        )
+        found += [
+            ("items waiting", waiting),
+            ("items measured in the last hour", str(row.get("done_last_hour", 0))),
+        ]
     if software := row.get("software"):
-        versions = [f"{name} {software[key]}" for key, name in _SOFTWARE.items() if software.get(key)]
+        versions = [
+            f"{name} {software[key]}" for key, name in _SOFTWARE.items() if software.get(key)
+        ]
         versions += [software["platform"]] if software.get("platform") else []
         found.append(("software", f"{', '.join(versions)} ({software['id']})"))
     if row.get("capabilities"):
@@ -148,18 +180,35 @@ def lines(row: Mapping[str, Any]) -> list[tuple[str, str]]:
         unknown = ("fingerprint", "not measured yet; the card's worker measures it when it starts")
         return found if refused else [*found, unknown]
     if rate := fingerprint.get("copy_bytes_per_s"):
-        found.append(("copy within its memory", f"{rate / 1e9:.0f} GB/s, counting bytes read and bytes written"))
+        found.append(
+            (
+                "copy within its memory",
+                f"{rate / 1e9:.0f} GB/s, counting bytes read and bytes written",
+            )
+        )
     for key, flops in (fingerprint.get("matmul_flops_per_s") or {}).items():
         name = "TF32" if key == "tf32" else key
         found.append((f"matrix product, {name}", f"{flops / 1e12:.3g} TFLOP/s"))
-    found += [(name, f"{fingerprint[key]:.3g} {unit}") for key, (name, unit) in _LEVELS.items() if fingerprint.get(key)]
+    found += [
+        (name, f"{fingerprint[key]:.3g} {unit}")
+        for key, (name, unit) in _LEVELS.items()
+        if fingerprint.get(key)
+    ]
     for key, name in (("power_instant", "instant power"), ("power_average", "averaged power")):
         if step := fingerprint.get(key):
-            times = f"50 % of the step after {step['lag_s']:.2f} s; rises from 10 to 90 % in {step['rise_s']:.2f} s"
+            times = (
+                f"50 % of the step after {step['lag_s']:.2f} s; rises from 10 to 90 % in "
+                f"{step['rise_s']:.2f} s"
+            )
             found.append((f"{name} sensor, after a step of the load", times))
     for key, load in (("base_w_per_c", "without work"), ("w_per_c", "under load")):
         if drift := fingerprint.get(key):
             value = f"{drift['value']:.1f} ± {drift['half_width']:.1f} W/°C"
             clear = drift["half_width"] < abs(drift["value"])
-            found.append((f"rise of power with temperature, {load}", value if clear else f"no clear effect ({value})"))
+            found.append(
+                (
+                    f"rise of power with temperature, {load}",
+                    value if clear else f"no clear effect ({value})",
+                )
+            )
     return found

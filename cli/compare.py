@@ -1,4 +1,5 @@
-"""``farm compare``: differences between jobs, sets of readings, or models measured in paired rounds.
+"""``farm compare``: differences between jobs, sets of readings, or models measured in paired
+rounds.
 
 With ``--fail-above`` the command is a gate for CI: it fails if a cost rose by more than a limit.
 """
@@ -44,7 +45,9 @@ def compare(
     gate = Gate.parse(fail_above, scope, min_share)
     shape = "json" if as_json else shape
     if shape not in FORMATS:
-        raise UsageError(f"--format '{shape}' is not known.", f"Choose one of {', '.join(FORMATS)}.")
+        raise UsageError(
+            f"--format '{shape}' is not known.", f"Choose one of {', '.join(FORMATS)}."
+        )
     if run:
         from cli.run import interruptible
 
@@ -54,24 +57,34 @@ def compare(
     if card:
         raise UsageError("--card is for --run.", "Filters name a card: 'card=H200'.")
     if fail_above is None and (scope or min_share):
-        raise UsageError("--scope and --min-share are for --fail-above or --run.", "Add --fail-above 3%.")
+        raise UsageError(
+            "--scope and --min-share are for --fail-above or --run.", "Add --fail-above 3%."
+        )
     from farm.report import compare as comparisons
     from farm.report.gate import judge
 
     def ask(session: Session) -> tuple[comparisons.SideComparison, Judgement | None]:
         found = comparisons.compare(session, first, second)
-        return found, judge(session, found, gate) if fail_above is not None or shape in FOR_CI else None
+        return found, judge(
+            session, found, gate
+        ) if fail_above is not None or shape in FOR_CI else None
 
     found, judged = output.first_that_knows(ask)
     shown = {**found.to_json(), "gate": judged.to_json()} if judged else found
-    _show(shape, shown, judged, (found.a.text, found.b.text), lambda: lists.comparison(found, limit))
+    _show(
+        shape, shown, judged, (found.a.text, found.b.text), lambda: lists.comparison(found, limit)
+    )
     if judged is not None:
         judged.check()
 
 
-def _show(shape: str, data: Any, judged: Judgement | None, sides: tuple[str, str], view: Callable[[], Any]) -> None:
+def _show(
+    shape: str, data: Any, judged: Judgement | None, sides: tuple[str, str], view: Callable[[], Any]
+) -> None:
     if judged is not None and shape in FOR_CI:
-        for line in (judged.markdown(*sides) if shape == "markdown" else judged.junit()).splitlines():
+        for line in (
+            judged.markdown(*sides) if shape == "markdown" else judged.junit()
+        ).splitlines():
             output.emit(line)
     else:
         answer(shape == "json", data, view)
@@ -80,15 +93,26 @@ def _show(shape: str, data: Any, judged: Judgement | None, sides: tuple[str, str
 def _model(side: str, text: str) -> PartialRequest:
     options = options_of_run(text)
     if outer := [flag for name, flag in _OF_COMPARE.items() if getattr(options, name)]:
-        raise UsageError(f"{side} has {outer[0]}, which is for the whole comparison.", f"Put {outer[0]} after A and B.")
+        raise UsageError(
+            f"{side} has {outer[0]}, which is for the whole comparison.",
+            f"Put {outer[0]} after A and B.",
+        )
     requests = options.requests()
     if len(requests) != 1:
-        raise UsageError(f"{side} names {len(requests)} models or sizes: {text}", "Name one model with one size.")
+        raise UsageError(
+            f"{side} names {len(requests)} models or sizes: {text}", "Name one model with one size."
+        )
     return requests[0]
 
 
 def _paired(
-    a: PartialRequest, b: PartialRequest, gate: Gate, rounds: int, card: list[str] | None, shape: str, ending: Ending
+    a: PartialRequest,
+    b: PartialRequest,
+    gate: Gate,
+    rounds: int,
+    card: list[str] | None,
+    shape: str,
+    ending: Ending,
 ) -> None:
     from cli.run import measure, variants_of
     from farm.report.gate import Gate, judge_jobs, round_values
@@ -103,7 +127,11 @@ def _paired(
         def measured(number: int, a_job: str, b_job: str) -> None:
             with database.read() as session:
                 values = round_values(session, a_job, b_job, Gate())
-            wholes = [(key[0], value.b.value / value.a.value - 1) for key, value in values.items() if key[1] == "whole"]
+            wholes = [
+                (key[0], value.b.value / value.a.value - 1)
+                for key, value in values.items()
+                if key[1] == "whole"
+            ]
             changes = ", ".join(f"{quantity} {change * 100:+.1f} %" for quantity, change in wholes)
             say(f"round {number} of {rounds}: whole model {changes or 'without a sound reading'}")
 

@@ -1,4 +1,6 @@
-"""``farm db``: the database's schema, old data, and the operator types that the accuracy loop measures first."""
+"""``farm db``: the database's schema, old data, and the operator types that the accuracy loop
+measures first.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from cli.options import AsJson
 from cli.output import emit, emit_json, say
 from farm.errors import UsageError
 
-app = typer.Typer(help="Create, update and check the database's tables; delete old data.", no_args_is_help=True)
+app = typer.Typer(
+    help="Create, update and check the database's tables; delete old data.", no_args_is_help=True
+)
 
 
 @app.command(epilog="Example: farm db upgrade")
@@ -24,7 +28,10 @@ def upgrade() -> None:
     before = database.schema_version()
     database.upgrade()
     after = database.schema_version()
-    emit(f"{database}: schema {after}" + (" already" if before == after else f" (was {before or 'empty'})"))
+    emit(
+        f"{database}: schema {after}"
+        + (" already" if before == after else f" (was {before or 'empty'})")
+    )
 
 
 @app.command(epilog="Example: farm db check")
@@ -48,17 +55,25 @@ def prune(older_than: float = 30.0, dry_run: bool = False, yes: bool = False) ->
         return f"{series} and {len(what.jobs)} {plural('job', len(what.jobs))} without a reading"
 
     if dry_run or not (found.traces or found.jobs):
-        emit(f"{database}: {told(found)} to delete." + (" Nothing was deleted (--dry-run)." if dry_run else ""))
+        emit(
+            f"{database}: {told(found)} to delete."
+            + (" Nothing was deleted (--dry-run)." if dry_run else "")
+        )
         return
     if not yes:
         if not sys.stdin.isatty():
-            raise UsageError(f"This would delete {told(found)}.", "Add --yes to delete, or --dry-run to print only.")
+            raise UsageError(
+                f"This would delete {told(found)}.",
+                "Add --yes to delete, or --dry-run to print only.",
+            )
         typer.confirm(f"Delete {told(found)} from {database}?", abort=True, err=True)
     emit(f"{database}: {told(pruning.prune(database, older_than * 86400))} deleted.")
 
 
 @app.command(epilog="Example: farm db significant --add Conv2d")
-def significant(add: list[str] | None = None, remove: list[str] | None = None, as_json: AsJson = False) -> None:
+def significant(
+    add: list[str] | None = None, remove: list[str] | None = None, as_json: AsJson = False
+) -> None:
     """Show or edit the operator types that `--operators auto` measures first."""
     from sqlmodel import select
 
@@ -70,10 +85,20 @@ def significant(add: list[str] | None = None, remove: list[str] | None = None, a
     with output.open_database().write() as session:
         remember_significant(session, add or (), "person")
         forget_significant(session, remove or ())
-        rows = session.exec(select(tables.SignificantOperator).order_by(tables.SignificantOperator.name)).all()
+        rows = session.exec(
+            select(tables.SignificantOperator).order_by(tables.SignificantOperator.name)
+        ).all()
     if as_json:
-        emit_json({"significant": [{"operator": row.name, "added_by": row.added_by} for row in rows]})
+        emit_json(
+            {"significant": [{"operator": row.name, "added_by": row.added_by} for row in rows]}
+        )
     elif not rows:
-        say("No operator types yet. `farm db significant --add Conv2d` adds one; `--operators auto` adds them.")
+        say(
+            "No operator types yet. `farm db significant --add Conv2d` adds one; `--operators "
+            "auto` adds them."
+        )
     for row in [] if as_json else rows:
-        emit(f"{row.name}  (added by {'a person' if row.added_by == 'person' else 'the accuracy loop'})")
+        emit(
+            f"{row.name}  (added by "
+            f"{'a person' if row.added_by == 'person' else 'the accuracy loop'})"
+        )

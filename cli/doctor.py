@@ -1,4 +1,6 @@
-"""``farm doctor``: checks of this host and its farm, with what to do; ``farm settings``: the settings in force."""
+"""``farm doctor``: checks of this host and its farm, with what to do; ``farm settings``: the
+settings in force.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def doctor(as_json: AsJson = False) -> None:
 
             checks += broker_checks(current)
         except ModuleNotFoundError as error:
-            checks.append(problem("packages", f"{error.name} is not installed", "pip install operator-farm"))
+            checks.append(
+                problem("packages", f"{error.name} is not installed", "pip install operator-farm")
+            )
     checks += [*database_checks(current), *host_checks(current)]
     levels = Counter(check.level for check in checks)
     counts = {level: levels[level] for level in ("ok", "warning", "problem")}
@@ -48,7 +52,11 @@ def doctor(as_json: AsJson = False) -> None:
 
 def _shown_checks(checks: Sequence[Check], counts: Mapping[str, int]) -> Group:
     width = max(len(check.name) for check in checks)
-    marks = {"ok": ("ok     ", "green"), "warning": ("warning", "yellow"), "problem": ("PROBLEM", "bold red")}
+    marks = {
+        "ok": ("ok     ", "green"),
+        "warning": ("warning", "yellow"),
+        "problem": ("PROBLEM", "bold red"),
+    }
     lines: list[RenderableType] = []
     for check in checks:
         word, style = marks[check.level]
@@ -70,8 +78,16 @@ def settings(as_json: AsJson = False) -> None:
     rows = []
     for name, value in current.model_dump(mode="json").items():
         variable = f"FARM_{name.upper()}"
-        source = "environment" if variable in set_here else "file" if name in current.model_fields_set else "default"
-        rows.append({"setting": name, "variable": variable, "value": _shown(name, value), "source": source})
+        source = (
+            "environment"
+            if variable in set_here
+            else "file"
+            if name in current.model_fields_set
+            else "default"
+        )
+        rows.append(
+            {"setting": name, "variable": variable, "value": _shown(name, value), "source": source}
+        )
     for name in ("database", "cpu_card_id"):
         value = _shown(name, getattr(current, name))
         rows.append({"setting": name, "variable": "", "value": value, "source": "derived"})

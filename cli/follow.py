@@ -25,22 +25,29 @@ if TYPE_CHECKING:
 
 POLL_S = 0.5
 DATABASE_PATIENCE_S = 120.0
-PLAIN_LINE_OF_SEVERAL_S = 60.0  # `REPEATED_S` for several jobs, which also have one line each at their end
+# `REPEATED_S` for several jobs, which also have one line each at their end
+PLAIN_LINE_OF_SEVERAL_S = 60.0
 
 
 @contextlib.contextmanager
 def working() -> Iterator[Callable[[str, int, int], None]]:
-    """Show work in the note of the command: yields a function of (what, done, of how many; 0 if unknown)."""
+    """Show work in the note of the command: yields a function of (what, done, of how many; 0 if
+    unknown).
+    """
     with noted("working"):
         yield lambda what, done, of: doing(f"{what}: {done} of {of}" if of else what)
 
 
 def follow(
-    database: Database, job_ids: Sequence[str], *, tend: Callable[[], None] = lambda: None, on_stdout: bool = False
+    database: Database,
+    job_ids: Sequence[str],
+    *,
+    tend: Callable[[], None] = lambda: None,
+    on_stdout: bool = False,
 ) -> None:
-    """Show the progress of jobs on stderr until all have ended: live in a terminal, otherwise as lines. With
-    `on_stdout`, show it on stdout in a terminal, and keep the last state. `tend` is called regularly: an embedded farm
-    looks after its workers in it."""
+    """Show the progress of jobs on stderr until all have ended: live in a terminal, otherwise as
+    lines. With `on_stdout`, show it on stdout in a terminal, and keep the last state. `tend` is
+    called regularly: an embedded farm looks after its workers in it."""
     if not job_ids:
         return
     end_note()
@@ -50,7 +57,9 @@ def follow(
         if out.file.isatty():
             from rich.live import Live
 
-            live = stack.enter_context(Live(console=out, refresh_per_second=4, transient=not on_stdout))
+            live = stack.enter_context(
+                Live(console=out, refresh_per_second=4, transient=not on_stdout)
+            )
 
             def show_progress(progresses: list[Progress]) -> None:
                 live.update(progress_bars(progresses))
@@ -65,7 +74,9 @@ def follow(
 
 
 def _plain_lines() -> Callable[[list[Progress]], None]:
-    """A function that prints a line for each job that has ended and, from time to time, one for the jobs that run."""
+    """A function that prints a line for each job that has ended and, from time to time, one for the
+    jobs that run.
+    """
     said: set[str] = set()
     said_at_s, last = 0.0, ""
 
@@ -76,7 +87,9 @@ def _plain_lines() -> Callable[[list[Progress]], None]:
                 said.add(job.job_id)
                 say(progress_line(job))
         several, running = len(progresses) > 1, [job for job in progresses if not job.over]
-        if running and time.monotonic() - said_at_s >= (PLAIN_LINE_OF_SEVERAL_S if several else REPEATED_S):
+        if running and time.monotonic() - said_at_s >= (
+            PLAIN_LINE_OF_SEVERAL_S if several else REPEATED_S
+        ):
             first = max(running, key=lambda job: job.closed / max(1, job.total))
             text = f"{len(said)} of {len(progresses)} jobs ended; " if several else ""
             if (text := text + progress_line(first)) != last:
@@ -95,7 +108,9 @@ def progress_of(database: Database, job_ids: Sequence[str]) -> list[Progress]:
 
 
 def next_progress(database: Database, job_ids: Sequence[str]) -> list[Progress]:
-    """Return the progress of jobs. Retry for a while if the database is unreachable: the jobs go on meanwhile."""
+    """Return the progress of jobs. Retry for a while if the database is unreachable: the jobs go on
+    meanwhile.
+    """
     deadline_s = time.monotonic() + DATABASE_PATIENCE_S
     while True:
         try:
@@ -107,7 +122,9 @@ def next_progress(database: Database, job_ids: Sequence[str]) -> list[Progress]:
             time.sleep(5.0)
 
 
-def preview(found: Sequence[tuple[PlannedJob, JobPreview]], submissions: Submissions, *, as_json: bool) -> None:
+def preview(
+    found: Sequence[tuple[PlannedJob, JobPreview]], submissions: Submissions, *, as_json: bool
+) -> None:
     """Print what jobs would measure. Raises `Refused` if something cannot be measured."""
     expected_s = sum(one.expected_s for _, one in found)
     new = sum(one.new for _, one in found)
@@ -118,7 +135,8 @@ def preview(found: Sequence[tuple[PlannedJob, JobPreview]], submissions: Submiss
         for job, one in found:
             cards = f"{len(job.cards)} {plural('card', len(job.cards))} ({job.cards[0].model})"
             emit(
-                f"{one.title} on {cards}: {one.calls} calls of {one.tuples} operator {plural('tuple', one.tuples)}; "
+                f"{one.title} on {cards}: {one.calls} calls of {one.tuples} operator "
+                f"{plural('tuple', one.tuples)}; "
                 f"{one.new} to measure, {one.reused} measured already"
                 + (f"; at least {span(one.expected_s)}" if one.new else "")
             )
@@ -133,8 +151,9 @@ def left_out(submissions: Submissions) -> dict[str, Any]:
 
 
 def conclude(database: Database, submissions: Submissions, *, as_json: bool, check: bool) -> None:
-    """Print the reports of ended jobs, and of the jobs that did an entry of a file before. Raises `BelowTarget` with
-    `check` if a verdict did not pass or something was left out, and `Refused` if something was left out."""
+    """Print the reports of ended jobs, and of the jobs that did an entry of a file before. Raises
+    `BelowTarget` with `check` if a verdict did not pass or something was left out, and `Refused` if
+    something was left out."""
     from farm.report import report as reports
 
     with database.read() as session:
@@ -150,7 +169,8 @@ def conclude(database: Database, submissions: Submissions, *, as_json: bool, che
 
 def check_verdicts(reports: Sequence[Report], refused: str = "") -> None:
     """Raise `BelowTarget` if a verdict did not pass, or if something was refused and has none."""
-    # Neither a sweep nor a few operators of a model can be compared with a whole model, so neither can fail.
+    # Neither a sweep nor a few operators of a model can be compared with a whole model, so neither
+    # can fail.
     failing = [one for one in reports if one.kind == "model" and one.verdict.missed]
     if failing:
         titles = ", ".join(one.title for one in failing)
@@ -164,14 +184,20 @@ def check_verdicts(reports: Sequence[Report], refused: str = "") -> None:
 
 
 def progress_bars(jobs: Sequence[Progress]) -> RenderableType:
-    """The progress of jobs for a terminal: a bar of each job's items, and what each card measures now."""
+    """The progress of jobs for a terminal: a bar of each job's items, and what each card measures
+    now.
+    """
     blocks: list[RenderableType] = []
     for job in jobs:
         line = tables.grid(4)
         line.columns[0].min_width = min(40, max(len(each.title) for each in jobs))
-        bar = ProgressBar(total=max(1, job.total), completed=job.closed, width=16, finished_style="green")
+        bar = ProgressBar(
+            total=max(1, job.total), completed=job.closed, width=16, finished_style="green"
+        )
         title = Text(job.title, style="bold")
-        tables.row(line, title, bar, f"{job.closed}/{job.total}", Text(_job_details(job), style="dim"))
+        tables.row(
+            line, title, bar, f"{job.closed}/{job.total}", Text(_job_details(job), style="dim")
+        )
         blocks.append(line)
         measuring = tables.grid(3)
         for card_id, label in job.current if job.state == "open" else ():

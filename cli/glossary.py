@@ -1,4 +1,6 @@
-"""``farm help``: the meaning of the words in reports and messages. The entries are in ``cli/glossary.md``."""
+"""``farm help``: the meaning of the words in reports and messages. The entries are in
+``cli/glossary.md``.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,25 @@ def help_(context: typer.Context, words: list[str] | None = None) -> None:
 
     known = entries()
     if not words:
-        show(Group(tables.Text(", ".join(known)), tables.hanging("`farm help WORD` explains a word.", "dim")))
+        show(
+            Group(
+                tables.Text(", ".join(known)),
+                tables.hanging("`farm help WORD` explains a word.", "dim"),
+            )
+        )
         return
     asked = " ".join(words)
     # zeros-50+c90, at the end of a label
-    found, unknown = find("class of data" if asked.lower() not in known and is_class(asked.lower()) else asked)
+    found, unknown = find(
+        "class of data" if asked.lower() not in known and is_class(asked.lower()) else asked
+    )
     for word in unknown:
         commands = getattr(context.parent and context.parent.command, "commands", {})
-        step = f"`farm {word} -h` describes the command." if word in commands else did_you_mean(word, known)
+        step = (
+            f"`farm {word} -h` describes the command."
+            if word in commands
+            else did_you_mean(word, known)
+        )
         step = step or "`farm help` lists the words; `farm COMMAND -h` describes a command."
         raise UsageError(f"The glossary has no '{word}'.", step)
     for names, text in found:
@@ -40,13 +53,19 @@ def help_(context: typer.Context, words: list[str] | None = None) -> None:
 
 
 def find(text: str) -> tuple[list[Entry], list[str]]:
-    """Return the entries of the terms in a text, of several words or one, and the words without an entry."""
+    """Return the entries of the terms in a text, of several words or one, and the words without an
+    entry.
+    """
     known, words = entries(), re.findall(r"[^\s,;:()>]+", text.lower())
     found: dict[Entry, None] = {}
     unknown: list[str] = []
     while words:
         terms = {number: " ".join(words[:number]) for number in range(len(words), 0, -1)}
-        forms = ((number, one) for number, term in terms.items() for one in (term, term.removesuffix("s")))
+        forms = (
+            (number, one)
+            for number, term in terms.items()
+            for one in (term, term.removesuffix("s"))
+        )
         number, term = next(((number, one) for number, one in forms if one in known), (1, ""))
         small = number == 1 and _SMALL_WORDS.fullmatch(words[0]) and len(text.split()) > 1
         if term and not small:

@@ -1,4 +1,6 @@
-"""``farm jobs``, ``status``, ``cancel`` and ``resume``: the jobs of this farm and their progress."""
+"""``farm jobs``, ``status``, ``cancel`` and ``resume``: the jobs of this farm and their
+progress.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,11 @@ def jobs(
     wanted = listing.JobFilter(tuple(words or ()), state, verdict, imported)
     with output.open_database().read() as session:
         rows, now_s = listing.jobs(session, limit, wanted), read_clock_s(session)
-    answer(as_json, {"jobs": rows}, lambda: lists.jobs(rows, now_s, filtered=wanted != listing.JobFilter()))
+    answer(
+        as_json,
+        {"jobs": rows},
+        lambda: lists.jobs(rows, now_s, filtered=wanted != listing.JobFilter()),
+    )
 
 
 def status(job: list[str] | None = None, watch: bool = False, as_json: AsJson = False) -> None:
@@ -39,14 +45,21 @@ def status(job: list[str] | None = None, watch: bool = False, as_json: AsJson = 
     database = output.open_database()
     job_ids = _jobs(database, job or [])
     if not job_ids:
-        emit_json({"jobs": []}) if as_json else say("There is no job yet. Start one with `farm run resnet18`.")
+        emit_json({"jobs": []}) if as_json else say(
+            "There is no job yet. Start one with `farm run resnet18`."
+        )
         return
     try:
         if watch and not as_json:
             follow.follow(database, job_ids, on_stdout=True)
-            ended = [one.job_id for one in follow.progress_of(database, job_ids) if not one.abandoned]
+            ended = [
+                one.job_id for one in follow.progress_of(database, job_ids) if not one.abandoned
+            ]
             if shown := [f"`farm report {job_id}`" for job_id in ended]:
-                say(f"→ {', '.join(shown)} {'shows the result' if len(shown) == 1 else 'show the results'}.")
+                say(
+                    f"→ {', '.join(shown)} "
+                    f"{'shows the result' if len(shown) == 1 else 'show the results'}."
+                )
         else:
             _show(database, job_ids, watch, as_json)
     except KeyboardInterrupt as interruption:
@@ -75,7 +88,9 @@ def _jobs(database: Database, wanted: list[str]) -> list[str]:
         if wanted:
             return [jobs.find(session, name).id for name in wanted]
         newest_first = select(tables.Job.id).order_by(tables.Job.created_at_s.desc())  # type: ignore[attr-defined]
-        open_jobs = session.exec(newest_first.where(tables.Job.state == tables.JobState.OPEN).limit(20)).all()
+        open_jobs = session.exec(
+            newest_first.where(tables.Job.state == tables.JobState.OPEN).limit(20)
+        ).all()
         return list(open_jobs or session.exec(newest_first.limit(1)).all())
 
 
@@ -95,7 +110,9 @@ def cancel(job: list[str]) -> None:
 
 
 def resume(job: str, failed: bool = False, wait: bool = False) -> None:
-    """Continue a job that waits for nothing: send its open items to the workers again. Nothing is measured twice."""
+    """Continue a job that waits for nothing: send its open items to the workers again. Nothing is
+    measured twice.
+    """
     from farm.jobs import jobs as rows_of
     from farm.settings import settings
     from tasks.app import check_broker

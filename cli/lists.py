@@ -1,7 +1,8 @@
-"""Lists as tables: jobs and their progress, cards, tuples, models, readings, comparisons. Formatting, no logic.
+"""Lists as tables: jobs and their progress, cards, tuples, models, readings, comparisons.
+Formatting, no logic.
 
-The lists take the rows that the commands print with ``--json``, so that both show the same. A missing key is a dash.
-"""
+The lists take the rows that the commands print with ``--json``, so that both show the same. A
+missing key is a dash."""
 
 from __future__ import annotations
 
@@ -40,15 +41,26 @@ _STYLES = {"faster": "green", "slower": "red"}
 
 
 def jobs(rows: Sequence[Row], now_s: float, *, filtered: bool = False) -> RenderableType:
-    """Jobs of models, sweeps, and imported jobs, each in a table. `now_s` is the time on the clock of the database.
-    Keys: id, kind, title, state, items, closed, outcome, accuracy_time, accuracy_energy, coverage, created_at_s,
-    origin."""
+    """Jobs of models, sweeps, and imported jobs, each in a table. `now_s` is the time on the clock
+    of the database.
+    Keys: id, kind, title, state, items, closed, outcome, accuracy_time, accuracy_energy, coverage,
+    created_at_s, origin."""
     if not rows:
-        none = "No job matches. Omit a filter." if filtered else "No jobs yet. Start one with `farm run resnet18`."
+        none = (
+            "No job matches. Omit a filter."
+            if filtered
+            else "No jobs yet. Start one with `farm run resnet18`."
+        )
         return Text(none)
     groups: dict[str, list[Row]] = {"job": [], "sweep": [], "imported job": []}
     for row in rows:
-        groups["imported job" if row.get("origin") else "sweep" if row.get("kind") == "sweep" else "job"].append(row)
+        groups[
+            "imported job"
+            if row.get("origin")
+            else "sweep"
+            if row.get("kind") == "sweep"
+            else "job"
+        ].append(row)
     return Group(*(_jobs(some, name, now_s) for name, some in groups.items() if some))
 
 
@@ -58,20 +70,31 @@ def _jobs(rows: Sequence[Row], head: str, now_s: float) -> RenderableType:
         [
             (head, "id"),
             ("title", "title"),
-            ("state", lambda row: tables.state(f"from {row['origin']}" if row.get("origin") else row.get("state"))),
+            (
+                "state",
+                lambda row: tables.state(
+                    f"from {row['origin']}" if row.get("origin") else row.get("state")
+                ),
+            ),
             (">items", lambda row: part_of(row.get("closed", 0), row.get("items", 0))),
             (">accuracy\ntime", "accuracy_time", percent),
             (">accuracy\nenergy", "accuracy_energy", percent),
             (">coverage", "coverage", percent),
             ("verdict", lambda row: tables.outcome(row["outcome"]) if row.get("outcome") else ""),
-            (">age", "created_at_s", lambda made_s: span(None if made_s is None else now_s - made_s)),
+            (
+                ">age",
+                "created_at_s",
+                lambda made_s: span(None if made_s is None else now_s - made_s),
+            ),
         ],
         drops=("coverage", "items", "age", "accuracy energy", "accuracy time"),
     )
 
 
 def cards(rows: Sequence[Row]) -> RenderableType:
-    """Keys: id, model, host, index, state, state_reason, measuring, waiting, done_last_hour, last_seen_ago_s."""
+    """Keys: id, model, host, index, state, state_reason, measuring, waiting, done_last_hour,
+    last_seen_ago_s.
+    """
     if not rows:
         return Text("No cards yet. Start their workers with `farm worker`.")
 
@@ -85,7 +108,10 @@ def cards(rows: Sequence[Row]) -> RenderableType:
             ("card", lambda row: Text(tables.short_id(cell(row, "id")), no_wrap=True)),
             ("model", lambda row: clipped(cell(row, "model"), 24)),
             ("host", host),
-            ("state", lambda row: tables.state(row.get("state"), str(row.get("state_reason") or ""))),
+            (
+                "state",
+                lambda row: tables.state(row.get("state"), str(row.get("state_reason") or "")),
+            ),
             (">items\nwaiting", "waiting"),
             (">items/h", "done_last_hour"),
             (">last seen\nago", "last_seen_ago_s", span),
@@ -109,7 +135,10 @@ def operators(rows: Sequence[Row], title: str) -> RenderableType:
     def total(key: str, unit: str) -> str:
         return count_of(sum(row.get("count", 0) * (row.get(key) or 0) for row in rows), unit)
 
-    tuples, calls = f"{len(rows)} {plural('tuple', len(rows))}", str(sum(row.get("count", 0) for row in rows))
+    tuples, calls = (
+        f"{len(rows)} {plural('tuple', len(rows))}",
+        str(sum(row.get("count", 0) for row in rows)),
+    )
     table = tables.filled(
         rows,
         [
@@ -126,13 +155,18 @@ def operators(rows: Sequence[Row], title: str) -> RenderableType:
 
 
 def models(rows: Sequence[Row]) -> RenderableType:
-    """Keys: name, task, input_size, length, phases, parameters, flops (of one pass at batch 1), note."""
+    """Keys: name, task, input_size, length, phases, parameters, flops (of one pass at batch 1),
+    note.
+    """
     if not rows:
         return Text("No model matches.")
 
     def sizes(row: Row) -> str:
         size, length = row.get("input_size"), row.get("length")
-        words = [f"{length}{' tokens' if row.get('phases') else ''}" if length else "", f"{size} px" if size else ""]
+        words = [
+            f"{length}{' tokens' if row.get('phases') else ''}" if length else "",
+            f"{size} px" if size else "",
+        ]
         return " + ".join(filter(None, words)) or NOTHING
 
     return tables.filled(
@@ -166,7 +200,11 @@ def readings(rows: Sequence[Row]) -> RenderableType:
             ("card", lambda row: clipped(cell(row, "card_model").removeprefix("NVIDIA "), 16)),
             ("torch", lambda row: clipped(cell(row, "torch").partition("+")[0], 12)),
             (">age", "age_s", span),
-            *([("origin", lambda row: clipped(row["origin"] or "this farm", 16))] if imported else []),
+            *(
+                [("origin", lambda row: clipped(row["origin"] or "this farm", 16))]
+                if imported
+                else []
+            ),
         ],
         drops=("origin", "torch", "age", "power", "card"),
     )
@@ -177,33 +215,48 @@ def history(rows: Sequence[Row]) -> RenderableType:
     columns = [
         ("measurement of", "title"),
         ("card", lambda row: clipped(row["card_model"].removeprefix("NVIDIA "), 16)),
-        ("revision", lambda row: f"{row['revision'][:12]}{'-dirty' if row['dirty'] else ''}" or NOTHING),
+        (
+            "revision",
+            lambda row: f"{row['revision'][:12]}{'-dirty' if row['dirty'] else ''}" or NOTHING,
+        ),
         ("torch", lambda row: row["torch"].partition("+")[0]),
         ("measured", "measured_at_s", day),
         *((">time", "time", lambda time: interval(time, TIME)), (">change", "time_change", gap)),
-        *((">energy", "energy", lambda energy: interval(energy, ENERGY)), (">change", "energy_change", gap)),
+        *(
+            (">energy", "energy", lambda energy: interval(energy, ENERGY)),
+            (">change", "energy_change", gap),
+        ),
         ("flags", lambda row: ", ".join(row["flags"])),
         ("protocol", "protocol"),
     ]
     return tables.filled(rows, columns, drops=("protocol", "flags", "torch", "card", "measured"))
 
 
-# ----------------------------------------------------------------------------------------------- comparison
+# -----------------------------------------------------------------------------------------------
+# comparison
 
 
 _WEIGHTS = {
     "own calls": "Operator types of each side, with its own calls:",
-    "calls of A": "Operator types of the tuples of both sides, measured alone, with the calls of A:",
-    "calls of B": "Operator types of the tuples of both sides, measured alone, with the calls of B:",
+    "calls of A": (
+        "Operator types of the tuples of both sides, measured alone, with the calls of A:"
+    ),
+    "calls of B": (
+        "Operator types of the tuples of both sides, measured alone, with the calls of B:"
+    ),
     "once": "Operator types of the tuples of both sides, measured alone, each tuple once:",
 }
 
 
 def comparison(found: SideComparison, limit: int) -> RenderableType:
-    """Wholes and sums, differences by operator type and by tuple, and the tuples of one side only."""
+    """Wholes and sums, differences by operator type and by tuple, and the tuples of one side
+    only.
+    """
     parts: list[RenderableType] = []
     for name, side in (("A", found.a), ("B", found.b)):
-        about = f"{', '.join(side.card_models) or NOTHING}, torch {', '.join(side.software) or NOTHING}"
+        about = (
+            f"{', '.join(side.card_models) or NOTHING}, torch {', '.join(side.software) or NOTHING}"
+        )
         text = f"{name}  {side.text}  ({about}; {side.tuples} {plural('tuple', side.tuples)})"
         parts.append(Text(text, style="bold"))
     own, total = found.weights == "own calls", found.total
@@ -211,7 +264,11 @@ def comparison(found: SideComparison, limit: int) -> RenderableType:
     if own:
         rows = [*(replace(row, name="whole model") for row in found.wholes)]
         rows += [replace(row, name="sum of all tuples") for row in found.sums]
-        rows += [replace(total, name="tuples of both sides, calls of A")] if total and total.covers else []
+        rows += (
+            [replace(total, name="tuples of both sides, calls of A")]
+            if total and total.covers
+            else []
+        )
         parts += [Text(), _differences("", rows)]
     elif models:
         names = ((whole, replace(row, name="  sum of its tuples")) for whole, row in models)
@@ -223,7 +280,11 @@ def comparison(found: SideComparison, limit: int) -> RenderableType:
         parts += [Text(), Text("A and B have no tuple in common.")]
     if found.types:
         last = replace(found.sums[0], name="sum") if own else total
-        parts += [Text(), Text(_WEIGHTS[found.weights]), _differences("operator", found.types, last)]
+        parts += [
+            Text(),
+            Text(_WEIGHTS[found.weights]),
+            _differences("operator", found.types, last),
+        ]
     if found.kernels and limit:
         parts += [Text(), _kernels(found.kernels, limit)]
     if limit and found.tuples:
@@ -231,11 +292,20 @@ def comparison(found: SideComparison, limit: int) -> RenderableType:
         parts += _more(len(found.tuples) - limit, "tuple", " with smaller changes")
     every = (*found.wholes, *found.sums, *found.types, *found.tuples[:limit])
     if any(one.change and not one.apart for row in every for one in (row.time, row.energy)):
-        parts += [Text(), Text("  A change in parentheses: the intervals of A and B overlap.", style="dim")]
+        parts += [
+            Text(),
+            Text("  A change in parentheses: the intervals of A and B overlap.", style="dim"),
+        ]
     for name, only in (("A", found.tuples_only_a), ("B", found.tuples_only_b)):
         if only:
-            parts += [Text(), Text(f"only in {name}: {len(only)} {plural('tuple', len(only))}", style="bold")]
-            parts += [*map(_alone, only[: limit or SHOWN]), *_more(len(only) - (limit or SHOWN), "tuple")]
+            parts += [
+                Text(),
+                Text(f"only in {name}: {len(only)} {plural('tuple', len(only))}", style="bold"),
+            ]
+            parts += [
+                *map(_alone, only[: limit or SHOWN]),
+                *_more(len(only) - (limit or SHOWN), "tuple"),
+            ]
     return Group(*parts)
 
 
@@ -244,11 +314,25 @@ def _more(left: int, what: str, which: str = "") -> list[Text]:
     return [Text(text, style="dim")] if left > 0 else []
 
 
-def _differences(head: str, rows: Sequence[ComparedRow], total: ComparedRow | None = None) -> RenderableType:
-    """A table of compared rows. If any row is incomplete, the column `covers` says what each of them includes."""
+def _differences(
+    head: str, rows: Sequence[ComparedRow], total: ComparedRow | None = None
+) -> RenderableType:
+    """A table of compared rows. If any row is incomplete, the column `covers` says what each of
+    them includes.
+    """
     every = [*rows, *([total] if total else [])]
     marked = ["covers"] if any(row.covers for row in every) else []
-    heads = (head, ">calls", ">time A", ">time B", ">change", ">energy A", ">energy B", ">change", *marked)
+    heads = (
+        head,
+        ">calls",
+        ">time A",
+        ">time B",
+        ">change",
+        ">energy A",
+        ">energy B",
+        ">change",
+        *marked,
+    )
     cells = [[*_difference_cells(row), *([row.covers] if marked else [])] for row in every]
     last = cells.pop() if total else ()
     return tables.ruled(heads, cells, ("calls", "energy A", "energy B", "time A"), last)
@@ -256,7 +340,9 @@ def _differences(head: str, rows: Sequence[ComparedRow], total: ComparedRow | No
 
 def _kernels(rows: Sequence[ComparedKernels], most: int) -> RenderableType:
     def operators(name: str) -> tables.Cell:
-        return lambda row: few([f"{what} ×{n}" for what, n in getattr(row, name).items()], 3) or NOTHING
+        return lambda row: (
+            few([f"{what} ×{n}" for what, n in getattr(row, name).items()], 3) or NOTHING
+        )
 
     text = "  Kernels match by source, else by module paths; a module counts with its first kernel."
     table = tables.filled(
@@ -282,21 +368,32 @@ def _difference_cells(entry: ComparedRow) -> list[Any]:
         sides = [quantity(side.value if side else None, units) for side in (found.a, found.b)]
         return [*sides, Text(change, style=_STYLES.get(found.verdict, ""))]
 
-    calls = str(entry.calls or "") if entry.calls == entry.b_calls else f"{entry.calls} / {entry.b_calls}"
+    calls = (
+        str(entry.calls or "")
+        if entry.calls == entry.b_calls
+        else f"{entry.calls} / {entry.b_calls}"
+    )
     return [entry.name, calls, *cells(entry.time, TIME), *cells(entry.energy, ENERGY)]
 
 
 def _alone(entry: ComparedRow) -> Text:
     """A tuple of one side: its share of that side's sum, its time and its label."""
-    share, time = entry.b_share if entry.a_share is None else entry.a_share, entry.time.a or entry.time.b
+    share, time = (
+        entry.b_share if entry.a_share is None else entry.a_share,
+        entry.time.a or entry.time.b,
+    )
     note = f" ({entry.covers})" if entry.covers.startswith("no reading") else ""
-    return Text(f"  {percent(share):>7}  {quantity(time.value if time else None, TIME):>8}  {entry.name}{note}")
+    return Text(
+        f"  {percent(share):>7}  {quantity(time.value if time else None, TIME):>8}  "
+        f"{entry.name}{note}"
+    )
 
 
 def paired(found: PairedComparison) -> RenderableType:
     """The rows of a comparison in paired rounds, with the bounds of their changes."""
     parts: list[RenderableType] = [
-        Text(f"{name}  {title}", style="bold") for name, title in zip("AB", found.titles, strict=True)
+        Text(f"{name}  {title}", style="bold")
+        for name, title in zip("AB", found.titles, strict=True)
     ]
     parts.append(Text(f"{len(found.jobs)} rounds on {found.card}"))
 
@@ -304,8 +401,19 @@ def paired(found: PairedComparison) -> RenderableType:
         a, b, change, *bounds = row.cells
         style = "red" if row.low > 0 else "green" if row.high < 0 else ""
         styled = Text(change, style="bold red" if row.fails else style)
-        return [f"{row.quantity} of {row.name}", percent(row.share), a, b, styled, *bounds, str(row.rounds)]
+        return [
+            f"{row.quantity} of {row.name}",
+            percent(row.share),
+            a,
+            b,
+            styled,
+            *bounds,
+            str(row.rounds),
+        ]
 
     heads = ("row", ">share", ">A", ">B", ">change", ">at least", ">at most", ">rounds")
-    parts += [Text(), tables.ruled(heads, [cells(row) for row in found.judgement.rows], ("rounds", "at most"))]
+    parts += [
+        Text(),
+        tables.ruled(heads, [cells(row) for row in found.judgement.rows], ("rounds", "at most")),
+    ]
     return Group(*parts)

@@ -1,6 +1,8 @@
-"""The program ``farm``: its commands, and the one place that turns an error into a message and an exit code.
+"""The program ``farm``: its commands, and the one place that turns an error into a message and an
+exit code.
 
-A command is imported and built when it is used, and heavy modules (pydantic, SQLAlchemy, Celery, torch) inside the
+A command is imported and built when it is used, and heavy modules (pydantic, SQLAlchemy, Celery,
+torch) inside the
 commands: ``farm --help`` takes about the time that Typer needs to load.
 """
 
@@ -34,8 +36,11 @@ from farm.types.fields import A_NUMBER
 INTERRUPTED = 130
 MOST_CHARACTERS = 200  # of the name of a file in a message
 HELP_OPTIONS = ("-h", "--help")
-#: Group of the help -> command -> its module in `cli` and an example, in the order in which a new user needs them.
-_GROUPS: dict[str, dict[str, list[str]]] = json.loads(Path(__file__).with_name("commands.json").read_text("utf-8"))
+#: Group of the help -> command -> its module in `cli` and an example, in the order in which a new
+#: user needs them.
+_GROUPS: dict[str, dict[str, list[str]]] = json.loads(
+    Path(__file__).with_name("commands.json").read_text("utf-8")
+)
 _SERVERS = ("worker", "flower")  # they run until they are stopped
 _COMMANDS = {name: about for group in _GROUPS.values() for name, about in group.items()}
 COMMANDS = list(_COMMANDS)
@@ -77,7 +82,9 @@ class _Commands(Mapping[str, Any]):
 
 
 class FarmGroup(TyperGroup):
-    """Turns an exception of a command or of the parser into one message and the exit code of the error."""
+    """Turns an exception of a command or of the parser into one message and the exit code of the
+    error.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{**options, "commands": _Commands()})
@@ -98,7 +105,9 @@ class FarmGroup(TyperGroup):
         }
         super(FarmGroup, listed).format_help(ctx, formatter)
 
-    def make_context(self, info_name: str | None, args: list[str], *more: Any, **options: Any) -> Any:
+    def make_context(
+        self, info_name: str | None, args: list[str], *more: Any, **options: Any
+    ) -> Any:
         if not args or not set(HELP_OPTIONS).isdisjoint(args):
             load_help()
         with reported_errors():  # the options of `farm` itself are parsed here
@@ -138,12 +147,19 @@ def reported_errors(ctx: Any = None) -> Iterator[None]:
         if parsers or ctx is None:
             raise
         if isinstance(error, ModuleNotFoundError) and error.name:
-            step = "Install the farm with its dependencies: `pip install operator-farm`, or `make` in a clone."
+            step = (
+                "Install the farm with its dependencies: `pip install operator-farm`, or `make` "
+                "in a clone."
+            )
             raise failure(f"The package '{error.name}' is not installed.", step, 1) from error
         if isinstance(error, OSError):
             raise failure(*_refused(error), 1) from error
-        message = f"an unexpected {type(error).__name__}: {error_text(error).strip() or 'no message'}"
-        raise failure(message, "This is a bug in farm. `farm --debug ...` shows the traceback.", 1) from error
+        message = (
+            f"an unexpected {type(error).__name__}: {error_text(error).strip() or 'no message'}"
+        )
+        raise failure(
+            message, "This is a bug in farm. `farm --debug ...` shows the traceback.", 1
+        ) from error
 
 
 def _refused(error: OSError) -> tuple[str, str]:
@@ -154,12 +170,16 @@ def _refused(error: OSError) -> tuple[str, str]:
         return lost.message, lost.next_step
     name = str(error.filename or "")
     file = f": '{name[:MOST_CHARACTERS]}'" if name else ""
-    message = f"The operating system refused an operation ({error.strerror or error_text(error)}){file}."
+    message = (
+        f"The operating system refused an operation ({error.strerror or error_text(error)}){file}."
+    )
     return message, "Check names, rights and free space. `farm --debug ...` shows the traceback."
 
 
 def load_help() -> None:
-    """Import the module that prints the help without Rich's Markdown and tracebacks, a third of its time."""
+    """Import the module that prints the help without Rich's Markdown and tracebacks, a third of its
+    time.
+    """
     unused = {"rich.markdown": "Markdown", "rich.traceback": "Traceback"}
     missing = [name for name in unused if name not in sys.modules]
     for name in missing:
@@ -183,22 +203,37 @@ _REQUIRED = {
 
 
 def _usage_error(error: Any, outer: Any = None) -> tuple[str, str]:
-    """Message and next step for an error of the parser, whose classes (Typer's or click's) are known by name."""
+    """Message and next step for an error of the parser, whose classes (Typer's or click's) are
+    known by name.
+    """
     kind, context, parameter = type(error).__name__, error.ctx, getattr(error, "param", None)
-    verb = context.command_path if context else " ".join(["farm", *filter(None, [outer and outer.invoked_subcommand])])
+    verb = (
+        context.command_path
+        if context
+        else " ".join(["farm", *filter(None, [outer and outer.invoked_subcommand])])
+    )
     step = f"`{verb} -h` describes its arguments and options."
     if required := _required_value(error):
         return required, step
     if kind == "NoSuchOption":
-        known = [name for one in context.command.params for name in (*one.opts, *one.secondary_opts)] if context else []
-        return f"There is no option '{error.option_name}'.", did_you_mean(error.option_name, known) or step
+        known = (
+            [name for one in context.command.params for name in (*one.opts, *one.secondary_opts)]
+            if context
+            else []
+        )
+        return f"There is no option '{error.option_name}'.", did_you_mean(
+            error.option_name, known
+        ) or step
     if kind == "MissingParameter" and parameter is not None:
         return f"{_name(parameter)} is missing.", step
     if kind == "BadOptionUsage" and "requires an argument" in error.message:
         return f"{error.option_name} needs a value.", step
     if context and (unknown := re.match(r"No such command '(.*?)'", error.message)):
         near = did_you_mean(unknown[1], context.command.commands)
-        return f"There is no command '{verb} {unknown[1]}'.", near or f"`{verb} -h` lists the commands."
+        return (
+            f"There is no command '{verb} {unknown[1]}'.",
+            near or f"`{verb} -h` lists the commands.",
+        )
     if surplus := re.match(r"Got unexpected extra argument\S* \((.*)\)", error.message):
         return f"`{verb}` does not take the argument '{surplus[1]}'.", step
     return f"{error.format_message().strip().splitlines()[0].rstrip('.')}.", step
@@ -207,11 +242,15 @@ def _usage_error(error: Any, outer: Any = None) -> tuple[str, str]:
 def _name(parameter: Any) -> str:
     option = max(parameter.opts, key=len)
     # The metavar of an argument that may be repeated is "JOB...".
-    return option if option.startswith("-") else str(parameter.metavar or option.upper()).rstrip(".")
+    return (
+        option if option.startswith("-") else str(parameter.metavar or option.upper()).rstrip(".")
+    )
 
 
 def _required_value(error: Any) -> str:
-    """The value that an option requires, if it got something else than such a number; "" for other errors."""
+    """The value that an option requires, if it got something else than such a number; "" for other
+    errors.
+    """
     errors: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
     parameter = getattr(error, "param", None)
     if not errors or parameter is None or (kind := errors[0]["type"]) not in _REQUIRED:
@@ -242,8 +281,12 @@ def _version(value: bool) -> None:
 def farm(
     context: typer.Context,
     debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
-    quiet: bool = typer.Option(False, "--quiet", "-q", help="Print only results and errors: no notes, no progress."),
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+    quiet: bool = typer.Option(
+        False, "--quiet", "-q", help="Print only results and errors: no notes, no progress."
+    ),
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Show the version."
+    ),
 ) -> None:
     """Measures the time and energy of PyTorch operators on real GPUs.
 
@@ -256,7 +299,9 @@ def farm(
 
 
 def _leave_interrupted() -> NoReturn:
-    """End with the exit code of an interruption; Python would end by SIGINT after one inside an `exec`."""
+    """End with the exit code of an interruption; Python would end by SIGINT after one inside an
+    `exec`.
+    """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
@@ -274,7 +319,8 @@ def main() -> None:
             _leave_interrupted()
         raise
     except BrokenPipeError:
-        # The reader (such as `head`) has ended. Keep Python from flushing into the closed pipe at exit.
+        # The reader (such as `head`) has ended. Keep Python from flushing into the closed pipe at
+        # exit.
         discard_stdout()
         sys.exit(141)
     except OSError as error:  # no verb has started: the help or the version cannot be written

@@ -1,4 +1,6 @@
-"""``farm memory``: the memory of a training step over time. Only --job needs a database, only --run a card."""
+"""``farm memory``: the memory of a training step over time. Only --job needs a database, only --run
+a card.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,10 @@ from typing import Annotated, Any
 from cli.options import SPLIT, AsJson, Declared, Model
 from cli.output import answer, say, say_differences
 
-Fields = Annotated[dict[str, Any], Declared(without=("cache", "text", "tokenizer", "mode", "step", "compile", *SPLIT))]
+Fields = Annotated[
+    dict[str, Any],
+    Declared(without=("cache", "text", "tokenizer", "mode", "step", "compile", *SPLIT)),
+]
 Options = Annotated[dict[str, Any], Declared("memory")]
 
 
@@ -27,7 +32,9 @@ def memory(
     from farm.requests.memory import MemoryOptions
 
     checked = MemoryOptions(**options)
-    variant = catalog.variant(model, batch or catalog.usual_batch(model, 32), dtype=dtype, step="training", **given)
+    variant = catalog.variant(
+        model, batch or catalog.usual_batch(model, 32), dtype=dtype, step="training", **given
+    )
     say_differences([variant])
     found = requested_memory(variant, checked, say)
     answer(as_json, found, lambda: memory_table.table(found))

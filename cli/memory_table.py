@@ -11,10 +11,10 @@ from rich.table import Table
 
 from cli import tables
 from cli.tables import Text, sparkline
-from farm.memory_report.plans import plan_rows, sentences
-from farm.memory_report.step_memory import LENGTHS_US, SIZES_BYTES, StepMemory
+from farm.addons.memory.offload_plan import OffloadPlans
+from farm.addons.memory.plans import plan_rows, sentences
+from farm.addons.memory.step_memory import LENGTHS_US, SIZES_BYTES, StepMemory
 from farm.operators.captured import CapturedTensor
-from farm.slow_memory.offload_plan import OffloadPlans
 from farm.types.format import TIME, count_of, gap, interval, percent, quantity
 
 _LONGEST_PATH = 48
@@ -22,8 +22,17 @@ _MOST_SLOW = 20
 
 
 def table(found: StepMemory) -> RenderableType:
-    """Title, facts, the peak by role, the tensors that wait longest, and what the options request."""
-    parts: list[RenderableType] = [_facts(found), Text(), _at_peak(found), Text(), _most_inactive(found), Text()]
+    """Title, facts, the peak by role, the tensors that wait longest, and what the options
+    request.
+    """
+    parts: list[RenderableType] = [
+        _facts(found),
+        Text(),
+        _at_peak(found),
+        Text(),
+        _most_inactive(found),
+        Text(),
+    ]
     parts.append(_periods(found))
     if answers := [*_fit(found), *_offload(found)]:
         parts += [Text(), *map(tables.hanging, answers)]
@@ -54,7 +63,9 @@ def _facts(found: StepMemory) -> Table:
         "base": f"{_size(life.base_bytes)} held before and after the step",
         "peak": f"{_size(found.peak_bytes)} at call {life.peak}: {operator}",
         "other memory": found.unseen_why,
-        "curve": sparkline(list(life.begins_us[:-1]), list(map(float, life.held_bytes)), (0.0, life.step_us)),
+        "curve": sparkline(
+            list(life.begins_us[:-1]), list(map(float, life.held_bytes)), (0.0, life.step_us)
+        ),
     }
     table = tables.grid(2)
     for name, text in rows.items():
@@ -67,9 +78,21 @@ def _at_peak(found: StepMemory) -> Table:
     rows = []
     for role, size in found.at_peak().items():
         active = _size(found.life.active_by_role[role][found.life.peak])
-        rows.append((role, _size(size), percent(size / found.peak_bytes), active, str(counts[role])))
-    rows.append(("other memory", "not known" if found.unseen_bytes is None else _size(found.unseen_bytes), "", "", ""))
-    return tables.ruled(("at the peak", ">held", ">share", ">in use", ">tensors"), rows, ("tensors", "share"))
+        rows.append(
+            (role, _size(size), percent(size / found.peak_bytes), active, str(counts[role]))
+        )
+    rows.append(
+        (
+            "other memory",
+            "not known" if found.unseen_bytes is None else _size(found.unseen_bytes),
+            "",
+            "",
+            "",
+        )
+    )
+    return tables.ruled(
+        ("at the peak", ">held", ">share", ">in use", ">tensors"), rows, ("tensors", "share")
+    )
 
 
 def _most_inactive(found: StepMemory) -> Table:
@@ -81,8 +104,12 @@ def _most_inactive(found: StepMemory) -> Table:
         longest = max(periods, key=lambda period: period.time_us)
         inactive = quantity(sum(period.time_us for period in periods), TIME)
         byte_seconds = count_of(found.life.inactive_byte_s[tensor.number], "B·s")
-        calls = f"{longest.begin} to {longest.end}{' of the next step' if longest.over_the_end else ''}"
-        rows.append((_named(tensor), tensor.role, _size(tensor.size_bytes), inactive, byte_seconds, calls))
+        calls = (
+            f"{longest.begin} to {longest.end}{' of the next step' if longest.over_the_end else ''}"
+        )
+        rows.append(
+            (_named(tensor), tensor.role, _size(tensor.size_bytes), inactive, byte_seconds, calls)
+        )
     return tables.ruled(heads, rows, drops=(longest_head, "role"))
 
 
@@ -102,7 +129,9 @@ def _periods(found: StepMemory) -> Table:
                 if following is not None:
                     below = text(following.least)
                     name = f"{text(row.least)} to {below}" if row.least else f"below {below}"
-                tables.row(both, name, str(row.periods), _size(row.size_bytes), count_of(row.byte_s, "B·s"))
+                tables.row(
+                    both, name, str(row.periods), _size(row.size_bytes), count_of(row.byte_s, "B·s")
+                )
         both.add_section()
     return both
 
@@ -115,13 +144,17 @@ def _fit(found: StepMemory) -> list[str]:
     told = [
         f"The largest batch that fits in {limit} is {fit.batch}; its peak is {peak}."
         if fit.exact
-        else f"A batch of {fit.batch} fits in {limit}; its peak is {peak}. Larger batches may fit, too."
+        else f"A batch of {fit.batch} fits in {limit}; its peak is {peak}. "
+        "Larger batches may fit, too."
     ]
     if batch > fit.batch:
-        told.append(f"The batch of {batch} does not fit: its peak is {_size(found.allocated_peak_bytes)}.")
+        told.append(
+            f"The batch of {batch} does not fit: its peak is {_size(found.allocated_peak_bytes)}."
+        )
     captured = ", ".join(map(str, sorted(fit.peaks_bytes)))
     counted = (
-        "The peak counts tensors, each rounded up to 512 bytes as by the allocator. It does not include workspaces"
+        "The peak counts tensors, each rounded up to 512 bytes as by the allocator. It does not "
+        "include workspaces"
     )
     counted += " of libraries, the CUDA context and unused gaps."
     return [*told, f"The step was captured at batch {captured}. {counted}"]
@@ -132,13 +165,20 @@ def _offload(found: StepMemory) -> list[str]:
         return []
     moved = found.offload
     away = (
-        f"At {_size(moved.bytes_per_s)}/s in each direction, {moved.long_enough} of {moved.periods} inactive periods "
-        f"are long enough to move a tensor out and back. The link has time for {len(moved.hidden)} of these periods, "
-        f"chosen by their byte-seconds. Each step moves {_size(moved.moved_bytes)}; the link is busy for "
+        f"At {_size(moved.bytes_per_s)}/s in each direction, {moved.long_enough} of "
+        f"{moved.periods} inactive periods "
+        "are long enough to move a tensor out and back. The link has time for "
+        f"{len(moved.hidden)} of these periods, "
+        f"chosen by their byte-seconds. Each step moves {_size(moved.moved_bytes)}; the link is "
+        "busy for "
         f"{percent(moved.link_share)} of the step."
     )
     left = f"The peak would be {_size(moved.peak_bytes)} instead of {_size(found.peak_bytes)}."
-    return [away, left, "This assumes that transfers do not slow calls down and have the full bandwidth."]
+    return [
+        away,
+        left,
+        "This assumes that transfers do not slow calls down and have the full bandwidth.",
+    ]
 
 
 def _recomputed(found: StepMemory) -> Table:
@@ -154,7 +194,11 @@ def _recomputed(found: StepMemory) -> Table:
 def _plans(found: StepMemory, plans: OffloadPlans) -> Table:
     """A row for all tensors fast and one for each plan, predicted and run."""
     ran, moves = plans.run is not None, plans.moves_bytes_per_s is not None
-    heads = [">fast memory", ">predicted time", *((">measured time", ">prediction error") if ran else ())]
+    heads = [
+        ">fast memory",
+        ">predicted time",
+        *((">measured time", ">prediction error") if ran else ()),
+    ]
     heads += [">slow tensors", *([">moves per step"] if moves else []), ">solver gap"]
     rows = []
     for row in plan_rows(found.life, plans):
@@ -168,7 +212,13 @@ def _plans(found: StepMemory, plans: OffloadPlans) -> Table:
 
 
 def _curve(plans: OffloadPlans) -> Table:
-    heads = (">fast memory", ">predicted time", ">ratio to all fast", ">slow tensors", ">solver gap")
+    heads = (
+        ">fast memory",
+        ">predicted time",
+        ">ratio to all fast",
+        ">slow tensors",
+        ">solver gap",
+    )
     rows = []
     for plan in plans.curve:
         times = quantity(plan.time_us, TIME), f"{plan.time_us / plans.all_fast_us:.3f}"
@@ -177,9 +227,16 @@ def _curve(plans: OffloadPlans) -> Table:
 
 
 def _placement(found: StepMemory, plans: OffloadPlans) -> Table:
-    def cells(name: str | Text, role: str, tensors: Sequence[CapturedTensor]) -> tuple[str | Text, ...]:
+    def cells(
+        name: str | Text, role: str, tensors: Sequence[CapturedTensor]
+    ) -> tuple[str | Text, ...]:
         adds_us = sum(plans.costs.slow_us.get(tensor.number, 0.0) for tensor in tensors)
-        return name, role, _size(sum(tensor.size_bytes for tensor in tensors)), quantity(adds_us, TIME)
+        return (
+            name,
+            role,
+            _size(sum(tensor.size_bytes for tensor in tensors)),
+            quantity(adds_us, TIME),
+        )
 
     slow = plans.slow(found.life, plans.plan)
     rows = [cells(_named(tensor), tensor.role, [tensor]) for tensor in slow[:_MOST_SLOW]]

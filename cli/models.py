@@ -1,4 +1,6 @@
-"""``farm models`` lists the catalog, ``farm operators`` the operator tuples of one model. Both measure nothing."""
+"""``farm models`` lists the catalog, ``farm operators`` the operator tuples of one model. Both
+measure nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ if TYPE_CHECKING:
     from farm.models.entry import ModelEntry
 
 #: The fields of a `ModelEntry` in a row.
-_FIELDS = "name task input_size smallest_size fixed_size origin parameters flops length longest phases"
+_FIELDS = (
+    "name task input_size smallest_size fixed_size origin parameters flops length longest phases"
+)
 _KINDS = {"cuda": "a GPU", "cpu": "a CPU", "simulated": "a simulated card"}
 
 
@@ -42,7 +46,10 @@ def models(pattern: str | None = None, source: str | None = None, as_json: AsJso
     origins = {entry.origin for entry in entries}
     for one in catalog.SOURCES:
         if one.NAME in origins and not is_installed(one):
-            say(f"→ The package of {one.NAME} is not installed; its models need it: {install_line(one)}")
+            say(
+                f"→ The package of {one.NAME} is not installed; its models need it: "
+                f"{install_line(one)}"
+            )
     if not pattern and not source:
         say(f"→ `farm models --source timm` lists {len(catalog.names(source='timm'))} more models.")
     say(
@@ -59,7 +66,9 @@ def _row(entry: ModelEntry) -> dict[str, Any]:
     return row | {"note": ", ".join([*notes, *entry.phases])}
 
 
-def operators(model: Model, *, batch: int | None = None, given: VariantFields, as_json: AsJson = False) -> None:
+def operators(
+    model: Model, *, batch: int | None = None, given: VariantFields, as_json: AsJson = False
+) -> None:
     """Show a model's operator tuples with counts, FLOPs and bytes."""
     from farm.jobs.cards import kind_of_cards
     from farm.models import catalog
@@ -73,7 +82,9 @@ def operators(model: Model, *, batch: int | None = None, given: VariantFields, a
     say_differences([variant])
     if variant.compile:
         variant = versioned(variant)
-        listed = first_that_knows(lambda session: compiled_operators(session, variant, kind or "cuda"))
+        listed = first_that_knows(
+            lambda session: compiled_operators(session, variant, kind or "cuda")
+        )
     else:
         listed = list_operators(variant)
     if listed.refusal is not None and not listed.gaps:
@@ -83,7 +94,11 @@ def operators(model: Model, *, batch: int | None = None, given: VariantFields, a
     elif listed.rows:
         default = f" (the default batch on {_KINDS[kind]})" if kind else ""
         card = f", kernels of {listed.card_model}" if listed.card_model else ""
-        show(lists.operators(listed.to_json()["operators"], f"{catalog.title_of(listed.variant)}{card}{default}"))
+        show(
+            lists.operators(
+                listed.to_json()["operators"], f"{catalog.title_of(listed.variant)}{card}{default}"
+            )
+        )
     for label, reason in listed.mismatches.items():
         say(f"→ {label} is not measured: {reason}.")
     if listed.refusal is not None:

@@ -1,9 +1,10 @@
 """Command-line options that several commands share, and groups of options.
 
-The flags and texts of the parameters of commands are in `options.toml`. A command takes a group of options as one
-parameter: a dataclass, or a dict of the given fields of a model variant or a request, whose options are derived from
-the declarations of the fields (`farm.types.fields`). `flat` gives Typer a function with one parameter for each option.
-"""
+The flags and texts of the parameters of commands are in `options.toml`. A command takes a group of
+options as one
+parameter: a dataclass, or a dict of the given fields of a model variant or a request, whose options
+are derived from the declarations of the fields (`farm.types.fields`). `flat` gives Typer a function
+with one parameter for each option."""
 
 from __future__ import annotations
 
@@ -35,13 +36,18 @@ def _known(name: str) -> str:
     return known(name)
 
 
-_MODEL = "The model's name (`farm models` lists all names), or the location of your own model: my_models.py:net."
+_MODEL = (
+    "The model's name (`farm models` lists all names), or the location of your own model: "
+    "my_models.py:net."
+)
 Model = Annotated[str, typer.Argument(help=_MODEL, callback=_known)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")]
 Cards = Annotated[
-    list[str] | None, typer.Option("--card", help="Only cards whose model or id has this text. May be repeated.")
+    list[str] | None,
+    typer.Option("--card", help="Only cards whose model or id has this text. May be repeated."),
 ]
-#: Words that are a mode if they follow `--compile`. A mode that the farm refuses is among them, for its message.
+#: Words that are a mode if they follow `--compile`. A mode that the farm refuses is among them, for
+#: its message.
 WITH_MODES = ("default", "max-autotune", "reduce-overhead")
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _WHAT, _HOW, _WHERE = "What to measure", "How to measure", "Where to measure, and the verdict"
@@ -49,7 +55,9 @@ _WHAT, _HOW, _WHERE = "What to measure", "How to measure", "Where to measure, an
 
 @dataclass(frozen=True)
 class Declared:
-    """Annotates a dict of given fields: those of a variant, a request or `farm memory`, except `without`."""
+    """Annotates a dict of given fields: those of a variant, a request or `farm memory`, except
+    `without`.
+    """
 
     of: Literal["variant", "request", "memory"] = "variant"
     without: Collection[str] = ()
@@ -62,10 +70,17 @@ class Declared:
             from farm.requests.memory import MemoryOptions
 
             declared = {one.name: one for one in fields_of(MemoryOptions)}
-        return {name: one for name, one in declared.items() if one.option and name not in self.without}
+        return {
+            name: one for name, one in declared.items() if one.option and name not in self.without
+        }
 
 
-SPLIT = ("tensor_parallel", "data_parallel", "sharding", "distributed")  # fields of a variant on several cards
+SPLIT = (
+    "tensor_parallel",
+    "data_parallel",
+    "sharding",
+    "distributed",
+)  # fields of a variant on several cards
 VariantFields = Annotated[dict[str, Any], Declared()]
 
 
@@ -99,7 +114,9 @@ def _group(annotation: Any) -> Any:
     """The dataclass or `Declared` of a group of options; None for a single option."""
     if dataclasses.is_dataclass(annotation):
         return annotation
-    return next((one for one in getattr(annotation, "__metadata__", ()) if isinstance(one, Declared)), None)
+    return next(
+        (one for one in getattr(annotation, "__metadata__", ()) if isinstance(one, Declared)), None
+    )
 
 
 @functools.cache
@@ -136,10 +153,14 @@ def _flat(parameters: Mapping[str, inspect.Parameter]) -> Iterator[inspect.Param
 
 
 def _grouped(parameters: Mapping[str, inspect.Parameter], values: dict[str, Any]) -> dict[str, Any]:
-    """The values of parameters. Declared fields come last: one that has an own option is not in their dict."""
+    """The values of parameters. Declared fields come last: one that has an own option is not in
+    their dict.
+    """
     found: dict[str, Any] = {}
     groups = {name: _group(one.annotation) for name, one in parameters.items()}
-    for name, group in sorted(groups.items(), key=lambda item: (isinstance(item[1], Declared), item[1] is not None)):
+    for name, group in sorted(
+        groups.items(), key=lambda item: (isinstance(item[1], Declared), item[1] is not None)
+    ):
         if group is None:
             found[name] = values.pop(name)
         elif isinstance(group, Declared):
@@ -151,7 +172,9 @@ def _grouped(parameters: Mapping[str, inspect.Parameter], values: dict[str, Any]
 
 
 def _parameter(field: Field, group: Declared) -> inspect.Parameter:
-    """The parameter for a declared field; None if it is not given. Some fields of a request take several values."""
+    """The parameter for a declared field; None if it is not given. Some fields of a request take
+    several values.
+    """
     from farm.requests.partial_request import VARIANT
 
     several, panel = group.of == "request" and field.several, None
@@ -162,22 +185,30 @@ def _parameter(field: Field, group: Declared) -> inspect.Parameter:
     one = typer.Option(
         *field.option,
         **number,  # type: ignore[arg-type]
-        metavar=field.metavar or ("NUMBER" if number else None) if several or not field.several else None,
+        metavar=field.metavar or ("NUMBER" if number else None)
+        if several or not field.several
+        else None,
         help=dataclasses.replace(field, several=several).help,
         show_default=False,
         rich_help_panel=panel,
     )
     kind = str if several or field.type is tuple else field.type
-    return inspect.Parameter(field.name, _KEYWORD, default=None, annotation=Annotated[kind | None, one])
+    return inspect.Parameter(
+        field.name, _KEYWORD, default=None, annotation=Annotated[kind | None, one]
+    )
 
 
 @dataclass(frozen=True)
 class CliOptions:
-    """The options of `run` and `submit` (texts: `options.toml`). `given`: names of the given fields of a request."""
+    """The options of `run` and `submit` (texts: `options.toml`). `given`: names of the given fields
+    of a request.
+    """
 
     models: list[str] | None = None
     files: list[Path] | None = None
-    given: Annotated[Mapping[str, Any], Declared("request")] = dataclasses.field(default_factory=dict)
+    given: Annotated[Mapping[str, Any], Declared("request")] = dataclasses.field(
+        default_factory=dict
+    )
     quick: bool = False
     card: list[str] | None = None
     dry_run: bool = False
@@ -185,12 +216,14 @@ class CliOptions:
     as_json: bool = False
 
     def requests(self, *, locations: bool = True) -> list[PartialRequest]:
-        """One request per model and per entry of the files, for each combination of the options with several values.
+        """One request per model and per entry of the files, for each combination of the options
+        with several values.
 
         The command line wins over a file.
 
         Args:
-            locations: accept the locations of own functions, such as my_models.py:net, beside names.
+            locations: accept the locations of own functions, such as my_models.py:net, beside
+                names.
 
         Raises:
             UsageError: nothing to measure was named.
@@ -211,27 +244,41 @@ class CliOptions:
         if "operators" in given:
             given["operators"] = operator_names(given["operators"])
         several = [name for name, one in GIVEN.items() if one.several and name in given]
-        grid = [[(name, number) for number in sizes(f"--{name}", given.pop(name))] for name in several]
+        grid = [
+            [(name, number) for number in sizes(f"--{name}", given.pop(name))] for name in several
+        ]
         if not locations and (wrong := next(filter(is_location, self.models or ()), None)):
             raise UsageError(
-                f"`farm submit` accepts names only, not the location '{wrong}': the workers' hosts have other files.",
+                f"`farm submit` accepts names only, not the location '{wrong}': the workers' "
+                "hosts have other files.",
                 "Register the function in the setting `models` of every host, or use `farm run`.",
             )
-        models = list(dict.fromkeys(found for name in self.models or () for found in matching(name)))
+        models = list(
+            dict.fromkeys(found for name in self.models or () for found in matching(name))
+        )
         for name in models:
             find(name)
         cells = [PartialRequest(**{**given, **dict(cell)}) for cell in itertools.product(*grid)]
         found = [cell.over(PartialRequest(model=name)) for name in models for cell in cells]
-        for entry in measurement_file.load(self.files, check_model=known if locations else find) if self.files else ():
+        for entry in (
+            measurement_file.load(self.files, check_model=known if locations else find)
+            if self.files
+            else ()
+        ):
             if self.quick:  # in place of the file's own precision
-                entry = PartialRequest(where=entry.where, **{**entry.given, "within": None, "budget_s": None})
-            found += [cell.over(entry) for cell in (cells if entry.model else cells[:1])]  # a sweep has its own grid
+                entry = PartialRequest(
+                    where=entry.where, **{**entry.given, "within": None, "budget_s": None}
+                )
+            found += [
+                cell.over(entry) for cell in (cells if entry.model else cells[:1])
+            ]  # a sweep has its own grid
         return found
 
 
 def options_of_run(text: str) -> CliOptions:
-    """Parse a text with arguments and options of `farm run`, such as "resnet50 -b 32 --dtype bfloat16". Raises
-    `UsageError` if a quotation mark is missing, and Typer's errors if an option is wrong."""
+    """Parse a text with arguments and options of `farm run`, such as "resnet50 -b 32 --dtype
+    bfloat16". Raises `UsageError` if a quotation mark is missing, and Typer's errors if an option
+    is wrong."""
     given: list[CliOptions] = []
 
     def run(options: CliOptions) -> None:
@@ -242,13 +289,19 @@ def options_of_run(text: str) -> CliOptions:
     try:
         words = shlex.split(text)
     except ValueError:
-        raise UsageError(f"A quotation mark is missing: {text}", "Quote a value with blanks.") from None
-    typer.main.get_command(program).main(with_compile_mode(words), prog_name="farm run", standalone_mode=False)
+        raise UsageError(
+            f"A quotation mark is missing: {text}", "Quote a value with blanks."
+        ) from None
+    typer.main.get_command(program).main(
+        with_compile_mode(words), prog_name="farm run", standalone_mode=False
+    )
     return given[0]
 
 
 def with_compile_mode(words: list[str]) -> list[str]:
-    """Insert the mode `default` after each `--compile` without a mode: Typer has no options with an optional value."""
+    """Insert the mode `default` after each `--compile` without a mode: Typer has no options with an
+    optional value.
+    """
     found: list[str] = []
     for word, following in itertools.zip_longest(words, words[1:]):
         found.append(word)
@@ -258,8 +311,8 @@ def with_compile_mode(words: list[str]) -> list[str]:
 
 
 def sizes(flag: str, text: str | None) -> list[int | None]:
-    """Parse sizes: `32`, `1,8,32`, or `1..256` (1, 2, 4, ... 256); without a text, the usual size (None). Raises
-    `UsageError` for any other text."""
+    """Parse sizes: `32`, `1,8,32`, or `1..256` (1, 2, 4, ... 256); without a text, the usual size
+    (None). Raises `UsageError` for any other text."""
     if text is None:
         return [None]
     found: list[int | None] = []

@@ -1,4 +1,5 @@
-"""The output of the command line: results on stdout, everything else on stderr, errors as one message.
+"""The output of the command line: results on stdout, everything else on stderr, errors as one
+message.
 
 Rich is imported only when it is used, so that ``farm --help`` is fast.
 """
@@ -36,12 +37,16 @@ class Left(KeyboardInterrupt):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C while work continues elsewhere. The argument says what continues and how to return to it."""
+    """Ctrl-C while work continues elsewhere. The argument says what continues and how to return to
+    it.
+    """
 
 
 @contextlib.contextmanager
 def writing() -> Iterator[None]:
-    """A context for writing to stdout. Raises `Unwritable` if that fails; a reader that has ended is not an error."""
+    """A context for writing to stdout. Raises `Unwritable` if that fails; a reader that has ended
+    is not an error.
+    """
     end_note()
     try:
         yield
@@ -80,7 +85,9 @@ def show(renderable: Any) -> None:
 
 
 def answer(as_json: bool, data: Any, view: Callable[[], Any]) -> None:
-    """Print an answer on stdout: plain JSON (or an object with `to_json`), or the renderable that `view` makes."""
+    """Print an answer on stdout: plain JSON (or an object with `to_json`), or the renderable that
+    `view` makes.
+    """
     if as_json:
         emit_json(data.to_json() if hasattr(data, "to_json") else data)
     else:
@@ -106,7 +113,9 @@ def say(line: str) -> None:
 
 
 def say_differences(variants: Iterable[Variant]) -> None:
-    """Print what differs between a user's models and the measured ones: a dtype, the mode. Each line once."""
+    """Print what differs between a user's models and the measured ones: a dtype, the mode. Each
+    line once.
+    """
     from farm.models import catalog
 
     lines = [line for variant in variants for line in catalog.differences(variant)]
@@ -139,7 +148,9 @@ def said_through(instead: Callable[[str], object]) -> Iterator[None]:
 
 
 class _Note:
-    """A line on stderr, or a spinner in a terminal, from a thread: what the command does, after `PATIENCE_S`."""
+    """A line on stderr, or a spinner in a terminal, from a thread: what the command does, after
+    `PATIENCE_S`.
+    """
 
     def __init__(self, text: str) -> None:
         self.text, self.over = text, threading.Event()
@@ -175,7 +186,9 @@ def end_note() -> None:
 
 @contextlib.contextmanager
 def noted(text: str) -> Iterator[None]:
-    """A context with a note of what the command does, if there is none. It ends with the first output on stdout."""
+    """A context with a note of what the command does, if there is none. It ends with the first
+    output on stdout.
+    """
     global _note
     _note = _note or _Note(text)
     try:
@@ -196,7 +209,9 @@ def console(*, stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     # A pipe has no width: its reader needs complete lines. COLUMNS, which Rich reads, sets a width.
     endless = not stream.isatty() and not os.environ.get("COLUMNS", "").isdigit()
-    return PlainConsole(file=stream, width=_ENDLESS if endless else None, highlight=False, quiet=stderr and _quiet)
+    return PlainConsole(
+        file=stream, width=_ENDLESS if endless else None, highlight=False, quiet=stderr and _quiet
+    )
 
 
 def complain(message: str, next_step: str = "") -> None:
@@ -224,7 +239,8 @@ def writable_database(*, may_upgrade: bool = False) -> Iterator[Database]:
     """The database of the settings; see `farm.store.upgrades.writable_database`.
 
     Args:
-        may_upgrade: allows the upgrade of an embedded database. Its note is printed with --quiet, too.
+        may_upgrade: allows the upgrade of an embedded database. Its note is printed with --quiet,
+            too.
     """
     from farm.store.upgrades import writable_database
 
@@ -242,7 +258,9 @@ def chosen_own_cards(wanted: Sequence[str]) -> list[Card]:
     return chosen_own_cards(wanted, say)
 
 
-def first_that_knows(ask: Callable[[Session], Answer], knows: Callable[[Answer], bool] = lambda _: True) -> Answer:
+def first_that_knows(
+    ask: Callable[[Session], Answer], knows: Callable[[Answer], bool] = lambda _: True
+) -> Answer:
     """See `farm.exchange.packaged.first_answer`."""
     from farm.exchange.packaged import first_answer
 

@@ -14,10 +14,11 @@ from cli.output import answer, emit, emit_json, say, show
 from farm.errors import UsageError, writing_to
 
 if TYPE_CHECKING:
-    from farm.prediction.dataset import Dataset, MeasuredModel
+    from farm.addons.predict.dataset import Dataset, MeasuredModel
 
 app = typer.Typer(
-    help="Predict time, power and energy of operators without a reading, and evaluate predictors.", no_args_is_help=True
+    help="Predict time, power and energy of operators without a reading, and evaluate predictors.",
+    no_args_is_help=True,
 )
 
 
@@ -30,33 +31,47 @@ class Readings:
 
     def training_set(self) -> tuple[Dataset, list[MeasuredModel]]:
         """The readings and models of one's own database, or those of the package."""
-        from farm.estimation import query
+        from farm.addons.predict import query
 
-        return output.first_that_knows(lambda session: query.training_set(session, self.card, self.torch))
+        return output.first_that_knows(
+            lambda session: query.training_set(session, self.card, self.torch)
+        )
 
 
 @app.command(epilog="Example: farm predict dataset dataset.parquet --card H200")
 def dataset(target: Path, readings: Readings, as_json: AsJson = False) -> None:
     """Write the training data of predictors: a row for each tuple."""
-    from farm.estimation.query import write_dataset
+    from farm.addons.predict.query import write_dataset
 
     found, _ = readings.training_set()
     write_dataset(found, target)
     if as_json:
-        emit_json({"file": str(target), "rows": len(found), "key": found.key, **found.conditions.to_json()})
+        emit_json(
+            {
+                "file": str(target),
+                "rows": len(found),
+                "key": found.key,
+                **found.conditions.to_json(),
+            }
+        )
     else:
         emit(f"{target}  {_about(found)}")
 
 
 @app.command(epilog="Example: farm predict fit --card H200")
-def fit(predictor: str = "best", *, readings: Readings, out: Path | None = None, as_json: AsJson = False) -> None:
+def fit(
+    predictor: str = "best", *, readings: Readings, out: Path | None = None, as_json: AsJson = False
+) -> None:
     """Fit a predictor to the readings and store it as arrays, for `farm estimate`."""
-    from farm.prediction import evaluation, stored_predictor
-    from farm.prediction.predictors import predictor_spec
-    from farm.prediction.regressors import needs_scikit_learn
+    from farm.addons.predict import evaluation, stored_predictor
+    from farm.addons.predict.predictors import predictor_spec
+    from farm.addons.predict.regressors import needs_scikit_learn
 
     if out is not None and out.suffix != ".npz":
-        raise UsageError(f"The name '{out}' does not end in .npz.", "Name the file like this: --out predictor.npz")
+        raise UsageError(
+            f"The name '{out}' does not end in .npz.",
+            "Name the file like this: --out predictor.npz",
+        )
     spec = predictor_spec(predictor)
     needs_scikit_learn()
     data, models = readings.training_set()
@@ -64,7 +79,14 @@ def fit(predictor: str = "best", *, readings: Readings, out: Path | None = None,
     path = out or stored_predictor.folders()[0] / stored_predictor.file_name(data.conditions)
     stored_predictor.save(found, path)
     if as_json:
-        emit_json({"file": str(path), "rows": found.rows, "key": found.key, "calibration": found.calibration.to_json()})
+        emit_json(
+            {
+                "file": str(path),
+                "rows": found.rows,
+                "key": found.key,
+                "calibration": found.calibration.to_json(),
+            }
+        )
     else:
         learned = f"{found.rows} tuples of {found.calibration.families} model families"
         emit(f"{path}  predictor {predictor}, fitted to {learned}")
@@ -82,11 +104,13 @@ def evaluate(
     png: Path | None = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate predictors with random tuples left out, and with a whole family of models left out."""
-    from farm.pages import plots
-    from farm.prediction import evaluation
-    from farm.prediction.predictors import PREDICTORS, predictor_spec
-    from farm.prediction.regressors import needs_scikit_learn
+    """Evaluate predictors with random tuples left out, and with a whole family of models left
+    out.
+    """
+    from farm.addons.pages import plots
+    from farm.addons.predict import evaluation
+    from farm.addons.predict.predictors import PREDICTORS, predictor_spec
+    from farm.addons.predict.regressors import needs_scikit_learn
 
     specs = [predictor_spec(name) for name in predictors or PREDICTORS]
     if png is not None:
@@ -96,7 +120,9 @@ def evaluate(
         return
     needs_scikit_learn()
     data, models = readings.training_set()
-    found = [evaluation.evaluate(spec, data, models, folds=folds, curve=curve, say=say) for spec in specs]
+    found = [
+        evaluation.evaluate(spec, data, models, folds=folds, curve=curve, say=say) for spec in specs
+    ]
     whole = sum(model.time_us is not None for model in models)
     about = _about(data).replace("tuples", f"tuples and {whole} whole models", 1)
     _show_evaluations([one for one, _ in found], data, about, as_json, "one model family left out")
@@ -116,11 +142,13 @@ def plan(
     out: Path | None = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the measurements that would reduce the error of some models most, as a file for `farm run -f`."""
+    """List the measurements that would reduce the error of some models most, as a file for `farm
+    run -f`.
+    """
     from cli import prediction_tables
     from cli.estimate import estimated
-    from farm.estimation import next_measurements
-    from farm.estimation.query import EstimateQuery
+    from farm.addons.predict import next_measurements
+    from farm.addons.predict.query import EstimateQuery
     from farm.models import catalog
     from farm.requests.partial_request import usual_variant
 
@@ -135,7 +163,8 @@ def plan(
     estimates = [estimated(variant, query) for variant in variants]
     if not any(one.total_time for one in estimates):
         raise UsageError(
-            f"No predictor is stored for {estimates[0].card_model}, so it is unknown which tuples are uncertain.",
+            f"No predictor is stored for {estimates[0].card_model}, so it is unknown which tuples "
+            "are uncertain.",
             f"Fit a predictor: `farm predict fit --card '{estimates[0].card_model}'`",
         )
     found = next_measurements.plan(estimates, tuples)
@@ -149,14 +178,19 @@ def plan(
     else:
         show(prediction_tables.plan(found))
         step = f"Measure these tuples with `farm run -f {out}`."
-        say(step if out is not None else "--out FILE writes a measurement file of these tuples for `farm run -f FILE`.")
+        say(
+            step
+            if out is not None
+            else "--out FILE writes a measurement file of these tuples for `farm run -f FILE`."
+        )
 
 
-def _evaluate_fitted(readings: Readings, on: str, across: str, predictor: str, as_json: bool) -> None:
+def _evaluate_fitted(
+    readings: Readings, on: str, across: str, predictor: str, as_json: bool
+) -> None:
     """Compare a fitted predictor with readings outside its training data."""
-    from farm.estimation import query
-    from farm.prediction import evaluation, stored_predictor
-    from farm.prediction.predictors import predictor_spec
+    from farm.addons.predict import evaluation, query, stored_predictor
+    from farm.addons.predict.predictors import predictor_spec
 
     if across:
         train, _ = readings.training_set()
@@ -166,13 +200,21 @@ def _evaluate_fitted(readings: Readings, on: str, across: str, predictor: str, a
     else:
         with query.database_at(on).read() as session:
             everything, models = query.training_set(session, readings.card, readings.torch)
-        model, conditions, folders = everything.card.model, everything.conditions, stored_predictor.folders()
-        stored = stored_predictor.find(folders, model, conditions.software.torch, conditions.protocol)
+        model, conditions, folders = (
+            everything.card.model,
+            everything.conditions,
+            stored_predictor.folders(),
+        )
+        stored = stored_predictor.find(
+            folders, model, conditions.software.torch, conditions.protocol
+        )
         if stored is None:
             step = f"Fit a predictor: `farm predict fit --card '{model}'`"
             raise UsageError(f"No predictor is stored for {model}.", step)
         data = everything.where(~stored.has_learned(call.operator_id for call in everything.calls))
-        found = evaluation.evaluate_fitted(stored.fitted, data, models, stored.calibration, everything)
+        found = evaluation.evaluate_fitted(
+            stored.fitted, data, models, stored.calibration, everything
+        )
         about = f"stored in {stored.path}"
     about = f"{_about(data)}; predictor {found.predictor}, {about}"
     _show_evaluations([found], data, about, as_json, "tuples outside the training data")
@@ -182,7 +224,9 @@ def _about(data: Dataset) -> str:
     return f"{len(data)} tuples of {data.card.model}, torch {data.conditions.software.torch}"
 
 
-def _show_evaluations(found: list[Any], data: Dataset, about: str, as_json: bool, left_out: str) -> None:
+def _show_evaluations(
+    found: list[Any], data: Dataset, about: str, as_json: bool, left_out: str
+) -> None:
     from cli import prediction_tables
 
     shown = {"about": about, "key": data.key, "evaluations": [one.to_json() for one in found]}

@@ -9,18 +9,29 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 
 from cli.tables import Text, filled, grid, row, ruled
-from farm.estimation.estimate import PREDICTED_LEVEL, interval_at, too_large_from
+from farm.addons.predict.estimate import PREDICTED_LEVEL, interval_at, too_large_from
+from farm.addons.predict.stored_predictor import PredictedValue
 from farm.models.catalog import title_of
-from farm.prediction.stored_predictor import PredictedValue
-from farm.types.format import ENERGY, NOTHING, TIME, Units, count_of, interval, percent, plural, quantity, span
+from farm.types.format import (
+    ENERGY,
+    NOTHING,
+    TIME,
+    Units,
+    count_of,
+    interval,
+    percent,
+    plural,
+    quantity,
+    span,
+)
 from farm.verdict.figures import Figure, PerToken
 
 if TYPE_CHECKING:
-    from farm.estimation.estimate import Estimate, MissingTuple
-    from farm.estimation.generation import Generation
-    from farm.estimation.next_measurements import MeasurementPlan
-    from farm.prediction.calibration import IntervalCoverage
-    from farm.prediction.evaluation import Evaluation, Score
+    from farm.addons.predict.calibration import IntervalCoverage
+    from farm.addons.predict.estimate import Estimate, MissingTuple
+    from farm.addons.predict.evaluation import Evaluation, Score
+    from farm.addons.predict.generation import Generation
+    from farm.addons.predict.next_measurements import MeasurementPlan
 
 MOST_MISSING, MOST_PROPOSED = 10, 12  # rows shown
 _OF_LEVEL = f"\n({percent(PREDICTED_LEVEL, 0)} interval)"
@@ -36,7 +47,9 @@ def generation(found: Generation) -> RenderableType:
     rows = [_row(str(one.variant), one, level) for one in found.phases]
     text = f"prompt and {found.tokens} generated tokens"
     total = (text, *_cells(found.time, found.energy, not found.is_lower_bound), "")
-    per_token = str(PerToken(prompt.batch * found.tokens, found.tokens_per_s, found.energy_per_token_mj))
+    per_token = str(
+        PerToken(prompt.batch * found.tokens, found.tokens_per_s, found.energy_per_token_mj)
+    )
     notes = [per_token.replace("a pass", "generated"), *found.notes]
     if found.incomplete_reason:
         notes.append(f"The total is incomplete. {found.incomplete_reason}")
@@ -45,12 +58,14 @@ def generation(found: Generation) -> RenderableType:
         notes.append(f"{too_large[-1].variant}: memory {_memory(too_large[-1])}")
     after = f"then {found.tokens} generated tokens per sequence, on {found.prefill.card_model}"
     title = Text(f"{prompt}, {after}", style="bold")
-    return Group(title, ruled(_heads(level), [total, *rows]), *(Text(f"  {note}") for note in notes))
+    return Group(
+        title, ruled(_heads(level), [total, *rows]), *(Text(f"  {note}") for note in notes)
+    )
 
 
 def estimate(found: Estimate, level: float = 0.0) -> RenderableType:
-    """Show the estimated cost of the model, its measured and predicted parts, and the missing tuples. `level` is the
-    level of the intervals, e.g. 0.95; default: that of the estimate."""
+    """Show the estimated cost of the model, its measured and predicted parts, and the missing
+    tuples. `level` is the level of the intervals, e.g. 0.95; default: that of the estimate."""
     software, number, level = found.software, len(found.missing), level or found.level
     of_level = f"{percent(level, 0)} interval"
     least = "" if found.complete else "at least "
@@ -67,11 +82,14 @@ def estimate(found: Estimate, level: float = 0.0) -> RenderableType:
     if found.whole_time and number:
         lines["sum of parts"] = _both(*found.sum_at(level))
     of_all = (
-        f"sum of {found.covered_tuples} of {found.tuples} tuples, which have {percent(found.coverage)} of the "
+        f"sum of {found.covered_tuples} of {found.tuples} tuples, which have "
+        f"{percent(found.coverage)} of the "
         "estimated cost"
     )
     if number:
-        figures = _both(interval_at(found.measured_time, level), interval_at(found.measured_energy, level))
+        figures = _both(
+            interval_at(found.measured_time, level), interval_at(found.measured_energy, level)
+        )
     else:  # the sum stands for the whole model, so its interval does, too
         figures = _both(*found.sum_at(level))
     named = "" if found.complete else f" ({of_level})"  # else the first line names it
@@ -80,22 +98,35 @@ def estimate(found: Estimate, level: float = 0.0) -> RenderableType:
         energy = PredictedValue(found.predicted_mj) if found.predicted_mj else None
         figures = _both(PredictedValue(found.predicted_us), energy)
         bound = "" if found.total_time and found.total_time.low else "at least "
-        lines["predicted"] = f"{bound}{figures}: {number} {plural('tuple', number)} (predictor `{found.predictor}`)"
-        shares = (f"{percent(share)} {_SHARES.get(name, name)}" for name, share in found.shares.items() if share)
+        lines["predicted"] = (
+            f"{bound}{figures}: {number} {plural('tuple', number)} (predictor `{found.predictor}`)"
+        )
+        shares = (
+            f"{percent(share)} {_SHARES.get(name, name)}"
+            for name, share in found.shares.items()
+            if share
+        )
         lines["shares of time"] = ", ".join(shares) if found.complete else ""
     if number:
         tuples = f"{number} {plural('tuple', number)} without a reading"
-        lines["missing"] = f"{tuples}; measuring them takes about {span(found.measuring_rest_s)} of card time"
+        lines["missing"] = (
+            f"{tuples}; measuring them takes about {span(found.measuring_rest_s)} of card time"
+        )
     lines["left out"] = found.left_out
     if found.other_data_calls:
         calls = f"{found.other_data_calls} {plural('call', found.other_data_calls)}"
         lines["data"] = f"the readings for {calls} have another class of data than the model"
     lines |= {
         "card": found.card_model,
-        "software": f"torch {software.torch}, CUDA {software.cuda or NOTHING}, driver {software.driver or NOTHING}",
+        "software": (
+            f"torch {software.torch}, CUDA {software.cuda or NOTHING}, driver "
+            f"{software.driver or NOTHING}"
+        ),
         "protocol": f"{found.protocol.launch} launch, {found.protocol.residency} data",
         "flags": ", ".join(f"{name} ×{flagged}" for name, flagged in found.flags.items()),
-        "readings": ", ".join(f"{count} from {name}" for name, count in found.origins.items() if name),
+        "readings": ", ".join(
+            f"{count} from {name}" for name, count in found.origins.items() if name
+        ),
     }
     if found.oldest_age_s is not None:
         lines["age"] = f"the oldest reading is {span(found.oldest_age_s)} old"
@@ -103,7 +134,9 @@ def estimate(found: Estimate, level: float = 0.0) -> RenderableType:
     for name, value in lines.items():
         if value:
             row(table, f"  {name}", value)
-    parts = [Text(f"  {note}") for note in found.notes] + ([Text(""), _missing(found)] if number else [])
+    parts = [Text(f"  {note}") for note in found.notes] + (
+        [Text(""), _missing(found)] if number else []
+    )
     return Group(Text(title_of(found.variant), style="bold"), table, *parts)
 
 
@@ -119,10 +152,15 @@ def _communication(found: Estimate) -> str:
     alone = f"collectives take {quantity(alone_us, TIME)} alone"
     if exposed_us is not None:
         return (
-            f"{alone}; {quantity(exposed_us, TIME)} exposed, {quantity(max(0.0, alone_us - exposed_us), TIME)} hidden"
+            f"{alone}; {quantity(exposed_us, TIME)} exposed, "
+            f"{quantity(max(0.0, alone_us - exposed_us), TIME)} hidden"
         )
     least = quantity(max(alone_us, found.time.value - alone_us), TIME)
-    limit = f"; the time is {least} if computation hides all that it can" if found.variant.data_parallel > 1 else ""
+    limit = (
+        f"; the time is {least} if computation hides all that it can"
+        if found.variant.data_parallel > 1
+        else ""
+    )
     return f"{alone}, and count as if computation hid nothing{limit}"
 
 
@@ -135,12 +173,16 @@ def _shown(found: PredictedValue, units: Units, of_level: str) -> str:
 
 
 def _memory(found: Estimate) -> str:
-    """Describe the memory that the model needs, by its parts. If one card has too little, add the number of cards. ""
-    if the needed memory is unknown, or certainly less than the card has."""
+    """Describe the memory that the model needs, by its parts. If one card has too little, add the
+    number of cards. "" if the needed memory is unknown, or certainly less than the card has."""
     need = found.memory
     if need is None or need.needed_bytes is None:
         return ""
-    parts = {"weights": need.weights_bytes, "cache": need.cache_bytes, "activations": need.activations_bytes}
+    parts = {
+        "weights": need.weights_bytes,
+        "cache": need.cache_bytes,
+        "activations": need.activations_bytes,
+    }
     listed = ", ".join(f"{name} {count_of(size, 'B')}" for name, size in parts.items() if size)
     one = f"the {count_of(need.card_bytes, 'B')} of one {found.card_model}"
     word = "about" if listed else "at least"
@@ -148,7 +190,8 @@ def _memory(found: Estimate) -> str:
     if need.fits:
         return f"{text}, of {one}"
     return (
-        f"{text}: does not fit into {one}. The memory alone needs {need.cards} cards; the time is for one card with "
+        f"{text}: does not fit into {one}. The memory alone needs {need.cards} cards; the time is "
+        "for one card with "
         "enough memory"
     )
 
@@ -159,26 +202,37 @@ def _both(time: PredictedValue | None, energy: PredictedValue | None) -> str:
 
 def _missing(found: Estimate) -> RenderableType:
     """The tuples without a reading."""
-    per_call = f"predicted time per call{_OF_LEVEL if any(one.predicted_low_us for one in found.missing) else ''}"
+    has_intervals = any(missing.predicted_low_us for missing in found.missing)
+    per_call = f"predicted time per call{_OF_LEVEL if has_intervals else ''}"
     extra = [(f">{per_call}", _predicted_call)] if found.predictor else []
     entries = {entry.operator_id: entry for entry in found.missing}
     head = "tuple without a reading"
     head += " (first: those that narrow the interval most)" if found.narrowing else ""
     missing = filled(
         [entries[id_] for id_ in found.narrowing or entries][:MOST_MISSING],
-        [(head, "label"), (">calls", "calls"), (">share of\nestimated cost", "share", percent), *extra],
+        [
+            (head, "label"),
+            (">calls", "calls"),
+            (">share of\nestimated cost", "share", percent),
+            *extra,
+        ],
         drops=[per_call.replace("\n", " ")] if extra else (),
     )
     return Group(missing, *_more(len(entries) - MOST_MISSING), *_far(found, entries))
 
 
 def _far(found: Estimate, entries: Mapping[str, MissingTuple]) -> list[Text]:
-    """Explain the mark of predictions far from the readings, and name the measurement that narrows the total most."""
+    """Explain the mark of predictions far from the readings, and name the measurement that narrows
+    the total most.
+    """
     far = [entry for entry in entries.values() if entry.far]
     if not far:
         return []
     share = math.fsum((entry.predicted_us or 0.0) * entry.calls for entry in far) / found.time.value
-    about = f"far: no reading is similar, so the interval is wide ({len(far)} {plural('tuple', len(far))}, "
+    about = (
+        f"far: no reading is similar, so the interval is wide ({len(far)} "
+        f"{plural('tuple', len(far))}, "
+    )
     first = f"{entries[found.narrowing[0]].label} narrows the total most (`--measure 1`)"
     return [Text(f"  {about}{percent(share)} of the time). A reading of {first}.")]
 
@@ -188,7 +242,9 @@ def _more(number: int) -> list[Text]:
 
 
 def predicted(found: PredictedValue | None, units: Units) -> str:
-    """A value with its interval: `8.41 ms (7.2 ms to 9.8 ms)`, `8.41 ± 0.12 ms` if it is symmetrical; "" for None."""
+    """A value with its interval: `8.41 ms (7.2 ms to 9.8 ms)`, `8.41 ± 0.12 ms` if it is
+    symmetrical; "" for None.
+    """
     if found is None:
         return ""
     if found.low is None or found.high is None:
@@ -199,10 +255,14 @@ def predicted(found: PredictedValue | None, units: Units) -> str:
 
 
 def _predicted_call(entry: MissingTuple) -> str:
-    """The predicted time of one call with its interval, and a mark if no reading is similar or of this type."""
+    """The predicted time of one call with its interval, and a mark if no reading is similar or of
+    this type.
+    """
     if entry.predicted_low_us is None or entry.predicted_high_us is None:
         return quantity(entry.predicted_us, TIME)
-    low, high = (quantity(value, TIME) for value in (entry.predicted_low_us, entry.predicted_high_us))
+    low, high = (
+        quantity(value, TIME) for value in (entry.predicted_low_us, entry.predicted_high_us)
+    )
     mark = ("; far" if entry.far else "") if entry.known else "; no reading of this operator type"
     return f"{quantity(entry.predicted_us, TIME)} ({low} to {high}{mark})"
 
@@ -220,21 +280,37 @@ def curve(found: Sequence[Estimate]) -> RenderableType:
         rows.append((*cells, *tokens, measured_share, predicted_share, *cards))
     *heads, measured_head = _heads(level)
     heads += [">tokens/s"] if found[0].per_token.tokens else []
-    heads += [measured_head, ">predicted share", *([">cards needed\nfor memory"] if too_large else [])]
+    heads += [
+        measured_head,
+        ">predicted share",
+        *([">cards needed\nfor memory"] if too_large else []),
+    ]
     notes = list(dict.fromkeys(note for one in found for note in one.notes))
-    notes += [f"The estimate of {one.variant} is incomplete. {one.incomplete_reason}" for one in incomplete]
+    notes += [
+        f"The estimate of {one.variant} is incomplete. {one.incomplete_reason}"
+        for one in incomplete
+    ]
     notes += _left_out(found)
     if too_large:
         notes.append(f"From {too_large.variant} on: memory {_memory(too_large)}.")
     table = ruled(heads, rows, drops=["interval"])
-    return Group(Text(f"on {found[0].card_model}", style="bold"), table, *(Text(f"  {note}") for note in notes))
+    return Group(
+        Text(f"on {found[0].card_model}", style="bold"),
+        table,
+        *(Text(f"  {note}") for note in notes),
+    )
 
 
 def _cells(time: PredictedValue, energy: PredictedValue | None, complete: bool) -> tuple[str, ...]:
     """Time and energy with their intervals, in four columns."""
     least = "" if complete else "≥ "
     energies = f"{least}{quantity(energy.value, ENERGY)}" if energy else NOTHING
-    return f"{least}{quantity(time.value, TIME)}", _ends(time, TIME), energies, _ends(energy, ENERGY)
+    return (
+        f"{least}{quantity(time.value, TIME)}",
+        _ends(time, TIME),
+        energies,
+        _ends(energy, ENERGY),
+    )
 
 
 def _heads(level: float) -> tuple[str, ...]:
@@ -243,11 +319,17 @@ def _heads(level: float) -> tuple[str, ...]:
 
 
 def _row(name: str, one: Estimate, level: float) -> tuple[str, ...]:
-    return name, *_cells(one.time_at(level), one.energy_at(level), one.complete), percent(_measured(one))
+    return (
+        name,
+        *_cells(one.time_at(level), one.energy_at(level), one.complete),
+        percent(_measured(one)),
+    )
 
 
 def _measured(found: Estimate) -> float:
-    """Return the measured share, 0 to 1: of the time if there are predictions, else of the estimated cost."""
+    """Return the measured share, 0 to 1: of the time if there are predictions, else of the
+    estimated cost.
+    """
     return 1.0 if found.whole_time else found.shares.get("measured", found.coverage)
 
 
@@ -271,8 +353,19 @@ def evaluations(found: Sequence[Evaluation], about: str, left_out: str) -> Rende
     best = min(found, key=lambda one: score.median if (score := one.families["time_us"]) else 1.0)
 
     def errors(group: str, scores: Iterable[tuple[str, Score]]) -> RenderableType:
-        heads = (f"error of time by {group}, predictor {best.predictor}", ">tuples", ">mean", ">median")
-        return ruled(heads, ((name, str(one.count), percent(one.mean), percent(one.median)) for name, one in scores))
+        heads = (
+            f"error of time by {group}, predictor {best.predictor}",
+            ">tuples",
+            ">mean",
+            ">median",
+        )
+        return ruled(
+            heads,
+            (
+                (name, str(one.count), percent(one.mean), percent(one.median))
+                for name, one in scores
+            ),
+        )
 
     folds = any(one.cross_validation for one in found)
     shown = [
@@ -288,11 +381,17 @@ def evaluations(found: Sequence[Evaluation], about: str, left_out: str) -> Rende
     ]
     parts = [line for part in shown for line in (part, Text(""))][:-1]
     if best.unseen:
-        unseen = f"{best.unseen.count} tuples of operator types outside the training data: median error of time "
+        unseen = (
+            f"{best.unseen.count} tuples of operator types outside the training data: median "
+            "error of time "
+        )
         unseen += percent(best.unseen.median)
         parts.append(Text(f"  {unseen}"))
     if curves := [one for one in found if one.curve]:
-        heads = ("median error of time by training tuples", *(f">{number}" for number, _ in curves[0].curve))
+        heads = (
+            "median error of time by training tuples",
+            *(f">{number}" for number, _ in curves[0].curve),
+        )
         rows = ((one.predictor, *(percent(median) for _, median in one.curve)) for one in curves)
         parts += [Text(""), ruled(heads, rows)]
     return Group(*parts)
@@ -306,7 +405,10 @@ def plan(found: MeasurementPlan) -> RenderableType:
             ("to measure", lambda one: one.entry.label),
             (">share of\nuncertainty", lambda one: one.gain / found.uncertain, percent),
             (f">predicted time per call{_OF_LEVEL}", lambda one: _predicted_call(one.entry)),
-            ("models", lambda one: ", ".join(one.models[:2]) + (" ..." if len(one.models) > 2 else "")),
+            (
+                "models",
+                lambda one: ", ".join(one.models[:2]) + (" ..." if len(one.models) > 2 else ""),
+            ),
         ],
         drops=["models"],
     )
@@ -324,9 +426,22 @@ def _scores(title: str, found: Sequence[Evaluation], of: str) -> RenderableType:
     def cells(predictor: str, scores: Mapping[str, Score | None]) -> Sequence[str]:
         time = scores.get("time_us")
         within = [percent(time.within_10), percent(time.within_20)] if time else [NOTHING, NOTHING]
-        return predictor, _pair(time), *within, _pair(scores.get("power_w")), _pair(scores.get("energy_mj"))
+        return (
+            predictor,
+            _pair(time),
+            *within,
+            _pair(scores.get("power_w")),
+            _pair(scores.get("energy_mj")),
+        )
 
-    heads = (f"error, {title}: mean, median", ">time", ">within 10 %", ">within 20 %", ">power", ">energy")
+    heads = (
+        f"error, {title}: mean, median",
+        ">time",
+        ">within 10 %",
+        ">within 20 %",
+        ">power",
+        ">energy",
+    )
     return ruled(heads, (cells(one.predictor, getattr(one, of)) for one in found))
 
 
@@ -338,7 +453,10 @@ def _models(best: Evaluation) -> RenderableType:
 
     first = f"whole models, predictor {best.predictor}"
     heads = (first, ">predicted time", ">measured time", ">error", ">predicted energy", ">error")
-    rows = ((one["model"], *cells(one, "time_us", TIME), *cells(one, "energy_mj", ENERGY)[::2]) for one in best.models)
+    rows = (
+        (one["model"], *cells(one, "time_us", TIME), *cells(one, "energy_mj", ENERGY)[::2])
+        for one in best.models
+    )
     return ruled(heads, rows)
 
 
@@ -347,13 +465,24 @@ def _sums(found: Sequence[Evaluation]) -> RenderableType:
     heads = (first, ">time", ">energy", ">time, 5 tuples measured", ">time, 12 measured", ">models")
     rows = []
     for one in found:
-        scores = (one.sums["time_us"], one.sums["energy_mj"], one.narrowed.get(5), one.narrowed.get(12))
+        scores = (
+            one.sums["time_us"],
+            one.sums["energy_mj"],
+            one.narrowed.get(5),
+            one.narrowed.get(12),
+        )
         rows.append((one.predictor, *map(_pair, scores), str(scores[0].count if scores[0] else 0)))
     return ruled(heads, rows)
 
 
 def _intervals(found: Sequence[Evaluation]) -> RenderableType:
-    heads = ("90 % intervals: cover, worst family, width", ">time", ">power", ">time of sums", ">energy of sums")
+    heads = (
+        "90 % intervals: cover, worst family, width",
+        ">time",
+        ">power",
+        ">time of sums",
+        ">energy of sums",
+    )
     rows = []
     for one in found:
         singles = (one.intervals.get(name) for name in _TIME_AND_POWER)
@@ -363,7 +492,12 @@ def _intervals(found: Sequence[Evaluation]) -> RenderableType:
 
 
 def _by_distance(best: Evaluation) -> RenderableType:
-    heads = (f"90 % intervals by distance from the readings, predictor {best.predictor}", ">tuples", ">time", ">power")
+    heads = (
+        f"90 % intervals by distance from the readings, predictor {best.predictor}",
+        ">tuples",
+        ">time",
+        ">power",
+    )
     rows = []
     for one in best.by_distance:
         cells = (_interval(one.intervals.get(name)) for name in _TIME_AND_POWER)

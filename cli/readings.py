@@ -10,8 +10,16 @@ from cli.output import emit, emit_json, say, show
 from farm.types.format import plural
 
 
-def lookup(words: list[str], card: Cards = None, sort: str = "time", limit: int = 20, as_json: AsJson = False) -> None:
-    """Show the cost of an operator: time, energy and power from readings, with their card, software and age."""
+def lookup(
+    words: list[str],
+    card: Cards = None,
+    sort: str = "time",
+    limit: int = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Show the cost of an operator: time, energy and power from readings, with their card, software
+    and age.
+    """
     from farm.exchange.filters import parse
     from farm.report import lookup as lookups
 
@@ -45,11 +53,16 @@ def export(
 
     selected = parse(filters or (), card or ())
     written = output.first_that_knows(
-        lambda session: exports.export(session, target, form=form, filters=selected or None, traces=traces),
+        lambda session: exports.export(
+            session, target, form=form, filters=selected or None, traces=traces
+        ),
         lambda found: found.files["readings"][1] > 0,
     )
     if as_json:
-        files = {table: {"file": str(path), "rows": rows} for table, (path, rows) in written.files.items()}
+        files = {
+            table: {"file": str(path), "rows": rows}
+            for table, (path, rows) in written.files.items()
+        }
         lacking = [vars(one) for one in written.left_out]
         emit_json({"files": files, "dictionary": str(written.dictionary), "left_out": lacking})
         return
@@ -63,12 +76,18 @@ def export(
 
 
 def import_(paths: list[Path], origin: str = "", as_json: AsJson = False) -> None:
-    """Import the export of another farm: duplicates are skipped, and each reading keeps its origin."""
+    """Import the export of another farm: duplicates are skipped, and each reading keeps its
+    origin.
+    """
     from farm.exchange.importer import import_export
     from farm.exchange.packaged import export_at
 
     with output.writable_database() as database:
-        imported = [entry for path in paths for entry in import_export(database, export_at(path), origin=origin)]
+        imported = [
+            entry
+            for path in paths
+            for entry in import_export(database, export_at(path), origin=origin)
+        ]
     if as_json:
         rows = [{**vars(one), "file": str(one.path)} for one in imported]
         for row in rows:

@@ -26,14 +26,18 @@ def report(
     as_json: AsJson = False,
     check: bool = False,
 ) -> None:
-    """Show the results of jobs: cost by operator type, sum against whole, coverage and verdict; or cost by layer."""
+    """Show the results of jobs: cost by operator type, sum against whole, coverage and verdict; or
+    cost by layer.
+    """
+    from farm.addons.pages import page
     from farm.jobs import jobs as rows_of
-    from farm.pages import page
     from farm.report import layers
     from farm.report.report import build
 
     if (trace is None) is not bool(jobs) or (png and trace is None):
-        raise UsageError("Give either the ids of jobs, or --trace READING.", "`farm jobs` lists the jobs.")
+        raise UsageError(
+            "Give either the ids of jobs, or --trace READING.", "`farm jobs` lists the jobs."
+        )
     if trace is not None:
         return _show_trace(trace, png, as_json=as_json)
     _check_options(by, depth, readings=readings, as_csv=as_csv, as_json=as_json)
@@ -47,7 +51,11 @@ def report(
             say(f"Written to {html}")
         kind: Any = by or ("type" if as_csv else None)
         outputs = as_csv or as_json or by != "module"  # the table of modules does not show them
-        grouped = [layers.layers(session, one, kind, depth, outputs=outputs) for one in built] if kind else []
+        grouped = (
+            [layers.layers(session, one, kind, depth, outputs=outputs) for one in built]
+            if kind
+            else []
+        )
     if as_csv:
         for line in layers.csv_lines(grouped):
             emit(line)
@@ -58,32 +66,40 @@ def report(
         from cli import report_tables
 
         shown = [report_tables.layer_table(one) for one in grouped]
-        shown = shown or [report_tables.readings(one) if readings else report_tables.report(one) for one in built]
+        shown = shown or [
+            report_tables.readings(one) if readings else report_tables.report(one) for one in built
+        ]
         for number, one in enumerate(shown):
             show(Group("", one) if number else one)
     if check:
         follow.check_verdicts(built)
 
 
-def _check_options(by: str | None, depth: int | None, *, readings: bool, as_csv: bool, as_json: bool) -> None:
+def _check_options(
+    by: str | None, depth: int | None, *, readings: bool, as_csv: bool, as_json: bool
+) -> None:
     from farm.report.layers import BY
 
     if by is not None and by not in BY:
         raise UsageError(f"--by '{by}' is not known.", f"Choose from {', '.join(BY)}.")
     if depth is not None and by != "module":
         raise UsageError(
-            "--depth, a number of module levels, needs --by module.", "Add `--by module`, or omit --depth."
+            "--depth, a number of module levels, needs --by module.",
+            "Add `--by module`, or omit --depth.",
         )
     if as_csv and as_json:
-        raise UsageError("--csv and --json are two formats of the same output.", "Omit one of them.")
+        raise UsageError(
+            "--csv and --json are two formats of the same output.", "Omit one of them."
+        )
     if readings and (by or as_csv):
         raise UsageError(
-            "--readings cannot be combined with --by or --csv.", "Omit --readings, or omit --by and --csv."
+            "--readings cannot be combined with --by or --csv.",
+            "Omit --readings, or omit --by and --csv.",
         )
 
 
 def _show_trace(reading: str, png: Path | None, *, as_json: bool) -> None:
-    from farm.pages import plots
+    from farm.addons.pages import plots
     from farm.report.lookup import find_traced
 
     with output.open_database().read() as session:
@@ -94,7 +110,10 @@ def _show_trace(reading: str, png: Path | None, *, as_json: bool) -> None:
         say(f"Drawn to {png}")
     begin_s, end_s = sampled.window_s
     if as_json:
-        series = {name: {"time_s": times, "values": values} for name, (times, values) in sampled.series.items()}
+        series = {
+            name: {"time_s": times, "values": values}
+            for name, (times, values) in sampled.series.items()
+        }
         emit_json({"reading_id": found.reading.id, "window_s": [begin_s, end_s], "series": series})
         return
     emit(found.title)
@@ -106,9 +125,11 @@ def _show_trace(reading: str, png: Path | None, *, as_json: bool) -> None:
 
 
 def history(model: str, html: Path | None = None, as_json: AsJson = False) -> None:
-    """Show the time and energy of a whole model over git revisions and versions of PyTorch, oldest first."""
+    """Show the time and energy of a whole model over git revisions and versions of PyTorch, oldest
+    first.
+    """
     from cli import lists
-    from farm.pages import page
+    from farm.addons.pages import page
     from farm.report.history import history, to_json
 
     if html is not None:
@@ -118,13 +139,17 @@ def history(model: str, html: Path | None = None, as_json: AsJson = False) -> No
         page.write_history(html, model, found)
         say(f"Written to {html}")
     if html is None or as_json:
-        output.answer(as_json, {"rows": [to_json(row) for row in found]}, lambda: lists.history(found))
+        output.answer(
+            as_json, {"rows": [to_json(row) for row in found]}, lambda: lists.history(found)
+        )
 
 
 def publish(folder: Path) -> None:
     """Write the database as pages that need no server and no network: models, operators, cards."""
-    from farm.pages import page
+    from farm.addons.pages import page
 
     with output.open_database().read() as session:
-        number = page.publish(session, folder, lambda name: doing(f"farm publish is working: {name}"))
+        number = page.publish(
+            session, folder, lambda name: doing(f"farm publish is working: {name}")
+        )
     say(f"{number} pages written; open {folder / 'index.html'}")

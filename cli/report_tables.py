@@ -1,4 +1,5 @@
-"""A job's report as tables and lines: cost by operator type, sum against whole, remarks, and cost by layer.
+"""A job's report as tables and lines: cost by operator type, sum against whole, remarks, and cost
+by layer.
 
 Formatting, no logic; `farm.report` computes the values.
 """
@@ -70,19 +71,29 @@ def _header(report: Report) -> RenderableType:
     origin = f", imported from {report.origin}" if report.origin else ""
     lines = [("job", f"{report.job_id}, {report.state}{rounds}{origin}")]
     for card in report.cards[:_MOST_CARDS]:
-        driver = f"{'kernel' if card.kind == 'cpu' else 'driver'} {card.driver}" if card.driver else ""
-        lines.append(("card", f"{card.model}  ({', '.join(filter(None, (card.id, card.host, driver)))})"))
+        driver = (
+            f"{'kernel' if card.kind == 'cpu' else 'driver'} {card.driver}" if card.driver else ""
+        )
+        lines.append(
+            ("card", f"{card.model}  ({', '.join(filter(None, (card.id, card.host, driver)))})")
+        )
     if (left := len(report.cards) - _MOST_CARDS) > 0:
         lines.append(("", f"and {left} more {plural('card', left)}"))
     for software in report.software:
         named = (("torch", "torch"), ("CUDA", "cuda"), ("cuDNN", "cudnn"), ("Python", "python"))
         text = [f"{name} {software[key]}" for name, key in named if software.get(key)]
-        lines.append(("software", ", ".join([*text, *filter(None, [software.get("communication")])])))
+        lines.append(
+            ("software", ", ".join([*text, *filter(None, [software.get("communication")])]))
+        )
     lines.append(("protocol", str(report.protocol)))
     counts = report.readings
-    others = {name: name for name in ("failed", "open", "cancelled", "repeated")} | {"not_run": "not run by the card"}
+    others = {name: name for name in ("failed", "open", "cancelled", "repeated")} | {
+        "not_run": "not run by the card"
+    }
     words = [f"{counts.measured} measured", f"{counts.reused} reused"]
-    words += [f"{number} {word}" for name, word in others.items() if (number := getattr(counts, name))]
+    words += [
+        f"{number} {word}" for name, word in others.items() if (number := getattr(counts, name))
+    ]
     spent = ""
     if counts.card_time_s >= 0.5:
         inside = percent(counts.window_time_s / counts.card_time_s, 0)
@@ -106,8 +117,18 @@ def _types(report: Report) -> RenderableType:
     columns: list[Any] = [
         ("operator", "short_name", None, "sum"),
         (">calls", "calls", None, str(sum(row.calls for row in rows))),
-        (">tuples", lambda row: part_of(row.measured_tuples, row.tuples), None, part_of(measured, tuples)),
-        (">time", "time_us", TIME, quantity(verdict.time.total.value, TIME, 4) if verdict.measured else NOTHING),
+        (
+            ">tuples",
+            lambda row: part_of(row.measured_tuples, row.tuples),
+            None,
+            part_of(measured, tuples),
+        ),
+        (
+            ">time",
+            "time_us",
+            TIME,
+            quantity(verdict.time.total.value, TIME, 4) if verdict.measured else NOTHING,
+        ),
         *([(">in model", "in_model_us", TIME, in_model_total)] if in_model else []),
         (">share", "time_share", percent, ""),
         *(of_energy if any(row.energy_mj is not None for row in rows) else []),
@@ -125,16 +146,27 @@ def _types(report: Report) -> RenderableType:
 def _placements(report: Report) -> RenderableType:
     """Tuples with tensors in slow memory, the heaviest first."""
     rows = report.placements
-    first = {id(row) for n, row in enumerate(rows) if not n or rows[n - 1].operator_id != row.operator_id}
+    first = {
+        id(row) for n, row in enumerate(rows) if not n or rows[n - 1].operator_id != row.operator_id
+    }
     return tables.filled(
         rows,
         [
             ("tuple", lambda row: row.label if id(row) in first else ""),
             ("slow tensors", lambda row: row.placement),
             ("", lambda row: row.tensors),
-            (">time", lambda row: quantity(row.time_us, TIME) if row.time_us is not None else row.reason or "open"),
+            (
+                ">time",
+                lambda row: (
+                    quantity(row.time_us, TIME) if row.time_us is not None else row.reason or "open"
+                ),
+            ),
             (">time all fast", "fast_time_us", TIME),
-            (">ratio", "times_fast", lambda times: f"{times:.2f}" if times is not None else NOTHING),
+            (
+                ">ratio",
+                "times_fast",
+                lambda times: f"{times:.2f}" if times is not None else NOTHING,
+            ),
             ("workspaces", lambda row: row.workspaces),
         ],
         drops=("workspaces", "time all fast"),
@@ -143,7 +175,9 @@ def _placements(report: Report) -> RenderableType:
 
 
 def _owners(report: Report) -> RenderableType:
-    """Forward and backward of each kind of module side by side; parts without an owner in separate lines."""
+    """Forward and backward of each kind of module side by side; parts without an owner in separate
+    lines.
+    """
     shown = [part for part in OF_OWNERS if any(row.part == part for row in report.owners)]
 
     def time_of(part: str) -> tables.Cell:
@@ -174,7 +208,10 @@ def _kernels(job: CompiledJob) -> RenderableType:
             (">time\nper call", "time_us", TIME),
             (">share", "time_share", percent),
             (">B/s", "bytes_per_s", "B/s"),
-            (">FLOP/s", lambda row: count_of(row.flops_per_s, "FLOP/s") if row.flops_per_s else NOTHING),
+            (
+                ">FLOP/s",
+                lambda row: count_of(row.flops_per_s, "FLOP/s") if row.flops_per_s else NOTHING,
+            ),
             (">roofline", "roofline_share", percent),
         ],
         drops=("calls", "FLOP/s", "B/s", "modules", "fused from"),
@@ -185,11 +222,19 @@ def _kernels(job: CompiledJob) -> RenderableType:
 
 def _tuples(report: Report, most: int) -> RenderableType:
     def time_of(row: TupleRow) -> str:
-        spread = row.time_us and row.time_half_width_us and f" ± {row.time_half_width_us / row.time_us * 100:.1f} %"
+        spread = (
+            row.time_us
+            and row.time_half_width_us
+            and f" ± {row.time_half_width_us / row.time_us * 100:.1f} %"
+        )
         return quantity(row.time_us, TIME) + (spread or "")
 
     def remarks_of(row: TupleRow) -> str:
-        return ", ".join(filter(None, (row.reason, row.bus, "" if row.used == "steady" else row.used, *row.flags)))
+        return ", ".join(
+            filter(
+                None, (row.reason, row.bus, "" if row.used == "steady" else row.used, *row.flags)
+            )
+        )
 
     energies = [(">power", "power_w", POWER), (">energy", "energy_mj", ENERGY)]
     columns = [
@@ -199,15 +244,25 @@ def _tuples(report: Report, most: int) -> RenderableType:
         *(energies if any(row.energy_mj is not None for row in report.tuples) else []),
         ("remarks", remarks_of),
     ]
-    listed = f"the {len(report.tuples)} heaviest of {report.verdict.parts}" if report.verdict.types else "all"
+    listed = (
+        f"the {len(report.tuples)} heaviest of {report.verdict.parts}"
+        if report.verdict.types
+        else "all"
+    )
     drops = ("power", "calls", "remarks", "energy")
-    return tables.filled(report.tuples, columns, drops=drops, most=most, rest=f"; --json lists {listed}")
+    return tables.filled(
+        report.tuples, columns, drops=drops, most=most, rest=f"; --json lists {listed}"
+    )
 
 
 def readings(report: Report) -> RenderableType:
     """The readings of a job, wholes first, with the beginning of each id."""
     found: list[Any] = [
-        (whole.reading, f"whole model, {whole.launch}" if whole.launch else "whole model", whole.card_id)
+        (
+            whole.reading,
+            f"whole model, {whole.launch}" if whole.launch else "whole model",
+            whole.card_id,
+        )
         for whole in report.verdict.wholes
         if whole.reading
     ]
@@ -215,14 +270,24 @@ def readings(report: Report) -> RenderableType:
     if not found:
         return Text("No readings yet.")
     rows = (
-        (one.reading_id[:12], label, tables.short_id(card_id), quantity(one.time_us, TIME), ", ".join(one.flags))
+        (
+            one.reading_id[:12],
+            label,
+            tables.short_id(card_id),
+            quantity(one.time_us, TIME),
+            ", ".join(one.flags),
+        )
         for one, label, card_id in found
     )
-    return tables.ruled(("reading", "subject", "card", ">time", "flags"), rows, drops=("card", "flags", "time"))
+    return tables.ruled(
+        ("reading", "subject", "card", ">time", "flags"), rows, drops=("card", "flags", "time")
+    )
 
 
 def _comparison(verdict: Verdict) -> Table:
-    table = tables.ruled(("", ">sum of the parts", ">whole model", ">gap", ">accuracy"), drops=("accuracy",))
+    table = tables.ruled(
+        ("", ">sum of the parts", ">whole model", ">gap", ">accuracy"), drops=("accuracy",)
+    )
     for name, comparison, units in (
         ("time", verdict.time if verdict.measured or verdict.time.whole else None, TIME),
         ("power", verdict.power, POWER),
@@ -231,7 +296,11 @@ def _comparison(verdict: Verdict) -> Table:
     ):
         judged = name in ("time", "energy")
         if comparison is not None:
-            values = interval(comparison.total, units), interval(comparison.whole, units), gap(comparison.gap)
+            values = (
+                interval(comparison.total, units),
+                interval(comparison.whole, units),
+                gap(comparison.gap),
+            )
             tables.row(table, name, *values, percent(comparison.accuracy) if judged else "")
         elif judged:
             tables.row(table, name, "not available", NOTHING, NOTHING, NOTHING, style="dim")
@@ -256,7 +325,12 @@ def _rounds(report: Report) -> RenderableType:
             (">accuracy\ntime", "accuracy_time", percent),
             (">accuracy\nenergy", "accuracy_energy", percent),
             (">coverage", "coverage", percent),
-            ("outcome", lambda row: tables.outcome(row.outcome) if row.outcome else Text("open", style="cyan")),
+            (
+                "outcome",
+                lambda row: (
+                    tables.outcome(row.outcome) if row.outcome else Text("open", style="cyan")
+                ),
+            ),
         ],
         drops=("items", "why", "coverage", "accuracy energy", "accuracy time"),
     )
@@ -291,19 +365,34 @@ def _verdict(report: Report) -> RenderableType:
     if report.kind == "sweep":
         line = Text(f"{verdict.measured} of {verdict.parts} tuples measured", style="bold")
     elif verdict.outcome != "none":
-        line.append(f"  accuracy {', '.join(accuracies)}; coverage {percent(verdict.coverage)}", style="not bold")
+        line.append(
+            f"  accuracy {', '.join(accuracies)}; coverage {percent(verdict.coverage)}",
+            style="not bold",
+        )
         line.append(f"  (target {percent(verdict.target, 0)})", style="not bold dim")
     reasons = () if report.kind == "sweep" and report.state != "cancelled" else verdict.reasons
-    if report.kind == "model" and report.cards and all(card.kind == "cpu" for card in report.cards) and verdict.missed:
-        reasons = (*reasons, f"`farm import h200`, then `farm report {_ON_A_GPU}` shows a result of a GPU (resnet18).")
+    if (
+        report.kind == "model"
+        and report.cards
+        and all(card.kind == "cpu" for card in report.cards)
+        and verdict.missed
+    ):
+        reasons = (
+            *reasons,
+            f"`farm import h200`, then `farm report {_ON_A_GPU}` shows a result of a GPU "
+            "(resnet18).",
+        )
     return Group(line, *map(tables.hanging, reasons))
 
 
-# ------------------------------------------------------------------------------------------------- layers
+# -------------------------------------------------------------------------------------------------
+# layers
 
 
 def layer_table(layers: Layers) -> RenderableType:
-    """A job's calls, tuples, types or modules with sizes, parameters and cost. Unmeasured rows are dim."""
+    """A job's calls, tuples, types or modules with sizes, parameters and cost. Unmeasured rows are
+    dim.
+    """
     by = layers.by
     head = {"module": "module", "type": "operator"}.get(by, "operator, parameters")
     sizes = [
@@ -316,7 +405,10 @@ def layer_table(layers: Layers) -> RenderableType:
         (head, lambda row: _layer_name(row, layers)),
         *([(">calls", lambda row: part_of(row.measured_calls, row.calls))] if by != "call" else []),
         *(sizes if by in ("call", "tuple") else []),
-        (">weights", lambda row: count_of(row.held_parameters, "") if row.held_parameters != 0 else NOTHING),
+        (
+            ">weights",
+            lambda row: count_of(row.held_parameters, "") if row.held_parameters != 0 else NOTHING,
+        ),
         (">FLOP", lambda row: count_of(row.flops, "")),
         (">bytes", "bytes_moved", "B"),
         (">time", "time_us", TIME),

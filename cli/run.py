@@ -1,4 +1,6 @@
-"""``farm run`` measures on this host, with a broker and workers of its own; ``farm submit`` on a running farm."""
+"""``farm run`` measures on this host, with a broker and workers of its own; ``farm submit`` on a
+running farm.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,23 @@ if TYPE_CHECKING:
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PATIENCE_S = 5.0  # an interruption without effect for this long was lost, and is raised again
 CONTINUES = "Every reading taken so far is kept: the same command continues where it stopped."
-OF_A_CPU = " A CPU times up to 64 items in turn, then stores them. Items that were not stored are timed again."
+OF_A_CPU = (
+    " A CPU times up to 64 items in turn, then stores them. Items that were not stored are timed "
+    "again."
+)
 
 
 def run(options: CliOptions) -> None:
-    """Measure models on this host and show the report. Starts and stops its own broker and workers."""
+    """Measure models on this host and show the report. Starts and stops its own broker and
+    workers.
+    """
     interruptible(lambda ending: _run(options, ending))
 
 
 def interruptible(command: Callable[[Ending], None]) -> None:
-    """Run a command that measures on this host. Raises `Interrupted` if a person or a signal ended it."""
+    """Run a command that measures on this host. Raises `Interrupted` if a person or a signal ended
+    it.
+    """
     ending = Ending()
     try:
         with ending:
@@ -41,7 +50,9 @@ def interruptible(command: Callable[[Ending], None]) -> None:
     except KeyboardInterrupt as interruption:
         raise Interrupted(ending.hint) from interruption
     except Exception as error:
-        if ending.requested:  # an interrupted import or connection turned the interruption into another error
+        if (
+            ending.requested
+        ):  # an interrupted import or connection turned the interruption into another error
             raise Interrupted(ending.hint) from error
         raise
 
@@ -49,10 +60,9 @@ def interruptible(command: Callable[[Ending], None]) -> None:
 class Ending:
     """End the run in order after SIGTERM, Ctrl-C or SIGHUP: servers and workers are stopped.
 
-    The signal is stored and raised as KeyboardInterrupt. Python drops an exception that is raised in a finalizer, or in
-    C code during an import, and prints a traceback; `_dropped` suppresses it. Only the first signal is raised: a second
-    one would interrupt the stopping of the servers.
-    """
+    The signal is stored and raised as KeyboardInterrupt. Python drops an exception that is raised
+    in a finalizer, or in C code during an import, and prints a traceback; `_dropped` suppresses it.
+    Only the first signal is raised: a second one would interrupt the stopping of the servers."""
 
     def __init__(self) -> None:
         self.hint = CONTINUES
@@ -117,7 +127,9 @@ def _run(options: CliOptions, ending: Ending) -> None:
     submissions = Submissions(say)
     if options.dry_run:
         there = output.open_database() if is_there(settings().database) else None
-        follow.preview(submissions.previews(there, planned, own=cards), submissions, as_json=options.as_json)
+        follow.preview(
+            submissions.previews(there, planned, own=cards), submissions, as_json=options.as_json
+        )
         return
     with output.writable_database(may_upgrade=True) as database:
         if left := submissions.still_to_do(database, planned):
@@ -177,7 +189,9 @@ def submit(options: CliOptions, wait: bool = False) -> None:
     from tasks.submissions import Submissions, plan
 
     if options.check and not wait and not options.dry_run:
-        raise UsageError("--check needs the verdicts, but `farm submit` does not wait for them.", "Add --wait.")
+        raise UsageError(
+            "--check needs the verdicts, but `farm submit` does not wait for them.", "Add --wait."
+        )
     requests = options.requests(locations=False)
     check_broker(settings())
     database = output.open_database()
@@ -186,7 +200,9 @@ def submit(options: CliOptions, wait: bool = False) -> None:
     output.say_differences(variants_of(planned))
     submissions = Submissions(say)
     if options.dry_run:
-        follow.preview(submissions.previews(database, planned), submissions, as_json=options.as_json)
+        follow.preview(
+            submissions.previews(database, planned), submissions, as_json=options.as_json
+        )
         return
     try:
         left = submissions.still_to_do(database, planned)
@@ -195,13 +211,21 @@ def submit(options: CliOptions, wait: bool = False) -> None:
             follow.follow(database, submissions.job_ids)
     except KeyboardInterrupt as interruption:
         jobs = " ".join(submissions.job_ids)
-        hint = f"The jobs continue: `farm status {jobs} --watch` shows their progress, `farm cancel {jobs}` ends them."
+        hint = (
+            f"The jobs continue: `farm status {jobs} --watch` shows their progress, `farm cancel "
+            f"{jobs}` ends them."
+        )
         raise Interrupted(hint if jobs else "No job was created.") from interruption
     if wait:
         follow.conclude(database, submissions, as_json=options.as_json, check=options.check)
         return
     if options.as_json:
-        emit_json({"jobs": [one.to_json() for one in submissions.submitted], **follow.left_out(submissions)})
+        emit_json(
+            {
+                "jobs": [one.to_json() for one in submissions.submitted],
+                **follow.left_out(submissions),
+            }
+        )
     elif submissions.job_ids:
         say(f"→ Follow the progress with `farm status {' '.join(submissions.job_ids)} --watch`.")
     submissions.check_refused(len(submissions.submitted) + len(submissions.skipped))

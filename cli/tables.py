@@ -1,7 +1,8 @@
-"""The look of every table of this program: its lines and cells, and the words and colours of states and outcomes.
+"""The look of every table of this program: its lines and cells, and the words and colours of states
+and outcomes.
 
-A narrow terminal drops the least important columns; numbers, ids and names stay complete, and text wraps between
-words. A pipe has no width: programs get every column, unless `COLUMNS` sets a width.
+A narrow terminal drops the least important columns; numbers, ids and names stay complete, and text
+wraps between words. A pipe has no width: programs get every column, unless `COLUMNS` sets a width.
 """
 
 from __future__ import annotations
@@ -32,9 +33,18 @@ _CLIPPED = 10  # the least width of a text that is cut to one line
 # A line below the head and above a section.
 _BOX = box.Box("    \n    \n ── \n    \n ── \n    \n    \n    \n")
 _ASCII_BOX = box.Box("    \n    \n -- \n    \n -- \n    \n    \n    \n", ascii=True)
-_OUTCOMES = {"pass": ("PASS", "bold green"), "fail": ("FAIL", "bold red"), "none": ("NO VERDICT", "bold yellow")}
+_OUTCOMES = {
+    "pass": ("PASS", "bold green"),
+    "fail": ("FAIL", "bold red"),
+    "none": ("NO VERDICT", "bold yellow"),
+}
 _OUTCOMES |= {"listed": ("lists the kernels", "")}
-_COLOURS = {"cyan": "open busy", "green": "done idle", "dim": "cancelled stopped", "yellow": "starting draining"}
+_COLOURS = {
+    "cyan": "open busy",
+    "green": "done idle",
+    "dim": "cancelled stopped",
+    "yellow": "starting draining",
+}
 _COLOURS |= {"bold red": "quarantined", "red": "lost"}
 _STATES = {state: colour for colour, states in _COLOURS.items() for state in states.split()}
 _BARS = "▁▂▃▄▅▆▇█"
@@ -68,14 +78,19 @@ class ResponsiveTable(Table):
     drops: Sequence[str] = ()  # heads, the least important first
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        # Some versions of Rich add padding at the edges of the table to its width, although they print none.
+        # Some versions of Rich add padding at the edges of the table to its width, although they
+        # print none.
         edges = 2 * (self._get_padding_width(0) - 1)
 
         def room(widths: Sequence[int]) -> int:
-            """Return the unused width of the line in characters. Three characters separate two columns."""
+            """Return the unused width of the line in characters. Three characters separate two
+            columns.
+            """
             return options.max_width - sum(widths) - 3 * (len(widths) - 1) - edges
 
-        def least(columns: Sequence[Column], wrapped: int = _WRAPPED, *, cut: bool = False) -> list[int]:
+        def least(
+            columns: Sequence[Column], wrapped: int = _WRAPPED, *, cut: bool = False
+        ) -> list[int]:
             return [self._least(console, options, column, wrapped, cut=cut) for column in columns]
 
         texts = [[_heading(column), *column.cells] for column in self.columns]
@@ -92,22 +107,32 @@ class ResponsiveTable(Table):
         if widths is None:
             yield self._as_list()
             return
-        for _ in range(room(widths)):  # the narrowest column that is narrower than its text grows first
-            growing = [n for n, column in enumerate(shown) if widths[n] < natural[self.columns.index(column)]]
+        for _ in range(
+            room(widths)
+        ):  # the narrowest column that is narrower than its text grows first
+            growing = [
+                n
+                for n, column in enumerate(shown)
+                if widths[n] < natural[self.columns.index(column)]
+            ]
             if growing:
                 widths[min(growing, key=lambda n: widths[n])] += 1
         table = copy.copy(self)
         table.columns = [
-            dataclasses.replace(column, header=_heading(column), overflow="ellipsis", width=width, _index=n)
+            dataclasses.replace(
+                column, header=_heading(column), overflow="ellipsis", width=width, _index=n
+            )
             for n, (column, width) in enumerate(zip(shown, widths, strict=True))
         ]
         yield from Table.__rich_console__(table, console, options)
         if named := ", ".join(dict.fromkeys(filter(None, dropped))):
             yield Text(f"  columns left out, as the terminal is too narrow: {named}", style="dim")
 
-    def _least(self, console: Console, options: ConsoleOptions, column: Column, wrapped: int, *, cut: bool) -> int:
-        """The least width of a column: its longest word (if `cut`, long words may be cut), or its text if it does not
-        wrap. Text does not wrap below the width `wrapped`."""
+    def _least(
+        self, console: Console, options: ConsoleOptions, column: Column, wrapped: int, *, cut: bool
+    ) -> int:
+        """The least width of a column: its longest word (if `cut`, long words may be cut), or its
+        text if it does not wrap. Text does not wrap below the width `wrapped`."""
         widths = [measure_renderables(console, options, [_heading(column)]).minimum, 1]
         for text in column.cells:
             word, line = measure_renderables(console, options, [text])
@@ -155,11 +180,15 @@ def ruled(
         total: the cells of a last row below a line.
     """
     lines = _BOX if shows("─") else _ASCII_BOX
-    table = ResponsiveTable(box=lines, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
+    table = ResponsiveTable(
+        box=lines, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False
+    )
     table.drops = drops
     for head in heads:
         right = head.startswith(">")
-        table.add_column(head.lstrip(">"), justify="right" if right else "left", no_wrap=right, overflow="fold")
+        table.add_column(
+            head.lstrip(">"), justify="right" if right else "left", no_wrap=right, overflow="fold"
+        )
     for cells in rows:
         row(table, *cells)
     if total:
@@ -187,7 +216,11 @@ def filled(
     """
     table = ruled([head for head, *_ in columns], drops=drops)
     for one in rows[:most]:
-        row(table, *(_cell_of(one, *column[1:]) for column in columns), style="dim" if dim(one) else "")
+        row(
+            table,
+            *(_cell_of(one, *column[1:]) for column in columns),
+            style="dim" if dim(one) else "",
+        )
     if total:
         table.add_section()
         row(table, *total, style="bold")
@@ -196,8 +229,8 @@ def filled(
 
 
 def _cell_of(values: Any, key: str | Cell, form: Any = None) -> RenderableType:
-    """One cell: the value of a key, an attribute or a function of the row, formatted with `Units`, the unit of a count,
-    or a function. Without a format, None and "" are a dash."""
+    """One cell: the value of a key, an attribute or a function of the row, formatted with `Units`,
+    the unit of a count, or a function. Without a format, None and "" are a dash."""
     value: Any
     if callable(key):
         value = key(values)
@@ -262,9 +295,13 @@ def hanging(text: str | RichText, style: str = "") -> Table:
 
 
 def clipped(text: str, most: int) -> Text:
-    """One line. A terminal shows at most `most` characters, and fewer if the table is narrow; a pipe gets all."""
+    """One line. A terminal shows at most `most` characters, and fewer if the table is narrow; a
+    pipe gets all.
+    """
     most = most if sys.stdout.isatty() else len(text)
-    return Text(text if len(text) <= most else text[: most - 1] + "…", no_wrap=True, overflow="ellipsis")
+    return Text(
+        text if len(text) <= most else text[: most - 1] + "…", no_wrap=True, overflow="ellipsis"
+    )
 
 
 def short_id(card_id: str) -> str:
@@ -272,7 +309,9 @@ def short_id(card_id: str) -> str:
     return card_id if len(card_id) <= 14 else card_id[:12] + "…"
 
 
-def sparkline(times: list[float], values: list[float], window_s: tuple[float, float], width: int = 60) -> str:
+def sparkline(
+    times: list[float], values: list[float], window_s: tuple[float, float], width: int = 60
+) -> str:
     """A row of bars over time, with dots outside the window."""
     if not values:
         return ""

@@ -1,4 +1,6 @@
-"""``farm worker`` lets the cards of this host join the farm; ``farm flower`` is Celery's web monitor on its broker."""
+"""``farm worker`` lets the cards of this host join the farm; ``farm flower`` is Celery's web
+monitor on its broker.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,11 @@ def worker(card: list[str] | None = None, as_json: bool = False) -> None:
 
     if as_json:
         logs.set_up(True)
-    with said_through(logging.getLogger("farm.worker").warning) if as_json else contextlib.nullcontext():
+    with (
+        said_through(logging.getLogger("farm.worker").warning)
+        if as_json
+        else contextlib.nullcontext()
+    ):
         cards = _chosen(card)
     check_broker_works(settings())
     output.open_database().close()
@@ -37,7 +43,9 @@ def worker(card: list[str] | None = None, as_json: bool = False) -> None:
 
 
 def _chosen(wanted: Sequence[str] | None) -> list[Card]:
-    """The cards to serve. `CardUnavailable` if a GPU's driver does not answer yet: a service tries again."""
+    """The cards to serve. `CardUnavailable` if a GPU's driver does not answer yet: a service tries
+    again.
+    """
     from farm.jobs.cards import all_own_cards, own_cards
     from farm.requests.card_selection import matching_cards
 
@@ -46,7 +54,10 @@ def _chosen(wanted: Sequence[str] | None) -> list[Card]:
             return output.chosen_own_cards(wanted)
         except NoSuchCard as error:
             own = all_own_cards()
-            if any(matching_cards(own, want) or want.strip().lower().startswith(GPUS) for want in wanted):
+            if any(
+                matching_cards(own, want) or want.strip().lower().startswith(GPUS)
+                for want in wanted
+            ):
                 raise CardUnavailable(error.message, error.next_step) from error
             raise
     usable = own_cards(say)
@@ -75,6 +86,15 @@ def flower(port: int | None = None, address: str = "127.0.0.1", writable: bool =
     from tasks.flower import serve
 
     def listening(taken: int) -> None:
-        say(f"Flower on http://{address}:{taken} ({'writable' if writable else 'read-only'}); Ctrl-C ends it.")
+        say(
+            f"Flower on http://{address}:{taken} ({'writable' if writable else 'read-only'}); "
+            "Ctrl-C ends it."
+        )
 
-    serve(in_force, address, in_force.flower_port if port is None else port, writable=writable, listening=listening)
+    serve(
+        in_force,
+        address,
+        in_force.flower_port if port is None else port,
+        writable=writable,
+        listening=listening,
+    )

@@ -1,5 +1,6 @@
-"""Pages of the site that are made when it is built (a hook of MkDocs): the options of all commands, from Typer itself,
-and those whose text stands outside of docs/. It also sees to it that no page fetches anything from elsewhere."""
+"""Pages of the site that are made when it is built (a hook of MkDocs): the options of all commands,
+from Typer itself, and those whose text stands outside of docs/. It also sees to it that no page
+fetches anything from elsewhere."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_post_page(output: str, *, page: Any, **_: Any) -> str:
-    for tag in re.findall(r"<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)=[\"']?(?:\w+:)?//[^>]*>", output):
+    for tag in re.findall(
+        r"<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)=[\"']?(?:\w+:)?//[^>]*>", output
+    ):
         if 'rel="canonical"' not in tag:
             warnings.warning("%s is fetched from elsewhere: %s", page.file.src_uri, tag)
     return output
@@ -56,7 +59,9 @@ def notebook() -> str:
     """The notebook's cells, without what they show: a test runs them, nobody keeps their output."""
     cells = json.loads((ROOT / "docs/notebook.ipynb").read_text())["cells"]
     texts = (
-        "".join(cell["source"]) if cell["cell_type"] == "markdown" else fenced("".join(cell["source"]))
+        "".join(cell["source"])
+        if cell["cell_type"] == "markdown"
+        else fenced("".join(cell["source"]))
         for cell in cells
     )
     return "\n\n".join([*texts, "[The notebook itself](notebook.ipynb), to be run."])
@@ -70,9 +75,13 @@ def options() -> str:
     """What `--help` says of every command, as Typer writes it in Markdown."""
     command = typer.main.get_command(app)
     with command.make_context("farm", [], resilient_parsing=True) as context:
-        text = get_docs_for_click(obj=command, ctx=context, name="farm", title="Options of all commands")
+        text = get_docs_for_click(
+            obj=command, ctx=context, name="farm", title="Options of all commands"
+        )
     text = re.sub(r"^(#+ )`(.*)`$", r"\1\2", text, flags=re.MULTILINE)
-    text = re.sub(r"\*\*Commands\*\*:\n\n(\* .*\n)+\n", "", text)  # each has a heading, and here they are cut short
+    text = re.sub(
+        r"\*\*Commands\*\*:\n\n(\* .*\n)+\n", "", text
+    )  # each has a heading, and here they are cut short
     return text.replace("# Options of all commands\n", OPENING, 1)
 
 

@@ -88,10 +88,13 @@ class UnknownOperator(UsageError):
 
     @classmethod
     def named(cls, name: str, *known: Iterable[str]) -> UnknownOperator:
-        """Suggest similar names from the first group of `known` that has any. Pass the likeliest group first."""
+        """Suggest similar names from the first group of `known` that has any. Pass the likeliest
+        group first.
+        """
         near = next(filter(None, (did_you_mean(name, group) for group in known)), "")
         return cls(
-            f"There is no operator named '{name}'.", near or "List a model's operators with `farm operators MODEL`."
+            f"There is no operator named '{name}'.",
+            near or "List a model's operators with `farm operators MODEL`.",
         )
 
 
@@ -128,7 +131,9 @@ class UnseenOperators(CaptureError):
 
 
 class UnsupportedTensor(CaptureError):
-    """The model computes with a tensor that is more than dtype and strides: sparse, nested, quantised, ..."""
+    """The model computes with a tensor that is more than dtype and strides: sparse, nested,
+    quantised, ...
+    """
 
 
 class Refused(FarmError):
@@ -140,7 +145,9 @@ class TupleRejected(FarmError):
 
 
 class Unreadable(FarmError):
-    """A database row has a value that the farm never writes: another program or a disk error changed the row."""
+    """A database row has a value that the farm never writes: another program or a disk error
+    changed the row.
+    """
 
 
 class DamagedPackage(FarmError):
@@ -151,7 +158,8 @@ class DamagedPackage(FarmError):
         """``problem``: the end of a sentence, such as "cannot be read"."""
         return cls(
             f"The file '{path}' of the installed package {problem}.",
-            "Install the package again: `pip install --force-reinstall --no-deps operator-farm`, or `git checkout` the "
+            "Install the package again: `pip install --force-reinstall --no-deps operator-farm`, "
+            "or `git checkout` the "
             "file in a clone.",
         )
 
@@ -186,8 +194,9 @@ class Unmeasurable(FarmError):
 
 
 class HostBusy(Unmeasurable):
-    """This host lacks something now that is no fault of the item: another process holds the lock of what its cards
-    share, or a folder cannot be used. The worker's task puts the item off, and the attempt does not count."""
+    """This host lacks something now that is no fault of the item: another process holds the lock of
+    what its cards share, or a folder cannot be used. The worker's task puts the item off, and the
+    attempt does not count."""
 
 
 class FarmUnavailable(FarmError):
@@ -219,7 +228,9 @@ class CardUnavailable(FarmUnavailable):
 
 
 class UnhealthyCard(FarmError):
-    """A known operator had a wrong result or an implausible time on the card, so the card is quarantined."""
+    """A known operator had a wrong result or an implausible time on the card, so the card is
+    quarantined.
+    """
 
 
 class CardBusy(FarmError):
@@ -236,7 +247,10 @@ class Unwritable(FarmError):
     @classmethod
     def because(cls, error: OSError) -> Unwritable:
         if error.errno == errno.EBADF:
-            return cls("The output cannot be written: stdout is closed.", "Leave it open, or write to /dev/null.")
+            return cls(
+                "The output cannot be written: stdout is closed.",
+                "Leave it open, or write to /dev/null.",
+            )
         return cls(
             f"The output cannot be written: {error.strerror or error}.",
             "Free disk space, or write the output to another place.",
@@ -261,16 +275,22 @@ def needing(what: str, extra: str, also: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def writing_to(path: object, next_step: str = "Name another file.") -> Iterator[None]:
-    """A context for writing a file or folder. Raises `UsageError` with the next step if that fails."""
+    """A context for writing a file or folder. Raises `UsageError` with the next step if that
+    fails.
+    """
     try:
         yield
     except OSError as error:
-        raise UsageError(f"'{path}' cannot be written: {error.strerror or error}.", next_step) from error
+        raise UsageError(
+            f"'{path}' cannot be written: {error.strerror or error}.", next_step
+        ) from error
 
 
 @contextlib.contextmanager
 def reading_package(path: object) -> Iterator[None]:
-    """A context for reading and decoding a data file of the package. Raises `DamagedPackage` if that fails."""
+    """A context for reading and decoding a data file of the package. Raises `DamagedPackage` if
+    that fails.
+    """
     try:
         yield
     except Exception as error:
@@ -278,7 +298,9 @@ def reading_package(path: object) -> Iterator[None]:
 
 
 def error_text(error: BaseException) -> str:
-    """The text of an exception. User code raises exceptions whose own text raises: they get a fixed text."""
+    """The text of an exception. User code raises exceptions whose own text raises: they get a fixed
+    text.
+    """
     try:
         return str(error)
     except (Exception, SystemExit):
@@ -286,7 +308,9 @@ def error_text(error: BaseException) -> str:
 
 
 def told(error: BaseException) -> str:
-    """Return `ValueError: no width (/home/a/net.py, line 5: ...)`, with the innermost line of the user's code."""
+    """Return `ValueError: no width (/home/a/net.py, line 5: ...)`, with the innermost line of the
+    user's code.
+    """
     first_line = (error_text(error).splitlines() or [""])[0]
     text = f"{type(error).__name__}: {first_line[:MOST_CHARACTERS]}"
     line = line_of_user(traceback.extract_tb(error.__traceback__))
@@ -294,9 +318,15 @@ def told(error: BaseException) -> str:
 
 
 def line_of_user(frames: traceback.StackSummary) -> str:
-    """Return `/home/a/net.py, line 5: ...`, the innermost line of the user's code; "" if there is none."""
+    """Return `/home/a/net.py, line 5: ...`, the innermost line of the user's code; "" if there is
+    none.
+    """
     here = os.path.dirname(os.path.dirname(__file__))
-    others = (*(os.path.join(here, room, "") for room in ("farm", "tasks", "cli")), os.path.dirname(os.__file__), "<")
+    others = (
+        *(os.path.join(here, room, "") for room in ("farm", "tasks", "cli")),
+        os.path.dirname(os.__file__),
+        "<",
+    )
     for frame in reversed(frames):
         if not frame.filename.startswith(others) and "-packages" not in frame.filename:
             return f"{frame.filename}, line {frame.lineno}: {frame.line}"
@@ -305,8 +335,8 @@ def line_of_user(frames: traceback.StackSummary) -> str:
 
 @contextlib.contextmanager
 def refused(what: str) -> Iterator[None]:
-    """Turn any other error of this block, such as one of the user's model, into a `CaptureError` that begins with
-    ``what``."""
+    """Turn any other error of this block, such as one of the user's model, into a `CaptureError`
+    that begins with ``what``."""
     try:
         yield
     except FarmError:
@@ -314,7 +344,8 @@ def refused(what: str) -> Iterator[None]:
     except Exception as error:
         raise CaptureError(
             f"{what}: {told(error)}",
-            "Check that the model can be built and runs on its input. `farm --debug ...` shows the traceback.",
+            "Check that the model can be built and runs on its input. `farm --debug ...` shows "
+            "the traceback.",
         ) from error
 
 

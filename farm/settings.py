@@ -20,12 +20,18 @@ from typing import Any
 
 import platformdirs
 from pydantic import Field, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
 
 from farm.errors import SettingsError
 from farm.safe_text import keep_secret
 
-#: systemd creates this folder at every boot (deploy/systemd/farm.tmpfiles), for services, containers and users.
+#: systemd creates this folder at every boot (deploy/systemd/farm.tmpfiles), for services,
+#: containers and users.
 SERVICE_LOCK_DIR = Path("/run/farm-card-locks")
 
 MOST_NAME_BYTES = 255  # of a name in a path, on all usual file systems
@@ -38,8 +44,8 @@ NEXT_STEP = "Correct the setting; docs/settings.md describes all settings."
 
 
 def _lock_dir() -> Path:
-    # One folder for the whole host, so that the workers of all users use the same locks. It ignores TMPDIR.
-    # Mount it into containers.
+    # One folder for the whole host, so that the workers of all users use the same locks. It ignores
+    # TMPDIR. Mount it into containers.
     if SERVICE_LOCK_DIR.is_dir():
         return SERVICE_LOCK_DIR
     temporary = Path("/tmp")
@@ -47,37 +53,69 @@ def _lock_dir() -> Path:
 
 
 class Settings(BaseSettings):
-    """The settings (docs/settings.md). Environment variables override the file named by ``FARM_CONFIG``."""
+    """The settings (docs/settings.md). Environment variables override the file named by
+    ``FARM_CONFIG``.
+    """
 
     model_config = SettingsConfigDict(env_prefix="FARM_", extra="forbid", hide_input_in_errors=True)
 
-    broker_url: str = ""  # of Redis or Valkey. "": no farm is configured; `farm run` starts its own broker
+    # of Redis or Valkey. "": no farm is configured; `farm run` starts its own broker
+    broker_url: str = ""
     database_url: str = ""  # "": SQLite in `state_dir`
     state_dir: Path = Field(default_factory=lambda: Path(platformdirs.user_data_dir("farm")))
     # PyTorch loads the compiler's cache as code: no other user may write to its folder.
-    compiler_cache_dir: Path = Field(default_factory=lambda: Path(platformdirs.user_cache_dir("farm")) / "compiler")
-    compiler_cache_gib: float = Field(8, ge=0)  # beyond it, the oldest files are removed at the start of a compilation
-    lock_dir: Path = Field(default_factory=_lock_dir)  # of the cards' locks, shared by all workers of the host
+    compiler_cache_dir: Path = Field(
+        default_factory=lambda: Path(platformdirs.user_cache_dir("farm")) / "compiler"
+    )
+    compiler_cache_gib: float = Field(
+        8, ge=0
+    )  # beyond it, the oldest files are removed at the start of a compilation
+    lock_dir: Path = Field(
+        default_factory=_lock_dir
+    )  # of the cards' locks, shared by all workers of the host
     host: str = Field(default_factory=socket.gethostname)  # must be unique in the farm
     host_id: str = ""  # for the id of the CPU card. "": derived from the host name and machine id
-    models: dict[str, str] = Field(default_factory=dict)  # name -> 'module:function', or a folder with a config.json
-    models_path: str = ""  # folders with the modules of `models`, searched after all that is installed
-    losses: dict[str, str] = Field(default_factory=dict)  # name of a model of the user -> 'module:function'
+    models: dict[str, str] = Field(
+        default_factory=dict
+    )  # name -> 'module:function', or a folder with a config.json
+    # folders with the modules of `models`, searched after all that is installed
+    models_path: str = ""
+    losses: dict[str, str] = Field(
+        default_factory=dict
+    )  # name of a model of the user -> 'module:function'
     lease_s: float = Field(60.0, gt=0)  # a claim on an item holds so long without renewal
-    item_timeout_s: float = Field(300.0, gt=0)  # to measure an item, and as long again to verify a whole model
-    group_idle_s: float = Field(60.0, ge=0)  # the processes of a group wait so long for the next item on their cards
-    hard_limit_s: float = Field(0.0, ge=0)  # then Celery kills a card's task process; 0: enough for all attempts
-    visibility_timeout_s: float = Field(0.0, ge=0)  # then the broker repeats an open item's message; 0: 4 hard limits
+    item_timeout_s: float = Field(
+        300.0, gt=0
+    )  # to measure an item, and as long again to verify a whole model
+    group_idle_s: float = Field(
+        60.0, ge=0
+    )  # the processes of a group wait so long for the next item on their cards
+    hard_limit_s: float = Field(
+        0.0, ge=0
+    )  # then Celery kills a card's task process; 0: enough for all attempts
+    visibility_timeout_s: float = Field(
+        0.0, ge=0
+    )  # then the broker repeats an open item's message; 0: 4 hard limits
     max_attempts: int = Field(3, ge=1)  # an item is begun so often before it is closed as failed
-    heartbeat_s: float = Field(5.0, gt=0)  # interval in which leases and a card's last-seen time are renewed
-    reconcile_s: float = Field(5.0, gt=0)  # interval in which a control worker looks for work that the broker lost
-    deaf_after_s: float = Field(300.0, ge=0)  # a worker that takes no waiting item for so long restarts; 0: never
+    heartbeat_s: float = Field(
+        5.0, gt=0
+    )  # interval in which leases and a card's last-seen time are renewed
+    reconcile_s: float = Field(
+        5.0, gt=0
+    )  # interval in which a control worker looks for work that the broker lost
+    deaf_after_s: float = Field(
+        300.0, ge=0
+    )  # a worker that takes no waiting item for so long restarts; 0: never
     target: float = Field(0.95, gt=0, le=1)  # accuracy and coverage that a verdict needs to pass
     flower_port: int = Field(5555, ge=0, le=65535)
     flower_basic_auth: str = ""  # user:password. "": none, and loopback only
-    metrics_port: int = Field(0, ge=0, le=65535)  # on which a host's control worker answers Prometheus; 0: off
+    metrics_port: int = Field(
+        0, ge=0, le=65535
+    )  # on which a host's control worker answers Prometheus; 0: off
     metrics_address: str = "127.0.0.1"
-    simulated_cards: int = Field(0, ge=0)  # to test the farm without torch: readings are marked and never reused
+    simulated_cards: int = Field(
+        0, ge=0
+    )  # to test the farm without torch: readings are marked and never reused
 
     @model_validator(mode="before")
     @classmethod
@@ -93,12 +131,19 @@ class Settings(BaseSettings):
         """Refuse a path that no file can have: everything that opens a file in it would fail."""
         lengths = [len(os.fsencode(part)) for part in path.parts]
         if max(lengths, default=0) > MOST_NAME_BYTES or sum(lengths) > MOST_PATH_BYTES:
-            raise ValueError(f"a name may have at most {MOST_NAME_BYTES} bytes, and a path {MOST_PATH_BYTES:,}")
+            raise ValueError(
+                f"a name may have at most {MOST_NAME_BYTES} bytes, and a path {MOST_PATH_BYTES:,}"
+            )
         return path
 
     @classmethod
     def settings_customise_sources(
-        cls, settings_cls: type[BaseSettings], init_settings: Any, env_settings: Any, *_: Any, **__: Any
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: Any,
+        env_settings: Any,
+        *_: Any,
+        **__: Any,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         used: tuple[PydanticBaseSettingsSource, ...] = (init_settings, env_settings)
         if path := os.environ.get("FARM_CONFIG"):
@@ -107,13 +152,17 @@ class Settings(BaseSettings):
                     message = f"FARM_CONFIG names '{path}', which is not a file."
                     raise SettingsError(message, "Correct or unset FARM_CONFIG.")
                 if Path(path).stat().st_size > MOST_CONFIG_BYTES:
-                    message = f"FARM_CONFIG names '{path}', which is larger than {MOST_CONFIG_BYTES} bytes."
+                    message = (
+                        f"FARM_CONFIG names '{path}', which is larger than {MOST_CONFIG_BYTES} "
+                        "bytes."
+                    )
                     raise SettingsError(message, "Correct or unset FARM_CONFIG.")
                 used += (TomlConfigSettingsSource(settings_cls, path),)
             except OSError as error:
                 raise SettingsError(
                     f"FARM_CONFIG names '{path}', which cannot be read: {error.strerror}.",
-                    "The file holds passwords: use an account of the farm's group (docs/operate.md, Secrets).",
+                    "The file holds passwords: use an account of the farm's group "
+                    "(docs/operate.md, Secrets).",
                 ) from error
         return used
 
@@ -144,8 +193,8 @@ def _machine_id() -> str:
 
 @functools.cache
 def settings() -> Settings:
-    """The settings of this process. Raises `SettingsError`, which names the setting, if one has a wrong value or is
-    unknown."""
+    """The settings of this process. Raises `SettingsError`, which names the setting, if one has a
+    wrong value or is unknown."""
     try:
         return Settings()
     except ValueError as error:
@@ -153,12 +202,16 @@ def settings() -> Settings:
 
 
 def settings_but_wrong_ones() -> tuple[Settings, list[str]]:
-    """Return the settings, with defaults for wrong values, and one message for each wrong value. Raises `SettingsError`
-    if the settings cannot be read, or a setting is unknown."""
+    """Return the settings, with defaults for wrong values, and one message for each wrong value.
+    Raises `SettingsError` if the settings cannot be read, or a setting is unknown."""
     try:
         return Settings(), []
     except ValueError as error:
-        wrong = error.errors(include_url=False, include_input=False) if isinstance(error, ValidationError) else []
+        wrong = (
+            error.errors(include_url=False, include_input=False)
+            if isinstance(error, ValidationError)
+            else []
+        )
         fields, names = Settings.model_fields, {str(one["loc"][0]) for one in wrong}
         if not names or not names <= fields.keys():
             raise _explained(error) from error
@@ -167,8 +220,9 @@ def settings_but_wrong_ones() -> tuple[Settings, list[str]]:
 
 
 def die_with_parent(signum: int = signal.SIGKILL, parent: int = 0) -> None:
-    """Let the kernel send ``signum`` to this process when its parent ends (Linux; elsewhere the parent must stop it).
-    If ``parent``, the pid of the expected parent (0: any), has already ended, this process exits."""
+    """Let the kernel send ``signum`` to this process when its parent ends (Linux; elsewhere the
+    parent must stop it). If ``parent``, the pid of the expected parent (0: any), has already ended,
+    this process exits."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, int(signum), 0, 0, 0)  # PR_SET_PDEATHSIG
     if parent and os.getppid() != parent:
@@ -176,16 +230,17 @@ def die_with_parent(signum: int = signal.SIGKILL, parent: int = 0) -> None:
 
 
 def environment_of_children(changes: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment for a Python process that the farm starts: this process's environment with `changes`.
+    """Return the environment for a Python process that the farm starts: this process's environment
+    with `changes`.
 
-    That process and its children (such as Celery's and Python's worker pools) import only installed packages and
-    packages on PYTHONPATH. Otherwise Python would search the current folder first, and run a file ``tasks.py`` or
-    ``torch.py`` there instead of the real module.
-    """
+    That process and its children (such as Celery's and Python's worker pools) import only installed
+    packages and packages on PYTHONPATH. Otherwise Python would search the current folder first, and
+    run a file ``tasks.py`` or ``torch.py`` there instead of the real module."""
     environment = {**os.environ, **(changes or {}), "PYTHONSAFEPATH": "1"}
     # An empty entry means the current folder. It is the result of appending to an unset variable.
     paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
-    # An installed package is found anyway, and site-packages must not come before the standard library.
+    # An installed package is found anyway, and site-packages must not come before the standard
+    # library.
     if _PACKAGE_ROOT.name not in ("site-packages", "dist-packages"):
         paths.append(str(_PACKAGE_ROOT))
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
@@ -194,10 +249,15 @@ def environment_of_children(changes: Mapping[str, str] | None = None) -> dict[st
 
 def _explained(error: ValueError) -> SettingsError:
     if isinstance(error, ValidationError):
-        return SettingsError(_problem(error.errors(include_url=False, include_input=False)[0]), NEXT_STEP)
+        return SettingsError(
+            _problem(error.errors(include_url=False, include_input=False)[0]), NEXT_STEP
+        )
     return SettingsError(f"The settings could not be read: {error}", NEXT_STEP)
 
 
 def _problem(problem: Any) -> str:
     name = ".".join(str(part) for part in problem["loc"])
-    return f"The setting '{name}' (FARM_{name.upper()}) is wrong: {problem['msg'].removeprefix('Value error, ')}."
+    return (
+        f"The setting '{name}' (FARM_{name.upper()}) is wrong: "
+        f"{problem['msg'].removeprefix('Value error, ')}."
+    )

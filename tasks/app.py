@@ -1,8 +1,8 @@
 """The Celery application, with the same settings for publishers and workers.
 
-``celery.toml`` has the settings that depend on nothing; ``docs/architecture.md`` has the reasons. The state of the farm
-is in the database, and queues only transport messages. So no setting makes the broker persistent.
-"""
+``celery.toml`` has the settings that depend on nothing; ``docs/architecture.md`` has the reasons.
+The state of the farm is in the database, and queues only transport messages. So no setting makes
+the broker persistent."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ CARD_VARIABLE = "FARM_WORKER_CARD"
 HOLDER_VARIABLE = "FARM_WORKER_HOLDER"
 EMBEDDED_VARIABLE = "FARM_WORKER_EMBEDDED"
 
-#: Options of a connection for a check: a broker may accept the connection and never answer. Unit: s.
+#: Options of a connection for a check: a broker may accept the connection and never answer. Unit:
+#: s.
 SOCKET_OPTIONS = {"socket_timeout": 3.0, "socket_connect_timeout": 3.0}
 
 # Less output from these loggers. Flower's page already shows if a worker did not answer in time.
@@ -66,15 +67,20 @@ app.conf.update(_CONSTANT, task_default_queue=CONTROL_QUEUE)
 
 
 def hard_time_limit_s(current: Settings) -> float:
-    """Return the time limit of a task. It is longer than the limits of all attempts, so they end first. Unit: s."""
-    # One task makes all attempts. A group may hold the card before. In the longest attempt, a group waits until another
-    # card has verified and measured a whole model; then its ranks start and measure the item.
+    """Return the time limit of a task. It is longer than the limits of all attempts, so they end
+    first. Unit: s.
+    """
+    # One task makes all attempts. A group may hold the card before. In the longest attempt, a group
+    # waits until another card has verified and measured a whole model; then its ranks start and
+    # measure the item.
     attempt_s = 3 * current.item_timeout_s + START_TIMEOUT_S
     return current.hard_limit_s or attempt_s * (current.max_attempts + 1) + 60.0
 
 
 def configure(current: Settings) -> None:
-    """Configure the application for a broker. A later call changes the broker (an embedded farm has its own)."""
+    """Configure the application for a broker. A later call changes the broker (an embedded farm has
+    its own).
+    """
     hard_s = hard_time_limit_s(current)
     # A running task does not extend this time, so it must be longer than any task.
     visible_s = current.visibility_timeout_s or 4 * hard_s
@@ -104,14 +110,21 @@ def configure(current: Settings) -> None:
 def tls_options(url: str) -> dict[str, Any]:
     """Return the certificate options of a ``rediss://`` URL; {} for other or malformed URLs."""
     if url.startswith("rediss://"):
-        with contextlib.suppress(ValueError, LookupError, TypeError):  # the connection reports a malformed URL
+        with contextlib.suppress(
+            ValueError, LookupError, TypeError
+        ):  # the connection reports a malformed URL
             return dict(parse_url(url).get("ssl", {}))
     return {}
 
 
-#: Code of an error of the broker -> what is wrong, as the end of a sentence that begins with "The broker", and a step.
-_REFUSALS: Mapping[str, list[str]] = json.loads(Path(__file__).with_name("broker_errors.json").read_text("utf-8"))
-_CODES: Mapping[type[redis.RedisError], str] = {  # redis-py removes the code from the text of these errors
+#: Code of an error of the broker -> what is wrong, as the end of a sentence that begins with "The
+#: broker", and a step.
+_REFUSALS: Mapping[str, list[str]] = json.loads(
+    Path(__file__).with_name("broker_errors.json").read_text("utf-8")
+)
+_CODES: Mapping[
+    type[redis.RedisError], str
+] = {  # redis-py removes the code from the text of these errors
     redis.ReadOnlyError: "READONLY",
     redis.exceptions.MasterDownError: "MASTERDOWN",
     redis.exceptions.OutOfMemoryError: "OOM",
@@ -121,21 +134,35 @@ _CODES: Mapping[type[redis.RedisError], str] = {  # redis-py removes the code fr
 }
 
 
-def broker_unreachable(url: str, error: BaseException, *, about: str = "", then: str = "") -> BrokerUnreachable:
-    """Return the error that says what an error of the broker's client means, and what to do. ``about`` replaces the
-    error's own text; ``then`` is added to the next step."""
-    found = (code for kind, code in _CODES.items() if any(isinstance(one, kind) for one in (error, error.__cause__)))
-    reason = str(error).rpartition("caused error: ")[2]  # of a pipeline: "Command # 1 (...) of pipeline caused error: "
+def broker_unreachable(
+    url: str, error: BaseException, *, about: str = "", then: str = ""
+) -> BrokerUnreachable:
+    """Return the error that says what an error of the broker's client means, and what to do.
+    ``about`` replaces the error's own text; ``then`` is added to the next step."""
+    found = (
+        code
+        for kind, code in _CODES.items()
+        if any(isinstance(one, kind) for one in (error, error.__cause__))
+    )
+    reason = str(error).rpartition("caused error: ")[
+        2
+    ]  # of a pipeline: "Command # 1 (...) of pipeline caused error: "
     code = next(found, reason.partition(" ")[0])
-    code = "READONLY" if code == "UNBLOCKED" else code  # a BRPOP ends so if its server becomes a replica
-    problem, step = _REFUSALS.get(code, ("does not answer", "Start the broker, or correct FARM_BROKER_URL."))
+    code = (
+        "READONLY" if code == "UNBLOCKED" else code
+    )  # a BRPOP ends so if its server becomes a replica
+    problem, step = _REFUSALS.get(
+        code, ("does not answer", "Start the broker, or correct FARM_BROKER_URL.")
+    )
     message = f"The broker {shown_url(url)} {problem}: {about or reason.rstrip('.')}."
     return BrokerUnreachable(message, f"{step} {then}".strip())
 
 
 @contextlib.contextmanager
 def broker_client(current: Settings) -> Iterator[Any]:
-    """Provide a Redis client of the broker, with time limits. Raises `BrokerUnreachable` if it does not answer."""
+    """Provide a Redis client of the broker, with time limits. Raises `BrokerUnreachable` if it does
+    not answer.
+    """
     try:
         with app.connection_for_write(current.broker_url) as connection:
             connection.transport_options = {**connection.transport_options, **SOCKET_OPTIONS}
@@ -146,21 +173,29 @@ def broker_client(current: Settings) -> Iterator[Any]:
 
 
 def check_broker(current: Settings) -> None:
-    """Check that the broker answers. Raises `BrokerUnreachable` if none is configured or it does not answer;
-    `SettingsError` if the URL is malformed or not a Redis URL."""
+    """Check that the broker answers. Raises `BrokerUnreachable` if none is configured or it does
+    not answer; `SettingsError` if the URL is malformed or not a Redis URL."""
     if not current.broker_url:
         raise BrokerUnreachable(
             "No broker is configured.",
-            "Set FARM_BROKER_URL to the URL of your Redis or Valkey, or measure on this host with `farm run`.",
+            "Set FARM_BROKER_URL to the URL of your Redis or Valkey, or measure on this host with "
+            "`farm run`.",
         )
     form = "Write FARM_BROKER_URL as redis://:password@host:6379/0, rediss://... or redis+socket:///path."
     if not current.broker_url.startswith(("redis://", "rediss://", "redis+socket://")):
-        raise SettingsError(f"The broker URL '{shown_url(current.broker_url)}' is not a Redis URL.", form)
+        raise SettingsError(
+            f"The broker URL '{shown_url(current.broker_url)}' is not a Redis URL.", form
+        )
     try:
         with broker_client(current) as client:
             client.ping()
-    except (ValueError, LookupError, TypeError):  # a malformed port or database, or an unknown option
-        # Without the error: the malformed port may be a part of the password, and `--debug` shows it.
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+    ):  # a malformed port or database, or an unknown option
+        # Without the error: the malformed port may be a part of the password, and `--debug` shows
+        # it.
         if "?" in current.broker_url and shown_url(current.broker_url) != UNREADABLE_URL:
             problem = "has an option after '?' that is unknown or has a wrong value"
             step = "Correct the options in FARM_BROKER_URL; docs/operate.md has an example."

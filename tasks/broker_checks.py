@@ -1,4 +1,6 @@
-"""The checks of ``farm doctor`` for the broker: it works, it keeps messages, workers listen, versions are equal."""
+"""The checks of ``farm doctor`` for the broker: it works, it keeps messages, workers listen,
+versions are equal.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,11 @@ from tasks.broker_probe import check_broker_works
 from tasks.queues import reconciler_works
 from tasks.servers import broker_program
 
-#: The name of the remote command that returns versions. `tasks.worker` implements it; only workers may import that.
+#: The name of the remote command that returns versions. `tasks.worker` implements it; only workers
+#: may import that.
 QUESTION = "farm_versions"
-#: The key of the state of a worker's supervisor in the answer (`tasks.supervisor.state_of_supervisor`).
+#: The key of the state of a worker's supervisor in the answer
+#: (`tasks.supervisor.state_of_supervisor`).
 SUPERVISOR = "supervisor"
 #: How often the workers are pinged. Each ping waits one second for answers.
 PINGS = 3
@@ -41,7 +45,10 @@ def broker_checks(current: Settings) -> Iterator[Check]:
     """Check the configured broker; without one, the broker program that `farm run` would start."""
     if not current.broker_url:
         try:
-            yield ok("broker", f"no broker is configured; `farm run` starts its own ({broker_program().name})")
+            yield ok(
+                "broker",
+                f"no broker is configured; `farm run` starts its own ({broker_program().name})",
+            )
         except BrokerUnreachable as error:
             yield problem("broker", error.message, error.next_step)
         return
@@ -62,7 +69,9 @@ def broker_checks(current: Settings) -> Iterator[Check]:
             yield _memory(connection.default_channel.client.info("memory"))
     except (OperationalError, RedisError) as error:
         message = f"{shown_url(current.broker_url)} does not describe its memory: {error}"
-        yield warning("broker memory", message, "Let the user execute INFO, as deploy/make-secrets does.")
+        yield warning(
+            "broker memory", message, "Let the user execute INFO, as deploy/make-secrets does."
+        )
     if works:
         yield from _listeners(current)
 
@@ -79,38 +88,55 @@ def _transport(url: str) -> Check:
     if not local and not parts.password:
         return warning(
             "broker",
-            f"{shown_url(url)} is used without a password: everyone who reaches the broker can send work to the farm",
+            f"{shown_url(url)} is used without a password: everyone who reaches the broker can "
+            "send work to the farm",
             "Add the users that deploy/make-secrets writes to the broker (docs/operate.md).",
         )
     return ok("broker", shown_url(url))
 
 
 def _checks_certificate(query: str) -> bool:
-    """True if a URL's query leaves certificate checks on. To turn them off, Redis uses "none", Celery "CERT_NONE"."""
+    """True if a URL's query leaves certificate checks on. To turn them off, Redis uses "none",
+    Celery "CERT_NONE".
+    """
     given = {name.lower(): values[-1].lower() for name, values in parse_qs(query).items()}
     wanted = given.get("ssl_cert_reqs", "required").removeprefix("cert_")
-    return wanted == "required" and given.get("ssl_check_hostname", "true") not in ("0", "f", "false", "n", "no")
+    return wanted == "required" and given.get("ssl_check_hostname", "true") not in (
+        "0",
+        "f",
+        "false",
+        "n",
+        "no",
+    )
 
 
 def _memory(memory: dict[str, Any]) -> Check:
     policy = memory.get("maxmemory_policy", "noeviction")
     used_bytes, most_bytes = int(memory.get("used_memory", 0)), int(memory.get("maxmemory", 0))
-    used = f"{used_bytes / 2**20:.1f} MiB used" + (f" of {most_bytes / 2**20:.1f}" if most_bytes else "")
+    used = f"{used_bytes / 2**20:.1f} MiB used" + (
+        f" of {most_bytes / 2**20:.1f}" if most_bytes else ""
+    )
     if policy != "noeviction" and most_bytes:
         message = f"{used}; with the policy '{policy}' a full broker drops messages"
-        return problem("broker memory", message, "Set `maxmemory-policy noeviction` (deploy/redis/redis.conf).")
+        return problem(
+            "broker memory", message, "Set `maxmemory-policy noeviction` (deploy/redis/redis.conf)."
+        )
     if most_bytes and used_bytes > NEARLY_FULL * most_bytes:
-        result = problem if used_bytes >= most_bytes else warning
+        full = used_bytes >= most_bytes
+        result = problem if full else warning
         return result(
             "broker memory",
-            f"{used}: the broker {'accepts no more messages' if used_bytes >= most_bytes else 'is nearly full'}",
-            "Raise `maxmemory` of the broker (deploy/redis/redis.conf), or wait until the queues are empty.",
+            f"{used}: the broker {'accepts no more messages' if full else 'is nearly full'}",
+            "Raise `maxmemory` of the broker (deploy/redis/redis.conf), or wait until the queues "
+            "are empty.",
         )
     return ok("broker memory", f"{used}, {policy}")
 
 
 def _listeners(current: Settings) -> Iterator[Check]:
-    """Check which workers answer over the broker: a worker with heartbeats in the database may not read its queue."""
+    """Check which workers answer over the broker: a worker with heartbeats in the database may not
+    read its queue.
+    """
     found: set[str] = set()
     try:
         for _ in range(PINGS):
@@ -118,7 +144,9 @@ def _listeners(current: Settings) -> Iterator[Check]:
             if any(name.startswith("control@") for name in found):
                 break  # a busy host answers late, so only the last ping decides that nobody answers
     except (OperationalError, CeleryError, RedisError) as error:
-        yield problem("workers", f"the workers cannot be queried: {error}", "Read the log of the broker.")
+        yield problem(
+            "workers", f"the workers cannot be queried: {error}", "Read the log of the broker."
+        )
         return
     controls = sum(name.startswith("control@") for name in found)
     if not found:
@@ -130,35 +158,52 @@ def _listeners(current: Settings) -> Iterator[Check]:
     elif not controls:
         yield problem(
             "workers",
-            f"{len(found)} {plural('card worker', len(found))} listen, but no control worker: no job ends, and lost "
+            f"{len(found)} {plural('card worker', len(found))} listen, but no control worker: no "
+            "job ends, and lost "
             "messages are not published again",
-            "Every `farm worker` starts a control worker: look for its errors in the logs of the hosts.",
+            "Every `farm worker` starts a control worker: look for its errors in the logs of the "
+            "hosts.",
         )
     else:
-        of_cards, of_control = plural("card worker", len(found) - controls), plural("control worker", controls)
-        yield ok("workers", f"{len(found) - controls} {of_cards} and {controls} {of_control} listen to the broker")
+        of_cards, of_control = (
+            plural("card worker", len(found) - controls),
+            plural("control worker", controls),
+        )
+        yield ok(
+            "workers",
+            f"{len(found) - controls} {of_cards} and {controls} {of_control} listen to the broker",
+        )
         yield _reconciler(current)
     if found:
         yield from _answers()
 
 
 def _reconciler(current: Settings) -> Check:
-    """Check that a control worker repairs jobs: it may answer, but wait in its repairs, or fail at each of them."""
+    """Check that a control worker repairs jobs: it may answer, but wait in its repairs, or fail at
+    each of them.
+    """
     deadline_s = time.monotonic() + min(2 * current.reconcile_s, LONGEST_WAIT_S)
     while not reconciler_works():
         if time.monotonic() > deadline_s:  # until then, a control worker may just have started
             return problem(
                 "reconciler",
-                "control workers listen, but none of them repairs jobs: items of lost cards do not move, and lost "
+                "control workers listen, but none of them repairs jobs: items of lost cards do "
+                "not move, and lost "
                 "messages are not published again",
-                "Correct the other problems, then read the logs of the control workers (`journalctl -u farm-worker`).",
+                "Correct the other problems, then read the logs of the control workers "
+                "(`journalctl -u farm-worker`).",
             )
         time.sleep(0.2)
-    return ok("reconciler", f"a control worker looks for lost messages and cards every {current.reconcile_s:g} s")
+    return ok(
+        "reconciler",
+        f"a control worker looks for lost messages and cards every {current.reconcile_s:g} s",
+    )
 
 
 def _waiting(current: Settings) -> int:
-    """Return the number of items that wait; 0 if the database does not answer, which another check reports."""
+    """Return the number of items that wait; 0 if the database does not answer, which another check
+    reports.
+    """
     with contextlib.suppress(FarmError), contextlib.closing(Database(current.database)) as database:
         if not database.missing:
             database.check_schema()
@@ -168,32 +213,44 @@ def _waiting(current: Settings) -> int:
 
 
 def _answers() -> Iterator[Check]:
-    """Check that supervisors run, and that all workers and this host have the same versions of the programs."""
+    """Check that supervisors run, and that all workers and this host have the same versions of the
+    programs.
+    """
     found = {"this host": program_versions()}
     try:
         for answer in app.control.broadcast(QUESTION, reply=True, timeout=1.0) or ():
-            found |= {name: its for name, its in answer.items() if isinstance(its, dict) and "farm" in its}
+            found |= {
+                name: its for name, its in answer.items() if isinstance(its, dict) and "farm" in its
+            }
     except (OperationalError, CeleryError, RedisError) as error:
         yield Check("programs", "warning", f"the workers' versions cannot be queried: {error}")
         return
     if len(found) > 1:
         yield programs(found)
-    hosts = sorted({name.rpartition("@")[2] for name, its in found.items() if its.get(SUPERVISOR) == "stopped"})
+    hosts = sorted(
+        {name.rpartition("@")[2] for name, its in found.items() if its.get(SUPERVISOR) == "stopped"}
+    )
     for host in hosts:
         yield problem(
             f"supervisor {host}",
-            f"`farm worker` on {host} is stopped (SIGSTOP or Ctrl-Z): it restarts no worker that ends",
+            f"`farm worker` on {host} is stopped (SIGSTOP or Ctrl-Z): it restarts no worker that "
+            "ends",
             "Continue it: `kill -CONT` with its process id, or `fg` in its shell.",
         )
 
 
 def programs(found: Mapping[str, Mapping[str, str]]) -> Check:
-    """Compare versions of programs: "this host" or name of a worker -> program -> version. A missing program is not a
-    difference, since the broker's host may have no torch."""
+    """Compare versions of programs: "this host" or name of a worker -> program -> version. A
+    missing program is not a difference, since the broker's host may have no torch."""
     names = ("farm", "torch", "torchvision", "Python")
-    differing = [name for name in names if len({one[name] for one in found.values() if name in one}) > 1]
+    differing = [
+        name for name in names if len({one[name] for one in found.values() if name in one}) > 1
+    ]
     if not differing:
-        return ok("programs", f"the same versions of {', '.join(names)} here and on all workers that answer")
+        return ok(
+            "programs",
+            f"the same versions of {', '.join(names)} here and on all workers that answer",
+        )
     hosts: dict[str, set[str]] = {}
     for worker, its in found.items():
         if versions := " ".join(f"{name} {its[name]}" for name in differing if name in its):
@@ -201,5 +258,6 @@ def programs(found: Mapping[str, Mapping[str, str]]) -> Check:
     return warning(
         "programs",
         "; ".join(f"{', '.join(sorted(where))}: {versions}" for versions, where in hosts.items()),
-        "Install the same versions on all hosts and restart their workers: another torchvision may build other models.",
+        "Install the same versions on all hosts and restart their workers: another torchvision "
+        "may build other models.",
     )

@@ -1,9 +1,10 @@
-"""Does the broker accept the commands of Celery and the farm? A broker may answer PING and refuse everything else.
+"""Does the broker accept the commands of Celery and the farm? A broker may answer PING and refuse
+everything else.
 
-The commands are sent in one transaction (MULTI, EXEC) on names that no other program uses. The broker checks each of
-them before it executes any, so the probe finds every refused command. If one is refused, the broker executes none;
-otherwise the transaction deletes what it wrote. No other program sees a part of it.
-"""
+The commands are sent in one transaction (MULTI, EXEC) on names that no other program uses. The
+broker checks each of them before it executes any, so the probe finds every refused command. If one
+is refused, the broker executes none; otherwise the transaction deletes what it wrote. No other
+program sees a part of it."""
 
 from __future__ import annotations
 
@@ -21,14 +22,18 @@ from tasks.app import broker_client, broker_unreachable, check_broker
 
 
 def check_broker_works(current: Settings) -> None:
-    """Check that the broker answers and accepts all commands that the farm needs. Raises as `check_broker`, and
-    `BrokerUnreachable` with the reason if the broker refuses commands."""
+    """Check that the broker answers and accepts all commands that the farm needs. Raises as
+    `check_broker`, and `BrokerUnreachable` with the reason if the broker refuses commands."""
     check_broker(current)
     with broker_client(current) as client:
         refused = _refused(client)
     if refused:
         first = next(iter(refused.values()))
-        denied = [name for name, one in refused.items() if isinstance(one, redis.exceptions.NoPermissionError)]
+        denied = [
+            name
+            for name, one in refused.items()
+            if isinstance(one, redis.exceptions.NoPermissionError)
+        ]
         raise broker_unreachable(current.broker_url, first, about=", ".join(denied)) from first
 
 
@@ -66,7 +71,9 @@ def _refused(client: Any) -> dict[str, redis.ResponseError]:
 
 
 def _transaction(name: str) -> Iterator[list[str]]:
-    """Yield the commands that the farm needs, with arguments for a test. ``name`` is a part of all written names."""
+    """Yield the commands that the farm needs, with arguments for a test. ``name`` is a part of all
+    written names.
+    """
     for line in Path(__file__).with_name("broker_commands.txt").read_text("utf-8").splitlines():
         if command := shlex.split(line.format(name=name), comments=True):
             yield command

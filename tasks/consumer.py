@@ -1,9 +1,8 @@
 """Celery's consumer, except that it waits for a broker that does not work, and gives signs of life.
 
-Celery ends the worker if the broker refuses a command, for example because it is a replica or full; this would end the
-running measurement too. If the broker is down, Celery logs every try. This consumer logs the reason once, with the next
-step, and once that the broker works again.
-"""
+Celery ends the worker if the broker refuses a command, for example because it is a replica or full;
+this would end the running measurement too. If the broker is down, Celery logs every try. This
+consumer logs the reason once, with the next step, and once that the broker works again."""
 
 from __future__ import annotations
 
@@ -22,7 +21,8 @@ from tasks.app import broker_unreachable
 from tasks.broker_probe import check_broker_works
 from tasks.watchdog import PULSE
 
-#: The longest pause between two tries. A worker that has to stop notices it after `_STEP_S`. Unit: s.
+#: The longest pause between two tries. A worker that has to stop notices it after `_STEP_S`. Unit:
+#: s.
 LONGEST_PAUSE_S = 5.0
 _STEP_S = 0.25
 
@@ -31,7 +31,9 @@ def _is_news(record: logging.LogRecord) -> bool:
     return not (isinstance(record.args, tuple) and record.args[:1] == (CONNECTION_RETRY,))
 
 
-logging.getLogger("celery.worker.consumer.consumer").addFilter(_is_news)  # `Consumer` logs these errors
+logging.getLogger("celery.worker.consumer.consumer").addFilter(
+    _is_news
+)  # `Consumer` logs these errors
 
 
 class Consumer(consumer.Consumer):  # type: ignore[misc]
@@ -83,7 +85,9 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]
 
     def _note(self, error: Exception) -> None:
         PULSE.beat()
-        self._failures = self._failures + 1 if time.monotonic() - self._connected_s < LONGEST_PAUSE_S else 1
+        self._failures = (
+            self._failures + 1 if time.monotonic() - self._connected_s < LONGEST_PAUSE_S else 1
+        )
         self._outage.note(broker_unreachable(settings().broker_url, error))
 
     def _pause(self, pause_s: float) -> None:

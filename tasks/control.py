@@ -1,9 +1,9 @@
 """The work of a control worker: closing rounds, and the reconciler.
 
-The task `aggregate` is the body and the errback of a round's chord. The reconciler finds items in the database whose
-messages were lost by the broker or never sent because of a crash, and publishes them again. Both use only the state in
-the database, and several hosts may run them at once: a worker declines extra messages, and a round closes once.
-"""
+The task `aggregate` is the body and the errback of a round's chord. The reconciler finds items in
+the database whose messages were lost by the broker or never sent because of a crash, and publishes
+them again. Both use only the state in the database, and several hosts may run them at once: a
+worker declines extra messages, and a round closes once."""
 
 from __future__ import annotations
 
@@ -37,14 +37,15 @@ log = logging.getLogger("farm.control")
 #: If the aggregation of a round fails this often, the job ends, with the reason in its report.
 TRIES = 6
 
-#: A lost card may be back soon, for example after its host restarts. If a job's sum has readings of a lost card, the
-#: job waits for the card's whole for this many times `lost_after_s`.
+#: A lost card may be back soon, for example after its host restarts. If a job's sum has readings of
+#: a lost card, the job waits for the card's whole for this many times `lost_after_s`.
 PATIENCE = 4
 
 #: A job whose planning makes no progress for this long is cancelled. Unit: s.
 PLANNING_PATIENCE_S = 300.0
 
-#: The number of messages that a worker may have fetched from its queue: the running message and the next.
+#: The number of messages that a worker may have fetched from its queue: the running message and the
+#: next.
 HELD_MESSAGES = 2
 
 #: The longest pause before an aggregation is requested again. Unit: s.
@@ -54,7 +55,9 @@ WORKING = (CardState.IDLE, CardState.BUSY)
 
 _outage = Outage(log, "A round is not closed")
 _raised: Counter[str] = Counter()  # round -> failed aggregations in this process
-_requested: dict[tuple[str, int], tuple[int, float]] = {}  # round -> (requests by this process, time of the next one)
+_requested: dict[
+    tuple[str, int], tuple[int, float]
+] = {}  # round -> (requests by this process, time of the next one)
 
 
 @functools.cache
@@ -65,13 +68,14 @@ def database() -> Database:
 
 @app.task(name="aggregate")
 def aggregate(round_id: str) -> dict[str, str]:
-    """Close the job's items that have no attempts left, then aggregate the round "JOB/NUMBER". Return its id, the
-    result of closing it (`Closing`) and the job's outcome.
+    """Close the job's items that have no attempts left, then aggregate the round "JOB/NUMBER".
+    Return its id, the result of closing it (`Closing`) and the job's outcome.
 
-    The task has one argument: Celery runs an errback with more arguments inside the worker that saw the failure.
+    The task has one argument: Celery runs an errback with more arguments inside the worker that saw
+    the failure.
 
-    If the database or the broker does not work, the outage is logged once and the message is dropped: the reconciler
-    publishes another one. Celery would log a traceback for each message.
+    If the database or the broker does not work, the outage is logged once and the message is
+    dropped: the reconciler publishes another one. Celery would log a traceback for each message.
     """
     try:
         found = _aggregate(round_id)
@@ -100,7 +104,12 @@ def _aggregate(round_id: str) -> dict[str, str]:
         _raised[round_id] += 1
         if _raised[round_id] < TRIES and not unreadable:
             raise
-        log.error("Job %s ends without a verdict: round %s could not be summed", job_id, number, exc_info=True)
+        log.error(
+            "Job %s ends without a verdict: round %s could not be summed",
+            job_id,
+            number,
+            exc_info=True,
+        )
         raised = f"The sum of the parts could not be computed: {type(error).__name__}: {error}"
         why = str(error) if unreadable else raised
         closed = close_round(database(), job_id, int(number), failed=why[:1000])
@@ -115,12 +124,15 @@ def lost_after_s(current: Settings) -> float:
     return cards.LOST_AFTER_HEARTBEATS * current.heartbeat_s
 
 
-def reconcile_now(store: Database, current: Settings, farm: str, *, answers: SteadyAnswers | None = None) -> None:
-    """Repair the jobs of one embedded farm ("": the shared farm) after crashes, lost messages and lost cards.
+def reconcile_now(
+    store: Database, current: Settings, farm: str, *, answers: SteadyAnswers | None = None
+) -> None:
+    """Repair the jobs of one embedded farm ("": the shared farm) after crashes, lost messages and
+    lost cards.
 
     Args:
-        answers: those of the database. For some time after an outage no item moves: all cards look lost until their
-            workers have written a heartbeat again. None: there was no outage.
+        answers: those of the database. For some time after an outage no item moves: all cards look
+            lost until their workers have written a heartbeat again. None: there was no outage.
     """
     awaited = contextlib.nullcontext() if answers is None else answers.awaited()
     with awaited:
@@ -148,7 +160,9 @@ def reconcile_now(store: Database, current: Settings, farm: str, *, answers: Ste
     with _continuing("publishing lost items"):
         _publish_lost(store, current, views, farm)
     with store.read() as session:
-        unpublished = _unpublished(session, farm, queues.stale_after_s(current), current.reconcile_s / 2)
+        unpublished = _unpublished(
+            session, farm, queues.stale_after_s(current), current.reconcile_s / 2
+        )
         unfinished = _unfinished(session, farm)
     for job_id, number in unpublished:
         with _continuing(f"publishing job {job_id}"):
@@ -160,7 +174,10 @@ def reconcile_now(store: Database, current: Settings, farm: str, *, answers: Ste
 def _correct_times(store: Database, current: Settings) -> None:
     corrected = future_times.correct_future_times(store, current.lease_s)
     if corrected:
-        log.warning("The database's clock was set back: %s times in the future are set to the present", corrected)
+        log.warning(
+            "The database's clock was set back: %s times in the future are set to the present",
+            corrected,
+        )
 
 
 def repair_job(store: Database, current: Settings, farm: str, job_id: str) -> None:
@@ -172,7 +189,9 @@ def repair_job(store: Database, current: Settings, farm: str, job_id: str) -> No
 
 @contextlib.contextmanager
 def _continuing(doing: str) -> Iterator[None]:
-    """Log an error of one step and continue with the next. Raise `FarmUnavailable`, since all steps would fail."""
+    """Log an error of one step and continue with the next. Raise `FarmUnavailable`, since all steps
+    would fail.
+    """
     try:
         yield
     except FarmUnavailable:
@@ -182,7 +201,9 @@ def _continuing(doing: str) -> Iterator[None]:
 
 
 def _due(unfinished: Sequence[tuple[str, int]], pause_s: float) -> list[tuple[str, int]]:
-    """Return the rounds whose aggregation is requested now. The pause doubles after each request of a round."""
+    """Return the rounds whose aggregation is requested now. The pause doubles after each request of
+    a round.
+    """
     for key in _requested.keys() - set(unfinished):
         del _requested[key]
     due, now_s = [], time.monotonic()
@@ -197,59 +218,84 @@ def _due(unfinished: Sequence[tuple[str, int]], pause_s: float) -> list[tuple[st
 def _views(store: Database, current: Settings, farm: str) -> list[CardStatus]:
     """Return the cards of one farm. Cards of other farms use other brokers."""
     with store.read() as session:
-        return [view for view in cards.views(session, current.heartbeat_s) if cards.farm_of(view.card.worker) == farm]
+        return [
+            view
+            for view in cards.views(session, current.heartbeat_s)
+            if cards.farm_of(view.card.worker) == farm
+        ]
 
 
 def _close_exhausted(store: Database, current: Settings, **which: str | None) -> None:
-    closed = items.close_exhausted(store, max_attempts=current.max_attempts, after_s=current.lease_s, **which)
+    closed = items.close_exhausted(
+        store, max_attempts=current.max_attempts, after_s=current.lease_s, **which
+    )
     queues.follow_up(store, closed)
 
 
 def _cancel_interrupted_planning(store: Database, farm: str) -> None:
     """Cancel the jobs whose planner was killed."""
     stale = col(tables.Round.planning_at_s) < database_now() - PLANNING_PATIENCE_S
-    with store.read() as session:  # if a planner was only suspended, it then finds that its job has ended
+    with (
+        store.read() as session
+    ):  # if a planner was only suspended, it then finds that its job has ended
         interrupted = _newest_rounds(session, farm, col(tables.Round.planned_at_s).is_(None), stale)
     for job_id, _ in interrupted:
         log.warning(
-            "The planning of job %s was interrupted; the job is cancelled. `farm resume --failed %s` continues it.",
+            "The planning of job %s was interrupted; the job is cancelled. `farm resume --failed "
+            "%s` continues it.",
             job_id,
             job_id,
         )
         jobs.cancel(store, job_id)
 
 
-def _publish_lost(store: Database, current: Settings, views: Sequence[CardStatus], farm: str) -> None:
-    """Publish the items of cards that lost messages: idle cards, and busy cards with far fewer messages than items. It
-    is unknown which items of a busy card have no message, so all are published. Workers decline extra messages."""
+def _publish_lost(
+    store: Database, current: Settings, views: Sequence[CardStatus], farm: str
+) -> None:
+    """Publish the items of cards that lost messages: idle cards, and busy cards with far fewer
+    messages than items. It is unknown which items of a busy card have no message, so all are
+    published. Workers decline extra messages."""
     idle_for_s = max(2 * current.heartbeat_s, 5.0)
     working = {view.card.id: view.state for view in views if view.state in WORKING}
     depths = queues.queue_depths(list(working))
     lost = _without_holder(farm, idle_for_s)
     with store.read() as session:
-        waiting = lost.with_only_columns(col(Item.card_id), func.count(), func.count(col(Item.published_at_s)))
+        waiting = lost.with_only_columns(
+            col(Item.card_id), func.count(), func.count(col(Item.published_at_s))
+        )
         numbers = session.execute(waiting.group_by(col(Item.card_id))).all()
     for card_id, number, published in numbers:
         messages = depths.get(card_id, number)
         idle = working.get(card_id) == CardState.IDLE and not messages
         if number if idle else published > messages + HELD_MESSAGES:
             with store.read() as session:
-                ids = list(session.scalars(lost.where(col(Item.card_id) == card_id).order_by(col(Item.id))))
+                ids = list(
+                    session.scalars(lost.where(col(Item.card_id) == card_id).order_by(col(Item.id)))
+                )
             queues.publish_items(store, ids, unless_within_s=idle_for_s)
-            log.warning("Items of card %s had no message left; %s are published again", card_id, len(ids))
+            log.warning(
+                "Items of card %s had no message left; %s are published again", card_id, len(ids)
+            )
 
 
 def _move_stranded(
-    store: Database, current: Settings, views: Sequence[CardStatus], farm: str, job_id: str | None = None
+    store: Database,
+    current: Settings,
+    views: Sequence[CardStatus],
+    farm: str,
+    job_id: str | None = None,
 ) -> list[int]:
-    """Move tuples of absent cards to equal cards, and give up wholes at the end of jobs; return ids to publish."""
+    """Move tuples of absent cards to equal cards, and give up wholes at the end of jobs; return ids
+    to publish.
+    """
     away, for_now = set(), set()
     to_publish: list[int] = []
     working = [view.card for view in views if view.state in WORKING]
     limit_s = lost_after_s(current)
     for view in views:
         card, absent = view.card, view.seen_ago_s > limit_s
-        # A worker that was stopped may be back soon, for example after an upgrade: wait as long as for a lost card.
+        # A worker that was stopped may be back soon, for example after an upgrade: wait as long as
+        # for a lost card.
         gone = view.state in (CardState.LOST, CardState.STOPPED) and absent
         if not gone and view.state not in (CardState.DRAINING, CardState.QUARANTINED):
             continue
@@ -257,19 +303,33 @@ def _move_stranded(
         if gone and view.seen_ago_s <= PATIENCE * limit_s:
             for_now.add(card.id)
         peers = [other for other in working if _kind(other) == _kind(card) and other.id != card.id]
-        # An absent card has not renewed its leases either. Its tokens may still be valid; the move invalidates them.
-        unseen_s = limit_s if absent else None  # `move_items` checks again, since the card may be back by then
-        if moved := move_items(store, card.id, peers, in_work=absent, unseen_s=unseen_s, farm=farm, job_id=job_id):
-            log.warning("%s items of card %s (%s) move to cards of the same model", len(moved), card.id, view.state)
+        # An absent card has not renewed its leases either. Its tokens may still be valid; the move
+        # invalidates them.
+        unseen_s = (
+            limit_s if absent else None
+        )  # `move_items` checks again, since the card may be back by then
+        if moved := move_items(
+            store, card.id, peers, in_work=absent, unseen_s=unseen_s, farm=farm, job_id=job_id
+        ):
+            log.warning(
+                "%s items of card %s (%s) move to cards of the same model",
+                len(moved),
+                card.id,
+                view.state,
+            )
             to_publish += moved
-    to_publish += groups.move_stranded(store, [view.card for view in views if view.card.id not in away], away, farm)
+    to_publish += groups.move_stranded(
+        store, [view.card for view in views if view.card.id not in away], away, farm
+    )
     if away and working:
         to_publish += give_up(store, away, working, for_now=for_now, farm=farm, job_id=job_id)
     return to_publish
 
 
 def _kind(card: tables.CardRow) -> tuple[str, str | None]:
-    """Return (model, software id) of a card. Readings of cards with equal values are interchangeable."""
+    """Return (model, software id) of a card. Readings of cards with equal values are
+    interchangeable.
+    """
     return card.model, card.software_id
 
 
@@ -277,15 +337,19 @@ def _balance(store: Database, current: Settings, views: Sequence[CardStatus], fa
     """Move waiting items to cards that will be idle before the next pass."""
     kinds = by_key(_kind, (view.card for view in views if view.state in WORKING))
     for alike in kinds.values():
-        if len(alike) > 1 and (moved := rebalance(store, alike, idle_within_s=2 * current.reconcile_s, farm=farm)):
+        if len(alike) > 1 and (
+            moved := rebalance(store, alike, idle_within_s=2 * current.reconcile_s, farm=farm)
+        ):
             log.info("%s items move to cards that would soon be idle", len(moved))
             queues.publish_items(store, moved)
 
 
 def _without_holder(farm: str, idle_for_s: float) -> Any:
-    """Return a query for ids of open items that are not under a lease and were not published just now. It omits items
-    that the publisher of their round has not published yet."""
-    this_round = and_(col(tables.Round.job_id) == col(Item.job_id), col(tables.Round.number) == col(Item.round))
+    """Return a query for ids of open items that are not under a lease and were not published just
+    now. It omits items that the publisher of their round has not published yet."""
+    this_round = and_(
+        col(tables.Round.job_id) == col(Item.job_id), col(tables.Round.number) == col(Item.round)
+    )
     newest_message_s = func.coalesce(Item.published_at_s, Item.created_at_s)
     return (
         sqlalchemy.select(col(Item.id))
@@ -298,25 +362,34 @@ def _without_holder(farm: str, idle_for_s: float) -> Any:
             long_ago(newest_message_s, idle_for_s),
             col(tables.Job.state) == JobState.OPEN,
             col(tables.Job.farm) == farm,
-            or_(col(Item.published_at_s).is_not(None), col(tables.Round.published_at_s).is_not(None)),
+            or_(
+                col(Item.published_at_s).is_not(None), col(tables.Round.published_at_s).is_not(None)
+            ),
         )
     )
 
 
 def _newest_rounds(session: Session, farm: str, *which: Any) -> list[tuple[str, int]]:
-    """Return (job id, number) of the newest round of each open job of a farm. Earlier rounds are closed."""
-    newest = and_(col(tables.Round.job_id) == col(tables.Job.id), col(tables.Round.number) == col(tables.Job.round))
+    """Return (job id, number) of the newest round of each open job of a farm. Earlier rounds are
+    closed.
+    """
+    newest = and_(
+        col(tables.Round.job_id) == col(tables.Job.id),
+        col(tables.Round.number) == col(tables.Job.round),
+    )
     query = select(tables.Job.id, tables.Job.round).join(tables.Round, newest)
     query = query.where(tables.Job.state == JobState.OPEN, tables.Job.farm == farm, *which)
     return list(session.exec(query.order_by(col(tables.Job.created_at_s))))
 
 
-def _unpublished(session: Session, farm: str, after_s: float, again_s: float) -> list[tuple[str, int]]:
-    """Return (job id, number) of rounds with items to publish, the oldest first, of which a process published a part at
-    least ``again_s`` ago, or is publishing without progress for ``after_s``.
+def _unpublished(
+    session: Session, farm: str, after_s: float, again_s: float
+) -> list[tuple[str, int]]:
+    """Return (job id, number) of rounds with items to publish, the oldest first, of which a process
+    published a part at least ``again_s`` ago, or is publishing without progress for ``after_s``.
 
-    A round that is still being planned counts too: its planner publishes more often, unless it was killed.
-    """
+    A round that is still being planned counts too: its planner publishes more often, unless it was
+    killed."""
     this_round = tables.Round
     progress_at_s = col(this_round.progress_at_s)
     nobody_publishes = and_(col(this_round.publisher).is_(None), long_ago(progress_at_s, again_s))
@@ -326,8 +399,14 @@ def _unpublished(session: Session, farm: str, after_s: float, again_s: float) ->
 
 def _unfinished(session: Session, farm: str) -> list[tuple[str, int]]:
     """Return (job id, number) of rounds without open items and without a verdict."""
-    still_open = [query.scalar_subquery() for query in items.queries_of_open(tables.Job.id, tables.Job.round)]
+    still_open = [
+        query.scalar_subquery() for query in items.queries_of_open(tables.Job.id, tables.Job.round)
+    ]
     verdict = tables.VerdictRow
-    judged = select(verdict.id).where(verdict.job_id == tables.Job.id, verdict.round == tables.Job.round)
+    judged = select(verdict.id).where(
+        verdict.job_id == tables.Job.id, verdict.round == tables.Job.round
+    )
     planned = col(tables.Round.planned_at_s).is_not(None)
-    return _newest_rounds(session, farm, planned, *(one.is_(None) for one in still_open), ~judged.exists())
+    return _newest_rounds(
+        session, farm, planned, *(one.is_(None) for one in still_open), ~judged.exists()
+    )

@@ -1,8 +1,7 @@
 """A complete farm for one command: a private broker, a control worker and a worker per card.
 
-The processes are the same as in a shared farm, but the command starts and stops them. If the command ends, even by
-SIGKILL, the kernel ends them too.
-"""
+The processes are the same as in a shared farm, but the command starts and stops them. If the
+command ends, even by SIGKILL, the kernel ends them too."""
 
 from __future__ import annotations
 
@@ -36,15 +35,17 @@ STOP_GRACE_S = 3.0
 
 @dataclass(eq=False)
 class EmbeddedFarm:
-    """A context manager. Inside its block, the settings of this process are those of the embedded farm.
+    """A context manager. Inside its block, the settings of this process are those of the embedded
+    farm.
 
-    Broker and workers start only in `start`: if readings exist for all items of a job, it needs neither.
-    On exit, open jobs are cancelled, since their broker ends; their readings are kept.
+    Broker and workers start only in `start`: if readings exist for all items of a job, it needs
+    neither. On exit, open jobs are cancelled, since their broker ends; their readings are kept.
 
     Args:
         database: the database of the settings, with its schema up to date; it stays open.
         starting: called before broker and workers start.
-        held: a context that defers interruptions during the start: a partly started farm could not be stopped.
+        held: a context that defers interruptions during the start: a partly started farm could not
+            be stopped.
     """
 
     settings: Settings
@@ -61,7 +62,9 @@ class EmbeddedFarm:
     def __enter__(self) -> EmbeddedFarm:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_environment(**{EMBEDDED_VARIABLE: self.id}))
-            self._cancel_jobs(lambda farm: registry.is_gone(farm, self.settings.host))  # of farms that were killed
+            self._cancel_jobs(
+                lambda farm: registry.is_gone(farm, self.settings.host)
+            )  # of farms that were killed
             stack.callback(self._cancel_own_jobs)
             self._stack = stack.pop_all()
         return self
@@ -70,13 +73,16 @@ class EmbeddedFarm:
         self._stack.close()
 
     def registered(self) -> bool:
-        """True if the database has all cards with the installed software: jobs can then be planned without workers."""
+        """True if the database has all cards with the installed software: jobs can then be planned
+        without workers.
+        """
         with self.database.read() as session:
             return all(registry.is_registered_as_now(session, card) for card in self.cards)
 
     def start(self) -> None:
-        """Start the broker and the workers unless they run; `wait_ready` waits for them. Raises `CardBusy` if another
-        worker serves one of the cards; `BrokerUnreachable` if there is no broker program, or it does not start."""
+        """Start the broker and the workers unless they run; `wait_ready` waits for them. Raises
+        `CardBusy` if another worker serves one of the cards; `BrokerUnreachable` if there is no
+        broker program, or it does not start."""
         if self.supervisor is not None:
             return
         check_semaphores()
@@ -84,12 +90,15 @@ class EmbeddedFarm:
             with CardLock(card.id, self.settings.lock_dir):
                 pass  # the lock is free; the worker locks it later
         self.starting()
-        registry.end_embedded_quarantines(self.database, [card.id for card in self.cards])  # of earlier farms
+        registry.end_embedded_quarantines(
+            self.database, [card.id for card in self.cards]
+        )  # of earlier farms
         with self.held():
             broker = self._stack.enter_context(BrokerServer())
             self._stack.enter_context(_environment(FARM_BROKER_URL=broker.url))
-            # Logs and temporary files are in the broker's folder. If this farm is killed, the next farm removes the
-            # folder. TMPDIR is not a subfolder, since the path of a socket must be shorter than 108 bytes.
+            # Logs and temporary files are in the broker's folder. If this farm is killed, the next
+            # farm removes the folder. TMPDIR is not a subfolder, since the path of a socket must be
+            # shorter than 108 bytes.
             self.supervisor = Supervisor(
                 [card.id for card in self.cards],
                 environment={"TMPDIR": str(broker.folder)},
@@ -99,8 +108,9 @@ class EmbeddedFarm:
             self.supervisor.start()
 
     def wait_ready(self) -> None:
-        """Start the farm unless it runs, and wait until the worker of every card has registered. Raises as `start`, and
-        `NoWorker` if a worker ended (the message has its log's end) or took too long, or all cards are quarantined."""
+        """Start the farm unless it runs, and wait until the worker of every card has registered.
+        Raises as `start`, and `NoWorker` if a worker ended (the message has its log's end) or took
+        too long, or all cards are quarantined."""
         self.start()
         assert self.supervisor is not None
         assert self.supervisor.log_dir is not None
@@ -113,25 +123,45 @@ class EmbeddedFarm:
                     "Correct the cause, then run the same command again. No reading was lost.",
                 )
             if time.monotonic() > deadline:
-                text = f"The workers of {', '.join(sorted(missing))} were not ready within {READY_TIMEOUT_S:.0f} s."
-                raise NoWorker(text, "Run the same command again: the first import of torch can be slow.")
+                text = (
+                    f"The workers of {', '.join(sorted(missing))} were not ready within "
+                    f"{READY_TIMEOUT_S:.0f} s."
+                )
+                raise NoWorker(
+                    text, "Run the same command again: the first import of torch can be slow."
+                )
             time.sleep(0.1)
 
     def _ready(self) -> set[str]:
-        """Return the ids of the cards whose workers have registered. Raises `NoWorker` if all are in quarantine."""
+        """Return the ids of the cards whose workers have registered. Raises `NoWorker` if all are
+        in quarantine.
+        """
         assert self.supervisor is not None
         workers = self.supervisor.holders(self.settings.host)
         with self.database.read() as session:
-            rows = [row for card_id in workers if (row := session.get(tables.CardRow, card_id)) is not None]
-        # Use only rows that the current workers wrote: rows of an earlier farm look the same otherwise.
-        ready = [row for row in rows if row.worker.startswith(workers[row.id]) and row.state != CardState.STARTING]
+            rows = [
+                row
+                for card_id in workers
+                if (row := session.get(tables.CardRow, card_id)) is not None
+            ]
+        # Use only rows that the current workers wrote: rows of an earlier farm look the same
+        # otherwise.
+        ready = [
+            row
+            for row in rows
+            if row.worker.startswith(workers[row.id]) and row.state != CardState.STARTING
+        ]
         unfit = [row for row in ready if row.state == CardState.QUARANTINED]
         if len(unfit) == len(self.cards):
-            others = [row.id for row in unfit if not row.quarantined_by]  # a person must release them
+            others = [
+                row.id for row in unfit if not row.quarantined_by
+            ]  # a person must release them
             releasing = f" after `farm cards release {others[0]}`" if others else ""
             raise NoWorker(
-                "No card can measure: " + "; ".join(f"{row.id} is quarantined: {row.state_reason}" for row in unfit),
-                f"Correct the cause, then run the same command again{releasing}: it checks the card again.",
+                "No card can measure: "
+                + "; ".join(f"{row.id} is quarantined: {row.state_reason}" for row in unfit),
+                f"Correct the cause, then run the same command again{releasing}: it checks the "
+                "card again.",
             )
         return {row.id for row in ready}
 
@@ -153,9 +183,15 @@ class EmbeddedFarm:
             self._cancel_jobs(lambda farm: farm == self.id)
 
     def _cancel_jobs(self, is_over: Callable[[str], bool]) -> None:
-        """Cancel the open jobs of this host's embedded farms for which ``is_over(farm name)`` is True."""
-        of_this_host = col(tables.Job.farm).startswith(registry.farm_prefix(self.settings.host), autoescape=True)
-        query = select(tables.Job.id, tables.Job.farm).where(of_this_host, tables.Job.state == JobState.OPEN)
+        """Cancel the open jobs of this host's embedded farms for which ``is_over(farm name)`` is
+        True.
+        """
+        of_this_host = col(tables.Job.farm).startswith(
+            registry.farm_prefix(self.settings.host), autoescape=True
+        )
+        query = select(tables.Job.id, tables.Job.farm).where(
+            of_this_host, tables.Job.state == JobState.OPEN
+        )
         with self.database.read() as session:
             found = list(session.exec(query))
         for job_id, farm in found:
@@ -165,7 +201,9 @@ class EmbeddedFarm:
 
 @contextlib.contextmanager
 def _environment(**variables: str) -> Iterator[None]:
-    """Set environment variables during a block; load the settings and configure Celery again before and after it."""
+    """Set environment variables during a block; load the settings and configure Celery again before
+    and after it.
+    """
     before = {name: os.environ.get(name) for name in variables}
 
     def put(values: Mapping[str, str | None]) -> None:

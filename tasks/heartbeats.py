@@ -1,10 +1,10 @@
 """The heartbeats of all workers of a host, in one transaction of the database.
 
-Each worker notes in a file that it is alive, and of which items it has messages. The first one in each period renews
-the leases of all workers with a fresh note. A worker whose leases nobody renewed for longer than a period does it
-alone. So a worker that hangs in its turn stops no other worker's leases, nor does a locked row or a lost file. A worker
-whose main loop stands still (`tasks.watchdog`) notes and renews nothing.
-"""
+Each worker notes in a file that it is alive, and of which items it has messages. The first one in
+each period renews the leases of all workers with a fresh note. A worker whose leases nobody renewed
+for longer than a period does it alone. So a worker that hangs in its turn stops no other worker's
+leases, nor does a locked row or a lost file. A worker whose main loop stands still
+(`tasks.watchdog`) notes and renews nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from tasks.watchdog import PULSE, SILENT_AFTER_S
 
 #: Largest file of notes that is read.
 MOST_BYTES = 16 << 20
-#: Errors if another process has the notes for long, the disk is full, or another user may have made the file.
+#: Errors if another process has the notes for long, the disk is full, or another user may have made
+#: the file.
 _UNUSABLE = (OSError, FarmError, LookupError, TypeError, AttributeError)
 
 
@@ -44,27 +45,39 @@ class HostHeartbeat:
     @property
     def path(self) -> Path:
         """The file with the notes of all workers of this host that use the same database."""
-        return self.current.state_dir / f"heartbeats-{hashlib.sha256(self.current.database.encode()).hexdigest()[:12]}"
+        return (
+            self.current.state_dir
+            / f"heartbeats-{hashlib.sha256(self.current.database.encode()).hexdigest()[:12]}"
+        )
 
     def beat(self, database: Database, item_ids: Collection[int]) -> None:
-        """Renew the leases of this worker, unless another worker does, or its main loop stands still. ``item_ids``: see
-        `items.renew`."""
+        """Renew the leases of this worker, unless another worker does, or its main loop stands
+        still. ``item_ids``: see `items.renew`."""
         if PULSE.silent_s >= SILENT_AFTER_S:
             return
         now_s, lease_s, period_s = time.monotonic(), self.current.lease_s, self.current.beat_s
         first, held, renewed = False, dict[str, Any](), set[str]()
         with contextlib.suppress(*_UNUSABLE), self._notes() as notes:
-            own = {"pid": os.getpid(), "started": process_started(str(os.getpid())), "items": sorted(item_ids)}
+            own = {
+                "pid": os.getpid(),
+                "started": process_started(str(os.getpid())),
+                "items": sorted(item_ids),
+            }
             notes["workers"].setdefault(self.holder, {}).update(own, at_s=now_s)
             for holder, one in list(notes["workers"].items()):
-                if 0 <= now_s - one["at_s"] < 1.5 * period_s and process_started(str(one["pid"])) == one["started"]:
+                if (
+                    0 <= now_s - one["at_s"] < 1.5 * period_s
+                    and process_started(str(one["pid"])) == one["started"]
+                ):
                     held[holder] = one
                 else:
                     del notes["workers"][holder]
             if first := not 0 <= now_s - notes["begun_at_s"] < 0.9 * period_s:
                 notes["begun_at_s"] = now_s
         if first:
-            renewed = items.renew_together(database, {holder: one["items"] for holder, one in held.items()}, lease_s)
+            renewed = items.renew_together(
+                database, {holder: one["items"] for holder, one in held.items()}, lease_s
+            )
         elif 0 <= now_s - held.get(self.holder, {}).get("renewed_at_s", -math.inf) < 1.2 * period_s:
             return
         if self.holder not in renewed:
@@ -75,7 +88,9 @@ class HostHeartbeat:
 
     @contextlib.contextmanager
     def _notes(self) -> Iterator[dict[str, Any]]:
-        """The notes, which are written back at the end. Raises one of `_UNUSABLE` if that is impossible."""
+        """The notes, which are written back at the end. Raises one of `_UNUSABLE` if that is
+        impossible.
+        """
         own_turn = turn("heartbeats", self.current.lock_dir, timeout_s=0.2)
         with own_turn, open_folder(self.path.parent, create=PRIVATE) as folder:
             notes = self._read(folder)
@@ -104,6 +119,10 @@ def _is_note(note: Any) -> bool:
         return False
     times = (note.get("at_s"), note.get("renewed_at_s", 0.0))
     items_of_worker = note.get("items")
-    if not isinstance(items_of_worker, list) or not all(isinstance(time_s, (int, float)) for time_s in times):
+    if not isinstance(items_of_worker, list) or not all(
+        isinstance(time_s, (int, float)) for time_s in times
+    ):
         return False
-    return {"pid", "started"} <= note.keys() and all(type(item_id) is int for item_id in items_of_worker)
+    return {"pid", "started"} <= note.keys() and all(
+        type(item_id) is int for item_id in items_of_worker
+    )

@@ -1,7 +1,7 @@
 """Logging of the farm's processes: the same format in all of them, plain or JSON.
 
-Celery would configure its own format in every pool process. Importing this module prevents that (`setup_logging`).
-"""
+Celery would configure its own format in every pool process. Importing this module prevents that
+(`setup_logging`)."""
 
 from __future__ import annotations
 
@@ -21,15 +21,21 @@ from celery.signals import setup_logging
 from farm.safe_text import printable, without_secrets
 from tasks.app import CARD_VARIABLE
 
-#: Environment variable of worker processes; if set, they log JSON. The supervisor sets it; it is not a setting.
+#: Environment variable of worker processes; if set, they log JSON. The supervisor sets it; it is
+#: not a setting.
 JSON_VARIABLE = "FARM_WORKER_JSON_LOGS"
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object per line: time_s, level, logger, message; also card and traceback if they exist."""
+    """One JSON object per line: time_s, level, logger, message; also card and traceback if they
+    exist.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {"time_s": round(record.created, 3), "level": record.levelname.lower()}
+        line: dict[str, Any] = {
+            "time_s": round(record.created, 3),
+            "level": record.levelname.lower(),
+        }
         line |= {"logger": record.name, "message": without_secrets(record.getMessage())}
         if card := os.environ.get(CARD_VARIABLE):
             line["card"] = card
@@ -39,7 +45,9 @@ class JsonLines(logging.Formatter):
 
 
 class PlainLines(logging.Formatter):
-    """One line per record. Control characters are escaped: text from a message must not look like a record."""
+    """One line per record. Control characters are escaped: text from a message must not look like a
+    record.
+    """
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s  %(message)s")
@@ -48,12 +56,14 @@ class PlainLines(logging.Formatter):
         return printable(without_secrets(super().formatMessage(record)))
 
     def formatException(self, exc_info: Any) -> str:
-        return textwrap.indent(printable(without_secrets(super().formatException(exc_info)), keep="\n"), "    ")
+        return textwrap.indent(
+            printable(without_secrets(super().formatException(exc_info)), keep="\n"), "    "
+        )
 
 
 def set_up(as_json: bool | None = None) -> None:
-    """Log to standard error: all loggers, Python's warnings and uncaught exceptions. Without ``as_json``, the
-    environment variable `JSON_VARIABLE` decides the format."""
+    """Log to standard error: all loggers, Python's warnings and uncaught exceptions. Without
+    ``as_json``, the environment variable `JSON_VARIABLE` decides the format."""
     as_json = bool(os.environ.get(JSON_VARIABLE)) if as_json is None else as_json
     formatter = JsonLines() if as_json else PlainLines()
     handler = logging.StreamHandler()
@@ -72,8 +82,12 @@ def _instead_of_celery(**_: Any) -> None:
     set_up()
 
 
-def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    logging.getLogger("farm").critical("%s: %s", kind.__name__, error, exc_info=(kind, error, trace))
+def _log_uncaught(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    logging.getLogger("farm").critical(
+        "%s: %s", kind.__name__, error, exc_info=(kind, error, trace)
+    )
 
 
 def _log_uncaught_in_thread(arguments: threading.ExceptHookArgs) -> None:
@@ -82,7 +96,9 @@ def _log_uncaught_in_thread(arguments: threading.ExceptHookArgs) -> None:
 
 
 def _say(formatter: logging.Formatter, message: Any, _stream: Any = None) -> None:
-    """Write a message of Celery's shutdown. A signal handler calls this, so it must not wait for a lock."""
+    """Write a message of Celery's shutdown. A signal handler calls this, so it must not wait for a
+    lock.
+    """
     record = logging.LogRecord("celery.worker", logging.INFO, "", 0, str(message), None, None)
     with contextlib.suppress(OSError):
         os.write(2, f"{formatter.format(record)}\n".encode())

@@ -1,9 +1,8 @@
 """``python -m tasks.main``: the process of a worker (see `tasks.worker`).
 
-Garbage collection is off during imports: they create no garbage, and collection would take 20 % of the start time. A
-pool process imports this module first; this loads everything that Celery finds by name. It would not import a
-`__main__` module of the package.
-"""
+Garbage collection is off during imports: they create no garbage, and collection would take 20 % of
+the start time. A pool process imports this module first; this loads everything that Celery finds by
+name. It would not import a `__main__` module of the package."""
 
 import gc
 import sys

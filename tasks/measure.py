@@ -1,9 +1,9 @@
 """The Celery task on a card's queue. It adapts `farm.jobs.item_driver` to Celery.
 
-If an item fails on the card, the task returns a status and does not raise: a chord with a failed header task never runs
-its body. If a message has nothing to do, the task raises ``Ignore``, which does not count as a part of the chord. For
-Celery, every returned status is a success; `ItemRequest` changes the *event* of a failed item to a failure.
-"""
+If an item fails on the card, the task returns a status and does not raise: a chord with a failed
+header task never runs its body. If a message has nothing to do, the task raises ``Ignore``, which
+does not count as a part of the chord. For Celery, every returned status is a success; `ItemRequest`
+changes the *event* of a failed item to a failure."""
 
 from __future__ import annotations
 
@@ -43,26 +43,39 @@ from tasks.servers import STOPPING
 
 @dataclass
 class CardWorker(ItemDriver):
-    """The item driver of a pool process. It also publishes messages, sends Celery events and stops with its worker."""
+    """The item driver of a pool process. It also publishes messages, sends Celery events and stops
+    with its worker.
+    """
 
     task: Any = None  # the Celery task that runs now
-    _events: Outage = field(default_factory=partial(Outage, log, "No events for Flower"), init=False)
+    _events: Outage = field(
+        default_factory=partial(Outage, log, "No events for Flower"), init=False
+    )
 
     def registered(self, card: Card) -> None:
-        """Store a fingerprint of the card if it has none for its driver. Without one, the card can measure too."""
+        """Store a fingerprint of the card if it has none for its driver. Without one, the card can
+        measure too.
+        """
         try:
             if cards.needs_fingerprint(self.database, card.id, card.driver):
                 found = self.benchmark.call(FingerprintRequest(), timeout_s=60.0)
                 cards.keep_fingerprint(self.database, card.id, found)
         except FarmError as error:
-            log.warning("The fingerprint of card %s could not be measured: %s", card.id, error.message)
+            log.warning(
+                "The fingerprint of card %s could not be measured: %s", card.id, error.message
+            )
 
     def follow_up(self, closed: Closed) -> None:
-        """Publish the messages that follow from a closed item. If this fails, the reconciler publishes them later."""
+        """Publish the messages that follow from a closed item. If this fails, the reconciler
+        publishes them later.
+        """
         try:
             follow_up(self.database, closed)
         except FarmError as error:
-            log.warning("Messages could not be published; the reconciler publishes them later: %s", error.message)
+            log.warning(
+                "Messages could not be published; the reconciler publishes them later: %s",
+                error.message,
+            )
 
     def phase(self, claimed: Claim, phase: str, details: dict[str, Any]) -> None:
         # With the cards of a group as its arguments, Flower shows which item holds them.
@@ -73,7 +86,9 @@ class CardWorker(ItemDriver):
         self._send_event("task-retried", exception=f"{reason}: {message}", traceback="")
 
     def _send_event(self, kind: str, **fields: Any) -> None:
-        """Send an event for Flower. If the broker does not accept it, the measurement continues without it."""
+        """Send an event for Flower. If the broker does not accept it, the measurement continues
+        without it.
+        """
         try:
             self.task.send_event(kind, **fields)
             self._events.over()
@@ -81,16 +96,21 @@ class CardWorker(ItemDriver):
             self._events.note(broker_unreachable(settings().broker_url, error))
 
     def ending(self) -> bool:
-        return _ended.is_set() or self.stop_requested() or (_parent is not None and os.getppid() != _parent)
+        return (
+            _ended.is_set()
+            or self.stop_requested()
+            or (_parent is not None and os.getppid() != _parent)
+        )
 
     def stop_requested(self) -> bool:
         return bool(_stop_signals)
 
     def stay_registered(self, heartbeat_s: float) -> None:
-        """Register the card; register it again after its release from quarantine, or if registering failed.
+        """Register the card; register it again after its release from quarantine, or if registering
+        failed.
 
-        This runs in a thread until the process ends, since a benchmark process ends with the thread that started it.
-        """
+        This runs in a thread until the process ends, since a benchmark process ends with the thread
+        that started it."""
         self._register_again()
         while not _ended.wait(heartbeat_s):
             if time.monotonic() - self.claimed_at_s < heartbeat_s:
@@ -99,7 +119,9 @@ class CardWorker(ItemDriver):
                 state = cards.stored_state(self.database, self.card_id)
             except FarmError:
                 continue  # the worker's heartbeat logs it
-            if state == CardState.STARTING or (self.software is None and state != CardState.QUARANTINED):
+            if state == CardState.STARTING or (
+                self.software is None and state != CardState.QUARANTINED
+            ):
                 self._register_again()
 
     def _register_again(self) -> None:
@@ -108,13 +130,16 @@ class CardWorker(ItemDriver):
                 self.software = None  # with None, `ready` writes the card's row again
                 self.ready()
         except FarmError as error:
-            log.error("The card %s cannot measure: %s %s", self.card_id, error.message, error.next_step)
+            log.error(
+                "The card %s cannot measure: %s %s", self.card_id, error.message, error.next_step
+            )
         except Exception:  # the thread must live on
             log.exception("The card %s cannot measure", self.card_id)
 
 
 _worker: CardWorker | None = None
-# The thread that registers the card and the Celery tasks use the same benchmark process, one at a time.
+# The thread that registers the card and the Celery tasks use the same benchmark process, one at a
+# time.
 _lock = threading.Lock()
 _ended = threading.Event()
 # A list, not an Event: the signal handler may interrupt code that holds the lock of an Event.
@@ -124,7 +149,9 @@ _parent: int | None = None  # the worker's main process
 
 @worker_process_init.connect(weak=False)
 def begin(**_: Any) -> None:
-    """Prepare a pool process: let it end with its worker, start the benchmark process, register the card."""
+    """Prepare a pool process: let it end with its worker, start the benchmark process, register the
+    card.
+    """
     global _worker, _parent
     card_id = os.environ.get(CARD_VARIABLE)
     if not card_id:
@@ -142,7 +169,9 @@ def begin(**_: Any) -> None:
         queue=card_queue(card_id),
     )
     _worker.benchmark.start()
-    threading.Thread(target=_worker.stay_registered, args=(current.heartbeat_s,), name="register", daemon=True).start()
+    threading.Thread(
+        target=_worker.stay_registered, args=(current.heartbeat_s,), name="register", daemon=True
+    ).start()
 
 
 @worker_process_shutdown.connect(weak=False)
@@ -155,20 +184,31 @@ def end(**_: Any) -> None:
 
 
 class ItemRequest(Request):  # type: ignore[misc]
-    """One message in the worker's main process; Celery creates it (`Task.Request`). It changes only the events."""
+    """One message in the worker's main process; Celery creates it (`Task.Request`). It changes only
+    the events.
+    """
 
     def send_event(self, type: str, **fields: Any) -> None:
         if type == "task-succeeded" and (reason := failure(fields.get("result"))):
-            type, fields = "task-failed", {"exception": reason, "traceback": "", "runtime": fields.get("runtime")}
+            type, fields = (
+                "task-failed",
+                {"exception": reason, "traceback": "", "runtime": fields.get("runtime")},
+            )
         super().send_event(type, **fields)
 
-    def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
-        returned = super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
+    def on_failure(
+        self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
+    ) -> Any:
+        returned = super().on_failure(
+            exc_info, send_failed_event=send_failed_event, return_ok=return_ok
+        )
         exception = exc_info.exception
         if isinstance(getattr(exception, "exc", exception), Ignore):
-            # Celery sends no event for an ignored message; without one, Flower shows it as started for ever.
+            # Celery sends no event for an ignored message; without one, Flower shows it as started
+            # for ever.
             self.send_event(
-                "task-declined", exception="nothing to do: the item is closed, moved or claimed by another worker"
+                "task-declined",
+                exception="nothing to do: the item is closed, moved or claimed by another worker",
             )
         return returned
 
@@ -194,8 +234,8 @@ def failure(result: object) -> str:
     Request=ItemRequest,
 )
 def measure(self: Task, item_id: int) -> dict[str, Any]:
-    """Measure one item on this worker's card. Return {"item": id, "status": "done" | "reused" | "failed" | "spooled"};
-    if it failed, also "reason" and "message"."""
+    """Measure one item on this worker's card. Return {"item": id, "status": "done" | "reused" |
+    "failed" | "spooled"}; if it failed, also "reason" and "message"."""
     assert _worker is not None, "card queues are consumed by pinned workers only"
     with _lock:
         return run_item(self, _worker, item_id)
@@ -224,5 +264,9 @@ def run_item(task: Task | None, worker: CardWorker, item_id: int) -> dict[str, A
         raise Ignore() from error
     if outcome.status in ("declined", "fenced"):
         raise Ignore()
-    why = {"reason": outcome.reason, "message": outcome.message[:300]} if outcome.status == "failed" else {}
+    why = (
+        {"reason": outcome.reason, "message": outcome.message[:300]}
+        if outcome.status == "failed"
+        else {}
+    )
     return {"item": item_id, "status": outcome.status, **why}

@@ -1,10 +1,11 @@
-"""A filter in front of Celery: it drops and logs malformed messages and messages that the farm never sends.
+"""A filter in front of Celery: it drops and logs malformed messages and messages that the farm
+never sends.
 
-Without the filter, a malformed body ends the worker that gets the message; the message returns to the queue and ends
-the next worker, so that one message would stop a card for ever. A header that Celery cannot handle is as harmful: the
-worker lives but gets no more messages. The filter removes all headers that the farm does not send. A message can still
-be forged, but it can only name a task of the farm and ids of rows in the database.
-"""
+Without the filter, a malformed body ends the worker that gets the message; the message returns to
+the queue and ends the next worker, so that one message would stop a card for ever. A header that
+Celery cannot handle is as harmful: the worker lives but gets no more messages. The filter removes
+all headers that the farm does not send. A message can still be forged, but it can only name a task
+of the farm and ids of rows in the database."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from tasks import transport
 
 log = logging.getLogger("farm.message_filter")
 
-#: The errors of a malformed body or envelope. OSError and errors of the Redis client mean an unreachable broker.
+#: The errors of a malformed body or envelope. OSError and errors of the Redis client mean an
+#: unreachable broker.
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 MAXIMUM_ID = 2**63 - 1
@@ -42,18 +44,33 @@ def carries_tasks(queue: str) -> bool:
 #: Name of each allowed task -> check of its only argument.
 ARGUMENTS: Mapping[str, Callable[[Any], object]] = {
     "measure": lambda value: type(value) is int and 0 < value <= MAXIMUM_ID,
-    "aggregate": lambda value: isinstance(value, str) and re.fullmatch(r"[0-9A-Za-z_-]{1,32}/[0-9]{1,9}", value),
+    "aggregate": lambda value: (
+        isinstance(value, str) and re.fullmatch(r"[0-9A-Za-z_-]{1,32}/[0-9]{1,9}", value)
+    ),
 }
 
-#: A header of messages that go to the front of their queue. Workers remove it like all headers that are not below.
+#: A header of messages that go to the front of their queue. Workers remove it like all headers that
+#: are not below.
 FRONT = "front"
 
-_TEXTS = ("lang", "task", "id", "root_id", "parent_id", "group", "origin", "argsrepr", "kwargsrepr", "shadow")
+_TEXTS = (
+    "lang",
+    "task",
+    "id",
+    "root_id",
+    "parent_id",
+    "group",
+    "origin",
+    "argsrepr",
+    "kwargsrepr",
+    "shadow",
+)
 _NUMBERS = ("retries", "group_index", "replaced_task_nesting")
 _FLAGS = ("ignore_result", "redelivered")
-#: The headers of the farm's own messages and their types; all other headers are removed. For example, these headers of
-#: Celery are harmful: the due time and the expiry (a card that waits for a message gets no other), the time limit (it
-#: overrides the worker's limit), stamps, and compression.
+#: The headers of the farm's own messages and their types; all other headers are removed. For
+#: example, these headers of Celery are harmful: the due time and the expiry (a card that waits for
+#: a message gets no other), the time limit (it overrides the worker's limit), stamps, and
+#: compression.
 _HEADERS: Mapping[str, type] = {
     name: kind for names, kind in ((_TEXTS, str), (_NUMBERS, int), (_FLAGS, bool)) for name in names
 }
@@ -63,8 +80,9 @@ _IDS = ("id", "root_id", "parent_id", "group")
 
 
 def refusal(message: Any, queue: str) -> str:
-    """Return why a message is not a task of the farm or a valid remote command; '' if it is one. Never raises. Messages
-    in other queues, such as that of remote commands ('control@gpu1.celery.pidbox'), are not checked."""
+    """Return why a message is not a task of the farm or a valid remote command; '' if it is one.
+    Never raises. Messages in other queues, such as that of remote commands
+    ('control@gpu1.celery.pidbox'), are not checked."""
     of_commands = queue.endswith(".celery.pidbox") and "@" in queue
     if not of_commands and not carries_tasks(queue):
         return ""
@@ -94,9 +112,14 @@ def _task_refusal(message: Any, queue: str) -> str:
     information = properties["delivery_info"]
     if not all(isinstance(information[name], str) for name in ("exchange", "routing_key")):
         return "its exchange or routing key is missing"
-    if not isinstance(properties["delivery_tag"], str) or not isinstance(properties.get("reply_to"), str | None):
+    if not isinstance(properties["delivery_tag"], str) or not isinstance(
+        properties.get("reply_to"), str | None
+    ):
         return "its delivery tag or reply address is malformed"
-    if properties.get("body_encoding") != "base64" or type(properties.get("priority", 0)) not in (int, type(None)):
+    if properties.get("body_encoding") != "base64" or type(properties.get("priority", 0)) not in (
+        int,
+        type(None),
+    ):
         return "its encoding or priority is not the farm's"
     arguments, keywords, options = json.loads(base64.b64decode(message["body"], validate=True))
     if keywords != {} or len(arguments) != 1 or not ARGUMENTS[task](arguments[0]):
@@ -107,16 +130,21 @@ def _task_refusal(message: Any, queue: str) -> str:
 
 
 def _command_refusal(message: Any) -> str:
-    """Return why a message is not a valid command to a worker. The arguments of the command are not checked: if they
-    raise an error, Celery returns it to the sender."""
+    """Return why a message is not a valid command to a worker. The arguments of the command are not
+    checked: if they raise an error, Celery returns it to the sender."""
     properties = message["properties"]
-    if not isinstance(properties["delivery_tag"], str) or properties.get("body_encoding") != "base64":
+    if (
+        not isinstance(properties["delivery_tag"], str)
+        or properties.get("body_encoding") != "base64"
+    ):
         return "its delivery tag or encoding is not the farm's"
     clock = message["headers"].get("clock") or 0
     if type(clock) is not int or not 0 <= clock < MAXIMUM_ID:
         return "its clock is out of range"
     command = json.loads(base64.b64decode(message["body"], validate=True))
-    if not isinstance(command["method"], str) or not isinstance(command.get("arguments"), dict | None):
+    if not isinstance(command["method"], str) or not isinstance(
+        command.get("arguments"), dict | None
+    ):
         return "its command is malformed"
     to, answer = command.get("destination"), command.get("reply_to")
     if to is not None and not (isinstance(to, list) and all(isinstance(name, str) for name in to)):
@@ -131,7 +159,9 @@ def _command_refusal(message: Any) -> str:
 
 
 def _harmless(value: Any) -> bool:
-    """True if all callbacks, errbacks and chord bodies, at any depth, are signatures of the farm's own tasks."""
+    """True if all callbacks, errbacks and chord bodies, at any depth, are signatures of the farm's
+    own tasks.
+    """
     if value is None:
         return True
     if isinstance(value, list):
@@ -146,9 +176,13 @@ class Connection(kombu.Connection):  # type: ignore[misc]
     """A connection whose `info`, which workers send to Flower, has no password in its texts."""
 
     def info(self) -> dict[str, Any]:
-        # The URL of a socket has its password in the place of the host. The password itself stays: `as_uri` needs it to
-        # mask it, Flower to connect, and Celery removes it from the answers of a worker.
-        return {name: value if name == "password" else _hidden(value) for name, value in super().info().items()}
+        # The URL of a socket has its password in the place of the host. The password itself stays:
+        # `as_uri` needs it to mask it, Flower to connect, and Celery removes it from the answers of
+        # a worker.
+        return {
+            name: value if name == "password" else _hidden(value)
+            for name, value in super().info().items()
+        }
 
 
 def _hidden(value: Any) -> Any:
@@ -156,7 +190,11 @@ def _hidden(value: Any) -> Any:
         return [_hidden(entry) for entry in value]
     if not isinstance(value, str) or not ("@" in value or "://" in value):
         return without_secrets(value) if isinstance(value, str) else value
-    return shown_url(value) if "://" in value else shown_url(f"socket://{value}").removeprefix("socket://")
+    return (
+        shown_url(value)
+        if "://" in value
+        else shown_url(f"socket://{value}").removeprefix("socket://")
+    )
 
 
 class Amqp(AMQP):  # type: ignore[misc]
@@ -187,7 +225,9 @@ class Channel(transport.Channel):
 
 
 class Transport(transport.Transport):
-    """The farm's transport with a check of every message to a worker. Events and answers are not checked."""
+    """The farm's transport with a check of every message to a worker. Events and answers are not
+    checked.
+    """
 
     Channel = Channel
 
@@ -197,13 +237,19 @@ class Transport(transport.Transport):
             return
         try:
             if carries_tasks(queue):
-                message["headers"] = {name: value for name, value in message["headers"].items() if name in _HEADERS}
+                message["headers"] = {
+                    name: value for name, value in message["headers"].items() if name in _HEADERS
+                }
             super()._deliver(message, queue)
         except MALFORMED:
-            log.warning("Dropped a message from queue %s: Celery could not decode it", queue, exc_info=True)
+            log.warning(
+                "Dropped a message from queue %s: Celery could not decode it", queue, exc_info=True
+            )
             with contextlib.suppress(*MALFORMED):  # a malformed message may have no tag
                 tag = message["properties"]["delivery_tag"]
-                for channel in self.channels:  # acknowledge it; otherwise it returns to the queue when this worker ends
+                for channel in (
+                    self.channels
+                ):  # acknowledge it; otherwise it returns to the queue when this worker ends
                     if tag in channel.qos._delivered:
                         channel.basic_reject(tag, requeue=False)
 

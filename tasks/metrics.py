@@ -1,9 +1,9 @@
 """The farm's metrics for Prometheus: one exporter per host, in its control worker.
 
-Every scrape counts items in the database (`farm.jobs.listing`) and reads the power of this host's cards. The exporter
-keeps nothing but the results of the checks of `farm doctor`, for a minute. Each host reports its own cards, so that
-sums over hosts count each card once. Every host reports all lost cards, since the host of a lost card may be down.
-"""
+Every scrape counts items in the database (`farm.jobs.listing`) and reads the power of this host's
+cards. The exporter keeps nothing but the results of the checks of `farm doctor`, for a minute. Each
+host reports its own cards, so that sums over hosts count each card once. Every host reports all
+lost cards, since the host of a lost card may be down."""
 
 from __future__ import annotations
 
@@ -22,7 +22,12 @@ from typing import Any
 
 from kombu.exceptions import OperationalError
 from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 from redis import RedisError
 from sqlalchemy.exc import SQLAlchemyError
@@ -44,18 +49,21 @@ from tasks.supervisor import state_of_supervisor
 
 log = logging.getLogger("farm.control")
 
-#: Every check asks the broker or the database, and Prometheus scrapes more often than their answers matter. Unit: s.
+#: Every check asks the broker or the database, and Prometheus scrapes more often than their answers
+#: matter. Unit: s.
 CHECK_EVERY_S = 60.0
 
 #: In this time after the start, the first pass of a reconciler has been completed. Unit: s.
 FIRST_PASS_S = 15.0
-#: A client that opens a connection has so long for its request: it may be gone without a notice. Unit: s.
+#: A client that opens a connection has so long for its request: it may be gone without a notice.
+#: Unit: s.
 REQUEST_TIMEOUT_S = 30.0
 
 CARD = ("host", "card", "index", "model")
 
-#: Kinds of metrics in ``metrics.csv``. Only metrics that never decrease are counters: Prometheus's rate() treats a
-#: decrease as a restart. Others decrease if items are tried again, moved or handed back.
+#: Kinds of metrics in ``metrics.csv``. Only metrics that never decrease are counters: Prometheus's
+#: rate() treats a decrease as a restart. Others decrease if items are tried again, moved or handed
+#: back.
 KINDS: Mapping[str, Any] = {
     "counter": CounterMetricFamily,
     "gauge": GaugeMetricFamily,
@@ -71,8 +79,8 @@ def described() -> dict[str, dict[str, str]]:
 
 
 def serve(current: Settings, *, supervisor: int = 0) -> int | None:
-    """Start a thread that serves metrics; return its port, or None if metrics are off or the port is in use.
-    ``supervisor`` is the id of the process that supervises this one; 0: none."""
+    """Start a thread that serves metrics; return its port, or None if metrics are off or the port
+    is in use. ``supervisor`` is the id of the process that supervises this one; 0: none."""
     if not current.metrics_port:
         return None
     registry = CollectorRegistry()
@@ -80,8 +88,14 @@ def serve(current: Settings, *, supervisor: int = 0) -> int | None:
     try:
         server, _ = start_http_server(current.metrics_port, current.metrics_address, registry)
     except OSError as error:
-        # Another control worker of this host may export metrics already; measuring does not need them.
-        log.warning("Metrics cannot be served on %s:%s: %s", current.metrics_address, current.metrics_port, error)
+        # Another control worker of this host may export metrics already; measuring does not need
+        # them.
+        log.warning(
+            "Metrics cannot be served on %s:%s: %s",
+            current.metrics_address,
+            current.metrics_port,
+            error,
+        )
         return None
     server.RequestHandlerClass.timeout = REQUEST_TIMEOUT_S  # type: ignore[attr-defined]
     server.handle_error = _log_error  # type: ignore[method-assign, assignment]
@@ -94,7 +108,9 @@ def _log_error(_request: Any, client: Any) -> None:
 
 
 class FarmCollector(Collector):
-    """Collects the metrics. The registry calls `collect` at every scrape, possibly in several threads at once."""
+    """Collects the metrics. The registry calls `collect` at every scrape, possibly in several
+    threads at once.
+    """
 
     def __init__(self, current: Settings, supervisor: int = 0) -> None:
         self._settings = current
@@ -114,12 +130,16 @@ class FarmCollector(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        yield _metric("farm_spooled_readings", ["host"], [([self._settings.host], len(self._spool))])
+        yield _metric(
+            "farm_spooled_readings", ["host"], [([self._settings.host], len(self._spool))]
+        )
         problems = (([check], number) for check, number in self._problems_now().items())
         yield _metric("farm_doctor_problems", ["check"], problems)
         try:
             with self._checking, self._database.read() as session:
-                entries = listing.count_items(session, self._settings.host, self._settings.heartbeat_s, self._ended)
+                entries = listing.count_items(
+                    session, self._settings.host, self._settings.heartbeat_s, self._ended
+                )
                 jobs = listing.open_jobs(session)
                 lost = cards.lost(session, self._settings.heartbeat_s)
         except (FarmError, SQLAlchemyError) as error:
@@ -129,18 +149,26 @@ class FarmCollector(Collector):
         self._outage.over()
         yield _metric("farm_database_up", (), [((), 1)])
         yield _metric("farm_open_jobs", (), [((), jobs)])
-        yield _metric("farm_card_unseen_seconds", CARD, ((_labels(card), unseen_s) for card, unseen_s in lost))
+        yield _metric(
+            "farm_card_unseen_seconds", CARD, ((_labels(card), unseen_s) for card, unseen_s in lost)
+        )
         yield from _items(entries)
         yield from self._now(entries)
 
     def _problems_now(self) -> dict[str, int]:
-        """Return check -> number of problems that stop the farm. The checks run once in `CHECK_EVERY_S` at most."""
+        """Return check -> number of problems that stop the farm. The checks run once in
+        `CHECK_EVERY_S` at most.
+        """
         with self._checking:
             if time.monotonic() - self._checked_s > CHECK_EVERY_S:
-                found = dict.fromkeys(("broker", "cards", "database", "reconciler", "supervisor"), 0)
+                found = dict.fromkeys(
+                    ("broker", "cards", "database", "reconciler", "supervisor"), 0
+                )
                 try:
                     for check in database_checks(self._settings):
-                        found["cards" if check.name.startswith("card") else "database"] += check.level == "problem"
+                        found["cards" if check.name.startswith("card") else "database"] += (
+                            check.level == "problem"
+                        )
                 except SQLAlchemyError:
                     found["database"] = 1
                 try:
@@ -155,7 +183,9 @@ class FarmCollector(Collector):
             return self._problems
 
     def _now(self, entries: list[CardCounts]) -> Iterator[Metric]:
-        """Yield the present power and temperature of the cards and the present lengths of their queues."""
+        """Yield the present power and temperature of the cards and the present lengths of their
+        queues.
+        """
         names = ("farm_card_power_watts", "farm_card_temperature_celsius", "farm_queue_messages")
         power, temperature, messages = (_metric(name, CARD) for name in names)
         with contextlib.suppress(FarmError, OperationalError, RedisError):
@@ -166,7 +196,10 @@ class FarmCollector(Collector):
             device = self._device(entry.view.card.id)
             if device is not None:
                 instant_w = device.power_instant_w()
-                values = (device.power_average_w() if instant_w is None else instant_w, device.temperature_c())
+                values = (
+                    device.power_average_w() if instant_w is None else instant_w,
+                    device.temperature_c(),
+                )
                 for metric, value in zip((power, temperature), values, strict=True):
                     if value is not None:
                         metric.add_metric(_labels(entry.view.card), value)
@@ -185,7 +218,9 @@ def _labels(card: CardRow) -> list[str]:
     return [card.host, card.id, str(card.index), card.model]
 
 
-def _metric(name: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]] = ()) -> Any:
+def _metric(
+    name: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]] = ()
+) -> Any:
     """Return a metric with one value for each list of values of its labels."""
     row = described()[name]
     metric = KINDS[row["kind"]](name, row["help"], labels=labels)
@@ -200,14 +235,28 @@ def _items(entries: list[CardCounts]) -> Iterator[Metric]:
         if row["value"]:
             value = operator.attrgetter(row["value"])
             yield _metric(name, CARD, [(card, max(0.0, value(entry))) for card, entry in of_cards])
-    failed = (([*card, reason], number) for card, entry in of_cards for reason, number in entry.failed.items())
+    failed = (
+        ([*card, reason], number)
+        for card, entry in of_cards
+        for reason, number in entry.failed.items()
+    )
     yield _metric("farm_items_failed", [*CARD, "reason"], failed)
-    waiting = (([*card, str(state)], entry.open[state]) for card, entry in of_cards for state in OPEN)
+    waiting = (
+        ([*card, str(state)], entry.open[state]) for card, entry in of_cards for state in OPEN
+    )
     yield _metric("farm_items_open", [*CARD, "state"], waiting)
-    states = (([*card, str(state)], entry.view.state == state) for card, entry in of_cards for state in CardState)
+    states = (
+        ([*card, str(state)], entry.view.state == state)
+        for card, entry in of_cards
+        for state in CardState
+    )
     yield _metric("farm_card_state", [*CARD, "state"], states)
     took = _metric("farm_item_seconds", CARD)
     for card, entry in of_cards:
         bounds: list[Any] = [f"{bound:g}" for bound in listing.DURATION_BOUNDS_S]
-        took.add_metric(card, [*zip(bounds, entry.within, strict=True), ("+Inf", entry.measured)], entry.duration_s)
+        took.add_metric(
+            card,
+            [*zip(bounds, entry.within, strict=True), ("+Inf", entry.measured)],
+            entry.duration_s,
+        )
     yield took

@@ -1,9 +1,9 @@
 """Measure two requests alternately on one card, in rounds: the jobs of `farm compare --run`.
 
-Each round is one job of A and one job of B, directly after each other, without reuse. Odd rounds measure A first, even
-rounds B. A job's request names its comparison, round and side, so an interrupted command continues: complete rounds
-count, and an interrupted round is measured again as a whole. After the last round the same command begins anew.
-"""
+Each round is one job of A and one job of B, directly after each other, without reuse. Odd rounds
+measure A first, even rounds B. A job's request names its comparison, round and side, so an
+interrupted command continues: complete rounds count, and an interrupted round is measured again as
+a whole. After the last round the same command begins anew."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ class PairedRounds:
 
     @property
     def key(self) -> str:
-        """The same for commands that continue each other: requests, number of rounds, card, driver and torch."""
+        """The same for commands that continue each other: requests, number of rounds, card, driver
+        and torch.
+        """
         requests = [job.request.to_json() for job in self.sides.values()]
         on = (self.card.id, self.card.driver, torch_version())
         return content_id({"requests": requests, "rounds": self.rounds, "on": on})
@@ -54,10 +56,13 @@ class PairedRounds:
         return [self.jobs[number] for number in sorted(self.jobs)]
 
     def batches(
-        self, database: Database, measured: Callable[[int, str, str], None] = lambda number, a, b: None
+        self,
+        database: Database,
+        measured: Callable[[int, str, str], None] = lambda number, a, b: None,
     ) -> Iterator[list[PlannedJob]]:
-        """Yield the jobs that are missing, one at a time. The caller measures each before it takes the next. Call
-        ``measured`` after each round with its number and its jobs. Raises `FarmError` if a job ends without result."""
+        """Yield the jobs that are missing, one at a time. The caller measures each before it takes
+        the next. Call ``measured`` after each round with its number and its jobs. Raises
+        `FarmError` if a job ends without result."""
         with database.read() as session:
             serial, done = _newest(session, self)
         self.jobs.update(done)
@@ -72,19 +77,25 @@ class PairedRounds:
                 jobs = _jobs(session, self).get(serial, {})
             ids = tuple(jobs.get((number, side), "") for side in SIDES)
             if not all(ids):
-                text = f"Round {number} has no result of {SIDES[ids.index('')]}: its job was cancelled or abandoned."
+                text = (
+                    f"Round {number} has no result of {SIDES[ids.index('')]}: its job was "
+                    "cancelled or abandoned."
+                )
                 raise FarmError(text, "The same command continues with this round.")
             self.jobs[number] = (ids[0], ids[1])
             measured(number, *self.jobs[number])
 
 
 def paired_rounds(a: PartialRequest, b: PartialRequest, card: Card, rounds: int) -> PairedRounds:
-    """Plan the comparison of two requests. Raises `UsageError` if a side is a sweep or has a policy of reuse, and as
-    `tasks.submissions.plan`."""
+    """Plan the comparison of two requests. Raises `UsageError` if a side is a sweep or has a policy
+    of reuse, and as `tasks.submissions.plan`."""
     sides = {}
     for name, partial in zip(SIDES, (a, b), strict=True):
         if partial.reuse not in (None, "none"):
-            raise UsageError(f"{name} has --reuse {partial.reuse}, but every round is measured.", "Leave --reuse out.")
+            raise UsageError(
+                f"{name} has --reuse {partial.reuse}, but every round is measured.",
+                "Leave --reuse out.",
+            )
         (job,) = plan([partial], [card], target=settings().target)
         if job.request.variant is None:
             raise UsageError(f"{name} is a sweep, which has no whole model.", "Name a model.")
@@ -95,7 +106,9 @@ def paired_rounds(a: PartialRequest, b: PartialRequest, card: Card, rounds: int)
 def _jobs(session: Session, paired: PairedRounds) -> dict[int, dict[tuple[int, str], str]]:
     """Return number of the comparison -> (round, side) -> id of its newest job that is done."""
     ids = {job.request.id for job in paired.sides.values()}
-    asked = select(tables.Job).where(col(tables.Job.request_id).in_(ids), tables.Job.state == JobState.DONE)
+    asked = select(tables.Job).where(
+        col(tables.Job.request_id).in_(ids), tables.Job.state == JobState.DONE
+    )
     found: dict[int, dict[tuple[int, str], str]] = {}
     for job in session.exec(asked.order_by(col(tables.Job.created_at_s))):
         key, *place = str(job.asked.get("comparison", "")).split("/")
@@ -106,7 +119,9 @@ def _jobs(session: Session, paired: PairedRounds) -> dict[int, dict[tuple[int, s
 
 
 def _newest(session: Session, paired: PairedRounds) -> tuple[int, dict[int, tuple[str, str]]]:
-    """Return the number of the comparison to continue, and its complete rounds; a new number after a complete one."""
+    """Return the number of the comparison to continue, and its complete rounds; a new number after
+    a complete one.
+    """
     found = _jobs(session, paired)
     serial = max(found, default=1)
     jobs = found.get(serial, {})

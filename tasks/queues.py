@@ -1,9 +1,10 @@
-"""Publishing messages: rounds as chords over the queues of the cards, single items, and aggregations.
+"""Publishing messages: rounds as chords over the queues of the cards, single items, and
+aggregations.
 
-Messages contain ids only. An extra message is harmless, since the worker's claim is declined, but thousands would fill
-the broker. So the database marks items that need a message (``published_at_s`` is NULL), only one process at a time
-publishes a round, and a queue gets messages only for the next items of its card.
-"""
+Messages contain ids only. An extra message is harmless, since the worker's claim is declined, but
+thousands would fill the broker. So the database marks items that need a message (``published_at_s``
+is NULL), only one process at a time publishes a round, and a queue gets messages only for the next
+items of its card."""
 
 from __future__ import annotations
 
@@ -35,16 +36,19 @@ from tasks.message_filter import CONTROL_QUEUE, FRONT
 
 
 class UnsubscribedResults(RedisBackend):  # type: ignore[misc]
-    """Celery's Redis result backend without subscriptions. It only counts the finished parts of chords.
+    """Celery's Redis result backend without subscriptions. It only counts the finished parts of
+    chords.
 
-    Celery would subscribe the publisher to the result of every message and every part of a chord: thousands of
-    subscriptions to results that no process uses, since progress is in the database.
+    Celery would subscribe the publisher to the result of every message and every part of a chord:
+    thousands of subscriptions to results that no process uses, since progress is in the database.
     """
 
     def on_task_call(self, producer: Any, task_id: str) -> None:
         """Do nothing: Celery would subscribe to the result of the message that was just sent."""
 
-    def add_pending_result(self, result: Any, weak: bool = False, start_drainer: bool = True) -> Any:
+    def add_pending_result(
+        self, result: Any, weak: bool = False, start_drainer: bool = True
+    ) -> Any:
         """Return the result without subscribing to it."""
         return result
 
@@ -52,14 +56,16 @@ class UnsubscribedResults(RedisBackend):  # type: ignore[misc]
         return result
 
 
-#: Messages per chord. If a publisher dies, it has sent at most this many messages that the database does not know.
+#: Messages per chord. If a publisher dies, it has sent at most this many messages that the database
+#: does not know.
 BATCH = 250
 
-#: The keys of the broker that tell which reconciler has the turn, and that one has completed a pass lately.
+#: The keys of the broker that tell which reconciler has the turn, and that one has completed a pass
+#: lately.
 TURN_KEY, COMPLETED_KEY = "farm.reconciler", "farm.reconciler.completed"
 
-#: The most messages in the queue of a card, and in all queues. A queue gets more when it is half empty; these are
-#: chosen at random from so many of the card's items.
+#: The most messages in the queue of a card, and in all queues. A queue gets more when it is half
+#: empty; these are chosen at random from so many of the card's items.
 AHEAD, AHEAD_IN_ALL, CHOSEN_FROM = 250, 100_000, 2000
 
 
@@ -73,18 +79,21 @@ def own_farm() -> str:
 
 
 def stale_after_s(current: Settings) -> float:
-    """Return how long a publisher may make no progress before another process publishes its round. Unit: s."""
+    """Return how long a publisher may make no progress before another process publishes its round.
+    Unit: s.
+    """
     return 6 * current.reconcile_s
 
 
 def publish_round(database: Database, job_id: str, number: int, *, again: bool = False) -> int:
-    """Publish the next waiting items of a job's round that have no message yet; return the number of messages. With
-    ``again``, also publish items that had a message, and claimed items whose lease has ended.
+    """Publish the next waiting items of a job's round that have no message yet; return the number
+    of messages. With ``again``, also publish items that had a message, and claimed items whose
+    lease has ended.
 
-    Only one process at a time publishes a round; other callers return at once. Progress is stored after each batch: if
-    the publisher dies, the next publisher sends at most one batch again. The reconciler publishes items for which the
-    queues have no room yet. If no item of a planned round needs a message, publish its aggregation.
-    """
+    Only one process at a time publishes a round; other callers return at once. Progress is stored
+    after each batch: if the publisher dies, the next publisher sends at most one batch again. The
+    reconciler publishes items for which the queues have no room yet. If no item of a planned round
+    needs a message, publish its aggregation."""
     sent = _publish(database, job_id, number, partial(_send_chord, job_id, number), again=again)
     if sent == 0:
         with database.read() as session:
@@ -94,9 +103,11 @@ def publish_round(database: Database, job_id: str, number: int, *, again: bool =
     return sent or 0
 
 
-def publish_items(database: Database, item_ids: Sequence[int], *, unless_within_s: float | None = None) -> None:
-    """Publish a single message for each of these items that waits or whose lease has ended. Leave out items that a
-    process published within ``unless_within_s``."""
+def publish_items(
+    database: Database, item_ids: Sequence[int], *, unless_within_s: float | None = None
+) -> None:
+    """Publish a single message for each of these items that waits or whose lease has ended. Leave
+    out items that a process published within ``unless_within_s``."""
     rounds: set[tuple[str, int]] = set()
     for batch in in_batches(item_ids):
         chosen = col(Item.id).in_(batch)
@@ -111,7 +122,9 @@ def publish_items(database: Database, item_ids: Sequence[int], *, unless_within_
 
 
 def publish_groups(database: Database, item_ids: Sequence[int]) -> None:
-    """Publish items on several cards (`farm.jobs.groups.due`) in front of the queues of their leading cards."""
+    """Publish items on several cards (`farm.jobs.groups.due`) in front of the queues of their
+    leading cards.
+    """
     for batch in in_batches(item_ids):
         with database.write() as session:
             # Before the message: if its claim comes first, it marks the message as used up.
@@ -127,20 +140,30 @@ def publish_groups(database: Database, item_ids: Sequence[int]) -> None:
 
 
 def _publish(
-    database: Database, job_id: str, number: int, send: Callable[[Sequence[Any]], None], *, again: bool = False
+    database: Database,
+    job_id: str,
+    number: int,
+    send: Callable[[Sequence[Any]], None],
+    *,
+    again: bool = False,
 ) -> int | None:
-    """Publish the marked items of a job as the only publisher of its newest round. Return the number of messages; None
-    if another process publishes the round, which then also sends the marked items."""
+    """Publish the marked items of a job as the only publisher of its newest round. Return the
+    number of messages; None if another process publishes the round, which then also sends the
+    marked items."""
     me = f"{settings().host}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
     stale = long_ago(col(tables.Round.progress_at_s), stale_after_s(settings()))
     free = or_(col(tables.Round.publisher).is_(None), stale)
     with database.write() as session:
         # If another process marks items from now on, the query in `_leave` finds them.
         _update_round(session, job_id, number, published_at_s=None)
-        if not _update_round(session, job_id, number, free, publisher=me, progress_at_s=database_now()):
+        if not _update_round(
+            session, job_id, number, free, publisher=me, progress_at_s=database_now()
+        ):
             return None
         if again:
-            _mark_unsent(session, Item.job_id == job_id, _free(), col(Item.published_at_s).is_not(None))
+            _mark_unsent(
+                session, Item.job_id == job_id, _free(), col(Item.published_at_s).is_not(None)
+            )
     sent = 0
     try:
         while True:
@@ -174,7 +197,8 @@ def _update_items(session: Session, *which: Any, **values: Any) -> None:
 
 
 def _free() -> Any:
-    # After the lease another worker may claim the item. Until then a late result of the first worker is accepted.
+    # After the lease another worker may claim the item. Until then a late result of the first
+    # worker is accepted.
     let_go = and_(col(Item.state) == ItemState.CLAIMED, col(Item.lease_until_s) < database_now())
     return or_(col(Item.state) == ItemState.WAITING, let_go)
 
@@ -191,18 +215,24 @@ def _update_round(session: Session, job_id: str, number: int, *which: Any, **val
 
 
 def _progressed(session: Session, job_id: str, number: int, me: str, **values: Any) -> bool:
-    """Record progress of the publisher; return False if another process has become the publisher."""
+    """Record progress of the publisher; return False if another process has become the
+    publisher.
+    """
     mine = col(tables.Round.publisher) == me
     return _update_round(session, job_id, number, mine, progress_at_s=database_now(), **values)
 
 
 def _leave(session: Session, job_id: str, number: int, me: str, roomy: Sequence[str]) -> bool:
     """End publishing; return False if an item of the cards in ``roomy`` must be published first."""
-    # This locks the row of the round: other processes mark their items either before this transaction or after it.
+    # This locks the row of the round: other processes mark their items either before this
+    # transaction or after it.
     if not _progressed(session, job_id, number, me, publisher=None):
         return True
-    # The order of the index: without it, PostgreSQL may read the whole table if it expects many such items.
-    left = select(Item.id).where(*_unsent(job_id)).order_by(col(Item.card_id), col(Item.id)).limit(1)
+    # The order of the index: without it, PostgreSQL may read the whole table if it expects many
+    # such items.
+    left = (
+        select(Item.id).where(*_unsent(job_id)).order_by(col(Item.card_id), col(Item.id)).limit(1)
+    )
     if next(among(session, left, Item.card_id, roomy), None) is not None:
         session.rollback()
         return False
@@ -214,20 +244,28 @@ def _leave(session: Session, job_id: str, number: int, me: str, roomy: Sequence[
 
 
 def _marked(database: Database, job_id: str, number: int) -> tuple[list[int], list[str]]:
-    """Return the ids of the items to publish now, in order, and the ids of the cards that then have room for more.
+    """Return the ids of the items to publish now, in order, and the ids of the cards that then have
+    room for more.
 
-    The whole is first, since it may show that the predicted capture is wrong. The other items are in random order:
-    slow changes of the card must not correlate with the position in the model.
-    """
+    The whole is first, since it may show that the predicted capture is wrong. The other items are
+    in random order: slow changes of the card must not correlate with the position in the model."""
     with database.read() as session:
-        depths = queue_depths(session.exec(select(tables.CardRow.id).where(tables.CardRow.origin == "")).all())
+        depths = queue_depths(
+            session.exec(select(tables.CardRow.id).where(tables.CardRow.origin == "")).all()
+        )
         most = min(AHEAD, AHEAD_IN_ALL // max(1, len(depths)) or 1)
         room = {card_id: most - depth for card_id, depth in depths.items() if depth <= most // 2}
         one = select(Item.id).where(*_unsent(job_id), col(Item.card_id) == col(tables.CardRow.id))
         needed = one.order_by(col(Item.id)).limit(1).scalar_subquery().is_not(None)
         chance, rows = random.Random(f"{job_id}/{number}"), list[Any]()
-        for (card_id,) in list(among(session, select(tables.CardRow.id).where(needed), tables.CardRow.id, room)):
-            query = select(Item.id, Item.role).where(*_unsent(job_id), Item.card_id == card_id).order_by(col(Item.id))
+        for (card_id,) in list(
+            among(session, select(tables.CardRow.id).where(needed), tables.CardRow.id, room)
+        ):
+            query = (
+                select(Item.id, Item.role)
+                .where(*_unsent(job_id), Item.card_id == card_id)
+                .order_by(col(Item.id))
+            )
             found: list[Any] = list(session.exec(query.limit(CHOSEN_FROM)))
             chance.shuffle(found)
             found.sort(key=lambda row: row.role != "whole")
@@ -239,7 +277,9 @@ def _marked(database: Database, job_id: str, number: int) -> tuple[list[int], li
 
 
 def _rows(database: Database, item_ids: Sequence[int]) -> list[Any]:
-    """Return the rows (id, card_id, cards, short_name, label) for the messages of these items, in the given order."""
+    """Return the rows (id, card_id, cards, short_name, label) for the messages of these items, in
+    the given order.
+    """
     operator, variant = tables.Operator, tables.ModelVariant
     query = (
         sqlalchemy.select(  # type: ignore[call-overload]
@@ -267,7 +307,8 @@ def _send_chord(job_id: str, number: int, rows: Sequence[Any]) -> None:
 def _send_single(rows: Sequence[Any]) -> None:
     with app.producer_pool.acquire(block=True) as producer:
         for row in rows:
-            # An item on several cards may have waited before: it would begin anew behind all other items of its card.
+            # An item on several cards may have waited before: it would begin anew behind all other
+            # items of its card.
             front = {"headers": {FRONT: True}} if row.cards > 1 else {}
             _measure(row).apply_async(producer=producer, **front)
 
@@ -278,15 +319,20 @@ def publish_aggregate(job_id: str, number: int) -> None:
 
 
 def follow_up(database: Database, closed: Closed) -> None:
-    """Publish the aggregations and items that follow from closing an item, if their jobs belong to this farm. Other
-    farms use other brokers; their reconcilers find their items in the database."""
+    """Publish the aggregations and items that follow from closing an item, if their jobs belong to
+    this farm. Other farms use other brokers; their reconcilers find their items in the database."""
     publish_groups(database, closed.due)
     if not closed.rounds and not closed.woken:
         return
     ours = select(col(tables.Job.id)).where(tables.Job.farm == own_farm())
     items: Any = select(Item.id).where(col(Item.job_id).in_(ours)).order_by(col(Item.id))
     with database.read() as session:
-        job_ids = {job_id for (job_id,) in among(session, ours, tables.Job.id, (job_id for job_id, _ in closed.rounds))}
+        job_ids = {
+            job_id
+            for (job_id,) in among(
+                session, ours, tables.Job.id, (job_id for job_id, _ in closed.rounds)
+            )
+        }
         woken = [item_id for (item_id,) in among(session, items, Item.id, closed.woken)]
     for job_id, number in closed.rounds:
         if job_id in job_ids:
@@ -295,7 +341,9 @@ def follow_up(database: Database, closed: Closed) -> None:
 
 
 def queue_depths(card_ids: Sequence[str]) -> dict[str, int]:
-    """Return card id -> number of messages in its queue, with one request to the broker for all cards."""
+    """Return card id -> number of messages in its queue, with one request to the broker for all
+    cards.
+    """
     if not card_ids:
         return {}
     with _publishing(), app.connection_for_read() as connection:
@@ -312,10 +360,14 @@ def control_messages() -> int:
 
 
 def takes_turn(for_s: float, *, longer: bool = False) -> bool:
-    """Reserve a time for this host's reconciler; False if another host has (``longer``: this one) reserved it."""
+    """Reserve a time for this host's reconciler; False if another host has (``longer``: this one)
+    reserved it.
+    """
     with contextlib.suppress(FarmError), _publishing(), app.connection_for_write() as connection:
         client = connection.default_channel.client
-        return bool(client.set(TURN_KEY, settings().host, nx=not longer, px=max(1, int(900 * for_s))))
+        return bool(
+            client.set(TURN_KEY, settings().host, nx=not longer, px=max(1, int(900 * for_s)))
+        )
     return True
 
 
@@ -326,20 +378,25 @@ def note_completed_pass(for_s: float) -> None:
 
 
 def reconciler_works() -> bool:
-    """True if a reconciler of this broker's farm has completed a pass lately. Raises `BrokerUnreachable`."""
+    """True if a reconciler of this broker's farm has completed a pass lately. Raises
+    `BrokerUnreachable`.
+    """
     with _publishing(), app.connection_for_read() as connection:
         return connection.default_channel.client.get(COMPLETED_KEY) is not None
 
 
 def aggregate_signature(job_id: str, number: int) -> Signature:
-    signature: Signature = app.signature("aggregate", (f"{job_id}/{number}",), immutable=True, app=app)
+    signature: Signature = app.signature(
+        "aggregate", (f"{job_id}/{number}",), immutable=True, app=app
+    )
     return signature.set(queue=CONTROL_QUEUE, argsrepr=f"job {job_id}, round {number}")
 
 
 def _measure(row: Any) -> Signature:
     signature: Signature = app.signature("measure", (row.id,), immutable=True, app=app)
-    # The shadow name is the operator without shapes, because Flower uses it as a Prometheus label. The time limit is
-    # None, so that the worker's limit applies; if the publisher has imported the task, Celery would send its limit.
+    # The shadow name is the operator without shapes, because Flower uses it as a Prometheus label.
+    # The time limit is None, so that the worker's limit applies; if the publisher has imported the
+    # task, Celery would send its limit.
     return signature.set(
         queue=card_queue(row.card_id),
         shadow=row.short_name or "whole model",
@@ -355,5 +412,8 @@ def _publishing() -> Iterator[None]:
     try:
         yield
     except (OperationalError, RedisError) as error:
-        then = "The job is in the database: the control worker continues it then, or `farm resume JOB` at once."
+        then = (
+            "The job is in the database: the control worker continues it then, or `farm resume "
+            "JOB` at once."
+        )
         raise broker_unreachable(settings().broker_url, error, then=then) from error

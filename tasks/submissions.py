@@ -1,7 +1,8 @@
-"""Submit jobs for partial requests: skip requests that are done, check that models fit in memory, submit the others.
+"""Submit jobs for partial requests: skip requests that are done, check that models fit in memory,
+submit the others.
 
-`farm run` and `farm submit` use this module. It prints nothing: it passes lines for people to the function `say`.
-"""
+`farm run` and `farm submit` use this module. It prints nothing: it passes lines for people to the
+function `say`."""
 
 from __future__ import annotations
 
@@ -20,7 +21,12 @@ from farm.jobs.rounds import close_known_rounds
 from farm.models.catalog import title_of
 from farm.requests.card_selection import by_model
 from farm.requests.memory import check_fits
-from farm.requests.partial_request import PartialRequest, check_kernel_names, check_operator_names, complete
+from farm.requests.partial_request import (
+    PartialRequest,
+    check_kernel_names,
+    check_operator_names,
+    complete,
+)
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
@@ -37,8 +43,10 @@ class PlannedJob:
     """One job to submit.
 
     Attributes:
-        done_by: the id of a finished job of the same request; "" if there is none or the request reuses no readings.
-        alone: True if the command has only this request. Then a problem is an error; otherwise the job is left out.
+        done_by: the id of a finished job of the same request; "" if there is none or the request
+            reuses no readings.
+        alone: True if the command has only this request. Then a problem is an error; otherwise the
+            job is left out.
     """
 
     partial: PartialRequest
@@ -56,15 +64,22 @@ class PlannedJob:
         return min(self.cards, key=lambda card: card.memory_bytes)
 
 
-def plan(partials: Iterable[PartialRequest], cards: Sequence[Card], *, target: float) -> list[PlannedJob]:
-    """Plan one job per request and card model. Raises `UsageError` if a value is wrong (for a request from a file, the
-    message begins with file and line); `UnknownOperator` if PyTorch has no operator of a given name."""
+def plan(
+    partials: Iterable[PartialRequest], cards: Sequence[Card], *, target: float
+) -> list[PlannedJob]:
+    """Plan one job per request and card model. Raises `UsageError` if a value is wrong (for a
+    request from a file, the message begins with file and line); `UnknownOperator` if PyTorch has no
+    operator of a given name."""
     partials, planned = list(partials), []
     alone = len({number if one.where else one.title for number, one in enumerate(partials)}) == 1
     for partial in partials:
         for group in by_model(cards).values():
             with _located(partial):
-                planned.append(PlannedJob(partial, complete(partial, group[0].kind, target=target), group, alone=alone))
+                planned.append(
+                    PlannedJob(
+                        partial, complete(partial, group[0].kind, target=target), group, alone=alone
+                    )
+                )
     requests = [job.request for job in planned]
     compiled = [request for request in requests if request.variant and request.variant.compile]
     eager = [request for request in requests if request not in compiled]
@@ -82,7 +97,9 @@ def _located(partial: PartialRequest) -> Iterator[None]:
     except errors.UsageError as error:
         if not partial.where:
             raise
-        raise errors.MeasurementFileError(f"{partial.where}: {error.message}", error.next_step) from error
+        raise errors.MeasurementFileError(
+            f"{partial.where}: {error.message}", error.next_step
+        ) from error
 
 
 @dataclass
@@ -91,8 +108,10 @@ class Submissions:
 
     Attributes:
         say: receives lines for people.
-        submitted: the submitted jobs. Each is added at once, so that an interrupted command knows its jobs.
-        skipped: requests from files that are done, each with its title and the id of the finished job.
+        submitted: the submitted jobs. Each is added at once, so that an interrupted command knows
+            its jobs.
+        skipped: requests from files that are done, each with its title and the id of the finished
+            job.
         refused: requests that cannot be measured, each with its title and the reason.
     """
 
@@ -107,27 +126,40 @@ class Submissions:
 
     @property
     def shown_ids(self) -> list[str]:
-        """The ids of the jobs to report: first the skipped requests' finished jobs, then the submitted jobs."""
+        """The ids of the jobs to report: first the skipped requests' finished jobs, then the
+        submitted jobs.
+        """
         return list(dict.fromkeys([*(one["job"] for one in self.skipped), *self.job_ids]))
 
     def refusals(self, done: int) -> str:
-        """Return a text with one line for each refused request, beside ``done`` other jobs; "" if no request was
-        refused."""
+        """Return a text with one line for each refused request, beside ``done`` other jobs; "" if
+        no request was refused."""
         lines = [f"{one['title']}: {one['reason']}" for one in self.refused]
-        return "\n".join([f"{len(lines)} of {done + len(lines)} requests cannot be measured:", *lines]) if lines else ""
+        return (
+            "\n".join([f"{len(lines)} of {done + len(lines)} requests cannot be measured:", *lines])
+            if lines
+            else ""
+        )
 
     def check_refused(self, done: int) -> None:
         """Raises `Refused` if a request was refused; the message lists all refused requests."""
         if lines := self.refusals(done):
-            raise errors.Refused(lines, "`farm operators MODEL` shows which parts of a model cannot be extracted.")
+            raise errors.Refused(
+                lines, "`farm operators MODEL` shows which parts of a model cannot be extracted."
+            )
 
     def still_to_do(self, database: Database, planned: Sequence[PlannedJob]) -> list[PlannedJob]:
-        """Skip requests from files that are done already; return the other jobs with `PlannedJob.done_by` filled in."""
+        """Skip requests from files that are done already; return the other jobs with
+        `PlannedJob.done_by` filled in.
+        """
         with database.read() as session:
             done = jobs.done_entries(session, [job.request for job in planned])
         left = []
         for job in planned:
-            title, done_by = job.request.title, done.get(job.request.id, "") if job.request.reuse != "none" else ""
+            title, done_by = (
+                job.request.title,
+                done.get(job.request.id, "") if job.request.reuse != "none" else "",
+            )
             if job.partial.where and done_by:
                 self.skipped.append({"title": title, "job": done_by})
                 done_before = f"job {done_by} has measured {title} already"
@@ -137,8 +169,8 @@ class Submissions:
         return left
 
     def fitting(self, planned: Sequence[PlannedJob]) -> list[PlannedJob]:
-        """Return the jobs whose model fits in the memory of their cards. Jobs with `done_by` are not checked. Raises
-        `UsageError` if the only job does not fit."""
+        """Return the jobs whose model fits in the memory of their cards. Jobs with `done_by` are
+        not checked. Raises `UsageError` if the only job does not fit."""
         left = []
         for job in planned:
             with self._or_refused(job), _located(job.partial):
@@ -150,8 +182,9 @@ class Submissions:
     def previews(
         self, database: Database | None, planned: Sequence[PlannedJob], *, own: Sequence[Card] = ()
     ) -> list[tuple[PlannedJob, create.JobPreview]]:
-        """Return each job with the plan of its items, without writing to the database or starting workers. ``database``
-        is None if it does not exist yet; for ``own``, see `farm.jobs.create.dry_running`."""
+        """Return each job with the plan of its items, without writing to the database or starting
+        workers. ``database`` is None if it does not exist yet; for ``own``, see
+        `farm.jobs.create.dry_running`."""
         left = list(planned) if database is None else self.still_to_do(database, planned)
         found = []
         with create.dry_running(database, own) as rehearsal:
@@ -174,17 +207,24 @@ class Submissions:
         Args:
             progress: returns a context manager that shows the progress of one job.
             pinned: a person named the cards with --card.
-            farm: the embedded farm of `farm run`. Its workers start while the first model is captured; they do not
-                start if the database has readings for all items.
+            farm: the embedded farm of `farm run`. Its workers start while the first model is
+                captured; they do not start if the database has readings for all items.
         """
         # Check operator names and the memory of training steps before any worker starts.
         ready = []
         for job in self.fitting(planned):
             with self._or_refused(job):
                 variant = job.request.variant
-                # The kernels of a compiled model belong to a card model, and the card may not be registered yet.
-                first = named(job.request.operators) or (variant is not None and (variant.step or variant.compile))
-                tuples = create.tuples_of(database, job.request, job.card_ids, job.smallest_card) if first else None
+                # The kernels of a compiled model belong to a card model, and the card may not be
+                # registered yet.
+                first = named(job.request.operators) or (
+                    variant is not None and (variant.step or variant.compile)
+                )
+                tuples = (
+                    create.tuples_of(database, job.request, job.card_ids, job.smallest_card)
+                    if first
+                    else None
+                )
                 ready.append((job, tuples))
         for job, tuples in ready:
             known = farm is not None and bool(job.done_by) and farm.registered()
@@ -207,23 +247,34 @@ class Submissions:
                     self.say(opened.changed)
                 for reason, count in opened.left_out.items():
                     assert job.request.sweep is not None
-                    self.say(f"{opened.title}: {count} of {job.request.sweep.size} combinations are left out: {reason}")
+                    self.say(
+                        f"{opened.title}: {count} of {job.request.sweep.size} combinations are "
+                        f"left out: {reason}"
+                    )
                 self.say(
-                    f"job {opened.job_id}: {opened.title}, {opened.calls} calls of {opened.tuples} operator tuples; "
-                    f"{opened.new} to measure, {opened.reused} measured already{_expected(job.request, opened)}"
+                    f"job {opened.job_id}: {opened.title}, {opened.calls} calls of "
+                    f"{opened.tuples} operator tuples; "
+                    f"{opened.new} to measure, {opened.reused} measured "
+                    f"already{_expected(job.request, opened)}"
                 )
 
     @contextlib.contextmanager
     def _or_refused(self, job: PlannedJob) -> Iterator[None]:
-        """If a model cannot be built or captured, or does not fit on a card, leave it out; raise for the only job."""
+        """If a model cannot be built or captured, or does not fit on a card, leave it out; raise
+        for the only job.
+        """
         try:
             yield
         except (errors.CaptureError, errors.UsageError) as error:
-            if job.alone or isinstance(error, errors.NoSuchCard | errors.UnknownOperator):  # these concern all jobs
+            if job.alone or isinstance(
+                error, errors.NoSuchCard | errors.UnknownOperator
+            ):  # these concern all jobs
                 raise
             where, title = f"{job.partial.where}: " if job.partial.where else "", job.request.title
             if job.request.variant is not None:
-                with contextlib.suppress(errors.FarmError):  # a user's own model computes its title from its inputs
+                with contextlib.suppress(
+                    errors.FarmError
+                ):  # a user's own model computes its title from its inputs
                     title = title_of(job.request.variant)
             reason = error.message.removeprefix(where)
             self.refused.append({"title": title, "reason": reason})
@@ -233,7 +284,8 @@ class Submissions:
 # ---- from a request to a published job
 
 
-#: A function (activity, amount done, total amount) that shows progress; 0 of 0 if the amounts are unknown.
+#: A function (activity, amount done, total amount) that shows progress; 0 of 0 if the amounts are
+#: unknown.
 OnProgress = Callable[[str, int, int], None]
 
 
@@ -248,22 +300,25 @@ def submit(
     known: bool = False,
     progress: OnProgress = lambda doing, done, of: None,
 ) -> OpenedJob:
-    """Create a job for the request and publish its items. If readings exist for all items, close the job at once.
+    """Create a job for the request and publish its items. If readings exist for all items, close
+    the job at once.
 
     Args:
         tuples: see `farm.jobs.create.open_job`.
         pinned: a person named the cards, and no other card measures items of the job.
-        ready: starts the workers of an embedded farm and returns when they listen. It is called before the first
-            message is published; unless ``known``, it is called before planning.
+        ready: starts the workers of an embedded farm and returns when they listen. It is called
+            before the first message is published; unless ``known``, it is called before planning.
         known: the rows of the cards in the database are up to date.
 
     Raises:
-        FarmError: an error of the request, the cards, the database or the broker. If the job is in the database but
-            could not be published, `farm resume` continues it.
+        FarmError: an error of the request, the cards, the database or the broker. If the job is in
+            the database but could not be published, `farm resume` continues it.
     """
     from tasks import queues  # Celery loads only when there is something to publish
 
-    ready = functools.cache(ready)  # only the first call waits: if a worker dies later, its supervisor restarts it
+    ready = functools.cache(
+        ready
+    )  # only the first call waits: if a worker dies later, its supervisor restarts it
     if request.variant is not None:
         progress(f"Capturing {request.variant.model}", 0, 0)
         create.capture_all_layers(database, request, card_ids)
@@ -304,14 +359,19 @@ def _publishing_while_it_grows(
             try:
                 queues.publish_round(database, opened.job_id, opened.round)
             except errors.BrokerUnreachable:
-                away = True  # planning continues; `submit` publishes at the end and raises if the broker is still away
+                # planning continues; `submit` publishes at the end and raises if the broker is
+                # still away
+                away = True
 
     return grown
 
 
-def resume(database: Database, job_id: str, *, progress: OnProgress = lambda doing, done, of: None) -> int:
-    """Repair a job like the reconciler and publish its open items again; return their number. If the planning of a
-    sweep was interrupted, it continues. Safe for a job on which workers are active."""
+def resume(
+    database: Database, job_id: str, *, progress: OnProgress = lambda doing, done, of: None
+) -> int:
+    """Repair a job like the reconciler and publish its open items again; return their number. If
+    the planning of a sweep was interrupted, it continues. Safe for a job on which workers are
+    active."""
     from tasks import queues
     from tasks.control import repair_job
 
@@ -328,7 +388,11 @@ def resume(database: Database, job_id: str, *, progress: OnProgress = lambda doi
         newest = session.get(tables.Round, (job_id, job.round))
     if newest is not None and newest.planned_at_s is None:
         create.continue_planning(
-            database, job, _publishing_while_it_grows(database, Request.from_json(job.request), lambda: None, progress)
+            database,
+            job,
+            _publishing_while_it_grows(
+                database, Request.from_json(job.request), lambda: None, progress
+            ),
         )
     repair_job(database, current, queues.own_farm(), job_id)
     if published := queues.publish_round(database, job_id, job.round, again=True):
@@ -339,5 +403,13 @@ def resume(database: Database, job_id: str, *, progress: OnProgress = lambda doi
 
 def _expected(request: Request, opened: OpenedJob) -> str:
     """State the expected card time of a job that limits its precision or its time."""
-    wanted = f"within {percent(request.within)}" if request.within else f"a budget of {span(request.budget_s)}"
-    return f", about {span(opened.expected_s)} of card time ({wanted})" if request.within or request.budget_s else ""
+    wanted = (
+        f"within {percent(request.within)}"
+        if request.within
+        else f"a budget of {span(request.budget_s)}"
+    )
+    return (
+        f", about {span(opened.expected_s)} of card time ({wanted})"
+        if request.within or request.budget_s
+        else ""
+    )

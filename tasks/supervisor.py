@@ -1,7 +1,7 @@
 """Start the worker processes of one host, restart them with increasing pauses, and stop them.
 
-`farm worker` supervises the workers of a host (`run`); an embedded farm supervises the workers of one command.
-"""
+`farm worker` supervises the workers of a host (`run`); an embedded farm supervises the workers of
+one command."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ from tasks.app import configure
 
 log = logging.getLogger("farm.worker")
 
-#: The pauses before a dead worker is started again. If it ran for `STEADY_AFTER_S`, the first pause is used. Unit: s.
+#: The pauses before a dead worker is started again. If it ran for `STEADY_AFTER_S`, the first pause
+#: is used. Unit: s.
 BACK_OFF_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 STEADY_AFTER_S = 60.0
-#: Time to stop in addition to the time limit of an item. The service files in deploy/ allow a little more. Unit: s.
+#: Time to stop in addition to the time limit of an item. The service files in deploy/ allow a
+#: little more. Unit: s.
 STOP_MARGIN_S = 30.0
 
 
@@ -60,14 +62,21 @@ class Child:
 class Supervisor:
     """Starts the workers of a host, restarts dead workers, and stops all workers.
 
-    Each child has its own session, so that Ctrl-C reaches only the supervisor. A child ends with the supervisor.
-    """
+    Each child has its own session, so that Ctrl-C reaches only the supervisor. A child ends with
+    the supervisor."""
 
     def __init__(
-        self, card_ids: Sequence[str], *, environment: Mapping[str, str] | None = None, log_dir: Path | None = None
+        self,
+        card_ids: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        log_dir: Path | None = None,
     ) -> None:
         self.log_dir = log_dir
-        self.children = [Child("control", ("control",)), *(Child(card_id, ("card", card_id)) for card_id in card_ids)]
+        self.children = [
+            Child("control", ("control",)),
+            *(Child(card_id, ("card", card_id)) for card_id in card_ids),
+        ]
         for child in self.children:
             gpus = [child.name] if child.name.startswith("GPU-") else []
             child.environment = {**(environment or {}), **visible_only(gpus)}
@@ -77,7 +86,9 @@ class Supervisor:
             self._start(child)
 
     def tend(self) -> list[Child]:
-        """Restart dead workers whose pause is over; return the workers that have died since the last call."""
+        """Restart dead workers whose pause is over; return the workers that have died since the
+        last call.
+        """
         now = time.monotonic()
         found = []
         for child in self.children:
@@ -90,20 +101,29 @@ class Supervisor:
                 child.not_before_s, child.process = now + pause_s, None
                 found.append(child)
                 log.warning(
-                    "Worker %s ended with exit code %s; it starts again in %.1f s", child.name, child.last_exit, pause_s
+                    "Worker %s ended with exit code %s; it starts again in %.1f s",
+                    child.name,
+                    child.last_exit,
+                    pause_s,
                 )
             elif now >= child.not_before_s:
                 self._start(child)
         return found
 
     def stop(self, grace_s: float, at_once: Callable[[], bool] = lambda: False) -> None:
-        """Send SIGTERM: each worker finishes its item. After `grace_s`, or if `at_once()` is True, kill all workers."""
+        """Send SIGTERM: each worker finishes its item. After `grace_s`, or if `at_once()` is True,
+        kill all workers.
+        """
         for child in self.children:
             if child.process is not None:
                 child.process.terminate()
         deadline = time.monotonic() + grace_s
         try:
-            while any(child.running for child in self.children) and time.monotonic() < deadline and not at_once():
+            while (
+                any(child.running for child in self.children)
+                and time.monotonic() < deadline
+                and not at_once()
+            ):
                 time.sleep(0.05)
         finally:
             self.kill()
@@ -130,7 +150,14 @@ class Supervisor:
                 self.log_dir.mkdir(parents=True, exist_ok=True)
                 output = stack.enter_context((self.log_dir / f"{child.name}.log").open("ab"))
             child.process = subprocess.Popen(
-                [sys.executable, "-m", "tasks.main", *child.arguments, "--parent", str(os.getpid())],
+                [
+                    sys.executable,
+                    "-m",
+                    "tasks.main",
+                    *child.arguments,
+                    "--parent",
+                    str(os.getpid()),
+                ],
                 env=environment_of_children(child.environment),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -141,8 +168,8 @@ class Supervisor:
 
 
 def state_of_supervisor(pid: int) -> Literal["running", "stopped", "ended"]:
-    """Return the state of the supervisor of this process, the process ``pid`` that started it. A stopped one (SIGSTOP,
-    Ctrl-Z) restarts no dead worker."""
+    """Return the state of the supervisor of this process, the process ``pid`` that started it. A
+    stopped one (SIGSTOP, Ctrl-Z) restarts no dead worker."""
     with contextlib.suppress(psutil.Error):
         if os.getppid() == pid:
             return "stopped" if psutil.Process(pid).status() == psutil.STATUS_STOPPED else "running"
@@ -150,8 +177,9 @@ def state_of_supervisor(pid: int) -> Literal["running", "stopped", "ended"]:
 
 
 def run(chosen: Sequence[Card], *, json_logs: bool = False) -> int:
-    """Run `farm worker`: supervise the workers of this host until SIGTERM or Ctrl-C; return the exit code. Raises
-    `CardBusy` before anything is started if another worker serves one of the cards."""
+    """Run `farm worker`: supervise the workers of this host until SIGTERM or Ctrl-C; return the
+    exit code. Raises `CardBusy` before anything is started if another worker serves one of the
+    cards."""
     current = settings()
     configure(current)
     check_semaphores()
@@ -163,7 +191,9 @@ def run(chosen: Sequence[Card], *, json_logs: bool = False) -> int:
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: signals.append(number))
-    supervisor = Supervisor([card.id for card in chosen], environment={logs.JSON_VARIABLE: "1"} if json_logs else None)
+    supervisor = Supervisor(
+        [card.id for card in chosen], environment={logs.JSON_VARIABLE: "1"} if json_logs else None
+    )
     supervisor.start()
     log.info("Serving %s", ", ".join(str(card) for card in chosen))
     try:
@@ -184,7 +214,9 @@ def stop_grace_s(current: Settings) -> float:
 
 
 def _hand_back(supervisor: Supervisor, current: Settings) -> None:
-    """Let the unfinished items of the stopped workers wait again; the interrupted attempts do not count."""
+    """Let the unfinished items of the stopped workers wait again; the interrupted attempts do not
+    count.
+    """
     with contextlib.closing(Database(current.database)) as database:
         try:
             spooled = Spool(current.state_dir / "spool").items()
@@ -194,6 +226,7 @@ def _hand_back(supervisor: Supervisor, current: Settings) -> None:
                 cards.stopped(database, worker)
         except FarmError as error:
             log.warning(
-                "Unfinished items cannot be handed back now; they wait again when their leases have ended: %s",
+                "Unfinished items cannot be handed back now; they wait again when their leases "
+                "have ended: %s",
                 error.message,
             )

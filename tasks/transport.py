@@ -1,9 +1,9 @@
 """kombu's Redis transport, with a deadline for every read and write.
 
-A NAT or a load balancer may forget a connection. Its packets vanish, and neither side learns of it. kombu alone would
-then wait for ever: in a command, in an acknowledgement, and for the rest of a message. The application, Flower and all
-programs that publish use this transport (`tasks.message_filter`).
-"""
+A NAT or a load balancer may forget a connection. Its packets vanish, and neither side learns of it.
+kombu alone would then wait for ever: in a command, in an acknowledgement, and for the rest of a
+message. The application, Flower and all programs that publish use this transport
+(`tasks.message_filter`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from celery.events import EventDispatcher
 from kombu.transport import redis, virtual
 from redis.client import PubSub
 
-#: The longest wait for a connection, and for an answer. A blocking command waits for a second, so for less. Unit: s.
+#: The longest wait for a connection, and for an answer. A blocking command waits for a second, so
+#: for less. Unit: s.
 CONNECT_TIMEOUT_S = 3.0
 ANSWER_TIMEOUT_S = 5.0
 #: A connection that was silent for so long has to answer a PING before its next command. Unit: s.
@@ -28,7 +29,9 @@ HEALTH_CHECK_S = 5.0
 
 
 def _keepalive() -> Mapping[int, int]:
-    """Return the options of a socket with which the system notices within 25 s that the other side is gone."""
+    """Return the options of a socket with which the system notices within 25 s that the other side
+    is gone.
+    """
     if sys.platform != "linux":
         return {}
     return {
@@ -39,8 +42,9 @@ def _keepalive() -> Mapping[int, int]:
     }
 
 
-#: The options of every connection to the broker. `retry_on_timeout`: a command without an answer is sent once more, on
-#: a new connection. If both arrive, a message is in its queue twice, and the second copy is declined.
+#: The options of every connection to the broker. `retry_on_timeout`: a command without an answer is
+#: sent once more, on a new connection. If both arrive, a message is in its queue twice, and the
+#: second copy is declined.
 TRANSPORT_OPTIONS: Mapping[str, Any] = {
     "socket_timeout": ANSWER_TIMEOUT_S,
     "socket_connect_timeout": CONNECT_TIMEOUT_S,
@@ -59,7 +63,9 @@ BACKEND_OPTIONS: Mapping[str, Any] = {
 
 
 class Acknowledgements(redis.QoS):  # type: ignore[misc]
-    """The messages that this process has not acknowledged yet; as long as there is one, a card gets no other."""
+    """The messages that this process has not acknowledged yet; as long as there is one, a card gets
+    no other.
+    """
 
     def ack(self, delivery_tag: str) -> None:
         with self._forgotten_if_it_fails(delivery_tag):
@@ -71,8 +77,9 @@ class Acknowledgements(redis.QoS):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _forgotten_if_it_fails(self, delivery_tag: str) -> Iterator[None]:
-        """Forget the message here if the broker does not answer: it delivers the message again, and that is declined.
-        kombu would count it as unacknowledged for ever, and never ask for another message."""
+        """Forget the message here if the broker does not answer: it delivers the message again, and
+        that is declined. kombu would count it as unacknowledged for ever, and never ask for another
+        message."""
         try:
             yield
         except Exception:
@@ -81,7 +88,9 @@ class Acknowledgements(redis.QoS):  # type: ignore[misc]
 
 
 class Subscription(PubSub):
-    """A subscription that kombu reads when its socket has data. It does not wait for ever for the rest of a message."""
+    """A subscription that kombu reads when its socket has data. It does not wait for ever for the
+    rest of a message.
+    """
 
     def parse_response(self, block: bool = False, timeout: float = ANSWER_TIMEOUT_S) -> Any:
         return super().parse_response(block=block, timeout=timeout)
@@ -97,7 +106,8 @@ class Channel(redis.Channel):  # type: ignore[misc]
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
         parameters: dict[str, Any] = super()._connparams(asynchronous)
         if asynchronous:
-            # The event loop has to learn of a new socket: it must not be opened in the middle of a command.
+            # The event loop has to learn of a new socket: it must not be opened in the middle of a
+            # command.
             parameters["retry_on_timeout"] = False
         return parameters
 
@@ -108,7 +118,9 @@ class Poller(redis.MultiChannelPoller):  # type: ignore[misc]
     _checked_s = 0.0
 
     def get(self, callback: Any, timeout: float | None = None) -> Any:
-        """Read once. kombu checks whether subscriptions still answer only in programs with an event loop."""
+        """Read once. kombu checks whether subscriptions still answer only in programs with an event
+        loop.
+        """
         if time.monotonic() - self._checked_s > HEALTH_CHECK_S:
             self._checked_s = time.monotonic()
             with contextlib.suppress(RuntimeError):  # a subscription has no connection yet
@@ -127,9 +139,9 @@ class Transport(redis.Transport):  # type: ignore[misc]
 class Dispatcher(EventDispatcher):  # type: ignore[misc]
     """Sends events for Flower, and no event twice.
 
-    A worker sends its heartbeats in its main loop. Celery would try again there until the broker is back: the worker
-    would neither notice that it has to stop, nor that its other connections are lost.
-    """
+    A worker sends its heartbeats in its main loop. Celery would try again there until the broker is
+    back: the worker would neither notice that it has to stop, nor that its other connections are
+    lost."""
 
     def send(self, type: str, retry: bool = False, **options: Any) -> Any:
         return super().send(type, retry=False, **options)

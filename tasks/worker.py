@@ -1,11 +1,11 @@
 """One worker process of a host: the Celery worker of one card, or the control worker.
 
-    python -m tasks.main card ID      serve one card (CUDA_VISIBLE_DEVICES is set before Python starts)
-    python -m tasks.main control      aggregation, rounds, reconciling; no card
+    python -m tasks.main card ID      serve one card (CUDA_VISIBLE_DEVICES is set before Python
+    starts) python -m tasks.main control      aggregation, rounds, reconciling; no card
 
-`tasks.supervisor` starts them. Celery's own processes never import torch: only the benchmark process of the card has a
-CUDA context. Only a worker may import this module, since it removes most of Celery's remote commands from the process.
-"""
+`tasks.supervisor` starts them. Celery's own processes never import torch: only the benchmark
+process of the card has a CUDA context. Only a worker may import this module, since it removes most
+of Celery's remote commands from the process."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ _SUPERVISOR = os.getppid()
 
 
 def serve_card(card_id: str) -> int:
-    """Run the worker of one card until it is stopped; return the exit code. Raises `CardBusy` if another worker on this
-    host serves the card; `SettingsError` if locks do not work in the lock folder of the settings; `FarmUnavailable` if
-    this host cannot create semaphores."""
+    """Run the worker of one card until it is stopped; return the exit code. Raises `CardBusy` if
+    another worker on this host serves the card; `SettingsError` if locks do not work in the lock
+    folder of the settings; `FarmUnavailable` if this host cannot create semaphores."""
     check_semaphores()
     current = settings()
     holder = cards.holder_name(card_id, current.host, os.getpid(), uuid.uuid4().hex[:8], own_farm())
@@ -65,11 +65,15 @@ def serve_card(card_id: str) -> int:
     os.environ[CARD_VARIABLE] = card_id
     database = _answering_database(current)
     spool = Spool(current.state_dir / "spool")
-    watchdog = StallWatchdog(f"card {card_id}", current.deaf_after_s, partial(_items_wait, database, card_id))
+    watchdog = StallWatchdog(
+        f"card {card_id}", current.deaf_after_s, partial(_items_wait, database, card_id)
+    )
     beats = HostHeartbeat(holder, current)
 
     def beat() -> None:
-        """Renew the claims of the pool process. This runs in the main process: the pool process may hang or be dead."""
+        """Renew the claims of the pool process. This runs in the main process: the pool process may
+        hang or be dead.
+        """
         # Spooled readings first: their leases may have ended while the database was unreachable.
         _flush(spool, database, card_id)
         beats.beat(database, _claimed_items())
@@ -78,26 +82,35 @@ def serve_card(card_id: str) -> int:
     with CardLock(card_id, current.lock_dir, started_by=os.getppid()):
         # Spooled readings first, before a new claim invalidates their tokens.
         _flush(spool, database, card_id)
-        # This process has the card's lock, so no other worker measures: end the leases of an earlier worker.
+        # This process has the card's lock, so no other worker measures: end the leases of an
+        # earlier worker.
         items.release_card(database, card_id)
         _announce(database, card_id, holder, current)
         try:
             with heartbeat(beat):
-                return _celery_worker(f"card-{card_id}@{current.host}", card_queue(card_id), pool="prefork")
+                return _celery_worker(
+                    f"card-{card_id}@{current.host}", card_queue(card_id), pool="prefork"
+                )
         finally:
             with contextlib.suppress(FarmError):
                 ended = state_of_supervisor(_SUPERVISOR) == "ended"
-                cards.stopped(database, holder, "its supervisor (`farm worker`) ended unexpectedly" if ended else "")
+                cards.stopped(
+                    database,
+                    holder,
+                    "its supervisor (`farm worker`) ended unexpectedly" if ended else "",
+                )
             database.close()
 
 
 def _announce(database: Database, card_id: str, holder: str, current: Settings) -> None:
-    """Register the worker of the card before the import of torch, which takes long and may fail. Raises `NoSuchCard` if
-    this host does not find the card, and it is not registered."""
+    """Register the worker of the card before the import of torch, which takes long and may fail.
+    Raises `NoSuchCard` if this host does not find the card, and it is not registered."""
     card: Card | None = None
     try:
         card = find_card(card_id, current)
-    except NoSuchCard:  # if the card is registered, its benchmark process fails too, and the card is quarantined
+    except (
+        NoSuchCard
+    ):  # if the card is registered, its benchmark process fails too, and the card is quarantined
         if not cards.stored_state(database, card_id):
             raise
     cards.announce(database, card_id, card, holder=holder, queue=card_queue(card_id))
@@ -110,7 +123,9 @@ def _flush(spool: Spool, database: Database, card_id: str) -> None:
     except FarmError:
         return  # the database is away: the caller's next query reports it
     except Exception:  # a file that cannot be read or removed must not make the card look lost
-        log.exception("The readings in the spool %s could not be written to the database", spool.folder)
+        log.exception(
+            "The readings in the spool %s could not be written to the database", spool.folder
+        )
 
 
 def _claimed_items() -> set[int]:
@@ -118,7 +133,11 @@ def _claimed_items() -> set[int]:
     for _ in range(10):
         with contextlib.suppress(RuntimeError):  # the sets change while they are read
             requests = {*worker_state.active_requests, *worker_state.reserved_requests}
-            return {request.args[0] for request in requests if request.args and isinstance(request.args[0], int)}
+            return {
+                request.args[0]
+                for request in requests
+                if request.args and isinstance(request.args[0], int)
+            }
     return set()
 
 
@@ -126,7 +145,11 @@ def _items_wait(database: Database, card_id: str) -> bool:
     """Return True if the card is idle and published items wait for it."""
     with database.read() as session:
         card = session.get(tables.CardRow, card_id)
-        return card is not None and card.state == CardState.IDLE and bool(cards.silent_times_s(session, [card]))
+        return (
+            card is not None
+            and card.state == CardState.IDLE
+            and bool(cards.silent_times_s(session, [card]))
+        )
 
 
 def serve_control() -> int:
@@ -147,14 +170,18 @@ def serve_control() -> int:
 
 
 def _watch_control_queue(current: Settings, ended: threading.Event) -> None:
-    watchdog = StallWatchdog("the control worker", current.deaf_after_s, lambda: control_messages() > 0)
+    watchdog = StallWatchdog(
+        "the control worker", current.deaf_after_s, lambda: control_messages() > 0
+    )
     while not ended.wait(current.heartbeat_s):
         with contextlib.suppress(FarmError):  # the broker is away: the consumer logs it
             watchdog.exit_if_stalled(current)
 
 
 def _reconcile_regularly(current: Settings, ended: threading.Event) -> None:
-    from tasks.reconciler import Reconciler  # imported here, so that the workers of cards start faster
+    from tasks.reconciler import (
+        Reconciler,
+    )  # imported here, so that the workers of cards start faster
 
     Reconciler(current, Database(current.database)).run(ended)
 
@@ -188,9 +215,13 @@ def _celery_worker(name: str, queue: str, *, pool: str) -> int:
     )
     # At every lost connection. Celery sets another filter when it sets up logging.
     warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)
-    os.environ.pop("_MP_FORK_LOGLEVEL_", None)  # with it, child processes log billiard's plain text at their start
+    os.environ.pop(
+        "_MP_FORK_LOGLEVEL_", None
+    )  # with it, child processes log billiard's plain text at their start
     guard(name)
-    signal.signal(STOPPING, signal.SIG_IGN)  # a new pool process inherits this until it sets its handler
+    signal.signal(
+        STOPPING, signal.SIG_IGN
+    )  # a new pool process inherits this until it sets its handler
 
     @worker_shutting_down.connect(weak=False)
     def _tell_pool(**_: Any) -> None:
@@ -209,7 +240,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("card", nargs="?")
     parser.add_argument("--parent", type=int, default=0)
     options = parser.parse_args(arguments)
-    # SIGKILL in an embedded farm: its broker dies with the command too, and a normal stop of Celery would wait for it.
+    # SIGKILL in an embedded farm: its broker dies with the command too, and a normal stop of Celery
+    # would wait for it.
     die_with_parent(signal.SIGKILL if own_farm() else signal.SIGTERM, options.parent)
     logs.set_up()
     try:
@@ -219,14 +251,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
 
 
-# ---------------------------------------------------------------------------------------------- remote control
+# ----------------------------------------------------------------------------------------------
+# remote control
 
 _commands = Path(__file__).with_name("remote_commands.txt").read_text("utf-8").splitlines()
-#: The remote commands that a worker executes for Flower, `farm doctor` and others. It refuses Celery's other commands.
-ALLOWED = frozenset({QUESTION}.union(name for line in _commands for name in line.partition("#")[0].split()))
+#: The remote commands that a worker executes for Flower, `farm doctor` and others. It refuses
+#: Celery's other commands.
+ALLOWED = frozenset(
+    {QUESTION}.union(name for line in _commands for name in line.partition("#")[0].split())
+)
 
 _loaded = program_versions()  # the versions at the start: a later installation does not change them
-inspect_command(name=QUESTION)(lambda _state: {**_loaded, SUPERVISOR: state_of_supervisor(_SUPERVISOR)})
+inspect_command(name=QUESTION)(
+    lambda _state: {**_loaded, SUPERVISOR: state_of_supervisor(_SUPERVISOR)}
+)
 
 
 for _name in set(Panel.data) - ALLOWED:

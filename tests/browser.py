@@ -7,7 +7,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+BROWSER = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 
 
 def opened(page: Path, folder: Path, *, dark: bool = False) -> tuple[str, list[str]]:

@@ -1,4 +1,6 @@
-"""The clock of a test's database, which a test can set forward instead of waiting for minutes, and back."""
+"""The clock of a test's database, which a test can set forward instead of waiting for minutes, and
+back.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,15 @@ from sqlmodel import SQLModel
 from farm.store import database as module
 from farm.store.database import Database, database_now
 
-_REAL: dict[str, Callable[..., str]] = {"sqlite": module._sqlite_now, "postgresql": module._postgresql_now}
+_REAL: dict[str, Callable[..., str]] = {
+    "sqlite": module._sqlite_now,
+    "postgresql": module._postgresql_now,
+}
 
 
 class Clock:
-    """Controls `database_now` in statements of this process: leases, heartbeats and all else that depends on it.
+    """Controls `database_now` in statements of this process: leases, heartbeats and all else that
+    depends on it.
 
     The clock also runs by itself.
     """
@@ -31,7 +37,9 @@ class Clock:
     def forward(self, seconds: float) -> None:
         """Set the clock forward."""
         with self._database.write() as session:
-            session.execute(text("UPDATE clock_of_the_test SET ahead_s = ahead_s + :by"), {"by": seconds})
+            session.execute(
+                text("UPDATE clock_of_the_test SET ahead_s = ahead_s + :by"), {"by": seconds}
+            )
 
     def back(self, seconds: float) -> None:
         """Set the clock back: all stored times may then lie in the future."""
@@ -57,23 +65,26 @@ def _set_forward(real: Callable[..., str]) -> Callable[..., str]:
     return compiled
 
 
-#: The schema with a function that hides the clock of a PostgreSQL; and a table that the search path does not show.
+#: The schema with a function that hides the clock of a PostgreSQL; and a table that the search path
+#: does not show.
 _HIDING, _AHEAD = "clock_of_the_test", "data_of_the_test.clock_ahead"
 
 
 def hide_server_clock(connection: Any) -> None:
-    """Give a PostgreSQL database a clock that `set_server_clock_back` sets, for all sessions that begin later.
+    """Give a PostgreSQL database a clock that `set_server_clock_back` sets, for all sessions that
+    begin later.
 
-    A function of the same name hides that of the server, so all processes see the same time. ``connection``: of
-    psycopg, in autocommit mode, as the owner of the database.
-    """
+    A function of the same name hides that of the server, so all processes see the same time.
+    ``connection``: of psycopg, in autocommit mode, as the owner of the database."""
     for schema in (_HIDING, _AHEAD.partition(".")[0]):
         connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
     connection.execute(f"CREATE TABLE IF NOT EXISTS {_AHEAD} (seconds double precision NOT NULL)")
     connection.execute(f"INSERT INTO {_AHEAD} SELECT 0 WHERE NOT EXISTS (SELECT FROM {_AHEAD})")
     connection.execute(
-        f"CREATE OR REPLACE FUNCTION {_HIDING}.statement_timestamp() RETURNS timestamptz LANGUAGE sql STABLE AS $$"
-        f" SELECT pg_catalog.statement_timestamp() + make_interval(secs => (SELECT seconds FROM {_AHEAD})) $$"
+        f"CREATE OR REPLACE FUNCTION {_HIDING}.statement_timestamp() RETURNS timestamptz LANGUAGE "
+        "sql STABLE AS $$"
+        " SELECT pg_catalog.statement_timestamp() + make_interval(secs => (SELECT seconds FROM "
+        f"{_AHEAD})) $$"
     )
     (name,) = connection.execute("SELECT current_database()").fetchone()
     connection.execute(f'ALTER DATABASE "{name}" SET search_path = public, {_HIDING}, pg_catalog')

@@ -1,4 +1,6 @@
-"""Fixtures of all tests: isolated settings, real servers, and a check that no process outlives the tests."""
+"""Fixtures of all tests: isolated settings, real servers, and a check that no process outlives the
+tests.
+"""
 
 from __future__ import annotations
 
@@ -30,35 +32,45 @@ from tests.farms import SharedFarm
 from tests.namespaces import Network, why_not
 from tests.servers import PostgresServer
 
-# One thread of torch per test process: there is one process per core, and more threads would only compete.
+# One thread of torch per test process: there is one process per core, and more threads would only
+# compete.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# A benchmark process on a CPU uses more threads nevertheless; they must not spin while they wait for each other.
+# A benchmark process on a CPU uses more threads nevertheless; they must not spin while they wait
+# for each other.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# The compiler's pool of processes, each with torch imported, takes longer than the few kernels of the tests.
+# The compiler's pool of processes, each with torch imported, takes longer than the few kernels of
+# the tests.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-# g++ knows the vector instructions of the CPU: to try that takes a compilation and an import of torch for each set.
+# g++ knows the vector instructions of the CPU: to try that takes a compilation and an import of
+# torch for each set.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
-# pytest loads readline, which sets COLUMNS=80 for its children, the workers of xdist, although there is no terminal.
+# pytest loads readline, which sets COLUMNS=80 for its children, the workers of xdist, although
+# there is no terminal.
 os.environ.pop("COLUMNS", None)
-# Hundreds of processes import the farm, and pytest rewrites every assertion, so keep compiled modules for the others,
-# even if the machine's environment disables that. They are in __pycache__, which git ignores.
+# Hundreds of processes import the farm, and pytest rewrites every assertion, so keep compiled
+# modules for the others, even if the machine's environment disables that. They are in __pycache__,
+# which git ignores.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 # Torch and the tests are not garbage: no garbage collection until all tests are collected.
 gc.disable()
-# The tree of all commands is the same for each call, and building it takes longer than most commands.
+# The tree of all commands is the same for each call, and building it takes longer than most
+# commands.
 typer.testing._get_command = functools.cache(typer.main.get_command)
 
 _SLOW_TESTS = bool(
     os.environ.get("FARM_SLOW_TESTS")
 )  # read here, because the tests' environment has no FARM_* variables
-_MARK = "OPERATOR_FARM_TESTS"  # in the environment of every process that a test starts, directly or indirectly
+# in the environment of every process that a test starts, directly or indirectly
+_MARK = "OPERATOR_FARM_TESTS"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--regenerate-golden", action="store_true", help="Write the golden files anew; a reviewer reads what changed."
+        "--regenerate-golden",
+        action="store_true",
+        help="Write the golden files anew; a reviewer reads what changed.",
     )
 
 
@@ -67,7 +79,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("slow") and not _SLOW_TESTS:
             item.add_marker(
                 pytest.mark.skip(
-                    "it waits for a minute, starts many processes, or is one of many alike; FARM_SLOW_TESTS=1 runs it, "
+                    "it waits for a minute, starts many processes, or is one of many alike; "
+                    "FARM_SLOW_TESTS=1 runs it, "
                     "as .ci/run does"
                 )
             )
@@ -75,24 +88,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Freeze torch, the tests and later most objects of captures: garbage collection took a tenth of all time."""
+    """Freeze torch, the tests and later most objects of captures: garbage collection took a tenth
+    of all time.
+    """
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
     gc.enable()
 
 
 def pytest_unconfigure() -> None:
-    """Skip the interpreter's final garbage collection, which takes two seconds after a thousand tests.
+    """Skip the interpreter's final garbage collection, which takes two seconds after a thousand
+    tests.
 
-    A process that has imported DuckDB runs it, because DuckDB would complain about the remaining objects. Forked
-    workers need neither: they leave without the interpreter's finalization.
-    """
+    A process that has imported DuckDB runs it, because DuckDB would complain about the remaining
+    objects. Forked workers need neither: they leave without the interpreter's finalization."""
     if "duckdb" not in sys.modules:
         gc.freeze()
 
 
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
-    """End the shared farms if no further test needs them: a running farm uses the CPU every second."""
+    """End the shared farms if no further test needs them: a running farm uses the CPU every
+    second.
+    """
     if nextitem is not None and not workers.starts_farms(nextitem):
         SharedFarm.end_all()
 
@@ -150,14 +167,19 @@ def _packaged_readings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, _packaged_readings: Path) -> Iterator[None]:
-    """Isolate the settings: no setting of the machine reaches a test, and state and locks belong to the test.
+def _own_settings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, _packaged_readings: Path
+) -> Iterator[None]:
+    """Isolate the settings: no setting of the machine reaches a test, and state and locks belong to
+    the test.
 
-    Only the database of the packaged readings, which no test changes, and the compiler's cache are shared.
-    """
+    Only the database of the packaged readings, which no test changes, and the compiler's cache are
+    shared."""
     from farm.exchange import packaged
 
-    monkeypatch.setattr(packaged, "database_of", functools.partial(_database_made_once, _packaged_readings))
+    monkeypatch.setattr(
+        packaged, "database_of", functools.partial(_database_made_once, _packaged_readings)
+    )
     for name in [name for name in os.environ if name.startswith("FARM_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("FARM_STATE_DIR", str(tmp_path / "state"))
@@ -167,7 +189,8 @@ def _own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, _packaged_rea
     settings.cache_clear()
     yield
     settings.cache_clear()
-    safe_text._secrets.clear()  # the passwords of one test may be words in the messages of the next one
+    # the passwords of one test may be words in the messages of the next one
+    safe_text._secrets.clear()
     safe_text._pattern_of_secrets.cache_clear()
 
 
@@ -194,7 +217,9 @@ def broker(_broker_server: BrokerServer) -> BrokerServer:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
-    """One server per test process. Tests that stop or restart a server create their own `PostgresServer`."""
+    """One server per test process. Tests that stop or restart a server create their own
+    `PostgresServer`.
+    """
     with PostgresServer() as server:
         yield server
 
@@ -209,7 +234,9 @@ def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
 
 @pytest.fixture
 def network() -> Iterator[Network]:
-    """A virtual switch for hosts. Skips, with the reason, if this machine has no network namespaces."""
+    """A virtual switch for hosts. Skips, with the reason, if this machine has no network
+    namespaces.
+    """
     if reason := why_not():
         pytest.skip(reason)
     with Network() as network:
@@ -242,7 +269,9 @@ def other_database(tmp_path: Path, _sqlite_with_tables: Path) -> Iterator[Databa
 @pytest.fixture(params=["sqlite", "postgresql"])
 def any_database_url(request: pytest.FixtureRequest) -> str:
     """The URL of a new, empty database, of each kind in turn."""
-    return str(request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url"))
+    return str(
+        request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url")
+    )
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -253,7 +282,9 @@ def any_database(request: pytest.FixtureRequest) -> Database:
 
 @pytest.fixture
 def clock(any_database: Database) -> Iterator[Clock]:
-    """The clock of `any_database`, which a test can set: ``clock.forward(60)``, ``clock.back(3600)``."""
+    """The clock of `any_database`, which a test can set: ``clock.forward(60)``,
+    ``clock.back(3600)``.
+    """
     with contextlib.closing(Clock(any_database)) as clock:
         yield clock
 
@@ -262,9 +293,8 @@ def clock(any_database: Database) -> Iterator[Clock]:
 def postgres_database(
     postgres_server: PostgresServer, _postgres_with_tables: str, _emptied: list[str]
 ) -> Iterator[Database]:
-    """An empty PostgreSQL database with all tables; an earlier test's database is emptied and reused if its schema is
-    the same.
-    """
+    """An empty PostgreSQL database with all tables; an earlier test's database is emptied and
+    reused if its schema is the same."""
     url = _emptied.pop() if _emptied else postgres_server.new_database(like=_postgres_with_tables)
     yield from _opened(url)
     if postgres_server.empty_database(url, like=_postgres_with_tables):
@@ -275,7 +305,9 @@ def postgres_database(
 
 @pytest.fixture(scope="session")
 def one_card(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedFarm]:
-    """A running farm of one simulated card, shared by all tests that leave it intact: ``one_card.whole()``."""
+    """A running farm of one simulated card, shared by all tests that leave it intact:
+    ``one_card.whole()``.
+    """
     with contextlib.closing(SharedFarm(lambda: tmp_path_factory.mktemp("farm"), 1)) as shared:
         yield shared
 
@@ -287,8 +319,9 @@ def two_cards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedFarm]:
         yield shared
 
 
-# The tables are created once; a copy takes a fifth of the time of the migrations. A `Database` is created once per URL
-# and opened for each test, to keep its compiled statements: compiling takes longer than running most of them.
+# The tables are created once; a copy takes a fifth of the time of the migrations. A `Database` is
+# created once per URL and opened for each test, to keep its compiled statements: compiling takes
+# longer than running most of them.
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,5 @@
-"""A disk of a few MiB that a test can fill: a file system in memory, visible only to this thread and its processes.
+"""A disk of a few MiB that a test can fill: a file system in memory, visible only to this thread
+and its processes.
 
 It is in a separate mount namespace, so nothing remains, however the tests end.
 """
@@ -25,11 +26,16 @@ def why_not() -> str:
         with tempfile.TemporaryDirectory() as folder, SmallDisk(Path(folder)):
             return ""
     except (OSError, subprocess.CalledProcessError) as error:
-        return f"this machine does not allow a disk to be mounted: {getattr(error, 'stderr', None) or error}"
+        return (
+            "this machine does not allow a disk to be mounted: "
+            f"{getattr(error, 'stderr', None) or error}"
+        )
 
 
 class SmallDisk:
-    """A context manager; inside, ``path`` is on the disk for the calling thread and the processes it starts."""
+    """A context manager; inside, ``path`` is on the disk for the calling thread and the processes
+    it starts.
+    """
 
     def __init__(self, path: Path, size_mib: int = 8) -> None:
         self.path = path
@@ -62,7 +68,10 @@ class SmallDisk:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._leave()
 

@@ -1,4 +1,6 @@
-"""A complete farm for a test: a broker, a database and a real ``farm worker`` on simulated cards, as processes."""
+"""A complete farm for a test: a broker, a database and a real ``farm worker`` on simulated cards,
+as processes.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ from tasks.servers import BrokerServer
 
 ROOT = Path(__file__).parent.parent
 TIMEOUT_S = 180.0  # generous: reached only if the event never happens, however busy the machine is
-#: Leases, heartbeats and items as short as possible with real processes; for tests that wait for their end.
+#: Leases, heartbeats and items as short as possible with real processes; for tests that wait for
+#: their end.
 QUICK = {
     "FARM_GROUP_IDLE_S": "0",
     "FARM_LEASE_S": "4",
@@ -69,17 +72,25 @@ class Farm:
         self.environment = environment
         self.log = log
         self.worker: subprocess.Popen[bytes] | None = None  # `farm worker`, if it runs on this host
-        self.from_here: dict[str, str] = {}  # settings of the farm that differ from those of the test's process
+        self.from_here: dict[
+            str, str
+        ] = {}  # settings of the farm that differ from those of the test's process
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Start ``farm ...`` as a separate process."""
         with self.log.open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "cli", *arguments], cwd=ROOT, env=self.environment, stdout=log, stderr=log
+                [sys.executable, "-m", "cli", *arguments],
+                cwd=ROOT,
+                env=self.environment,
+                stdout=log,
+                stderr=log,
             )
 
     def publish_and_die(self, job_id: str) -> subprocess.Popen[bytes]:
-        """Start a process that publishes the job's first round and kills itself after three messages."""
+        """Start a process that publishes the job's first round and kills itself after three
+        messages.
+        """
         with self.log.open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-c", PUBLISHER_KILLED_HALF_WAY],
@@ -123,9 +134,8 @@ class Farm:
                 configure(Settings())
 
     def say(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Like `ask` in this process, for short commands: the start of a separate process takes longer than the
-        command.
-        """
+        """Like `ask` in this process, for short commands: the start of a separate process takes
+        longer than the command."""
         with self.here():
             said = CliRunner().invoke(app, arguments)
         assert said.exception is None or isinstance(said.exception, SystemExit), said.exception
@@ -140,7 +150,8 @@ class Farm:
         publish: bool = True,
         cards: int = 1,
     ) -> str:
-        """Submit a job of one item per behaviour of a simulated card ("crash", "" is normal); return its id.
+        """Submit a job of one item per behaviour of a simulated card ("crash", "" is normal);
+        return its id.
 
         Args:
             to: the ids of cards, in any state; default: all live cards.
@@ -160,9 +171,15 @@ class Farm:
         return job_id
 
     def publish_again(self, job_id: str) -> None:
-        """Publish a message for every item of the job in any state, like a broker that repeats messages."""
+        """Publish a message for every item of the job in any state, like a broker that repeats
+        messages.
+        """
         with self.here():  # `publish_items` skips closed items
-            _send_single(_rows(self.database, [item.id for item in self.items(job_id) if item.id is not None]))
+            _send_single(
+                _rows(
+                    self.database, [item.id for item in self.items(job_id) if item.id is not None]
+                )
+            )
 
     def wait_for(self, condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> Any:
         deadline = time.monotonic() + timeout_s
@@ -182,8 +199,8 @@ class Farm:
             return list(session.exec(select(tables.Item).where(tables.Item.job_id == job_id)))
 
     def processes(self, *words: str) -> list[psutil.Process]:
-        """Return the processes of this host (with its state directory in their environment) whose command contains all
-        words.
+        """Return the processes of this host (with its state directory in their environment) whose
+        command contains all words.
 
         Ordered by command, so that a seed has the same meaning in every run.
         """
@@ -195,7 +212,8 @@ class Farm:
                     process.pid != os.getpid()
                     and all(word in line for word in words)
                     and process.status() != psutil.STATUS_ZOMBIE
-                    and process.environ().get("FARM_STATE_DIR") == self.environment["FARM_STATE_DIR"]
+                    and process.environ().get("FARM_STATE_DIR")
+                    == self.environment["FARM_STATE_DIR"]
                 ):
                     found.append((line, process))
         return [process for _, process in sorted(found, key=lambda one: one[0])]
@@ -213,7 +231,8 @@ def running(
     in_order: bool = False,
     **changes: str,
 ) -> Iterator[Farm]:
-    """Start a farm of one host with simulated cards, and wait until they (or `ready` of them) can measure.
+    """Start a farm of one host with simulated cards, and wait until they (or `ready` of them) can
+    measure.
 
     Args:
         in_order: stop it in order at the end, which takes seconds; else kill it.
@@ -233,7 +252,12 @@ def running(
     farm = Farm(database, environment, folder / "farm.log")
     farm.worker = farm.start("worker", *options)
     try:
-        farm.wait_for(lambda: farm.worker.poll() is not None or len(farm.alive()) == (cards if fit is None else fit))
+        farm.wait_for(
+            lambda: (
+                farm.worker.poll() is not None
+                or len(farm.alive()) == (cards if fit is None else fit)
+            )
+        )
         assert farm.worker.poll() is None, farm.log.read_text()[-3000:]
         yield farm
     finally:
@@ -247,15 +271,18 @@ def running(
 
 
 class SharedFarm:
-    """A farm for many tests: started at first use, and restarted if the last test did not leave it intact.
+    """A farm for many tests: started at first use, and restarted if the last test did not leave it
+    intact.
 
-    Using it instead of a separate farm saves five seconds of a core. A test that damages it waits until it is
-    intact again (`whole` does that), and restores what it changed: a drained card, a stopped broker.
+    Using it instead of a separate farm saves five seconds of a core. A test that damages it waits
+    until it is intact again (`whole` does that), and restores what it changed: a drained card, a
+    stopped broker.
 
     Args:
         new_folder: creates a folder for each start.
         cards: number of simulated cards.
-        new_database: returns the URL of an empty database for each start; default: SQLite in the folder.
+        new_database: returns the URL of an empty database for each start; default: SQLite in the
+            folder.
     """
 
     _all: ClassVar[list[SharedFarm]] = []
@@ -267,7 +294,10 @@ class SharedFarm:
             farm.close()
 
     def __init__(
-        self, new_folder: Callable[[], Path], cards: int, new_database: Callable[[], str] | None = None
+        self,
+        new_folder: Callable[[], Path],
+        cards: int,
+        new_database: Callable[[], str] | None = None,
     ) -> None:
         self._new_folder, self._cards, self._new_database = new_folder, cards, new_database
         self._stack = contextlib.ExitStack()
@@ -288,8 +318,12 @@ class SharedFarm:
             unhealthy = folder / "unhealthy"  # cards listed in this file fail their health check
             unhealthy.write_text("")
             changes = {**QUICK, UNHEALTHY_VARIABLE: str(unhealthy)}
-            broker = self._stack.enter_context(BrokerServer(options={"appendonly": "yes"}))  # like a real farm's broker
-            database_url = self._new_database() if self._new_database else f"sqlite:///{folder / 'farm.db'}"
+            broker = self._stack.enter_context(
+                BrokerServer(options={"appendonly": "yes"})
+            )  # like a real farm's broker
+            database_url = (
+                self._new_database() if self._new_database else f"sqlite:///{folder / 'farm.db'}"
+            )
             farm = running(folder, broker.url, database_url, cards=self._cards, **changes)
             self._running = self._stack.enter_context(farm), broker
         with redis.Redis.from_url(self._running[1].redis_url) as client:
@@ -301,8 +335,13 @@ class SharedFarm:
             return False
         with contextlib.suppress(DatabaseUnreachable), farm.database.read() as session:
             seen = views(session, 1.0)
-            is_open = session.exec(select(tables.Job.id).where(tables.Job.state == tables.JobState.OPEN)).first()
-            return is_open is None and [view.state for view in seen] == [tables.CardState.IDLE] * self._cards
+            is_open = session.exec(
+                select(tables.Job.id).where(tables.Job.state == tables.JobState.OPEN)
+            ).first()
+            return (
+                is_open is None
+                and [view.state for view in seen] == [tables.CardState.IDLE] * self._cards
+            )
         return False
 
     def close(self) -> None:
@@ -327,7 +366,9 @@ def kill_all_of(worker: subprocess.Popen[bytes]) -> None:
     psutil.wait_procs(found[1:], 10)
 
 
-def store_operators(database: Database, behaviours: Sequence[str], seconds: float | None = None) -> list[str]:
+def store_operators(
+    database: Database, behaviours: Sequence[str], seconds: float | None = None
+) -> list[str]:
     """Store operators that only simulated cards can measure, one per behaviour."""
     ids = []
     with database.write() as session:
@@ -335,7 +376,9 @@ def store_operators(database: Database, behaviours: Sequence[str], seconds: floa
             parameters: dict[str, Any] = {"number": number, "simulate": behaviour}
             if seconds is not None:
                 parameters["seconds"] = seconds
-            operator_id = hashlib.sha256(f"{behaviour} {number} {time.time_ns()}".encode()).hexdigest()[:32]
+            operator_id = hashlib.sha256(
+                f"{behaviour} {number} {time.time_ns()}".encode()
+            ).hexdigest()[:32]
             session.add(
                 tables.Operator(
                     id=operator_id,

@@ -34,7 +34,9 @@ class Page:
         """Return status and text; with another ``user:password``, or without one (None)."""
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", method=method)
         if auth is not None:
-            request.add_header("Authorization", "Basic " + base64.b64encode((auth or self.auth).encode()).decode())
+            request.add_header(
+                "Authorization", "Basic " + base64.b64encode((auth or self.auth).encode()).decode()
+            )
         try:
             with urllib.request.urlopen(request, timeout=10) as answer:
                 return answer.status, answer.read().decode()
@@ -51,16 +53,17 @@ class Page:
         return False
 
     def hears(self) -> bool:
-        """True if a worker's heartbeat has arrived: Flower never shows events from before it listened."""
+        """True if a worker's heartbeat has arrived: Flower never shows events from before it
+        listened.
+        """
         status, text = self.get("/workers?json=1")
         return status == 200 and any(worker.get("status") for worker in json.loads(text)["data"])
 
 
 @contextlib.contextmanager
 def flower_of(farm: Farm, auth: str = AUTH) -> Iterator[tuple[subprocess.Popen[bytes], Page]]:
-    """Start ``farm flower`` with a farm's settings and wait until it answers; ``auth`` is the user:password in these
-    settings.
-    """
+    """Start ``farm flower`` with a farm's settings and wait until it answers; ``auth`` is the
+    user:password in these settings."""
     port = free_port()
     process = farm.start("flower", "--port", str(port))
     page = Page(port, auth)

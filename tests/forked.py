@@ -1,8 +1,9 @@
-"""Workers of pytest-xdist that are forks of one process, the template, which has imported torch and all tests.
+"""Workers of pytest-xdist that are forks of one process, the template, which has imported torch and
+all tests.
 
-Without it each worker would import them: ten seconds of a core. pytest-xdist starts this file in place of an
-interpreter. It passes its standard streams to the template, which forks a worker for them, and ends with the worker.
-"""
+Without it each worker would import them: ten seconds of a core. pytest-xdist starts this file in
+place of an interpreter. It passes its standard streams to the template, which forks a worker for
+them, and ends with the worker."""
 
 from __future__ import annotations
 
@@ -19,13 +20,16 @@ from collections.abc import Sequence
 from typing import Any
 
 _CAN_FORK = sys.platform == "linux"  # elsewhere libraries of the system may not work in a fork
-#: Modules that tests import late, in several workers: two seconds each. They are imported here if many files are run.
+#: Modules that tests import late, in several workers: two seconds each. They are imported here if
+#: many files are run.
 _LATE = ("torch._dynamo", "torchvision", "transformers")
 _MANY_FILES = 50
 
 
 def fork_workers(config: Any, specs: Sequence[Any]) -> None:
-    """Let pytest-xdist start workers with these specifications as forks. It ends the template with the tests."""
+    """Let pytest-xdist start workers with these specifications as forks. It ends the template with
+    the tests.
+    """
     if not _CAN_FORK or not all(spec.popen and not spec.python for spec in specs):
         return
     folder = tempfile.TemporaryDirectory(prefix="operator-farm-")
@@ -34,7 +38,13 @@ def fork_workers(config: Any, specs: Sequence[Any]) -> None:
         listener.bind(address)
         listener.listen(len(specs))
         template = subprocess.Popen(
-            [sys.executable, "-P", __file__, str(listener.fileno()), *map(str, config.invocation_params.args)],
+            [
+                sys.executable,
+                "-P",
+                __file__,
+                str(listener.fileno()),
+                *map(str, config.invocation_params.args),
+            ],
             pass_fds=[listener.fileno()],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -60,12 +70,16 @@ class _Importing:
     def pytest_collection_finish(self, session: Any) -> None:
         if len({item.path for item in session.items}) >= _MANY_FILES:
             for name in _LATE:
-                with contextlib.suppress(Exception):  # a test that needs it says why it cannot be imported
+                with contextlib.suppress(
+                    Exception
+                ):  # a test that needs it says why it cannot be imported
                     __import__(name)
 
 
 def _import_tests(arguments: Sequence[str]) -> None:
-    """Import the tests as pytest does, with rewritten assertions. A worker reports the tests that fail to import."""
+    """Import the tests as pytest does, with rewritten assertions. A worker reports the tests that
+    fail to import.
+    """
     import gc
 
     import pytest
@@ -75,9 +89,8 @@ def _import_tests(arguments: Sequence[str]) -> None:
 
 
 def _serve(listener: socket.socket) -> list[int]:
-    """Fork a worker for each request, until the controller closes stdin. Return the streams of a worker in it, and an
-    empty list in the template.
-    """
+    """Fork a worker for each request, until the controller closes stdin. Return the streams of a
+    worker in it, and an empty list in the template."""
     while listener in select.select([listener, sys.stdin], [], [])[0]:
         connection, _ = listener.accept()
         _, streams, _, _ = socket.recv_fds(connection, 1, 3)
@@ -106,7 +119,9 @@ def _work(streams: Sequence[int]) -> None:
 
 
 def _leave() -> None:
-    """End the process without the interpreter's finalization, which frees millions of objects one by one."""
+    """End the process without the interpreter's finalization, which frees millions of objects one
+    by one.
+    """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

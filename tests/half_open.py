@@ -1,12 +1,13 @@
-"""A TCP proxy whose connections can become half-open, as after a NAT or a load balancer has forgotten them.
+"""A TCP proxy whose connections can become half-open, as after a NAT or a load balancer has
+forgotten them.
 
     with HalfOpenProxy(broker.socket) as proxy:
         client = redis.Redis(host=proxy.address, port=proxy.port)
         proxy.freeze()
 
-A frozen connection stays open on both sides and forwards nothing more, not even its end. The kernel of the proxy still
-acknowledges packets, so the kernels of both sides notice nothing. New connections work.
-"""
+A frozen connection stays open on both sides and forwards nothing more, not even its end. The kernel
+of the proxy still acknowledges packets, so the kernels of both sides notice nothing. New
+connections work."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from typing import Any, Self
 
 
 class HalfOpenProxy:
-    """A proxy in a thread of its own. It listens in the network namespace of the thread that enters it.
+    """A proxy in a thread of its own. It listens in the network namespace of the thread that enters
+    it.
 
     Args:
         socket: the Unix socket of the server behind the proxy.
@@ -35,7 +37,9 @@ class HalfOpenProxy:
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
 
     def freeze(self, after_bytes: int = 0) -> int:
-        """Make all present connections half-open; return their number. Each still forwards ``after_bytes``."""
+        """Make all present connections half-open; return their number. Each still forwards
+        ``after_bytes``.
+        """
         return int(self._run(self._freeze(after_bytes)))
 
     def __enter__(self) -> Self:

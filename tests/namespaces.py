@@ -7,10 +7,10 @@
         worker_host.cut()                       # pull its cable
         worker_host.join()
 
-The namespaces have no names and no processes: file descriptors of this process hold them, so nothing
-remains, however the tests end. Namespaces share the file system, so a server on a Unix socket is reachable from all of
-them. FARM_HOST, FARM_HOST_ID and separate folders make a process a host (`Host.environment`).
-"""
+The namespaces have no names and no processes: file descriptors of this process hold them, so
+nothing remains, however the tests end. Namespaces share the file system, so a server on a Unix
+socket is reachable from all of them. FARM_HOST, FARM_HOST_ID and separate folders make a process a
+host (`Host.environment`)."""
 
 from __future__ import annotations
 
@@ -70,7 +70,10 @@ class Network:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -85,7 +88,18 @@ class Host:
         self._switch = switch
         self._port = f"port{number}"
         with switch:
-            _ip("link", "add", self._port, "type", "veth", "peer", "name", "eth0", "netns", self.namespace.path)
+            _ip(
+                "link",
+                "add",
+                self._port,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "eth0",
+                "netns",
+                self.namespace.path,
+            )
             _ip("link", "set", self._port, "master", "switch", "up")
         with self.namespace:
             _ip("link", "set", "lo", "up")
@@ -120,7 +134,9 @@ class Host:
 
 
 class _Namespace:
-    """A network namespace, held by a file descriptor; as a context manager the calling thread is in it."""
+    """A network namespace, held by a file descriptor; as a context manager the calling thread is in
+    it.
+    """
 
     def __init__(self) -> None:
         made: list[int | OSError] = []
@@ -132,7 +148,9 @@ class _Namespace:
             except OSError as error:
                 made.append(error)
 
-        thread = threading.Thread(target=make)  # the new thread changes its namespace; this one does not
+        thread = threading.Thread(
+            target=make
+        )  # the new thread changes its namespace; this one does not
         thread.start()
         thread.join()
         if isinstance(made[0], OSError):

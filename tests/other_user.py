@@ -1,7 +1,7 @@
 """Another user of this host, who puts files in the way of the farm in a shared folder.
 
-Only root can act as another user. The tests run as root or not at all; what they show holds for every user.
-"""
+Only root can act as another user. The tests run as root or not at all; what they show holds for
+every user."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def as_other_user(act: Callable[[], object]) -> None:
 
 @contextlib.contextmanager
 def running_as_other_user(act: Callable[[], object]) -> Iterator[int]:
-    """A child process of the other user, which calls a function and then stays until the end of the block."""
+    """A child process of the other user, which calls a function and then stays until the end of the
+    block.
+    """
     reader, writer = os.pipe()
 
     def stay() -> None:
@@ -77,7 +79,9 @@ def shared_folder() -> Iterator[Path]:
 
 
 class Victim:
-    """Files of root, outside of all folders that the farm may use. Other users know their names only."""
+    """Files of root, outside of all folders that the farm may use. Other users know their names
+    only.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -169,7 +173,9 @@ PLANTED = {
 
 
 def plant(kind: str, path: Path, victim: Victim) -> None:
-    """Let the other user put something at a path. A hard link to root's file needs root where the kernel protects."""
+    """Let the other user put something at a path. A hard link to root's file needs root where the
+    kernel protects.
+    """
     if kind == "hard link":
         os.link(victim.file, path)
     else:

@@ -3,7 +3,24 @@
 import json
 
 TEXT = "The cat sat on the mat.\n\nA dog did not.\nIt ran.\n\nThe end.\n"
-WORDS = ["[UNK]", "[CLS]", "[SEP]", "the", "cat", "sat", "on", "mat", "a", "dog", "did", "not", "it", "ran", "end", "."]
+WORDS = [
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "the",
+    "cat",
+    "sat",
+    "on",
+    "mat",
+    "a",
+    "dog",
+    "did",
+    "not",
+    "it",
+    "ran",
+    "end",
+    ".",
+]
 
 
 def tokenizer_json(**changes):
@@ -24,7 +41,8 @@ def tokenizer_json(**changes):
             ],
             "pair": [],
             "special_tokens": {
-                name: {"id": name, "ids": [WORDS.index(name)], "tokens": [name]} for name in ("[CLS]", "[SEP]")
+                name: {"id": name, "ids": [WORDS.index(name)], "tokens": [name]}
+                for name in ("[CLS]", "[SEP]")
             },
         },
         "decoder": None,

@@ -1,4 +1,6 @@
-"""A job on simulated cards, planned in a database without a worker: for tests of decisions of the database."""
+"""A job on simulated cards, planned in a database without a worker: for tests of decisions of the
+database.
+"""
 
 from __future__ import annotations
 
@@ -50,22 +52,40 @@ def register(database: Database, *numbers: int, model: str = "a card") -> list[s
     """Register cards as their workers do; return their ids."""
     ids = []
     for number in numbers:
-        card = Card(id=f"SIM-{number}", kind="simulated", model=model, memory_bytes=0, host="here", index=number)
-        cards.register(database, card, SOFTWARE, holder=f"holder-{number}", queue=f"card.SIM-{number}")
+        card = Card(
+            id=f"SIM-{number}",
+            kind="simulated",
+            model=model,
+            memory_bytes=0,
+            host="here",
+            index=number,
+        )
+        cards.register(
+            database, card, SOFTWARE, holder=f"holder-{number}", queue=f"card.SIM-{number}"
+        )
         ids.append(card.id)
     return ids
 
 
 def plan(
-    database: Database, card_ids: Sequence[str], *, number: int = 1, operators: Sequence[str] = (), cards: int = 1
+    database: Database,
+    card_ids: Sequence[str],
+    *,
+    number: int = 1,
+    operators: Sequence[str] = (),
+    cards: int = 1,
 ) -> str:
-    """Plan a sweep job of `number` tuples, each measured by so many cards together; return its id."""
+    """Plan a sweep job of `number` tuples, each measured by so many cards together; return its
+    id.
+    """
     ids = list(operators) or store_operators(database, [""] * number)
     request = sweep(len(ids), protocol=Protocol(launch="eager", cards=cards))
     return jobs.create(database, request, card_ids, operator_ids=ids).job_id
 
 
-def plan_model(database: Database, card_ids: Sequence[str], short_names: Sequence[str], **changes: Any) -> str:
+def plan_model(
+    database: Database, card_ids: Sequence[str], short_names: Sequence[str], **changes: Any
+) -> str:
     """Plan a model job of one call per operator type; return its id."""
     variant = Variant("resnet18", batch=1, input_size=224)
     ids = store_operators(database, [""] * len(short_names))
@@ -75,12 +95,19 @@ def plan_model(database: Database, card_ids: Sequence[str], short_names: Sequenc
             operator.short_name = short_name
             session.add(operator)
         content.store_variant(session, variant)
-        calls = [CapturedCall(index, "", operator_id, (), ()) for index, operator_id in enumerate(ids)]
+        calls = [
+            CapturedCall(index, "", operator_id, (), ()) for index, operator_id in enumerate(ids)
+        ]
         capture_id = content.store_capture(
             session,
             calls,
             tables.Capture(
-                variant_id=variant.id, device_type="cpu", grad=False, torch="t", launch="eager", origin="predicted"
+                variant_id=variant.id,
+                device_type="cpu",
+                grad=False,
+                torch="t",
+                launch="eager",
+                origin="predicted",
             ),
         )
     scope = changes.pop("scope", ("all",))
@@ -123,7 +150,11 @@ def complete(
     software_id: str = SOFTWARE.id,
     reading: Reading = READING,
 ) -> items.Closed:
-    details = dataclasses.replace(reading.details, method=method_of(card_id)) if reading is READING else reading.details
+    details = (
+        dataclasses.replace(reading.details, method=method_of(card_id))
+        if reading is READING
+        else reading.details
+    )
     reading = dataclasses.replace(reading, details=details)
     return items.complete(database, claimed, reading, card_id=card_id, software_id=software_id)
 
@@ -134,6 +165,8 @@ def readings(database: Database) -> int:
 
 
 def know(database: Database, model: str, batch: int = 32) -> None:
-    """Store the capture of a model, as after an earlier request, so that a command for it need not import torch."""
+    """Store the capture of a model, as after an earlier request, so that a command for it need not
+    import torch.
+    """
     request = Request(variant=catalog.variant(model, batch), protocol=Protocol())
     capture_for(database, request, device_type="cpu", torch=torch_version())

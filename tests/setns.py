@@ -27,7 +27,9 @@ def enter(descriptor: int, kind: int) -> None:
 
 
 def own(kind: int) -> int:
-    """Return a descriptor of the calling thread's namespace, which keeps the namespace alive until it is closed."""
+    """Return a descriptor of the calling thread's namespace, which keeps the namespace alive until
+    it is closed.
+    """
     return os.open(f"/proc/thread-self/ns/{_FILES[kind]}", os.O_RDONLY | os.O_CLOEXEC)
 
 

@@ -1,4 +1,6 @@
-"""Control single SQL statements in tests: run another writer just before one, or count the values of one."""
+"""Control single SQL statements in tests: run another writer just before one, or count the values
+of one.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from sqlalchemy import event
 
 from farm.store.database import Database
 
-#: Time limit of the second thread. If the first holds a lock that it needs, it waits and ends later.
+#: Time limit of the second thread. If the first holds a lock that it needs, it waits and ends
+#: later.
 HEAD_START_S = 0.5
 
 
@@ -35,7 +38,11 @@ def meanwhile(database: Database, statement: str, action: Callable[[], Any]) -> 
     thread = threading.Thread(target=act)
 
     def before(_connection: Any, _cursor: Any, text: str, *_: Any) -> None:
-        if threading.get_ident() == own and thread.ident is None and re.match(statement, " ".join(text.split())):
+        if (
+            threading.get_ident() == own
+            and thread.ident is None
+            and re.match(statement, " ".join(text.split()))
+        ):
             thread.start()
             thread.join(HEAD_START_S)
 

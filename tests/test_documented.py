@@ -69,7 +69,9 @@ def test_an_option_is_written_in_the_same_way_in_every_command():
     for command in COMMANDS.values():
         for parameter in command.params:
             if parameter.opts[0].startswith("-"):
-                options[max(parameter.opts, key=len)].add((*sorted(parameter.opts), *parameter.secondary_opts))
+                options[max(parameter.opts, key=len)].add(
+                    (*sorted(parameter.opts), *parameter.secondary_opts)
+                )
     assert not {name: ways for name, ways in options.items() if len(ways) > 1}
 
 
@@ -107,13 +109,17 @@ def test_the_example_of_a_measurement_file_is_one():
     from farm.models.catalog import find
     from farm.requests.measurement_file import parse
 
-    (example,) = re.findall(r"```yaml\n(.*?)```", (DOCS / "measurement-files.md").read_text(), re.DOTALL)
+    (example,) = re.findall(
+        r"```yaml\n(.*?)```", (DOCS / "measurement-files.md").read_text(), re.DOTALL
+    )
     wishes = parse(example, "example.yml", check_model=find)
     assert len([wish for wish in wishes if wish.model]) == 9
     assert [wish.sweep.size for wish in wishes if wish.sweep] == [96]
 
 
-@pytest.mark.parametrize("path", sorted((DOCS.parent / "examples").glob("*.yml")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted((DOCS.parent / "examples").glob("*.yml")), ids=lambda path: path.name
+)
 def test_the_examples_are_measurement_files(path):
     from farm.models.catalog import find
     from farm.requests.measurement_file import load
@@ -147,7 +153,9 @@ def test_every_public_name_is_documented_with_its_parameters():
             continue
         signature = inspect.signature(what)
         bare = [entry.replace(annotation=entry.empty) for entry in signature.parameters.values()]
-        written = str(signature.replace(parameters=bare, return_annotation=signature.empty)).replace("'", '"')
+        written = str(
+            signature.replace(parameters=bare, return_annotation=signature.empty)
+        ).replace("'", '"')
         assert f"| `{name}{written}` |" in text
         assert what.__doc__, name
 
@@ -156,7 +164,9 @@ def test_the_readme_shows_a_report_as_the_program_prints_it(request, monkeypatch
     """`--regenerate-golden` writes the current report into the README."""
     monkeypatch.setenv("COLUMNS", "100")
     page = README.read_text()
-    ((job, shown),) = re.findall(r"`farm report (\w+)` prints:\n\n```text\n(.*?)```", page, re.DOTALL)
+    ((job, shown),) = re.findall(
+        r"`farm report (\w+)` prints:\n\n```text\n(.*?)```", page, re.DOTALL
+    )
     for command in (["import", "h100"], ["report", job]):
         result = CliRunner().invoke(app, command)
         assert result.exit_code == 0, result.output
@@ -166,7 +176,9 @@ def test_the_readme_shows_a_report_as_the_program_prints_it(request, monkeypatch
         return
 
     def parts(report: str) -> tuple[str, list[str]]:
-        """The tables as they are; the words of the remarks without the age, which changes their line breaks."""
+        """The tables as they are; the words of the remarks without the age, which changes their
+        line breaks.
+        """
         tables, remarks = report.split("\n  coverage ", 1)
         return tables, re.sub(r"measured\s(?:\d+\s\w+\s)+ago", "", remarks).split()
 
@@ -174,7 +186,9 @@ def test_the_readme_shows_a_report_as_the_program_prints_it(request, monkeypatch
 
 
 def packaged_verdicts(name: str) -> str:
-    """Return a sentence with the outcomes and gaps of all packaged verdicts of models on one card model."""
+    """Return a sentence with the outcomes and gaps of all packaged verdicts of models on one card
+    model.
+    """
     table = pq.read_table(DOCS.parent / "farm" / "data" / name / "verdicts.parquet")
     newest = {}
     for row in sorted(table.to_pylist(), key=lambda row: row["round"]):
@@ -185,8 +199,14 @@ def packaged_verdicts(name: str) -> str:
     judged = [row for row in newest.values() if row["outcome"] != "none"]
     gaps = {}
     for unit, quantity in (("us", "time"), ("mj", "energy")):
-        known = [row for row in judged if row[f"sum_{quantity}_{unit}"] and row[f"whole_{quantity}_{unit}"]]
-        gaps[quantity] = [row[f"sum_{quantity}_{unit}"] / row[f"whole_{quantity}_{unit}"] - 1 for row in known]
+        known = [
+            row
+            for row in judged
+            if row[f"sum_{quantity}_{unit}"] and row[f"whole_{quantity}_{unit}"]
+        ]
+        gaps[quantity] = [
+            row[f"sum_{quantity}_{unit}"] / row[f"whole_{quantity}_{unit}"] - 1 for row in known
+        ]
     median = {quantity: statistics.median(map(abs, values)) for quantity, values in gaps.items()}
     worst = {quantity: max(values, key=abs) for quantity, values in gaps.items()}
     return (
@@ -201,7 +221,9 @@ def packaged_verdicts(name: str) -> str:
 def test_the_readme_states_all_packaged_verdicts(request, name):
     """`--regenerate-golden` writes the current figures into the README."""
     page = README.read_text()
-    ((row, cells),) = re.findall(rf"^(\| .*?NVIDIA {name.upper()}.*? \| [\d,]+ \| )(.*) \|$", page, re.MULTILINE)
+    ((row, cells),) = re.findall(
+        rf"^(\| .*?NVIDIA {name.upper()}.*? \| [\d,]+ \| )(.*) \|$", page, re.MULTILINE
+    )
     sentence = packaged_verdicts(name)
     if request.config.getoption("--regenerate-golden"):
         README.write_text(page.replace(row + cells, row + sentence))
@@ -215,8 +237,12 @@ def test_the_architecture_page_lists_the_modules_of_every_room(request):
     table = page.read_text().partition("| room | subject | modules |\n")[2].partition("\n\n")[0]
     rows = [line.strip("| ").split(" | ") for line in table.splitlines()[1:]]
     rooms = [f"farm/{room}" for room in ORDER if (DOCS.parent / "farm" / room).is_dir()]
-    assert [room for room, *_ in rows] == [f"`{room}/`" for room in ("cli", "tasks", *rooms, "farm")]
-    current = [(room, subject, _modules(DOCS.parent / room.strip("`"))) for room, subject, _ in rows]
+    assert [room for room, *_ in rows] == [
+        f"`{room}/`" for room in ("cli", "tasks", *rooms, "farm")
+    ]
+    current = [
+        (room, subject, _modules(DOCS.parent / room.strip("`"))) for room, subject, _ in rows
+    ]
     if request.config.getoption("--regenerate-golden"):
         new = "\n".join(f"| {' | '.join(row)} |" for row in current)
         page.write_text(page.read_text().replace(table.partition("\n")[2], new))
@@ -227,7 +253,9 @@ def test_the_architecture_page_lists_the_modules_of_every_room(request):
 def _modules(room: Path) -> str:
     names = [file.stem for file in room.glob("*.py") if not file.stem.startswith("__")]
     if room.name != "farm":
-        names += [f"{folder.name}/" for folder in room.iterdir() if (folder / "__init__.py").exists()]
+        names += [
+            f"{folder.name}/" for folder in room.iterdir() if (folder / "__init__.py").exists()
+        ]
     return ", ".join(f"`{name}`" for name in sorted(names))
 
 
@@ -250,4 +278,6 @@ def test_no_text_has_the_marks_of_an_unresolved_merge():
     ):
         for path in README.parent.glob(pattern):
             if path.suffix in (".md", ".toml", ".txt", ".yml", ".py", ".json", ".html"):
-                assert not any(line.startswith(marks) for line in path.read_text("utf-8").splitlines()), path
+                assert not any(
+                    line.startswith(marks) for line in path.read_text("utf-8").splitlines()
+                ), path

@@ -17,11 +17,17 @@ NOT_PINNED = {"operator-farm", "setuptools"}  # the project, and what builds it
 
 
 def names(lines: list[str]) -> set[str]:
-    return {canonicalize_name(Requirement(line).name) for line in lines if line and not line.startswith("#")}
+    return {
+        canonicalize_name(Requirement(line).name)
+        for line in lines
+        if line and not line.startswith("#")
+    }
 
 
 def needed(root: str, python: str) -> set[str]:
-    """The names of all packages that a requirement needs with this version of Python. Extras are included."""
+    """The names of all packages that a requirement needs with this version of Python. Extras are
+    included.
+    """
     there = {"python_full_version": python, "python_version": python.rpartition(".")[0]}
     found: set[str] = set()
     to_do, seen = [Requirement(root)], set()
@@ -38,10 +44,14 @@ def needed(root: str, python: str) -> set[str]:
             continue
         for text in requirements:
             more = Requirement(text)
-            if more.marker is None or any(more.marker.evaluate({**there, "extra": extra}) for extra in extras | {""}):
+            if more.marker is None or any(
+                more.marker.evaluate({**there, "extra": extra}) for extra in extras | {""}
+            ):
                 to_do.append(more)
     # The CUDA libraries of a build of torch have no pins: torch names their exact versions.
-    return {name for name in found if not name.startswith(("nvidia-cu", "nvidia-n", "cuda-", "triton"))}
+    return {
+        name for name in found if not name.startswith(("nvidia-cu", "nvidia-n", "cuda-", "triton"))
+    }
 
 
 @pytest.mark.parametrize("python", PYTHONS)
@@ -55,7 +65,9 @@ def test_every_needed_package_has_a_pinned_version(root: str, part: int, python:
 @pytest.mark.parametrize("python", PYTHONS)
 def test_the_pinned_versions_support_each_python(python: str) -> None:
     for pin in (Requirement(line) for line in CONSTRAINTS.splitlines() if not line.startswith("#")):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # only other versions of Python need it
+        with contextlib.suppress(
+            importlib.metadata.PackageNotFoundError
+        ):  # only other versions of Python need it
             found = importlib.metadata.metadata(pin.name)
             applies = pin.marker is None or pin.marker.evaluate({"python_full_version": python})
             if applies and pin.specifier.contains(found["Version"]):

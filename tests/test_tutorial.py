@@ -22,7 +22,9 @@ BLOCK = re.compile(r"^```console\nfarm (.+)\n```\n\n```text\n((?:.*\n)*?)```$", 
 _TIME = re.compile(r"<?\d+(?:\.\d+)? (?:years?|months?|weeks?|days?|d|h|min|s)\b")
 _COUNT = re.compile(r"\d+ more: -n \d+")  # every package has more readings
 _PROGRESS = re.compile(r"^farm .+ is working.*\n", re.MULTILINE)
-_HEAD = re.compile(r"^ +accuracy +accuracy *$|^job +title .*$", re.MULTILINE)  # of the table with the reader's own job
+_HEAD = re.compile(
+    r"^ +accuracy +accuracy *$|^job +title .*$", re.MULTILINE
+)  # of the table with the reader's own job
 _OWN = "alexnet"  # measured by the reader: different figures on every machine
 
 
@@ -33,13 +35,19 @@ def terminal(monkeypatch, tmp_path):
 
 
 def words(printed: str) -> Counter[str]:
-    """Count the words of an output, without ages, numbers of further rows and the own job; whatever the line breaks."""
+    """Count the words of an output, without ages, numbers of further rows and the own job; whatever
+    the line breaks.
+    """
     lines = [line for line in _HEAD.sub("", shown(printed)).splitlines() if _OWN not in line]
-    return Counter(word for word in _COUNT.sub("", _TIME.sub("", "\n".join(lines))).split() if word.strip("─"))
+    return Counter(
+        word for word in _COUNT.sub("", _TIME.sub("", "\n".join(lines))).split() if word.strip("─")
+    )
 
 
 def shown(printed: str) -> str:
-    """The output without notes of progress, which depend on the machine's speed, and without this machine's paths."""
+    """The output without notes of progress, which depend on the machine's speed, and without this
+    machine's paths.
+    """
     return _PROGRESS.sub("", printed).replace(str(FOLDER), "farm/data").rstrip()
 
 
@@ -58,7 +66,11 @@ def test_followed_word_by_word(request):
     written = PAGE.read_text()
     for command, printed in BLOCK.findall(written):
         if "JOB" in command:
-            (job,) = [job["id"] for job in json.loads(farm("jobs --json"))["jobs"] if job["title"].startswith(_OWN)]
+            (job,) = [
+                job["id"]
+                for job in json.loads(farm("jobs --json"))["jobs"]
+                if job["title"].startswith(_OWN)
+            ]
             said = farm(command.replace("JOB", job))
         else:
             said = farm(command)

@@ -1,4 +1,6 @@
-"""A TLS proxy for a real server on a Unix socket, because the servers from wheels are built without TLS."""
+"""A TLS proxy for a real server on a Unix socket, because the servers from wheels are built without
+TLS.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,13 @@ _POSTGRES_SSL_REQUEST = bytes.fromhex("0000000804d2162f")
 
 
 class TlsProxy:
-    """Listens on a free port of 127.0.0.1 and passes every connection on to ``socket_path``, decrypted."""
+    """Listens on a free port of 127.0.0.1 and passes every connection on to ``socket_path``,
+    decrypted.
+    """
 
-    def __init__(self, socket_path: Path, certificate: Path, key: Path, *, postgres: bool = False) -> None:
+    def __init__(
+        self, socket_path: Path, certificate: Path, key: Path, *, postgres: bool = False
+    ) -> None:
         self._target = str(socket_path)
         self._postgres = postgres
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -35,7 +41,10 @@ class TlsProxy:
                 if raw.recv(8, socket.MSG_WAITALL) != _POSTGRES_SSL_REQUEST:
                     return
                 raw.sendall(b"S")
-            with self._context.wrap_socket(raw, server_side=True) as client, socket.socket(socket.AF_UNIX) as server:
+            with (
+                self._context.wrap_socket(raw, server_side=True) as client,
+                socket.socket(socket.AF_UNIX) as server,
+            ):
                 server.connect(self._target)
                 back = threading.Thread(target=_pump, args=(server, client), daemon=True)
                 back.start()
@@ -47,7 +56,10 @@ class TlsProxy:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)

@@ -1,11 +1,12 @@
-"""Distribute the tests over the workers of pytest-xdist, so that two cores are busy from beginning to end.
+"""Distribute the tests over the workers of pytest-xdist, so that two cores are busy from beginning
+to end.
 
-A test with a farm mostly waits for leases and heartbeats; a test in process keeps a core busy. So there are more
-workers than cores, and some of them, never all, run farm tests until none are left. Tests that share a farm form one
-row and go to one worker, because another worker would start a separate farm. (The marker `xdist_group` is for that, but
-pytest-xdist 3.8 does not see the groups of pytest 9.2: its issue 1386.) All other tests follow file by file, so that
-one worker runs the fixtures and imports of a file.
-"""
+A test with a farm mostly waits for leases and heartbeats; a test in process keeps a core busy. So
+there are more workers than cores, and some of them, never all, run farm tests until none are left.
+Tests that share a farm form one row and go to one worker, because another worker would start a
+separate farm. (The marker `xdist_group` is for that, but pytest-xdist 3.8 does not see the groups
+of pytest 9.2: its issue 1386.) All other tests follow file by file, so that one worker runs the
+fixtures and imports of a file."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-#: Files whose tests start complete farms or wait as long for servers, the longest row first. A file that is missing
-#: here only runs later.
+#: Files whose tests start complete farms or wait as long for servers, the longest row first. A file
+#: that is missing here only runs later.
 ROWS = (
     ("faults/test_soak.py",),
     ("faults/test_processes.py", "tasks/test_flower.py", "cli/test_doctor_of_a_farm.py"),
@@ -38,8 +39,8 @@ ROWS = (
 )
 #: Number of workers that run rows at the same time.
 WAITING = 3
-#: Files that keep a core busy for long; if one began last, all others would wait for it. Files in one group import
-#: transformers, which takes three seconds, once for the group; or DuckDB.
+#: Files that keep a core busy for long; if one began last, all others would wait for it. Files in
+#: one group import transformers, which takes three seconds, once for the group; or DuckDB.
 BUSY = (
     ("operators/test_partition.py",),
     ("training/test_rebuild.py", "training/test_capture.py", "cli/test_memory.py"),
@@ -75,7 +76,9 @@ def starts_farms(item: pytest.Item) -> bool:
 
 
 def number_of_workers(*, waiting: bool) -> int:
-    """Return the number of cores, and more if half of the tests wait. Each worker collects all tests."""
+    """Return the number of cores, and more if half of the tests wait. Each worker collects all
+    tests.
+    """
     return len(os.sched_getaffinity(0)) + 3 * waiting
 
 

@@ -1,20 +1,23 @@
-"""Inject 1,000 seeded faults of 31 kinds into three hosts that work on one job of 5,000 items, and audit the result.
+"""Inject 1,000 seeded faults of 31 kinds into three hosts that work on one job of 5,000 items, and
+audit the result.
 
-    python -m benchmarks.soak --folder FOLDER --minutes 20        # a part; again for the next part, until all are done
-    python -m benchmarks.soak --folder FOLDER --audit             # the audit again, after the last part
-    python -m benchmarks.soak --faults 25 --items 60 --cards 1 --every 1 --minutes 1
+    python -m benchmarks.soak --folder FOLDER --minutes 20        # a part; again for the next part,
+    until all are done python -m benchmarks.soak --folder FOLDER --audit             # the audit
+    again, after the last part python -m benchmarks.soak --faults 25 --items 60 --cards 1 --every 1
+    --minutes 1
 
-The hosts are separate supervisors with simulated cards; a broker and a PostgreSQL are on a fourth host. A fault counts
-only if its effect was observed: a process is gone or stopped, a write or a connection is refused, a file is moved
-aside. Otherwise it is tried again. Faults of different places (three hosts, broker, database) overlap. One item in a
-hundred is bad: it poisons, ends or fails its process, or hangs. With two cards or more per host, other jobs have items
-on two cards. Meanwhile, a person drains and resumes cards, cancels
-jobs, starts a second `farm worker`, and releases cards that failed their health check.
+The hosts are separate supervisors with simulated cards; a broker and a PostgreSQL are on a fourth
+host. A fault counts only if its effect was observed: a process is gone or stopped, a write or a
+connection is refused, a file is moved aside. Otherwise it is tried again. Faults of different
+places (three hosts, broker, database) overlap. One item in a hundred is bad: it poisons, ends or
+fails its process, or hangs. With two cards or more per host, other jobs have items on two cards.
+Meanwhile, a person drains and resumes cards, cancels jobs, starts a second `farm worker`, and
+releases cards that failed their health check.
 
-The folder has the database, the records and the logs; a next part starts new hosts on the same database and job. At the
-end `benchmarks/soak/audit.py` compares what was submitted with the database, its events, and what the cards executed.
-Exit code 1: the audit found something, or faults or items are left; 2: the next part has to do the rest.
-"""
+The folder has the database, the records and the logs; a next part starts new hosts on the same
+database and job. At the end `benchmarks/soak/audit.py` compares what was submitted with the
+database, its events, and what the cards executed. Exit code 1: the audit found something, or faults
+or items are left; 2: the next part has to do the rest."""
 
 from __future__ import annotations
 
@@ -56,7 +59,12 @@ class Part:
     """One part of a soak: the threads that inject faults, at most one per place at a time."""
 
     def __init__(
-        self, site: Site, jobs: Jobs, record: Record, faults: list[Fault], options: argparse.Namespace
+        self,
+        site: Site,
+        jobs: Jobs,
+        record: Record,
+        faults: list[Fault],
+        options: argparse.Namespace,
     ) -> None:
         self.site, self.jobs, self.record, self.options = site, jobs, record, options
         self.left = record.left(fault for fault in faults if not self.missing(fault.kind))
@@ -88,11 +96,15 @@ class Part:
             if place not in self.running:
                 self.left.remove(fault)
                 self.running[place] = self._threads.submit(self._inject, fault, place)
-                self._next_s = time.monotonic() + self._chance.uniform(0.5, 1.5) * self.options.every
+                self._next_s = (
+                    time.monotonic() + self._chance.uniform(0.5, 1.5) * self.options.every
+                )
                 return
 
     def _place(self, fault: Fault) -> str:
-        """Where a fault is injected: on the host that was drawn, or on another if faults are at work there."""
+        """Where a fault is injected: on the host that was drawn, or on another if faults are at
+        work there.
+        """
         if KINDS[fault.kind].place != "host":
             return KINDS[fault.kind].place
         names = [host.name for host in self.site.hosts]
@@ -109,17 +121,27 @@ class Part:
 
     def _inject(self, fault: Fault, place: str) -> None:
         kind, begin_s, observed, why_not = KINDS[fault.kind], time.time(), "", ""
-        host = next((host for host in self.site.hosts if host.name == place), self.site.hosts[fault.host])
+        host = next(
+            (host for host in self.site.hosts if host.name == place), self.site.hosts[fault.host]
+        )
         try:
-            observed = kind.inject(Scene(self.site, self.jobs, host, fault.chance(self.options.seed)))
+            observed = kind.inject(
+                Scene(self.site, self.jobs, host, fault.chance(self.options.seed))
+            )
         except Exception as error:  # often another fault is at work
             why_not = f"{type(error).__name__}: {error}".splitlines()[0]
             if not isinstance(error, EXPECTED):
                 traceback.print_exc()
             self.left.append(Fault(fault.number, fault.kind, fault.host, fault.tries + 1))
-        self.record.add(Outcome(fault.number, fault.tries, kind.name, place, begin_s, time.time(), observed, why_not))
+        self.record.add(
+            Outcome(
+                fault.number, fault.tries, kind.name, place, begin_s, time.time(), observed, why_not
+            )
+        )
         print(
-            f"{time.strftime('%H:%M:%S')} {place:<8} {kind.name}: {observed or 'NOT OBSERVED ' + why_not}", flush=True
+            f"{time.strftime('%H:%M:%S')} {place:<8} {kind.name}: "
+            f"{observed or 'NOT OBSERVED ' + why_not}",
+            flush=True,
         )
 
 
@@ -133,7 +155,9 @@ def run_part(site: Site, jobs: Jobs, record: Record, options: argparse.Namespace
         jobs.submit("main", options.items, Random(options.seed), bad=options.items // 100)
         if options.cards > 1:
             jobs.submit("groups", -(-options.items // 20), Random(options.seed), bad=0, cards=2)
-    part = Part(site, jobs, record, drawn(options.kinds, options.faults, HOSTS, options.seed), options)
+    part = Part(
+        site, jobs, record, drawn(options.kinds, options.faults, HOSTS, options.seed), options
+    )
     person = Person(site, jobs, options.seed, len(record.outcomes))
 
     def tend() -> None:
@@ -166,7 +190,10 @@ def _start_hosts(site: Site) -> None:
         host.tend()
     deadline_s = time.monotonic() + START_S
     cards = sum(len(host.cards) for host in site.hosts)
-    query = "SELECT count(*) FROM card WHERE state NOT IN ('starting', 'stopped') AND software_id IS NOT NULL"
+    query = (
+        "SELECT count(*) FROM card WHERE state NOT IN ('starting', 'stopped') AND software_id IS "
+        "NOT NULL"
+    )
     while True:
         with site.connect() as connection:
             ready = connection.execute(query).fetchone()[0]
@@ -201,7 +228,9 @@ def summary(site: Site, record: Record) -> dict[str, Any]:
         variants[kind][variant] = number
     operations = Counter[str]()
     for part in parts:
-        operations.update({name: number for name, number in part.items() if name not in ("seconds", "open")})
+        operations.update(
+            {name: number for name, number in part.items() if name not in ("seconds", "open")}
+        )
     return {
         "seconds": round(sum(part["seconds"] for part in parts), 1),
         "parts": len(parts),
@@ -233,34 +262,67 @@ def show(found: dict[str, Any]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.soak",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--folder", type=Path, help="records, logs and database; default: a temporary folder")
+    parser.add_argument(
+        "--folder", type=Path, help="records, logs and database; default: a temporary folder"
+    )
     parser.add_argument("--faults", type=int, default=1000, help="number of faults")
-    parser.add_argument("--kinds", type=_kinds, default=list(KINDS), help="kinds of faults, with commas; default: all")
+    parser.add_argument(
+        "--kinds",
+        type=_kinds,
+        default=list(KINDS),
+        help="kinds of faults, with commas; default: all",
+    )
     parser.add_argument("--items", type=int, default=5000, help="items of the job")
     parser.add_argument("--cards", type=int, default=2, help="cards of each host")
     parser.add_argument("--item-s", type=float, default=2.0, help="duration of an item, in seconds")
-    parser.add_argument("--every", type=float, default=2.5, help="mean time between the begins of faults, in seconds")
-    parser.add_argument("--minutes", type=float, default=20.0, help="begin no fault after this time; then end the part")
-    parser.add_argument("--seed", type=int, default=None, help="default: of the folder, or a random one")
-    parser.add_argument("--last", action="store_true", help="end all jobs after this part, even if faults are left")
+    parser.add_argument(
+        "--every",
+        type=float,
+        default=2.5,
+        help="mean time between the begins of faults, in seconds",
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=20.0,
+        help="begin no fault after this time; then end the part",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=None, help="default: of the folder, or a random one"
+    )
+    parser.add_argument(
+        "--last", action="store_true", help="end all jobs after this part, even if faults are left"
+    )
     parser.add_argument("--audit", action="store_true", help="only audit the folder")
     parser.add_argument("--json", type=Path, help="write the result there")
     options = parser.parse_args()
     options.last |= options.folder is None
     with contextlib.ExitStack() as stack:
-        folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp")))
+        folder = options.folder or Path(
+            stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp"))
+        )
         folder.mkdir(parents=True, exist_ok=True)
         _remember(folder / "state.json", options)
         site = stack.enter_context(running_site(folder.resolve(), options.cards, options.item_s))
         record = Record(folder / "faults.jsonl")
         complete = options.audit or run_part(site, Jobs(site), record, options)
         if not complete:
-            print(f"{len(record.observed)} faults are done; the next part: the same command again", file=sys.stderr)
+            print(
+                f"{len(record.observed)} faults are done; the next part: the same command again",
+                file=sys.stderr,
+            )
             if not options.last:
                 return 2
-        found = {"seed": options.seed, "hosts": HOSTS, "cards": HOSTS * options.cards, **summary(site, record)}
+        found = {
+            "seed": options.seed,
+            "hosts": HOSTS,
+            "cards": HOSTS * options.cards,
+            **summary(site, record),
+        }
     show(found)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))
@@ -271,7 +333,9 @@ def _kinds(text: str) -> list[str]:
     names = text.split(",")
     unknown = [name for name in names if name not in KINDS]
     if unknown:
-        raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; known: {', '.join(KINDS)}")
+        raise argparse.ArgumentTypeError(
+            f"unknown: {', '.join(unknown)}; known: {', '.join(KINDS)}"
+        )
     return names
 
 
@@ -280,7 +344,12 @@ def _remember(file: Path, options: argparse.Namespace) -> None:
     same = json.loads(file.read_text()) if file.exists() else {}
     if not same:
         seed = secrets.randbelow(10**6) if options.seed is None else options.seed
-        same = {"seed": seed, "faults": options.faults, "items": options.items, "cards": options.cards}
+        same = {
+            "seed": seed,
+            "faults": options.faults,
+            "items": options.items,
+            "cards": options.cards,
+        }
         same["kinds"] = options.kinds
         file.write_text(json.dumps(same))
     vars(options).update(same)

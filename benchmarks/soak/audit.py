@@ -1,11 +1,15 @@
-"""The audit of a soak: what was submitted against the database, the events of its items, and what the cards executed.
+"""The audit of a soak: what was submitted against the database, the events of its items, and what
+the cards executed.
 
-It reads files and SQL only and uses none of the farm's code. Its sources are independent of each other:
+It reads files and SQL only and uses none of the farm's code. Its sources are independent of each
+other:
 
 - `jobs.jsonl`: the subjects of each job, recorded before they were submitted;
 - the tables item, reading, verdict and job at the end;
-- the table soak_event: a trigger of the database (`EVENTS`) records each change of an item's state, token or reading;
-- `host*/executions.log`: the processes of the cards record the begin and end of each measurement (`in_hosts`).
+- the table soak_event: a trigger of the database (`EVENTS`) records each change of an item's state,
+  token or reading;
+- `host*/executions.log`: the processes of the cards record the begin and end of each measurement
+  (`in_hosts`).
 
     python -m benchmarks.soak --folder FOLDER --audit
 """
@@ -50,7 +54,8 @@ EXAMPLES = 5
 class Submission:
     purpose: str
     subjects: dict[str, str]  # subject -> "" or the behaviour of a bad item
-    job: str = ""  # "": the connection ended at the commit, so the submitter does not know whether there is a job
+    # "": the connection ended at the commit, so the submitter does not know whether there is a job
+    job: str = ""
 
 
 @dataclass
@@ -58,8 +63,12 @@ class Evidence:
     """All sources. Rows are dictionaries by column."""
 
     submissions: list[Submission]
-    executions: dict[tuple[str, str, str], list[float]]  # (subject, card, "begin" or "end") -> sorted times in s
-    spans: dict[str, list[tuple[float, float, str]]]  # card -> begin and end in s, subject: of each whole measurement
+    executions: dict[
+        tuple[str, str, str], list[float]
+    ]  # (subject, card, "begin" or "end") -> sorted times in s
+    spans: dict[
+        str, list[tuple[float, float, str]]
+    ]  # card -> begin and end in s, subject: of each whole measurement
     items: list[dict[str, Any]]
     readings: list[dict[str, Any]]
     jobs: list[dict[str, Any]]
@@ -89,7 +98,11 @@ class Evidence:
         """The submissions that the database accepted, and the jobs of their items."""
         found = []
         for one in self.submissions:
-            jobs = {item["job_id"] for subject in one.subjects for item in self.items_of.get(subject, ())}
+            jobs = {
+                item["job_id"]
+                for subject in one.subjects
+                for item in self.items_of.get(subject, ())
+            }
             found += [(one, jobs)] if one.job or jobs else []
         return found
 
@@ -100,13 +113,19 @@ class Evidence:
     @cached_property
     def claims(self) -> list[dict[str, Any]]:
         """The events by which a worker took an item."""
-        return [e for e in self.events if e["state"] == "claimed" and e["token"] and e["token"] != e["old_token"]]
+        return [
+            e
+            for e in self.events
+            if e["state"] == "claimed" and e["token"] and e["token"] != e["old_token"]
+        ]
 
 
 CHECKS: dict[str, Callable[[Evidence], Iterable[Any]]] = {}
 
 
-def none(name: str) -> Callable[[Callable[[Evidence], Iterable[Any]]], Callable[[Evidence], Iterable[Any]]]:
+def none(
+    name: str,
+) -> Callable[[Callable[[Evidence], Iterable[Any]]], Callable[[Evidence], Iterable[Any]]]:
     """Register a check: there must be none of what it returns."""
 
     def register(check: Callable[[Evidence], Iterable[Any]]) -> Callable[[Evidence], Iterable[Any]]:
@@ -116,22 +135,33 @@ def none(name: str) -> Callable[[Callable[[Evidence], Iterable[Any]]], Callable[
     return register
 
 
-# ------------------------------------------------------------------------------------------ jobs and items
+# ------------------------------------------------------------------------------------------ jobs
+# and items
 
 
 @none("submissions that are not exactly one job")
 def _not_one_job(of: Evidence) -> Iterable[Any]:
-    return [(one.job, jobs) for one, jobs in of.planned if len(jobs) != 1 or (one.job and {one.job} != jobs)]
+    return [
+        (one.job, jobs)
+        for one, jobs in of.planned
+        if len(jobs) != 1 or (one.job and {one.job} != jobs)
+    ]
 
 
 @none("items lost: submitted and not in the database")
 def _missing_items(of: Evidence) -> Iterable[Any]:
-    return [subject for one, _ in of.planned for subject in one.subjects if subject not in of.items_of]
+    return [
+        subject for one, _ in of.planned for subject in one.subjects if subject not in of.items_of
+    ]
 
 
 @none("items doubled, or not submitted")
 def _unknown_items(of: Evidence) -> Iterable[Any]:
-    return [subject for subject, its in of.items_of.items() if len(its) != 1 or subject not in of.behaviour]
+    return [
+        subject
+        for subject, its in of.items_of.items()
+        if len(its) != 1 or subject not in of.behaviour
+    ]
 
 
 @none("items open at the end")
@@ -155,9 +185,13 @@ def _bad_items(of: Evidence) -> Iterable[Any]:
 
 @none("jobs that are not done, and cancelled jobs that nobody cancelled")
 def _job_ends(of: Evidence) -> Iterable[Any]:
-    may_be_cancelled = {job for one, jobs in of.planned if one.purpose == "cancelled" for job in jobs}
+    may_be_cancelled = {
+        job for one, jobs in of.planned if one.purpose == "cancelled" for job in jobs
+    }
     for job in of.jobs:
-        if job["state"] != "done" and not (job["id"] in of.cancelled and job["id"] in may_be_cancelled):
+        if job["state"] != "done" and not (
+            job["id"] in of.cancelled and job["id"] in may_be_cancelled
+        ):
             yield job["id"], job["state"]
 
 
@@ -167,7 +201,8 @@ def _verdicts(of: Evidence) -> Iterable[Any]:
     return [job["id"] for job in of.jobs if job["id"] not in of.cancelled and found[job["id"]] != 1]
 
 
-# ------------------------------------------------------------------------------------------------ readings
+# ------------------------------------------------------------------------------------------------
+# readings
 
 
 @none("items done without a reading of their subject")
@@ -208,16 +243,21 @@ def _wrong_values(of: Evidence) -> Iterable[Any]:
         # A reading of several cards has the time of one of them, and the power of all.
         power_w = of.cards_of.get(subject, 1) * (150.0 + 500.0 * fraction("power", subject))
         expected = {"time_us": time_us, "power_w": power_w, "energy_mj": time_us * power_w * 1e-3}
-        if not all(math.isclose(reading[name], value, rel_tol=1e-9) for name, value in expected.items()):
+        if not all(
+            math.isclose(reading[name], value, rel_tol=1e-9) for name, value in expected.items()
+        ):
             yield reading["id"]
 
 
-# ---------------------------------------------------------------------------------- events and executions
+# ---------------------------------------------------------------------------------- events and
+# executions
 
 
 @none("items begun or opened after their end")
 def _begun_after_end(of: Evidence) -> Iterable[Any]:
-    return [e["item_id"] for e in of.events if e["old_state"] in CLOSED and e["state"] != e["old_state"]]
+    return [
+        e["item_id"] for e in of.events if e["old_state"] in CLOSED and e["state"] != e["old_state"]
+    ]
 
 
 @none("items whose reading was accepted twice")
@@ -236,14 +276,17 @@ def _attempts(of: Evidence) -> Iterable[Any]:
 
 @none("measurements without a claim of their item on their card")
 def _without_claim(of: Evidence) -> Iterable[Any]:
-    """Up to any time, a card has begun at most as many measurements of a subject as there were claims.
+    """Up to any time, a card has begun at most as many measurements of a subject as there were
+    claims.
 
     The claim of an item on several cards is one of each card of its host.
     """
     subject_of = {item["id"]: item["subject_id"] for item in of.items}
     claimed_s: dict[tuple[str, str], list[float]] = defaultdict(list)
     for event in of.claims:
-        subject = subject_of.get(event["item_id"], "")  # "": the item is missing, which is another check
+        subject = subject_of.get(
+            event["item_id"], ""
+        )  # "": the item is missing, which is another check
         claimed_s[subject, _place(of, subject, event["card_id"])].append(event["at_s"])
     for (subject, card, what), times in of.executions.items():
         claims_s = sorted(claimed_s[subject, _place(of, subject, card)])
@@ -259,7 +302,9 @@ def _place(of: Evidence, subject: str, card: str) -> str:
 
 @none("readings without a measurement that ended on their card before")
 def _without_measurement(of: Evidence) -> Iterable[Any]:
-    accepted_s: dict[str, float] = {}  # by the clock of the trigger: faults set back the clock of the farm's database
+    accepted_s: dict[
+        str, float
+    ] = {}  # by the clock of the trigger: faults set back the clock of the farm's database
     for event in of.events:
         if event["reading_id"]:
             accepted_s.setdefault(event["reading_id"], event["at_s"])
@@ -279,12 +324,15 @@ def _overlaps(of: Evidence) -> Iterable[Any]:
             before_s = max(before_s, end_s)
 
 
-# ----------------------------------------------------------------------------------------------- the audit
+# -----------------------------------------------------------------------------------------------
+# the audit
 
 
 @dataclass(frozen=True)
 class Audit:
-    """The result: check -> how many it found (all must be 0), and the first of them; and the figures of the soak."""
+    """The result: check -> how many it found (all must be 0), and the first of them; and the
+    figures of the soak.
+    """
 
     checks: dict[str, int]
     wrong: dict[str, list[str]]
@@ -297,7 +345,11 @@ def audit(connection: Any, folder: Path) -> Audit:
     found = {name: list(check(of)) for name, check in CHECKS.items()}
     return Audit(
         {name: len(problems) for name, problems in found.items()},
-        {name: [str(one) for one in problems[:EXAMPLES]] for name, problems in found.items() if problems},
+        {
+            name: [str(one) for one in problems[:EXAMPLES]]
+            for name, problems in found.items()
+            if problems
+        },
         _figures(of),
     )
 
@@ -312,7 +364,8 @@ def collect(connection: Any, folder: Path) -> Evidence:
         _submissions(folder / "jobs.jsonl"),
         *_executions(folder),
         items=rows(
-            "SELECT id, job_id, subject_id, card_id, cards, state, attempts, repeated, reading_id, reason FROM item"
+            "SELECT id, job_id, subject_id, card_id, cards, state, attempts, repeated, "
+            "reading_id, reason FROM item"
         ),
         readings=rows("SELECT id, subject_id, card_id, time_us, power_w, energy_mj FROM reading"),
         jobs=rows("SELECT id, state FROM job"),

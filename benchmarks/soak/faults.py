@@ -1,8 +1,9 @@
-"""The kinds of faults. Each function injects one fault, observes its effect, repairs it and returns what it observed.
+"""The kinds of faults. Each function injects one fault, observes its effect, repairs it and returns
+what it observed.
 
-What a function returns begins with the variant of the fault: "replica: it refused a write". If there was no target or
-no effect, it raises `NotObserved`, or an error of a process, of the broker or of the database.
-"""
+What a function returns begins with the variant of the fault: "replica: it refused a write". If
+there was no target or no effect, it raises `NotObserved`, or an error of a process, of the broker
+or of the database."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ DATE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", re.MULTILINE)
 
 @dataclass
 class Scene:
-    """What a fault may affect and draw from. A fault of the broker or the database has a host too, for its messages."""
+    """What a fault may affect and draw from. A fault of the broker or the database has a host too,
+    for its messages.
+    """
 
     site: Site
     jobs: Jobs
@@ -59,7 +62,9 @@ class Scene:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of fault. Faults on the same place ("host", "broker", "database") follow one another; others overlap."""
+    """A kind of fault. Faults on the same place ("host", "broker", "database") follow one another;
+    others overlap.
+    """
 
     name: str
     place: str
@@ -70,7 +75,9 @@ class Kind:
 KINDS: dict[str, Kind] = {}
 
 
-def kind(name: str, place: str, needs: str = "") -> Callable[[Callable[[Scene], str]], Callable[[Scene], str]]:
+def kind(
+    name: str, place: str, needs: str = ""
+) -> Callable[[Callable[[Scene], str]], Callable[[Scene], str]]:
     def register(inject: Callable[[Scene], str]) -> Callable[[Scene], str]:
         KINDS[name] = Kind(name, place, inject, needs)
         return inject
@@ -78,7 +85,8 @@ def kind(name: str, place: str, needs: str = "") -> Callable[[Callable[[Scene], 
     return register
 
 
-# ----------------------------------------------------------------------------------------------- processes
+# -----------------------------------------------------------------------------------------------
+# processes
 
 
 @kind("benchmark killed", "host")
@@ -136,7 +144,9 @@ def rank_killed(scene: Scene) -> str:
 
 
 def _submit_group(scene: Scene) -> str:
-    """Submit a job of one item on two cards of the host; it is the next item in the queue. Return the id of the job."""
+    """Submit a job of one item on two cards of the host; it is the next item in the queue. Return
+    the id of the job.
+    """
     job_id = scene.jobs.submit("side", 1, scene.chance, bad=0, cards=2, to=scene.host.cards)
     with closing(scene.site.connect(connect_timeout=5)) as connection:
         rows = connection.execute("SELECT id FROM item WHERE job_id = %s", (job_id,)).fetchall()
@@ -148,8 +158,12 @@ def _submit_group(scene: Scene) -> str:
 def publisher_killed(scene: Scene) -> str:
     """A publisher is killed half-way. Its job has bad items, too."""
     with scene.site.client() as client:
-        until(lambda: _works(client), 20, "the broker does not work")  # it would keep the publisher waiting
-        client.set(TURN_KEY, "soak", ex=40)  # no reconciler publishes first, however slowly the publisher starts
+        until(
+            lambda: _works(client), 20, "the broker does not work"
+        )  # it would keep the publisher waiting
+        client.set(
+            TURN_KEY, "soak", ex=40
+        )  # no reconciler publishes first, however slowly the publisher starts
         try:
             job_id = scene.jobs.submit("side", 6, scene.chance, bad=1)
             code = _publish_and_die(scene, job_id)
@@ -185,16 +199,25 @@ def worker_stopped(scene: Scene) -> str:
 
 @kind("supervisor stopped", "host")
 def supervisor_stopped(scene: Scene) -> str:
-    """While the supervisor is stopped, one of its workers is killed: it starts again when the supervisor goes on."""
+    """While the supervisor is stopped, one of its workers is killed: it starts again when the
+    supervisor goes on.
+    """
     supervisor = scene.host.one("supervisor", scene.chance)
     role = scene.chance.choice(["worker", "control"])
     with _suspended([supervisor]):
         before = {process.pid for process in scene.host.processes(role)}
         kill(scene.host.one(role, scene.chance))
         scene.hold(*STOPPED_S)
-        if supervisor.status() != psutil.STATUS_STOPPED or {p.pid for p in scene.host.processes(role)} - before:
+        if (
+            supervisor.status() != psutil.STATUS_STOPPED
+            or {p.pid for p in scene.host.processes(role)} - before
+        ):
             raise NotObserved("the supervisor went on")
-    until(lambda: {p.pid for p in scene.host.processes(role)} - before, 60, f"the {role} did not start again")
+    until(
+        lambda: {p.pid for p in scene.host.processes(role)} - before,
+        60,
+        f"the {role} did not start again",
+    )
     return f"{role} killed meanwhile: it started again after SIGCONT"
 
 
@@ -232,7 +255,8 @@ def _suspended(processes: list[psutil.Process]) -> Iterator[None]:
                 process.resume()
 
 
-# -------------------------------------------------------------------------------------------- the host
+# -------------------------------------------------------------------------------------------- the
+# host
 
 
 @kind("network cut", "host", needs="network")
@@ -261,7 +285,9 @@ def _reaches(scene: Scene) -> bool:
 
 @kind("link to the broker half-open", "host")
 def link_half_open(scene: Scene) -> str:
-    """A NAT or a load balancer has forgotten the connections: no packet gets through, and nobody is told."""
+    """A NAT or a load balancer has forgotten the connections: no packet gets through, and nobody is
+    told.
+    """
     link, least = scene.host.link, len(scene.host.cards) + 1
     frozen = link.freeze(scene.chance.choice([0, 0, 100, 10_000]))
     if frozen < least:
@@ -277,7 +303,9 @@ def clock_jump(scene: Scene) -> str:
 
     def jumped() -> bool:
         dates = DATE.findall(scene.host.log_since(size))
-        return any(abs(datetime.fromisoformat(date).timestamp() - time.time()) > 43200 for date in dates)
+        return any(
+            abs(datetime.fromisoformat(date).timestamp() - time.time()) > 43200 for date in dates
+        )
 
     scene.host.set_clock(ahead_s)
     try:
@@ -326,14 +354,23 @@ def _spool_file(path: Path, how: str) -> None:
 
 @kind("spool file unreadable", "host")
 def spool_file_unreadable(scene: Scene) -> str:
-    how = scene.chance.choice(["not UTF-8", "nested too deep", "cut off", "a directory", "a FIFO", "a link to nothing"])
+    how = scene.chance.choice(
+        ["not UTF-8", "nested too deep", "cut off", "a directory", "a FIFO", "a link to nothing"]
+    )
     spool = scene.host.spool
     spool.mkdir(mode=0o700, exist_ok=True)
     # With the id of an item: its next claim also looks at the file first.
-    path = spool / f"{scene.jobs.item_id(scene.chance)}-{uuid.UUID(int=scene.chance.getrandbits(128)).hex}.json"
+    path = (
+        spool
+        / f"{scene.jobs.item_id(scene.chance)}-{uuid.UUID(int=scene.chance.getrandbits(128)).hex}.json"
+    )
     aside = spool / "unreadable" / path.name
     _spool_file(path, how)
-    until(lambda: os.path.lexists(aside) and not os.path.lexists(path), 30, f"{how}: it is not moved aside")
+    until(
+        lambda: os.path.lexists(aside) and not os.path.lexists(path),
+        30,
+        f"{how}: it is not moved aside",
+    )
     return f"{how}: it was moved aside"
 
 
@@ -343,10 +380,16 @@ def lock_file_is_a_fifo(scene: Scene) -> str:
     lock, size = scene.host.lock_of(card), scene.host.log_size()
     fifo = lock.with_suffix(".fifo")
     os.mkfifo(fifo)
-    fifo.replace(lock)  # before the worker ends: otherwise the next one may lock the file that is replaced
+    fifo.replace(
+        lock
+    )  # before the worker ends: otherwise the next one may lock the file that is replaced
     try:
         kill(*tree)
-        until(lambda: f"{lock} is not a regular file" in scene.host.log_since(size), 60, "no worker met the FIFO")
+        until(
+            lambda: f"{lock} is not a regular file" in scene.host.log_since(size),
+            60,
+            "no worker met the FIFO",
+        )
         scene.hold(0, 2)
     finally:
         kill(*tree)
@@ -366,7 +409,9 @@ time.sleep(120)
 
 @contextmanager
 def _held_by_another_user(lock: Path) -> Iterator[int]:
-    """Context manager: a process of another user waits for a lock and then holds it. Its process id."""
+    """Context manager: a process of another user waits for a lock and then holds it. Its process
+    id.
+    """
     with lock.open("rb") as file:
         words = [sys.executable, "-I", "-S", "-c", HOLD_LOCK, str(NOBODY)]
         other = subprocess.Popen(words, stdin=file, stdout=subprocess.PIPE)
@@ -383,7 +428,9 @@ def _holds(process: int, lock: Path) -> bool:
     file = lock.stat()
     place = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
     lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
-    return any(line[1] == "FLOCK" and line[4] == str(process) and line[5] == place for line in lines)
+    return any(
+        line[1] == "FLOCK" and line[4] == str(process) and line[5] == place for line in lines
+    )
 
 
 @kind("lock held by another user", "host")
@@ -402,7 +449,9 @@ def lock_held_by_another_user(scene: Scene) -> str:
 
 @kind("heartbeat lock held", "host")
 def heartbeat_lock_held(scene: Scene) -> str:
-    """Another user's process holds the lock of the host's common heartbeats: each worker renews its leases alone."""
+    """Another user's process holds the lock of the host's common heartbeats: each worker renews its
+    leases alone.
+    """
     lock = scene.host.locks / "heartbeats.lock"
     with _held_by_another_user(lock) as other:
         until(lambda: _holds(other, lock), 20, "the lock was not free")
@@ -410,7 +459,11 @@ def heartbeat_lock_held(scene: Scene) -> str:
         for_s = scene.chance.uniform(*STOPPED_S)
         before = _last_seen(scene)
         time.sleep(for_s)
-        until(lambda: all(before[card] != at_s for card, at_s in _last_seen(scene).items()), 20, "a card was not seen")
+        until(
+            lambda: all(before[card] != at_s for card, at_s in _last_seen(scene).items()),
+            20,
+            "a card was not seen",
+        )
         held_s = time.monotonic() - begin_s
         if not _holds(other, lock):
             raise NotObserved("the lock was not held")
@@ -425,7 +478,9 @@ def _last_seen(scene: Scene) -> dict[str, float]:
 
 @kind("group folder locked", "host")
 def group_folder_locked(scene: Scene) -> str:
-    """Another user's process holds the lock and a folder of groups. A group of the host begins nevertheless."""
+    """Another user's process holds the lock and a folder of groups. A group of the host begins
+    nevertheless.
+    """
     lock = scene.host.locks / "folders_of_groups.lock"
     lock.touch()
     unnamed = Path(tempfile.mkdtemp(prefix="soak-"))
@@ -438,7 +493,9 @@ def group_folder_locked(scene: Scene) -> str:
         with _held_by_another_user(lock) as first, _held_by_another_user(owned) as second:
             until(partial(_holds, first, lock), 20, "the lock was not free")
             until(partial(_holds, second, owned), 20, "the folder was not locked")
-            unnamed.rename(folder)  # with its lock: a start of a group removes folders of groups that have ended
+            unnamed.rename(
+                folder
+            )  # with its lock: a start of a group removes folders of groups that have ended
             job_id = _submit_group(scene)
             until(lambda: _states(scene, job_id) == ["done"], 60, "no group was measured")
             if not folder.exists():
@@ -456,13 +513,19 @@ def _states(scene: Scene, job_id: str) -> list[str]:
     return []
 
 
-# ---------------------------------------------------------------------------------------------- the broker
+# ---------------------------------------------------------------------------------------------- the
+# broker
 
 
 def _restarted(
-    scene: Scene, stops: Mapping[str, Callable[[], None]], start: Callable[[], None], check_refused: Callable[[], None]
+    scene: Scene,
+    stops: Mapping[str, Callable[[], None]],
+    start: Callable[[], None],
+    check_refused: Callable[[], None],
 ) -> str:
-    """Stop a server in one of these ways, see that it refuses connections, and start it again after a while."""
+    """Stop a server in one of these ways, see that it refuses connections, and start it again after
+    a while.
+    """
     how = scene.chance.choice(list(stops))
     scene.site.serve(stops[how])
     try:
@@ -478,7 +541,9 @@ def broker_restarted(scene: Scene) -> str:
     broker = scene.site.broker
     with scene.site.client() as client:
         check = partial(_refused, client.ping, redis.ConnectionError, "")
-        return _restarted(scene, {"SIGKILL": broker.kill, "SIGTERM": broker.stop}, broker.start, check)
+        return _restarted(
+            scene, {"SIGKILL": broker.kill, "SIGTERM": broker.stop}, broker.start, check
+        )
 
 
 @kind("broker wiped", "broker")
@@ -495,7 +560,11 @@ def broker_full(scene: Scene) -> str:
     with scene.site.client() as client:
         client.config_set("maxmemory", 1)
         try:
-            _refused(partial(client.set, "soak.probe", "1"), redis.exceptions.OutOfMemoryError, "maxmemory")
+            _refused(
+                partial(client.set, "soak.probe", "1"),
+                redis.exceptions.OutOfMemoryError,
+                "maxmemory",
+            )
             scene.hold(2, 8)
         finally:
             client.config_set("maxmemory", 0)
@@ -505,7 +574,9 @@ def broker_full(scene: Scene) -> str:
 @kind("broker takes no writes", "broker")
 def broker_takes_no_writes(scene: Scene) -> str:
     """It answers PING."""
-    how = scene.chance.choice(["replica of nothing", "min-replicas-to-write", "no BRPOP", "no PUBLISH"])
+    how = scene.chance.choice(
+        ["replica of nothing", "min-replicas-to-write", "no BRPOP", "no PUBLISH"]
+    )
     with scene.site.client() as client:
         write: Callable[[], Any] = partial(client.set, "soak.probe", "1")
         refused: tuple[type[Exception], str] = (redis.exceptions.NoPermissionError, "permissions")
@@ -514,7 +585,9 @@ def broker_takes_no_writes(scene: Scene) -> str:
                 begin, end = ("REPLICAOF", "127.0.0.1", "1"), ("REPLICAOF", "NO", "ONE")
                 refused = (redis.ReadOnlyError, "")
             case "min-replicas-to-write":
-                begin, end = (("CONFIG", "SET", "min-replicas-to-write", number) for number in ("1", "0"))
+                begin, end = (
+                    ("CONFIG", "SET", "min-replicas-to-write", number) for number in ("1", "0")
+                )
                 refused = (redis.ResponseError, "NOREPLICAS")
             case "no BRPOP":
                 begin, end = (("ACL", "SETUSER", "default", f"{sign}brpop") for sign in "-+")
@@ -536,10 +609,17 @@ def broker_takes_no_writes(scene: Scene) -> str:
 def message_repeated(scene: Scene) -> str:
     with scene.site.client() as client:
         entries = until(lambda: client.hvals("unacked"), 20, "no message was in work")
-        copies = [_copy(json.loads(entry)[0]) for entry in scene.chance.sample(entries, min(3, len(entries)))]
+        copies = [
+            _copy(json.loads(entry)[0])
+            for entry in scene.chance.sample(entries, min(3, len(entries)))
+        ]
         for queue, copy in copies:
             client.rpush(queue, copy)  # workers take messages from this end
-        until(lambda: not any(_waits(client, queue, copy) for queue, copy in copies), 40, "nobody took the copies")
+        until(
+            lambda: not any(_waits(client, queue, copy) for queue, copy in copies),
+            40,
+            "nobody took the copies",
+        )
     return f"of items in work: {len(copies)} copies were taken"
 
 
@@ -567,8 +647,15 @@ def message_in_another_queue(scene: Scene) -> str:
         letter = until(lambda: client.rpop("soak.letters"), 5, "the message was not published")
         client.rpush(*_copy(json.loads(letter), queue))
     dropped = f"Dropped a message from queue {queue}: its task belongs to another queue"
-    until(lambda: any(dropped in one.log_since(size) for one, size in sizes), 40, "no worker dropped the message")
-    return f"{task} in the queue {'of a card' if task == 'aggregate' else 'control'}: a worker dropped it"
+    until(
+        lambda: any(dropped in one.log_since(size) for one, size in sizes),
+        40,
+        "no worker dropped the message",
+    )
+    return (
+        f"{task} in the queue {'of a card' if task == 'aggregate' else 'control'}: a worker "
+        "dropped it"
+    )
 
 
 def _refused(write: Callable[[], Any], kind: type[Exception], words: str) -> None:
@@ -581,7 +668,8 @@ def _refused(write: Callable[[], Any], kind: type[Exception], words: str) -> Non
     raise NotObserved("a write was accepted")
 
 
-# -------------------------------------------------------------------------------------------- the database
+# -------------------------------------------------------------------------------------------- the
+# database
 
 
 @kind("database restarted", "database")
@@ -590,7 +678,10 @@ def database_restarted(scene: Scene) -> str:
     connect = partial(scene.site.connect, connect_timeout=2)
     check = partial(_refused, connect, psycopg.OperationalError, "")
     return _restarted(
-        scene, {"immediate shutdown": postgres.kill, "fast shutdown": postgres.stop}, postgres.start, check
+        scene,
+        {"immediate shutdown": postgres.kill, "fast shutdown": postgres.stop},
+        postgres.start,
+        check,
     )
 
 
@@ -598,12 +689,16 @@ def database_restarted(scene: Scene) -> str:
 def database_sessions_ended(scene: Scene) -> str:
     others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
     with closing(scene.site.connect()) as connection:
-        rows = connection.execute(f"SELECT pid, backend_start, pg_terminate_backend(pid) {others}").fetchall()
+        rows = connection.execute(
+            f"SELECT pid, backend_start, pg_terminate_backend(pid) {others}"
+        ).fetchall()
         gone = {(pid, began) for pid, began, done in rows if done}
         if not gone:
             raise NotObserved("there were no sessions")
         until(
-            lambda: not gone & set(connection.execute(f"SELECT pid, backend_start {others}").fetchall()),
+            lambda: (
+                not gone & set(connection.execute(f"SELECT pid, backend_start {others}").fetchall())
+            ),
             10,
             "a session goes on",
         )
@@ -633,7 +728,13 @@ def database_takes_no_writes(scene: Scene) -> str:
     try:
         with closing(scene.site.connect()) as connection:
             write = partial(connection.execute, "UPDATE item SET state = state WHERE false")
-            until(lambda: connection.execute("SHOW default_transaction_read_only").fetchone() == ("on",), 5, "not read")
+            until(
+                lambda: (
+                    connection.execute("SHOW default_transaction_read_only").fetchone() == ("on",)
+                ),
+                5,
+                "not read",
+            )
             _refused(write, psycopg.errors.ReadOnlySqlTransaction, "")
         scene.hold(2, 8)
     finally:
@@ -649,19 +750,29 @@ FROZEN_S = (8.0, 25.0)
 def database_frozen(scene: Scene) -> str:
     """Its sessions get no error and no answer."""
     for_s = scene.chance.uniform(*FROZEN_S)
-    what = scene.chance.choice(["processes stopped", "item locked", "card locked", "job_round locked"])
+    what = scene.chance.choice(
+        ["processes stopped", "item locked", "card locked", "job_round locked"]
+    )
     if what != "processes stopped":
-        return f"{what}: {_waits_for(scene, what.split()[0], for_s)} sessions waited, for {for_s:.1f} s"
+        return (
+            f"{what}: {_waits_for(scene, what.split()[0], for_s)} sessions waited, for "
+            f"{for_s:.1f} s"
+        )
     with scene.site.postgres.frozen():
         began_s = time.monotonic()
-        _refused(partial(scene.site.connect, connect_timeout=2), psycopg.OperationalError, "timeout")
+        _refused(
+            partial(scene.site.connect, connect_timeout=2), psycopg.OperationalError, "timeout"
+        )
         time.sleep(max(0.0, for_s - (time.monotonic() - began_s)))
     return f"{what}: it did not answer for {for_s:.1f} s"
 
 
 def _waits_for(scene: Scene, table: str, for_s: float) -> int:
     """Lock a table; return the number of sessions that waited for it at the end."""
-    waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    waiting = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND "
+        "wait_event_type = 'Lock'"
+    )
     with closing(scene.site.connect(connect_timeout=5)) as connection, connection.transaction():
         connection.execute("SET LOCAL lock_timeout = '10s'")
         connection.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
@@ -675,7 +786,9 @@ def _waits_for(scene: Scene, table: str, for_s: float) -> int:
 @kind("database clock set back", "database")
 def database_clock_set_back(scene: Scene) -> str:
     """It stays so: the next fault of this kind sets it back further."""
-    name, most_s = scene.chance.choice([("a minute", 60.0), ("ten minutes", 600.0), ("an hour", 3600.0)])
+    name, most_s = scene.chance.choice(
+        [("a minute", 60.0), ("ten minutes", 600.0), ("an hour", 3600.0)]
+    )
     by_s = most_s * scene.chance.uniform(0.5, 1.0)
     clock = "SELECT extract(epoch FROM statement_timestamp())::float"
     with closing(scene.site.connect(connect_timeout=5)) as connection:

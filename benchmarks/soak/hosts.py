@@ -1,8 +1,9 @@
-"""The farm of the soak test: three hosts with simulated cards, and a broker and a PostgreSQL on a fourth host.
+"""The farm of the soak test: three hosts with simulated cards, and a broker and a PostgreSQL on a
+fourth host.
 
-Each host has its own network namespace, file system of 8 MiB for its state folder, lock folder, clock and log. Only
-root can have namespaces; without them, `Site.without` names the reason, and the hosts share one network and disk.
-"""
+Each host has its own network namespace, file system of 8 MiB for its state folder, lock folder,
+clock and log. Only root can have namespaces; without them, `Site.without` names the reason, and the
+hosts share one network and disk."""
 
 from __future__ import annotations
 
@@ -44,8 +45,8 @@ SETTINGS = {
     "FARM_HEARTBEAT_S": "1.5",
     "FARM_RECONCILE_S": "2",
     "FARM_MAX_ATTEMPTS": "15",
-    # Longer than the longest stop, so that a stopped process does not look hung. The messages of a killed worker return
-    # during the soak.
+    # Longer than the longest stop, so that a stopped process does not look hung. The messages of a
+    # killed worker return during the soak.
     "FARM_ITEM_TIMEOUT_S": "20",
     "FARM_HARD_LIMIT_S": "30",
     "FARM_VISIBILITY_TIMEOUT_S": "60",
@@ -63,7 +64,9 @@ COMMAND_CARD = 4
 
 
 class NotObserved(Exception):
-    """The effect of a fault was not observed, or there was no target: the fault does not count and is drawn again."""
+    """The effect of a fault was not observed, or there was no target: the fault does not count and
+    is drawn again.
+    """
 
 
 def until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
@@ -119,7 +122,12 @@ class Host:
     """One host and its `farm worker`."""
 
     def __init__(
-        self, folder: Path, settings: dict[str, str], cards: int, network: namespaces.Host | None, database: Database
+        self,
+        folder: Path,
+        settings: dict[str, str],
+        cards: int,
+        network: namespaces.Host | None,
+        database: Database,
     ) -> None:
         self.name = folder.name
         self.network = network
@@ -164,28 +172,38 @@ class Host:
             return self.farm.start(*command)
 
     def tend(self) -> None:
-        """Start `farm worker` if it has ended, as systemd does: after a pause, and after the processes that it left."""
+        """Start `farm worker` if it has ended, as systemd does: after a pause, and after the
+        processes that it left.
+        """
         if self.farm.worker is not None and self.farm.worker.poll() is None:
             self._ended_at_s = None
             return
         now_s = time.monotonic()
         self._ended_at_s = now_s if self._ended_at_s is None else self._ended_at_s
         pause_s = RESTART_S if self.farm.worker is not None else 0.0
-        if now_s >= self._ended_at_s + pause_s and (not self.processes("worker") or now_s > self._ended_at_s + 15):
+        if now_s >= self._ended_at_s + pause_s and (
+            not self.processes("worker") or now_s > self._ended_at_s + 15
+        ):
             self.farm.worker = self.start("worker")
 
     def processes(self, role: str = "") -> list[psutil.Process]:
         return self.farm.processes(*COMMANDS[role]) if role else self.farm.processes()
 
     def works(self) -> bool:
-        """True if each card has its benchmark process, and the control worker and the supervisor run."""
+        """True if each card has its benchmark process, and the control worker and the supervisor
+        run.
+        """
         lines = []
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 lines.append(process.cmdline())
-        found = Counter(role for line in lines for role, words in COMMANDS.items() if set(words) <= set(line))
+        found = Counter(
+            role for line in lines for role, words in COMMANDS.items() if set(words) <= set(line)
+        )
         each = len(self.cards)
-        return all(found[role] >= (each if role in ("benchmark", "worker") else 1) for role in COMMANDS)
+        return all(
+            found[role] >= (each if role in ("benchmark", "worker") else 1) for role in COMMANDS
+        )
 
     def ranks(self) -> list[psutil.Process]:
         """The processes of groups."""
@@ -193,7 +211,11 @@ class Host:
 
     def one(self, role: str, chance: Random) -> psutil.Process:
         """Draw a process of a role. A pool process is the parent of a benchmark process."""
-        found = until(lambda: self.processes("benchmark" if role == "pool" else role), 20, f"no {role} process")
+        found = until(
+            lambda: self.processes("benchmark" if role == "pool" else role),
+            20,
+            f"no {role} process",
+        )
         process = chance.choice(found)
         return process.parent() if role == "pool" else process
 
@@ -220,13 +242,18 @@ class Host:
 
 
 class Site:
-    """The three hosts, the broker and the database, as long as the context manager `running_site` lasts."""
+    """The three hosts, the broker and the database, as long as the context manager `running_site`
+    lasts.
+    """
 
     def __init__(self, folder: Path, broker: BrokerServer, postgres: KeptPostgres) -> None:
         self.folder, self.broker, self.postgres = folder, broker, postgres
         self.hosts: list[Host] = []
         self.without: dict[str, str] = {}  # "network", "disk" -> why this machine cannot have it
-        self.beacon = ("", 0)  # an address on the host of the broker that always accepts connections
+        self.beacon = (
+            "",
+            0,
+        )  # an address on the host of the broker that always accepts connections
         self._middle: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         # A server ends with the thread that started it, so one thread starts them all.
         self._servers = ThreadPoolExecutor(1, "servers")
@@ -260,7 +287,9 @@ class Site:
 
 @contextlib.contextmanager
 def running_site(folder: Path, cards: int, item_s: float) -> Iterator[Site]:
-    """Start the servers; end them and the hosts afterwards. The database, logs and records stay in the folder."""
+    """Start the servers; end them and the hosts afterwards. The database, logs and records stay in
+    the folder.
+    """
     os.chmod(folder, 0o711)  # PostgreSQL runs as another user
     kept = folder / "postgres"
     kept.mkdir(exist_ok=True)
@@ -275,23 +304,30 @@ def running_site(folder: Path, cards: int, item_s: float) -> Iterator[Site]:
             path.mkdir(parents=True, exist_ok=True)
             small.append(None if without["disk"] else SmallDisk(path))
             if small[-1] is not None:
-                # Its namespace is not left: a process with threads cannot do that. It ends with this process.
+                # Its namespace is not left: a process with threads cannot do that. It ends with
+                # this process.
                 small[-1].__enter__()
                 stack.callback(subprocess.run, ["umount", "--lazy", path], check=True)
         address = middle.address if middle else ""
-        site = Site(folder, BrokerServer(options={"appendonly": "yes"}), KeptPostgres(kept, address))
+        site = Site(
+            folder, BrokerServer(options={"appendonly": "yes"}), KeptPostgres(kept, address)
+        )
         stack.callback(site._servers.shutdown)
         site.without = {what: reason for what, reason in without.items() if reason}
         if middle:
             site._middle = middle
             with middle:
-                beacon = stack.enter_context(socket.create_server((address, BEACON_PORT), backlog=4096))
+                beacon = stack.enter_context(
+                    socket.create_server((address, BEACON_PORT), backlog=4096)
+                )
             site.beacon = beacon.getsockname()
         for server in (site.broker, site.postgres):
             stack.callback(site.serve, server.close)
             site.serve(server.start)
         with site.postgres.connect() as connection:
-            if not connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (DATABASE,)).fetchone():
+            if not connection.execute(
+                "SELECT 1 FROM pg_database WHERE datname = %s", (DATABASE,)
+            ).fetchone():
                 connection.execute(f"CREATE DATABASE {DATABASE}")
         with site.connect() as connection:
             hide_server_clock(connection)
@@ -302,7 +338,9 @@ def running_site(folder: Path, cards: int, item_s: float) -> Iterator[Site]:
         stack.callback(site.database.close)
         site.database.create_or_check()
         settings = {
-            "FARM_DATABASE_URL": site.postgres.url_over_tcp(DATABASE) if middle else site.postgres.url(DATABASE),
+            "FARM_DATABASE_URL": site.postgres.url_over_tcp(DATABASE)
+            if middle
+            else site.postgres.url(DATABASE),
             "FARM_SIMULATED_ITEM_S": str(item_s),
         }
         for number, place, disk in zip(range(1, HOSTS + 1), places, small, strict=True):

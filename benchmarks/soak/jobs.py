@@ -1,7 +1,8 @@
-"""The jobs of the soak test, and the record of what was submitted: one JSON line before, and one after each job.
+"""The jobs of the soak test, and the record of what was submitted: one JSON line before, and one
+after each job.
 
-The record is written before the database knows the job, so that the audit can tell a lost job from an unknown one.
-"""
+The record is written before the database knows the job, so that the audit can tell a lost job from
+an unknown one."""
 
 from __future__ import annotations
 
@@ -65,7 +66,9 @@ class Jobs:
         ids = store_operators(self.site.database, behaviours)
         with self._lock:
             number, self._submissions = self._submissions, self._submissions + 1
-        self._note(submission=number, purpose=purpose, subjects=dict(zip(ids, behaviours, strict=True)))
+        self._note(
+            submission=number, purpose=purpose, subjects=dict(zip(ids, behaviours, strict=True))
+        )
         with self.site.database.read() as session:
             chosen = list(to) or list(session.exec(select(tables.CardRow.id)))
         request = sweep(items, protocol=Protocol(launch="eager", cards=cards))
@@ -76,16 +79,23 @@ class Jobs:
 
     def item_id(self, chance: Random) -> int:
         """Draw an open item of the main job, or any of its items if none is open."""
-        query = "SELECT id, state IN ('waiting', 'claimed', 'deferred') FROM item WHERE job_id = %s ORDER BY id"
+        query = (
+            "SELECT id, state IN ('waiting', 'claimed', 'deferred') FROM item WHERE job_id = %s "
+            "ORDER BY id"
+        )
         try:
             with self.site.connect(connect_timeout=2) as connection:
                 rows = connection.execute(query, (self.main_id,)).fetchall()
         except psycopg.Error as error:
             raise NotObserved("the database does not answer") from error
-        return int(chance.choice([item for item, is_open in rows if is_open] or [item for item, _ in rows]))
+        return int(
+            chance.choice([item for item, is_open in rows if is_open] or [item for item, _ in rows])
+        )
 
     def open_items(self) -> int:
-        """The number of open items; of jobs without open items, those that have not ended count as one."""
+        """The number of open items; of jobs without open items, those that have not ended count as
+        one.
+        """
         query = (
             "SELECT (SELECT count(*) FROM item WHERE state IN ('waiting', 'claimed', 'deferred'))"
             " + (SELECT count(*) FROM job WHERE state = 'open')"

@@ -1,4 +1,6 @@
-"""What a person does while faults are injected: it is no fault, and the farm must do what the person asks."""
+"""What a person does while faults are injected: it is no fault, and the farm must do what the
+person asks.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,12 @@ PAUSE_S = 15.0
 
 
 class Person:
-    """A thread: drains and resumes cards, cancels jobs, starts second workers, releases cards, counts open items.
+    """A thread: drains and resumes cards, cancels jobs, starts second workers, releases cards,
+    counts open items.
 
     Attributes:
-        busy: faults are injected: do operations, and submit more items before the last ones are done.
+        busy: faults are injected: do operations, and submit more items before the last ones are
+            done.
         done: operation -> how often.
     """
 
@@ -43,7 +47,10 @@ class Person:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._ended.set()
         self._thread.join()
@@ -56,7 +63,9 @@ class Person:
             with contextlib.suppress(FarmError, psycopg.Error, NotObserved, OSError):
                 self._release()
                 self.open_items = self.jobs.open_items()
-                if self.busy and self.open_items < 5 * sum(len(host.cards) for host in self.site.hosts):
+                if self.busy and self.open_items < 5 * sum(
+                    len(host.cards) for host in self.site.hosts
+                ):
                     self.jobs.submit("more", 100, self._chance, bad=1)
                     if len(self.site.hosts[0].cards) > 1:
                         self.jobs.submit("more", 10, self._chance, bad=0, cards=2)
@@ -65,7 +74,8 @@ class Person:
                     self._chance.choice(operations)()
 
     def _release(self) -> None:
-        """Release the cards in quarantine: a benchmark process that a fault keeps from starting twice is put there.
+        """Release the cards in quarantine: a benchmark process that a fault keeps from starting
+        twice is put there.
 
         Also end a drain whose end a fault prevented.
         """
@@ -103,7 +113,9 @@ class Person:
         second = host.start("worker")
         try:
             self.done["second_workers_refused"] += second.wait(20) == CardBusy.exit_code
-        except subprocess.TimeoutExpired:  # it is slow, or it serves the cards since the first one has just ended
+        except (
+            subprocess.TimeoutExpired
+        ):  # it is slow, or it serves the cards since the first one has just ended
             second.terminate()
 
     def _fail_health_check(self) -> None:
@@ -119,4 +131,6 @@ class Person:
 
     def _state(self, card: str) -> str:
         with self.site.connect(connect_timeout=5) as connection:
-            return str(connection.execute("SELECT state FROM card WHERE id = %s", (card,)).fetchone()[0])
+            return str(
+                connection.execute("SELECT state FROM card WHERE id = %s", (card,)).fetchone()[0]
+            )

@@ -1,7 +1,8 @@
-"""The seeded list of faults of a soak, and the record of what happened to each: the soak can be stopped and resumed.
+"""The seeded list of faults of a soak, and the record of what happened to each: the soak can be
+stopped and resumed.
 
-A seed fixes the faults, their order and what they draw. It does not fix what they meet, so two soaks of a seed differ.
-"""
+A seed fixes the faults, their order and what they draw. It does not fix what they meet, so two
+soaks of a seed differ."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ class Outcome:
 
 
 def drawn(kinds: Sequence[str], number: int, hosts: int, seed: int) -> list[Fault]:
-    """Draw the list: each kind equally often, in random order; in short lists each kind once before any repeats."""
+    """Draw the list: each kind equally often, in random order; in short lists each kind once before
+    any repeats.
+    """
     chance = Random(seed)
     rounds = [chance.sample(kinds, len(kinds)) for _ in range(-(-number // len(kinds)))]
     names = [kind for one in rounds for kind in one][:number]
@@ -79,5 +82,9 @@ class Record:
         """The faults that were not observed yet, those with the fewest tries first."""
         done = {one.number for one in self.observed}
         tries = Counter(one.number for one in self.outcomes)
-        found = [Fault(one.number, one.kind, one.host, tries[one.number]) for one in faults if one.number not in done]
+        found = [
+            Fault(one.number, one.kind, one.host, tries[one.number])
+            for one in faults
+            if one.number not in done
+        ]
         return deque(sorted(found, key=lambda one: one.tries))

@@ -1,4 +1,6 @@
-"""The command line of the studies: one command per question. Each prints a table and stores its result."""
+"""The command line of the studies: one command per question. Each prints a table and stores its
+result.
+"""
 
 from __future__ import annotations
 
@@ -39,32 +41,46 @@ app = typer.Typer(
     name=PROGRAM,
     cls=_Commands,
     pretty_exceptions_enable=False,
-    help="Repeat the measurements behind the method on a card; each study prints a table and stores it.",
+    help=(
+        "Repeat the measurements behind the method on a card; each study prints a table and "
+        "stores it."
+    ),
     no_args_is_help=True,
 )
 Picture = Annotated[
-    Path | None, typer.Option("--png", metavar="FILE", help="Draw the findings to a file (.png, .svg or .pdf).")
+    Path | None,
+    typer.Option("--png", metavar="FILE", help="Draw the findings to a file (.png, .svg or .pdf)."),
 ]
 
 
 def _verb(study: Study) -> Callable[..., None]:
     def verb(
-        model: str = typer.Argument("resnet18", metavar="[MODEL]", help="The model whose tuples are measured."),
-        batch: int | None = typer.Option(None, "-b", "--batch", help="Batch size. Default: as in `farm run`."),
-        dtype: str | None = typer.Option(None, help="Data type: float32, float16 or bfloat16. Default: float32."),
-        card: str | None = typer.Option(None, help="A card of this host, as in `farm run`. Default: the first."),
+        model: str = typer.Argument(
+            "resnet18", metavar="[MODEL]", help="The model whose tuples are measured."
+        ),
+        batch: int | None = typer.Option(
+            None, "-b", "--batch", help="Batch size. Default: as in `farm run`."
+        ),
+        dtype: str | None = typer.Option(
+            None, help="Data type: float32, float16 or bfloat16. Default: float32."
+        ),
+        card: str | None = typer.Option(
+            None, help="A card of this host, as in `farm run`. Default: the first."
+        ),
         tuples: int | None = typer.Option(
             None, min=1, help="Measure only this many of the model's most expensive tuples."
         ),
-        quick: bool = typer.Option(False, "--quick", help="Measure less: about a minute of card time."),
+        quick: bool = typer.Option(
+            False, "--quick", help="Measure less: about a minute of card time."
+        ),
         png: Picture = None,
         as_json: AsJson = False,
     ) -> None:
         from benchmarks.studies import results
         from benchmarks.studies.laboratory import StudyOptions
+        from farm.addons.pages import plots
         from farm.jobs.cards import all_own_cards
         from farm.models.catalog import find
-        from farm.pages import plots
         from farm.requests.partial_request import PartialRequest, complete
         from farm.settings import settings
 
@@ -72,7 +88,11 @@ def _verb(study: Study) -> Callable[..., None]:
         if png is not None:
             plots.check_path(png)
         chosen = output.chosen_own_cards([card] if card else [])[0]
-        request = complete(PartialRequest(model=model, batch=batch, dtype=dtype), chosen.kind, target=settings().target)
+        request = complete(
+            PartialRequest(model=model, batch=batch, dtype=dtype),
+            chosen.kind,
+            target=settings().target,
+        )
         assert request.variant is not None
         neighbours = tuple(
             other
@@ -95,19 +115,22 @@ for _study in STUDIES.values():
 @app.command("show")
 def show_stored(
     study: str | None = typer.Argument(
-        None, metavar="[ID]", help="The study's id, or its first characters. Default: list all studies."
+        None,
+        metavar="[ID]",
+        help="The study's id, or its first characters. Default: list all studies.",
     ),
     png: Picture = None,
     as_json: AsJson = False,
 ) -> None:
     """List the studies of this host, or show one again."""
     from benchmarks.studies import results
-    from farm.pages import plots
+    from farm.addons.pages import plots
 
     if png is not None:
         if study is None:
             raise UsageError(
-                "--png needs the id of the study to draw.", f"Give the id: `{PROGRAM} show ID --png FILE`."
+                "--png needs the id of the study to draw.",
+                f"Give the id: `{PROGRAM} show ID --png FILE`.",
             )
         plots.check_path(png)
     if study is not None:
@@ -123,7 +146,7 @@ def _output(made: StudyResult, png: Path | None, as_json: bool) -> None:
     """Print the result, then draw it: a failed drawing loses no findings."""
     answer(as_json, made, lambda: _table(made))
     if png is not None:
-        from farm.pages import plots
+        from farm.addons.pages import plots
 
         if charts := made.drawable:
             plots.draw_charts(charts, png, made.title)
@@ -136,9 +159,14 @@ def _table(made: StudyResult) -> RenderableType:
     """Title, table, notes, failures, and the number of readings."""
     rows = made.rows
     # A column without any value is left out, as power on a card that does not report it.
-    columns = [column for column in made.columns if any(row.get(column.key) is not None for row in rows)]
+    columns = [
+        column for column in made.columns if any(row.get(column.key) is not None for row in rows)
+    ]
     found = tables.ruled(
-        [("" if column.kind == "text" else ">") + column.head.replace(", ", "\n") for column in columns],
+        [
+            ("" if column.kind == "text" else ">") + column.head.replace(", ", "\n")
+            for column in columns
+        ],
         ([_cell(column, row.get(column.key)) for column in columns] for row in rows),
         drops=[column.head.replace(", ", " ") for column in columns[:1:-1]],
     )
@@ -157,7 +185,10 @@ def _table(made: StudyResult) -> RenderableType:
         parts.append(tables.hanging(f"not measured: {subject}: {reason}", "yellow"))
     if (left := len(made.unmeasured) - _MOST_FAILURES) > 0:
         parts.append(Text(f"  and {left} more; --json lists all", style="dim"))
-    kept = f"{len(made.readings)} readings stored as study {made.id}; {span(made.card_time_s)} of card time"
+    kept = (
+        f"{len(made.readings)} readings stored as study {made.id}; {span(made.card_time_s)} of "
+        "card time"
+    )
     return Group(*parts, tables.hanging(kept, "dim"))
 
 
@@ -169,7 +200,9 @@ def _list(studies: Sequence[StudyResult]) -> RenderableType:
     for made in studies:
         quick, age = "quick" if made.quick else "", span(time.time() - made.created_at_s)
         rows.append((made.id, made.study, str(made.variant), made.card.model, quick, age))
-    return tables.ruled(("id", "study", "model", "card", "", ">age"), rows, drops=("age", "", "card"))
+    return tables.ruled(
+        ("id", "study", "model", "card", "", ">age"), rows, drops=("age", "", "card")
+    )
 
 
 def _cell(column: ResultColumn, value: Any) -> str:

@@ -1,8 +1,9 @@
 """Time calls within their model, with some of their tensors in slow memory.
 
-This module replays the calls of a model from its tuples (`farm.benchmark.call_context`). A changed call runs twice. The
-first time it uses copies of its tensors in slow memory, and two events time it. The second time it runs as usual, so
-later calls find the same data and cache. One run can change many calls if they share no tensor and are not neighbours.
+This module replays the calls of a model from its tuples (`farm.benchmark.call_context`). A changed
+call runs twice. The first time it uses copies of its tensors in slow memory, and two events time
+it. The second time it runs as usual, so later calls find the same data and cache. One run can
+change many calls if they share no tensor and are not neighbours.
 
 As a program it is the benchmark process of a study: it also answers an `InSituRequest`.
 """
@@ -17,6 +18,8 @@ from typing import Any
 
 import torch
 
+from farm.addons.memory.memory_tier import SlowMemory, slow_memory_of
+from farm.addons.memory.offload import Outputs, slow_outputs
 from farm.benchmark import intervals
 from farm.benchmark.call_context import Player
 from farm.benchmark.passes import applied, variant_passes
@@ -27,8 +30,6 @@ from farm.devices.device import Device
 from farm.errors import Unmeasurable
 from farm.operators.captured import CapturedCall, CapturedPass
 from farm.operators.rebuild import Rebuilt, placements_of
-from farm.slow_memory.memory_tier import SlowMemory, slow_memory_of
-from farm.slow_memory.offload import Outputs, slow_outputs
 from farm.types.label import label_of
 from farm.types.protocol import Placement, Protocol, Subject
 
@@ -39,7 +40,12 @@ REPLAYS = 8  # timed replays of each run, after a warm-up replay
 class InSituRequest(SubjectRequest[dict[str, Any]]):
     """Time calls of a variant with tensors in slow memory; the answer is that of `compare`."""
 
-    name, answer, doing, uses_slow_memory = "in_situ", dict[str, Any], "time calls in their model", True
+    name, answer, doing, uses_slow_memory = (
+        "in_situ",
+        dict[str, Any],
+        "time calls in their model",
+        True,
+    )
     most: int | None = None  # configurations
 
 
@@ -50,7 +56,9 @@ class StudyRunner(TorchRunner):
         super().__init__(device)
         self.handlers = {
             **self.handlers,
-            InSituRequest: lambda one, on_phase: compare(one.subject, one.protocol, self._torch_device, one.most),
+            InSituRequest: lambda one, on_phase: compare(
+                one.subject, one.protocol, self._torch_device, one.most
+            ),
         }
 
 
@@ -81,8 +89,9 @@ class InSituTimes:
 
 
 def changes_of(capture: CapturedPass, how: str, most: int | None = None) -> list[ChangedCall]:
-    """Return all placements (`farm.types.protocol.configurations`) of all tuples, each for the first call of its tuple.
-    If there are more than `most`, return `most` of them, spread evenly over the model."""
+    """Return all placements (`farm.types.protocol.configurations`) of all tuples, each for the
+    first call of its tuple. If there are more than `most`, return `most` of them, spread evenly
+    over the model."""
     first = {call.tuple_id: call.index for call in reversed(capture.calls)}
     found = [
         ChangedCall(first[tuple_id], word)
@@ -95,8 +104,12 @@ def changes_of(capture: CapturedPass, how: str, most: int | None = None) -> list
 
 
 def together(capture: CapturedPass, wanted: Sequence[ChangedCall]) -> list[list[ChangedCall]]:
-    """Group changes into runs, greedily. The calls of one run share no tensor and are not neighbours."""
-    runs: list[tuple[list[ChangedCall], set[int], set[int]]] = []  # changes, tensors and calls of each run
+    """Group changes into runs, greedily. The calls of one run share no tensor and are not
+    neighbours.
+    """
+    runs: list[
+        tuple[list[ChangedCall], set[int], set[int]]
+    ] = []  # changes, tensors and calls of each run
     for one in wanted:
         tensors = {*capture.calls[one.call].reads, *capture.calls[one.call].writes}
         for run, touched, calls in runs:
@@ -111,7 +124,10 @@ def together(capture: CapturedPass, wanted: Sequence[ChangedCall]) -> list[list[
 
 
 def time_changes(
-    capture: CapturedPass, runs: Sequence[Sequence[ChangedCall]], memory: Callable[[], SlowMemory], device: torch.device
+    capture: CapturedPass,
+    runs: Sequence[Sequence[ChangedCall]],
+    memory: Callable[[], SlowMemory],
+    device: torch.device,
 ) -> InSituTimes:
     """Time the changed calls of each run. ``memory()`` creates the slow memory of one run."""
     began_s = time.perf_counter()
@@ -127,13 +143,17 @@ def time_changes(
     return InSituTimes(found, left_out, len(runs), time.perf_counter() - began_s)
 
 
-def compare(subject: Subject, protocol: Protocol, device: torch.device, most: int | None) -> dict[str, Any]:
-    """Compare runs that change many calls ("together") with runs that change one call ("alone"). The changes put each
-    tensor of a variant's tuples in slow memory alone, and all tensors of a tuple at once.
+def compare(
+    subject: Subject, protocol: Protocol, device: torch.device, most: int | None
+) -> dict[str, Any]:
+    """Compare runs that change many calls ("together") with runs that change one call ("alone").
+    The changes put each tensor of a variant's tuples in slow memory alone, and all tensors of a
+    tuple at once.
 
     Returns:
-        ``changes`` (tuple_id, label, placement, and time_us and half_width_us for both kinds of runs), ``left_out``
-        (tuple_id, label, placement, why), and for both kinds ``runs`` (their number) and ``took_s``.
+        ``changes`` (tuple_id, label, placement, and time_us and half_width_us for both kinds of
+        runs), ``left_out`` (tuple_id, label, placement, why), and for both kinds ``runs`` (their
+        number) and ``took_s``.
 
     Raises:
         Unmeasurable: the card has no slow memory, or the model does not fit.
@@ -151,7 +171,11 @@ def compare(subject: Subject, protocol: Protocol, device: torch.device, most: in
 
     def about(one: ChangedCall) -> dict[str, Any]:
         tuple_id = capture.calls[one.call].tuple_id
-        return {"tuple_id": tuple_id, "label": label_of(capture.tuples[tuple_id]), "placement": one.placement}
+        return {
+            "tuple_id": tuple_id,
+            "label": label_of(capture.tuples[tuple_id]),
+            "placement": one.placement,
+        }
 
     return {
         "changes": [
@@ -168,7 +192,9 @@ def compare(subject: Subject, protocol: Protocol, device: torch.device, most: in
 class _Run:
     """One replay of the model with some changed calls."""
 
-    def __init__(self, changes: Sequence[ChangedCall], memory: SlowMemory, device: torch.device) -> None:
+    def __init__(
+        self, changes: Sequence[ChangedCall], memory: SlowMemory, device: torch.device
+    ) -> None:
         self._changes = {one.call: one for one in changes}
         self._memory, self._device = memory, device
         self.ready: dict[int, tuple[dict[int, torch.Tensor], Outputs | None]] = {}
@@ -176,20 +202,26 @@ class _Run:
         self._stopwatches: dict[int, _Stopwatch] = {}
 
     def prepare(self, call: CapturedCall, operator: Rebuilt) -> object:
-        """Run a call. If it is changed, also allocate its slow memory and find out how to write its outputs there."""
+        """Run a call. If it is changed, also allocate its slow memory and find out how to write its
+        outputs there.
+        """
         out = operator.run()
         if (change := self._changes.get(call.index)) is None:
             return out
         placement = Placement.parse(change.placement)
         try:
-            slow = {number: self._memory.like(operator.storages[number]) for number in sorted(placement.inputs)}
+            slow = {
+                number: self._memory.like(operator.storages[number])
+                for number in sorted(placement.inputs)
+            }
             outputs = None
             if placement.outputs:
                 outputs = slow_outputs(operator, sorted(placement.outputs), self._memory)
                 if outputs.pool is not None:
                     raise Unmeasurable(
                         "not_available",
-                        "The output cannot be in slow memory inside the model: it needs its own memory pool.",
+                        "The output cannot be in slow memory inside the model: it needs its own "
+                        "memory pool.",
                     )
         except Unmeasurable as error:
             self.left_out[change] = error.message
@@ -219,7 +251,9 @@ class _Run:
         times = {}
         for index, values in zip(self._stopwatches, found, strict=True):
             half_width_us = intervals.batch_half_width(values, intervals.midmean)
-            times[self._changes[index]] = CallTime(intervals.midmean(values) - events_us, half_width_us)
+            times[self._changes[index]] = CallTime(
+                intervals.midmean(values) - events_us, half_width_us
+            )
         return times
 
     def _step(self, call: CapturedCall, operator: Rebuilt) -> object:
@@ -235,13 +269,17 @@ class _Run:
 
 
 class _Stopwatch:
-    """Times one function: on a GPU with events inside a CUDA graph, on a CPU with the host's clock."""
+    """Times one function: on a GPU with events inside a CUDA graph, on a CPU with the host's
+    clock.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
         self._took_us = 0.0
         if self._cuda:
-            self._begin, self._end = (torch.cuda.Event(enable_timing=True, external=True) for _ in range(2))
+            self._begin, self._end = (
+                torch.cuda.Event(enable_timing=True, external=True) for _ in range(2)
+            )
 
     def time(self, run: Callable[[], object]) -> None:
         if self._cuda:

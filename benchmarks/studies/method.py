@@ -1,4 +1,6 @@
-"""Studies of the method: the length of a window, the average of pass times, residency in the cache, and launching."""
+"""Studies of the method: the length of a window, the average of pass times, residency in the cache,
+and launching.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from benchmarks.studies.results import (
     median_and_most,
     tabulated,
 )
-from farm.pages.plots import Chart, Line
+from farm.addons.pages.plots import Chart, Line
 from farm.store import tables
 from farm.types.reading import Details
 from farm.verdict.aggregate import aggregate
@@ -34,15 +36,23 @@ QUICK_LENGTHS = ((0.5, 3), (1.0, 2), (2.0, 1), (5.0, 1))
 
 
 def windows(laboratory: Laboratory, options: StudyOptions) -> Findings:
-    """How long must a window be? Measure each tuple with every window; the longest window is the reference."""
-    lengths = [(laboratory.scaled(seconds), times) for seconds, times in (QUICK_LENGTHS if options.quick else LENGTHS)]
+    """How long must a window be? Measure each tuple with every window; the longest window is the
+    reference.
+    """
+    lengths = [
+        (laboratory.scaled(seconds), times)
+        for seconds, times in (QUICK_LENGTHS if options.quick else LENGTHS)
+    ]
     samples = laboratory.samples(options.variant, options.tuples or (3 if options.quick else 4))
     protocol = laboratory.protocol()
-    read: dict[float, list[tuple[Sample, tables.ReadingRow]]] = {window_s: [] for window_s, _ in lengths}
+    read: dict[float, list[tuple[Sample, tables.ReadingRow]]] = {
+        window_s: [] for window_s, _ in lengths
+    }
     wanted = [window_s for window_s, times in lengths for _ in range(times)]
     laboratory.expected = len(samples) * len(wanted)
     for sample in samples:
-        # Use a random order: in order of length, the temperature of the card would rise with the length.
+        # Use a random order: in order of length, the temperature of the card would rise with the
+        # length.
         for window_s in laboratory.shuffled(sample, wanted):
             row = laboratory.read(sample, protocol, laboratory.exactly(window_s), window_s=window_s)
             if row is not None:
@@ -58,7 +68,9 @@ def windows(laboratory: Laboratory, options: StudyOptions) -> Findings:
         }
         for name, quantity in QUANTITIES:
             width = quantity.replace("_", "_half_width_")
-            off, off_most = median_and_most([abs(off) for off in known(change_of(*pair, quantity) for pair in pairs)])
+            off, off_most = median_and_most(
+                [abs(off) for off in known(change_of(*pair, quantity) for pair in pairs)]
+            )
             inside = [
                 abs(getattr(row, quantity) - getattr(reference, quantity))
                 <= math.hypot(getattr(row, width) or 0, getattr(reference, width) or 0)
@@ -80,10 +92,16 @@ def windows(laboratory: Laboratory, options: StudyOptions) -> Findings:
             for sample, row in found:
                 if (off := change_of(row, longest[sample.subject.id], quantity)) is not None:
                     points[sample.label, sample.subject.id].append((window_s, off * 100))
-        lines = tuple(Line(label, *map(list, zip(*several, strict=True))) for (label, _), several in points.items())
+        lines = tuple(
+            Line(label, *map(list, zip(*several, strict=True)))
+            for (label, _), several in points.items()
+        )
         title = f"{name}: deviation from the longest window"
         charts.append(Chart(title, "length of the window, s", "%", lines, x_log=True, zero=True))
-    notes = (f"Reference: the same tuple's window of {lengths[-1][0]:g} s. The last row is compared with itself.",)
+    notes = (
+        f"Reference: the same tuple's window of {lengths[-1][0]:g} s. The last row is compared "
+        "with itself.",
+    )
     return Findings(*tabulated(rows), notes, tuple(charts), options.variant)
 
 
@@ -91,7 +109,9 @@ AVERAGES = ("mean", "median", "trimmed mean")
 
 
 def averaging(laboratory: Laboratory, options: StudyOptions) -> Findings:
-    """Which average is best? Compare three averages of short windows with a long window: deviation and scatter."""
+    """Which average is best? Compare three averages of short windows with a long window: deviation
+    and scatter.
+    """
     short_s, long_s = laboratory.scaled(0.5), laboratory.scaled(4.0 if options.quick else 10.0)
     times = 5 if options.quick else 10
     protocol = laboratory.protocol()
@@ -106,11 +126,16 @@ def averaging(laboratory: Laboratory, options: StudyOptions) -> Findings:
         figures = [_averages(row) for row in again if row is not None]
         if reference is None or len(figures) < 2:
             continue
-        true_us = _averages(reference)["mean"]  # the mean, because mean time times mean power is the energy
+        true_us = _averages(reference)[
+            "mean"
+        ]  # the mean, because mean time times mean power is the energy
         deviations: dict[str, Any] = {"tuple": sample.label}
         for name in AVERAGES:
             values = [one[name] / true_us for one in figures]
-            deviations |= {f"{name} off": statistics.mean(values) - 1, f"{name} spread": statistics.stdev(values)}
+            deviations |= {
+                f"{name} off": statistics.mean(values) - 1,
+                f"{name} spread": statistics.stdev(values),
+            }
         found.append(deviations)
     laboratory.require(laboratory.readings)
     rows: list[ResultRow] = []
@@ -128,12 +153,17 @@ def averaging(laboratory: Laboratory, options: StudyOptions) -> Findings:
             }
         )
     notes = (
-        f"{times} windows of {short_s:g} s are compared with the mean of one window of {long_s:g} s. Scatter is the "
+        f"{times} windows of {short_s:g} s are compared with the mean of one window of {long_s:g} "
+        "s. Scatter is the "
         "standard deviation.",
     )
-    titles = {"off": "deviation from the long window's mean", "spread": "scatter between short windows"}
+    titles = {
+        "off": "deviation from the long window's mean",
+        "spread": "scatter between short windows",
+    }
     charts = tuple(
-        bar_chart(title, found, "tuple", {name: f"{name} {key}" for name in AVERAGES}) for key, title in titles.items()
+        bar_chart(title, found, "tuple", {name: f"{name} {key}" for name in AVERAGES})
+        for key, title in titles.items()
     )
     return Findings(*tabulated(rows), notes, charts, options.variant)
 
@@ -147,19 +177,25 @@ POLICIES = ("resident", "reuse", "stream", "chain")
 
 
 def residency(laboratory: Laboratory, options: StudyOptions) -> Findings:
-    """Which residency policy makes the sum of the tuples equal to the whole model? Compare the sum of each with it.
+    """Which residency policy makes the sum of the tuples equal to the whole model? Compare the sum
+    of each with it.
 
-    The table has `resident` twice: measured in a loop, like the other policies, and after other operators, as in jobs.
-    """
+    The table has `resident` twice: measured in a loop, like the other policies, and after other
+    operators, as in jobs."""
     stopping = laboratory.stopping(quick=options.quick)
     samples = laboratory.parts(options.variant, options.tuples)
     policies = POLICIES[:3] if options.quick else POLICIES
     laboratory.expected = 1 + len(policies) * len(samples)
-    whole = laboratory.read(laboratory.whole(options.variant), laboratory.protocol(), stopping, of="whole")
+    whole = laboratory.read(
+        laboratory.whole(options.variant), laboratory.protocol(), stopping, of="whole"
+    )
     read = {
         policy: [
             laboratory.read(
-                sample, laboratory.protocol(residency=policy, data=sample.data_class), stopping, residency=policy
+                sample,
+                laboratory.protocol(residency=policy, data=sample.data_class),
+                stopping,
+                residency=policy,
             )
             for sample in samples
         ]
@@ -171,10 +207,14 @@ def residency(laboratory: Laboratory, options: StudyOptions) -> Findings:
     if any(Details.from_json(row.details).context for row in read["resident"] if row):
         states.insert(0, ("resident, among other operators", "resident", False))
     for name, policy, looped in states:
-        changes = known(change_of(*pair, "time_us") for pair in zip(read[policy], read["resident"], strict=True))
+        changes = known(
+            change_of(*pair, "time_us") for pair in zip(read[policy], read["resident"], strict=True)
+        )
         median, most = median_and_most(changes)
         pairs = zip(samples, read[policy], strict=True)
-        sums = against_whole(pairs, whole, laboratory.launches[0], all_tuples=options.tuples is None, looped=looped)
+        sums = against_whole(
+            pairs, whole, laboratory.launches[0], all_tuples=options.tuples is None, looped=looped
+        )
         table.append({"residency": name, **sums, "change_median": median, "change_most": most})
     columns = (
         ResultColumn("residency", "residency"),
@@ -186,13 +226,20 @@ def residency(laboratory: Laboratory, options: StudyOptions) -> Findings:
         ResultColumn("change_median", "change relative to resident, median", "change"),
         ResultColumn("change_most", "largest", "change"),
     )
-    notes = ["The gap compares the sum of all tuples with the whole model. A row without all tuples has no gap."]
+    notes = [
+        "The gap compares the sum of all tuples with the whole model. A row without all tuples "
+        "has no gap."
+    ]
     if options.tuples is not None:
         notes.append(
-            f"Only the {options.tuples} most expensive tuples were measured, so the sum does not cover the model."
+            f"Only the {options.tuples} most expensive tuples were measured, so the sum does not "
+            "cover the model."
         )
     others = [row for row in table if not row["residency"].startswith("resident")]
-    gaps, drawn = {"time": "gap_time", "energy": "gap_energy"}, {"median": "change_median", "most": "change_most"}
+    gaps, drawn = (
+        {"time": "gap_time", "energy": "gap_energy"},
+        {"median": "change_median", "most": "change_most"},
+    )
     charts = (
         bar_chart("gap between the sum and the whole model", table, "residency", gaps),
         bar_chart("change of a tuple's time relative to `resident`", others, "residency", drawn),
@@ -201,10 +248,11 @@ def residency(laboratory: Laboratory, options: StudyOptions) -> Findings:
 
 
 def launch(laboratory: Laboratory, options: StudyOptions) -> Findings:
-    """What does launching cost? Measure model and tuples by CUDA graph and eagerly; compare sum and whole in each mode.
+    """What does launching cost? Measure model and tuples by CUDA graph and eagerly; compare sum and
+    whole in each mode.
 
-    The batch is 1, where launching matters most; without `quick` the study also measures the given batch.
-    """
+    The batch is 1, where launching matters most; without `quick` the study also measures the given
+    batch."""
     stopping = laboratory.stopping(quick=options.quick)
     batches = [1] if options.quick else sorted({1, options.variant.batch})
     table: list[dict[str, Any]] = []
@@ -233,16 +281,22 @@ def launch(laboratory: Laboratory, options: StudyOptions) -> Findings:
                     "batch": batch,
                     "launch": launch,
                     **against_whole(pairs, whole, launch, all_tuples=options.tuples is None),
-                    "over_graph": change(whole.time_us, wholes.get("graph")) if whole and launch != "graph" else None,
+                    "over_graph": change(whole.time_us, wholes.get("graph"))
+                    if whole and launch != "graph"
+                    else None,
                 }
             )
         if {"graph", "eager"} <= set(wholes):
             gap_us = wholes["eager"] - wholes["graph"]
-            notes.append(f"Eager launch of {variant}: {gap_us:+.0f} µs per pass ({gap_us / wholes['graph']:+.1%}).")
+            notes.append(
+                f"Eager launch of {variant}: {gap_us:+.0f} µs per pass "
+                f"({gap_us / wholes['graph']:+.1%})."
+            )
     laboratory.require(laboratory.readings)
     if options.tuples is not None:
         notes.append(
-            f"Only the {options.tuples} most expensive tuples were measured: the sum does not cover the model and is "
+            f"Only the {options.tuples} most expensive tuples were measured: the sum does not "
+            "cover the model and is "
             "not drawn."
         )
     if laboratory.launches == ("eager",):
@@ -277,17 +331,21 @@ def against_whole(
     all_tuples: bool,
     looped: bool = False,
 ) -> dict[str, Any]:
-    """The sum of tuples, the whole model, and the gap between them, computed as in the verdict of a job.
+    """The sum of tuples, the whole model, and the gap between them, computed as in the verdict of a
+    job.
 
     Args:
-        all_tuples: True if `read` has all tuples of the model. If not, or if a reading is None, the gaps are None.
+        all_tuples: True if `read` has all tuples of the model. If not, or if a reading is None, the
+            gaps are None.
         looped: use each tuple's time in its loop, even if it was also timed after other operators.
     """
     parts = []
     for sample, row in read:
         view = ReadingView.of(row) if row else None
         if view and looped:
-            view = dataclasses.replace(view, details=dataclasses.replace(view.details, context=None))
+            view = dataclasses.replace(
+                view, details=dataclasses.replace(view.details, context=None)
+            )
         estimated_us = sample.weight_us / max(1, sample.count)
         parts.append(
             Part(
@@ -308,8 +366,12 @@ def against_whole(
         "tuples_of": verdict.parts,
         "sum_time_us": verdict.time.total.value if complete else None,
         "whole_time_us": whole.time_us if whole else None,
-        "gap_time": verdict.time.gap.value if complete and all_tuples and verdict.time.gap else None,
+        "gap_time": verdict.time.gap.value
+        if complete and all_tuples and verdict.time.gap
+        else None,
         "sum_energy_mj": energy.total.value if complete and energy else None,
         "whole_energy_mj": whole.energy_mj if whole else None,
-        "gap_energy": energy.gap.value if complete and all_tuples and energy and energy.gap else None,
+        "gap_energy": energy.gap.value
+        if complete and all_tuples and energy and energy.gap
+        else None,
     }

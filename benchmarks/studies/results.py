@@ -1,8 +1,7 @@
 """Run a study and store its findings: a table with notes and charts.
 
-The readings are in the database. The findings are in a JSON file on the host that ran the study: each kind of study has
-its own columns, and no query needs several studies.
-"""
+The readings are in the database. The findings are in a JSON file on the host that ran the study:
+each kind of study has its own columns, and no query needs several studies."""
 
 from __future__ import annotations
 
@@ -20,21 +19,27 @@ from pydantic import TypeAdapter
 
 from benchmarks.studies import Study
 from benchmarks.studies.laboratory import Laboratory, StudyOptions
+from farm.addons.pages.plots import Chart, Line
 from farm.devices.device import Card
 from farm.errors import FarmError, UsageError
 from farm.jobs.item_driver import write_whole
-from farm.pages.plots import Chart, Line
 from farm.settings import settings
 from farm.store.database import Database
 from farm.types.protocol import Variant
 
-Kind = Literal["text", "count", "seconds", "time_us", "energy_mj", "power_w", "clock_mhz", "change", "share"]
-QUANTITIES: tuple[tuple[str, Kind], ...] = (("time", "time_us"), ("energy", "energy_mj"))  # per pass
+Kind = Literal[
+    "text", "count", "seconds", "time_us", "energy_mj", "power_w", "clock_mhz", "change", "share"
+]
+QUANTITIES: tuple[tuple[str, Kind], ...] = (
+    ("time", "time_us"),
+    ("energy", "energy_mj"),
+)  # per pass
 
 
 @dataclass(frozen=True)
 class ResultColumn:
-    """The JSON key, the table heading and the format of a value. A value without a heading is only in the JSON.
+    """The JSON key, the table heading and the format of a value. A value without a heading is only
+    in the JSON.
 
     The kind `change` is a signed fraction, the kind `share` an unsigned fraction.
     """
@@ -49,7 +54,9 @@ ResultRow = dict[ResultColumn, Any]
 
 @dataclass(frozen=True)
 class Findings:
-    """The result of one study. The keys of rows end with the unit; changes, gaps and shares are fractions."""
+    """The result of one study. The keys of rows end with the unit; changes, gaps and shares are
+    fractions.
+    """
 
     columns: tuple[ResultColumn, ...]
     rows: tuple[Mapping[str, Any], ...]
@@ -63,11 +70,15 @@ class Findings:
         return tuple(chart for chart in self.charts if not chart.empty)
 
 
-def tabulated(rows: Iterable[ResultRow]) -> tuple[tuple[ResultColumn, ...], tuple[dict[str, Any], ...]]:
+def tabulated(
+    rows: Iterable[ResultRow],
+) -> tuple[tuple[ResultColumn, ...], tuple[dict[str, Any], ...]]:
     """The columns with a heading; and each row as a dict from column key to value."""
     rows = list(rows)
     columns = dict.fromkeys(column for row in rows for column in row if column.head)
-    return tuple(columns), tuple({column.key: value for column, value in row.items()} for row in rows)
+    return tuple(columns), tuple(
+        {column.key: value for column, value in row.items()} for row in rows
+    )
 
 
 def change(value: float | None, reference: float | None) -> float | None:
@@ -76,7 +87,9 @@ def change(value: float | None, reference: float | None) -> float | None:
 
 
 def change_of(reading: object, reference: object, name: str) -> float | None:
-    """The change of the field `name` relative to the reference; None if a reading or its field is None."""
+    """The change of the field `name` relative to the reference; None if a reading or its field is
+    None.
+    """
     return change(getattr(reading, name, None), getattr(reference, name, None))
 
 
@@ -85,25 +98,36 @@ def known(values: Iterable[float | None]) -> list[float]:
 
 
 def median_and_most(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """The median, and the value with the largest absolute value; (None, None) if there are no values."""
+    """The median, and the value with the largest absolute value; (None, None) if there are no
+    values.
+    """
     return statistics.median(values) if values else None, max(values, key=abs, default=None)
 
 
-def bar_chart(title: str, rows: Iterable[Mapping[str, Any]], label: str, series: Mapping[str, str]) -> Chart:
+def bar_chart(
+    title: str, rows: Iterable[Mapping[str, Any]], label: str, series: Mapping[str, str]
+) -> Chart:
     """A chart with a group of bars for each row: fractions in %. Rows without values have no group.
 
     Args:
         label: the key of the group's label in a row.
         series: the name of each bar -> the key of its value in a row.
     """
-    bars = {row[label]: {name: row[key] * 100 for name, key in series.items() if row[key] is not None} for row in rows}
-    return Chart(title, y_name="%", bars={name: values for name, values in bars.items() if values}, zero=True)
+    bars = {
+        row[label]: {name: row[key] * 100 for name, key in series.items() if row[key] is not None}
+        for row in rows
+    }
+    return Chart(
+        title, y_name="%", bars={name: values for name, values in bars.items() if values}, zero=True
+    )
 
 
 def scatter_chart(
     title: str, x_name: str, rows: Sequence[Mapping[str, Any]], x: str, series: Mapping[str, str]
 ) -> Chart:
-    """A chart of fractions in % over the values with key `x`. `series` maps a name of points to the key of their y."""
+    """A chart of fractions in % over the values with key `x`. `series` maps a name of points to the
+    key of their y.
+    """
     lines = []
     for name, key in series.items():
         if points := sorted((row[x], row[key] * 100) for row in rows if row[key] is not None):
@@ -113,7 +137,9 @@ def scatter_chart(
 
 @dataclass(frozen=True, kw_only=True)
 class StudyResult(Findings):
-    """The findings of a study, with the card, the software and the readings from which they come."""
+    """The findings of a study, with the card, the software and the readings from which they
+    come.
+    """
 
     study: str
     question: str
@@ -128,7 +154,9 @@ class StudyResult(Findings):
 
     @property
     def title(self) -> str:
-        return f"{self.study}: {self.variant} on {self.card.model}{' (quick)' if self.quick else ''}"
+        return (
+            f"{self.study}: {self.variant} on {self.card.model}{' (quick)' if self.quick else ''}"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The result as JSON without charts: `--json` does not print them."""
@@ -138,7 +166,9 @@ class StudyResult(Findings):
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The result from JSON that includes `charts`, as `keep` stores it."""
-        return TypeAdapter(cls).validate_python({**data, "variant": Variant.from_json(data["variant"])})
+        return TypeAdapter(cls).validate_python(
+            {**data, "variant": Variant.from_json(data["variant"])}
+        )
 
 
 def folder() -> Path:
@@ -157,7 +187,9 @@ def keep(made: StudyResult) -> None:
 
 
 def kept(say: Callable[[str], None] = lambda line: None) -> list[StudyResult]:
-    """All stored results, newest first. Unreadable files are skipped; `say` is called with the reason."""
+    """All stored results, newest first. Unreadable files are skipped; `say` is called with the
+    reason.
+    """
     found = []
     for path in folder().glob("*.json"):
         try:
@@ -177,7 +209,10 @@ def find_kept(beginning: str) -> StudyResult:
     found = [path for path in folder().glob("*.json") if path.stem.startswith(beginning)]
     if beginning.strip() and len(found) == 1:
         return _read(found[0])
-    problem = f"{'Several studies have' if found else 'No study has'} an id that begins with '{beginning}'."
+    problem = (
+        f"{'Several studies have' if found else 'No study has'} an id that begins with "
+        f"'{beginning}'."
+    )
     raise UsageError(
         problem if beginning.strip() else "The id of a study is empty.",
         "`python -m benchmarks.studies show` lists the studies of this host.",
@@ -190,14 +225,20 @@ def _read(path: Path) -> StudyResult:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
         raise FarmError(
             f"{path} cannot be read: {type(error).__name__}: {error}.",
-            "Another version of farm may have written it: delete the file, and repeat the study if you need it.",
+            "Another version of farm may have written it: delete the file, and repeat the study "
+            "if you need it.",
         ) from error
 
 
 def perform(
-    study: Study, database: Database, card: Card, options: StudyOptions, say: Callable[[str], None] = lambda line: None
+    study: Study,
+    database: Database,
+    card: Card,
+    options: StudyOptions,
+    say: Callable[[str], None] = lambda line: None,
 ) -> StudyResult:
-    """Run a study on a card. Store each reading in the database at once, and the findings in a file at the end.
+    """Run a study on a card. Store each reading in the database at once, and the findings in a file
+    at the end.
 
     Raises:
         CardBusy: a worker or another command uses the card.

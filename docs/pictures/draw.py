@@ -1,8 +1,8 @@
-"""Draw the pictures of the documentation from the packaged readings: ``python docs/pictures/draw.py``.
+"""Draw the pictures of the documentation from the packaged readings: ``python
+docs/pictures/draw.py``.
 
-matplotlib draws `sum-against-whole.svg`; the same data give the same file. Chromium, if installed, makes screenshots of
-the pages in the light and the dark colour scheme.
-"""
+matplotlib draws `sum-against-whole.svg`; the same data give the same file. Chromium, if installed,
+makes screenshots of the pages in the light and the dark colour scheme."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 
 from sqlmodel import col, select
 
+from farm.addons.pages import page as site
 from farm.exchange.packaged import database_of, packaged_named
-from farm.pages import page as site
 from farm.report.report import Report, build
 from farm.store import tables
 from farm.verdict.verdict import Comparison
@@ -37,7 +37,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         database = database_of([packaged], Path(folder))
         with database.read() as session:
-            jobs = session.exec(select(tables.Job.id).order_by(col(tables.Job.created_at_s), col(tables.Job.id))).all()
+            jobs = session.exec(
+                select(tables.Job.id).order_by(col(tables.Job.created_at_s), col(tables.Job.id))
+            ).all()
             draw_sums([build(session, job) for job in jobs], HERE / "sum-against-whole.svg")
             site.publish(session, Path(folder) / "site")
         database.close()
@@ -46,7 +48,14 @@ def main() -> None:
         if BROWSER is None:
             sys.exit("Chromium is not installed: no screenshots of the pages.")
         for name, (page, width, height, dark) in PAGES.items():
-            photograph(BROWSER, Path(folder) / "site" / page, HERE / f"{name}.png", width, height, dark=dark)
+            photograph(
+                BROWSER,
+                Path(folder) / "site" / page,
+                HERE / f"{name}.png",
+                width,
+                height,
+                dark=dark,
+            )
 
 
 def draw_sums(reports: Sequence[Report], path: Path) -> None:
@@ -59,11 +68,21 @@ def draw_sums(reports: Sequence[Report], path: Path) -> None:
 
     plt.rcParams.update({"svg.hashsalt": "farm", "font.size": 9, "font.family": "DejaVu Sans"})
     figure, axes = plt.subplots(
-        2, 2, figsize=(8.6, 5.6), height_ratios=(2.2, 1), sharex="col", layout="constrained", facecolor="white"
+        2,
+        2,
+        figsize=(8.6, 5.6),
+        height_ratios=(2.2, 1),
+        sharex="col",
+        layout="constrained",
+        facecolor="white",
     )
     for column, (name, unit) in enumerate((("time", "ms"), ("energy", "mJ"))):
         above, below = axes[0][column], axes[1][column]
-        found = [(report, pair) for report in reports if (pair := _of(report, name)) and pair.whole and pair.gap]
+        found = [
+            (report, pair)
+            for report in reports
+            if (pair := _of(report, name)) and pair.whole and pair.gap
+        ]
         scale = 1e-3 if name == "time" else 1.0
         values = [pair.whole.value * scale for _, pair in found if pair.whole]
         ends = [min(values) / 1.4, max(values) * 1.4]
@@ -78,10 +97,24 @@ def draw_sums(reports: Sequence[Report], path: Path) -> None:
             y = [pair.total.value * scale for pair in own]
             y_error = [pair.total.half_width * scale for pair in own]
             gaps = [pair.gap for pair in own if pair.gap]
-            style = {"fmt": "o", "markersize": 4.5, "color": colour, "elinewidth": 1.0, "capsize": 2, "zorder": 2}
+            style = {
+                "fmt": "o",
+                "markersize": 4.5,
+                "color": colour,
+                "elinewidth": 1.0,
+                "capsize": 2,
+                "zorder": 2,
+            }
             above.errorbar(x, y, yerr=y_error, label=f"{dtype} ({len(own)})", **style)
-            below.errorbar(x, [100 * gap.value for gap in gaps], yerr=[100 * gap.half_width for gap in gaps], **style)
-        above.set(xscale="log", yscale="log", xlim=ends, ylim=ends, ylabel=f"sum of the parts ({unit})")
+            below.errorbar(
+                x,
+                [100 * gap.value for gap in gaps],
+                yerr=[100 * gap.half_width for gap in gaps],
+                **style,
+            )
+        above.set(
+            xscale="log", yscale="log", xlim=ends, ylim=ends, ylabel=f"sum of the parts ({unit})"
+        )
         above.set_title(name, fontweight="bold")
         below.set(xlabel=f"whole model ({unit})", ylabel="gap (%)", ylim=(-9, 9))
         for axis in (above.xaxis, above.yaxis, below.xaxis):
@@ -93,7 +126,10 @@ def draw_sums(reports: Sequence[Report], path: Path) -> None:
             axes_.spines[["top", "right"]].set_visible(False)
     axes[0][0].legend(frameon=False, loc="upper left")
     cards = {card.model for report in reports for card in report.cards}
-    figure.suptitle(f"Sum of the parts against the whole model, {len(reports)} jobs on {', '.join(sorted(cards))}")
+    figure.suptitle(
+        f"Sum of the parts against the whole model, {len(reports)} jobs on "
+        f"{', '.join(sorted(cards))}"
+    )
     figure.savefig(path, metadata={"Date": None, "Creator": None})
     plt.close(figure)
 
@@ -103,7 +139,9 @@ def _of(report: Report, name: str) -> Comparison | None:
     return found
 
 
-def photograph(browser: str, page: Path, path: Path, width: int, height: int, *, dark: bool) -> None:
+def photograph(
+    browser: str, page: Path, path: Path, width: int, height: int, *, dark: bool
+) -> None:
     """Save the upper part of a page as a small PNG."""
     from PIL import Image
 
@@ -112,8 +150,18 @@ def photograph(browser: str, page: Path, path: Path, width: int, height: int, *,
         subprocess.run(
             [
                 browser,
-                *("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"),
-                *("--disable-background-networking", "--disable-component-update", "--force-device-scale-factor=1.5"),
+                *(
+                    "--headless",
+                    "--no-sandbox",
+                    "--disable-gpu",
+                    "--hide-scrollbars",
+                    "--no-first-run",
+                ),
+                *(
+                    "--disable-background-networking",
+                    "--disable-component-update",
+                    "--force-device-scale-factor=1.5",
+                ),
                 f"--blink-settings=preferredColorScheme={0 if dark else 1}",
                 f"--user-data-dir={folder}/profile",
                 f"--window-size={width},{height}",
@@ -125,7 +173,9 @@ def photograph(browser: str, page: Path, path: Path, width: int, height: int, *,
             capture_output=True,
             timeout=180,
         )
-        Image.open(taken).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
+        Image.open(taken).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(
+            path, optimize=True
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Measure a module or a function as a whole and store the reading under a name: the fixture `farm_benchmark`."""
+"""Measure a module or a function as a whole and store the reading under a name: the fixture
+`farm_benchmark`.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from farm.verdict.judging import DISTURBED
 
 @dataclass(frozen=True)
 class Benchmark:
-    """The cost of one call. Half-widths are of 95 % intervals. Energy is None if the card does not report it."""
+    """The cost of one call. Half-widths are of 95 % intervals. Energy is None if the card does not
+    report it.
+    """
 
     name: str
     time_us: float
@@ -41,18 +45,32 @@ class Benchmark:
         return "; ".join(DISTURBED.get(name, name) for name in self.flags if name in UNSOUND)
 
     def __repr__(self) -> str:
-        energy = f", {measured(self.energy_mj, self.energy_half_width_mj, ENERGY)}" if self.energy_mj else ""
-        return f"<Benchmark {self.name}: {measured(self.time_us, self.time_half_width_us, TIME)}{energy}>"
+        energy = (
+            f", {measured(self.energy_mj, self.energy_half_width_mj, ENERGY)}"
+            if self.energy_mj
+            else ""
+        )
+        return (
+            f"<Benchmark {self.name}: "
+            f"{measured(self.time_us, self.time_half_width_us, TIME)}{energy}>"
+        )
 
 
 def measure_benchmark(
-    target: Any, inputs: tuple[Any, ...], *, name: str, revision: str | None, card: str = "", quick: bool = False
+    target: Any,
+    inputs: tuple[Any, ...],
+    *,
+    name: str,
+    revision: str | None,
+    card: str = "",
+    quick: bool = False,
 ) -> Benchmark:
     """Measure a copy of a module, or a function as it is, in this process, and store the reading.
 
     Raises:
-        UsageError, NoSuchCard: the target is neither a module nor a function, or there is no such card.
-        SchemaMismatch, DatabaseUnreachable: the database cannot store the reading; nothing was measured.
+        UsageError, NoSuchCard: the target is neither a module nor a function, or there is no such
+        card. SchemaMismatch, DatabaseUnreachable: the database cannot store the reading; nothing
+        was measured.
         CardBusy: another process measures on the card.
         Unmeasurable: the target raises an error, or the card lacks memory.
     """
@@ -61,17 +79,25 @@ def measure_benchmark(
     from farm.benchmark_process.server import software_of
 
     if not callable(target) or (chosen := own_card(card)).kind == "simulated":
-        raise UsageError(f"{target!r:.60} cannot run on a card.", "Give a module or a function, and a real card.")
+        raise UsageError(
+            f"{target!r:.60} cannot run on a card.", "Give a module or a function, and a real card."
+        )
     model, protocol, sized = target, None, inputs
     if not isinstance(target, torch.nn.Module):
         model = type("Function", (torch.nn.Module,), {"forward": staticmethod(target)})().eval()
         protocol, sized = Protocol(launch="eager", data="normal", grad=True), ()
     how, until = how_to_measure(chosen, protocol, None, quick=quick, data="normal")
     variant = variant_named(name, [*model.parameters(), *sized], sized, training=model.training)
-    variant = dataclasses.replace(variant, version=(revision or "")[:12])  # other code is another subject
+    variant = dataclasses.replace(
+        variant, version=(revision or "")[:12]
+    )  # other code is another subject
     subject = Subject("variant", variant.id, variant.to_json())
-    captured: Any = SimpleNamespace(variant=variant, model=model, args=inputs, kwargs={})  # without its operators
-    with contextlib.closing(writable_database()) as database:  # before the measurement: it may refuse
+    captured: Any = SimpleNamespace(
+        variant=variant, model=model, args=inputs, kwargs={}
+    )  # without its operators
+    with contextlib.closing(
+        writable_database()
+    ) as database:  # before the measurement: it may refuse
         with CardLock(chosen.id, settings().lock_dir):
             reading = measure_whole(captured, chosen, subject, how, until).noting(revision=revision)
         with database.write() as session:

@@ -1,4 +1,6 @@
-"""Capture a `torch.nn.Module` of the caller without registering it. A hash of its calls is part of its name."""
+"""Capture a `torch.nn.Module` of the caller without registering it. A hash of its calls is part of
+its name.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,11 @@ _DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 @dataclass(frozen=True, eq=False)
 class CapturedModel:
-    """A model with its example inputs and the operator tuples of one pass. A notebook shows a table of the tuples.
+    """A model with its example inputs and the operator tuples of one pass. A notebook shows a table
+    of the tuples.
 
-    `variant` identifies the model by its calls, their order and their modules. Weights do not change the variant.
-    """
+    `variant` identifies the model by its calls, their order and their modules. Weights do not
+    change the variant."""
 
     variant: Variant
     extraction: Extraction = field(repr=False)
@@ -60,8 +63,8 @@ class CapturedModel:
 
     @property
     def mismatches(self) -> Mapping[str, str]:
-        """Why a tuple is not measured, by tuple id: its operator, called alone, runs something else than in the model.
-        Usually empty."""
+        """Why a tuple is not measured, by tuple id: its operator, called alone, runs something else
+        than in the model. Usually empty."""
         return self.extraction.capture.mismatches
 
     @property
@@ -77,7 +80,12 @@ class CapturedModel:
     def _repr_html_(self) -> str:
         costs = self.extraction.costs
         rows = [
-            (label_of(spec), self.counts[id], count_of(costs[id].flops, "FLOP"), count_of(costs[id].bytes, "B"))
+            (
+                label_of(spec),
+                self.counts[id],
+                count_of(costs[id].flops, "FLOP"),
+                count_of(costs[id].bytes, "B"),
+            )
             for id, spec in self.extraction.capture.tuples.items()
         ]
         return table(self.title, ("operator tuple", "calls", "FLOPs of one", "moved by one"), rows)
@@ -88,9 +96,9 @@ def capture_model(
 ) -> CapturedModel:
     """Capture a model as operator tuples. Measures nothing and does not change the model.
 
-    The model runs on fake tensors, which need no memory and no arithmetic. If it depends on values in its tensors, a
-    copy runs once on the model's device instead. If values decide how much work its operators do, such as the routing
-    of a mixture of experts, a copy runs too.
+    The model runs on fake tensors, which need no memory and no arithmetic. If it depends on values
+    in its tensors, a copy runs once on the model's device instead. If values decide how much work
+    its operators do, such as the routing of a mixture of experts, a copy runs too.
 
     Args:
         model: the module, in the mode (``eval()`` or ``train()``) to measure.
@@ -100,13 +108,15 @@ def capture_model(
 
     Raises:
         UsageError: the model has lazy modules, or a dtype that the farm does not measure.
-        CaptureError: the model does not run on these inputs, is compiled or scripted, or has parts that an
-            operator tuple cannot describe.
+        CaptureError: the model does not run on these inputs, is compiled or scripted, or has parts
+            that an operator tuple cannot describe.
     """
     from torch import nn
 
     if not isinstance(model, nn.Module):
-        raise UsageError(f"A value of type {type(model).__name__} is not a model.", "Give a torch.nn.Module.")
+        raise UsageError(
+            f"A value of type {type(model).__name__} is not a model.", "Give a torch.nn.Module."
+        )
     if any(nn.parameter.is_lazy(entry) for entry in (*model.parameters(), *model.buffers())):
         raise UsageError(
             f"{type(model).__name__} has lazy modules, whose parameters have no shapes yet.",
@@ -118,15 +128,22 @@ def capture_model(
     device_type = _device_type([*model.parameters(), *model.buffers(), *values])
     extraction = _extraction(model, args, named, device_type, grad=grad)
     taken = extraction.capture
-    plain = {id_: spec.without_values.id for id_, spec in taken.tuples.items()}  # weights do not change the variant
-    calls = [[call.module_path, plain[call.tuple_id], list(call.reads), list(call.writes)] for call in taken.calls]
+    plain = {
+        id_: spec.without_values.id for id_, spec in taken.tuples.items()
+    }  # weights do not change the variant
+    calls = [
+        [call.module_path, plain[call.tuple_id], list(call.reads), list(call.writes)]
+        for call in taken.calls
+    ]
     name = f"{type(model).__name__}-{content_id(calls)[:12]}"
     variant = variant_named(name, [*model.parameters(), *values], values, training=taken.training)
     return CapturedModel(variant, extraction, model, args, named, grad)
 
 
 def _positional(args: Any) -> tuple[Any, ...]:
-    """The positional arguments; a value that is no list, and a named tuple, is the only argument."""
+    """The positional arguments; a value that is no list, and a named tuple, is the only
+    argument.
+    """
     several = isinstance(args, tuple | list) and not hasattr(args, "_fields")
     return tuple(args) if several else (args,)
 
@@ -138,7 +155,12 @@ def _device_type(values: Iterable[Any]) -> str:
 
 
 def _extraction(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device_type: str, *, grad: bool
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    device_type: str,
+    *,
+    grad: bool,
 ) -> Extraction:
     """The operators of a model on a kind of device. Raises as `capture_model`."""
     from farm.operators.cost import costs_of
@@ -178,10 +200,14 @@ def _captured(
 
 
 def _with_values(
-    taken: CapturedPass, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], about: dict[str, Any]
+    taken: CapturedPass,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    about: dict[str, Any],
 ) -> CapturedPass:
-    """A capture with the values that decide how much work its calls do. If they are unknown, a copy runs with values;
-    they stay unknown if that is not possible."""
+    """A capture with the values that decide how much work its calls do. If they are unknown, a copy
+    runs with values; they stay unknown if that is not possible."""
     from farm.operators.capture import capture
     from farm.operators.deciding_values import with_values
 
@@ -196,23 +222,28 @@ def _with_values(
 
 
 def _copy_of(model: nn.Module, error: CaptureError) -> nn.Module:
-    """A copy that may run with values. Raises ``error`` with the reason if the model cannot be copied."""
+    """A copy that may run with values. Raises ``error`` with the reason if the model cannot be
+    copied.
+    """
     try:
         return copy.deepcopy(model)
     except Exception as problem:  # a lock, a file, a generator
         raise CaptureError(
-            f"{error.message} A run with values needs a copy of the model, which cannot be made: {told(problem)}",
+            f"{error.message} A run with values needs a copy of the model, which cannot be made: "
+            f"{told(problem)}",
             f"{error.next_step} Or remove the attribute that cannot be copied.",
         ) from error
 
 
 def as_captured_for(captured: CapturedModel, device_type: str) -> Extraction:
-    """The operators of a captured model on a kind of device. A model on a CPU is captured again for a card: without a
-    card, as one is expected to run it."""
+    """The operators of a captured model on a kind of device. A model on a CPU is captured again for
+    a card: without a card, as one is expected to run it."""
     if captured.extraction.capture.device_type == device_type:
         return captured.extraction
     try:
-        return _extraction(captured.model, captured.args, captured.kwargs, device_type, grad=captured.grad)
+        return _extraction(
+            captured.model, captured.args, captured.kwargs, device_type, grad=captured.grad
+        )
     except CaptureError:  # it depends on values, and there is no card to run it
         return captured.extraction
 
@@ -220,19 +251,28 @@ def as_captured_for(captured: CapturedModel, device_type: str) -> Extraction:
 def no_model(value: Any) -> UsageError:
     """The error for a value that is neither a name, a variant nor a captured model."""
     return UsageError(
-        f"A value of type {type(value).__name__} is neither a model's name, a variant nor a captured model.",
+        f"A value of type {type(value).__name__} is neither a model's name, a variant nor a "
+        "captured model.",
         "Capture a module with its inputs first: farm.capture_model(module, inputs).",
     )
 
 
-def variant_named(name: str, tensors: Iterable[Any], values: Iterable[Any], *, training: bool) -> Variant:
-    """Return a variant: its dtype is that of the first tensor with decimals, its sizes are those of the first value."""
+def variant_named(
+    name: str, tensors: Iterable[Any], values: Iterable[Any], *, training: bool
+) -> Variant:
+    """Return a variant: its dtype is that of the first tensor with decimals, its sizes are those of
+    the first value.
+    """
     import torch
     from torch.nn.utils.rnn import PackedSequence
 
-    first = next((value for value in values if isinstance(value, torch.Tensor | PackedSequence)), None)
+    first = next(
+        (value for value in values if isinstance(value, torch.Tensor | PackedSequence)), None
+    )
     shape = shape_of(first)
-    dtypes = [str(one.dtype).removeprefix("torch.") for one in tensors if isinstance(one, torch.Tensor)]
+    dtypes = [
+        str(one.dtype).removeprefix("torch.") for one in tensors if isinstance(one, torch.Tensor)
+    ]
     known = [dtype for dtype in dtypes if dtype in _DTYPES]
     return Variant(
         model=name,

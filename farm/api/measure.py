@@ -1,10 +1,9 @@
 """Measure tuples and models on a card of this host now, without a broker and without a worker.
 
-The card's benchmark process measures tuples and models of the catalog, as it does for a worker. It cannot measure a
-captured model, because it would have to unpickle it. This process measures the whole of a captured model, after its
-tuples, with the same `Bench`. Afterwards this process keeps a CUDA context on the card. Other work of the program
-during the measurement affects the reading.
-"""
+The card's benchmark process measures tuples and models of the catalog, as it does for a worker. It
+cannot measure a captured model, because it would have to unpickle it. This process measures the
+whole of a captured model, after its tuples, with the same `Bench`. Afterwards this process keeps a
+CUDA context on the card. Other work of the program during the measurement affects the reading."""
 
 from __future__ import annotations
 
@@ -28,7 +27,14 @@ from farm.devices.host import discover, open_device
 from farm.errors import Unmeasurable, UsageError
 from farm.jobs import cards, items, jobs
 from farm.jobs.create import Tuples, capture_all_layers, open_job
-from farm.jobs.item_driver import ItemDriver, check_health, heartbeat, hold_card, keep_reading, refuse_card_in
+from farm.jobs.item_driver import (
+    ItemDriver,
+    check_health,
+    heartbeat,
+    hold_card,
+    keep_reading,
+    refuse_card_in,
+)
 from farm.jobs.rounds import Closing, close_round
 from farm.models.user_code import captured_code, user_code
 from farm.requests.card_selection import choose_cards
@@ -52,8 +58,8 @@ AGAIN_S = 0.5  # pause between two checks of items that another farm measures fo
 class TupleReading:
     """One tuple measured on one card; a notebook shows it as a table.
 
-    `reading` has the values of one call with 95 % intervals and flags. `reading_id` is "" if it is not stored.
-    """
+    `reading` has the values of one call with 95 % intervals and flags. `reading_id` is "" if it is
+    not stored."""
 
     spec: OperatorTuple
     reading: Reading
@@ -96,13 +102,14 @@ def measure_tuples(
     stopping: Stopping | None = None,
     quick: bool = False,
 ) -> list[TupleReading]:
-    """Measure operator tuples one at a time, outside of a model, on one card of this host. Reuse no stored readings.
+    """Measure operator tuples one at a time, outside of a model, on one card of this host. Reuse no
+    stored readings.
 
     Args:
         tuples: the tuples of a `CapturedModel`, or their plain JSON.
         database: stores the readings. None: the readings are returned and not stored.
-        card: as in ``--card``: an id, an index, "cpu", "gpu" or part of a model name. Default: the first GPU, or the
-            CPU if there is no GPU.
+        card: as in ``--card``: an id, an index, "cpu", "gpu" or part of a model name. Default: the
+            first GPU, or the CPU if there is no GPU.
         protocol, stopping: how and how long to measure. Default: the default for this kind of card.
         quick: use short windows, for rough values.
 
@@ -111,7 +118,8 @@ def measure_tuples(
         NoSuchCard, UsageError: there is no such card, or it does not support the protocol.
         SchemaMismatch, DatabaseUnreachable: the database has another schema, or is read-only.
         CardBusy: a worker or another command holds the card.
-        CardUnavailable, UnhealthyCard: the card is in quarantine in this database, or fails its health check.
+        CardUnavailable, UnhealthyCard: the card is in quarantine in this database, or fails its
+        health check.
         Unmeasurable: a tuple cannot be measured. Readings of earlier tuples remain in the database.
     """
     from farm.operators.cost import cost
@@ -132,7 +140,9 @@ def measure_tuples(
                 with database.write() as session:
                     store_operators(session, {spec: cost(spec)})
                 row_id = keep_reading(database, answer, subject, how).id
-            found.append(TupleReading(spec, answer.reading, how, answer.card, answer.software, row_id))
+            found.append(
+                TupleReading(spec, answer.reading, how, answer.card, answer.software, row_id)
+            )
     return found
 
 
@@ -150,56 +160,76 @@ def measure_model(
     reuse: Reuse = "model",
     placements: Placements = "none",
 ) -> JobReport:
-    """Measure a model and its tuples on one card of this host, as `farm run` does, and return the report of the job.
+    """Measure a model and its tuples on one card of this host, as `farm run` does, and return the
+    report of the job.
 
-    This process measures a copy of a captured model; the model itself is unchanged. On a GPU, this process then keeps a
-    CUDA context until it ends, and later readings on that card are flagged `shared`.
+    This process measures a copy of a captured model; the model itself is unchanged. On a GPU, this
+    process then keeps a CUDA context until it ends, and later readings on that card are flagged
+    `shared`.
 
     Args:
         model: a `CapturedModel`, a variant of a catalog model, or the name of a catalog model.
         database: stores the job, calls and readings. The job reuses its readings as `reuse` says.
         card, protocol, stopping, quick: as in `measure_tuples`.
-        compile: the mode of torch.compile: "default" or "max-autotune"; "": eager. Not for a `CapturedModel`.
-        operators: the operator types to measure: ("all",), ("auto",) or names such as ("Conv2d", "Linear").
+        compile: the mode of torch.compile: "default" or "max-autotune"; "": eager. Not for a
+            `CapturedModel`.
+        operators: the operator types to measure: ("all",), ("auto",) or names such as ("Conv2d",
+            "Linear").
         target: the accuracy that the outcome "pass" requires, such as 0.95.
-        reuse: "model": reuse readings of every card of this card's model; "card": of this card only; "none": measure
-            everything. Models with equal calls share their readings; weights do not matter.
+        reuse: "model": reuse readings of every card of this card's model; "card": of this card
+            only; "none": measure everything. Models with equal calls share their readings; weights
+            do not matter.
         placements: "all" or "each": also measure tuples with tensors in slow memory.
 
     Raises:
-        UnknownModel, UnsupportedModel, CaptureError, UsageError, NoSuchCard: the request is invalid.
-        CardBusy, CardUnavailable, UnhealthyCard: the card cannot be used.
-        SchemaMismatch, DatabaseUnreachable: the database has another schema, or is read-only.
+        UnknownModel, UnsupportedModel, CaptureError, UsageError, NoSuchCard: the request is
+        invalid. CardBusy, CardUnavailable, UnhealthyCard: the card cannot be used. SchemaMismatch,
+        DatabaseUnreachable: the database has another schema, or is read-only.
     """
     if not isinstance(model, CapturedModel | Variant | str):
         raise no_model(model)
     captured = model if isinstance(model, CapturedModel) else None
     if captured is not None and compile:
         raise UsageError(
-            "A captured model cannot be compiled: the farm compiles only models that it can build on the card's host.",
+            "A captured model cannot be compiled: the farm compiles only models that it can build "
+            "on the card's host.",
             "Give the model's name in the catalog, or name your function in FARM_MODELS.",
         )
     database.check_stores()
     chosen = own_card(card)
     if isinstance(model, str):
-        variant = complete(PartialRequest(model=model, compile=compile), chosen.kind, target=target).variant
+        variant = complete(
+            PartialRequest(model=model, compile=compile), chosen.kind, target=target
+        ).variant
         assert variant is not None, "a model was named"
     else:
         variant = model.variant if isinstance(model, CapturedModel) else versioned(model)
         variant = dataclasses.replace(variant, compile=compile or variant.compile)
-    data = "copied" if variant.compile else default_data(chosen.kind, not (variant.step or variant.cards > 1))
+    data = (
+        "copied"
+        if variant.compile
+        else default_data(chosen.kind, not (variant.step or variant.cards > 1))
+    )
     how, until = how_to_measure(chosen, protocol, stopping, quick=quick, data=data)
     if captured is not None and how.grad != captured.grad:
         raise UsageError(
-            f"The model was captured with grad={captured.grad}, but the protocol has grad={how.grad}.",
+            f"The model was captured with grad={captured.grad}, but the protocol has "
+            f"grad={how.grad}.",
             "Give `capture_model` and the protocol the same value of `grad`.",
         )
-    selection: dict[str, Any] = {"operators": operators, "target": target, "reuse": reuse, "placements": placements}
+    selection: dict[str, Any] = {
+        "operators": operators,
+        "target": target,
+        "reuse": reuse,
+        "placements": placements,
+    }
     request = Request(variant=variant, protocol=how, stopping=until, **selection)
     return job_report(database, _run_job(request, captured, chosen, database))
 
 
-def _run_job(request: Request, captured: CapturedModel | None, card: Card, database: Database) -> str:
+def _run_job(
+    request: Request, captured: CapturedModel | None, card: Card, database: Database
+) -> str:
     """Lock the card, measure the job on it, and return the id of the job."""
     host, tag = settings().host, uuid.uuid4().hex[:8]
     farm = cards.farm_name(host, os.getpid(), tag)
@@ -214,9 +244,15 @@ def _run_job(request: Request, captured: CapturedModel | None, card: Card, datab
         torch = driver.ready().torch
         try:
             capture_all_layers(database, request, [card.id])
-            tuples = None if captured is None else _store(database, captured, request.protocol, card.kind, torch)
+            tuples = (
+                None
+                if captured is None
+                else _store(database, captured, request.protocol, card.kind, torch)
+            )
             title = captured.title if captured else ""
-            job = open_job(database, request, [card.id], tuples=tuples, title=title, farm=farm, pinned=True)
+            job = open_job(
+                database, request, [card.id], tuples=tuples, title=title, farm=farm, pinned=True
+            )
             try:
                 with heartbeat(beat):
                     driver.run_rounds(job.job_id, job.round)
@@ -246,10 +282,11 @@ class _JobDriver(ItemDriver):
                 number = closed.next_round
 
     def _open(self, job_id: str, number: int) -> list[int]:
-        """Ids of the open items of a round. The whole is first: it shows which predicted tuples the card does not run.
+        """Ids of the open items of a round. The whole is first: it shows which predicted tuples the
+        card does not run.
 
-        The whole of a captured model is last, because it leaves a CUDA context of this process on the card.
-        """
+        The whole of a captured model is last, because it leaves a CUDA context of this process on
+        the card."""
         item = tables.Item
         is_whole = col(item.role) == "whole"
         query: Any = select(item.id).where(item.job_id == job_id, item.round == number)
@@ -258,19 +295,26 @@ class _JobDriver(ItemDriver):
             return list(session.exec(query.where(col(item.state).in_(tables.OPEN))))
 
     def measure(self, claimed: items.Claim) -> Measured:
-        if claimed.role != "whole" or self.captured is None or self.benchmark.card.kind == "simulated":
+        if (
+            claimed.role != "whole"
+            or self.captured is None
+            or self.benchmark.card.kind == "simulated"
+        ):
             return super().measure(claimed)
         card, software = self.benchmark.card, self.benchmark.wait_ready()
         self.benchmark.close()  # only one process may use the card
-        reading = measure_whole(self.captured, card, claimed.subject, claimed.protocol, claimed.stopping)
+        reading = measure_whole(
+            self.captured, card, claimed.subject, claimed.protocol, claimed.stopping
+        )
         return Measured(reading, software, card)
 
 
 def measure_whole(
     captured: CapturedModel, card: Card, subject: Subject, protocol: Protocol, stopping: Stopping
 ) -> Reading:
-    """Measure a copy of a captured model in this process. The caller must hold the card's lock. Raises `Unmeasurable`:
-    out_of_memory, raised, not_capturable or not_available (PyTorch does not see the card)."""
+    """Measure a copy of a captured model in this process. The caller must hold the card's lock.
+    Raises `Unmeasurable`: out_of_memory, raised, not_capturable or not_available (PyTorch does not
+    see the card)."""
     import torch
     from torch.utils._pytree import tree_map_only
 
@@ -295,7 +339,9 @@ def measure_whole(
 
 
 def _torch_device(card: Card) -> Any:
-    """Return the torch device of a card. Raises `Unmeasurable` if PyTorch in this process does not see the card."""
+    """Return the torch device of a card. Raises `Unmeasurable` if PyTorch in this process does not
+    see the card.
+    """
     import torch
 
     if card.kind != "cuda":
@@ -309,13 +355,16 @@ def _torch_device(card: Card) -> Any:
     raise Unmeasurable(
         "not_available",
         f"PyTorch {torch.__version__} does not see the card {card} in this process.",
-        "Install a PyTorch that is built for a CUDA version of the driver, and unset CUDA_VISIBLE_DEVICES.",
+        "Install a PyTorch that is built for a CUDA version of the driver, and unset "
+        "CUDA_VISIBLE_DEVICES.",
     )
 
 
 @contextlib.contextmanager
 def _torch_state_restored() -> Iterator[None]:
-    """Restore PyTorch's thread count, device and stream, and the C library, because a `Bench` changes them."""
+    """Restore PyTorch's thread count, device and stream, and the C library, because a `Bench`
+    changes them.
+    """
     import torch
 
     from farm.benchmark.host_clock import keep_memory
@@ -328,14 +377,24 @@ def _torch_state_restored() -> Iterator[None]:
         torch.set_num_threads(threads)
         keep_memory(False)
         if torch.cuda.is_initialized():
-            torch.cuda.set_stream(stream or torch.cuda.default_stream())  # also sets the stream's device
+            torch.cuda.set_stream(
+                stream or torch.cuda.default_stream()
+            )  # also sets the stream's device
 
 
-def _store(database: Database, model: CapturedModel, how: Protocol, card_kind: str, torch: str) -> Tuples:
-    """Store the model's tuples and calls. With the data policy `seen`, also store observed values of its tensors."""
+def _store(
+    database: Database, model: CapturedModel, how: Protocol, card_kind: str, torch: str
+) -> Tuples:
+    """Store the model's tuples and calls. With the data policy `seen`, also store observed values
+    of its tensors.
+    """
     extraction, device_type = model.extraction, "cuda" if card_kind == "cuda" else "cpu"
     capture = tables.Capture(
-        variant_id=model.variant.id, device_type=device_type, grad=how.grad, torch=torch, launch=how.launch
+        variant_id=model.variant.id,
+        device_type=device_type,
+        grad=how.grad,
+        torch=torch,
+        launch=how.launch,
     )
     with database.write() as session:
         capture_id = store_extraction(session, model.variant, extraction, capture)
@@ -351,7 +410,9 @@ def _store(database: Database, model: CapturedModel, how: Protocol, card_kind: s
 
 def own_card(wanted: str) -> Card:
     """The card of this host that ``--card`` means; "" is the first GPU, else the CPU."""
-    return choose_cards([card for card in discover(settings()) if not card.refusal], [wanted] if wanted else [])[0]
+    return choose_cards(
+        [card for card in discover(settings()) if not card.refusal], [wanted] if wanted else []
+    )[0]
 
 
 def how_to_measure(

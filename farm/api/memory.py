@@ -1,4 +1,6 @@
-"""Compute what `farm memory` shows: the memory of a training step, and the results that its options request."""
+"""Compute what `farm memory` shows: the memory of a training step, and the results that its options
+request.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +8,35 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from farm.addons.memory import files, offload_plan
+from farm.addons.memory import step_memory as memories
+from farm.addons.memory.step_memory import StepMemory
+from farm.addons.memory.transfers import offload
 from farm.errors import FarmUnavailable, UsageError
 from farm.exchange.packaged import first_answer
 from farm.jobs.cards import chosen_own_cards
-from farm.memory_report import files
-from farm.memory_report import step_memory as memories
-from farm.memory_report.step_memory import StepMemory
 from farm.requests.memory import MemoryOptions
-from farm.slow_memory import offload_plan
-from farm.slow_memory.transfers import offload
 from farm.store.database import open_database
 from farm.training.version import versioned
 from farm.types.protocol import Variant
 
 if TYPE_CHECKING:
-    from farm.slow_memory.transfers import Wire
+    from farm.addons.memory.transfers import Wire
 
 
-def requested_memory(variant: Variant, options: MemoryOptions, say: Callable[[str], None]) -> StepMemory:
-    """Return the memory of a training step, with the results that the options request. Runs the step only for ``run``.
-    `say` shows a message about a slow action, a written file or the origin of readings. Raises the errors of
-    `farm.api.queries.step_memory`; with ``run``, also those of `farm.api.planned_step.step_on`."""
+def requested_memory(
+    variant: Variant, options: MemoryOptions, say: Callable[[str], None]
+) -> StepMemory:
+    """Return the memory of a training step, with the results that the options request. Runs the
+    step only for ``run``. `say` shows a message about a slow action, a written file or the origin
+    of readings. Raises the errors of `farm.api.queries.step_memory`; with ``run``, also those of
+    `farm.api.planned_step.step_on`."""
     if options.out is not None:
         files.check_drawing()
     if variant.recompute and options.what_if_recompute:
-        raise UsageError("--what-if-recompute cannot be combined with --recompute.", "Omit one of them.")
+        raise UsageError(
+            "--what-if-recompute cannot be combined with --recompute.", "Omit one of them."
+        )
     variant = versioned(variant)
     if options.run:
         found = _run(variant, options, say)
@@ -70,7 +76,11 @@ def _run(variant: Variant, options: MemoryOptions, say: Callable[[str], None]) -
 
 def _with_readings(found: StepMemory, say: Callable[[str], None]) -> StepMemory:
     try:
-        return first_answer(lambda session: memories.with_readings(session, found), lambda one: one.read_calls > 0, say)
+        return first_answer(
+            lambda session: memories.with_readings(session, found),
+            lambda one: one.read_calls > 0,
+            say,
+        )
     except FarmUnavailable as error:
         say(f"Times are estimates: {error.message}")
     return found
@@ -81,11 +91,15 @@ def _with_plans(
 ) -> StepMemory:
     if options.moves:
         programs = offload_plan.POINTS + len(options.amounts)
-        say(f"Solving {programs} integer programs, each in at most {offload_plan.TIME_LIMIT_S:g} s.")
+        say(
+            f"Solving {programs} integer programs, each in at most {offload_plan.TIME_LIMIT_S:g} s."
+        )
     read = None
     try:
         read = first_answer(
-            lambda session: memories.read_in_slow_memory(session, found), lambda one: one is not None, say
+            lambda session: memories.read_in_slow_memory(session, found),
+            lambda one: one is not None,
+            say,
         )
     except FarmUnavailable as error:
         say(f"The cost of tensors in slow memory is estimated from their bytes: {error.message}")

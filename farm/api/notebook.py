@@ -31,13 +31,16 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], not
         return "<tr>" + "".join(f"<{tag}>{text(value)}</{tag}>" for value in values) + "</tr>"
 
     head, body = cells("th", columns), "".join(cells("td", row) for row in rows)
-    made = f"<table><caption>{text(title)}</caption><thead>{head}</thead><tbody>{body}</tbody></table>"
+    made = (
+        f"<table><caption>{text(title)}</caption><thead>{head}</thead><tbody>{body}</tbody></table>"
+    )
     return made + (f"<p>{text(note)}</p>" if note else "")
 
 
 @dataclass(frozen=True)
 class JobReport:
-    """The report of a job. A notebook shows the cost by operator type, the sum, the whole model and the verdict.
+    """The report of a job. A notebook shows the cost by operator type, the sum, the whole model and
+    the verdict.
 
     `report` has all plain values; `to_json` returns them as JSON with units in the keys.
     """
@@ -63,17 +66,28 @@ class JobReport:
     def _repr_html_(self) -> str:
         report, verdict = self.report, self.report.verdict
         rows = [
-            (row.short_name, row.calls, row.tuples, quantity(row.time_us, TIME), quantity(row.energy_mj, ENERGY))
+            (
+                row.short_name,
+                row.calls,
+                row.tuples,
+                quantity(row.time_us, TIME),
+                quantity(row.energy_mj, ENERGY),
+            )
             for row in report.types
         ]
         compared = [
             (name, interval(one.total, units), interval(one.whole, units), gap(one.gap))
-            for name, units, one in (("time", TIME, verdict.time), ("energy", ENERGY, verdict.energy))
+            for name, units, one in (
+                ("time", TIME, verdict.time),
+                ("energy", ENERGY, verdict.energy),
+            )
             if one is not None
         ]
         card = ", ".join(dict.fromkeys(card.model for card in report.cards))
         note = ", ".join([verdict.outcome.upper(), *verdict.reasons])
-        return table(f"{report.title}, {card}", ("operator", "calls", "tuples", "time", "energy"), rows) + table(
+        return table(
+            f"{report.title}, {card}", ("operator", "calls", "tuples", "time", "energy"), rows
+        ) + table(
             f"job {report.job_id}", ("", "sum of the parts", "whole model", "gap"), compared, note
         )
 

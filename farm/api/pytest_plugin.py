@@ -1,8 +1,9 @@
-"""A pytest plugin: the fixture `farm_benchmark`, and with --farm-base a comparison with another git revision.
+"""A pytest plugin: the fixture `farm_benchmark`, and with --farm-base a comparison with another git
+revision.
 
-A session with --farm-base first runs its tests in other processes of pytest (--farm-record), alternately in a worktree
-of the base and in this checkout, the head. Then each test passes or fails by the rule of `farm compare --run`.
-"""
+A session with --farm-base first runs its tests in other processes of pytest (--farm-record),
+alternately in a worktree of the base and in this checkout, the head. Then each test passes or fails
+by the rule of `farm compare --run`."""
 
 from __future__ import annotations
 
@@ -26,11 +27,30 @@ NO_VERDICT = 6  # exit code: with --farm-require-verdict, no test was judged
 MOST_CHARACTERS = 20_000  # of a traceback in a report
 
 _OPTIONS: dict[str, dict[str, Any]] = {
-    "--farm-base": {"metavar": "REF", "help": "Fail tests whose code costs surely more than at a git revision."},
-    "--farm-fail-above": {"metavar": "X%", "default": "5%", "help": "The allowed change. Default: 5%%."},
-    "--farm-rounds": {"metavar": "N", "default": 6, "type": int, "help": "How often to measure both. Default: 6."},
-    "--farm-card": {"metavar": "CARD", "default": "", "help": "The card. Default: the first GPU, else the CPU."},
-    "--farm-quick": {"action": "store_true", "help": "Measure for a shorter time, with wider intervals."},
+    "--farm-base": {
+        "metavar": "REF",
+        "help": "Fail tests whose code costs surely more than at a git revision.",
+    },
+    "--farm-fail-above": {
+        "metavar": "X%",
+        "default": "5%",
+        "help": "The allowed change. Default: 5%%.",
+    },
+    "--farm-rounds": {
+        "metavar": "N",
+        "default": 6,
+        "type": int,
+        "help": "How often to measure both. Default: 6.",
+    },
+    "--farm-card": {
+        "metavar": "CARD",
+        "default": "",
+        "help": "The card. Default: the first GPU, else the CPU.",
+    },
+    "--farm-quick": {
+        "action": "store_true",
+        "help": "Measure for a shorter time, with wider intervals.",
+    },
     "--farm-summary": {"metavar": "FILE", "help": "Append the comparison to a file, in Markdown."},
     "--farm-require-verdict": {
         "action": "store_true",
@@ -38,7 +58,10 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--farm-record": {"help": argparse.SUPPRESS},  # a file: what to measure, then what was measured
 }
-_INSTALLED = {"site-packages", "dist-packages"}  # folders of installed packages, also inside of a repository
+_INSTALLED = {
+    "site-packages",
+    "dist-packages",
+}  # folders of installed packages, also inside of a repository
 
 
 def pytest_addoption(parser: Any) -> None:
@@ -53,7 +76,9 @@ def pytest_configure(config: Any) -> None:
     class Fixtures(_Session):
         @pytest.fixture
         def farm_benchmark(self, request: Any) -> Any:
-            """Measure a module or function and store the reading: farm_benchmark(target, *inputs)."""
+            """Measure a module or function and store the reading: farm_benchmark(target,
+            *inputs).
+            """
             return lambda target, *inputs: self.measured(request.node, target, inputs)
 
     config.pluginmanager.register(Fixtures(config), "farm-session")
@@ -85,14 +110,22 @@ class _Session:
         self.skipped: dict[str, str] = {}  # test -> why it was skipped at the head
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        items[:] = [item for item in items if not self.record or item.nodeid in self.wanted["tests"]]
+        items[:] = [
+            item for item in items if not self.record or item.nodeid in self.wanted["tests"]
+        ]
 
     def pytest_runtestloop(self, session: Any) -> None:
         import pytest
 
-        tests = [item.nodeid for item in session.items if "farm_benchmark" in getattr(item, "fixturenames", ())]
+        tests = [
+            item.nodeid
+            for item in session.items
+            if "farm_benchmark" in getattr(item, "fixturenames", ())
+        ]
         if self.option.farm_require_verdict and not self.option.farm_base:
-            raise pytest.UsageError("--farm-require-verdict needs --farm-base: without it nothing is compared.")
+            raise pytest.UsageError(
+                "--farm-require-verdict needs --farm-base: without it nothing is compared."
+            )
         parallel = hasattr(self.config, "workerinput")
         unwanted = self.record or parallel or session.testsfailed or self.option.collectonly
         if self.option.farm_base and tests and not unwanted:
@@ -108,7 +141,9 @@ class _Session:
         if report.failed:
             self.append({"failed": report.nodeid, "text": report.longreprtext[-MOST_CHARACTERS:]})
         elif report.skipped and isinstance(report.longrepr, tuple):
-            self.append({"skipped": report.nodeid, "text": report.longrepr[2].removeprefix("Skipped: ")})
+            self.append(
+                {"skipped": report.nodeid, "text": report.longrepr[2].removeprefix("Skipped: ")}
+            )
 
     def pytest_sessionfinish(self, session: Any) -> None:
         if self.record:
@@ -118,9 +153,14 @@ class _Session:
 
     def pytest_terminal_summary(self, terminalreporter: Any, exitstatus: int) -> None:
         if exitstatus in (0, NO_VERDICT) and self.judged_nothing:
-            line = f"farm: no test was judged, so --farm-require-verdict ends with exit code {NO_VERDICT}."
+            line = (
+                "farm: no test was judged, so --farm-require-verdict ends with exit code "
+                f"{NO_VERDICT}."
+            )
             terminalreporter.write_line(line, red=True)
-            terminalreporter.write_line("→ `-rs` shows why tests were skipped. Let nothing else run on this machine.")
+            terminalreporter.write_line(
+                "→ `-rs` shows why tests were skipped. Let nothing else run on this machine."
+            )
 
     @property
     def judged_nothing(self) -> bool:
@@ -150,12 +190,18 @@ class _Session:
 
         how = {"card": self.option.farm_card, "quick": self.option.farm_quick}
         try:
-            found = measure_benchmark(target, inputs, name=name, revision=revision_of(test.path), **how)
+            found = measure_benchmark(
+                target, inputs, name=name, revision=revision_of(test.path), **how
+            )
         except CardBusy as error:
             pytest.skip(f"the host is busy: {error.message}")
         if self.record:
             if file := _imported_from(self.wanted["not_from"]):
-                pytest.exit(f"The base imports {file} of the head. Install the package with -e, from this checkout.", 4)
+                pytest.exit(
+                    f"The base imports {file} of the head. Install the package with -e, from this "
+                    "checkout.",
+                    4,
+                )
             self.append({"benchmark": vars(found)})
         elif found.disturbed:
             pytest.skip(f"the host is busy: {found.disturbed}")
@@ -164,9 +210,8 @@ class _Session:
     def compare(self, tests: list[str]) -> None:
         """Measure base and head alternately and judge the changes.
 
-        A test that fails at the head is not measured again. Raises `UsageError` if git does not know
-        the base, an option is wrong, or the tests of a side cannot run.
-        """
+        A test that fails at the head is not measured again. Raises `UsageError` if git does not
+        know the base, an option is wrong, or the tests of a side cannot run."""
         top = Path(git(self.root, "rev-parse", "--show-toplevel"))
         commit = self.commit_of_base(top)
         from farm.report.gate import LEAST_ROUNDS, Gate, judge_rounds
@@ -202,7 +247,9 @@ class _Session:
             return git(top, "rev-parse", "--verify", "--end-of-options", f"{base}^{{commit}}")
         except UsageError:
             step = "In a shallow clone, `git fetch --depth=1 origin REF` fetches a revision."
-            raise UsageError(f"--farm-base: the repository has no revision '{base}'.", step) from None
+            raise UsageError(
+                f"--farm-base: the repository has no revision '{base}'.", step
+            ) from None
 
     def tell(self, text: str) -> None:
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
@@ -233,18 +280,37 @@ class _Session:
         """Run tests in the checkout `where`, in a new process; return what they did."""
         root = where / self.root.relative_to(top)
         names = dict.fromkeys(test.partition("::")[0] for test in tests)
-        files = [f"./{name}" for name in names if (root / name).exists()]  # a name is never an option
+        files = [
+            f"./{name}" for name in names if (root / name).exists()
+        ]  # a name is never an option
         if not files:
             return _Outcome({}, {}, {})
         # The folders of the head on the path of imports become those of the checkout.
-        own = [Path(path).resolve() for path in sys.path if not _INSTALLED.intersection(Path(path).parts)]
-        paths = [root / "src", *(where / one.relative_to(top) if one.is_relative_to(top) else one for one in own)]
+        own = [
+            Path(path).resolve()
+            for path in sys.path
+            if not _INSTALLED.intersection(Path(path).parts)
+        ]
+        paths = [
+            root / "src",
+            *(where / one.relative_to(top) if one.is_relative_to(top) else one for one in own),
+        ]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
         with tempfile.TemporaryDirectory(prefix="farm-round-") as folder:
             record = Path(folder, "record")
-            record.write_text(json.dumps({"tests": tests, "not_from": "" if where == top else str(top)}))
-            options = [f"--farm-record={record}", f"--rootdir={root}", "-o", f"cache_dir={folder}/cache"]
-            options += [f"--farm-card={self.option.farm_card}", *["--farm-quick"] * self.option.farm_quick]
+            record.write_text(
+                json.dumps({"tests": tests, "not_from": "" if where == top else str(top)})
+            )
+            options = [
+                f"--farm-record={record}",
+                f"--rootdir={root}",
+                "-o",
+                f"cache_dir={folder}/cache",
+            ]
+            options += [
+                f"--farm-card={self.option.farm_card}",
+                *["--farm-quick"] * self.option.farm_quick,
+            ]
             options += ["-n0"] * self.config.pluginmanager.hasplugin("xdist")
             command = [sys.executable, "-m", "pytest", "-p", __name__, *files, *options]
             done = subprocess.run(
@@ -280,22 +346,37 @@ class _Session:
         }
 
     def judged(self, test: str, name: str) -> Any:
-        """Return the newest measurement of the head; fail or skip the present test if the comparison says so."""
+        """Return the newest measurement of the head; fail or skip the present test if the
+        comparison says so.
+        """
         import pytest
 
         if test in self.broken:
-            pytest.fail(f"the test fails at the head, in its own process:\n{self.broken[test]}", pytrace=False)
+            pytest.fail(
+                f"the test fails at the head, in its own process:\n{self.broken[test]}",
+                pytrace=False,
+            )
         if name not in self.head and test in self.skipped:
             pytest.skip(f"skipped at the head: {self.skipped[test]}")
         if name not in self.head:
-            pytest.fail("the test measured nothing in its own process. Run it without --farm-base.", pytrace=False)
+            pytest.fail(
+                "the test measured nothing in its own process. Run it without --farm-base.",
+                pytrace=False,
+            )
         rows = [row for row in self.judgement.rows if row.name == name]
         if not rows:
             pytest.skip(self.why_not_judged(test, name))
         told = "  {}: {} -> {}, {} ({} to {}, {} rounds)"
-        if failed := [told.format(row.quantity, *row.cells, row.rounds) for row in rows if row.fails]:
-            head = f"costs surely more than at {self.base}, by over --farm-fail-above {self.option.farm_fail_above}:"
-            step = "→ Make it cheaper, or allow more. More --farm-rounds make the interval narrower."
+        if failed := [
+            told.format(row.quantity, *row.cells, row.rounds) for row in rows if row.fails
+        ]:
+            head = (
+                f"costs surely more than at {self.base}, by over --farm-fail-above "
+                f"{self.option.farm_fail_above}:"
+            )
+            step = (
+                "→ Make it cheaper, or allow more. More --farm-rounds make the interval narrower."
+            )
             pytest.fail("\n".join([head, *failed, step]), pytrace=False)
         return self.head[name]
 
@@ -304,7 +385,10 @@ class _Session:
         if busy := self.disturbed.get(name):
             return f"the host is busy, too few rounds count: {busy}"
         if text := self.broken_at_base.get(test):
-            return f"nothing to compare: the test fails at {self.base}: {text.strip().splitlines()[-1]}"
+            return (
+                f"nothing to compare: the test fails at {self.base}: "
+                f"{text.strip().splitlines()[-1]}"
+            )
         return f"nothing to compare: {self.base} does not have this test, or it fails there"
 
 
@@ -330,7 +414,16 @@ def _worktree(top: Path, commit: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="farm-base-") as folder:
         where = Path(folder).resolve() / "base"
         try:
-            git(top, "-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach", str(where), commit)
+            git(
+                top,
+                "-c",
+                "core.hooksPath=/dev/null",
+                "worktree",
+                "add",
+                "--detach",
+                str(where),
+                commit,
+            )
             yield where
         finally:
             with contextlib.suppress(UsageError):
@@ -340,5 +433,9 @@ def _worktree(top: Path, commit: str) -> Iterator[Path]:
 def _imported_from(folder: str) -> str:
     """A file of a folder from which this process has imported a module; "" if there is none."""
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-    own = (Path(file) for file in files if folder and file and not _INSTALLED.intersection(Path(file).parts))
+    own = (
+        Path(file)
+        for file in files
+        if folder and file and not _INSTALLED.intersection(Path(file).parts)
+    )
     return next((str(file) for file in own if file.is_relative_to(folder)), "")

@@ -1,4 +1,5 @@
-"""Query a database from Python: readings, estimates, comparisons, exports, and the memory of a training step.
+"""Query a database from Python: readings, estimates, comparisons, exports, and the memory of a
+training step.
 
 Nothing here runs on a card, and nothing needs a broker.
 """
@@ -11,22 +12,22 @@ from typing import Any, Literal
 
 from sqlmodel import Session
 
+from farm.addons.memory import step_memory as memories
+from farm.addons.memory.step_memory import StepMemory
+from farm.addons.predict.estimate import Estimate
+from farm.addons.predict.floor import above_floor
+from farm.addons.predict.query import EstimateQuery
+from farm.addons.predict.readings import needed_of, needed_tuple, peaks_of
+from farm.addons.predict.stored_predictor import CallPrediction
 from farm.api.capture import CapturedModel, as_captured_for, no_model
 from farm.errors import UsageError
-from farm.estimation.estimate import Estimate
-from farm.estimation.query import EstimateQuery
-from farm.estimation.readings import needed_of, needed_tuple, peaks_of
 from farm.exchange import export as exports
 from farm.exchange import filters
 from farm.exchange.export import Exported
 from farm.exchange.importer import Imported, import_export
 from farm.exchange.packaged import export_at, first_answer, packaged_database
-from farm.memory_report import step_memory as memories
-from farm.memory_report.step_memory import StepMemory
 from farm.models import catalog
 from farm.operators.cost import cost
-from farm.prediction.floor import above_floor
-from farm.prediction.stored_predictor import CallPrediction
 from farm.report.compare import SideComparison
 from farm.report.compare import compare as compare_sides
 from farm.report.lookup import LookupRow, Sort
@@ -41,11 +42,12 @@ from farm.types.tuple import OperatorTuple
 
 
 def open_database(where: str | Path | None = None) -> Database:
-    """Open a database of the farm. A missing or empty database gets its tables; others are not changed.
+    """Open a database of the farm. A missing or empty database gets its tables; others are not
+    changed.
 
     Args:
-        where: a URL (``postgresql://...``, ``sqlite:////...``) or the path of a SQLite file. Default: the
-            database of the settings, as for every command of `farm`.
+        where: a URL (``postgresql://...``, ``sqlite:////...``) or the path of a SQLite file.
+            Default: the database of the settings, as for every command of `farm`.
 
     Raises:
         SettingsError: the farm does not support this kind of database.
@@ -61,28 +63,35 @@ def open_database(where: str | Path | None = None) -> Database:
 
 
 def readings(database: Database, *wanted: str, card: str = "") -> Any:
-    """Return readings as a data frame, one row for each reading. docs/data-dictionary.md describes the columns.
+    """Return readings as a data frame, one row for each reading. docs/data-dictionary.md describes
+    the columns.
 
     Args:
-        wanted: operators ("Conv2d") and conditions ("in_channels=64", "flops>=1e9", "torch=2.11"), as in
-            `farm lookup`. Default: all readings.
+        wanted: operators ("Conv2d") and conditions ("in_channels=64", "flops>=1e9", "torch=2.11"),
+            as in `farm lookup`. Default: all readings.
         card: as in ``--card``.
 
     Returns:
-        A pandas.DataFrame if pandas is installed, else a pyarrow.Table, which polars and DuckDB accept.
+        A pandas.DataFrame if pandas is installed, else a pyarrow.Table, which polars and DuckDB
+        accept.
 
     Raises:
-        UsageError, UnknownOperator: there is no such column or operator; the message suggests a similar name.
+        UsageError, UnknownOperator: there is no such column or operator; the message suggests a
+        similar name.
     """
     return _frame(database, "readings", wanted, card)
 
 
 def calls(database: Database, *wanted: str, card: str = "") -> Any:
-    """Return the calls of all captured models that have such readings, one row for each call; see `readings`."""
+    """Return the calls of all captured models that have such readings, one row for each call; see
+    `readings`.
+    """
     return _frame(database, "calls", wanted, card)
 
 
-def _frame(database: Database, table: Literal["readings", "calls"], wanted: tuple[str, ...], card: str) -> Any:
+def _frame(
+    database: Database, table: Literal["readings", "calls"], wanted: tuple[str, ...], card: str
+) -> Any:
     meant = filters.parse(wanted, [card] if card else ())
     with database.read() as session:
         found = exports.as_table(session, table, meant or None)
@@ -94,7 +103,11 @@ def _frame(database: Database, table: Literal["readings", "calls"], wanted: tupl
 
 
 def lookup(
-    *wanted: str, card: str = "", sort: Sort = "time", limit: int = 20, database: Database | None = None
+    *wanted: str,
+    card: str = "",
+    sort: Sort = "time",
+    limit: int = 20,
+    database: Database | None = None,
 ) -> tuple[LookupRow, ...]:
     """Return readings of an operator, as `farm lookup` shows them.
 
@@ -104,11 +117,14 @@ def lookup(
         database: default: the database of the settings, then the packaged readings.
 
     Raises:
-        UsageError, UnknownOperator: there is no such column or operator; the message suggests a similar name.
+        UsageError, UnknownOperator: there is no such column or operator; the message suggests a
+        similar name.
     """
     meant = filters.parse(wanted, [card] if card else ())
     return first_answer(
-        lambda session: look_up(session, meant, sort=sort, limit=limit), lambda found: found[1] > 0, database=database
+        lambda session: look_up(session, meant, sort=sort, limit=limit),
+        lambda found: found[1] > 0,
+        database=database,
     )[0]
 
 
@@ -122,22 +138,27 @@ def estimate(
     database: Database | None = None,
     **fields: Any,
 ) -> Estimate:
-    """Estimate the cost of one pass of a model from readings, and from predictions where there are none.
+    """Estimate the cost of one pass of a model from readings, and from predictions where there are
+    none.
 
     Args:
-        model: a name, a variant or a `CapturedModel`: ``farm.estimate("resnet50", card="H200", batch=32)``.
+        model: a name, a variant or a `CapturedModel`: ``farm.estimate("resnet50", card="H200",
+            batch=32)``.
         card: part of a card model's name.
         batch: default: that of `farm run` on such a card.
-        torch: a version or its beginning. Default: the version whose readings cover most of the model.
+        torch: a version or its beginning. Default: the version whose readings cover most of the
+            model.
         fill: "auto", "roofline" or "none", as in `farm estimate --fill`.
         database: default: the database of the settings, then the packaged readings.
         fields: other fields of a variant, for a name, such as ``dtype="bfloat16"``.
 
     Returns:
-        The estimate: ``time`` in us and ``energy`` in mJ with intervals; ``to_json()`` equals `farm estimate --json`.
+        The estimate: ``time`` in us and ``energy`` in mJ with intervals; ``to_json()`` equals `farm
+        estimate --json`.
 
     Raises:
-        UsageError, NoReadings, CaptureError: the model or card is unknown, or nothing is known about the model.
+        UsageError, NoReadings, CaptureError: the model or card is unknown, or nothing is known
+        about the model.
     """
     query = EstimateQuery(card, torch=torch, fill=fill)
     if isinstance(model, CapturedModel):
@@ -153,7 +174,8 @@ def estimate(
 def predict(
     tuples: Iterable[OperatorTuple], *, card: str, torch: str = "", database: Database | None = None
 ) -> list[CallPrediction]:
-    """Predict the time and energy of operator tuples on a card, with 90 % intervals. Readings are not used.
+    """Predict the time and energy of operator tuples on a card, with 90 % intervals. Readings are
+    not used.
 
     Args:
         tuples: such as ``farm.capture_model(model, inputs).tuples``.
@@ -170,14 +192,17 @@ def predict(
         kind, _ = peaks_of(session, model, "float32")
         predictor, _, why = query.predictor(session, model, query.protocol(kind), kind)
         if predictor is None:
-            raise UsageError(f"Nothing is predicted: {why}.", "Measure on the card first: `farm calibrate`.")
+            raise UsageError(
+                f"Nothing is predicted: {why}.", "Measure on the card first: `farm calibrate`."
+            )
         return list(above_floor(predictor.predict(wanted, wanted), wanted, model).calls)
 
     return first_answer(answer, bool, database=database)
 
 
 def compare(first: str, second: str, *, database: Database) -> SideComparison:
-    """Compare two jobs or two sets of readings, as `farm compare`. ``to_json()`` equals its ``--json``.
+    """Compare two jobs or two sets of readings, as `farm compare`. ``to_json()`` equals its
+    ``--json``.
 
     Args:
         first, second: the id of a job, or filters in one text: ``"card=H200 torch=2.11"``.
@@ -190,7 +215,12 @@ def compare(first: str, second: str, *, database: Database) -> SideComparison:
 
 
 def export(
-    target: str | Path, *wanted: str, database: Database, card: str = "", form: str | None = None, traces: bool = False
+    target: str | Path,
+    *wanted: str,
+    database: Database,
+    card: str = "",
+    form: str | None = None,
+    traces: bool = False,
 ) -> Exported:
     """Write readings to a file, or all tables to a folder, as `farm export`.
 
@@ -205,11 +235,14 @@ def export(
     """
     meant = filters.parse(wanted, [card] if card else ())
     with database.read() as session:
-        return exports.export(session, Path(target), form=form, filters=meant or None, traces=traces)
+        return exports.export(
+            session, Path(target), form=form, filters=meant or None, traces=traces
+        )
 
 
 def import_readings(source: str | Path, *, database: Database, origin: str = "") -> list[Imported]:
-    """Import the export of another farm, as `farm import`. Returns the number of rows and of new rows by table.
+    """Import the export of another farm, as `farm import`. Returns the number of rows and of new
+    rows by table.
 
     Args:
         source: a file or folder of `export`; "h100" and "h200" are the packaged readings.
@@ -224,25 +257,34 @@ def import_readings(source: str | Path, *, database: Database, origin: str = "")
 
 
 def step_memory(
-    variant: Variant, *, database: Database | None = None, card: str = "H200", fast: str = "", slow_bandwidth: str = ""
+    variant: Variant,
+    *,
+    database: Database | None = None,
+    card: str = "H200",
+    fast: str = "",
+    slow_bandwidth: str = "",
 ) -> StepMemory:
-    """Compute the memory that a training step needs. With ``fast``, plan its slow tensors. Runs nothing on a card.
+    """Compute the memory that a training step needs. With ``fast``, plan its slow tensors. Runs
+    nothing on a card.
 
     Args:
         variant: a training step: ``farm.variant("resnet50", batch=32, step="training")``.
-        database: source of times and of the cost of slow memory. Default: the readings that come with the package.
+        database: source of times and of the cost of slow memory. Default: the readings that come
+            with the package.
         card: part of the model name of a card, or ``cpu``.
         fast: amounts of fast memory to plan for: ``8GB``, or shares of the peak, ``75%,50%``.
-        slow_bandwidth: bandwidth of slow memory, ``55GB/s``, for operators without readings in slow memory.
+        slow_bandwidth: bandwidth of slow memory, ``55GB/s``, for operators without readings in slow
+            memory.
             Default: derived from the readings.
 
     Returns:
-        The memory over the step. With ``fast``, ``offload_plans.plans`` name the tensors in slow memory, and
-        ``offload_plans.curve`` has the step's time by fast memory. ``to_json()`` equals ``farm memory --json``.
+        The memory over the step. With ``fast``, ``offload_plans.plans`` name the tensors in slow
+        memory, and ``offload_plans.curve`` has the step's time by fast memory. ``to_json()`` equals
+        ``farm memory --json``.
 
     Raises:
-        UsageError: the variant is a forward pass, the card is unknown, an amount is malformed or too small for the
-            largest operator, or a plan has no readings to use.
+        UsageError: the variant is a forward pass, the card is unknown, an amount is malformed or
+            too small for the largest operator, or a plan has no readings to use.
         CaptureError: the step cannot be captured.
     """
     if not isinstance(variant, Variant):
@@ -253,7 +295,9 @@ def step_memory(
             'Give step="training": farm.variant("resnet50", 32, step="training").',
         )
     amounts = amounts_of("fast", fast) if fast else []
-    bytes_per_s = bytes_of("slow_bandwidth", slow_bandwidth, per_second=True) if slow_bandwidth else None
+    bytes_per_s = (
+        bytes_of("slow_bandwidth", slow_bandwidth, per_second=True) if slow_bandwidth else None
+    )
     found = memories.memory(versioned(variant), card)
     known = database or packaged_database()
     with known.read() as session:

@@ -1,4 +1,6 @@
-"""One line for a module: a table of its calls with shapes, parameters, FLOPs, and time and energy if they are known."""
+"""One line for a module: a table of its calls with shapes, parameters, FLOPs, and time and energy
+if they are known.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +8,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from farm.addons.predict.estimate import Estimate
+from farm.addons.predict.query import EstimateQuery
+from farm.addons.predict.readings import needed_of
 from farm.api.capture import CapturedModel, capture_model
 from farm.api.notebook import table
 from farm.devices.host import discover
 from farm.errors import FarmError
-from farm.estimation.estimate import Estimate
-from farm.estimation.query import EstimateQuery
-from farm.estimation.readings import needed_of
 from farm.report.layers import held_by
 from farm.settings import settings
 from farm.store.database import Database
@@ -42,7 +44,8 @@ class Summary:
     """The calls of a model. `print` shows a table, and a notebook an HTML table.
 
     Attributes:
-        estimate: the cost of the model on a card; None without readings and predictions: `unknown` says why.
+        estimate: the cost of the model on a card; None without readings and predictions: `unknown`
+            says why.
     """
 
     captured: CapturedModel
@@ -58,7 +61,10 @@ class Summary:
     @property
     def title(self) -> str:
         parameters = count_of(self.parameters, "").strip()
-        return f"{self.captured.title}: {parameters} parameters, {count_of(self.captured.flops, 'FLOP')}"
+        return (
+            f"{self.captured.title}: {parameters} parameters, "
+            f"{count_of(self.captured.flops, 'FLOP')}"
+        )
 
     @property
     def cost(self) -> str:
@@ -67,13 +73,23 @@ class Summary:
         if found is None:
             return f"time and energy unknown: {self.unknown}"
         energy = quantity(found.energy.value, ENERGY) if found.energy else "energy unknown"
-        measured = "whole model measured" if found.whole_time else f"{found.covered_tuples} of {found.tuples} measured"
+        measured = (
+            "whole model measured"
+            if found.whole_time
+            else f"{found.covered_tuples} of {found.tuples} measured"
+        )
         rest = "" if found.whole_time or not found.missing else ", ~ predicted"
-        return f"{quantity(found.time.value, TIME)}, {energy} on {found.card_model} ({measured}{rest})"
+        return (
+            f"{quantity(found.time.value, TIME)}, {energy} on {found.card_model} ({measured}{rest})"
+        )
 
     def to_json(self) -> dict[str, Any]:
         cost = self.estimate.to_json() if self.estimate else None
-        return {"title": self.captured.title, "rows": [vars(row) for row in self.rows], "estimate": cost}
+        return {
+            "title": self.captured.title,
+            "rows": [vars(row) for row in self.rows],
+            "estimate": cost,
+        }
 
     def __repr__(self) -> str:
         return f"<Summary {self.title}; {self.cost}>"
@@ -83,7 +99,10 @@ class Summary:
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         aligned = [*"<<<", *">" * (len(widths) - 3)]
         lines = (
-            "  ".join(f"{cell:{how}{width}}" for how, cell, width in zip(aligned, row, widths, strict=True))
+            "  ".join(
+                f"{cell:{how}{width}}"
+                for how, cell, width in zip(aligned, row, widths, strict=True)
+            )
             for row in cells
         )
         return "\n".join([*(line.rstrip() for line in lines), self.title, self.cost])
@@ -105,16 +124,21 @@ class Summary:
             )
 
 
-def summary(model: Any, *args: Any, card: str = "", database: Database | None = None, **kwargs: Any) -> Summary:
-    """Summarize a module: its calls with shapes, parameters and FLOPs, and the time and energy on a card.
+def summary(
+    model: Any, *args: Any, card: str = "", database: Database | None = None, **kwargs: Any
+) -> Summary:
+    """Summarize a module: its calls with shapes, parameters and FLOPs, and the time and energy on a
+    card.
 
-    Runs nothing on a card. Time and energy come from readings and, marked with ``~``, from predictions.
+    Runs nothing on a card. Time and energy come from readings and, marked with ``~``, from
+    predictions.
 
     Args:
         model: a `torch.nn.Module`, or a `CapturedModel`.
         args, kwargs: example inputs, as in a call of the module.
         card: part of a card model's name. Default: the first GPU of this host, else an H200.
-        database: source of readings. Default: the database of the settings, then the packaged readings.
+        database: source of readings. Default: the database of the settings, then the packaged
+            readings.
 
     Raises:
         UsageError, CaptureError: see `capture_model`.
@@ -127,7 +151,9 @@ def summary(model: Any, *args: Any, card: str = "", database: Database | None = 
     try:
         needed = needed_of(captured.extraction)
         if not card:
-            own_gpus = (one.model for one in discover(settings()) if one.kind == "cuda" and not one.refusal)
+            own_gpus = (
+                one.model for one in discover(settings()) if one.kind == "cuda" and not one.refusal
+            )
             card = next(own_gpus, _USUAL_CARD)
         found = EstimateQuery(card).answer(captured.variant, needed, database=database)
     except FarmError as error:
@@ -135,12 +161,19 @@ def summary(model: Any, *args: Any, card: str = "", database: Database | None = 
     missing = {one.operator_id: one for one in found.missing} if found else {}
     rows = []
     for call in captured.extraction.capture.calls:
-        spec, cost = captured.extraction.capture.tuples[call.tuple_id], captured.extraction.costs[call.tuple_id]
-        time_us, energy_mj = found.measured.get(call.tuple_id, (None, None)) if found else (None, None)
+        spec, cost = (
+            captured.extraction.capture.tuples[call.tuple_id],
+            captured.extraction.costs[call.tuple_id],
+        )
+        time_us, energy_mj = (
+            found.measured.get(call.tuple_id, (None, None)) if found else (None, None)
+        )
         if predicted := missing.get(call.tuple_id):
             time_us, energy_mj = predicted.predicted_us, predicted.predicted_mj
         sizes = tuple(tuple(size) for size in cost.output_shapes or ())
         held, _ = held_by(spec) or (0, 0)
         about = call.module_path, call_of(spec), sizes, held, cost.flops
-        rows.append(SummaryRow(*about, time_us, energy_mj, predicted is not None and time_us is not None))
+        rows.append(
+            SummaryRow(*about, time_us, energy_mj, predicted is not None and time_us is not None)
+        )
     return Summary(captured, tuple(rows), found, unknown)

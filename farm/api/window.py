@@ -17,14 +17,18 @@ from farm.types.format import ENERGY, POWER, TIME, quantity
 
 @dataclass
 class Window:
-    """What a block cost. The values are None inside the block, and if the card does not report them.
+    """What a block cost. The values are None inside the block, and if the card does not report
+    them.
 
-    Energy is the mean power of the card, idle power included, times the duration. With three or more updates of the
-    card's energy counter (an H200: every 0.1 s) the power comes from the counter, else from the power sensor.
+    Energy is the mean power of the card, idle power included, times the duration. With three or
+    more updates of the card's energy counter (an H200: every 0.1 s) the power comes from the
+    counter, else from the power sensor.
 
     Attributes:
-        power_source: "energy_counter", "instant_power", "average_power", "rapl", or "" without power.
-        shared: True if other processes used the card; None if the card does not report its processes.
+        power_source: "energy_counter", "instant_power", "average_power", "rapl", or "" without
+            power.
+        shared: True if other processes used the card; None if the card does not report its
+            processes.
     """
 
     card: Card
@@ -39,13 +43,18 @@ class Window:
         if self.time_s is None:
             return f"<Window on {self.card.model}: open>"
         time = quantity(self.time_s * 1e6, TIME)
-        cost = f"{quantity(self.energy_mj, ENERGY)}, {quantity(self.power_w, POWER)}" if self.power_w else "no energy"
+        cost = (
+            f"{quantity(self.energy_mj, ENERGY)}, {quantity(self.power_w, POWER)}"
+            if self.power_w
+            else "no energy"
+        )
         return f"<Window on {self.card.model}: {time}, {cost}>"
 
 
 @contextlib.contextmanager
 def window(card: str = "") -> Iterator[Window]:
-    """Measure the time and energy of a block of code, once. The GPU is synchronized at the begin and the end.
+    """Measure the time and energy of a block of code, once. The GPU is synchronized at the begin
+    and the end.
 
     This is not a reading: nothing is repeated or stored, and no other process is kept off the card.
 
@@ -65,7 +74,10 @@ def window(card: str = "") -> Iterator[Window]:
 
     chosen = own_card(card)
     found = Window(chosen)
-    with contextlib.closing(open_device(chosen)) as device, Sampler(device, frozenset({os.getpid()})) as sampler:
+    with (
+        contextlib.closing(open_device(chosen)) as device,
+        Sampler(device, frozenset({os.getpid()})) as sampler,
+    ):
         _synchronize()
         begin_s = time.perf_counter()
         try:

@@ -1,10 +1,11 @@
-"""Effects of caches: the share of a footprint that the GPU's L2 cache keeps, and the time that cold caches add.
+"""Effects of caches: the share of a footprint that the GPU's L2 cache keeps, and the time that cold
+caches add.
 
-If a kernel runs in a loop, its code stays in the instruction caches and its inputs do not change. In a model, another
-kernel has just run and has written these inputs. On an H200 this costs 0.2 us to a few us per kernel, 3 to 7 % of a
-whole model (docs/method.md). So the farm also times an operator after a dozen kernels of other operators and a kernel
-that rewrites its inputs. CUDA events inside the graph add the same overhead with warm and with cold caches.
-"""
+If a kernel runs in a loop, its code stays in the instruction caches and its inputs do not change.
+In a model, another kernel has just run and has written these inputs. On an H200 this costs 0.2 us
+to a few us per kernel, 3 to 7 % of a whole model (docs/method.md). So the farm also times an
+operator after a dozen kernels of other operators and a kernel that rewrites its inputs. CUDA events
+inside the graph add the same overhead with warm and with cold caches."""
 
 from __future__ import annotations
 
@@ -25,26 +26,37 @@ PIECES = 64  # the cache size is divided into this many pieces
 LEAST_PIECE_BYTES = 2**16
 COLD_TIMES = 3  # the cache keeps nothing of a footprint of this many cache sizes
 WARM_SHARE = 8  # the cache keeps all of a footprint of 1/8 of its size
-READS = 200  # least number of pieces that one graph reads: the graph's launch time is then negligible
+# least number of pieces that one graph reads: the graph's launch time is then negligible
+READS = 200
 PIECE_REPLAYS = 5
 
 SIZE = 1024  # matrix size in `other_operators`: enough blocks for every multiprocessor
-LEAST_PASSES, PASSES, ROUGH_PASSES = 4, 24, 8  # least and most passes in one graph with events; most if rough
+LEAST_PASSES, PASSES, ROUGH_PASSES = (
+    4,
+    24,
+    8,
+)  # least and most passes in one graph with events; most if rough
 BUDGET_S = 0.006  # duration of one graph with events
 BARE_S = 0.001  # least duration of the graph without events: its launch time is then negligible
 MOST_BARE = 500  # most passes in the graph without events
-LEAST_REPLAYS, REPLAYS = 3, 6  # least and most counted replays; one warm-up replay comes before them
-PRECISE = 0.002  # half-width of the effect, as a share of the time of a pass, with which the least number is enough
-LONGEST_S = 0.005  # longer passes are not timed: a few microseconds of cold caches do not matter to them
+LEAST_REPLAYS, REPLAYS = (
+    3,
+    6,
+)  # least and most counted replays; one warm-up replay comes before them
+# half-width of the effect, as a share of the time of a pass, with which the least number is enough
+PRECISE = 0.002
+# longer passes are not timed: a few microseconds of cold caches do not matter to them
+LONGEST_S = 0.005
 UNSEEN_US = 10.0  # assumed half-width of the effect on passes longer than `LONGEST_S`
 
 
 def found_again(footprint_bytes: int, device: torch.device) -> float | None:
-    """Measure the share of a footprint that a GPU's cache still contains at the next read: 0 to 1; None if unknown.
+    """Measure the share of a footprint that a GPU's cache still contains at the next read: 0 to 1;
+    None if unknown.
 
-    Kernels read about a megabyte each, one after the other. The size of the cache does not predict the share: the
-    60 MB L2 of an H200 keeps all of a 38 MB footprint and nothing of a 52 MB footprint.
-    """
+    Kernels read about a megabyte each, one after the other. The size of the cache does not predict
+    the share: the 60 MB L2 of an H200 keeps all of a 38 MB footprint and nothing of a 52 MB
+    footprint."""
     cache = cache_bytes(device)
     if footprint_bytes >= COLD_TIMES * cache:
         return 0.0
@@ -81,10 +93,11 @@ def _piece_us(pieces: list[torch.Tensor], device: torch.device) -> float:
 
 @functools.cache
 def other_operators(device: torch.device) -> Callable[[], None]:
-    """Return a function that runs a dozen kernels: matrix products in four precisions, special functions, reductions.
+    """Return a function that runs a dozen kernels: matrix products in four precisions, special
+    functions, reductions.
 
-    The kernels fill the instruction caches. They touch only a few megabytes, so weights stay in the L2.
-    """
+    The kernels fill the instruction caches. They touch only a few megabytes, so weights stay in the
+    L2."""
     generator = torch.Generator(device=device).manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
@@ -92,7 +105,10 @@ def other_operators(device: torch.device) -> Callable[[], None]:
 
     plane = random(SIZE // 2, SIZE)
     left, right = random(SIZE, SIZE // 8), random(SIZE // 8, SIZE)
-    products = [(left.to(dtype), right.to(dtype)) for dtype in (torch.float32, torch.bfloat16, torch.float16)]
+    products = [
+        (left.to(dtype), right.to(dtype))
+        for dtype in (torch.float32, torch.bfloat16, torch.float16)
+    ]
     # This product is small because double precision is slow on many cards.
     products.append((left[:, :32].double(), right[:32, : SIZE // 2].double()))
 
@@ -120,11 +136,11 @@ def write_again(memories: Sequence[torch.Tensor]) -> None:
 
 @dataclass(frozen=True)
 class InPlacePass:
-    """A pass of a kernel or a collective. If it changes its inputs, they get the model's values before each run.
+    """A pass of a kernel or a collective. If it changes its inputs, they get the model's values
+    before each run.
 
-    Otherwise the values would drift over millions of runs, and some kernels take other branches for other values. The
-    time and energy of `restore` are measured by themselves and subtracted.
-    """
+    Otherwise the values would drift over millions of runs, and some kernels take other branches for
+    other values. The time and energy of `restore` are measured by themselves and subtracted."""
 
     run: Callable[[], object]
     restore: Callable[[], object]
@@ -147,15 +163,22 @@ def time_among_others(
 
     Args:
         run: one pass, capturable in a CUDA graph.
-        memories: the inputs that another operator of the model writes just before the operator runs.
+        memories: the inputs that another operator of the model writes just before the operator
+            runs.
         pass_s: approximate time of one pass in s.
         rough: a less precise time is enough.
     """
     if pass_s > LONGEST_S:
-        return InContext(alone_us=pass_s * 1e6, effect_us=0.0, effect_half_width_us=UNSEEN_US, passes=0)
-    # Writing the inputs is limited by the memory bandwidth; all kernels of `others` take about 70 us together.
+        return InContext(
+            alone_us=pass_s * 1e6, effect_us=0.0, effect_half_width_us=UNSEEN_US, passes=0
+        )
+    # Writing the inputs is limited by the memory bandwidth; all kernels of `others` take about 70
+    # us together.
     around_s = 1e-4 + sum(memory.nbytes for memory in memories) / 1e12
-    passes = max(LEAST_PASSES, min(ROUGH_PASSES if rough else PASSES, math.ceil(BUDGET_S / (pass_s + around_s))))
+    passes = max(
+        LEAST_PASSES,
+        min(ROUGH_PASSES if rough else PASSES, math.ceil(BUDGET_S / (pass_s + around_s))),
+    )
     every: Any = run
     restore: Callable[[], object] | None = None
     if isinstance(every, InPlacePass):
@@ -170,13 +193,17 @@ def time_among_others(
     pool = torch.cuda.graph_pool_handle()
     bare_passes = max(passes, min(MOST_BARE, math.ceil(BARE_S / pass_s)))
     bare = capture_graph([every] * bare_passes, device, pool)
-    restoring = capture_graph([restore] * bare_passes, device, pool) if restore is not None else None
+    restoring = (
+        capture_graph([restore] * bare_passes, device, pool) if restore is not None else None
+    )
     alone, alone_events = _timed_graph(run, restore, passes, device, pool)
     among, among_events = _timed_graph(run, among_others, passes, device, pool)
     bare_us, alone_us, among_us = list[float](), list[float](), list[float]()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for replay in range(REPLAYS + 1):  # alternate the graphs, so that all run at the same clocks
-        precise = replay > LEAST_REPLAYS and (rough or _effect_us(alone_us, among_us)[1] <= PRECISE * bare_us[-1])
+        precise = replay > LEAST_REPLAYS and (
+            rough or _effect_us(alone_us, among_us)[1] <= PRECISE * bare_us[-1]
+        )
         if not ranks.largest(not precise):
             break
         pass_us = replay_us(bare, begin, end) / bare_passes
@@ -190,13 +217,17 @@ def time_among_others(
             # Ignore the first pass of each graph: it includes the graph's launch.
             alone_us += [first.elapsed_time(second) * 1e3 for first, second in alone_events[1:]]
             among_us += [first.elapsed_time(second) * 1e3 for first, second in among_events[1:]]
-    return InContext(statistics.median(bare_us), *_effect_us(alone_us, among_us), passes=len(among_us))
+    return InContext(
+        statistics.median(bare_us), *_effect_us(alone_us, among_us), passes=len(among_us)
+    )
 
 
 def _effect_us(alone_us: Sequence[float], among_us: Sequence[float]) -> tuple[float, float]:
     """How much longer passes take among other operators, and the half-width of this time."""
     effect_us = intervals.midmean(among_us) - intervals.midmean(alone_us)
-    each_us = (intervals.batch_half_width(values, intervals.midmean) for values in (alone_us, among_us))
+    each_us = (
+        intervals.batch_half_width(values, intervals.midmean) for values in (alone_us, among_us)
+    )
     return effect_us, math.hypot(*each_us)
 
 
@@ -211,10 +242,18 @@ def replay_us(graph: torch.cuda.CUDAGraph, begin: torch.cuda.Event, end: torch.c
 
 
 def _timed_graph(
-    run: Callable[[], object], before: Callable[[], object] | None, passes: int, device: torch.device, pool: Any
+    run: Callable[[], object],
+    before: Callable[[], object] | None,
+    passes: int,
+    device: torch.device,
+    pool: Any,
 ) -> tuple[torch.cuda.CUDAGraph, list[tuple[torch.cuda.Event, torch.cuda.Event]]]:
-    """Capture a graph of passes. Return it with a pair of events per pass: before and after the pass."""
-    event = functools.partial(torch.cuda.Event, enable_timing=True, external=True)  # external: becomes a graph node
+    """Capture a graph of passes. Return it with a pair of events per pass: before and after the
+    pass.
+    """
+    event = functools.partial(
+        torch.cuda.Event, enable_timing=True, external=True
+    )  # external: becomes a graph node
     events = [(event(), event()) for _ in range(passes)]
 
     def timed(first: torch.cuda.Event, second: torch.cuda.Event) -> Callable[[], None]:

@@ -1,13 +1,14 @@
 """Checks of the card: is it healthy, and does a repeated measurement still give the same result?
 
-The health check multiplies two matrices of integers. The result is exact in every precision that a card may use, and
-a CPU computes it in double precision for comparison. The check finds cards that compute wrong results or are very slow.
-The benchmark process runs the check at its start and before an item if the last check is a minute old; it takes about
-a millisecond. The farm quarantines a card that fails the check until a person releases the card.
+The health check multiplies two matrices of integers. The result is exact in every precision that a
+card may use, and a CPU computes it in double precision for comparison. The check finds cards that
+compute wrong results or are very slow. The benchmark process runs the check at its start and before
+an item if the last check is a minute old; it takes about a millisecond. The farm quarantines a card
+that fails the check until a person releases the card.
 
-The canary is a reference operator: a product of two square matrices, the same on every card. The farm measures it again
-every few tuples. If two readings of the canary differ, the card has changed, not the tuples.
-"""
+The canary is a reference operator: a product of two square matrices, the same on every card. The
+farm measures it again every few tuples. If two readings of the canary differ, the card has changed,
+not the tuples."""
 
 from __future__ import annotations
 
@@ -29,35 +30,51 @@ from farm.types.reading import REPEATED, CanaryNote, Reading
 _log = logging.getLogger(__name__)
 
 HEALTH_SIZE = 512  # rows and columns of the matrices of integers
-#: The check times this many products and uses the shortest time: other processes or idle clocks may delay some.
+#: The check times this many products and uses the shortest time: other processes or idle clocks may
+#: delay some.
 HEALTH_ROUNDS = 5
-#: The product takes about 10 us on a data-centre GPU, well below 1 ms on any GPU at its idle clock, and a few ms on
-#: one CPU core. Outside of these bounds the device did not compute it, or is badly broken. Unit: s.
+#: The product takes about 10 us on a data-centre GPU, well below 1 ms on any GPU at its idle clock,
+#: and a few ms on one CPU core. Outside of these bounds the device did not compute it, or is badly
+#: broken. Unit: s.
 PLAUSIBLE_S = {"cuda": (5e-7, 5e-3), "cpu": (5e-7, 5.0)}
 
 EVERY = 25  # tuples between two readings of the canary
 SIZE = 2048  # rows and columns of the matrices that the canary multiplies
-OFF = 0.03  # a larger relative change of the canary's energy or time makes the readings after it doubtful
-NOTED = ("time_us", "power_w", "energy_mj", "temperature_c", "sm_clock_mhz", "flags")  # kept of a canary's reading
+# a larger relative change of the canary's energy or time makes the readings after it doubtful
+OFF = 0.03
+NOTED = (
+    "time_us",
+    "power_w",
+    "energy_mj",
+    "temperature_c",
+    "sm_clock_mhz",
+    "flags",
+)  # kept of a canary's reading
 STOPPING = Stopping(warm_up_s=0.2, minimum_s=0.6, maximum_s=0.8)
-FIRST_WARM_UP_S = 2.0  # later canaries run on a card that tuples have warmed: the first one must be warm, too
+# later canaries run on a card that tuples have warmed: the first one must be warm, too
+FIRST_WARM_UP_S = 2.0
 
 
 class HealthCheck:
-    """The matrix product of the health check. The factors are on the device, and the correct result is known."""
+    """The matrix product of the health check. The factors are on the device, and the correct result
+    is known.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         size = HEALTH_SIZE
         left = (torch.arange(size * size, dtype=torch.float64) % 7 - 3).reshape(size, size)
         right = (torch.arange(size * size, dtype=torch.float64) % 5 - 2).reshape(size, size).t()
-        # Sums of 512 products of at most 6: far below 2 ** 24. The factors fit into the mantissas of bfloat16 and TF32.
+        # Sums of 512 products of at most 6: far below 2 ** 24. The factors fit into the mantissas
+        # of bfloat16 and TF32.
         self._wanted = (left @ right).to(torch.float32)
         self._factors = left.to(device, torch.float32), right.to(device, torch.float32)
 
     def run(self) -> str:
         """Run the check. Return a description of the fault; "" if the device is healthy."""
-        first = self._factors[0] @ self._factors[1]  # not timed: the first product of a process loads libraries
+        first = (
+            self._factors[0] @ self._factors[1]
+        )  # not timed: the first product of a process loads libraries
         shortest_s = float("inf")
         for _ in range(HEALTH_ROUNDS):
             synchronize(self._device)
@@ -67,12 +84,17 @@ class HealthCheck:
             shortest_s = min(shortest_s, time.perf_counter() - begin_s)
         for product in (first, last):
             if wrong := int((product.cpu() != self._wanted).sum()):
-                return f"A matrix product of integers is wrong in {wrong} of {HEALTH_SIZE**2} elements."
+                return (
+                    f"A matrix product of integers is wrong in {wrong} of {HEALTH_SIZE**2} "
+                    "elements."
+                )
         return implausible(shortest_s, self._device.type)
 
 
 def implausible(took_s: float, device_type: str) -> str:
-    """A description of the fault if the product's time is implausible for a "cuda" or "cpu" device; "" if plausible."""
+    """A description of the fault if the product's time is implausible for a "cuda" or "cpu" device;
+    "" if plausible.
+    """
     low_s, high_s = PLAUSIBLE_S[device_type]
     if low_s <= took_s <= high_s:
         return ""
@@ -81,8 +103,8 @@ def implausible(took_s: float, device_type: str) -> str:
 
 
 class Canary:
-    """The canary of one benchmark process: a reading every `every` tuples (0: none; default: `EVERY` on a GPU, 0 on a
-    CPU)."""
+    """The canary of one benchmark process: a reading every `every` tuples (0: none; default:
+    `EVERY` on a GPU, 0 on a CPU)."""
 
     def __init__(self, torch_device: torch.device, every: int | None = None) -> None:
         self._torch_device = torch_device
@@ -90,8 +112,12 @@ class Canary:
         self._due = 0  # tuples until the next reading; 0: the first tuple starts with a reading
         self._notes: list[CanaryNote] = []
 
-    def newest(self, measure: Callable[[Workload, Stopping], Reading], on_phase: OnPhase) -> CanaryNote | None:
-        """The newest reading of the canary; `measure` makes it if it is due. None if there is no canary."""
+    def newest(
+        self, measure: Callable[[Workload, Stopping], Reading], on_phase: OnPhase
+    ) -> CanaryNote | None:
+        """The newest reading of the canary; `measure` makes it if it is due. None if there is no
+        canary.
+        """
         if not self._every:
             return None
         if self._due <= 0:
@@ -102,7 +128,8 @@ class Canary:
                 with numeric_flags(Protocol()):  # the canary uses the same flags for every job
                     reading = self._read(measure, first)
             except Exception as error:
-                # For example out of memory. The tuple can still be measured; the next tuple tries the canary again.
+                # For example out of memory. The tuple can still be measured; the next tuple tries
+                # the canary again.
                 _log.warning("The canary could not be measured: %s", error)
                 return self._notes[-1] if self._notes else None
             self._due = self._every
@@ -120,15 +147,20 @@ class Canary:
         self._due -= 1
         return self._notes[-1]
 
-    def _read(self, measure: Callable[[Workload, Stopping], Reading], first: CanaryNote | None) -> Reading:
+    def _read(
+        self, measure: Callable[[Workload, Stopping], Reading], first: CanaryNote | None
+    ) -> Reading:
         workload = prepare_canary(SIZE, self._torch_device)
         stopping = STOPPING
         if self._torch_device.type == "cuda" and not self._notes:
             stopping = dataclasses.replace(stopping, warm_up_s=FIRST_WARM_UP_S)
         try:
             reading = measure(workload, stopping)
-            # Repeat a disturbed or changed canary: a single outlier must not make the next readings doubtful.
-            disturbed = REPEATED & set(reading.flags) or (first is not None and _off(*_changes(reading, first)))
+            # Repeat a disturbed or changed canary: a single outlier must not make the next readings
+            # doubtful.
+            disturbed = REPEATED & set(reading.flags) or (
+                first is not None and _off(*_changes(reading, first))
+            )
             if ranks.largest(bool(disturbed)):
                 reading = measure(workload, STOPPING)
             return reading
@@ -140,8 +172,12 @@ def _changes(reading: Reading, first: CanaryNote | None) -> tuple[float, float |
     """Relative changes of time and energy since the process's first undisturbed canary."""
     if first is None:
         return 0.0, None
-    energy = reading.energy_mj / first.energy_mj - 1 if reading.energy_mj and first.energy_mj else None
-    return round(reading.time_us / first.time_us - 1, 5), None if energy is None else round(energy, 5)
+    energy = (
+        reading.energy_mj / first.energy_mj - 1 if reading.energy_mj and first.energy_mj else None
+    )
+    return round(reading.time_us / first.time_us - 1, 5), None if energy is None else round(
+        energy, 5
+    )
 
 
 def _off(time_change: float | None, energy_change: float | None) -> bool:
@@ -149,6 +185,8 @@ def _off(time_change: float | None, energy_change: float | None) -> bool:
 
 
 def with_canary(reading: Reading, canary: CanaryNote) -> Reading:
-    """The reading with the canary in its details. It has the flag `canary_off` if the canary has changed."""
+    """The reading with the canary in its details. It has the flag `canary_off` if the canary has
+    changed.
+    """
     changed = _off(canary.time_change, canary.energy_change)
     return (reading.flagged("canary_off") if changed else reading).noting(canary=canary)

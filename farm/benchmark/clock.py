@@ -1,4 +1,5 @@
-"""Launch and time rounds of a workload. Neither the host's speed nor the clock's resolution affects the figures.
+"""Launch and time rounds of a workload. Neither the host's speed nor the clock's resolution affects
+the figures.
 
 Windows, bursts, the canary and eager passes all use this clock, so their figures are comparable.
 """
@@ -23,7 +24,8 @@ from farm.benchmark.workload import Workload, WorkloadRound
 from farm.devices.device import Device
 from farm.types.reading import Burst
 
-QUEUED_S = 0.024  # usual duration of the work that is queued on a GPU: a busy host does not starve the GPU
+# usual duration of the work that is queued on a GPU: a busy host does not starve the GPU
+QUEUED_S = 0.024
 PAUSES_PER_S = 8.0  # mean number of pauses between rounds
 LONGEST_PAUSE_S = 0.01  # a pause is at most as long as a pass, and as this
 CYCLES_PER_S = 2e9  # about the clock of a GPU: events measure how long a pause was
@@ -38,28 +40,31 @@ class TimedRound(NamedTuple):
     done_s: float  # on the host's clock
     took_s: float
     passes: int
-    late: bool = False  # the card was idle when the host launched the round: the card waited for the host
+    # the card was idle when the host launched the round: the card waited for the host
+    late: bool = False
     sections_s: tuple[float, ...] = ()  # parts of `took_s` (`farm.benchmark.host_clock`)
     paused_s: float = 0.0  # pause before the round, not a part of `took_s`
 
 
 class Clock:
-    """Launches rounds and times them: by CUDA events on a GPU with a few rounds queued, by the host's clock on a CPU.
+    """Launches rounds and times them: by CUDA events on a GPU with a few rounds queued, by the
+    host's clock on a CPU.
 
-    On a GPU one event separates two rounds, so the durations add up to the total time. They include idle time between
-    rounds, so power times duration is the complete energy.
+    On a GPU one event separates two rounds, so the durations add up to the total time. They include
+    idle time between rounds, so power times duration is the complete energy.
 
-    ``pauses``: a pause of random length precedes some rounds that are launched in time, and is no part of their
-    duration. Without pauses, passes can be synchronous with the samples of the power sensor (docs/method.md, "Pauses
-    between the passes of a model").
-    """
+    ``pauses``: a pause of random length precedes some rounds that are launched in time, and is no
+    part of their duration. Without pauses, passes can be synchronous with the samples of the power
+    sensor (docs/method.md, "Pauses between the passes of a model")."""
 
     def __init__(self, workload: Workload, queued_s: float = QUEUED_S) -> None:
         self.workload = workload
         self.cuda = workload.device.type == "cuda"
         self.done: list[TimedRound] = []
         self.in_flight = max(2, min(64, math.ceil(queued_s / max(workload.round_s, 1e-6))))
-        self._waiting: collections.deque[tuple[torch.cuda.Event, torch.cuda.Event, int, bool]] = collections.deque()
+        self._waiting: collections.deque[tuple[torch.cuda.Event, torch.cuda.Event, int, bool]] = (
+            collections.deque()
+        )
         self._last: torch.cuda.Event | None = None
         self.pauses = False
         self._longest_pause_s = min(workload.round_s / workload.rounds[0].passes, LONGEST_PAUSE_S)
@@ -116,7 +121,8 @@ class Clock:
 
 
 def _event() -> torch.cuda.Event:
-    # blocking: the host sleeps while it waits. Because more rounds are queued, its slow wake-up costs no GPU time.
+    # blocking: the host sleeps while it waits. Because more rounds are queued, its slow wake-up
+    # costs no GPU time.
     event = torch.cuda.Event(enable_timing=True, blocking=True)
     event.record()
     return event
@@ -130,9 +136,8 @@ def pass_times_us(rounds: Sequence[TimedRound]) -> list[float]:
 def starved_share(rounds: Sequence[TimedRound]) -> float:
     """The share of the total time in which the card waited for the host (0 to 1).
 
-    It is the time that late rounds take longer than others. 1.0 if all rounds were late: the host is slower than the
-    card, by an unknown amount.
-    """
+    It is the time that late rounds take longer than others. 1.0 if all rounds were late: the host
+    is slower than the card, by an unknown amount."""
     if not any(entry.late for entry in rounds):
         return 0.0
     in_time_s = [entry.took_s / entry.passes for entry in rounds if not entry.late]
@@ -145,7 +150,9 @@ def starved_share(rounds: Sequence[TimedRound]) -> float:
 
 
 def eager_time_us(run: Pass, device: torch.device) -> tuple[float, float]:
-    """Time eagerly launched passes, one directly after the other. Return the median pass time and its half-width."""
+    """Time eagerly launched passes, one directly after the other. Return the median pass time and
+    its half-width.
+    """
     clock = Clock(Workload([WorkloadRound(run, 1)], device, round_s=EAGER_S))
     begin_s = time.perf_counter()
     while ranks.largest(time.perf_counter() - begin_s < EAGER_S or len(clock.done) < EAGER_LEAST):
@@ -157,13 +164,19 @@ def eager_time_us(run: Pass, device: torch.device) -> tuple[float, float]:
 
 
 def measure_bursts(workload: Workload, device: Device) -> Burst | None:
-    """Measure time, power and energy of a pass in short bursts of work. None if the power cannot be measured.
+    """Measure time, power and energy of a pass in short bursts of work. None if the power cannot be
+    measured.
 
-    In a loop, a heavy operator keeps the card at its power limit and the clock falls. In a model, other operators run
-    in between and the card cools (docs/method.md, "At the power limit"). Bursts run at full clocks. Power is linear in
-    the duty f, the share of work: P = P_pause + f (P_op - P_pause). So two duties give P_op, the power without pauses.
-    """
-    duties, powers, rounds, seen = list[float](), list[intervals.Slope](), list[TimedRound](), list[SampledWindow]()
+    In a loop, a heavy operator keeps the card at its power limit and the clock falls. In a model,
+    other operators run in between and the card cools (docs/method.md, "At the power limit"). Bursts
+    run at full clocks. Power is linear in the duty f, the share of work: P = P_pause + f (P_op -
+    P_pause). So two duties give P_op, the power without pauses."""
+    duties, powers, rounds, seen = (
+        list[float](),
+        list[intervals.Slope](),
+        list[TimedRound](),
+        list[SampledWindow](),
+    )
     for duty in DUTIES:
         with Sampler(device) as sampler:
             clock = Clock(workload)
@@ -172,8 +185,9 @@ def measure_bursts(workload: Workload, device: Device) -> Burst | None:
             begin_s = time.perf_counter()
             while ranks.largest(time.perf_counter() - begin_s < BURST_WINDOW_S + 0.3):
                 if clock.cuda:
-                    # Keep the card busy (about 25 us) until the burst is queued. Otherwise the first event would
-                    # complete at once, and the launch that follows would count as work.
+                    # Keep the card busy (about 25 us) until the burst is queued. Otherwise the
+                    # first event would complete at once, and the launch that follows would count as
+                    # work.
                     torch.cuda._sleep(50_000)
                 for _ in range(count):
                     clock.step()
@@ -195,11 +209,15 @@ def measure_bursts(workload: Workload, device: Device) -> Burst | None:
     # The line through both points has the value P_op at duty 1 and P_pause at duty 0.
     weights = (1 - low) / (high - low), (1 - high) / (high - low)
     power_w = weights[0] * high_w - weights[1] * low_w
-    power_half_width_w = math.hypot(*(weight * power.half_width for weight, power in zip(weights, powers, strict=True)))
+    power_half_width_w = math.hypot(
+        *(weight * power.half_width for weight, power in zip(weights, powers, strict=True))
+    )
     times_us = pass_times_us(rounds)
     time_us = statistics.fmean(times_us)
     time_half_width_us = intervals.finite(intervals.batch_half_width(times_us), time_us)
-    energy_mj, energy_half_width_mj = intervals.pass_energy(power_w, power_half_width_w, time_us, time_half_width_us)
+    energy_mj, energy_half_width_mj = intervals.pass_energy(
+        power_w, power_half_width_w, time_us, time_half_width_us
+    )
     clocks_mhz = [one.sm_clock_mhz for one in seen if one.sm_clock_mhz is not None]
     reasons = [name for one in seen for name in one.throttle_shares]
     return Burst(
@@ -213,6 +231,9 @@ def measure_bursts(workload: Workload, device: Device) -> Burst | None:
         pause_power_w=low_w - (high_w - low_w) / (high - low) * low,
         duties=(round(high, 4), round(low, 4)),
         duty_power_w=(round(high_w, 2), round(low_w, 2)),
-        throttle_shares={name: round(max(one.throttle_shares.get(name, 0.0) for one in seen), 3) for name in reasons},
+        throttle_shares={
+            name: round(max(one.throttle_shares.get(name, 0.0) for one in seen), 3)
+            for name in reasons
+        },
         passes=sum(entry.passes for entry in rounds),
     )

@@ -1,8 +1,7 @@
 """The period of an energy counter, from the times at which queries see that it changes.
 
-A step of the counter has the energy of one period. Queries see each change late, so the time between two of them is
-wrong by several per cent (docs/method.md, "Power and energy").
-"""
+A step of the counter has the energy of one period. Queries see each change late, so the time
+between two of them is wrong by several per cent (docs/method.md, "Power and energy")."""
 
 from __future__ import annotations
 
@@ -19,26 +18,29 @@ PERIODS_S = 0.01  # the period is rounded to a multiple of this,
 USUAL = 0.01  # if the difference is at most this share of the multiple
 PERIOD_ERROR = 0.001  # another period is used if its standard error is at most this share of it,
 LEAST_DEGREES = 20  # with at least so many degrees of freedom
-UNUSUAL = 0.3  # a run of changes does not count if a step differs from the median step by a larger share
+# a run of changes does not count if a step differs from the median step by a larger share
+UNUSUAL = 0.3
 
 
 class CounterPeriod:
     """The period of a device's energy counter, from the changes that all its samplers have seen.
 
-    The counter of an H200 adds up the energy of 0.1 s each. A query sees each change some milliseconds late, more if
-    several programs use the driver. So the power of a step is its energy divided by the period, not by the time between
-    two queries. A counter without a regular period is recognised by its steps: their powers then differ more.
+    The counter of an H200 adds up the energy of 0.1 s each. A query sees each change some
+    milliseconds late, more if several programs use the driver. So the power of a step is its energy
+    divided by the period, not by the time between two queries. A counter without a regular period
+    is recognised by its steps: their powers then differ more.
 
-    Only *sharp* changes count: the time between the last query before the change and the query that saw it is at most
-    `SHARP_S`. They also tell to which period a change
-    belongs whose time is uncertain.
-    """
+    Only *sharp* changes count: the time between the last query before the change and the query that
+    saw it is at most `SHARP_S`. They also tell to which period a change belongs whose time is
+    uncertain."""
 
     def __init__(self) -> None:
-        # Sums of squares and products over all runs of changes, each relative to its mean number and mean time.
+        # Sums of squares and products over all runs of changes, each relative to its mean number
+        # and mean time.
         self._numbers = self._products = self._times = 0.0
         self._degrees = 0  # of freedom
-        self._votes = 0  # differences between powers of consecutive steps that are smaller with the period
+        # differences between powers of consecutive steps that are smaller with the period
+        self._votes = 0
         self._newest_s: list[float] = []  # sharp changes
 
     @property
@@ -59,8 +61,12 @@ class CounterPeriod:
         known = self._degrees >= LEAST_DEGREES and error_s <= PERIOD_ERROR * period_s
         return period_s if known else None
 
-    def learn(self, times_s: Sequence[float], energies_mj: Sequence[float], sharp_s: Collection[float]) -> None:
-        """Add a series of changes: their times, the counter's new values, and the times of the sharp changes."""
+    def learn(
+        self, times_s: Sequence[float], energies_mj: Sequence[float], sharp_s: Collection[float]
+    ) -> None:
+        """Add a series of changes: their times, the counter's new values, and the times of the
+        sharp changes.
+        """
         times_s, energies_mj = times_s[-MOST_CHANGES:], energies_mj[-MOST_CHANGES:]
         self._newest_s = [*self._newest_s, *(at for at in times_s if at in sharp_s)][-LAST_CHANGES:]
         ends = [number for number, at in enumerate([*times_s, math.nan]) if at not in sharp_s]
@@ -71,22 +77,29 @@ class CounterPeriod:
     def _add(self, times_s: Sequence[float], energies_mj: Sequence[float]) -> None:
         steps_s = [b - a for a, b in itertools.pairwise(times_s)]
         usual_s = median(steps_s)
-        if any(abs(step_s / usual_s - 1) > UNUSUAL for step_s in steps_s):  # no query came between two changes
+        if any(
+            abs(step_s / usual_s - 1) > UNUSUAL for step_s in steps_s
+        ):  # no query came between two changes
             return
         numbers = range(len(times_s))
         number, time_s = fmean(numbers), fmean(times_s)
         self._numbers += math.fsum((one - number) ** 2 for one in numbers)
-        self._products += math.fsum((one - number) * (at - time_s) for one, at in zip(numbers, times_s, strict=True))
+        self._products += math.fsum(
+            (one - number) * (at - time_s) for one, at in zip(numbers, times_s, strict=True)
+        )
         self._times += math.fsum((at - time_s) ** 2 for at in times_s)
         self._degrees += len(times_s) - 2
         energies = [b - a for a, b in itertools.pairwise(energies_mj)]
         seen = [energy / step_s * usual_s for energy, step_s in zip(energies, steps_s, strict=True)]
-        for regular, other in zip(itertools.pairwise(energies), itertools.pairwise(seen), strict=True):
+        for regular, other in zip(
+            itertools.pairwise(energies), itertools.pairwise(seen), strict=True
+        ):
             better = abs(other[1] - other[0]) - abs(regular[1] - regular[0])
             self._votes += (better > 0) - (better < 0)
 
     def regular(self, times_s: Sequence[float], sharp_s: Sequence[float]) -> list[float]:
-        """Move the times of changes to whole periods; ``sharp_s`` has the newest sharp changes. Unit: s.
+        """Move the times of changes to whole periods; ``sharp_s`` has the newest sharp changes.
+        Unit: s.
 
         If the period is not known, or no sharp change, return the times as they are.
         """
@@ -99,5 +112,7 @@ class CounterPeriod:
         begin_s = last_s + period_s * median(phase - round(phase) for phase in phases)
         numbers = [round((at - begin_s) / period_s) for at in times_s]
         # If two changes have the same number, the first one was seen a period late.
-        numbers = list(itertools.accumulate(reversed(numbers), lambda later, number: min(later - 1, number)))[::-1]
+        numbers = list(
+            itertools.accumulate(reversed(numbers), lambda later, number: min(later - 1, number))
+        )[::-1]
         return [begin_s + number * period_s for number in numbers]

@@ -1,9 +1,9 @@
-"""The fingerprint of a card: bandwidth, arithmetic rates, idle and base power, delays of its power sensors.
+"""The fingerprint of a card: bandwidth, arithmetic rates, idle and base power, delays of its power
+sensors.
 
-A worker measures the fingerprint once for each card and driver version: about twelve seconds on a GPU, one second on a
-CPU. The roofline (`farm.operators.roofline`) uses the measured rates instead of a data sheet's. The delays of the
-sensors limit how short a measurement window can be.
-"""
+A worker measures the fingerprint once for each card and driver version: about twelve seconds on a
+GPU, one second on a CPU. The roofline (`farm.operators.roofline`) uses the measured rates instead
+of a data sheet's. The delays of the sensors limit how short a measurement window can be."""
 
 from __future__ import annotations
 
@@ -27,13 +27,17 @@ if TYPE_CHECKING:
 
 RATE_S = 0.25  # time to measure each rate, after a tenth of it to warm up
 REST_S = 1.2  # idle time before the load begins
-LOAD_S = 5.0  # load on a cold card: a larger rise of temperature gives more precise watts per degree
-REACH_S = 0.3  # settling time after a change of the load; later changes of the power come from the temperature
+# load on a cold card: a larger rise of temperature gives more precise watts per degree
+LOAD_S = 5.0
+# settling time after a change of the load; later changes of the power come from the temperature
+REACH_S = 0.3
 COOL_S = 3.0  # time at full clocks with almost no work, after the load
 
 
 def take(bench: Bench) -> dict[str, Any]:
-    """Measure the fingerprint of a bench's card. If the card does not provide a value, its key is missing."""
+    """Measure the fingerprint of a bench's card. If the card does not provide a value, its key is
+    missing.
+    """
     began_s = time.perf_counter()
     found: dict[str, Any] = {"version": FINGERPRINT_VERSION, "driver": bench.device.card.driver}
     if bench.cuda:
@@ -43,7 +47,10 @@ def take(bench: Bench) -> dict[str, Any]:
     found["copy_bytes_per_s"] = _copy_bytes_per_s(bench)
     found["matmul_flops_per_s"] = _matmul_flops_per_s(bench)
     if bench.cuda:
-        found["idle_power_w"], found["base_power_w"] = bench.levels.idle_power_w, bench.levels.base_power_w
+        found["idle_power_w"], found["base_power_w"] = (
+            bench.levels.idle_power_w,
+            bench.levels.base_power_w,
+        )
         found["power_limit_w"] = bench.device.power_limit_w()
     found["taken_in_s"] = time.perf_counter() - began_s
     return {name: _rounded(value) for name, value in found.items() if value is not None}
@@ -89,7 +96,9 @@ def _matmul_flops_per_s(bench: Bench) -> dict[str, float]:
     for name, dtype in kinds.items():
         # suppress: the card may not support the dtype
         with numeric_flags(Protocol(tf32=name == "tf32")), contextlib.suppress(RuntimeError):
-            left, right = (torch.randn(size, size, device=bench.torch_device).to(dtype) for _ in range(2))
+            left, right = (
+                torch.randn(size, size, device=bench.torch_device).to(dtype) for _ in range(2)
+            )
             out = torch.empty_like(left)
             each_s = _seconds_each(lambda a=left, b=right, c=out: torch.mm(a, b, out=c), bench)  # type: ignore[misc]
             found[name] = 2 * size**3 / each_s
@@ -106,7 +115,9 @@ def _launch_floor_us(bench: Bench) -> float:
 
 
 def _sensors(bench: Bench) -> dict[str, Any]:
-    """Measure the delays of the power sensors after a step from idle to full load, and the watts per degree."""
+    """Measure the delays of the power sensors after a step from idle to full load, and the watts
+    per degree.
+    """
     left, right = (torch.randn(4096, 4096, device=bench.torch_device) for _ in range(2))
     out = torch.mm(left, right)  # loads the library before the step
     torch.cuda.synchronize(bench.torch_device)
@@ -133,7 +144,9 @@ def _sensors(bench: Bench) -> dict[str, Any]:
     instant = zip(*trace.series.get("power_instant_w", ([], [])), strict=True)
     return {
         "counter_tick_s": sampler.tick_s,
-        "power_instant": step_answer([(when - offset_s, value) for when, value in instant if when < cool_s]),
+        "power_instant": step_answer(
+            [(when - offset_s, value) for when, value in instant if when < cool_s]
+        ),
         "power_average": step_answer([(when - step_s, value) for when, value in averages]),
         "w_per_c": _w_per_c(trace.series, offset_s + REACH_S, cool_s),
         "base_w_per_c": _w_per_c(trace.series, cool_s + REACH_S, end_s),
@@ -143,21 +156,25 @@ def _sensors(bench: Bench) -> dict[str, Any]:
 def step_answer(points: list[tuple[float, float]]) -> dict[str, float] | None:
     """The delay of a power sensor after a load step at 0 s; None if unknown.
 
-    `lag_s` is the time until the sensor shows half of the step, `rise_s` its time from 10 to 90 % of the step.
-    `points` are (s since the step, W). Points before 0, or else the first point, give the level before the step.
-    """
+    `lag_s` is the time until the sensor shows half of the step, `rise_s` its time from 10 to 90 %
+    of the step. `points` are (s since the step, W). Points before 0, or else the first point, give
+    the level before the step."""
     after = [(when, value) for when, value in points if when >= 0]
     if len(after) < 10:
         return None
     before = [value for when, value in points if when < 0] or [after[0][1]]
     low = statistics.median(before)
     # The level after the sensor has settled and before the temperature raises the power.
-    high = statistics.median([value for when, value in after if 1.5 <= when <= 2.5] or [after[-1][1]])
+    high = statistics.median(
+        [value for when, value in after if 1.5 <= when <= 2.5] or [after[-1][1]]
+    )
     if high <= low * 1.05:
         return None
 
     def reached(share: float) -> float:
-        return next((when for when, value in after if value >= low + share * (high - low)), after[-1][0])
+        return next(
+            (when for when, value in after if value >= low + share * (high - low)), after[-1][0]
+        )
 
     return {"lag_s": reached(0.5), "rise_s": reached(0.9) - reached(0.1)}
 
@@ -165,7 +182,9 @@ def step_answer(points: list[tuple[float, float]]) -> dict[str, float] | None:
 def _w_per_c(
     series: dict[str, tuple[list[float], list[float]]], begin_s: float, end_s: float
 ) -> dict[str, float] | None:
-    """Watts per degree (C) at constant work, by the energy counter; None if the temperature changed less than 2 C."""
+    """Watts per degree (C) at constant work, by the energy counter; None if the temperature changed
+    less than 2 C.
+    """
     if "energy_mj" not in series or "temperature_c" not in series:
         return None
     temperatures = list(zip(*series["temperature_c"], strict=True))

@@ -1,17 +1,18 @@
 """Time subjects on a CPU that other programs use as well (docs/method.md, "On a CPU").
 
-- Subjects are timed in turn, in many short visits. The speed of such a CPU drifts by some 10 % within seconds, and a
-  sum can only be compared with a whole that was measured at the same moments.
-- A subject runs in one thread, and the clock is that thread's CPU time. It stands still while other programs or other
-  virtual machines use the core.
-- Each pass is timed by itself, in sections: a section begins with each call of a module and with each launch of a
-  generated kernel. Of each section the fastest passes count: other programs slow passes by their use of caches and
-  memory, and seldom a whole pass of a model.
+- Subjects are timed in turn, in many short visits. The speed of such a CPU drifts by some 10 %
+  within seconds, and a sum can only be compared with a whole that was measured at the same moments.
+- A subject runs in one thread, and the clock is that thread's CPU time. It stands still while other
+  programs or other virtual machines use the core.
+- Each pass is timed by itself, in sections: a section begins with each call of a module and with
+  each launch of a generated kernel. Of each section the fastest passes count: other programs slow
+  passes by their use of caches and memory, and seldom a whole pass of a model.
 - Under `resident`, the inputs of an operator are written directly before it, as in a model.
-- An operator's outputs are kept until they are as large as the cache. So each output is in memory that is not in the
-  cache, as in a model: there, other operators have used the cache since this memory was last used.
-- The process keeps the memory that PyTorch frees. Otherwise each large output is new memory from the kernel, and the
-  time of a pass depends on what the process freed before.
+- An operator's outputs are kept until they are as large as the cache. So each output is in memory
+  that is not in the cache, as in a model: there, other operators have used the cache since this
+  memory was last used.
+- The process keeps the memory that PyTorch frees. Otherwise each large output is new memory from
+  the kernel, and the time of a pass depends on what the process freed before.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ from farm.types.protocol import Protocol, Stopping
 
 TURNS = 22  # most turns: in a turn each subject has a visit
 LEAST_TURNS = 8
-GAP_HALF_WIDTH = 0.025  # the turns end if the gap between sum and whole is known within this interval
+# the turns end if the gap between sum and whole is known within this interval
+GAP_HALF_WIDTH = 0.025
 VISIT_SHARE = 0.04  # length of a visit as a share of the longest window
 WHOLE_VISITS = 3  # visits of a whole model in a turn: its passes are few and long
 LONGEST_TIMES = 5.0  # the visits of a subject end after this multiple of the longest window
@@ -53,7 +55,9 @@ _MMAP_MAX_DEFAULT, _TRIM_DEFAULT = 65536, 128 * 2**10
 
 
 def keep_memory(keep: bool = True) -> None:
-    """Let the C library keep freed memory for later allocations, or return to its defaults. Only glibc can do this."""
+    """Let the C library keep freed memory for later allocations, or return to its defaults. Only
+    glibc can do this.
+    """
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
         library.mallopt(_MMAP_MAX, 0 if keep else _MMAP_MAX_DEFAULT)
@@ -75,7 +79,8 @@ class HostTimer:
     cpu_s: float = 0.0  # CPU time of this thread in them
     ended_s: float = 0.0  # end of the last visit, on the host's clock
     group: str = ""  # id of the subjects that were timed in turn with this one
-    moved: bool = False  # the values of a written input grew, shrank or overflowed during the visits
+    # the values of a written input grew, shrank or overflowed during the visits
+    moved: bool = False
 
     def __post_init__(self) -> None:
         self._calls: Iterator[Pass] = itertools.cycle(self.workload.calls)
@@ -94,11 +99,13 @@ class HostTimer:
     def least_s(self) -> float:
         """The expected duration of the least number of visits."""
         pass_s = self.workload.round_s / max(1, self.workload.rounds[0].passes)
-        return LEAST_TURNS * (WHOLE_VISITS * pass_s if self.whole else max(self.visit_s, 2 * pass_s))
+        return LEAST_TURNS * (
+            WHOLE_VISITS * pass_s if self.whole else max(self.visit_s, 2 * pass_s)
+        )
 
     def visit(self, turn: int) -> None:
-        """Time passes for `visit_s`, at least one. If there are several, the first does not count: it finds the data of
-        another subject in the cache."""
+        """Time passes for `visit_s`, at least one. If there are several, the first does not count:
+        it finds the data of another subject in the cache."""
         begin_s, begin_cpu_s = time.perf_counter(), time.thread_time()
         passes: list[TimedRound] = []
         marks: list[float] = []
@@ -140,7 +147,9 @@ class HostTimer:
         return max(0.0, 1 - self.cpu_s / self.elapsed_s) if self.elapsed_s else 0.0
 
     def time_us(self) -> tuple[float, float]:
-        """The time of a pass, and the half-width of its interval from the differences between turns. Unit: us."""
+        """The time of a pass, and the half-width of its interval from the differences between
+        turns. Unit: us.
+        """
         return fastest_us(self.rounds), intervals.jackknife_half_width(self.without_turn_us())
 
     def without_turn_us(self) -> list[float]:
@@ -159,12 +168,19 @@ class HostTimer:
 
 
 def take_turns(timers: Sequence[HostTimer], on_turn: Callable[[], None] = lambda: None) -> None:
-    """Visit all subjects in turn until all have converged, or the gap between sum and whole is known well enough, or
-    for `TURNS` turns. Long passes end earlier. Call `on_turn` before each turn."""
+    """Visit all subjects in turn until all have converged, or the gap between sum and whole is
+    known well enough, or for `TURNS` turns. Long passes end earlier. Call `on_turn` before each
+    turn."""
     group = uuid.uuid4().hex[:12]
-    tuples, wholes = ([timer for timer in timers if timer.whole is whole] for whole in (False, True))
+    tuples, wholes = (
+        [timer for timer in timers if timer.whole is whole] for whole in (False, True)
+    )
     third = math.ceil(len(tuples) / WHOLE_VISITS)
-    order = [timer for at in range(WHOLE_VISITS) for timer in (*tuples[at * third : (at + 1) * third], *wholes)]
+    order = [
+        timer
+        for at in range(WHOLE_VISITS)
+        for timer in (*tuples[at * third : (at + 1) * third], *wholes)
+    ]
     for timer in timers:
         timer.group = group
     for turn in range(TURNS):
@@ -172,19 +188,26 @@ def take_turns(timers: Sequence[HostTimer], on_turn: Callable[[], None] = lambda
         for timer in order:
             if timer.elapsed_s < timer.longest_s:
                 timer.visit(turn)
-        if turn + 1 >= LEAST_TURNS and (_gap_known(tuples, wholes) or all(timer.converged() for timer in timers)):
+        if turn + 1 >= LEAST_TURNS and (
+            _gap_known(tuples, wholes) or all(timer.converged() for timer in timers)
+        ):
             break
 
 
 def _gap_known(tuples: Sequence[HostTimer], wholes: Sequence[HostTimer]) -> bool:
-    if len(wholes) != 1 or not tuples or len({len(timer.turns) for timer in (*tuples, *wholes)}) > 1:
+    if (
+        len(wholes) != 1
+        or not tuples
+        or len({len(timer.turns) for timer in (*tuples, *wholes)}) > 1
+    ):
         return False
     terms = [(timer.calls, timer.without_turn_us()) for timer in tuples]
     return intervals.paired_half_width(terms, wholes[0].without_turn_us()) <= GAP_HALF_WIDTH
 
 
 def fastest_us(rounds: Sequence[TimedRound]) -> float:
-    """The sum over all sections of a pass: of each section the mean of the fastest fifth of the passes. Unit: us.
+    """The sum over all sections of a pass: of each section the mean of the fastest fifth of the
+    passes. Unit: us.
 
     If the passes have different numbers of sections, a pass counts as one section.
     """
@@ -196,11 +219,11 @@ def fastest_us(rounds: Sequence[TimedRound]) -> float:
 
 @contextlib.contextmanager
 def _marked(marks: list[float]) -> Iterator[None]:
-    """Append the CPU time of this thread to `marks` at each call of a module, and at each launch of a C++ kernel.
+    """Append the CPU time of this thread to `marks` at each call of a module, and at each launch of
+    a C++ kernel.
 
-    Hooks of modules would switch off fast paths of PyTorch, so this replaces the call itself. Other threads have other
-    clocks, so their calls are no marks.
-    """
+    Hooks of modules would switch off fast paths of PyTorch, so this replaces the call itself. Other
+    threads have other clocks, so their calls are no marks."""
     original, thread = torch.nn.Module.__call__, threading.get_ident()
 
     def mark() -> None:

@@ -1,10 +1,11 @@
-"""Passes with host steps in CUDA graphs. A *host step* is an operator for which the host waits for the card.
+"""Passes with host steps in CUDA graphs. A *host step* is an operator for which the host waits for
+the card.
 
-No graph can record one. So an eager pass records their values, and the pass in the graph uses them (docs/method.md,
-"Host steps"): a read of a value becomes a copy to pinned memory, a node of the graph. Values of the host, and outputs
-whose size depends on values, are left out: they are already on the card. Of a boolean index, `nonzero` is left out, and
-an integer index remains. Tuples and whole models use the same functions, so both sides of a verdict leave out the same.
-"""
+No graph can record one. So an eager pass records their values, and the pass in the graph uses them
+(docs/method.md, "Host steps"): a read of a value becomes a copy to pinned memory, a node of the
+graph. Values of the host, and outputs whose size depends on values, are left out: they are already
+on the card. Of a boolean index, `nonzero` is left out, and an integer index remains. Tuples and
+whole models use the same functions, so both sides of a verdict leave out the same."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from farm.operators.encoding import storage_key, tensors_in, written_tensors
 from farm.operators.grouped_products import multiply, needs_host
 
 _aten: Any = torch.ops.aten
-#: The same values in other tensors: autograd attaches the graph of a pass to what an operator returns.
+#: The same values in other tensors: autograd attaches the graph of a pass to what an operator
+#: returns.
 _alias = functools.partial(tree_map_only, torch.Tensor, torch.Tensor.detach)
 _INDEXING = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default)
 
@@ -36,13 +38,16 @@ _INDEXING = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.defau
 class _Step:
     operator: str
     value: Any  # of the eager pass
-    pinned: torch.Tensor | None = None  # host memory for the copy of a value that the host reads; None: left out
+    # host memory for the copy of a value that the host reads; None: left out
+    pinned: torch.Tensor | None = None
     took_us: float = 0.0  # eager time of an operator that is left out, with launch and wait
 
 
 @dataclass
 class HostSteps:
-    """The host steps of a pass in order, with the values of one eager pass; none if a graph can record the pass."""
+    """The host steps of a pass in order, with the values of one eager pass; none if a graph can
+    record the pass.
+    """
 
     device: torch.device
     steps: list[_Step] = field(default_factory=list)
@@ -50,20 +55,28 @@ class HostSteps:
 
     @classmethod
     def of(cls, run: Callable[[], object], device: torch.device) -> HostSteps:
-        """Run a pass once, eagerly, and record its host steps. A model that asks is told that a graph is captured.
+        """Run a pass once, eagerly, and record its host steps. A model that asks is told that a
+        graph is captured.
 
         Raises `Unmeasurable` (not_capturable) if nothing else runs on the card.
         """
         found = cls(device)
-        with replaced(torch.cuda, "is_current_stream_capturing", lambda: True), _Pass(found, recording=True).watching():
+        with (
+            replaced(torch.cuda, "is_current_stream_capturing", lambda: True),
+            _Pass(found, recording=True).watching(),
+        ):
             run()
         synchronize(device)
         if found.steps and not found.launches:
-            raise not_capturable(f"{found.steps[0].operator} depends on values, and nothing else runs on the card.")
+            raise not_capturable(
+                f"{found.steps[0].operator} depends on values, and nothing else runs on the card."
+            )
         return found
 
     def around(self, run: Callable[[], Any]) -> Callable[[], Any]:
-        """The same pass. While a graph is captured, it uses the recorded values; otherwise it is unchanged."""
+        """The same pass. While a graph is captured, it uses the recorded values; otherwise it is
+        unchanged.
+        """
 
         def call() -> Any:
             if not torch.cuda.is_current_stream_capturing():
@@ -100,14 +113,20 @@ class _Pass:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        tensor = functools.partial(self._constant, torch.tensor)  # a mode for functions would change what models run
-        new = lambda like, data, **kwargs: tensor(data, **{"dtype": like.dtype, "device": like.device, **kwargs})  # noqa: E731
+        # A mode for functions would change what models run.
+        tensor = functools.partial(self._constant, torch.tensor)
+
+        def new(like: torch.Tensor, data: Any, **kwargs: Any) -> torch.Tensor:
+            return tensor(data, **{"dtype": like.dtype, "device": like.device, **kwargs})
+
         with (
             replaced(torch, "tensor", tensor),
             replaced(torch.Tensor, "new_tensor", new),
             _lists_replaced(torch.Tensor.__getitem__, tensor),
             _lists_replaced(torch.Tensor.__setitem__, tensor),
-            torch.autograd.set_multithreading_enabled(False),  # host steps of a backward keep their order
+            torch.autograd.set_multithreading_enabled(
+                False
+            ),  # host steps of a backward keep their order
             WatchedOperators(self.run),
         ):
             yield
@@ -120,7 +139,11 @@ class _Pass:
             if func is _aten._to_copy.default and kwargs.get("device"):
                 if here[0] != self._is_card(kwargs["device"]):
                     run = functools.partial(func, *args, **kwargs)
-                    return self._read(func, run, args[0]) if here[0] else self._leave_out(str(func), run)
+                    return (
+                        self._read(func, run, args[0])
+                        if here[0]
+                        else self._leave_out(str(func), run)
+                    )
             elif func is _aten.copy_.default and here == [True, False]:
                 args = (args[0], self._sent(args[1]))
             elif func is _aten._local_scalar_dense.default and here[0]:
@@ -129,10 +152,18 @@ class _Pass:
                 return self._multiply_groups(func, args, kwargs)
             elif func in _INDEXING and here[0]:
                 args = (args[0], self._places(*args), *args[2:])
-            elif torch.Tag.dynamic_output_shape in func.tags and any(here) and kwargs.get("output_size") is None:
+            elif (
+                torch.Tag.dynamic_output_shape in func.tags
+                and any(here)
+                and kwargs.get("output_size") is None
+            ):
                 return self._leave_out(str(func), functools.partial(func, *args, **kwargs))
-            if self.left_out and self.left_out.keys() & set(map(storage_key, written_tensors(func, args, kwargs))):
-                raise not_capturable(f"{func} writes to the output of an operator that is left out.")
+            if self.left_out and self.left_out.keys() & set(
+                map(storage_key, written_tensors(func, args, kwargs))
+            ):
+                raise not_capturable(
+                    f"{func} writes to the output of an operator that is left out."
+                )
             self.found.launches |= any(here) and not func.is_view
             return func(*args, **kwargs)
 
@@ -168,23 +199,41 @@ class _Pass:
 
         read = functools.partial(torch.Tensor.cpu, offs)
         ends = self._read(func, read, offs)
-        return func(*args, **kwargs) if self.recording else multiply(left, right, offs, ends.tolist())  # type: ignore[no-any-return]
+        return (
+            func(*args, **kwargs) if self.recording else multiply(left, right, offs, ends.tolist())
+        )  # type: ignore[no-any-return]
 
     def _sent(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of the host on the card."""
-        return self._leave_out("aten._to_copy.default", functools.partial(tensor.to, self.found.device))
+        return self._leave_out(
+            "aten._to_copy.default", functools.partial(tensor.to, self.found.device)
+        )
 
-    def _constant(self, make: Callable[..., torch.Tensor], data: Any, **kwargs: Any) -> torch.Tensor:
-        """A new tensor with values of the host. Modes do not see that PyTorch copies them to the card."""
+    def _constant(
+        self, make: Callable[..., torch.Tensor], data: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        """A new tensor with values of the host. Modes do not see that PyTorch copies them to the
+        card.
+        """
         run, empty = functools.partial(make, data, **kwargs), isinstance(data, list) and not data
-        if empty or isinstance(data, torch.Tensor) or not self._is_card(kwargs.get("device") or "cpu"):
+        if (
+            empty
+            or isinstance(data, torch.Tensor)
+            or not self._is_card(kwargs.get("device") or "cpu")
+        ):
             return run()
         return self._leave_out("torch.tensor", run)
 
     def _places(self, values: Any, indices: Any, new: Any = None, *_: Any) -> list[Any]:
         """The indices as integers on the card, as PyTorch itself makes them."""
-        if new is not None and not self._is_card(new.device) and sum(index is not None for index in indices) == 1:
-            return list(indices)  # PyTorch fills the places of one mask with a number without knowing how many
+        if (
+            new is not None
+            and not self._is_card(new.device)
+            and sum(index is not None for index in indices) == 1
+        ):
+            return list(
+                indices
+            )  # PyTorch fills the places of one mask with a number without knowing how many
         places: list[Any] = []
         for index in indices:
             if index is not None and not self._is_card(index.device):
@@ -193,7 +242,9 @@ class _Pass:
                 places.append(index)
             else:
                 nonzero = _aten.nonzero.default
-                places.extend(self._leave_out(str(nonzero), functools.partial(nonzero, index)).unbind(1))
+                places.extend(
+                    self._leave_out(str(nonzero), functools.partial(nonzero, index)).unbind(1)
+                )
         return places
 
     def _leave_out(self, operator: str, run: Callable[[], Any]) -> Any:
@@ -208,20 +259,32 @@ class _Pass:
         value = run()
         synchronize(self.found.device)
         self.inside = False
-        self.found.steps.append(_Step(operator, value, took_us=(time.perf_counter() - begin_s) * 1e6))
+        self.found.steps.append(
+            _Step(operator, value, took_us=(time.perf_counter() - begin_s) * 1e6)
+        )
         return _alias(value)
 
 
-def _lists_replaced(original: Any, make: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
-    """While active, a method that indexes a tensor gets tensors of the card instead of lists of numbers."""
+def _lists_replaced(
+    original: Any, make: Callable[..., Any]
+) -> contextlib.AbstractContextManager[None]:
+    """While active, a method that indexes a tensor gets tensors of the card instead of lists of
+    numbers.
+    """
 
     @functools.wraps(original)
     def call(tensor: Any, index: Any, *value: Any) -> Any:
         def placed(part: Any) -> Any:
-            listed = isinstance(part, list | tuple) and part and all(isinstance(number, int) for number in part)
+            listed = (
+                isinstance(part, list | tuple)
+                and part
+                and all(isinstance(number, int) for number in part)
+            )
             return make(part, device=tensor.device) if listed else part
 
-        if not torch._C._is_torch_function_mode_enabled():  # otherwise the mode calls again, below itself
+        if (
+            not torch._C._is_torch_function_mode_enabled()
+        ):  # otherwise the mode calls again, below itself
             index = tuple(map(placed, index)) if isinstance(index, tuple) else placed(index)
         return original(tensor, index, *value)
 

@@ -1,9 +1,8 @@
 """Measure one subject under one protocol on one card.
 
-`Bench` is a card that is ready for measuring: the device, its idle and base power, the process ids of the benchmark.
-`Bench.measure` makes a complete measurement, of a tuple or of a whole model. docs/method.md describes when a window
-begins, how long it is and what the intervals mean.
-"""
+`Bench` is a card that is ready for measuring: the device, its idle and base power, the process ids
+of the benchmark. `Bench.measure` makes a complete measurement, of a tuple or of a whole model.
+docs/method.md describes when a window begins, how long it is and what the intervals mean."""
 
 from __future__ import annotations
 
@@ -40,36 +39,45 @@ from farm.types.protocol import OnPhase, Protocol, Stopping, Subject
 from farm.types.reading import CPU_METHOD, REPEATED, InOrder, Overlap, Reading
 from farm.types.tuple import parse
 
-REPEATS = 2  # how often to repeat a reading that a hot card, other processes, drift or a slow host disturbed
+# how often to repeat a reading that a hot card, other processes, drift or a slow host disturbed
+REPEATS = 2
 MOST_QUEUES = 4  # a starved reading doubles the work that is queued from then on, up to this factor
 #: Flags of a replay in order that has another power than the whole model.
 UNLIKE_WHOLE = REPEATED | {"throttled_power", "unsettled", "no_energy"}
 MOVED = 2.0  # factor by which the values that an operator writes may grow or shrink
-NOTHING = 1e-6  # values that began at zero may grow to this, for example weights at a tiny learning rate
+# values that began at zero may grow to this, for example weights at a tiny learning rate
+NOTHING = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
 class Gate:
     """The condition for a window: the highest allowed rate of change of the chip's temperature.
 
-    Leakage grows with temperature, so a window that opens too early measures another power than a long run. The gate of
-    a whole model is stricter, and opens only when the condition holds: every sum is compared with that reading. Tuples
-    number in the hundreds: their windows open after the warm-up, and the condition must hold when they end.
-    """
+    Leakage grows with temperature, so a window that opens too early measures another power than a
+    long run. The gate of a whole model is stricter, and opens only when the condition holds: every
+    sum is compared with that reading. Tuples number in the hundreds: their windows open after the
+    warm-up, and the condition must hold when they end."""
 
     slope_c_per_s: float
-    span_s: float  # the slope is computed over this time: cards report whole degrees, ten times a second
+    # the slope is computed over this time: cards report whole degrees, ten times a second
+    span_s: float
     ceiling_s: float  # longest total time of warm-up and waiting
     ahead: bool = True  # the condition must hold before the window opens, not at its end
     energy: bool = True  # False if the window measures time only
-    shortest_s: float = math.inf  # a window may be as short as this, also if the request wants a longer one
+    shortest_s: float = (
+        math.inf
+    )  # a window may be as short as this, also if the request wants a longer one
     least_steps: int = window.FLOOR_TICKS  # of the energy counter in a window
-    #: A window shorter than the longest goes on until the half-width of the energy is this share of the requested one.
+    #: A window shorter than the longest goes on until the half-width of the energy is this share of
+    #: the requested one.
     energy_share: float = 1.0
-    pauses: bool = False  # between the rounds of the window, below the power limit (`farm.benchmark.clock.Clock`)
+    # between the rounds of the window, below the power limit (`farm.benchmark.clock.Clock`)
+    pauses: bool = False
     queued_s: float = QUEUED_S  # duration of the work that is queued on a GPU
 
-    def power(self, sampler: Sampler, begin_s: float, end_s: float, pauses: window.Pauses) -> window.WindowPower:
+    def power(
+        self, sampler: Sampler, begin_s: float, end_s: float, pauses: window.Pauses
+    ) -> window.WindowPower:
         if not self.energy:
             return window.WindowPower(None, None, "", begin_s, end_s)
         return window.window_power(sampler, begin_s, end_s, rough=self is ROUGH, pauses=pauses)
@@ -81,19 +89,26 @@ GATES = {
 }
 #: For the replay of a whole model: its interval is a part of the interval of the sum.
 REPLAY = dataclasses.replace(GATES["operator"], span_s=0.5, energy_share=0.5, pauses=True)
-#: For tuples of which a rough figure is enough (`Stopping.rough`): the end of a window waits for little queued work.
+#: For tuples of which a rough figure is enough (`Stopping.rough`): the end of a window waits for
+#: little queued work.
 ROUGH = Gate(math.inf, 0.0, 0.0, least_steps=1, queued_s=QUEUED_S / 3)
-#: For tuples with tensors in slow memory: they have many configurations, so the farm measures only time, without waits.
+#: For tuples with tensors in slow memory: they have many configurations, so the farm measures only
+#: time, without waits.
 TIMED = Gate(math.inf, 0.0, 0.0, energy=False, shortest_s=0.1)
 WHOLE_WINDOW_S = 1.0  # the shortest window of a whole model, if the request allows it
-#: The window of a whole model on several cards may be so many times longer: its power alternates between products and
-#: waits, and the sensor samples it ten times a second. Steps of a decoding on two H100s scattered by 14 %.
+#: The window of a whole model on several cards may be so many times longer: its power alternates
+#: between products and waits, and the sensor samples it ten times a second. Steps of a decoding on
+#: two H100s scattered by 14 %.
 GROUP_WINDOWS = 4
 TURNS_S = 60.0  # on a CPU: longest expected time of subjects that are timed in turn
-TIMED_FOR_S = 600.0  # after this time without a request for its reading, a timed subject is timed again
+# after this time without a request for its reading, a timed subject is timed again
+TIMED_FOR_S = 600.0
 
-# Sensors that a good reading needs, except for energy: the reading has a power source and flags for it.
-SENSORS = frozenset({"power_instant_w", "sm_clock_mhz", "temperature_c", "throttle_reasons", "compute_processes"})
+# Sensors that a good reading needs, except for energy: the reading has a power source and flags for
+# it.
+SENSORS = frozenset(
+    {"power_instant_w", "sm_clock_mhz", "temperature_c", "throttle_reasons", "compute_processes"}
+)
 
 
 def silent(phase: str, details: dict[str, Any]) -> None:
@@ -101,7 +116,9 @@ def silent(phase: str, details: dict[str, Any]) -> None:
 
 
 class CostLedger:
-    """The seconds that each phase of a measurement took. If blocks are nested, time counts for the innermost name."""
+    """The seconds that each phase of a measurement took. If blocks are nested, time counts for the
+    innermost name.
+    """
 
     def __init__(self) -> None:
         self.cost_s: dict[str, float] = {}
@@ -114,7 +131,9 @@ class CostLedger:
 
     @contextlib.contextmanager
     def charged(self, name: str) -> Iterator[None]:
-        """Add the time of the block to a name, without the time that the block itself charges to other names."""
+        """Add the time of the block to a name, without the time that the block itself charges to
+        other names.
+        """
         outer_s, self._inner_s = self._inner_s, 0.0
         began_s = time.perf_counter()
         try:
@@ -128,10 +147,9 @@ class CostLedger:
 class Bench:
     """A card that is ready for measuring in this process.
 
-    Create it before the process uses CUDA. The bench then creates the CUDA context, and a process id that appears on
-    the card meanwhile is this process's (in a container NVML reports the id on the host). On a GPU the creating thread
-    uses one stream from then on.
-    """
+    Create it before the process uses CUDA. The bench then creates the CUDA context, and a process
+    id that appears on the card meanwhile is this process's (in a container NVML reports the id on
+    the host). On a GPU the creating thread uses one stream from then on."""
 
     def __init__(
         self,
@@ -146,9 +164,11 @@ class Bench:
         Args:
             idle_power_w: the idle power, if it is known.
             canary_every: tuples between two canaries, see `Canary`.
-            repeats: how often to repeat a disturbed reading (`REPEATED`). The default is two on a GPU and none on a
-                CPU, because its clock stands still while other processes use the core.
-            offload: puts the tensors of a placement in slow memory; without it, protocols with a placement are refused.
+            repeats: how often to repeat a disturbed reading (`REPEATED`). The default is two on a
+                GPU and none on a CPU, because its clock stands still while other processes use the
+                core.
+            offload: puts the tensors of a placement in slow memory; without it, protocols with a
+                placement are refused.
         """
         self.device = device
         self.torch_device = torch.device(torch_device)
@@ -157,7 +177,9 @@ class Bench:
         before = device.compute_processes() or frozenset()
         index = self.torch_device.index or 0
         if self.cuda and torch.cuda.is_initialized() and torch._C._cuda_hasPrimaryContext(index):  # type: ignore[attr-defined]
-            before = frozenset()  # this process already has a context, so its id is already on the card
+            before = (
+                frozenset()
+            )  # this process already has a context, so its id is already on the card
         self.levels = PowerLevels(device, self.torch_device, idle_power_w)
         if self.cuda:
             torch.cuda.set_device(self.torch_device)
@@ -165,12 +187,18 @@ class Bench:
             torch.zeros(1, device=self.torch_device).add_(1)
             torch.cuda.synchronize()
         else:
-            torch.set_num_threads(1)  # a second thread would wait for a core whenever another program uses it
+            torch.set_num_threads(
+                1
+            )  # a second thread would wait for a core whenever another program uses it
         self._host = device.card.kind == "cpu"
-        self._timed: dict[tuple[str, str], HostTimer] = {}  # by subject and protocol: timed in turn, not yet read
+        self._timed: dict[
+            tuple[str, str], HostTimer
+        ] = {}  # by subject and protocol: timed in turn, not yet read
         if self._host:
             keep_memory()
-        self.own_processes, known = own_processes(before, device.compute_processes() or frozenset(), os.getpid())
+        self.own_processes, known = own_processes(
+            before, device.compute_processes() or frozenset(), os.getpid()
+        )
         self.knows_processes = known or not self.cuda
         self._canary = Canary(self.torch_device, canary_every)
         self._queues = 1  # factor of the queued work: it grows if the host is slow
@@ -178,7 +206,9 @@ class Bench:
         self._offload = offload
 
     def load_libraries(self) -> None:
-        """On a GPU, run a few operators: their libraries load and compile now, and not during the first items."""
+        """On a GPU, run a few operators: their libraries load and compile now, and not during the
+        first items.
+        """
         if self._stream is None:
             return
         with torch.cuda.stream(self._stream):
@@ -189,9 +219,11 @@ class Bench:
                 torch.nn.functional.conv2d(image.to(dtype), weight.to(dtype), padding=1)
             torch.cuda.synchronize(self.torch_device)
 
-    def measure(self, subject: Subject, protocol: Protocol, stopping: Stopping, on_phase: OnPhase = silent) -> Reading:
-        """Measure a subject. Half-widths in the reading are absolute. Raises `Unmeasurable`: out_of_memory, raised,
-        rejected, not_capturable or not_available."""
+    def measure(
+        self, subject: Subject, protocol: Protocol, stopping: Stopping, on_phase: OnPhase = silent
+    ) -> Reading:
+        """Measure a subject. Half-widths in the reading are absolute. Raises `Unmeasurable`:
+        out_of_memory, raised, rejected, not_capturable or not_available."""
         if self._host and ranks.world() == 1:
             return self._measure_on_host(subject, protocol, stopping, on_phase)
         begin_s = time.perf_counter()
@@ -219,18 +251,28 @@ class Bench:
                 if subject.kind == "variant":
                     minimum_s = max(stopping.minimum_s, min(WHOLE_WINDOW_S, stopping.maximum_s / 2))
                     maximum_s = stopping.maximum_s * (GROUP_WINDOWS if ranks.world() > 1 else 1)
-                    stopping = dataclasses.replace(stopping, minimum_s=minimum_s, maximum_s=maximum_s)
+                    stopping = dataclasses.replace(
+                        stopping, minimum_s=minimum_s, maximum_s=maximum_s
+                    )
                 with ledger.charged("around"):
                     before = workload.written_sizes()
-                    gate = ROUGH if stopping.rough and subject.kind == "operator" else GATES[subject.kind]
+                    gate = (
+                        ROUGH
+                        if stopping.rough and subject.kind == "operator"
+                        else GATES[subject.kind]
+                    )
                     gate = TIMED if protocol.placement else gate
                     reading = self._steady_until_good(workload, stopping, gate, on_phase, ledger)
                     if _moved(before, workload.written_sizes()):
                         reading = reading.flagged("values_moved")
-                reading = self._in_other_states(reading, subject, protocol, stopping, workload, on_phase, ledger)
+                reading = self._in_other_states(
+                    reading, subject, protocol, stopping, workload, on_phase, ledger
+                )
                 if workload.passes is not None and isinstance(workload.passes.first, InPlacePass):
                     with ledger.charged("restoring"):
-                        reading = reading.without(self._restoring(workload.passes.first, protocol, stopping, gate))
+                        reading = reading.without(
+                            self._restoring(workload.passes.first, protocol, stopping, gate)
+                        )
                 if subject.kind == "operator" and subject.spec.get("parameters", {}).get("beside"):
                     with ledger.charged("overlap"):
                         reading = self._with_overlap(reading, subject, protocol, stopping)
@@ -247,7 +289,9 @@ class Bench:
         if self._host:
             reading = reading.noting(method=CPU_METHOD)
         cost_s = {**ledger.cost_s, "total": time.perf_counter() - begin_s}
-        return dataclasses.replace(reading, cost_s={name: round(value, 4) for name, value in cost_s.items()})
+        return dataclasses.replace(
+            reading, cost_s={name: round(value, 4) for name, value in cost_s.items()}
+        )
 
     def time_in_turn(
         self,
@@ -256,12 +300,13 @@ class Bench:
         calls: Sequence[int] = (),
         on_phase: OnPhase = silent,
     ) -> list[int]:
-        """Time subjects on a CPU in turn. `measure` then returns their readings without timing them again.
+        """Time subjects on a CPU in turn. `measure` then returns their readings without timing them
+        again.
 
-        The first subjects that fit into half of the memory and the time (`TURNS_S`) are timed, without those that fail:
-        `measure` raises their errors. Returns the positions of the timed subjects. If there is a whole model among the
-        subjects, ``calls`` has the calls of each subject in it.
-        """
+        The first subjects that fit into half of the memory and the time (`TURNS_S`) are timed,
+        without those that fail: `measure` raises their errors. Returns the positions of the timed
+        subjects. If there is a whole model among the subjects, ``calls`` has the calls of each
+        subject in it."""
         self._timed.clear()
         timers: dict[int, HostTimer] = {}
         on_phase("rebuild", {})
@@ -291,7 +336,9 @@ class Bench:
         except Exception as error:  # any exception of PyTorch becomes the item's reason
             raise why_it_raised(error) from error
         prepare_s = time.perf_counter() - begin_s
-        return HostTimer(workload, protocol, stopping, subject.kind == "variant", prepare_s=prepare_s)
+        return HostTimer(
+            workload, protocol, stopping, subject.kind == "variant", prepare_s=prepare_s
+        )
 
     def _visit(self, timers: Sequence[HostTimer], on_phase: OnPhase) -> None:
         """Time the subjects in turn, then free their tensors."""
@@ -304,8 +351,12 @@ class Bench:
             for timer in timers:
                 timer.workload.close()
 
-    def _measure_on_host(self, subject: Subject, protocol: Protocol, stopping: Stopping, on_phase: OnPhase) -> Reading:
-        """Measure on a CPU: the time by a `HostTimer`; then the power in a window, if the CPU has an energy counter."""
+    def _measure_on_host(
+        self, subject: Subject, protocol: Protocol, stopping: Stopping, on_phase: OnPhase
+    ) -> Reading:
+        """Measure on a CPU: the time by a `HostTimer`; then the power in a window, if the CPU has
+        an energy counter.
+        """
         begin_s = time.perf_counter()
         timer = self._timed.pop((subject.id, protocol.id), None)
         if timer is None or timer.stopping != stopping or begin_s - timer.ended_s > TIMED_FOR_S:
@@ -319,11 +370,18 @@ class Bench:
         gate = TIMED if protocol.placement else GATES[subject.kind]
         if gate.energy and "energy_counter_mj" in self.device.capabilities:
             self.levels.refresh()
-            with applied(protocol), contextlib.closing(prepare(subject, protocol, self.torch_device)) as workload:
-                reading = window.with_power(reading, self._steady(workload, stopping, gate, on_phase))
+            with (
+                applied(protocol),
+                contextlib.closing(prepare(subject, protocol, self.torch_device)) as workload,
+            ):
+                reading = window.with_power(
+                    reading, self._steady(workload, stopping, gate, on_phase)
+                )
         cost_s = {"rebuild": timer.prepare_s, **reading.cost_s}
         cost_s["total"] = math.fsum(cost_s.values())
-        return dataclasses.replace(reading, cost_s={name: round(value, 4) for name, value in cost_s.items()})
+        return dataclasses.replace(
+            reading, cost_s={name: round(value, 4) for name, value in cost_s.items()}
+        )
 
     def _timed_reading(self, timer: HostTimer) -> Reading:
         reading = window.SteadyWindow(
@@ -353,11 +411,12 @@ class Bench:
         on_phase: OnPhase,
         ledger: CostLedger,
     ) -> Reading:
-        """Add the further figures that apply: in bursts, launched eagerly, in the model's order, after other operators.
+        """Add the further figures that apply: in bursts, launched eagerly, in the model's order,
+        after other operators.
 
-        A tuple that runs alone has other clocks and caches than in its model. The reading is valid without the figures:
-        if one fails, the details say why. Bursts that fail, or an unusable CUDA context, raise.
-        """
+        A tuple that runs alone has other clocks and caches than in its model. The reading is valid
+        without the figures: if one fails, the details say why. Bursts that fail, or an unusable
+        CUDA context, raise."""
         assert workload.passes is not None
         device, passes = self.torch_device, workload.passes
         whole, pass_s = subject.kind == "variant", ranks.largest(reading.time_us / 1e6)
@@ -380,18 +439,28 @@ class Bench:
         def added() -> dict[str, Any]:
             if not players:
                 return {}
-            return {"added": time_added(players[0], pass_s), "looped_us": time_loops(players[0], pass_s)}
+            return {
+                "added": time_added(players[0], pass_s),
+                "looped_us": time_loops(players[0], pass_s),
+            }
 
         def in_order() -> dict[str, Any]:  # if the places are missing, their reason tells why
             return self._replayed(players[0], protocol, stopping, pass_s) if players else {}
 
         def context() -> dict[str, Any]:
             others = other_operators(device)
-            found = time_among_others(passes.first, passes.inputs, others, pass_s, device, rough=stopping.rough)
+            found = time_among_others(
+                passes.first, passes.inputs, others, pass_s, device, rough=stopping.rough
+            )
             return {"context": found}
 
         for phase, applies, figures, missing in (
-            ("burst", limited and not whole, lambda: {"burst": measure_bursts(workload, self.device)}, None),
+            (
+                "burst",
+                limited and not whole,
+                lambda: {"burst": measure_bursts(workload, self.device)},
+                None,
+            ),
             ("eager", self.cuda and whole and workload.replayed, eager, "eager_time_missing"),
             ("places", ordered, places, "places_missing"),
             ("added", ordered and ranks.world() > 1, added, "added_missing"),
@@ -404,10 +473,16 @@ class Bench:
                     reading = self._with_figures(reading, figures, missing)
         return reading
 
-    def _replayed(self, player: Player, protocol: Protocol, stopping: Stopping, pass_s: float) -> dict[str, Any]:
-        """Measure the replay of a whole model's calls, and how much it depends on the addresses of the data."""
+    def _replayed(
+        self, player: Player, protocol: Protocol, stopping: Stopping, pass_s: float
+    ) -> dict[str, Any]:
+        """Measure the replay of a whole model's calls, and how much it depends on the addresses of
+        the data.
+        """
         steps = HostSteps.of(player.once, self.torch_device)
-        with contextlib.closing(arrange(Passes(steps.around(player.once)), protocol, self.torch_device)) as replay:
+        with contextlib.closing(
+            arrange(Passes(steps.around(player.once)), protocol, self.torch_device)
+        ) as replay:
             one = self._steady_until_good(replay, stopping, REPLAY, silent, CostLedger())
         if one.energy_mj is None or UNLIKE_WHOLE & set(one.flags):
             return {"in_order_missing": f"flags of the replay: {', '.join(one.flags)}"}
@@ -415,14 +490,20 @@ class Bench:
         layouts = time_layouts(player, steps, pass_s) if ranks.world() == 1 else None
         return {"in_order": found, "layouts_half_width_us": layouts}
 
-    def _with_overlap(self, reading: Reading, subject: Subject, protocol: Protocol, stopping: Stopping) -> Reading:
+    def _with_overlap(
+        self, reading: Reading, subject: Subject, protocol: Protocol, stopping: Stopping
+    ) -> Reading:
         """Time a collective and the matrix product that runs beside it, each alone."""
         spec = parse(subject.spec)
         found: list[float] = []
         product = product_beside(spec, self.torch_device)
         assert product is not None
         for passes in (
-            operator_passes(dataclasses.replace(subject, spec=alone(spec).to_json()), protocol, self.torch_device),
+            operator_passes(
+                dataclasses.replace(subject, spec=alone(spec).to_json()),
+                protocol,
+                self.torch_device,
+            ),
             Passes(product, None, 0, 0),
         ):
             with contextlib.closing(arrange(passes, protocol, self.torch_device)) as workload:
@@ -432,31 +513,44 @@ class Bench:
                 found.append(one.time_us)
         return reading.noting(overlap=Overlap.of(found[0], found[1], reading.time_us))
 
-    def _restoring(self, call: InPlacePass, protocol: Protocol, stopping: Stopping, gate: Gate) -> Reading:
+    def _restoring(
+        self, call: InPlacePass, protocol: Protocol, stopping: Stopping, gate: Gate
+    ) -> Reading:
         """Measure the copies that restore the inputs of a kernel or a collective.
 
-        Copies on a card are much faster than those between cards, so a rough figure is enough for a collective.
-        """
+        Copies on a card are much faster than those between cards, so a rough figure is enough for a
+        collective."""
         if ranks.world() > 1 and gate.energy:
             stopping, gate = stopping.allowing(0.025), ROUGH
         workload = arrange(Passes(call.restore), protocol, self.torch_device)
         with contextlib.closing(workload):
             reading = self._steady(workload, stopping, gate, silent)
-        return dataclasses.replace(reading, flags=tuple(flag for flag in reading.flags if flag != "rough"))
+        return dataclasses.replace(
+            reading, flags=tuple(flag for flag in reading.flags if flag != "rough")
+        )
 
-    def _with_figures(self, reading: Reading, figures: Callable[[], dict[str, Any]], missing: str | None) -> Reading:
-        """Add figures to the details. If they fail, add the error as `missing`; raise it if `missing` is None, or if
-        other ranks do not fail."""
+    def _with_figures(
+        self, reading: Reading, figures: Callable[[], dict[str, Any]], missing: str | None
+    ) -> Reading:
+        """Add figures to the details. If they fail, add the error as `missing`; raise it if
+        `missing` is None, or if other ranks do not fail."""
         try:
             return reading.noting(**figures())
         except Exception as error:
             if missing is None or not ranks.failed_everywhere():
                 raise
             torch.cuda.synchronize(self.torch_device)
-            return reading.noting(**{missing: f"{type(error).__name__}: {error_text(error)}".split("\n")[0][:200]})
+            return reading.noting(
+                **{missing: f"{type(error).__name__}: {error_text(error)}".split("\n")[0][:200]}
+            )
 
     def _steady_until_good(
-        self, workload: Workload, stopping: Stopping, gate: Gate, on_phase: OnPhase, ledger: CostLedger
+        self,
+        workload: Workload,
+        stopping: Stopping,
+        gate: Gate,
+        on_phase: OnPhase,
+        ledger: CostLedger,
     ) -> Reading:
         for attempt in itertools.count():
             reading = self._steady(workload, stopping, gate, on_phase)
@@ -471,8 +565,11 @@ class Bench:
                 self._queues = min(MOST_QUEUES, 2 * self._queues)
         return reading.noting(attempts=attempt + 1 if attempt else None)
 
-    def _steady(self, workload: Workload, stopping: Stopping, gate: Gate, on_phase: OnPhase) -> Reading:
-        # The farm's other processes on the card are idle: the processes of its worker and of a group take turns.
+    def _steady(
+        self, workload: Workload, stopping: Stopping, gate: Gate, on_phase: OnPhase
+    ) -> Reading:
+        # The farm's other processes on the card are idle: the processes of its worker and of a
+        # group take turns.
         farms = self.own_processes | registered_processes(settings().lock_dir)
         clock = Clock(workload, self._queues * gate.queued_s)
         on_phase("warm-up", {})
@@ -481,22 +578,36 @@ class Bench:
             clock.step()
             while ranks.largest(time.perf_counter() - start_s < stopping.warm_up_s):
                 clock.step()
-            until_s = start_s + min(gate.ceiling_s, 1.5 * stopping.maximum_s)  # short windows have short waits
+            until_s = start_s + min(
+                gate.ceiling_s, 1.5 * stopping.maximum_s
+            )  # short windows have short waits
             if gate.pauses and sampler.counts_energy and self._may_pause(workload):
-                clock.pauses = not sampler.window(start_s, time.perf_counter()).throttled("power_cap")
-            slope_c_per_s = self._settle(clock, sampler, gate, start_s, until_s) if gate.ahead else None
+                clock.pauses = not sampler.window(start_s, time.perf_counter()).throttled(
+                    "power_cap"
+                )
+            slope_c_per_s = (
+                self._settle(clock, sampler, gate, start_s, until_s) if gate.ahead else None
+            )
             clock.pauses &= not sampler.window(start_s, time.perf_counter()).throttled("power_cap")
             begin_s = self._window_begin(clock, sampler, gate)
             on_phase("window", {})
             settled_s = until_s + stopping.minimum_s
-            converged, begin_s = self._run_window(clock, sampler, begin_s, stopping, gate, settled_s)
+            converged, begin_s = self._run_window(
+                clock, sampler, begin_s, stopping, gate, settled_s
+            )
             end_s = time.perf_counter()
             if not gate.ahead:
-                slope_c_per_s = sampler.temperature_slope_c_per_s(max(start_s, end_s - gate.span_s), end_s)
+                slope_c_per_s = sampler.temperature_slope_c_per_s(
+                    max(start_s, end_s - gate.span_s), end_s
+                )
             clock.finish()
             pauses = self._pauses(clock)
             power = gate.power(sampler, begin_s, end_s, pauses)
-        rounds = clock.between(power.begin_s, power.end_s) or clock.between(begin_s, math.inf) or clock.done[-1:]
+        rounds = (
+            clock.between(power.begin_s, power.end_s)
+            or clock.between(begin_s, math.inf)
+            or clock.done[-1:]
+        )
         seen = sampler.window(power.begin_s, power.end_s)
         capabilities = self.device.capabilities
         known = capabilities - (frozenset() if self.knows_processes else {"compute_processes"})
@@ -523,25 +634,37 @@ class Bench:
             sampler.trace((power.begin_s, power.end_s)),
             threads=None if self.cuda else torch.get_num_threads(),
             paused_share=round(pauses.share(power.begin_s, power.end_s), 4) or None,
-            sampler_busy_share=round(sampler.busy_s / max(1e-9, time.perf_counter() - sampler.began_s), 4),
+            sampler_busy_share=round(
+                sampler.busy_s / max(1e-9, time.perf_counter() - sampler.began_s), 4
+            ),
         )
 
     def _may_pause(self, workload: Workload) -> bool:
         """True if the windows of a workload may have pauses.
 
-        Graphs queue the pauses on the card, so they do not depend on the host. The power in a pause must be known, and
-        whether the card is at its power limit. The ranks of a group make no pauses, because they would wait. The clock
-        by which ROCm counts a pause depends on the card.
+        Graphs queue the pauses on the card, so they do not depend on the host. The power in a pause
+        must be known, and whether the card is at its power limit. The ranks of a group make no
+        pauses, because they would wait. The clock by which ROCm counts a pause depends on the card.
         """
-        tells = "throttle_reasons" in self.device.capabilities and self.levels.base_power_w is not None
+        tells = (
+            "throttle_reasons" in self.device.capabilities and self.levels.base_power_w is not None
+        )
         return self.cuda and not for_rocm() and workload.replayed and tells and ranks.world() == 1
 
     def _pauses(self, clock: Clock) -> window.Pauses:
         base_power_w = self.levels.base_power_w
-        return window.NO_PAUSES if base_power_w is None else window.Pauses(clock.paused_s, base_power_w)
+        return (
+            window.NO_PAUSES
+            if base_power_w is None
+            else window.Pauses(clock.paused_s, base_power_w)
+        )
 
-    def _settle(self, clock: Clock, sampler: Sampler, gate: Gate, start_s: float, until_s: float) -> float | None:
-        """Run rounds until the temperature is stable. Return its rate of change at the end (C/s); None if unknown."""
+    def _settle(
+        self, clock: Clock, sampler: Sampler, gate: Gate, start_s: float, until_s: float
+    ) -> float | None:
+        """Run rounds until the temperature is stable. Return its rate of change at the end (C/s);
+        None if unknown.
+        """
         if not ranks.largest("temperature_c" in self.device.capabilities):
             return None
         next_check_s = 0.0
@@ -553,7 +676,9 @@ class Bench:
                 next_check_s = now_s + 0.05
                 if now_s - start_s >= gate.span_s:
                     slope = sampler.temperature_slope_c_per_s(now_s - gate.span_s, now_s)
-                settled = (slope is not None and abs(slope) <= gate.slope_c_per_s) or now_s >= until_s
+                settled = (
+                    slope is not None and abs(slope) <= gate.slope_c_per_s
+                ) or now_s >= until_s
             if not ranks.largest(not settled):
                 break
             clock.step()
@@ -561,7 +686,9 @@ class Bench:
         return sampler.temperature_slope_c_per_s(start_s, now_s) if slope is None else slope
 
     def _window_begin(self, clock: Clock, sampler: Sampler, gate: Gate) -> float:
-        """Run rounds until the energy counter changes. Return that time; without a counter, return the present time."""
+        """Run rounds until the energy counter changes. Return that time; without a counter, return
+        the present time.
+        """
         now_s = time.perf_counter()
         if not ranks.largest(sampler.counts_energy and gate.energy):
             return now_s
@@ -569,20 +696,36 @@ class Bench:
         while ranks.largest(begin_s is None and time.perf_counter() - now_s < 1.0):
             clock.step()
             seen, _ = sampler.ticks(now_s)
-            begin_s = next((one_s for one_s, at in zip(seen, sampler.regular(seen), strict=True) if at > now_s), None)
+            begin_s = next(
+                (
+                    one_s
+                    for one_s, at in zip(seen, sampler.regular(seen), strict=True)
+                    if at > now_s
+                ),
+                None,
+            )
         if begin_s is not None:
             return begin_s
         sampler.counts_energy = False  # the counter does not change: windows need not wait for it
         return now_s
 
     def _run_window(
-        self, clock: Clock, sampler: Sampler, begin_s: float, stopping: Stopping, gate: Gate, settled_s: float
+        self,
+        clock: Clock,
+        sampler: Sampler,
+        begin_s: float,
+        stopping: Stopping,
+        gate: Gate,
+        settled_s: float,
     ) -> tuple[bool, float]:
-        """Run rounds. Return True as soon as the stopping rule is met, False if the time is up before; and the begin of
-        the window. It moves forward, until `settled_s` at the latest, while the chip's temperature changes too fast."""
+        """Run rounds. Return True as soon as the stopping rule is met, False if the time is up
+        before; and the begin of the window. It moves forward, until `settled_s` at the latest,
+        while the chip's temperature changes too fast."""
         next_check_s = opened_s = begin_s
         minimum_s = min(gate.shortest_s, stopping.minimum_s)
-        narrow = dataclasses.replace(stopping, energy_half_width=gate.energy_share * stopping.energy_half_width)
+        narrow = dataclasses.replace(
+            stopping, energy_half_width=gate.energy_share * stopping.energy_half_width
+        )
         waits = not gate.ahead and "temperature_c" in self.device.capabilities
         good = over = False
         while True:
@@ -592,7 +735,9 @@ class Bench:
                 next_check_s = now_s + 0.02
                 over = self._is_over(clock, begin_s, opened_s, now_s, stopping)
                 wanted = stopping if over or ranks.world() > 1 else narrow
-                good = now_s - begin_s >= minimum_s and self._good_enough(clock, sampler, begin_s, now_s, wanted, gate)
+                good = now_s - begin_s >= minimum_s and self._good_enough(
+                    clock, sampler, begin_s, now_s, wanted, gate
+                )
                 if good and waits and now_s < settled_s:
                     slope = sampler.temperature_slope_c_per_s(now_s - gate.span_s, now_s)
                     good = slope is not None and abs(slope) <= gate.slope_c_per_s
@@ -600,13 +745,23 @@ class Bench:
             if not ranks.largest(not (good or over)):
                 return good, begin_s
 
-    def _is_over(self, clock: Clock, begin_s: float, opened_s: float, now_s: float, stopping: Stopping) -> bool:
-        """True if a window is as long as it may be: five times its longest length if it has too few passes."""
+    def _is_over(
+        self, clock: Clock, begin_s: float, opened_s: float, now_s: float, stopping: Stopping
+    ) -> bool:
+        """True if a window is as long as it may be: five times its longest length if it has too few
+        passes.
+        """
         rounds, elapsed_s = len(clock.between(begin_s, now_s)), now_s - opened_s
         return elapsed_s >= (1 if rounds >= window.LEAST_ROUNDS else 5) * stopping.maximum_s
 
     def _good_enough(
-        self, clock: Clock, sampler: Sampler, begin_s: float, now_s: float, stopping: Stopping, gate: Gate
+        self,
+        clock: Clock,
+        sampler: Sampler,
+        begin_s: float,
+        now_s: float,
+        stopping: Stopping,
+        gate: Gate,
     ) -> bool:
         counts = gate.energy and sampler.counts_energy
         if counts and len(sampler.ticks(begin_s)[0]) <= gate.least_steps:
@@ -623,17 +778,19 @@ class Bench:
             return False
         if power.power_w is None:
             return True
-        # The energy of a group is the sum over its n cards. The scatter of a sum grows with the root of n, so the
-        # interval of each card may be wider by the root of n.
+        # The energy of a group is the sum over its n cards. The scatter of a sum grows with the
+        # root of n, so the interval of each card may be wider by the root of n.
         enough = stopping.energy_half_width * math.sqrt(ranks.world())
         return math.hypot(time_share, power.relative) <= enough and abs(power.drift) <= window.DRIFT
 
 
-def own_processes(before: frozenset[int], after: frozenset[int], pid: int) -> tuple[frozenset[int], bool]:
+def own_processes(
+    before: frozenset[int], after: frozenset[int], pid: int
+) -> tuple[frozenset[int], bool]:
     """The ids that NVML may report for this process, and True if they are certain.
 
-    They are the ids that appeared while the process created its context: in a container NVML reports ids of the host.
-    """
+    They are the ids that appeared while the process created its context: in a container NVML
+    reports ids of the host."""
     appeared = after - before
     if pid in appeared:
         return frozenset({pid}), True
@@ -641,7 +798,9 @@ def own_processes(before: frozenset[int], after: frozenset[int], pid: int) -> tu
 
 
 def _moved(before: Sequence[float], after: Sequence[float]) -> bool:
-    """True if the values of a written input have grown or shrunk too much, or are no longer finite."""
+    """True if the values of a written input have grown or shrunk too much, or are no longer
+    finite.
+    """
     return any(
         not math.isfinite(late) or not early / MOVED <= late <= max(early * MOVED, NOTHING)
         for early, late in zip(before, after, strict=True)

@@ -1,4 +1,5 @@
-"""Build what a benchmark runs: an operator tuple, a chain of equal layers, a whole model or a training step, with data.
+"""Build what a benchmark runs: an operator tuple, a chain of equal layers, a whole model or a
+training step, with data.
 
 A *pass* is one run of this subject. `farm.benchmark.workload` makes rounds of passes.
 """
@@ -44,7 +45,9 @@ MEMORY_SHARE = 0.8  # the share of the free memory that all copies together may 
 
 @dataclass(frozen=True)
 class Offloaded:
-    """An operator with some of its tensors in slow memory (`farm.slow_memory.offload.offload`)."""
+    """An operator with some of its tensors in slow memory
+    (`farm.addons.memory.offload.offload`).
+    """
 
     rebuilt: Rebuilt  # the operator; the placement's inputs are in slow memory
     run: Callable[[Rebuilt], Pass]  # makes a pass of the operator or of its replica
@@ -62,13 +65,17 @@ class Passes:
     """The passes of a subject, on its own tensors and on copies of them."""
 
     first: Pass
-    copy: Callable[[int], Pass] | None = None  # makes another pass on copies of the tensors; None: nothing to copy
+    # makes another pass on copies of the tensors; None: nothing to copy
+    copy: Callable[[int], Pass] | None = None
     weight_bytes: int = 0
     activation_bytes: int = 0
     details: Details = field(default_factory=Details)
     inputs: list[torch.Tensor] = field(default_factory=list)
-    written: list[torch.Tensor] = field(default_factory=list)  # inputs that the subject itself writes
-    order: Callable[[], CapturedPass] | None = None  # captures the calls of a whole model, launched as in the window
+    written: list[torch.Tensor] = field(
+        default_factory=list
+    )  # inputs that the subject itself writes
+    # captures the calls of a whole model, launched as in the window
+    order: Callable[[], CapturedPass] | None = None
     pool: Any = None  # the memory pool from which graphs must allocate; None: they share a new pool
     keep: Any = None  # owns memory that the passes use
 
@@ -76,10 +83,12 @@ class Passes:
 def operator_passes(
     subject: Subject, protocol: Protocol, device: torch.device, offload: Offload | None = None
 ) -> Passes:
-    """Rebuild an operator tuple with the data class, the residency and the placement of the protocol.
+    """Rebuild an operator tuple with the data class, the residency and the placement of the
+    protocol.
 
     Raises:
-        Unmeasurable: out_of_memory, rejected or not_available (the operator cannot be chained or offloaded).
+        Unmeasurable: out_of_memory, rejected or not_available (the operator cannot be chained or
+            offloaded).
         TupleRejected: the JSON is not a tuple.
     """
     spec = parse(subject.spec)
@@ -87,11 +96,19 @@ def operator_passes(
         _check_cards("The collective", spec.parameters["cards"])
     compiled = compiled_pass_with(subject, device) if subject.compiled else None
     if protocol.data == "copied" and compiled is None:
-        raise Unmeasurable("not_available", "--data copied needs a compiled model.", "Give --data seen, or --compile.")
+        raise Unmeasurable(
+            "not_available",
+            "--data copied needs a compiled model.",
+            "Give --data seen, or --compile.",
+        )
     needed, free = needed_bytes(spec), free_bytes(device)
-    if needed > MEMORY_SHARE * free:  # check now: on a CPU, Linux kills a process that uses too much memory
+    if (
+        needed > MEMORY_SHARE * free
+    ):  # check now: on a CPU, Linux kills a process that uses too much memory
         most = f"{MEMORY_SHARE:.0%} of the {free / 2**30:.1f} GiB that are free"
-        text = f"The operator's inputs need {needed / 2**30:.1f} GiB of memory; they may use {most}."
+        text = (
+            f"The operator's inputs need {needed / 2**30:.1f} GiB of memory; they may use {most}."
+        )
         raise Unmeasurable("out_of_memory", text, "Choose a smaller batch.")
     rebuilt = rebuild(spec, device)
     if compiled is not None:
@@ -118,7 +135,9 @@ def operator_passes(
     steps = HostSteps(device) if without else _host_steps(run(rebuilt), protocol, device)
     return Passes(
         first=steps.around(run(rebuilt)),
-        copy=lambda index: steps.around(run(rebuilt.replica(weights=copies_weights, activations=stream, index=index))),
+        copy=lambda index: steps.around(
+            run(rebuilt.replica(weights=copies_weights, activations=stream, index=index))
+        ),
         weight_bytes=rebuilt.weight_bytes,
         activation_bytes=rebuilt.activation_bytes,
         inputs=rebuilt.read_memory,
@@ -130,7 +149,9 @@ def operator_passes(
 
 
 def _chain(rebuilt: Rebuilt) -> Passes:
-    """Passes that are layers: each has its own weights and runs on the output of the layer before it, in a cycle."""
+    """Passes that are layers: each has its own weights and runs on the output of the layer before
+    it, in a cycle.
+    """
     start: torch.Tensor | None = None
     output: object = None
     match rebuilt.spec.arguments:
@@ -140,7 +161,8 @@ def _chain(rebuilt: Rebuilt) -> Passes:
     if (
         start is None
         or not isinstance(output, torch.Tensor)
-        or (output.shape, output.dtype, output.stride()) != (start.shape, start.dtype, start.stride())
+        or (output.shape, output.dtype, output.stride())
+        != (start.shape, start.dtype, start.stride())
     ):
         other = "its output has another shape, dtype or layout than its input"
         why = "it writes its input" if rebuilt.written else other
@@ -158,12 +180,17 @@ def _chain(rebuilt: Rebuilt) -> Passes:
         return run
 
     return Passes(
-        first=layer(0), copy=layer, weight_bytes=rebuilt.weight_bytes, activation_bytes=rebuilt.activation_bytes
+        first=layer(0),
+        copy=layer,
+        weight_bytes=rebuilt.weight_bytes,
+        activation_bytes=rebuilt.activation_bytes,
     )
 
 
 def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -> Passes:
-    """The passes of a whole model or step. Their `details` have its size and, if context is measured, `found_again`."""
+    """The passes of a whole model or step. Their `details` have its size and, if context is
+    measured, `found_again`.
+    """
     from farm.operators.capture import capture
     from farm.training.extract import capture_forward
 
@@ -186,13 +213,16 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
         return capture(model, arguments, device_type=device.type, grad_enabled=protocol.grad)
 
     def copy(index: int) -> Pass:
-        others = tuple(entry.clone() if isinstance(entry, torch.Tensor) else entry for entry in arguments)
+        others = tuple(
+            entry.clone() if isinstance(entry, torch.Tensor) else entry for entry in arguments
+        )
         return steps.around(functools.partial(model, *others))
 
     return Passes(
         first=steps.around(run),
         copy=copy if protocol.residency == "stream" else None,
-        # No copies of weights: each pass of the whole model itself decides which weights the cache still has.
+        # No copies of weights: each pass of the whole model itself decides which weights the cache
+        # still has.
         activation_bytes=bytes_of(entry for entry in arguments if isinstance(entry, torch.Tensor)),
         details=dataclasses.replace(_working_set(run, model, protocol, device), **steps.details()),
         order=lambda: as_launched(steps.around(observe), protocol, device),
@@ -213,7 +243,9 @@ def _check_cards(subject: str, cards: int) -> None:
 
 
 def _compiled_passes(subject: Subject, protocol: Protocol, device: torch.device) -> Passes:
-    """The passes of a compiled model. The graph of its rounds contains the launches of the compiled pass."""
+    """The passes of a compiled model. The graph of its rounds contains the launches of the compiled
+    pass.
+    """
     compiled = compiled_pass(subject, device, launch=protocol.launch)
     if protocol.data == "zeros":
         _zero(compiled.inputs)
@@ -228,7 +260,9 @@ def _compiled_passes(subject: Subject, protocol: Protocol, device: torch.device)
 
 
 def step_passes(variant: Variant, protocol: Protocol, device: torch.device) -> Passes:
-    """The passes of a training step, from zero_grad to the optimizer's step. All passes use the same tensors."""
+    """The passes of a training step, from zero_grad to the optimizer's step. All passes use the
+    same tensors.
+    """
     from farm.training.capture import capture_step
     from farm.training.extract import build_step
 
@@ -251,7 +285,9 @@ def step_passes(variant: Variant, protocol: Protocol, device: torch.device) -> P
 
 
 def _allocated_without_workspaces(device: torch.device) -> int:
-    """Free the workspaces of cuBLAS. Return the bytes that PyTorch's allocator has still allocated; 0 on a CPU."""
+    """Free the workspaces of cuBLAS. Return the bytes that PyTorch's allocator has still allocated;
+    0 on a CPU.
+    """
     if device.type != "cuda":
         return 0
     torch.cuda.synchronize(device)
@@ -260,7 +296,8 @@ def _allocated_without_workspaces(device: torch.device) -> int:
 
 
 def _memory_of_step(run: Pass, elsewhere_bytes: int, device: torch.device) -> dict[str, Any]:
-    """The memory of an eager step by PyTorch's allocator: its peaks, and the workspaces of libraries. {} on a CPU.
+    """The memory of an eager step by PyTorch's allocator: its peaks, and the workspaces of
+    libraries. {} on a CPU.
 
     `elsewhere_bytes` were allocated before the step was built; they do not count.
     """
@@ -281,12 +318,15 @@ def _memory_of_step(run: Pass, elsewhere_bytes: int, device: torch.device) -> di
     }
 
 
-def as_launched(observe: Callable[[], CapturedPass], protocol: Protocol, device: torch.device) -> CapturedPass:
-    """Call `observe` in the same way as the measured run. If the protocol launches graphs, call it in a graph capture.
+def as_launched(
+    observe: Callable[[], CapturedPass], protocol: Protocol, device: torch.device
+) -> CapturedPass:
+    """Call `observe` in the same way as the measured run. If the protocol launches graphs, call it
+    in a graph capture.
 
-    The reason: a model may query whether a graph capture is running, and then call other operators. The host cannot
-    read values meanwhile, so it calls `observe` again if values decide how much work a call does.
-    """
+    The reason: a model may query whether a graph capture is running, and then call other operators.
+    The host cannot read values meanwhile, so it calls `observe` again if values decide how much
+    work a call does."""
     if device.type != "cuda" or protocol.launch != "graph":
         return observe()
     found: list[CapturedPass] = []
@@ -294,8 +334,12 @@ def as_launched(observe: Callable[[], CapturedPass], protocol: Protocol, device:
     return with_values(found[0], observe)
 
 
-def _working_set(run: Pass, model: torch.nn.Module, protocol: Protocol, device: torch.device) -> Details:
-    """Measure the bytes that one pass of a model touches, and the share that the cache keeps until the next pass."""
+def _working_set(
+    run: Pass, model: torch.nn.Module, protocol: Protocol, device: torch.device
+) -> Details:
+    """Measure the bytes that one pass of a model touches, and the share that the cache keeps until
+    the next pass.
+    """
     parameter_bytes = bytes_of([*model.parameters(), *model.buffers()])
     if device.type != "cuda" or not protocol.measures_context:
         return Details(parameter_bytes=parameter_bytes)
@@ -314,8 +358,8 @@ def _working_set(run: Pass, model: torch.nn.Module, protocol: Protocol, device: 
     )
 
 
-# At most one built variant, for the next `build_variant`. The verification puts it here if the same process measures
-# next; so does a caller whose model is not in the catalog.
+# At most one built variant, for the next `build_variant`. The verification puts it here if the same
+# process measures next; so does a caller whose model is not in the catalog.
 _handed_over: dict[tuple[str, str], tuple[torch.nn.Module, tuple[Any, ...]]] = {}
 
 
@@ -324,8 +368,8 @@ def build_variant(
 ) -> tuple[torch.nn.Module, tuple[Any, ...]]:
     """Build a model variant and its inputs on a device, with seeded random weights.
 
-    If `hand_over` is set, the next call for the same variant and device returns the same objects, once.
-    """
+    If `hand_over` is set, the next call for the same variant and device returns the same objects,
+    once."""
     from farm.models import catalog
 
     key = (variant.id, str(device))
@@ -340,8 +384,12 @@ def build_variant(
     return known
 
 
-def give_variant(variant: Variant, device: torch.device, model: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
-    """Let the next `build_variant` of this variant on this device return this model and its arguments, once."""
+def give_variant(
+    variant: Variant, device: torch.device, model: torch.nn.Module, arguments: tuple[Any, ...]
+) -> None:
+    """Let the next `build_variant` of this variant on this device return this model and its
+    arguments, once.
+    """
     _handed_over[variant.id, str(device)] = (model, arguments)
 
 
@@ -380,21 +428,27 @@ def compiled_pass(
 
 
 def compiled_pass_with(subject: Subject, device: torch.device) -> CompiledPass:
-    """As `compiled_pass`, for a tuple. If the cache of the compiler has other kernels, the variant is compiled again.
-    Raises `Unmeasurable` (rejected) if the compiler does not generate the kernel on this host."""
+    """As `compiled_pass`, for a tuple. If the cache of the compiler has other kernels, the variant
+    is compiled again. Raises `Unmeasurable` (rejected) if the compiler does not generate the kernel
+    on this host."""
     compiled = compiled_pass(subject, device)
     if not compiled.runs(subject.id) and compiled.cached:
         compiled = compiled_pass(subject, device, again=True)
     if not compiled.runs(subject.id):
         text = "The compiler on this host does not generate this kernel for the model."
-        raise Unmeasurable("rejected", text, "Measure the model again; another list of kernels is stored for the card.")
+        raise Unmeasurable(
+            "rejected",
+            text,
+            "Measure the model again; another list of kernels is stored for the card.",
+        )
     return compiled
 
 
 def _restoring(rebuilt: Rebuilt) -> Pass:
-    """A pass of a generated kernel or a collective. If it changes its inputs, they get their present values again
-    before each run. Before other collectives a small kernel runs, because long graphs of collectives alone stall: an
-    all-gather of 32 KB took 37 us on two H100s, and 11 us with a kernel between any two."""
+    """A pass of a generated kernel or a collective. If it changes its inputs, they get their
+    present values again before each run. Before other collectives a small kernel runs, because long
+    graphs of collectives alone stall: an all-gather of 32 KB took 37 us on two H100s, and 11 us
+    with a kernel between any two."""
     kept = [(base, base.clone()) for base in rebuilt.changed_memory]
     if not kept and rebuilt.spec.kind == "collective":
         return InPlacePass(rebuilt.run, functools.partial(write_again, [rebuilt.storages[0][:1]]))
@@ -411,8 +465,8 @@ def _restoring(rebuilt: Rebuilt) -> Pass:
 def _copy_values(rebuilt: Rebuilt, compiled: CompiledPass) -> None:
     """Copy the values of the tensors from the running model, at the first launch of the tuple.
 
-    An aten operator that changes its inputs keeps values that do not drift (`farm.operators.input_values`).
-    """
+    An aten operator that changes its inputs keeps values that do not drift
+    (`farm.operators.input_values`)."""
     if rebuilt.spec.kind == "aten" and rebuilt.changed_memory:
         return
     values = compiled.copies_of(rebuilt.spec.id)
@@ -424,7 +478,9 @@ def _copy_values(rebuilt: Rebuilt, compiled: CompiledPass) -> None:
 
 @contextlib.contextmanager
 def applied(protocol: Protocol) -> Iterator[None]:
-    """Set the numeric flags and the grad mode of a protocol within the block: the mode of the subject's capture."""
+    """Set the numeric flags and the grad mode of a protocol within the block: the mode of the
+    subject's capture.
+    """
     with numeric_flags(protocol), torch.set_grad_enabled(protocol.grad):
         yield
 
@@ -436,7 +492,10 @@ def numeric_flags(protocol: Protocol) -> Iterator[None]:
     before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic)
     try:
         matmul.allow_tf32 = cudnn.allow_tf32 = protocol.tf32
-        cudnn.benchmark, cudnn.deterministic = protocol.cudnn_benchmark, protocol.cudnn_deterministic
+        cudnn.benchmark, cudnn.deterministic = (
+            protocol.cudnn_benchmark,
+            protocol.cudnn_deterministic,
+        )
         yield
     finally:
         matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = before
@@ -449,7 +508,9 @@ def _zero(tensors: Any) -> None:
 
 
 def set_values(rebuilt: Rebuilt, data: str) -> None:
-    """Fill a rebuilt operator's activations, buffers and parameters with values of a data class, if it accepts them."""
+    """Fill a rebuilt operator's activations, buffers and parameters with values of a data class, if
+    it accepts them.
+    """
     if data == "normal":
         return
     spec = rebuilt.spec
@@ -482,7 +543,9 @@ def set_values(rebuilt: Rebuilt, data: str) -> None:
                 impose(values, filling.zeros, filling.positive, filling.channels, generator)
                 if how.scale != 1:
                     values.mul_(how.scale)
-        for index, held in zip([index for index, one in enumerate(spec.tensors) if one.held], kept, strict=True):
+        for index, held in zip(
+            [index for index, one in enumerate(spec.tensors) if one.held], kept, strict=True
+        ):
             values = _values(rebuilt, index)
             if values.is_floating_point() and index not in written:
                 _hold(values, held, generator)
@@ -498,11 +561,15 @@ def _hold(values: torch.Tensor, held: HeldFilling, generator: torch.Generator) -
         used = round((1 - held.zeros) * values.shape[held.dimension])
         values.narrow(held.dimension, used, values.shape[held.dimension] - used).zero_()
     elif held.zeros:
-        values.masked_fill_(torch.rand(values.shape, device=values.device, generator=generator) < held.zeros, 0)
+        values.masked_fill_(
+            torch.rand(values.shape, device=values.device, generator=generator) < held.zeros, 0
+        )
 
 
 def _values(rebuilt: Rebuilt, index: int) -> torch.Tensor:
-    """The values to fill: the tensor's memory; or the tensor itself, if its memory is flat and it alone uses that."""
+    """The values to fill: the tensor's memory; or the tensor itself, if its memory is flat and it
+    alone uses that.
+    """
     memory, tensor, spec = rebuilt.memory(index), rebuilt.tensors[index], rebuilt.spec
     shared = sum(one.storage == spec.tensors[index].storage for one in spec.tensors) > 1
     overlaps = tensor.numel() > memory.numel() or 0 in tensor.stride()

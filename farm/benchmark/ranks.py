@@ -1,8 +1,8 @@
 """The ranks of a group: processes on several cards of one host that measure one subject together.
 
-All ranks must run the same passes, or one waits for the others for ever. So whatever depends on a clock or on free
-memory is decided together: `largest` returns the largest value of all ranks. A process that is no rank decides alone.
-"""
+All ranks must run the same passes, or one waits for the others for ever. So whatever depends on a
+clock or on free memory is decided together: `largest` returns the largest value of all ranks. A
+process that is no rank decides alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ _failures = itertools.count()
 
 
 def join(device: torch.device, rank: int, world: int, rendezvous: str) -> str:
-    """Join a group and wait for the other ranks. Return the communication library, and the settings that change it.
+    """Join a group and wait for the other ranks. Return the communication library, and the settings
+    that change it.
 
     Args:
         rendezvous: a file in a private folder; no port is opened outside of the host.
@@ -36,7 +37,8 @@ def join(device: torch.device, rank: int, world: int, rendezvous: str) -> str:
     if not dist.is_available() or (cuda and not dist.is_nccl_available()):
         raise Unmeasurable(
             "not_available",
-            f"PyTorch {torch.__version__} on this host has no {'NCCL' if cuda else 'torch.distributed'}.",
+            f"PyTorch {torch.__version__} on this host has no "
+            f"{'NCCL' if cuda else 'torch.distributed'}.",
             "Install a build of PyTorch for Linux that includes it.",
         )
     dist.init_process_group(
@@ -44,11 +46,17 @@ def join(device: torch.device, rank: int, world: int, rendezvous: str) -> str:
         store=dist.FileStore(rendezvous, world),
         rank=rank,
         world_size=world,
-        timeout=datetime.timedelta(days=1),  # longer than any item: `farm.benchmark_process.group` ends ranks that wait
+        timeout=datetime.timedelta(
+            days=1
+        ),  # longer than any item: `farm.benchmark_process.group` ends ranks that wait
         device_id=device if cuda else None,
     )
     largest(0.0)
-    return nccl_of(packaged_version("nccl") or ".".join(map(str, torch.cuda.nccl.version()))) if cuda else "gloo"
+    return (
+        nccl_of(packaged_version("nccl") or ".".join(map(str, torch.cuda.nccl.version())))
+        if cuda
+        else "gloo"
+    )
 
 
 def world() -> int:
@@ -57,7 +65,9 @@ def world() -> int:
 
 
 def largest(value: float) -> float:
-    """The largest value of all ranks, which must call this equally often; `value` if this process is no rank."""
+    """The largest value of all ranks, which must call this equally often; `value` if this process
+    is no rank.
+    """
     if world() == 1:
         return value
     shared = torch.tensor([value], dtype=torch.float64)
@@ -82,8 +92,8 @@ def together(make: Callable[[], T]) -> T:
 
 
 def failed_everywhere(wait_s: float = FAILURE_S) -> bool:
-    """True if all ranks call this within `wait_s`. If not, another rank may wait in a collective for this one, for
-    ever, and the group must end."""
+    """True if all ranks call this within `wait_s`. If not, another rank may wait in a collective
+    for this one, for ever, and the group must end."""
     if world() == 1:
         return True
     store, until_s = dist.distributed_c10d._get_default_store(), time.monotonic() + wait_s

@@ -1,9 +1,9 @@
 """A thread that samples a card's sensors during a measurement. Each value has its own timestamp.
 
-The thread must not slow down the benchmark. NVML's calls release the GIL, and the thread sleeps between them. It
-queries clocks, temperature and throttle reasons only ten times a second. The energy counter of an H200 changes
-every 100 ms: the thread queries it only from shortly before the next change, every millisecond.
-"""
+The thread must not slow down the benchmark. NVML's calls release the GIL, and the thread sleeps
+between them. It queries clocks, temperature and throttle reasons only ten times a second. The
+energy counter of an H200 changes every 100 ms: the thread queries it only from shortly before the
+next change, every millisecond."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ BASE_PAUSE_S = 0.005
 TICK_PAUSE_S = 0.001
 SLOW_PAUSE_S = 0.1
 PROCESS_PAUSE_S = 0.25
-TICK_GUARD_S = 0.008  # frequent queries of the energy counter begin this long before its next expected change
+# frequent queries of the energy counter begin this long before its next expected change
+TICK_GUARD_S = 0.008
 
 SLOW_FIELDS = ("sm_clock_mhz", "memory_clock_mhz", "temperature_c", "memory_temperature_c")
 POWER_FIELDS = ("power_instant_w", "power_average_w")
@@ -42,7 +43,8 @@ class _Series:
     values: list[float] = field(default_factory=list)
 
     def add(self, time_s: float, value: float) -> None:
-        # Append the value first: other threads use the length of `times_s`, so each time must have its value.
+        # Append the value first: other threads use the length of `times_s`, so each time must have
+        # its value.
         self.values.append(value)
         self.times_s.append(time_s)
 
@@ -56,14 +58,17 @@ class _Series:
 class SampledWindow:
     """Averages of the samples between two times."""
 
-    power_w: float | None = None  # time average of the instant power; without it, of the driver's averaged power
+    # time average of the instant power; without it, of the driver's averaged power
+    power_w: float | None = None
     power_source: str = ""
     sm_clock_mhz: float | None = None
     memory_clock_mhz: float | None = None
     temperature_c: float | None = None
     temperature_slope_c_per_s: float | None = None
     memory_temperature_c: float | None = None
-    throttle_shares: Mapping[str, float] = field(default_factory=dict)  # reason -> share of the samples with it
+    throttle_shares: Mapping[str, float] = field(
+        default_factory=dict
+    )  # reason -> share of the samples with it
     foreign_processes: frozenset[int] = frozenset()  # ids of other processes on the card
 
     def throttled(self, *reasons: str) -> bool:
@@ -80,7 +85,8 @@ class Sampler:
     If the device has no sensors, the sampler starts no thread, and windows are empty.
 
     Args:
-        own_processes: process ids of the benchmark; None: the sampler does not look for other processes.
+        own_processes: process ids of the benchmark; None: the sampler does not look for other
+            processes.
     """
 
     def __init__(self, device: Device, own_processes: frozenset[int] | None = None) -> None:
@@ -88,7 +94,9 @@ class Sampler:
         capabilities = device.capabilities
         self._power_field = next((name for name in POWER_FIELDS if name in capabilities), "")
         self._slow_fields = tuple(name for name in SLOW_FIELDS if name in capabilities)
-        self.counts_energy = "energy_counter_mj" in capabilities  # then windows begin and end at ticks
+        self.counts_energy = (
+            "energy_counter_mj" in capabilities
+        )  # then windows begin and end at ticks
         self.period = _periods.setdefault(device, CounterPeriod())
         self._throttles = "throttle_reasons" in capabilities
         self._series: dict[str, _Series] = {
@@ -103,7 +111,9 @@ class Sampler:
         self._last_mj: float | None = None
         self._asked_s = 0.0
         self._sharp_s: list[float] = []
-        self._expected_s = -math.inf  # when the energy counter changes next; -inf if unknown, or at every query
+        self._expected_s = (
+            -math.inf
+        )  # when the energy counter changes next; -inf if unknown, or at every query
         self._power_due_s = self._slow_due_s = self._process_due_s = 0.0
         self.busy_s = 0.0  # time that the thread spent in the driver
 
@@ -127,8 +137,8 @@ class Sampler:
             self.period.learn(*self.ticks(), frozenset(self._sharp_s))
 
     def ticks(self, since_s: float = 0.0) -> tuple[list[float], list[float]]:
-        """The times in s, from `since_s`, at which a query saw that the energy counter changed, and its new values in
-        mJ. See `regular`."""
+        """The times in s, from `since_s`, at which a query saw that the energy counter changed, and
+        its new values in mJ. See `regular`."""
         return self._series["energy_mj"].span(since_s, float("inf"))
 
     def regular(self, times_s: Sequence[float]) -> list[float]:
@@ -140,7 +150,8 @@ class Sampler:
         return self._series[self._power_field].span(begin_s, end_s)[1] if self._power_field else []
 
     def temperature_slope_c_per_s(self, begin_s: float, end_s: float) -> float | None:
-        """The rate of the chip's temperature over [begin_s, end_s], by least squares over samples in whole degrees.
+        """The rate of the chip's temperature over [begin_s, end_s], by least squares over samples
+        in whole degrees.
 
         None if the card has no temperature sensor or there are fewer than two samples.
         """
@@ -149,8 +160,12 @@ class Sampler:
         times, values = self._series["temperature_c"].span(begin_s, end_s)
         return slope(times, values).rate if len(times) >= 2 else None
 
-    def average_power_w(self, begin_s: float, end_s: float = math.inf, least_ticks: int = 3) -> float | None:
-        """Average power: from the ticks since `begin_s`; if they are too few, from the sensor over [begin_s, end_s]."""
+    def average_power_w(
+        self, begin_s: float, end_s: float = math.inf, least_ticks: int = 3
+    ) -> float | None:
+        """Average power: from the ticks since `begin_s`; if they are too few, from the sensor over
+        [begin_s, end_s].
+        """
         times_s, energies_mj = self.ticks(begin_s)
         if len(times_s) >= least_ticks:
             return power_of_ticks(self.regular(times_s), energies_mj).rate
@@ -158,7 +173,9 @@ class Sampler:
 
     @property
     def tick_s(self) -> float | None:
-        """The period of the energy counter: the median time between its last 20 changes; None if unknown. Unit: s."""
+        """The period of the energy counter: the median time between its last 20 changes; None if
+        unknown. Unit: s.
+        """
         times = self._series["energy_mj"].times_s
         steps = [b - a for a, b in itertools.pairwise(times)]
         return median(steps[-20:]) if steps else None
@@ -166,15 +183,20 @@ class Sampler:
     def window(self, begin_s: float, end_s: float) -> SampledWindow:
         means: dict[str, float] = {}
         for name in self._slow_fields:
-            # Slow fields are sampled ten times a second: a short window also uses the value just before it.
+            # Slow fields are sampled ten times a second: a short window also uses the value just
+            # before it.
             if values := self._series[name].span(begin_s - SLOW_PAUSE_S * 1.5, end_s)[1]:
                 means[name] = fmean(values)
         power_w = None
         if self._power_field:
-            power_w = time_average(*self._series[self._power_field].span(begin_s, end_s), begin_s, end_s)
+            power_w = time_average(
+                *self._series[self._power_field].span(begin_s, end_s), begin_s, end_s
+            )
         known = [(time_s, words) for time_s, words in list(self._reasons) if time_s <= end_s]
         # If the window is so short that it has no sample, use the last sample before it.
-        reasons = [words for time_s, words in known if begin_s <= time_s] or [words for _, words in known[-1:]]
+        reasons = [words for time_s, words in known if begin_s <= time_s] or [
+            words for _, words in known[-1:]
+        ]
         counts = Counter(word for words in reasons for word in words)
         return SampledWindow(
             power_w=power_w,
@@ -187,10 +209,14 @@ class Sampler:
 
     def foreign_processes(self, begin_s: float, end_s: float) -> frozenset[int]:
         """The ids of other processes that were on the card between two times."""
-        return frozenset().union(*(found for time_s, found in list(self._foreign) if begin_s <= time_s <= end_s))
+        return frozenset().union(
+            *(found for time_s, found in list(self._foreign) if begin_s <= time_s <= end_s)
+        )
 
     def trace(self, window_s: tuple[float, float]) -> Trace | None:
-        """All samples so far, with times in s since the sampler's start. None if there are no samples."""
+        """All samples so far, with times in s since the sampler's start. None if there are no
+        samples.
+        """
         reasons, foreign = list(self._reasons), list(self._foreign)
         found = {name: kept.span(self.began_s, math.inf) for name, kept in self._series.items()}
         if not any(times for times, _ in found.values()):
@@ -199,7 +225,10 @@ class Sampler:
         found["throttle_reasons"] = (times, [len(words) for _, words in reasons])
         for word in sorted({word for _, words in reasons for word in words}):
             found[f"throttle_{word}"] = (times, [int(word in words) for _, words in reasons])
-        found["foreign_processes"] = ([moment for moment, _ in foreign], [len(ids) for _, ids in foreign])
+        found["foreign_processes"] = (
+            [moment for moment, _ in foreign],
+            [len(ids) for _, ids in foreign],
+        )
         series = {
             name: ([round(moment - self.began_s, 4) for moment in times], values)
             for name, (times, values) in found.items()
@@ -215,11 +244,14 @@ class Sampler:
         """Query the sensors that are due; return the seconds until the next query."""
         energy = self._series["energy_mj"]
         now_s = begin_s = time.perf_counter()
-        if self.counts_energy and (now_s >= self._expected_s - TICK_GUARD_S or self.period.period_s is None):
+        if self.counts_energy and (
+            now_s >= self._expected_s - TICK_GUARD_S or self.period.period_s is None
+        ):
             value_mj = self.device.energy_counter_mj()
             if value_mj is not None and value_mj != self._last_mj:
                 if self._last_mj is not None:
-                    # The newest change was after the begin of the last query, and at most a period before this one.
+                    # The newest change was after the begin of the last query, and at most a period
+                    # before this one.
                     done_s = time.perf_counter()
                     after_s = max(self._asked_s, now_s - (self.period.period_s or math.inf))
                     seen_s = (after_s + done_s) / 2
@@ -268,11 +300,13 @@ LEVEL_AGE_S = 1800.0  # an older base power is measured again
 class PowerLevels:
     """Idle power and base power (full clocks, almost no work) of a card. Unit: W; None if unknown.
 
-    Each reading contains both, so that users can compute the energy above idle. Create the object before the process
-    uses CUDA, so that the card is idle; or pass the idle power if it is known.
+    Each reading contains both, so that users can compute the energy above idle. Create the object
+    before the process uses CUDA, so that the card is idle; or pass the idle power if it is known.
     """
 
-    def __init__(self, device: Device, torch_device: torch.device, idle_power_w: float | None = None) -> None:
+    def __init__(
+        self, device: Device, torch_device: torch.device, idle_power_w: float | None = None
+    ) -> None:
         self._device = device
         self._torch_device = torch_device
         self._taken_s = -math.inf
@@ -288,7 +322,9 @@ class PowerLevels:
 
 
 def tiny_kernels(device: torch.device) -> Callable[[], None]:
-    """Return a function that runs a one-element kernel and waits 2 ms: the card has full clocks and almost no work."""
+    """Return a function that runs a one-element kernel and waits 2 ms: the card has full clocks and
+    almost no work.
+    """
     tiny = torch.zeros(1, device=device)
 
     def run() -> None:
@@ -299,8 +335,12 @@ def tiny_kernels(device: torch.device) -> Callable[[], None]:
     return run
 
 
-def _average_power_w(device: Device, work: Callable[[], None] = lambda: time.sleep(0.01)) -> float | None:
-    """Average power in W over `LEVEL_S`, while `work` runs again and again; None if the device has no sensors."""
+def _average_power_w(
+    device: Device, work: Callable[[], None] = lambda: time.sleep(0.01)
+) -> float | None:
+    """Average power in W over `LEVEL_S`, while `work` runs again and again; None if the device has
+    no sensors.
+    """
     with Sampler(device) as sampler:
         if not sampler.active:
             return None

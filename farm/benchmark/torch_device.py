@@ -21,9 +21,9 @@ def synchronize(device: torch.device) -> None:
 def one_stream(device: torch.device) -> torch.cuda.Stream | None:
     """Make one stream current for all later work of this thread and return it; None on a CPU.
 
-    Health checks and copies use it, too. If a process uses a second stream, memory operations inside a graph may take
-    14 us longer (docs/method.md, "One stream"). CUDA cannot capture graphs on the default stream, so this is another.
-    """
+    Health checks and copies use it, too. If a process uses a second stream, memory operations
+    inside a graph may take 14 us longer (docs/method.md, "One stream"). CUDA cannot capture graphs
+    on the default stream, so this is another."""
     if device.type != "cuda":
         return None
     if torch.cuda.current_stream(device) == torch.cuda.default_stream(device):
@@ -36,10 +36,9 @@ def capture_graph(
 ) -> torch.cuda.CUDAGraph:
     """Capture one graph of all calls, one after the other.
 
-    The function avoids `torch.cuda.graph`, which collects garbage and empties the allocator's cache at each capture:
-    this costs more than the window of a short tuple. Each output is freed at once, so later calls may reuse its memory,
-    as in a running model.
-    """
+    The function avoids `torch.cuda.graph`, which collects garbage and empties the allocator's cache
+    at each capture: this costs more than the window of a short tuple. Each output is freed at once,
+    so later calls may reuse its memory, as in a running model."""
     with capturing(device, pool) as captured:
         run_all(calls)
     return captured
@@ -67,9 +66,13 @@ def capturing(device: torch.device, pool: Any = None) -> Iterator[torch.cuda.CUD
 
 
 def cache_bytes(device: torch.device) -> int:
-    """Size of the last-level cache: the L2 of a GPU; the largest cache of a CPU, at most `CPU_LIMIT_BYTES`."""
+    """Size of the last-level cache: the L2 of a GPU; the largest cache of a CPU, at most
+    `CPU_LIMIT_BYTES`.
+    """
     if device.type == "cuda":
-        return int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)) or 64 * 2**20
+        return (
+            int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)) or 64 * 2**20
+        )
     largest = 0
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = path.read_text().strip()

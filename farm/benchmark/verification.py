@@ -1,15 +1,19 @@
-"""Verify a variant on a card: compare its tuples with the prediction, list its kernels, time each call in the model.
+"""Verify a variant on a card: compare its tuples with the prediction, list its kernels, time each
+call in the model.
 
-The farm predicts the tuples at submit time, with fake tensors on a CPU. On the card, the verification captures the
-model again and compares the capture with an unobserved pass. The farm measures tuples that differ in another round.
+The farm predicts the tuples at submit time, with fake tensors on a CPU. On the card, the
+verification captures the model again and compares the capture with an unobserved pass. The farm
+measures tuples that differ in another round.
 
-All findings come from the same kind of run as the measurement. If it replays a CUDA graph, the operators are those
-called during graph capture, and the kernels are those of a replay: a model may query whether a graph capture is
-running, and then call other operators. The findings list the differences from an eager pass.
+All findings come from the same kind of run as the measurement. If it replays a CUDA graph, the
+operators are those called during graph capture, and the kernels are those of a replay: a model may
+query whether a graph capture is running, and then call other operators. The findings list the
+differences from an eager pass.
 
-On a GPU the time of a call is the time of its kernels, without pauses between them. In an eager pass, PyTorch's
-profiler says in which call's range a kernel was launched. A replayed graph has no ranges, so a marking kernel runs
-before and after each call. On a CPU the time of a call is the time of its range. Times are medians of a few passes.
+On a GPU the time of a call is the time of its kernels, without pauses between them. In an eager
+pass, PyTorch's profiler says in which call's range a kernel was launched. A replayed graph has no
+ranges, so a marking kernel runs before and after each call. On a CPU the time of a call is the time
+of its range. Times are medians of a few passes.
 
 The profiler slows down the process that has used it: see `farm.benchmark_process.client`.
 """
@@ -41,7 +45,14 @@ from farm.operators import profiler, self_check
 from farm.operators.capture import Around, run_with_owners
 from farm.operators.captured import CapturedPass, role_in_tuple
 from farm.operators.cost import costs_of
-from farm.operators.profiler import RANGE, Record, WatchedPass, compare_with_unwatched, is_kernel, mark
+from farm.operators.profiler import (
+    RANGE,
+    Record,
+    WatchedPass,
+    compare_with_unwatched,
+    is_kernel,
+    mark,
+)
 from farm.operators.rebuild import rebuild
 from farm.types.label import label_of
 from farm.types.protocol import Protocol, Subject, Variant
@@ -52,11 +63,16 @@ _log = logging.getLogger(__name__)
 KEPT_DIFFERENCES = 50
 KEPT_KERNELS = 400
 CALL_KEYS = ("index", "module_path", "tuple_id", "reads", "writes")
-NUMERICS = ("tf32", "cudnn_benchmark", "cudnn_deterministic")  # settings that decide which kernels run
+NUMERICS = (
+    "tf32",
+    "cudnn_benchmark",
+    "cudnn_deterministic",
+)  # settings that decide which kernels run
 PASSES = 3  # passes in which calls are timed
 LAUNCHES = ("cuda", "cu", "hip")  # name prefixes of the functions that launch work on a card
 
-#: Runs one observed pass. Its argument maps the number of a slot of the capture to a context for the slot's call.
+#: Runs one observed pass. Its argument maps the number of a slot of the capture to a context for
+#: the slot's call.
 ObservedRun = Callable[[Around], object]
 
 
@@ -67,15 +83,18 @@ def verify(
     predicted: Mapping[str, int] | None,
     record: Record | None = None,
 ) -> tuple[dict[str, Any] | None, Verification]:
-    """Capture a variant on the card, launched in the same way as for a measurement, and compare it with the prediction.
+    """Capture a variant on the card, launched in the same way as for a measurement, and compare it
+    with the prediction.
 
     Args:
-        predicted: id of a tuple without values that decide its work -> number of calls; None: there is no prediction.
-        record: makes the measured run from a function; by default a CUDA graph if the protocol launches graphs.
+        predicted: id of a tuple without values that decide its work -> number of calls; None: there
+            is no prediction.
+        record: makes the measured run from a function; by default a CUDA graph if the protocol
+            launches graphs.
 
     Returns:
-        The observed capture as JSON, or None if it equals the prediction and no values decide the work of its calls;
-        and the findings.
+        The observed capture as JSON, or None if it equals the prediction and no values decide the
+        work of its calls; and the findings.
 
     Raises:
         Unmeasurable: the model does not fit on the card, or raised there.
@@ -88,7 +107,13 @@ def verify(
         with numeric_flags(protocol):
             if ranks.world() > 1:
                 return _verify_rank(subject, protocol, device, predicted or {})
-            observe = _observe_compiled if variant.compile else _observe_step if variant.step else _observe_pass
+            observe = (
+                _observe_compiled
+                if variant.compile
+                else _observe_step
+                if variant.step
+                else _observe_pass
+            )
             compare, timed = observe(subject, protocol, device)
             try:
                 found = compare(record=record)
@@ -97,7 +122,9 @@ def verify(
                 found = compare()
             in_model = time_in_model(timed, found.capture, device, record=record)
             found = _checked(found, predicted or {}, device)
-            tuple_kernels = _tuple_kernels(found.capture, protocol, device, record or (lambda run: run))
+            tuple_kernels = _tuple_kernels(
+                found.capture, protocol, device, record or (lambda run: run)
+            )
     except CaptureError as error:
         raise Unmeasurable("raised", error.message, error.next_step) from error
     except FarmError:
@@ -114,7 +141,12 @@ def verify(
         numerics={name: getattr(protocol, name) for name in NUMERICS},
     )
     has_values = any(spec.without_values is not spec for spec in found.capture.tuples.values())
-    if predicted is not None and not findings.missing and not findings.unexpected and not has_values:
+    if (
+        predicted is not None
+        and not findings.missing
+        and not findings.unexpected
+        and not has_values
+    ):
         return None, findings
     observed = capture_json(found.capture)
     if variant.compile:
@@ -123,7 +155,9 @@ def verify(
 
 
 def _checked(found: WatchedPass, predicted: Mapping[str, int], device: torch.device) -> WatchedPass:
-    """Check the captured tuples on this device. A CPU runs what was predicted, so only others are checked there."""
+    """Check the captured tuples on this device. A CPU runs what was predicted, so only others are
+    checked there.
+    """
     from farm.training.capture import as_computed
 
     corrected = functools.partial(as_computed, on_card=False)
@@ -156,7 +190,9 @@ def _capture_rank(variant: Variant, protocol: Protocol, device: torch.device) ->
     if variant.step:
         step = build_step(variant, device, launch=protocol.launch)
         step.run()  # a distributed optimizer plans its second step when it runs
-        return as_launched(lambda: capture_step(step, device_type=device.type, warmed_up=True), protocol, device)
+        return as_launched(
+            lambda: capture_step(step, device_type=device.type, warmed_up=True), protocol, device
+        )
     model, arguments = build_variant(variant, device)
     about: Any = {"grad": protocol.grad, "device_type": device.type}
     with torch.set_grad_enabled(protocol.grad):
@@ -176,7 +212,10 @@ def _compared(found: WatchedPass, predicted: Mapping[str, int] | None) -> Verifi
     missing, unexpected = expected - seen, seen - expected
     differences = [
         *(f"capturing the pass changes its kernel launches: {text}" for text in found.differences),
-        *(f"predicted, but not run on the card: {count}x {tuple_id}" for tuple_id, count in missing.items()),
+        *(
+            f"predicted, but not run on the card: {count}x {tuple_id}"
+            for tuple_id, count in missing.items()
+        ),
         *(
             f"run on the card, but not predicted: {count}x {label_of(plain[tuple_id])}"
             for tuple_id, count in unexpected.items()
@@ -211,7 +250,9 @@ def _observe_pass(subject: Subject, protocol: Protocol, device: torch.device) ->
     grad = protocol.grad
     return (
         functools.partial(profiler.verify_on_device, model, arguments, device, grad_enabled=grad),
-        lambda around: run_with_owners(model, arguments, device_type=device.type, grad_enabled=grad, around=around),
+        lambda around: run_with_owners(
+            model, arguments, device_type=device.type, grad_enabled=grad, around=around
+        ),
     )
 
 
@@ -219,7 +260,13 @@ def _observe_compiled(subject: Subject, protocol: Protocol, device: torch.device
     with torch.set_grad_enabled(protocol.grad):
         compiled = compiled_pass(subject, device)
     return (
-        functools.partial(compare_with_unwatched, compiled.run, compiled.capture, device, grad_enabled=protocol.grad),
+        functools.partial(
+            compare_with_unwatched,
+            compiled.run,
+            compiled.capture,
+            device,
+            grad_enabled=protocol.grad,
+        ),
         compiled.capture,
     )
 
@@ -263,7 +310,9 @@ def _as_graph(run: Callable[[], object], device: torch.device, waits: bool) -> C
 
 
 def _eagerly(found: WatchedPass) -> Eagerly | None:
-    """The differences between an eager pass and the measured run; None if there was no separate eager pass."""
+    """The differences between an eager pass and the measured run; None if there was no separate
+    eager pass.
+    """
     if found.eager is None:
         return None
     launched, eager = found.capture.counts, found.eager.capture.counts
@@ -272,11 +321,20 @@ def _eagerly(found: WatchedPass) -> Eagerly | None:
     apart = {name: (found.unobserved[name], found.eager.unobserved[name]) for name in kernels}
     return Eagerly(
         operators=tuple(
-            OtherCalls(tuple_id, label_of(specs[tuple_id]), launched.get(tuple_id, 0), eager.get(tuple_id, 0))
+            OtherCalls(
+                tuple_id,
+                label_of(specs[tuple_id]),
+                launched.get(tuple_id, 0),
+                eager.get(tuple_id, 0),
+            )
             for tuple_id in specs
             if launched.get(tuple_id, 0) != eager.get(tuple_id, 0)
         ),
-        kernels=dict([(name, counts) for name, counts in apart.items() if counts[0] != counts[1]][:KEPT_KERNELS]),
+        kernels=dict(
+            [(name, counts) for name, counts in apart.items() if counts[0] != counts[1]][
+                :KEPT_KERNELS
+            ]
+        ),
         kernel_time_us=round(sum(found.unobserved_times_us.values()), 3),
         eager_kernel_time_us=round(sum(found.eager.unobserved_times_us.values()), 3),
     )
@@ -287,8 +345,8 @@ def _tuple_kernels(
 ) -> dict[str, dict[str, int]]:
     """The kernels of one pass of each rebuilt tuple: tuple id -> kernel -> launches. {} on a CPU.
 
-    Tuples that fail are missing. One profile covers all tuples, since its start and end take longer than a tuple.
-    """
+    Tuples that fail are missing. One profile covers all tuples, since its start and end take longer
+    than a tuple."""
     if device.type != "cuda":
         return {}
     marked: list[str] = []
@@ -321,8 +379,9 @@ def _tuple_kernels(
 
 
 def _between_marks(launch: Callable[[], int]) -> list[list[Any]]:
-    """Profile `launch`, which launches kernels with marks between them and returns the number of marks. Return the
-    kernels between each two consecutive marks; [] if the profiler loses a mark."""
+    """Profile `launch`, which launches kernels with marks between them and returns the number of
+    marks. Return the kernels between each two consecutive marks; [] if the profiler loses a
+    mark."""
     for _ in range(2):  # the first profile after a profile with other activities is empty
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             marks = launch()
@@ -333,25 +392,37 @@ def _between_marks(launch: Callable[[], int]) -> list[list[Any]]:
 
 
 def capture_json(capture: CapturedPass) -> dict[str, Any]:
-    """A capture as JSON: `tuples` (id -> tuple), `costs` (id -> `Cost`), `calls` in order (calls of a step also have
-    part and owner), `storages` (size_bytes, role), and the modes during the capture."""
+    """A capture as JSON: `tuples` (id -> tuple), `costs` (id -> `Cost`), `calls` in order (calls of
+    a step also have part and owner), `storages` (size_bytes, role), and the modes during the
+    capture."""
     costs = costs_of(capture)
     return {
         "tuples": {tuple_id: spec.to_json() for tuple_id, spec in capture.tuples.items()},
         "costs": {tuple_id: dataclasses.asdict(one) for tuple_id, one in costs.items()},
         "calls": [
-            {name: getattr(call, name) for name in (*CALL_KEYS, *(("part", "owner") if call.part else ()))}
+            {
+                name: getattr(call, name)
+                for name in (*CALL_KEYS, *(("part", "owner") if call.part else ()))
+            }
             for call in capture.calls
         ],
-        "storages": [{"size_bytes": one.size_bytes, "role": role_in_tuple(one.role)} for one in capture.tensors],
-        **{name: getattr(capture, name) for name in ("gaps", "overlaps", "device_type", "grad_enabled", "training")},
+        "storages": [
+            {"size_bytes": one.size_bytes, "role": role_in_tuple(one.role)}
+            for one in capture.tensors
+        ],
+        **{
+            name: getattr(capture, name)
+            for name in ("gaps", "overlaps", "device_type", "grad_enabled", "training")
+        },
     }
 
 
 def time_in_model(
     run: ObservedRun, capture: CapturedPass, device: torch.device, *, record: Record | None = None
 ) -> InModelTimes:
-    """Time the calls of a capture while its model or step runs. It must be warm and run the same calls in each pass."""
+    """Time the calls of a capture while its model or step runs. It must be warm and run the same
+    calls in each pass.
+    """
     source = "kernels" if device.type == "cuda" else "ranges"
     if device.type != "cuda":
         seen, attributed = _by_clock(run, record or (lambda run: run)), 1.0
@@ -393,7 +464,9 @@ def _by_clock(run: ObservedRun, record: Record) -> dict[int, list[float]]:
 def _by_marks(
     run: ObservedRun, capture: CapturedPass, device: torch.device, record: Record
 ) -> tuple[dict[int, list[float]], float]:
-    """Slot number -> times (us) of its call in a replayed graph; and the share of kernel time that belongs to calls."""
+    """Slot number -> times (us) of its call in a replayed graph; and the share of kernel time that
+    belongs to calls.
+    """
 
     @contextlib.contextmanager
     def around(number: int) -> Iterator[None]:
@@ -414,7 +487,9 @@ def _by_marks(
     seen: dict[int, list[float]] = defaultdict(list)
     total_us = 0.0
     for position, kernels in enumerate(_between_marks(launch)):
-        time_us = _covered_us((kernel.time_range.start, kernel.time_range.end) for kernel in kernels)
+        time_us = _covered_us(
+            (kernel.time_range.start, kernel.time_range.end) for kernel in kernels
+        )
         total_us += time_us
         if kernels and position % 2 == 0:  # odd positions are between two calls
             seen[position // 2 % owners].append(time_us)
@@ -435,13 +510,18 @@ def profiled_calls(run: ObservedRun, device: torch.device, passes: int) -> list[
 
 
 def attribute(events: Sequence[Any]) -> tuple[dict[int, list[float]], float]:
-    """Slot number -> times (us) of its call's kernels; and the share of all kernel time that belongs to a call."""
+    """Slot number -> times (us) of its call's kernels; and the share of all kernel time that
+    belongs to a call.
+    """
     seen: dict[int, list[float]] = defaultdict(list)
     for number, kernels in kernels_by_call(events):
         if kernels:  # a view launches no kernel; if another call has none, its time is unknown
             seen[number].append(_busy_us(kernels))
-    total_us = _covered_us((event.time_range.start, event.time_range.end) for event in events if is_kernel(event))
-    # The sum may exceed the total: a kernel may start before the kernel of the call before it has ended.
+    total_us = _covered_us(
+        (event.time_range.start, event.time_range.end) for event in events if is_kernel(event)
+    )
+    # The sum may exceed the total: a kernel may start before the kernel of the call before it has
+    # ended.
     return seen, min(1.0, sum(map(sum, seen.values())) / total_us) if total_us else 0.0
 
 
@@ -449,7 +529,9 @@ _Kernels = list[tuple[str, float, float]]  # name, begin and end in us
 
 
 def _busy_us(kernels: _Kernels) -> float:
-    """Time in us in which at least one of the kernels ran: cuDNN runs groups of a convolution in parallel."""
+    """Time in us in which at least one of the kernels ran: cuDNN runs groups of a convolution in
+    parallel.
+    """
     return _covered_us((begin_us, end_us) for _, begin_us, end_us in kernels)
 
 
@@ -463,17 +545,22 @@ def _covered_us(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def kernels_by_call(events: Sequence[Any]) -> list[tuple[int, _Kernels]]:
-    """All calls in order, as (slot number, kernels). Use the better of two methods: it finds more kernel time.
+    """All calls in order, as (slot number, kernels). Use the better of two methods: it finds more
+    kernel time.
 
-    By launch: a kernel event has the id of the driver call that launched it, and this driver call is within the range
-    of the operator call on the host. This fails if the clocks of driver and host differ. By link: the profiler links
-    a kernel to the PyTorch operator that launched it, inside the range. This fails if no operator launched the kernel.
-    """
+    By launch: a kernel event has the id of the driver call that launched it, and this driver call
+    is within the range of the operator call on the host. This fails if the clocks of driver and
+    host differ. By link: the profiler links a kernel to the PyTorch operator that launched it,
+    inside the range. This fails if no operator launched the kernel."""
     on_host = [event for event in events if event.device_type == torch.autograd.DeviceType.CPU]
     ranges = [event for event in on_host if event.name.startswith(RANGE)]
-    ranges.sort(key=lambda event: event.time_range.start)  # ranges do not overlap: calls run one at a time
+    ranges.sort(
+        key=lambda event: event.time_range.start
+    )  # ranges do not overlap: calls run one at a time
     starts = [one.time_range.start for one in ranges]
-    launched = {event.id: event.time_range.start for event in on_host if event.name.startswith(LAUNCHES)}
+    launched = {
+        event.id: event.time_range.start for event in on_host if event.name.startswith(LAUNCHES)
+    }
     positions = {id(one): position for position, one in enumerate(ranges)}
     by_launch: list[_Kernels] = [[] for _ in ranges]
     by_link: list[_Kernels] = [[] for _ in ranges]
@@ -481,7 +568,9 @@ def kernels_by_call(events: Sequence[Any]) -> list[tuple[int, _Kernels]]:
         if is_kernel(event) and (moment := launched.get(event.id)) is not None:
             position = bisect.bisect_right(starts, moment) - 1
             if position >= 0 and moment <= ranges[position].time_range.end:
-                by_launch[position].append((event.name, event.time_range.start, event.time_range.end))
+                by_launch[position].append(
+                    (event.name, event.time_range.start, event.time_range.end)
+                )
         above = event
         while above is not None and id(above) not in positions:
             above = above.cpu_parent
@@ -492,4 +581,6 @@ def kernels_by_call(events: Sequence[Any]) -> list[tuple[int, _Kernels]]:
                 begin_us = kernels[-1][2] if kernels else 0.0
                 kernels.append((kernel.name, begin_us, begin_us + float(kernel.duration)))
     best = max(by_launch, by_link, key=lambda calls: sum(map(_busy_us, calls)))
-    return [(int(one.name[len(RANGE) :]), kernels) for one, kernels in zip(ranges, best, strict=True)]
+    return [
+        (int(one.name[len(RANGE) :]), kernels) for one, kernels in zip(ranges, best, strict=True)
+    ]

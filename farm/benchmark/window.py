@@ -1,7 +1,7 @@
 """Compute the results of a measurement window: its power, its flags and its reading.
 
-`farm.benchmark.measure` runs the window. docs/method.md describes the power sources and the intervals.
-"""
+`farm.benchmark.measure` runs the window. docs/method.md describes the power sources and the
+intervals."""
 
 from __future__ import annotations
 
@@ -23,17 +23,23 @@ STARVED = 0.005  # flag it if the card waited for the host during a larger share
 BUSY = 0.5  # flag it if a CPU did other work during a larger share of the window
 DRIFT = 0.03  # flag it if the power of the window's halves differs by a larger share
 LEAST_ROUNDS = 3  # an interval needs this many rounds
-BATCH_STEPS = 4  # steps of the energy counter whose mean power is compared with that of the next steps
+# steps of the energy counter whose mean power is compared with that of the next steps
+BATCH_STEPS = 4
 LEAST_BATCHES = 5  # from this number of batches, their scatter is known well enough
 FLOOR_TICKS = 5  # a window has at least this many steps of the energy counter
 SENSOR_HOLDS_S = 0.15  # a power sensor may keep its value for this long
-DISAGREE = 0.02  # flag the reading if the powers of energy counter and instant sensor differ by a larger share
-#: Half-width of the power of the energy counter's first step, taken for that of a long run. 650 rough readings of 53
-#: operators on an H200, 0.05 s after they began, deviated from precise readings by 1.8 % (root of the mean square; 98 %
-#: of them by less than this) and by +0.2 % in the mean. With times of queries, 610 others had deviated by 4.2 %.
+# flag the reading if the powers of energy counter and instant sensor differ by a larger share
+DISAGREE = 0.02
+#: Half-width of the power of the energy counter's first step, taken for that of a long run. 650
+#: rough readings of 53 operators on an H200, 0.05 s after they began, deviated from precise
+#: readings by 1.8 % (root of the mean square; 98 % of them by less than this) and by +0.2 % in the
+#: mean. With times of queries, 610 others had deviated by 4.2 %.
 FIRST_STEP = 0.06
-LEAST_WORK = 0.2  # a step of the energy counter does not count if passes had a smaller share of its time
-RAMP = 0.02  # the first step of a window is dropped as warm-up if its power differs more from the other steps' median
+# a step of the energy counter does not count if passes had a smaller share of its time
+LEAST_WORK = 0.2
+# the first step of a window is dropped as warm-up if its power differs more from the other steps'
+# median
+RAMP = 0.02
 
 THERMAL = ("thermal", "hardware_thermal")
 OTHER_SLOWDOWNS = ("hardware_slowdown", "power_brake", "sync_boost")
@@ -58,7 +64,11 @@ class WindowPower:
         """Half-width as a share of the power."""
         if self.power_w is None:
             return 0.0
-        return math.inf if self.half_width_w is None else intervals.relative(self.half_width_w, self.power_w)
+        return (
+            math.inf
+            if self.half_width_w is None
+            else intervals.relative(self.half_width_w, self.power_w)
+        )
 
 
 class Pauses(NamedTuple):
@@ -69,23 +79,35 @@ class Pauses(NamedTuple):
 
     def share(self, begin_s: float, end_s: float) -> float:
         """How much of the time between two moments the card paused (0 to 1)."""
-        return (self.until_s(end_s) - self.until_s(begin_s)) / (end_s - begin_s) if end_s > begin_s else 0.0
+        return (
+            (self.until_s(end_s) - self.until_s(begin_s)) / (end_s - begin_s)
+            if end_s > begin_s
+            else 0.0
+        )
 
 
 NO_PAUSES = Pauses(lambda at_s: 0.0, 0.0)
 
 
 def window_power(
-    sampler: Sampler, begin_s: float, end_s: float, *, rough: bool = False, pauses: Pauses = NO_PAUSES
+    sampler: Sampler,
+    begin_s: float,
+    end_s: float,
+    *,
+    rough: bool = False,
+    pauses: Pauses = NO_PAUSES,
 ) -> WindowPower:
-    """Mean power of a window: from the energy counter if the window has three ticks, else from the power sensor.
+    """Mean power of a window: from the energy counter if the window has three ticks, else from the
+    power sensor.
 
-    ``rough``: two ticks are enough, with the half-width `FIRST_STEP`, if they are one known period apart.
-    ``pauses``: their time and their energy are subtracted, so the power is that of the rounds alone.
-    """
+    ``rough``: two ticks are enough, with the half-width `FIRST_STEP`, if they are one known period
+    apart. ``pauses``: their time and their energy are subtracted, so the power is that of the
+    rounds alone."""
     times, energies = sampler.ticks(begin_s)
     pairs, ticks_s = list[tuple[float, float]](), list[float]()
-    for tick_s, energy_mj in zip(sampler.regular([at for at in times if at <= end_s]), energies, strict=False):
+    for tick_s, energy_mj in zip(
+        sampler.regular([at for at in times if at <= end_s]), energies, strict=False
+    ):
         paused_s = pauses.until_s(tick_s)
         if not pairs or tick_s - paused_s - pairs[-1][0] > LEAST_WORK * (tick_s - ticks_s[-1]):
             pairs.append((tick_s - paused_s, energy_mj - pauses.power_w * paused_s * 1e3))
@@ -94,7 +116,9 @@ def window_power(
     if rough and len(pairs) == 2 and period_s and pairs[1][0] - pairs[0][0] < 1.5 * period_s:
         (first_s, first_mj), (last_s, last_mj) = pairs
         power_w = (last_mj - first_mj) / (last_s - first_s) / 1e3
-        return WindowPower(power_w, FIRST_STEP * power_w, "energy_counter", ticks_s[0], ticks_s[1], ticks=2)
+        return WindowPower(
+            power_w, FIRST_STEP * power_w, "energy_counter", ticks_s[0], ticks_s[1], ticks=2
+        )
     if len(pairs) >= 3:
         dropped = _ramp(pairs)
         pairs = pairs[dropped:]
@@ -121,21 +145,30 @@ def window_power(
         return WindowPower(None, None, "", begin_s, end_s)
     values = sampler.power_values(begin_s, end_s)
     # A sensor may keep its value for a tenth of a second: batches must be longer.
-    half_width = intervals.batch_half_width(values, batches=max(3, min(10, int((end_s - begin_s) / SENSOR_HOLDS_S))))
-    source = {"power_instant": "instant_power", "power_average": "average_power"}[window.power_source]
+    half_width = intervals.batch_half_width(
+        values, batches=max(3, min(10, int((end_s - begin_s) / SENSOR_HOLDS_S)))
+    )
+    source = {"power_instant": "instant_power", "power_average": "average_power"}[
+        window.power_source
+    ]
     share = pauses.share(begin_s, end_s)
     power_w = (window.power_w - share * pauses.power_w) / (1 - share)
     return WindowPower(power_w, half_width / (1 - share), source, begin_s, end_s)
 
 
 def _ramp(pairs: list[tuple[float, float]]) -> int:
-    """The number of ticks to drop at the begin of a window, because the power has not yet settled."""
+    """The number of ticks to drop at the begin of a window, because the power has not yet
+    settled.
+    """
     dropped = 0
     while len(pairs) - dropped > FLOOR_TICKS + 1:
         rates = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(pairs[dropped:])]
         usual = statistics.median(rates[1:])
-        # Use the power of two steps together: a late tick makes one step longer and the next shorter.
-        first = (pairs[dropped + 2][1] - pairs[dropped][1]) / (pairs[dropped + 2][0] - pairs[dropped][0])
+        # Use the power of two steps together: a late tick makes one step longer and the next
+        # shorter.
+        first = (pairs[dropped + 2][1] - pairs[dropped][1]) / (
+            pairs[dropped + 2][0] - pairs[dropped][0]
+        )
         if abs(first / usual - 1) <= RAMP:
             break
         dropped += 1
@@ -143,11 +176,12 @@ def _ramp(pairs: list[tuple[float, float]]) -> int:
 
 
 def _drift(times: list[float], energies: list[float]) -> float:
-    """Power in the second half of the ticks minus power in the first half, relative to the mean of both.
+    """Power in the second half of the ticks minus power in the first half, relative to the mean of
+    both.
 
-    In a long window, without the part that the scatter of the steps explains: on an H100 the steps of a decoding on two
-    cards scattered by 14 %, because the counter adds short samples of the power.
-    """
+    In a long window, without the part that the scatter of the steps explains: on an H100 the steps
+    of a decoding on two cards scattered by 14 %, because the counter adds short samples of the
+    power."""
     if len(times) < 5:
         return 0.0
     middle = len(times) // 2
@@ -155,10 +189,13 @@ def _drift(times: list[float], energies: list[float]) -> float:
     second = (energies[-1] - energies[middle]) / (times[-1] - times[middle])
     mean = (second + first) / 2
     ends = range(0, len(times), BATCH_STEPS)
-    rates = [(energies[b] - energies[a]) / (times[b] - times[a]) for a, b in itertools.pairwise(ends)]
+    rates = [
+        (energies[b] - energies[a]) / (times[b] - times[a]) for a, b in itertools.pairwise(ends)
+    ]
     noise = 0.0
     if len(rates) >= LEAST_BATCHES:
-        # The changes from batch to batch contain little of a slow drift. Two halves: two standard deviations.
+        # The changes from batch to batch contain little of a slow drift. Two halves: two standard
+        # deviations.
         variance = statistics.fmean((b - a) ** 2 for a, b in itertools.pairwise(rates)) / 2
         noise = 2 * math.sqrt(variance * 4 / len(rates))
     return math.copysign(max(0.0, abs(second - first) - noise), second - first) / mean
@@ -173,17 +210,25 @@ class SteadyWindow:
     ceiling_s: float
     seen: SampledWindow = field(default_factory=SampledWindow)
     warm_up_s: float = 0.0
-    warm_up_slope_c_per_s: float | None = None  # rate of the chip's temperature at its end; None if unknown
-    unsettled: bool = False  # the temperature still changed too fast or is unknown, on a card with a temperature sensor
+    # rate of the chip's temperature at its end; None if unknown
+    warm_up_slope_c_per_s: float | None = None
+    # the temperature still changed too fast or is unknown, on a card with a temperature sensor
+    unsettled: bool = False
     rough: bool = False  # see `farm.types.protocol.Stopping.rough`
-    foreign: frozenset[int] = frozenset()  # ids of other processes on the card before, during or after the window
+    foreign: frozenset[int] = (
+        frozenset()
+    )  # ids of other processes on the card before, during or after the window
     lacking: tuple[str, ...] = ()  # sensors that the card lacks and a good reading needs
-    waited_share: float | None = None  # share of the window in which a CPU did other work; None: not a CPU
-    fastest_us: tuple[float, float] | None = None  # time and half-width of a CPU; None: from the rounds
+    # share of the window in which a CPU did other work; None: not a CPU
+    waited_share: float | None = None
+    # time and half-width of a CPU; None: from the rounds
+    fastest_us: tuple[float, float] | None = None
 
     @property
     def starved_share(self) -> float:
-        """The share of the window in which the card waited for the host; 0 if the passes do not replay CUDA graphs."""
+        """The share of the window in which the card waited for the host; 0 if the passes do not
+        replay CUDA graphs.
+        """
         return starved_share(self.rounds) if self.workload.replayed else 0.0
 
     @property
@@ -191,7 +236,9 @@ class SteadyWindow:
         """The names of the conditions that make the figures doubtful, sorted."""
         power = self.power
         known = power.power_w is not None
-        apart = abs(power.integral_w / power.power_w - 1) if power.power_w and power.integral_w else 0.0
+        apart = (
+            abs(power.integral_w / power.power_w - 1) if power.power_w and power.integral_w else 0.0
+        )
         holds = {
             "not_converged": not self.converged,
             "few_passes": len(self.rounds) < LEAST_ROUNDS,
@@ -215,10 +262,14 @@ class SteadyWindow:
     @property
     def time_us(self) -> tuple[float, float, TimeFigure]:
         """The time of a pass, the half-width of its interval, and the name of the figure."""
-        return (*self.fastest_us, "fastest") if self.fastest_us else figure_of(self.rounds, self.power)
+        return (
+            (*self.fastest_us, "fastest") if self.fastest_us else figure_of(self.rounds, self.power)
+        )
 
     def reading(self, levels: PowerLevels, trace: Trace | None, **details: Any) -> Reading:
-        """The reading of the window. Its details combine the workload's details, the window's and `details`."""
+        """The reading of the window. Its details combine the workload's details, the window's and
+        `details`.
+        """
         power, seen, flags = self.power, self.seen, self.flags
         values, passes = pass_times_us(self.rounds), sum(one.passes for one in self.rounds)
         time_us, time_half_width_us, _ = self.time_us
@@ -249,7 +300,9 @@ class SteadyWindow:
             sm_clock_mhz=seen.sm_clock_mhz,
             memory_clock_mhz=seen.memory_clock_mhz,
             temperature_c=seen.temperature_c,
-            throttle_reasons=tuple(name for name in seen.throttle_shares if name != "idle" and seen.throttled(name)),
+            throttle_reasons=tuple(
+                name for name in seen.throttle_shares if name != "idle" and seen.throttled(name)
+            ),
             flags=flags,
             details=dataclasses.replace(self._details(values), **details),
             cost_s={"warm_up": self.warm_up_s, "window": window_s},
@@ -281,7 +334,8 @@ class SteadyWindow:
             power_integral_w=power.integral_w,
             power_drift=round(power.drift, 4) if "drifting" in flags else None,
             lacks=self.lacking or None,
-            throttle_shares={name: round(share, 3) for name, share in seen.throttle_shares.items()} or None,
+            throttle_shares={name: round(share, 3) for name, share in seen.throttle_shares.items()}
+            or None,
             foreign_processes=tuple(sorted(self.foreign)[:16]) or None,
             waited_share=_rounded(self.waited_share, 3),
             temperature_slope_c_per_s=_rounded(seen.temperature_slope_c_per_s, 2),
@@ -291,32 +345,60 @@ class SteadyWindow:
 
 
 def figure_of(rounds: Sequence[TimedRound], power: WindowPower) -> tuple[float, float, TimeFigure]:
-    """The time of a pass that a reading states, the half-width of its interval, and its name. Unit: us."""
+    """The time of a pass that a reading states, the half-width of its interval, and its name. Unit:
+    us.
+    """
     values = pass_times_us(rounds)
     if power.power_w is None:
-        return statistics.median(values), intervals.batch_half_width(values, statistics.median), "median"
+        return (
+            statistics.median(values),
+            intervals.batch_half_width(values, statistics.median),
+            "median",
+        )
     # Energy is mean power times pass time, so the pass time must be a mean, too.
     time_us = sum(one.took_s for one in rounds) / sum(one.passes for one in rounds) * 1e6
     return time_us, intervals.batch_half_width(values), "mean"
 
 
 def with_power(timed: Reading, powered: Reading) -> Reading:
-    """Return the first reading with the power of the second, whose window has nothing but passes of the subject."""
+    """Return the first reading with the power of the second, whose window has nothing but passes of
+    the subject.
+    """
     energy_mj = energy_half_width_mj = None
     if powered.power_w is not None:
         energy_mj, energy_half_width_mj = intervals.pass_energy(
-            powered.power_w, powered.power_half_width_w or 0.0, timed.time_us, timed.time_half_width_us
+            powered.power_w,
+            powered.power_half_width_w or 0.0,
+            timed.time_us,
+            timed.time_half_width_us,
         )
-    figures = ("power_w", "power_half_width_w", "power_source", "idle_power_w", "base_power_w", "trace")
-    details = ("ticks", "ramp_ticks_dropped", "power_integral_w", "power_drift", "sampler_busy_share")
-    flags = (set(timed.flags) - {"no_energy"}) | (set(powered.flags) & {"no_energy", "drifting", "power_disagrees"})
+    figures = (
+        "power_w",
+        "power_half_width_w",
+        "power_source",
+        "idle_power_w",
+        "base_power_w",
+        "trace",
+    )
+    details = (
+        "ticks",
+        "ramp_ticks_dropped",
+        "power_integral_w",
+        "power_drift",
+        "sampler_busy_share",
+    )
+    flags = (set(timed.flags) - {"no_energy"}) | (
+        set(powered.flags) & {"no_energy", "drifting", "power_disagrees"}
+    )
     return dataclasses.replace(
         timed,
         **{name: getattr(powered, name) for name in figures},
         energy_mj=energy_mj,
         energy_half_width_mj=energy_half_width_mj,
         flags=tuple(sorted(flags)),
-        details=dataclasses.replace(timed.details, **{name: getattr(powered.details, name) for name in details}),
+        details=dataclasses.replace(
+            timed.details, **{name: getattr(powered.details, name) for name in details}
+        ),
         cost_s={name: seconds + powered.cost_s[name] for name, seconds in timed.cost_s.items()},
     )
 

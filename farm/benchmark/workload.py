@@ -1,12 +1,12 @@
-"""Arrange the passes of a subject in rounds. A round is so long that the time to launch it does not matter.
+"""Arrange the passes of a subject in rounds. A round is so long that the time to launch it does not
+matter.
 
-A *pass* is one run of a tuple or a whole model. A *round* is launched and timed as a unit: a replay of a CUDA graph
-with many passes, or a loop of passes. It takes a few milliseconds: long compared with a launch and with the clock's
-resolution, short compared with a window.
+A *pass* is one run of a tuple or a whole model. A *round* is launched and timed as a unit: a replay
+of a CUDA graph with many passes, or a loop of passes. It takes a few milliseconds: long compared
+with a launch and with the clock's resolution, short compared with a window.
 
-The residency policy (docs/method.md) says which data is in the cache when a pass begins. For this the passes use
-several copies of a tuple's tensors in turn.
-"""
+The residency policy (docs/method.md) says which data is in the cache when a pass begins. For this
+the passes use several copies of a tuple's tensors in turn."""
 
 from __future__ import annotations
 
@@ -44,9 +44,13 @@ CPU_ROUND_S = 0.005
 LAUNCHED_S = 0.1  # if an eager pass is shorter, its launch may take longer than its computation
 MAX_PASSES = 2000  # most passes in one graph: more take too long to capture
 MAX_COPIES = 512
-CACHE_TIMES = 2  # `resident`: passes touch this many cache sizes between two uses of the same weights
+# `resident`: passes touch this many cache sizes between two uses of the same weights
+CACHE_TIMES = 2
 STREAM_TIMES = 4  # `stream`: all copies together have this many cache sizes
-_ADDED_IN = {torch.float16: torch.float32, torch.bfloat16: torch.float32}  # sums in 16-bit types may overflow
+_ADDED_IN = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+}  # sums in 16-bit types may overflow
 _ADDED_IN |= {dtype: dtype for dtype in (torch.float32, torch.float64)}
 
 
@@ -71,7 +75,9 @@ class Workload:
     replayed: bool = False  # True if rounds are replays of graphs
     not_cold: bool = False  # True if the policy is `stream` and memory allows too few copies
     calls: list[Pass] = field(default_factory=list)  # the passes of the rounds, one of each copy
-    rewritten: list[torch.Tensor] = field(default_factory=list)  # inputs that another operator of a model just wrote
+    rewritten: list[torch.Tensor] = field(
+        default_factory=list
+    )  # inputs that another operator of a model just wrote
     _next: int = 0
 
     def next_round(self) -> WorkloadRound:
@@ -80,12 +86,14 @@ class Workload:
         return chosen
 
     def written_sizes(self) -> list[float]:
-        """The mean absolute value of each input that the operator or model writes. It should not change between passes.
+        """The mean absolute value of each input that the operator or model writes. It should not
+        change between passes.
 
         The list has no tensors with one element: they are counters and do not affect the time.
         """
         return [
-            float(torch.linalg.vector_norm(memory.detach(), 1, dtype=_ADDED_IN[memory.dtype])) / memory.numel()
+            float(torch.linalg.vector_norm(memory.detach(), 1, dtype=_ADDED_IN[memory.dtype]))
+            / memory.numel()
             for memory in (self.passes.written if self.passes is not None else ())
             if memory.dtype in _ADDED_IN and memory.numel() > 1
         ]
@@ -97,7 +105,9 @@ class Workload:
         self.rounds.clear()
         self.calls, self.rewritten = [], []
         self.passes = None
-        while self.keep:  # graphs are at the front; `list.clear` would free the tensors at the back first
+        while (
+            self.keep
+        ):  # graphs are at the front; `list.clear` would free the tensors at the back first
             self.keep.pop(0)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -109,18 +119,22 @@ class Workload:
 def copies_wanted(
     residency: str, weight_bytes: int, activation_bytes: int, output_bytes: int, cache: int
 ) -> tuple[int, bool]:
-    """The number of tensor copies that the passes use in turn, and True if this number is enough for the policy.
+    """The number of tensor copies that the passes use in turn, and True if this number is enough
+    for the policy.
 
-    `resident`: between two uses of the same weights, the passes touch at least twice the cache size (other copies and
-    activations). `stream`: all copies together have four times the cache size. `chain`: one per layer. `reuse`: one.
-    """
+    `resident`: between two uses of the same weights, the passes touch at least twice the cache size
+    (other copies and activations). `stream`: all copies together have four times the cache size.
+    `chain`: one per layer. `reuse`: one."""
     if residency == "resident":
         if weight_bytes <= 0:
             return 1, True
         missing = max(0, CACHE_TIMES * cache - activation_bytes - output_bytes)
         wanted = 1 + math.ceil(missing / weight_bytes)
         if MAX_COPIES * weight_bytes + activation_bytes + output_bytes < cache:
-            return 1, False  # even the largest number of copies fits in the cache: copies have no effect
+            return (
+                1,
+                False,
+            )  # even the largest number of copies fits in the cache: copies have no effect
     elif residency == "chain":
         return CHAIN_LAYERS, True
     elif residency == "stream":
@@ -130,18 +144,25 @@ def copies_wanted(
     return min(wanted, MAX_COPIES), wanted <= MAX_COPIES
 
 
-def prepare(subject: Subject, protocol: Protocol, device: torch.device, offload: Offload | None = None) -> Workload:
-    """Build a subject, make the copies that the residency policy requires, warm it up and capture its graphs.
+def prepare(
+    subject: Subject, protocol: Protocol, device: torch.device, offload: Offload | None = None
+) -> Workload:
+    """Build a subject, make the copies that the residency policy requires, warm it up and capture
+    its graphs.
 
-    Call this function, and launch the rounds of its result, under `farm.benchmark.passes.applied`; on a GPU, do both on
-    one stream that is not the default stream. ``offload`` puts the tensors of the protocol's placement in slow memory.
+    Call this function, and launch the rounds of its result, under `farm.benchmark.passes.applied`;
+    on a GPU, do both on one stream that is not the default stream. ``offload`` puts the tensors of
+    the protocol's placement in slow memory.
 
     Raises:
         Unmeasurable: out_of_memory, raised, rejected, not_capturable or not_available.
     """
     if protocol.data == "seen":
-        # A job replaces 'seen' by the data classes that it observes in its model. A single subject has no model.
-        text = "--data seen needs a model, because it uses the values that occur in the running model."
+        # A job replaces 'seen' by the data classes that it observes in its model. A single subject
+        # has no model.
+        text = (
+            "--data seen needs a model, because it uses the values that occur in the running model."
+        )
         raise Unmeasurable("not_available", text, "Use --data normal, or name a value profile.")
     try:
         passes = (
@@ -175,23 +196,31 @@ def out_of_memory(error: BaseException) -> Unmeasurable:
 def why_it_raised(error: Exception) -> Unmeasurable:
     """Convert an exception of PyTorch: "out_of_memory" if memory was lacking, else "raised"."""
     text = error_text(error)
-    # The CPU allocator, cuBLAS and cuDNN raise RuntimeError if memory is lacking: only the text tells.
+    # The CPU allocator, cuBLAS and cuDNN raise RuntimeError if memory is lacking: only the text
+    # tells.
     signs = ("can't allocate memory", "not enough memory", "out of memory", "STATUS_ALLOC_FAILED")
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(sign in text for sign in signs):
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+        sign in text for sign in signs
+    ):
         return out_of_memory(error)
     return Unmeasurable("raised", f"{type(error).__name__}: {text}".split("\n")[0][:400])
 
 
 def arrange(passes: Passes, protocol: Protocol, device: torch.device) -> Workload:
     cuda = device.type == "cuda"
-    output_bytes = sum(tensor.nbytes for tensor in tensors_in(passes.first()))  # also loads kernels, picks algorithms
+    output_bytes = sum(
+        tensor.nbytes for tensor in tensors_in(passes.first())
+    )  # also loads kernels, picks algorithms
     graph = cuda and protocol.launch == "graph"
     pass_s = _time_pass(passes.first, device, budget_s=0.005 if graph else 0.02)
-    pool = torch.cuda.graph_pool_handle() if graph else None  # graphs run one after the other, so they can share memory
+    pool = (
+        torch.cuda.graph_pool_handle() if graph else None
+    )  # graphs run one after the other, so they can share memory
     pool = passes.pool.id if graph and passes.pool is not None else pool
     keep: list[Any] = [] if passes.keep is None else [passes.keep]
     if graph and pass_s < LAUNCHED_S:
-        # The eager time of short kernels is mostly launch time: estimate the time of a pass with a small graph.
+        # The eager time of short kernels is mostly launch time: estimate the time of a pass with a
+        # small graph.
         few = max(1, min(20, round(2e-3 / pass_s)))
         with _not_capturable():
             small = capture_graph([passes.first] * few, device, pool)
@@ -202,8 +231,13 @@ def arrange(passes: Passes, protocol: Protocol, device: torch.device) -> Workloa
     copies, reached = _copies(passes, protocol, output_bytes, device)
     shared = copies > max(1, count)
     if shared:
-        copies = math.ceil(copies / count) * count  # several rounds of the same size share the copies
-    calls = [passes.first, *(passes.copy(index) for index in range(1, copies) if passes.copy is not None)]
+        copies = (
+            math.ceil(copies / count) * count
+        )  # several rounds of the same size share the copies
+    calls = [
+        passes.first,
+        *(passes.copy(index) for index in range(1, copies) if passes.copy is not None),
+    ]
     synchronize(device)
     if shared:
         groups = [calls[start : start + count] for start in range(0, len(calls), count)]
@@ -236,17 +270,27 @@ def arrange(passes: Passes, protocol: Protocol, device: torch.device) -> Workloa
         replayed=graph,
         not_cold=protocol.residency == "stream" and not reached,
         calls=calls,
-        rewritten=passes.inputs if protocol.residency == "resident" and not protocol.placement else [],
+        rewritten=passes.inputs
+        if protocol.residency == "resident" and not protocol.placement
+        else [],
     )
 
 
-def _copies(passes: Passes, protocol: Protocol, output_bytes: int, device: torch.device) -> tuple[int, bool]:
+def _copies(
+    passes: Passes, protocol: Protocol, output_bytes: int, device: torch.device
+) -> tuple[int, bool]:
     if passes.copy is None:
         return 1, True
     copies, reached = copies_wanted(
-        protocol.residency, passes.weight_bytes, passes.activation_bytes, output_bytes, cache_bytes(device)
+        protocol.residency,
+        passes.weight_bytes,
+        passes.activation_bytes,
+        output_bytes,
+        cache_bytes(device),
     )
-    each_bytes = passes.weight_bytes + (passes.activation_bytes if protocol.residency == "stream" else 0)
+    each_bytes = passes.weight_bytes + (
+        passes.activation_bytes if protocol.residency == "stream" else 0
+    )
     if each_bytes:
         affordable = max(1, int(MEMORY_SHARE * free_bytes(device) / each_bytes / 2))
         affordable = -int(ranks.largest(-affordable))

@@ -1,8 +1,8 @@
-"""The client of a benchmark process: it starts the process, sends requests, waits for answers and cleans up. No torch.
+"""The client of a benchmark process: it starts the process, sends requests, waits for answers and
+cleans up. No torch.
 
-If a process crashes, hangs or poisons its CUDA context, the client kills its process group. The next request starts a
-new process.
-"""
+If a process crashes, hangs or poisons its CUDA context, the client kills its process group. The
+next request starts a new process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from farm.benchmark_process.requests import MeasureRequest, ProcessRequest, Verified, VerifyRequest, from_json, to_json
+from farm.benchmark_process.requests import (
+    MeasureRequest,
+    ProcessRequest,
+    Verified,
+    VerifyRequest,
+    from_json,
+    to_json,
+)
 from farm.devices.device import Card
 from farm.devices.host import visible_only
 from farm.devices.lock import turn
@@ -49,7 +56,9 @@ class Rank:
 
 @dataclass(frozen=True)
 class Measured:
-    """One measured item. For a verified variant, `observed` is the capture on the card as JSON if it was unexpected."""
+    """One measured item. For a verified variant, `observed` is the capture on the card as JSON if
+    it was unexpected.
+    """
 
     reading: Reading
     software: Software
@@ -61,9 +70,8 @@ class Measured:
 class BenchmarkProcess:
     """One benchmark process for one card. A request starts the process if it does not run.
 
-    Use it from one thread at a time. Start it from a thread that outlives it: Linux kills the process when the thread
-    that started it ends.
-    """
+    Use it from one thread at a time. Start it from a thread that outlives it: Linux kills the
+    process when the thread that started it ends."""
 
     def __init__(
         self,
@@ -79,8 +87,10 @@ class BenchmarkProcess:
         """
         Args:
             env: environment variables for the process, added to this process's environment.
-            verify_apart: verify variants in a second process, the verifier; the default is True on GPUs.
-            verifier: this process is a verifier: it imports PyTorch, and creates no CUDA context before a request.
+            verify_apart: verify variants in a second process, the verifier; the default is True on
+                GPUs.
+            verifier: this process is a verifier: it imports PyTorch, and creates no CUDA context
+                before a request.
             also_visible: other GPUs that the process sees; the caller holds their locks.
             rank: the process is a rank of a group.
             program: the module to run: the server, or a module that calls its `main`.
@@ -90,9 +100,14 @@ class BenchmarkProcess:
         self.starts = 0
         self._env = dict(env or {})
         apart = card_id.startswith("GPU-") if verify_apart is None else verify_apart
-        # Without this, the profiler unloads CUPTI after each use: this takes long and is known to crash.
+        # Without this, the profiler unloads CUPTI after each use: this takes long and is known to
+        # crash.
         verifier_env = {**self._env, "TEARDOWN_CUPTI": "0"}
-        self._verifier = BenchmarkProcess(card_id, verifier_env, verify_apart=False, verifier=True) if apart else None
+        self._verifier = (
+            BenchmarkProcess(card_id, verifier_env, verify_apart=False, verifier=True)
+            if apart
+            else None
+        )
         self._is_verifier = verifier
         self._process: subprocess.Popen[bytes] | None = None
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
@@ -114,20 +129,30 @@ class BenchmarkProcess:
         return "\n".join(self._complaints)
 
     def start(self) -> None:
-        """Start the process and return at once. The process imports its modules in the background."""
+        """Start the process and return at once. The process imports its modules in the
+        background.
+        """
         if self.alive:
             return
         self.kill()
         self._events = queue.Queue()
         self._complaints.clear()
         environment = environment_of_children({**self._env, "PYTHONUNBUFFERED": "1"})
-        # Set this before Python starts. For a CPU it hides all GPUs, so that no library creates a CUDA context.
+        # Set this before Python starts. For a CPU it hides all GPUs, so that no library creates a
+        # CUDA context.
         environment |= visible_only(self._gpus)
         command = [sys.executable, "-m", self._program, "--card", self.card_id]
         command += ["--parent", str(os.getpid())]
         command += ["--verifier"] if self._is_verifier else []
         if (rank := self._rank) is not None:
-            command += ["--rank", str(rank.number), "--world", str(rank.of), "--rendezvous", rank.rendezvous]
+            command += [
+                "--rank",
+                str(rank.number),
+                "--world",
+                str(rank.of),
+                "--rendezvous",
+                rank.rendezvous,
+            ]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -141,18 +166,22 @@ class BenchmarkProcess:
             (_read_events, self._process.stdout, self._events),
             (_read_complaints, self._process.stderr, self._complaints),
         ):
-            threading.Thread(target=target, args=arguments, name="benchmark-process", daemon=True).start()
+            threading.Thread(
+                target=target, args=arguments, name="benchmark-process", daemon=True
+            ).start()
         self._start_verifier()
 
     def _start_verifier(self) -> None:
-        """Start the verifier, if there is one: it imports its modules before a verification needs them."""
+        """Start the verifier, if there is one: it imports its modules before a verification needs
+        them.
+        """
         if self._verifier is not None:
             with contextlib.suppress(OSError):  # a verification will try to start it again
                 self._verifier.start()
 
     def wait_ready(self) -> Software:
-        """Start the process if necessary, wait until it can measure, and return its software. Raises `Unmeasurable`:
-        crashed, hung or not_available."""
+        """Start the process if necessary, wait until it can measure, and return its software.
+        Raises `Unmeasurable`: crashed, hung or not_available."""
         self.start()
         while not self.is_ready(time.monotonic() + START_TIMEOUT_S):
             pass
@@ -160,8 +189,8 @@ class BenchmarkProcess:
         return Software.from_json(self._ready["software"])
 
     def is_ready(self, deadline_s: float, wait_s: float = math.inf) -> bool:
-        """Handle one event of a process that has been started, or wait at most `wait_s`. True if it can measure. Raises
-        as `wait_ready`."""
+        """Handle one event of a process that has been started, or wait at most `wait_s`. True if it
+        can measure. Raises as `wait_ready`."""
         if self._ready is None:
             event = self._next(deadline_s, "get ready", wait_s)
             if event.get("event") == "failed":
@@ -184,7 +213,9 @@ class BenchmarkProcess:
         return card
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Close the process's input, so that it ends. Kill it if it still runs after `timeout_s`."""
+        """Close the process's input, so that it ends. Kill it if it still runs after
+        `timeout_s`.
+        """
         if self._verifier is not None:
             self._verifier.close(timeout_s)
         if self._process is not None:
@@ -199,8 +230,8 @@ class BenchmarkProcess:
         process = self._process
         if process is None:
             return
-        # Kill the group even if the process has ended: its children may still run. Reap the process only afterwards:
-        # until then, the kernel gives its id to no other process.
+        # Kill the group even if the process has ended: its children may still run. Reap the process
+        # only afterwards: until then, the kernel gives its id to no other process.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -215,21 +246,30 @@ class BenchmarkProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def call(self, request: ProcessRequest[A], *, timeout_s: float = 300.0, on_phase: OnPhase | None = None) -> A:
+    def call(
+        self,
+        request: ProcessRequest[A],
+        *,
+        timeout_s: float = 300.0,
+        on_phase: OnPhase | None = None,
+    ) -> A:
         """Send a request and return its answer.
 
         Args:
             timeout_s: longest time for the request, without the start of the process. Unit: s.
-            on_phase: called at the begin of each phase. If it raises an exception, the process is killed.
+            on_phase: called at the begin of each phase. If it raises an exception, the process is
+                killed.
 
         Raises:
-            HostBusy: another process holds the lock of the host's slow memory, or it cannot be locked.
+            HostBusy: another process holds the lock of the host's slow memory, or it cannot be
+                locked.
             Unmeasurable: the process sent a reason; or it crashed or hung, and has ended.
         """
         self.wait_ready()
         with contextlib.ExitStack() as stack:
             if request.uses_slow_memory:
-                # The cards of a host share slow memory: when two H200s used it at once, times rose by up to 16 %.
+                # The cards of a host share slow memory: when two H200s used it at once, times rose
+                # by up to 16 %.
                 try:
                     stack.enter_context(turn("slow-memory", settings().lock_dir, timeout_s))
                 except (CardBusy, SettingsError) as error:
@@ -242,17 +282,25 @@ class BenchmarkProcess:
                 return found
             except Unmeasurable:
                 raise
-            except BaseException:  # a signal or a time limit: the process is still busy with the item
+            except (
+                BaseException
+            ):  # a signal or a time limit: the process is still busy with the item
                 self.kill()
                 raise
 
     def ask(
-        self, request: ProcessRequest[A], deadline_s: float, on_phase: OnPhase | None, wait_s: float = math.inf
+        self,
+        request: ProcessRequest[A],
+        deadline_s: float,
+        on_phase: OnPhase | None,
+        wait_s: float = math.inf,
     ) -> Callable[[], A | None]:
-        """Send a request to the process, which is ready. The result is a function to be called until it returns the
-        answer; each call handles one event of the process, or waits at most `wait_s` for one. Both raise as `call`."""
+        """Send a request to the process, which is ready. The result is a function to be called
+        until it returns the answer; each call handles one event of the process, or waits at most
+        `wait_s` for one. Both raise as `call`."""
         request_id = next(self._ids)
-        self._complaints.clear()  # the message about a crash must not quote an earlier item's output
+        # the message about a crash must not quote an earlier item's output
+        self._complaints.clear()
         self._send(request, request_id)
 
         def handle_event() -> A | None:
@@ -294,7 +342,9 @@ class BenchmarkProcess:
         verified: Verified | str | None = None
         if predicted is not None if verify is None else verify:
             try:
-                verified = self.verify(VerifyRequest(subject, protocol, predicted), timeout_s, on_phase)
+                verified = self.verify(
+                    VerifyRequest(subject, protocol, predicted), timeout_s, on_phase
+                )
             except Unmeasurable as error:
                 if self._verifier is None or error.reason == "hung":
                     raise
@@ -303,18 +353,21 @@ class BenchmarkProcess:
         reading = self.call(request, timeout_s=timeout_s, on_phase=on_phase)
         if verified is None:
             return Measured(reading, software, card)
-        self._start_verifier()  # start it now, so that its imports do not disturb the next measurement
+        # start it now, so that its imports do not disturb the next measurement
+        self._start_verifier()
         if isinstance(verified, str):
             return Measured(reading.noting(unverified=verified), software, card)
         return Measured(reading, software, card, verified.observed, verified.verification)
 
-    def verify(self, request: VerifyRequest, timeout_s: float, on_phase: OnPhase | None) -> Verified:
+    def verify(
+        self, request: VerifyRequest, timeout_s: float, on_phase: OnPhase | None
+    ) -> Verified:
         """Verify a variant on the card. Raises as `call`.
 
-        On a GPU, a separate verifier process verifies and then ends. The reason: after a process has used PyTorch's
-        profiler, each of its kernel launches takes 0.1 to 0.2 us longer. The verifier has less memory, because the
-        measuring process uses the card, too; it fails if the card allows only one process.
-        """
+        On a GPU, a separate verifier process verifies and then ends. The reason: after a process
+        has used PyTorch's profiler, each of its kernel launches takes 0.1 to 0.2 us longer. The
+        verifier has less memory, because the measuring process uses the card, too; it fails if the
+        card allows only one process."""
         if self._verifier is None:
             return self.call(request, timeout_s=timeout_s, on_phase=on_phase)
         try:
@@ -334,7 +387,9 @@ class BenchmarkProcess:
             line = json.dumps({"request": request.name, "id": request_id, **to_json(request)})
         except (RecursionError, ValueError):
             raise Unmeasurable(
-                "rejected", "The item's description has too many levels.", "Capture the model again."
+                "rejected",
+                "The item's description has too many levels.",
+                "Capture the model again.",
             ) from None
         try:
             self._process.stdin.write(line.encode() + b"\n")
@@ -353,7 +408,8 @@ class BenchmarkProcess:
             self.kill()
             raise Unmeasurable(
                 "hung",
-                f"The benchmark process did not {doing} within the time limit, so the farm ended it.",
+                f"The benchmark process did not {doing} within the time limit, so the farm ended "
+                "it.",
                 "Set a longer FARM_ITEM_TIMEOUT_S (seconds), or leave the operator out.",
             ) from None
         if event is None:
@@ -379,7 +435,9 @@ class BenchmarkProcess:
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:
-    """True if a child has ended. The child is not reaped, so that its process id and group id stay reserved."""
+    """True if a child has ended. The child is not reaped, so that its process id and group id stay
+    reserved.
+    """
     if process.returncode is not None:
         return True
     try:

@@ -1,8 +1,9 @@
-"""A group of benchmark processes, one per card, which measure one subject together: a collective or a split model.
+"""A group of benchmark processes, one per card, which measure one subject together: a collective or
+a split model.
 
-The ranks find each other through a file in a private folder and communicate on the host only. They wait for each other
-without limit, so this client is their watchdog: if one rank fails, ends or is late, it kills all of them.
-"""
+The ranks find each other through a file in a private folder and communicate on the host only. They
+wait for each other without limit, so this client is their watchdog: if one rank fails, ends or is
+late, it kills all of them."""
 
 from __future__ import annotations
 
@@ -26,10 +27,11 @@ from farm.types.reading import Reading, of_ranks
 from farm.types.tuple import parse
 
 POLL_S = 0.02
-#: After a first failure, the farm waits so long for the failures of other ranks: the first one that it sees is often
-#: that of a rank whose peer is gone. Unit: s.
+#: After a first failure, the farm waits so long for the failures of other ranks: the first one that
+#: it sees is often that of a rank whose peer is gone. Unit: s.
 OTHERS_S = 1.0
-#: The ranks end a measurement together. If one has answered, the others may take so much longer. Unit: s.
+#: The ranks end a measurement together. If one has answered, the others may take so much longer.
+#: Unit: s.
 ANSWERS_S = 30.0
 #: Longest time of a verification: the subject can be measured without it. Unit: s.
 VERIFY_S = 90.0
@@ -40,17 +42,21 @@ _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 class BenchmarkGroup:
-    """The benchmark processes of several cards of one host. A request starts the ranks if they do not run.
+    """The benchmark processes of several cards of one host. A request starts the ranks if they do
+    not run.
 
     On a host without GPUs, all ranks may share the card of the CPU: pass its id once per rank.
     """
 
     def __init__(self, card_ids: Sequence[str], env: Mapping[str, str] | None = None) -> None:
         self.card_ids = tuple(card_ids)
-        #: Called every `POLL_S` while the ranks start or measure. If it raises an exception, they are killed.
+        #: Called every `POLL_S` while the ranks start or measure. If it raises an exception, they
+        #: are killed.
         self.watch: Callable[[], None] = lambda: None
         self._env = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), _LOOPBACK)
-        self._env |= {name: os.environ[name] for name in self._env if name in os.environ} | dict(env or {})
+        self._env |= {name: os.environ[name] for name in self._env if name in os.environ} | dict(
+            env or {}
+        )
         self._link: tuple[str, float | None] = ("", None)
         self._folder: str | None = None
         self._ranks: tuple[BenchmarkProcess, ...] = ()
@@ -69,8 +75,9 @@ class BenchmarkGroup:
         return " ".join(f"{one.card_id}: {one.unhealthy}" for one in self._ranks if one.unhealthy)
 
     def start(self) -> None:
-        """Start all ranks, if not all are alive, and return at once. Raises `Unmeasurable` (not_available) if the cards
-        cannot access each other; `HostBusy` if the temporary folder cannot be used."""
+        """Start all ranks, if not all are alive, and return at once. Raises `Unmeasurable`
+        (not_available) if the cards cannot access each other; `HostBusy` if the temporary folder
+        cannot be used."""
         if self.alive:
             return
         self.kill()
@@ -84,21 +91,24 @@ class BenchmarkGroup:
         except OSError as error:
             raise HostBusy(
                 "not_available",
-                f"The ranks of a group need a folder in {tempfile.gettempdir()}: {error.strerror or error}.",
+                f"The ranks of a group need a folder in {tempfile.gettempdir()}: "
+                f"{error.strerror or error}.",
                 "Free disk space there, or set the environment variable TMPDIR to another folder.",
             ) from error
         self._folder = str(self._temporary.path)
         rendezvous, number = str(self._temporary.path / "rendezvous"), len(self.card_ids)
         self._ranks = tuple(
-            BenchmarkProcess(card_id, self._env, verify_apart=False, rank=Rank(rank, number, rendezvous))
+            BenchmarkProcess(
+                card_id, self._env, verify_apart=False, rank=Rank(rank, number, rendezvous)
+            )
             for rank, card_id in enumerate(self.card_ids)
         )
         for process in self._ranks:
             process.start()
 
     def wait_ready(self) -> Software:
-        """Start the ranks if necessary, wait until all have joined, and return their software. Raises `Unmeasurable`:
-        crashed, hung or not_available."""
+        """Start the ranks if necessary, wait until all have joined, and return their software.
+        Raises `Unmeasurable`: crashed, hung or not_available."""
         self.start()
         deadline_s = time.monotonic() + START_TIMEOUT_S
         with self._killing():
@@ -110,7 +120,9 @@ class BenchmarkGroup:
                         del waiting[rank]
         software = self._ranks[0].wait_ready()
         name, _ = self._link
-        return dataclasses.replace(software, communication=software.communication + f" over {name}" * bool(name))
+        return dataclasses.replace(
+            software, communication=software.communication + f" over {name}" * bool(name)
+        )
 
     def measure(
         self,
@@ -122,11 +134,11 @@ class BenchmarkGroup:
         timeout_s: float = 300.0,
         on_phase: OnPhase | None = None,
     ) -> Measured:
-        """Measure one subject on all cards, and first verify its calls if they are ``predicted``. Raises `Unmeasurable`
-        if a rank failed, ended or was late; all ranks have then ended.
+        """Measure one subject on all cards, and first verify its calls if they are ``predicted``.
+        Raises `Unmeasurable` if a rank failed, ended or was late; all ranks have then ended.
 
-        The reading has the time of the slowest rank and the energy of all cards; `Details.ranks` has those of each.
-        """
+        The reading has the time of the slowest rank and the energy of all cards; `Details.ranks`
+        has those of each."""
         verified: Verified | None = None
         unverified = None
         if predicted is not None:
@@ -136,13 +148,20 @@ class BenchmarkGroup:
             except Unmeasurable as error:  # the variant can still be measured
                 unverified = f"{error.reason}: {error.message}"
         software = self.wait_ready()
-        readings = self._ask(MeasureRequest(subject, protocol, stopping, predicted), timeout_s, on_phase)
+        readings = self._ask(
+            MeasureRequest(subject, protocol, stopping, predicted), timeout_s, on_phase
+        )
         merged = of_ranks(readings, self.card_ids).noting(unverified=unverified)
-        about = {"bus_bytes_per_s": _bus_bytes_per_s(subject, merged), "link_bytes_per_s": self._link[1]}
+        about = {
+            "bus_bytes_per_s": _bus_bytes_per_s(subject, merged),
+            "link_bytes_per_s": self._link[1],
+        }
         found = (verified.observed, verified.verification) if verified else (None, None)
         return Measured(merged.noting(**about), software, self._ranks[0].card, *found)
 
-    def _ask(self, request: ProcessRequest[A], timeout_s: float, on_phase: OnPhase | None) -> list[A]:
+    def _ask(
+        self, request: ProcessRequest[A], timeout_s: float, on_phase: OnPhase | None
+    ) -> list[A]:
         """Send a request to all ranks and return their answers. Raises as `measure`."""
         self.wait_ready()
         deadline_s = time.monotonic() + timeout_s
@@ -164,7 +183,9 @@ class BenchmarkGroup:
                         failures.append((rank, error))
                         until_s = min(until_s, time.monotonic() + OTHERS_S)
                     del asked[rank]
-            late = Unmeasurable("hung", "It did not end when another rank did.", "Read the worker's log.")
+            late = Unmeasurable(
+                "hung", "It did not end when another rank did.", "Read the worker's log."
+            )
             if failures := failures or [(rank, late) for rank in asked]:
                 raise self._failure(failures)
         return [answers[rank] for rank in sorted(answers)]
@@ -186,7 +207,9 @@ class BenchmarkGroup:
 
     @contextlib.contextmanager
     def _killing(self) -> Iterator[None]:
-        """Kill all ranks if the block raises: the others would wait for the missing one for ever."""
+        """Kill all ranks if the block raises: the others would wait for the missing one for
+        ever.
+        """
         try:
             yield
         except BaseException:
@@ -206,4 +229,6 @@ def _bus_bytes_per_s(subject: Subject, reading: Reading) -> float | None:
     if "beside" in spec.parameters:
         return None
     input_bytes = spec.tensors[0].numel * spec.tensors[0].itemsize_bytes
-    return round(bus_bytes(spec.operator, spec.parameters["cards"], input_bytes) / reading.time_us * 1e6)
+    return round(
+        bus_bytes(spec.operator, spec.parameters["cards"], input_bytes) / reading.time_us * 1e6
+    )

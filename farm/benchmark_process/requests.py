@@ -1,8 +1,8 @@
 """Requests to a benchmark process. Each kind is a dataclass that names the type of its answer.
 
-A request or an answer is sent as a JSON object on one line. pydantic derives the JSON from the fields; classes that are
-also stored have their own `to_json` and `from_json`. This module does not import torch.
-"""
+A request or an answer is sent as a JSON object on one line. pydantic derives the JSON from the
+fields; classes that are also stored have their own `to_json` and `from_json`. This module does not
+import torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-from farm.slow_memory.transfers import AsRun, Move, Wire
+from farm.addons.memory.transfers import AsRun, Move, Wire
 from farm.types.fields import adapter
 from farm.types.protocol import Protocol, Stopping, Subject
 from farm.types.reading import Reading, Verification
@@ -24,7 +24,9 @@ REQUESTS: dict[str, type[ProcessRequest[Any]]] = {}  # name -> kind of request
 class Verified:
     """The result of a verification of a variant on the card."""
 
-    observed: dict[str, Any] | None  # the capture on the card, as JSON, if it differs from the prediction
+    observed: (
+        dict[str, Any] | None
+    )  # the capture on the card, as JSON, if it differs from the prediction
     verification: Verification
 
 
@@ -35,7 +37,8 @@ class ProcessRequest(Generic[A]):
     name: ClassVar[str]  # the value of "request" in the JSON
     answer: ClassVar[Any]  # the type of the answer
     doing: ClassVar[str]  # a verb phrase for messages: "The process did not `doing` in time"
-    uses_slow_memory: ClassVar[bool] = False  # True: the client locks the host's slow memory during the request
+    # True: the client locks the host's slow memory during the request
+    uses_slow_memory: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         if "name" in vars(cls):
@@ -52,14 +55,18 @@ class SubjectRequest(ProcessRequest[A]):
 
 @dataclass(frozen=True)
 class FingerprintRequest(ProcessRequest[dict[str, Any]]):
-    """Measure the card's rates, power levels and sensor delays (`farm.benchmark.fingerprinting`)."""
+    """Measure the card's rates, power levels and sensor delays
+    (`farm.benchmark.fingerprinting`).
+    """
 
     name, answer, doing = "fingerprint", dict[str, Any], "take the card's fingerprint"
 
 
 @dataclass(frozen=True)
 class VerifyRequest(SubjectRequest[Verified]):
-    """Compare a variant's tuples on the card with the predicted tuples (`farm.benchmark.verification`)."""
+    """Compare a variant's tuples on the card with the predicted tuples
+    (`farm.benchmark.verification`).
+    """
 
     name, answer, doing = "verify", Verified, "verify the model's operators"
     predicted: Mapping[str, int] | None = None  # tuple id -> calls
@@ -80,10 +87,11 @@ class MeasureRequest(SubjectRequest[Reading]):
 
 @dataclass(frozen=True)
 class TurnsRequest(ProcessRequest[list[int]]):
-    """Time the subjects of several items in turn on a CPU (`farm.benchmark.measure.Bench.time_in_turn`).
+    """Time the subjects of several items in turn on a CPU
+    (`farm.benchmark.measure.Bench.time_in_turn`).
 
-    The answer is the list of positions of the items that were timed. A `MeasureRequest` then gets the reading.
-    """
+    The answer is the list of positions of the items that were timed. A `MeasureRequest` then gets
+    the reading."""
 
     name, answer, doing = "turns", list[int], "time the items in turn"
     subjects: tuple[Subject, ...]
@@ -94,35 +102,50 @@ class TurnsRequest(ProcessRequest[list[int]]):
 
 @dataclass(frozen=True)
 class StepCaptureRequest(SubjectRequest[dict[str, Any]]):
-    """Capture a training step on the card. The answer is JSON (`farm.slow_memory.planned_step.extract_step`)."""
+    """Capture a training step on the card. The answer is JSON
+    (`farm.addons.memory.planned_step.extract_step`).
+    """
 
     name, answer, doing = "step_capture", dict[str, Any], "capture the step"
 
 
 @dataclass(frozen=True)
 class WireRequest(SubjectRequest[Wire]):
-    """Measure the bandwidth of copies, alone and during a step (`farm.slow_memory.planned_step.measure_wire`)."""
+    """Measure the bandwidth of copies, alone and during a step
+    (`farm.addons.memory.planned_step.measure_wire`).
+    """
 
     name, answer, doing, uses_slow_memory = "wire", Wire, "time copies", True
 
 
 @dataclass(frozen=True)
 class PlannedStepRequest(SubjectRequest[AsRun]):
-    """Run a step with all tensors in fast memory, and under each plan (`farm.slow_memory.planned_step.compare`)."""
+    """Run a step with all tensors in fast memory, and under each plan
+    (`farm.addons.memory.planned_step.compare`).
+    """
 
     name, answer, doing, uses_slow_memory = "planned_step", AsRun, "run the step", True
     calls: tuple[str, ...]  # the tuple ids of the step's calls
     plans: tuple[tuple[int, ...], ...]  # for each plan, the numbers of the tensors in slow memory
-    moves: tuple[tuple[Move, ...], ...] = ()  # for each plan, the copies between slow and fast memory
+    moves: tuple[
+        tuple[Move, ...], ...
+    ] = ()  # for each plan, the copies between slow and fast memory
 
 
 def to_json(value: Any) -> Any:
     """A request or an answer as JSON values (dicts, lists, strings, numbers)."""
     kind: Any = type(value)
-    return value.to_json() if hasattr(value, "to_json") else adapter(kind).dump_python(value, mode="json")
+    return (
+        value.to_json()
+        if hasattr(value, "to_json")
+        else adapter(kind).dump_python(value, mode="json")
+    )
 
 
 def from_json(kind: Any, data: Any) -> Any:
-    """The request or answer of type `kind` from its JSON. Raises `ValueError`, with pydantic's message, if the JSON
-    does not match the type, and `FarmError` if the value of a field is not allowed."""
-    return kind.from_json(data) if hasattr(kind, "from_json") else adapter(kind).validate_python(data)
+    """The request or answer of type `kind` from its JSON. Raises `ValueError`, with pydantic's
+    message, if the JSON does not match the type, and `FarmError` if the value of a field is not
+    allowed."""
+    return (
+        kind.from_json(data) if hasattr(kind, "from_json") else adapter(kind).validate_python(data)
+    )

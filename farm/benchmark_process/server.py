@@ -2,22 +2,28 @@
 
     python -m farm.benchmark_process.server --card ID
 
-With --verifier, the process only verifies variants. It creates no CUDA context before its first request, and the client
-ends it after the verification (`farm.benchmark_process.client`). With --rank, --world and --rendezvous it is a rank of
-a group, which measures subjects that need several cards (`farm.benchmark_process.group`).
+With --verifier, the process only verifies variants. It creates no CUDA context before its first
+request, and the client ends it after the verification (`farm.benchmark_process.client`). With
+--rank, --world and --rendezvous it is a rank of a group, which measures subjects that need several
+cards (`farm.benchmark_process.group`).
 
-The process reads JSON objects from standard input and writes events as JSON to its original standard output, one object
-per line. It redirects standard output to standard error, so that the output of a model cannot be mistaken for an event.
-The process ends when its input ends, even during a measurement, and when its parent dies.
+The process reads JSON objects from standard input and writes events as JSON to its original
+standard output, one object per line. It redirects standard output to standard error, so that the
+output of a model cannot be mistaken for an event. The process ends when its input ends, even during
+a measurement, and when its parent dies.
 
-    in   {"request": name, "id", and the fields of the request}     `farm.benchmark_process.requests`
-    out  {"event": "ready", "pid", "card", "software", "capabilities", "unhealthy"}
+    in   {"request": name, "id", and the fields of the request}
+    `farm.benchmark_process.requests` out  {"event": "ready", "pid", "card", "software",
+    "capabilities", "unhealthy"}
          {"event": "failed", "message", "next_step"}                it cannot get ready
-         {"event": "phase", "id", "phase", "details"}               phase: verify | canary | rebuild | warm-up |
-                                                                    window | burst | eager | places | context
+         {"event": "phase", "id", "phase", "details"}               phase: verify | canary | rebuild
+         | warm-up |
+                                                                    window | burst | eager | places
+                                                                    | context
          {"event": "answer", "id", "answer"}
          {"event": "unmeasurable", "id", "reason", "message", "next_step", "poisoned"}
-         {"event": "refused", "message"}                            the line is not a request; nothing is done
+         {"event": "refused", "message"}                            the line is not a request;
+         nothing is done
 """
 
 from __future__ import annotations
@@ -59,11 +65,15 @@ from farm.types.tokens import Tokens
 #: The process checks the card before an item if the last health check is older than this. Unit: s.
 CHECK_EVERY_S = 60.0
 
-Handler = Callable[[Any, OnPhase], Any]  # called with the request and the function that announces phases
+Handler = Callable[
+    [Any, OnPhase], Any
+]  # called with the request and the function that announces phases
 
 
 class EventWriter:
-    """Writes events to the process's original standard output. Any thread may use it: lines never mix."""
+    """Writes events to the process's original standard output. Any thread may use it: lines never
+    mix.
+    """
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -84,20 +94,26 @@ def main(measuring: type[TorchRunner] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="farm.benchmark_process.server")
     parser.add_argument("--card", required=True)
     parser.add_argument(
-        "--verifier", action="store_true", help="create a CUDA context only at the first request to verify"
+        "--verifier",
+        action="store_true",
+        help="create a CUDA context only at the first request to verify",
     )
     parser.add_argument("--rank", type=int, default=0, help="number of this rank in a group")
     parser.add_argument("--world", type=int, default=1, help="number of ranks in the group")
-    parser.add_argument("--rendezvous", default="", help="a private file through which the ranks find each other")
+    parser.add_argument(
+        "--rendezvous", default="", help="a private file through which the ranks find each other"
+    )
     parser.add_argument("--parent", type=int, default=0, help="end when this process ends")
     options = parser.parse_args()
     gc.disable()  # imports create no garbage: collections would take a seventh of the start time
     events = EventWriter(_private_output())
-    # Ignore Ctrl-C, and a SIGTERM to all processes of a service: the parent finishes its item, then ends this process.
+    # Ignore Ctrl-C, and a SIGTERM to all processes of a service: the parent finishes its item, then
+    # ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent(parent=options.parent)
-    # If the host runs out of memory, the kernel should end this process, not the worker or the database.
+    # If the host runs out of memory, the kernel should end this process, not the worker or the
+    # database.
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
     requests: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -109,7 +125,9 @@ def main(measuring: type[TorchRunner] | None = None) -> None:
         if card.kind == "simulated":
             runner = SimulatedRunner(device)
         else:
-            runner = TorchVerifier(device) if options.verifier else (measuring or TorchRunner)(device)
+            runner = (
+                TorchVerifier(device) if options.verifier else (measuring or TorchRunner)(device)
+            )
         if options.world > 1:
             runner.join(options.rank, options.world, options.rendezvous)
         gc.freeze()  # exclude a few hundred thousand permanent objects from garbage collections
@@ -120,7 +138,9 @@ def main(measuring: type[TorchRunner] | None = None) -> None:
             events.send("failed", message=error.message, next_step=error.next_step)
         else:
             traceback.print_exc()
-            events.send("failed", message=f"{type(error).__name__}: {error_text(error)}"[:600], next_step="")
+            events.send(
+                "failed", message=f"{type(error).__name__}: {error_text(error)}"[:600], next_step=""
+            )
         os._exit(2)
     events.send(
         "ready",
@@ -142,7 +162,9 @@ def main(measuring: type[TorchRunner] | None = None) -> None:
 
 
 def _serve(data: dict[str, Any], runner: Runner, events: EventWriter) -> bool:
-    """Answer one request. Return False if the CUDA context is poisoned: the process must then end."""
+    """Answer one request. Return False if the CUDA context is poisoned: the process must then
+    end.
+    """
     item_id = data.pop("id")
     poisoned, next_step = False, ""
 
@@ -159,7 +181,9 @@ def _serve(data: dict[str, Any], runner: Runner, events: EventWriter) -> bool:
     except Unmeasurable as error:
         if error.reason == "raised":
             traceback.print_exc()  # for the worker's log; the item stores only one line
-        poisoned = error.reason == "crashed" or (error.reason in ("raised", "not_capturable") and runner.poisoned())
+        poisoned = error.reason == "crashed" or (
+            error.reason in ("raised", "not_capturable") and runner.poisoned()
+        )
         reason, message, next_step = error.reason, error.message, error.next_step
     except FarmError as error:
         reason, message, next_step = "rejected", error.message, error.next_step
@@ -168,7 +192,14 @@ def _serve(data: dict[str, Any], runner: Runner, events: EventWriter) -> bool:
         reason = "rejected" if isinstance(error, KeyError | TypeError | ValueError) else "raised"
         message = f"{type(error).__name__}: {error_text(error)}"[:400]
         poisoned = runner.poisoned()
-    events.send("unmeasurable", id=item_id, reason=reason, message=message, next_step=next_step, poisoned=poisoned)
+    events.send(
+        "unmeasurable",
+        id=item_id,
+        reason=reason,
+        message=message,
+        next_step=next_step,
+        poisoned=poisoned,
+    )
     return not poisoned
 
 
@@ -183,19 +214,28 @@ class Runner:
 
     device: Device
     software: Software
-    handlers: Mapping[type[ProcessRequest[Any]], Handler]  # kinds of requests that this runner supports
-    preparations: tuple[Callable[[], object], ...] = ()  # to run while no request waits; items then start sooner
+    handlers: Mapping[
+        type[ProcessRequest[Any]], Handler
+    ]  # kinds of requests that this runner supports
+    preparations: tuple[
+        Callable[[], object], ...
+    ] = ()  # to run while no request waits; items then start sooner
     check_every_s = CHECK_EVERY_S
     _checked_s = float("-inf")
 
     def answer(self, request: ProcessRequest[Any], on_phase: OnPhase) -> Any:
-        """Run the handler of a request and return its answer. Raises `Unmeasurable` if this runner does not support the
-        request, or its handler failed."""
+        """Run the handler of a request and return its answer. Raises `Unmeasurable` if this runner
+        does not support the request, or its handler failed."""
         if (handler := self.handlers.get(type(request))) is None:
-            raise Unmeasurable("not_available", f"This card cannot {request.doing}: it has no slow memory.")
+            raise Unmeasurable(
+                "not_available", f"This card cannot {request.doing}: it has no slow memory."
+            )
         if isinstance(request, MeasureRequest) and self.check_due and (unfit := self.check()):
-            # Report a crash: the farm starts a new process, which repeats the health check at its start.
-            raise Unmeasurable("crashed", f"The card failed its health check between two items: {unfit}")
+            # Report a crash: the farm starts a new process, which repeats the health check at its
+            # start.
+            raise Unmeasurable(
+                "crashed", f"The card failed its health check between two items: {unfit}"
+            )
         if isinstance(request, VerifyRequest):
             on_phase("verify", {})
         return handler(request, on_phase)
@@ -211,7 +251,9 @@ class Runner:
         return found
 
     def unhealthy(self) -> str:
-        """The fault that the health check finds (`farm.benchmark.checks`); "" if the card is healthy."""
+        """The fault that the health check finds (`farm.benchmark.checks`); "" if the card is
+        healthy.
+        """
         return ""
 
     def join(self, rank: int, world: int, rendezvous: str) -> None:
@@ -233,7 +275,10 @@ class SimulatedRunner(Runner):
         self.handlers = {
             MeasureRequest: self._measure,
             VerifyRequest: lambda request, on_phase: kinds.Verified(
-                None, Verification(launch=request.protocol.launch, matches=True, differences=(), simulated=True)
+                None,
+                Verification(
+                    launch=request.protocol.launch, matches=True, differences=(), simulated=True
+                ),
             ),
             kinds.FingerprintRequest: lambda request, on_phase: {},
         }
@@ -241,7 +286,9 @@ class SimulatedRunner(Runner):
 
     def _measure(self, request: MeasureRequest, on_phase: OnPhase) -> Reading:
         try:
-            return simulated.measure(request.subject, request.protocol, self._simulated, request.predicted, on_phase)
+            return simulated.measure(
+                request.subject, request.protocol, self._simulated, request.predicted, on_phase
+            )
         except RuntimeError:
             self._poisoned = True
             raise
@@ -272,7 +319,9 @@ class TorchVerifier(Runner):
                 "Install a build of PyTorch for CUDA that suits the driver.",
             )
         self._torch_device = torch.device("cuda:0" if cuda else "cpu")
-        self.preparations = (functools.partial(import_module, "torchvision"),) if cuda else ()  # for the first variant
+        self.preparations = (
+            (functools.partial(import_module, "torchvision"),) if cuda else ()
+        )  # for the first variant
         self.software = software_of(torch, device.card)
         self.handlers = {
             VerifyRequest: lambda one, on_phase: kinds.Verified(
@@ -288,7 +337,11 @@ class TorchVerifier(Runner):
                 check_version(variant)
                 source = source_of(variant.model) if variant.version else None
         answer = super().answer(request, on_phase)
-        return answer.noting(revision=revision_of(source)) if source and isinstance(answer, Reading) else answer
+        return (
+            answer.noting(revision=revision_of(source))
+            if source and isinstance(answer, Reading)
+            else answer
+        )
 
     def join(self, rank: int, world: int, rendezvous: str) -> None:
         from farm.benchmark import ranks
@@ -301,7 +354,8 @@ class TorchVerifier(Runner):
         if self._torch_device.type == "cuda":
             try:
                 self._torch.cuda.synchronize()
-                # Draw a random number: after a failed graph capture the generator may still be in capture mode.
+                # Draw a random number: after a failed graph capture the generator may still be in
+                # capture mode.
                 self._torch.zeros(1, device=self._torch_device).normal_().item()
             except RuntimeError:
                 return True
@@ -314,30 +368,42 @@ class TorchRunner(TorchVerifier):
     def __init__(self, device: Device) -> None:
         from farm.benchmark.sampler import Sampler
 
-        with Sampler(device) as idle:  # the card is idle during the import of torch: measure its idle power meanwhile
+        with Sampler(
+            device
+        ) as idle:  # the card is idle during the import of torch: measure its idle power meanwhile
             super().__init__(device)
+            from farm.addons.memory import offload, planned_step
             from farm.benchmark import checks, fingerprinting, measure
-            from farm.slow_memory import offload, planned_step
-        # Use the second half of the samples: after work, a card takes seconds to reach its idle power.
+        # Use the second half of the samples: after work, a card takes seconds to reach its idle
+        # power.
         idle_power_w = idle.average_power_w((idle.began_s + time.perf_counter()) / 2, least_ticks=5)
         target = self._torch_device
         self._health = functools.cache(lambda: checks.HealthCheck(target))
         cuda = device.card.kind == "cuda"
-        bench = measure.Bench(device, target, idle_power_w if cuda else None, offload=offload.offload)
+        bench = measure.Bench(
+            device, target, idle_power_w if cuda else None, offload=offload.offload
+        )
         if bench.knows_processes and "compute_processes" in device.capabilities:
             register_process(device.card.id, bench.own_processes, settings().lock_dir)
         self.preparations += (bench.load_libraries,)
         self.handlers = {
             **self.handlers,
-            MeasureRequest: lambda one, on_phase: bench.measure(one.subject, one.protocol, one.stopping, on_phase),
+            MeasureRequest: lambda one, on_phase: bench.measure(
+                one.subject, one.protocol, one.stopping, on_phase
+            ),
             kinds.TurnsRequest: lambda one, on_phase: bench.time_in_turn(
-                list(zip(one.subjects, one.protocols, strict=True)), one.stopping, one.calls, on_phase
+                list(zip(one.subjects, one.protocols, strict=True)),
+                one.stopping,
+                one.calls,
+                on_phase,
             ),
             kinds.FingerprintRequest: lambda one, on_phase: fingerprinting.take(bench),
             kinds.StepCaptureRequest: lambda one, on_phase: planned_step.extract_step(
                 one.subject, one.protocol, target
             ).to_json(),
-            kinds.WireRequest: lambda one, on_phase: planned_step.measure_wire(one.subject, one.protocol, target),
+            kinds.WireRequest: lambda one, on_phase: planned_step.measure_wire(
+                one.subject, one.protocol, target
+            ),
             kinds.PlannedStepRequest: lambda one, on_phase: planned_step.compare(
                 one.subject, one.protocol, target, one.calls, one.plans, one.moves
             ),
@@ -348,7 +414,11 @@ class TorchRunner(TorchVerifier):
 
 
 def software_of(torch: Any, card: Card) -> Software:
-    found = {"torch": torch.__version__, "python": platform.python_version(), "platform": platform.platform()}
+    found = {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+    }
     with contextlib.suppress(metadata.PackageNotFoundError):
         found["torchvision"] = metadata.version("torchvision")
     if card.kind == "cuda":
@@ -358,7 +428,9 @@ def software_of(torch: Any, card: Card) -> Software:
 
 
 def _private_output() -> TextIO:
-    """Redirect standard output to standard error. Return the original standard output, for events only."""
+    """Redirect standard output to standard error. Return the original standard output, for events
+    only.
+    """
     private = os.dup(1)
     os.set_inheritable(private, False)
     os.dup2(2, 1)
@@ -367,7 +439,9 @@ def _private_output() -> TextIO:
 
 
 def _listen(requests: queue.Queue[dict[str, Any]], events: EventWriter) -> None:
-    """Read requests from standard input and queue them. At the end of the input, end the process at once."""
+    """Read requests from standard input and queue them. At the end of the input, end the process at
+    once.
+    """
     for line in sys.stdin.buffer:
         try:
             data = json.loads(line)

@@ -1,8 +1,7 @@
 """AMD cards through AMD SMI (`amdsmi`), for PyTorch builds for ROCm. Untested on hardware.
 
-The tests use answers that real cards gave (docs/devices.md). PyTorch for ROCm uses AMD cards as device type "cuda".
-The names of the answers are those of ROCm 6.4 and later.
-"""
+The tests use answers that real cards gave (docs/devices.md). PyTorch for ROCm uses AMD cards as
+device type "cuda". The names of the answers are those of ROCm 6.4 and later."""
 
 from __future__ import annotations
 
@@ -39,7 +38,9 @@ RESIDENCIES = {
 
 @functools.cache
 def _library() -> Any:
-    """The initialized library, which stays open: closing it would make the handles of all devices invalid."""
+    """The initialized library, which stays open: closing it would make the handles of all devices
+    invalid.
+    """
     with contextlib.redirect_stdout(io.StringIO()):  # it prints if it does not find libamd_smi.so
         import amdsmi
     amdsmi.amdsmi_init()
@@ -47,7 +48,9 @@ def _library() -> Any:
 
 
 def amd_cards(settings: Settings) -> list[Card]:
-    """The AMD cards of this host in HIP's order; [] without ROCm's driver. If AMD SMI fails, one entry with refusal."""
+    """The AMD cards of this host in HIP's order; [] without ROCm's driver. If AMD SMI fails, one
+    entry with refusal.
+    """
     if not KFD.exists():
         return []
     refusal = Card(f"AMD-{settings.host}", "cuda", "all AMD cards", 0, host=settings.host)
@@ -57,10 +60,20 @@ def amd_cards(settings: Settings) -> list[Card]:
         return sorted(cards, key=lambda card: card.index)
     except ImportError:
         step = "install the version of your ROCm: `pip install 'operator-farm[amd]'`"
-        return [dataclasses.replace(refusal, refusal=f"the Python package amdsmi is not installed; {step}")]
-    except Exception as error:  # an old library raises OSError, KeyError or AttributeError at its import
+        return [
+            dataclasses.replace(
+                refusal, refusal=f"the Python package amdsmi is not installed; {step}"
+            )
+        ]
+    except (
+        Exception
+    ) as error:  # an old library raises OSError, KeyError or AttributeError at its import
         said = " ".join(str(error).split())
-        return [dataclasses.replace(refusal, refusal=f"AMD SMI says '{said}'; read the output of `amd-smi list`")]
+        return [
+            dataclasses.replace(
+                refusal, refusal=f"AMD SMI says '{said}'; read the output of `amd-smi list`"
+            )
+        ]
 
 
 def _describe(handle: Any, index: int, settings: Settings) -> Card:
@@ -77,13 +90,18 @@ def _describe(handle: Any, index: int, settings: Settings) -> Card:
     with contextlib.suppress(smi.AmdSmiException):
         if (mode := smi.amdsmi_get_gpu_compute_partition(handle)) in PARTITIONED:
             step = "`amd-smi set --compute-partition SPX` ends the mode"
-            why = f"it is in partition mode {mode}, and power and clocks cannot be measured per partition; {step}"
+            why = (
+                f"it is in partition mode {mode}, and power and clocks cannot be measured per "
+                f"partition; {step}"
+            )
             return dataclasses.replace(card, refusal=why)
     return card
 
 
 def _identity(handle: Any) -> tuple[str, int | None]:
-    """HIP's UUID of a card ("GPU-" and 16 digits, from its serial number), and its index in HIP if known."""
+    """HIP's UUID of a card ("GPU-" and 16 digits, from its serial number), and its index in HIP if
+    known.
+    """
     smi, found = _library(), dict[str, Any]()
     with contextlib.suppress(smi.AmdSmiException, AttributeError):
         found = smi.amdsmi_get_gpu_enumeration_info(handle)
@@ -94,9 +112,13 @@ def _identity(handle: Any) -> tuple[str, int | None]:
 
 
 def visible_cards(cards: Sequence[Card]) -> list[Card]:
-    """The cards that ROCR_VISIBLE_DEVICES names, and of these the ones that HIP_ or CUDA_VISIBLE_DEVICES names."""
+    """The cards that ROCR_VISIBLE_DEVICES names, and of these the ones that HIP_ or
+    CUDA_VISIBLE_DEVICES names.
+    """
     found = list(cards)
-    second = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in os.environ else "CUDA_VISIBLE_DEVICES"
+    second = (
+        "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in os.environ else "CUDA_VISIBLE_DEVICES"
+    )
     for variable in ("ROCR_VISIBLE_DEVICES", second):
         if (chosen := os.environ.get(variable)) is not None:
             names = [name.strip().lower() for name in chosen.split(",")]
@@ -104,7 +126,9 @@ def visible_cards(cards: Sequence[Card]) -> list[Card]:
             found = [
                 card
                 for place, card in enumerate(found)
-                if str(place) in names or card.id.lower() in names or (not card.id.startswith("GPU-") and not hidden)
+                if str(place) in names
+                or card.id.lower() in names
+                or (not card.id.startswith("GPU-") and not hidden)
             ]
     return found
 
@@ -132,10 +156,16 @@ def _energy_mj(card: _Handle) -> float | None:
 
 
 def _throttle_reasons(card: _Handle) -> tuple[str, ...] | None:
-    """The reasons whose counters have grown since the last call. Cards without counters report one reason for all."""
+    """The reasons whose counters have grown since the last call. Cards without counters report one
+    reason for all.
+    """
     metrics = card.smi.amdsmi_get_gpu_metrics_info(card.raw)
     now = {name: metrics[name] for name in RESIDENCIES if isinstance(metrics.get(name), int)}
-    grown = [RESIDENCIES[name] for name, value in now.items() if value > card.residencies.get(name, value)]
+    grown = [
+        RESIDENCIES[name]
+        for name, value in now.items()
+        if value > card.residencies.get(name, value)
+    ]
     card.residencies = now
     if not now and isinstance(status := metrics.get("throttle_status"), bool):
         return ("hardware_slowdown",) if status else ()
@@ -143,12 +173,17 @@ def _throttle_reasons(card: _Handle) -> tuple[str, ...] | None:
 
 
 def _temperature_c(card: _Handle, kind: str) -> float | None:
-    sensor, current = getattr(card.smi.AmdSmiTemperatureType, kind), card.smi.AmdSmiTemperatureMetric.CURRENT
+    sensor, current = (
+        getattr(card.smi.AmdSmiTemperatureType, kind),
+        card.smi.AmdSmiTemperatureMetric.CURRENT,
+    )
     return _number(card.smi.amdsmi_get_temp_metric(card.raw, sensor, current))
 
 
 def _clock_mhz(card: _Handle, kind: str) -> float | None:
-    return _number(card.smi.amdsmi_get_clock_info(card.raw, getattr(card.smi.AmdSmiClkType, kind))["clk"])
+    return _number(
+        card.smi.amdsmi_get_clock_info(card.raw, getattr(card.smi.AmdSmiClkType, kind))["clk"]
+    )
 
 
 class AmdDevice(QueriedDevice):
@@ -156,13 +191,19 @@ class AmdDevice(QueriedDevice):
 
     queries: ClassVar = {
         "energy_counter_mj": _energy_mj,
-        "power_instant_w": lambda card: _number(card.smi.amdsmi_get_power_info(card.raw)["current_socket_power"]),
-        "power_average_w": lambda card: _number(card.smi.amdsmi_get_power_info(card.raw)["average_socket_power"]),
+        "power_instant_w": lambda card: _number(
+            card.smi.amdsmi_get_power_info(card.raw)["current_socket_power"]
+        ),
+        "power_average_w": lambda card: _number(
+            card.smi.amdsmi_get_power_info(card.raw)["average_socket_power"]
+        ),
         "sm_clock_mhz": lambda card: _clock_mhz(card, "GFX"),
         "memory_clock_mhz": lambda card: _clock_mhz(card, "MEM"),
         "temperature_c": lambda card: _temperature_c(card, "HOTSPOT"),
         "memory_temperature_c": lambda card: _temperature_c(card, "VRAM"),
-        "power_limit_w": lambda card: card.smi.amdsmi_get_power_cap_info(card.raw)["power_cap"] / 1e6 or None,
+        "power_limit_w": lambda card: (
+            card.smi.amdsmi_get_power_cap_info(card.raw)["power_cap"] / 1e6 or None
+        ),
         "throttle_reasons": _throttle_reasons,
         "compute_processes": lambda card: frozenset(
             process["pid"] for process in card.smi.amdsmi_get_gpu_process_list(card.raw)
@@ -171,13 +212,24 @@ class AmdDevice(QueriedDevice):
 
     def __init__(self, card: Card) -> None:
         smi = _library()
-        raw = next((one for one in smi.amdsmi_get_processor_handles() if _identity(one)[0] == card.id), None)
+        raw = next(
+            (one for one in smi.amdsmi_get_processor_handles() if _identity(one)[0] == card.id),
+            None,
+        )
         if raw is None:
-            raise NoSuchCard(f"The card {card} does not answer.", "Read the output of `amd-smi list`.")
+            raise NoSuchCard(
+                f"The card {card} does not answer.", "Read the output of `amd-smi list`."
+            )
         # The two dies of an MI250 share one power sensor: power of one die is unknown.
-        super().__init__(card, _Handle(smi, raw), POWER_SENSORS if "MI250" in card.model else frozenset())
+        super().__init__(
+            card, _Handle(smi, raw), POWER_SENSORS if "MI250" in card.model else frozenset()
+        )
 
     def _is_lacking(self, error: Exception) -> bool | None:
         if not isinstance(error, self._handle.smi.AmdSmiException):
             return None
-        return getattr(error, "err_code", None) in (NOT_SUPPORTED, NOT_YET_IMPLEMENTED, NO_PERMISSION)
+        return getattr(error, "err_code", None) in (
+            NOT_SUPPORTED,
+            NOT_YET_IMPLEMENTED,
+            NO_PERMISSION,
+        )

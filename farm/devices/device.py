@@ -1,9 +1,9 @@
 """The interface to a card: its description (`Card`) and its sensors (`Device`).
 
-The farm accesses cards only through this interface, so the same code measures any GPU, a CPU and a simulated card.
-If a card does not provide a value, the getter returns None (never zero), and `Device.capabilities` lacks its name.
-This module does not import torch: workers and the command line list cards without it.
-"""
+The farm accesses cards only through this interface, so the same code measures any GPU, a CPU and a
+simulated card. If a card does not provide a value, the getter returns None (never zero), and
+`Device.capabilities` lacks its name. This module does not import torch: workers and the command
+line list cards without it."""
 
 # ruff: noqa: B027 - a getter without code returns None
 
@@ -18,11 +18,19 @@ from typing import Any, ClassVar, Literal
 
 CardKind = Literal["cuda", "cpu", "simulated"]
 
-#: The version of fingerprints (`farm.benchmark.fingerprinting`). Workers replace fingerprints of older versions.
+#: The version of fingerprints (`farm.benchmark.fingerprinting`). Workers replace fingerprints of
+#: older versions.
 FINGERPRINT_VERSION = 2
 
 #: Entries of a fingerprint that are numbers.
-_NUMBERS = {"version", "copy_bytes_per_s", "launch_floor_us", "idle_power_w", "base_power_w", "power_limit_w"}
+_NUMBERS = {
+    "version",
+    "copy_bytes_per_s",
+    "launch_floor_us",
+    "idle_power_w",
+    "base_power_w",
+    "power_limit_w",
+}
 #: Entries of a fingerprint that have numbers by name, and the names that they need.
 _PARTS = {
     "matmul_flops_per_s": set[str](),
@@ -34,7 +42,8 @@ _PARTS = {
 
 
 def sound_fingerprint(stored: Any) -> dict[str, Any]:
-    """Return a stored fingerprint without the entries that no worker could have measured; {} if it is damaged.
+    """Return a stored fingerprint without the entries that no worker could have measured; {} if it
+    is damaged.
 
     Its row in the database may be damaged, or come from a file of another farm.
     """
@@ -45,7 +54,11 @@ def sound_fingerprint(stored: Any) -> dict[str, Any]:
 
 def _is_sound(name: str, value: Any) -> bool:
     if name in _PARTS:
-        return isinstance(value, Mapping) and _PARTS[name] <= value.keys() and all(map(_is_number, value.values()))
+        return (
+            isinstance(value, Mapping)
+            and _PARTS[name] <= value.keys()
+            and all(map(_is_number, value.values()))
+        )
     return name not in _NUMBERS or _is_number(value)
 
 
@@ -58,9 +71,10 @@ class Card:
     """One physical card.
 
     Attributes:
-        id: the GPU's UUID ("GPU-..."), `Settings.cpu_card_id` ("CPU-...") or "SIM-<host>-<n>". Cards with a refusal
-            may have other ids: "MIG-..." is a MIG instance of a GPU, "NVIDIA-<host>-<n>" a GPU with unknown UUID,
-            "NVIDIA-<host>" or "AMD-<host>" all GPUs of the host if the driver cannot count them.
+        id: the GPU's UUID ("GPU-..."), `Settings.cpu_card_id` ("CPU-...") or "SIM-<host>-<n>".
+            Cards with a refusal may have other ids: "MIG-..." is a MIG instance of a GPU,
+            "NVIDIA-<host>-<n>" a GPU with unknown UUID, "NVIDIA-<host>" or "AMD-<host>" all GPUs of
+            the host if the driver cannot count them.
         kind: PyTorch's device type, or "simulated". PyTorch for ROCm uses AMD cards as "cuda", too.
         refusal: the reason why the farm cannot measure on the card, and what to do; "" if it can.
     """
@@ -89,7 +103,9 @@ class Device(ABC):
     @property
     @abstractmethod
     def capabilities(self) -> frozenset[str]:
-        """The names of the getters that return values, for example {"energy_counter_mj", "power_instant_w"}."""
+        """The names of the getters that return values, for example {"energy_counter_mj",
+        "power_instant_w"}.
+        """
 
     def energy_counter_mj(self) -> float | None:
         """Energy since a fixed moment in the past; it never decreases. Unit: mJ."""
@@ -116,20 +132,25 @@ class Device(ABC):
         """The power limit. The card lowers its clocks to stay below it. Unit: W."""
 
     def throttle_reasons(self) -> tuple[str, ...] | None:
-        """The reasons why the clocks are reduced, such as "power_cap" or "thermal"; () if they are not reduced."""
+        """The reasons why the clocks are reduced, such as "power_cap" or "thermal"; () if they are
+        not reduced.
+        """
 
     def compute_processes(self) -> frozenset[int] | None:
-        """Ids of the processes that compute on the card. In a container these are still the ids on the host."""
+        """Ids of the processes that compute on the card. In a container these are still the ids on
+        the host.
+        """
 
     def close(self) -> None:
         """Release the driver. Most devices have nothing to release."""
 
 
 class QueriedDevice(Device):
-    """A device whose getters are `queries` of a driver's library: getter -> a function of the library's handle.
+    """A device whose getters are `queries` of a driver's library: getter -> a function of the
+    library's handle.
 
-    If the first query of a sensor fails for any reason, or a later one for lack of the sensor, it is not queried again.
-    """
+    If the first query of a sensor fails for any reason, or a later one for lack of the sensor, it
+    is not queried again."""
 
     queries: ClassVar[Mapping[str, Callable[[Any], Any]]]
 
@@ -159,7 +180,9 @@ class QueriedDevice(Device):
 
     @abstractmethod
     def _is_lacking(self, error: Exception) -> bool | None:
-        """True if the card will never support the query, False for an error in passing, None for another error."""
+        """True if the card will never support the query, False for an error in passing, None for
+        another error.
+        """
 
     def close(self) -> None:
         self._open = False

@@ -1,10 +1,11 @@
-"""Host-wide locks: only one process at a time uses a card, or a resource that the cards of a host share.
+"""Host-wide locks: only one process at a time uses a card, or a resource that the cards of a host
+share.
 
-A lock is `flock` on a file in a host-wide directory: the kernel releases it when the holder exits or is killed. The
-holder writes its name into the file for messages of other processes. The directory must be mounted into containers. It
-is world-writable and sticky, because workers of different users share it. So its files may be the work of any user
-(`farm.devices.shared_files`): a regular file of another user is a valid lock, and what is written in it is only shown.
-"""
+A lock is `flock` on a file in a host-wide directory: the kernel releases it when the holder exits
+or is killed. The holder writes its name into the file for messages of other processes. The
+directory must be mounted into containers. It is world-writable and sticky, because workers of
+different users share it. So its files may be the work of any user (`farm.devices.shared_files`): a
+regular file of another user is a valid lock, and what is written in it is only shown."""
 
 from __future__ import annotations
 
@@ -35,12 +36,12 @@ _DELETED = "another process repeatedly deletes the file"
 
 
 class CardLock:
-    """The exclusive right to measure on a card. Use it as a context manager, or call `acquire` and `release`. Messages
-    of other processes name the process ``started_by`` as the holder: the one that a person started, by default this
-    one.
+    """The exclusive right to measure on a card. Use it as a context manager, or call `acquire` and
+    `release`. Messages of other processes name the process ``started_by`` as the holder: the one
+    that a person started, by default this one.
 
-    A child process made by `fork` shares the lock until both have closed it; a program started by `exec` does not.
-    """
+    A child process made by `fork` shares the lock until both have closed it; a program started by
+    `exec` does not."""
 
     def __init__(self, card_id: str, lock_dir: Path | str, started_by: int | None = None) -> None:
         self.card_id = card_id
@@ -53,14 +54,19 @@ class CardLock:
         return self._descriptor is not None
 
     def acquire(self) -> Self:
-        """Acquire the lock without waiting. Raises `CardBusy`, which names the holder's id, host and command, if
-        another process holds it; `SettingsError` if the lock file cannot be created or locked."""
+        """Acquire the lock without waiting. Raises `CardBusy`, which names the holder's id, host
+        and command, if another process holds it; `SettingsError` if the lock file cannot be created
+        or locked."""
         if self._descriptor is None:
-            self._descriptor = _lock(self.path, f"The card {self.card_id}", self.card_id, started_by=self.started_by)
+            self._descriptor = _lock(
+                self.path, f"The card {self.card_id}", self.card_id, started_by=self.started_by
+            )
         return self
 
     def release(self) -> None:
-        """Release the lock, but do not delete the file: otherwise two processes could lock two files of one name."""
+        """Release the lock, but do not delete the file: otherwise two processes could lock two
+        files of one name.
+        """
         if self._descriptor is None:
             return
         descriptor, self._descriptor = self._descriptor, None
@@ -75,8 +81,9 @@ class CardLock:
 
 @contextlib.contextmanager
 def turn(name: str, lock_dir: Path | str, timeout_s: float) -> Iterator[None]:
-    """Acquire the host-wide lock `name`; wait up to `timeout_s` for it. Raises `CardBusy`, which names the holder, if
-    another process still holds it then; `SettingsError` if the lock file cannot be created or locked."""
+    """Acquire the host-wide lock `name`; wait up to `timeout_s` for it. Raises `CardBusy`, which
+    names the holder, if another process still holds it then; `SettingsError` if the lock file
+    cannot be created or locked."""
     descriptor = _lock(_path(name, lock_dir), f"This host's {name}", timeout_s=timeout_s)
     try:
         yield
@@ -110,7 +117,9 @@ def registered_processes(lock_dir: Path | str) -> frozenset[int]:
 
 
 def _registered(folder: Folder, name: str) -> set[int]:
-    """The ids in a file of a running process of this user. Remove the file of a process that has ended."""
+    """The ids in a file of a running process of this user. Remove the file of a process that has
+    ended.
+    """
     if folder.status(name).st_uid != os.geteuid():
         return set()
     with os.fdopen(folder.open(name), "rb") as file:
@@ -124,8 +133,8 @@ def _registered(folder: Folder, name: str) -> set[int]:
 
 
 def lock_problems(lock_dir: Path | str) -> list[tuple[str, str]]:
-    """What is wrong with the lock files of this host, each with what to do: files that are no locks, and locks that
-    processes other than the farm's hold."""
+    """What is wrong with the lock files of this host, each with what to do: files that are no
+    locks, and locks that processes other than the farm's hold."""
     found = []
     with contextlib.suppress(OSError), open_folder(lock_dir) as folder:
         for name in folder.names(".lock"):
@@ -134,20 +143,36 @@ def lock_problems(lock_dir: Path | str) -> list[tuple[str, str]]:
             except FileNotFoundError:
                 continue
             except UntrustedPath as error:
-                found.append((f"{error.filename} cannot be a lock: it {error.strerror}", f"Delete {error.filename}."))
+                found.append(
+                    (
+                        f"{error.filename} cannot be a lock: it {error.strerror}",
+                        f"Delete {error.filename}.",
+                    )
+                )
                 continue
             except OSError as error:
                 text = f"the lock {error.filename} cannot be opened: {error.strerror}"
-                found.append((text, "Let its owner or root delete it, or give all users access to it."))
+                found.append(
+                    (text, "Let its owner or root delete it, or give all users access to it.")
+                )
                 continue
             if holder:
-                text = f"{holder} holds the lock {Path(lock_dir, name)}; it is no process of the farm"
-                found.append((text, "Wait until this process has ended, or end it. What needs the lock waits."))
+                text = (
+                    f"{holder} holds the lock {Path(lock_dir, name)}; it is no process of the farm"
+                )
+                found.append(
+                    (
+                        text,
+                        "Wait until this process has ended, or end it. What needs the lock waits.",
+                    )
+                )
     return found
 
 
 def _foreign_holder(folder: Folder, name: str) -> str:
-    """A text that names the process that holds a lock and has not signed it; "" if there is none."""
+    """A text that names the process that holds a lock and has not signed it; "" if there is
+    none.
+    """
     descriptor = folder.open(name)
     try:
         pid = _locked_by(descriptor)
@@ -161,7 +186,9 @@ def _foreign_holder(folder: Folder, name: str) -> str:
 
 
 def holder_of(card_id: str, lock_dir: Path | str) -> int | None:
-    """The id of the process that has written itself into a card's lock file as the holder; None if there is none."""
+    """The id of the process that has written itself into a card's lock file as the holder; None if
+    there is none.
+    """
     pid: Any = None
     with contextlib.suppress(OSError), open_folder(lock_dir) as folder:
         descriptor = folder.open(_path(card_id, lock_dir).name)
@@ -171,12 +198,23 @@ def holder_of(card_id: str, lock_dir: Path | str) -> int | None:
 
 
 def _path(name: str, lock_dir: Path | str) -> Path:
-    name = "".join(character if character.isalnum() or character in "-_." else "_" for character in name)
+    name = "".join(
+        character if character.isalnum() or character in "-_." else "_" for character in name
+    )
     return Path(lock_dir) / f"{name}.lock"
 
 
-def _lock(path: Path, what: str, card_id: str = "", *, started_by: int | None = None, timeout_s: float = 0.0) -> int:
-    """Open a file, lock it and write the holder into it. Return the file's descriptor. Error messages name `what`."""
+def _lock(
+    path: Path,
+    what: str,
+    card_id: str = "",
+    *,
+    started_by: int | None = None,
+    timeout_s: float = 0.0,
+) -> int:
+    """Open a file, lock it and write the holder into it. Return the file's descriptor. Error
+    messages name `what`.
+    """
     until_s = time.monotonic() + timeout_s
     try:
         with open_folder(path.parent, create=SHARED) as folder:
@@ -188,17 +226,21 @@ def _lock(path: Path, what: str, card_id: str = "", *, started_by: int | None = 
                     if folder.has(path.name, descriptor):
                         _sign(descriptor, started_by or os.getpid())
                         return descriptor
-                os.close(descriptor)  # another process has deleted it: a third one may lock a new file of this name
+                os.close(
+                    descriptor
+                )  # another process has deleted it: a third one may lock a new file of this name
         raise FileNotFoundError(errno.ENOENT, _DELETED, str(path))
     except UntrustedPath as error:
         raise SettingsError(
             f"{what} cannot be locked: {error.filename} {error.strerror}.",
-            f"Delete {error.filename}, or set FARM_LOCK_DIR to another folder for all workers of this host.",
+            f"Delete {error.filename}, or set FARM_LOCK_DIR to another folder for all workers of "
+            "this host.",
         ) from error
     except OSError as error:
         raise SettingsError(
             f"{what} cannot be locked: {error}.",
-            "Set FARM_LOCK_DIR to a folder on a local file system to which all workers of this host may write.",
+            "Set FARM_LOCK_DIR to a folder on a local file system to which all workers of this "
+            "host may write.",
         ) from error
 
 
@@ -222,12 +264,16 @@ def _busy(descriptor: int, what: str, card_id: str, timeout_s: float) -> CardBus
 
 
 def locked_within(descriptor: int, timeout_s: float) -> bool:
-    """Lock an open file; return False if another process holds the lock for longer than ``timeout_s``."""
+    """Lock an open file; return False if another process holds the lock for longer than
+    ``timeout_s``.
+    """
     return _locked_until(descriptor, time.monotonic() + timeout_s)
 
 
 def _locked_until(descriptor: int, until_s: float) -> bool:
-    """Wait for the lock; return False if another process still holds it at ``until_s`` of the monotonic clock."""
+    """Wait for the lock; return False if another process still holds it at ``until_s`` of the
+    monotonic clock.
+    """
     while not _try_lock(descriptor):
         if time.monotonic() >= until_s:
             return False
@@ -243,7 +289,9 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _release(descriptor: int) -> None:
-    """Release a lock. Remove the holder from the file, so that no message names a process that has ended."""
+    """Release a lock. Remove the holder from the file, so that no message names a process that has
+    ended.
+    """
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, 0)
     os.close(descriptor)
@@ -252,8 +300,8 @@ def _release(descriptor: int) -> None:
 def _open(folder: Folder, name: str) -> int:
     """Open a lock file; create it if necessary."""
     for _ in range(_MOST_TRIES):
-        # Try without O_CREAT first: with O_CREAT, the kernel (fs.protected_regular) denies access to another user's
-        # file in a sticky directory, even for root.
+        # Try without O_CREAT first: with O_CREAT, the kernel (fs.protected_regular) denies access
+        # to another user's file in a sticky directory, even for root.
         with contextlib.suppress(FileNotFoundError):
             return folder.open(name, os.O_RDWR)
         with contextlib.suppress(FileExistsError):
@@ -287,7 +335,9 @@ def _signature(descriptor: int) -> dict[str, Any]:
 
 
 def _holder(descriptor: int) -> str:
-    """A text that names the holder of a lock, for messages. The kernel names its process, and the file its command."""
+    """A text that names the holder of a lock, for messages. The kernel names its process, and the
+    file its command.
+    """
     pid, signature = _locked_by(descriptor), _signature(descriptor)
     if pid and not _has_signed(pid, signature):
         return _process_text(pid)
@@ -296,12 +346,19 @@ def _holder(descriptor: int) -> str:
     try:
         named = "`{command}` (process {started_by} on {host}) since {since}".format_map(signature)
         return printable(named) + of_user
-    except (ValueError, TypeError, LookupError, AttributeError):  # not written yet, or another program's file
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+    ):  # not written yet, or another program's file
         return f"another process{of_user}"
 
 
 def _locked_by(descriptor: int) -> int:
-    """The id of the process that holds a lock, from /proc/locks. 0 if unknown, as in a container."""
+    """The id of the process that holds a lock, from /proc/locks. 0 if unknown, as in a
+    container.
+    """
     file = os.fstat(descriptor)
     place = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
     with contextlib.suppress(OSError, ValueError):
@@ -313,7 +370,9 @@ def _locked_by(descriptor: int) -> int:
 
 
 def _has_signed(pid: int, signature: Mapping[str, Any]) -> bool:
-    """True if a process has written its id into a lock file. In a container, it has another id than here."""
+    """True if a process has written its id into a lock file. In a container, it has another id than
+    here.
+    """
     signed = signature.get("pid")
     with contextlib.suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
@@ -342,7 +401,9 @@ def _user(pid: int) -> str:
 
 
 def _command(pid: int) -> str:
-    """The command line of a process: `farm` with all its arguments; for other programs the first two words."""
+    """The command line of a process: `farm` with all its arguments; for other programs the first
+    two words.
+    """
     import psutil
 
     words: list[str] = []
@@ -351,7 +412,9 @@ def _command(pid: int) -> str:
     for number, word in enumerate(words[:3]):
         if Path(word).name == "farm" or words[number - 1 : number + 1] == ["-m", "cli"]:
             return " ".join(["farm", *words[number + 1 :]])[:200]
-    return " ".join([Path(words[0]).name, *words[1:2]])[:200] if words else "a process that has ended"
+    return (
+        " ".join([Path(words[0]).name, *words[1:2]])[:200] if words else "a process that has ended"
+    )
 
 
 def _has_another(card_id: str) -> bool:

@@ -1,12 +1,15 @@
 """Files and folders at names that other users of this host may have made.
 
-Any user can put a symbolic link, a pipe, a folder, a huge file or a second name of another user's file at a name that
-the farm uses in a shared folder. So the farm opens such names only with this module:
+Any user can put a symbolic link, a pipe, a folder, a huge file or a second name of another user's
+file at a name that the farm uses in a shared folder. So the farm opens such names only with this
+module:
 
-- A path is opened folder by folder, through descriptors. A symbolic link is followed only in a folder that only root
-  and this user can change, below no folder that others can change. Any other link is refused.
+- A path is opened folder by folder, through descriptors. A symbolic link is followed only in a
+  folder that only root and this user can change, below no folder that others can change. Any other
+  link is refused.
 - A file is opened without waiting. It must be a regular file with one name. A read has a limit.
-- Only what this process has just created gets another mode, through its descriptor. The umask has no effect on it.
+- Only what this process has just created gets another mode, through its descriptor. The umask has
+  no effect on it.
 
 docs/security.md describes the rules for users.
 """
@@ -27,7 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-#: Modes of a folder for this user only, and of one in which all users create files and delete only their own ones.
+#: Modes of a folder for this user only, and of one in which all users create files and delete only
+#: their own ones.
 PRIVATE, SHARED = 0o700, 0o1777
 #: Most entries of a folder that are listed: another user may have created any number.
 MOST_ENTRIES = 100_000
@@ -41,12 +45,15 @@ _AS_FILE = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
 
 
 class UntrustedPath(OSError):
-    """What lies at a path may be the work of another user, so it is not used. ``strerror`` says what it is."""
+    """What lies at a path may be the work of another user, so it is not used. ``strerror`` says
+    what it is.
+    """
 
 
 @dataclass(frozen=True)
 class Folder:
-    """An open folder. Its methods act on the folder that was opened, even if another one gets its path.
+    """An open folder. Its methods act on the folder that was opened, even if another one gets its
+    path.
 
     Attributes:
         descriptor: of the folder; for the functions of `os` with ``dir_fd``.
@@ -69,8 +76,12 @@ class Folder:
         self.close()
 
     def names(self, suffix: str = "") -> list[str]:
-        """Return the sorted names of the entries that end with ``suffix``, at most `MOST_ENTRIES`."""
-        descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.descriptor)
+        """Return the sorted names of the entries that end with ``suffix``, at most
+        `MOST_ENTRIES`.
+        """
+        descriptor = os.open(
+            ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.descriptor
+        )
         try:
             with os.scandir(descriptor) as entries:
                 found = (entry.name for entry in entries if entry.name.endswith(suffix))
@@ -115,14 +126,18 @@ class Folder:
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _AS_FILE
         with self._named(name):
-            descriptor = os.open(name, flags, 0o666 if mode is None else mode, dir_fd=self.descriptor)
+            descriptor = os.open(
+                name, flags, 0o666 if mode is None else mode, dir_fd=self.descriptor
+            )
         if mode is not None:
             with contextlib.suppress(OSError):  # some file systems have no modes
                 os.fchmod(descriptor, mode)
         return descriptor
 
     def read(self, name: str, most_bytes: int) -> bytes:
-        """Read a file of at most ``most_bytes``. Raises as `open`, and `UntrustedPath` if it is larger."""
+        """Read a file of at most ``most_bytes``. Raises as `open`, and `UntrustedPath` if it is
+        larger.
+        """
         with os.fdopen(self.open(name), "rb") as file:
             return self.read_opened(name, file, most_bytes)
 
@@ -130,13 +145,15 @@ class Folder:
         """Read an opened file. Raises `UntrustedPath` if it is larger than ``most_bytes``."""
         data = file.read(most_bytes + 1)
         if len(data) > most_bytes:
-            raise UntrustedPath(errno.EFBIG, f"is larger than {most_bytes} bytes", str(self.path / name))
+            raise UntrustedPath(
+                errno.EFBIG, f"is larger than {most_bytes} bytes", str(self.path / name)
+            )
         return data
 
     @contextlib.contextmanager
     def replacing(self, name: str, mode: int | None = 0o600) -> Iterator[IO[bytes]]:
-        """A context with a new file, which gets the name at the end of the block. If the block or the disk fails,
-        nothing changes. ``mode``: see `create`."""
+        """A context with a new file, which gets the name at the end of the block. If the block or
+        the disk fails, nothing changes. ``mode``: see `create`."""
         unfinished = f".{name[:100]}.{secrets.token_hex(4)}.part"
         file = os.fdopen(self.create(unfinished, mode), "wb")
         try:
@@ -167,12 +184,16 @@ class Folder:
             os.unlink(name, dir_fd=self.descriptor)
 
     def remove_tree(self, name: str) -> None:
-        """Remove a folder with its contents, as far as this user may. Links are removed, not followed."""
+        """Remove a folder with its contents, as far as this user may. Links are removed, not
+        followed.
+        """
         shutil.rmtree(name, ignore_errors=True, dir_fd=self.descriptor)
 
     @contextlib.contextmanager
     def _named(self, name: str) -> Iterator[None]:
-        """Put the whole path into the errors of a block: a function with ``dir_fd`` knows only the name."""
+        """Put the whole path into the errors of a block: a function with ``dir_fd`` knows only the
+        name.
+        """
         try:
             yield
         except OSError as error:
@@ -184,8 +205,9 @@ class Folder:
 
 
 def why_not_own(path: Path) -> str:
-    """Create a folder for files that contain code, with mode 0700, unless it exists. Return why other users may have
-    changed its files; "" if they cannot. Raises `OSError` if it cannot be created."""
+    """Create a folder for files that contain code, with mode 0700, unless it exists. Return why
+    other users may have changed its files; "" if they cannot. Raises `OSError` if it cannot be
+    created."""
     try:
         with open_folder(path, create=PRIVATE) as folder:
             return _why_not_own(folder)
@@ -206,16 +228,21 @@ def _why_not_own(folder: Folder) -> str:
 
 @contextlib.contextmanager
 def replacing_file(path: Path) -> Iterator[IO[bytes]]:
-    """A context with a new file, which gets the path at the end of the block (see `Folder.replacing`). For files that
-    the user has named: links to their folder are followed, and the umask decides about their mode."""
+    """A context with a new file, which gets the path at the end of the block (see
+    `Folder.replacing`). For files that the user has named: links to their folder are followed, and
+    the umask decides about their mode."""
     descriptor = os.open(path.parent, _AS_FOLDER & ~os.O_NOFOLLOW)
-    with Folder(path.parent, descriptor, False, False) as folder, folder.replacing(path.name, None) as file:
+    with (
+        Folder(path.parent, descriptor, False, False) as folder,
+        folder.replacing(path.name, None) as file,
+    ):
         yield file
 
 
 def check_file(path: Path) -> None:
-    """Check a file that another program opens at a path that the user has named. Raises `UntrustedPath` if it is
-    something else than a regular file with one name, and other users can change its folder."""
+    """Check a file that another program opens at a path that the user has named. Raises
+    `UntrustedPath` if it is something else than a regular file with one name, and other users can
+    change its folder."""
     if not _is_exclusive(path.parent.stat()):
         with contextlib.suppress(FileNotFoundError):
             _check_status(path, path.lstat())
@@ -224,7 +251,9 @@ def check_file(path: Path) -> None:
 def _check_status(path: Path, status: os.stat_result) -> None:
     """Raise `UntrustedPath` unless the status is that of a regular file with one name."""
     if stat.S_ISLNK(status.st_mode):
-        raise UntrustedPath(errno.ELOOP, f"is a symbolic link of user {user_name(status.st_uid)}", str(path))
+        raise UntrustedPath(
+            errno.ELOOP, f"is a symbolic link of user {user_name(status.st_uid)}", str(path)
+        )
     if not stat.S_ISREG(status.st_mode):
         raise UntrustedPath(errno.EPERM, "is not a regular file", str(path))
     if status.st_nlink > 1:
@@ -249,11 +278,12 @@ def open_folder(path: Path | str, *, create: int | None = None) -> Folder:
     """Open the folder at a path; close it after use.
 
     Args:
-        create: if the folder or its parents do not exist, create them with this mode (parents of a shared folder:
-            0755). The mode of an existing folder does not change.
+        create: if the folder or its parents do not exist, create them with this mode (parents of a
+            shared folder: 0755). The mode of an existing folder does not change.
 
     Raises:
-        UntrustedPath: a part of the path is a symbolic link, and other users can change the folder in which it is.
+        UntrustedPath: a part of the path is a symbolic link, and other users can change the folder
+            in which it is.
         OSError: the folder does not exist, cannot be created, or this user may not search it.
     """
     path = Path(path)
@@ -282,8 +312,8 @@ def open_folder(path: Path | str, *, create: int | None = None) -> Folder:
 
 
 def make_private(folder: Path) -> None:
-    """Create a folder and its missing parents, accessible only to this user. Existing folders are not changed. Raises
-    `OSError` if the folder cannot be created."""
+    """Create a folder and its missing parents, accessible only to this user. Existing folders are
+    not changed. Raises `OSError` if the folder cannot be created."""
     if not folder.is_dir():
         open_folder(folder, create=PRIVATE).close()
 
@@ -310,8 +340,8 @@ def _is_ours(status: os.stat_result) -> bool:
 
 
 def _target_of_link(folder: Folder, name: str) -> Path | None:
-    """The target of a symbolic link; None for anything else. Raises `UntrustedPath` if another user may have made or
-    changed the link."""
+    """The target of a symbolic link; None for anything else. Raises `UntrustedPath` if another user
+    may have made or changed the link."""
     try:
         status = folder.status(name)
     except FileNotFoundError:
@@ -319,13 +349,18 @@ def _target_of_link(folder: Folder, name: str) -> Path | None:
     if not stat.S_ISLNK(status.st_mode):
         return None
     if not folder.exclusive:
-        what = f"is a symbolic link of user {user_name(status.st_uid)}, in a folder that other users can change"
+        what = (
+            f"is a symbolic link of user {user_name(status.st_uid)}, in a folder that other users "
+            "can change"
+        )
         raise UntrustedPath(errno.ELOOP, what, str(folder.path / name))
     return Path(os.readlink(name, dir_fd=folder.descriptor))
 
 
 def _descend(folder: Folder, name: str, mode: int | None) -> Folder:
-    """Close a folder and return an entry of it, which is a folder, or is created as one with this mode."""
+    """Close a folder and return an entry of it, which is a folder, or is created as one with this
+    mode.
+    """
     path = folder.path / name
     try:
         descriptor = os.open(name, _AS_FOLDER, dir_fd=folder.descriptor)
@@ -350,7 +385,9 @@ def _is_sticky(folder: Folder) -> bool:
 
 
 def _created(folder: Folder, name: str, mode: int) -> int:
-    """Create a folder and return its descriptor. If another process creates it first, return that of its folder."""
+    """Create a folder and return its descriptor. If another process creates it first, return that
+    of its folder.
+    """
     with folder._named(name):
         try:
             os.mkdir(name, mode, dir_fd=folder.descriptor)
@@ -358,7 +395,8 @@ def _created(folder: Folder, name: str, mode: int) -> int:
             return os.open(name, _AS_FOLDER, dir_fd=folder.descriptor)
         descriptor = os.open(name, _AS_FOLDER, dir_fd=folder.descriptor)
         status = os.fstat(descriptor)
-        # Elsewhere, another user may already have put another folder at this name. Then the umask decides.
+        # Elsewhere, another user may already have put another folder at this name. Then the umask
+        # decides.
         in_place = folder.stays and (folder.exclusive or _is_sticky(folder))
         if in_place and status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != mode:
             _set_mode(descriptor, mode)
@@ -379,13 +417,16 @@ def _set_mode(folder: int, mode: int) -> None:
 
 
 class TemporaryFolder:
-    """A new folder of mode 0700. The lock on a file in it shows that its process lives, or a child that inherited
-    `descriptor`. `remove_left` removes the folders of killed processes. Raises `OSError` if it cannot be created."""
+    """A new folder of mode 0700. The lock on a file in it shows that its process lives, or a child
+    that inherited `descriptor`. `remove_left` removes the folders of killed processes. Raises
+    `OSError` if it cannot be created."""
 
     def __init__(self, prefix: str, parent: Path | None = None) -> None:
         for _ in range(_MOST_TRIES):
             path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-            with contextlib.suppress(FileNotFoundError, BlockingIOError):  # `remove_left` has removed it
+            with contextlib.suppress(
+                FileNotFoundError, BlockingIOError
+            ):  # `remove_left` has removed it
                 self.descriptor = _lock_of(path)
                 self.path = path
                 return
@@ -404,8 +445,8 @@ class TemporaryFolder:
 
 
 def _lock_of(path: Path) -> int:
-    """Create and lock the file that shows that a new folder is in use; return its descriptor. Raises `BlockingIOError`
-    or `FileNotFoundError` if another process removes the folder."""
+    """Create and lock the file that shows that a new folder is in use; return its descriptor.
+    Raises `BlockingIOError` or `FileNotFoundError` if another process removes the folder."""
     with Folder(path, os.open(path, _AS_FOLDER), False, False) as folder:
         descriptor = folder.create(_OWNED, 0o600)
         try:
@@ -419,8 +460,9 @@ def _lock_of(path: Path) -> int:
 
 
 def remove_left(prefix: str, parent: Path | None = None, *, also_empty: bool = False) -> None:
-    """Remove the temporary folders of this user's killed processes. ``also_empty``: only `TemporaryFolder` uses this
-    prefix, so an empty folder is one whose process was killed before it locked the folder."""
+    """Remove the temporary folders of this user's killed processes. ``also_empty``: only
+    `TemporaryFolder` uses this prefix, so an empty folder is one whose process was killed before it
+    locked the folder."""
     with contextlib.suppress(OSError), open_folder(parent or tempfile.gettempdir()) as folder:
         for name in folder.names():
             if name.startswith(prefix):
@@ -429,7 +471,9 @@ def remove_left(prefix: str, parent: Path | None = None, *, also_empty: bool = F
 
 
 def _remove_if_left(folder: Folder, name: str, also_empty: bool) -> None:
-    """Remove a `TemporaryFolder` of this user. Raises `OSError` if it is in use, or another folder."""
+    """Remove a `TemporaryFolder` of this user. Raises `OSError` if it is in use, or another
+    folder.
+    """
     path = folder.path / name
     if also_empty and folder.status(name).st_uid == os.geteuid():
         with contextlib.suppress(OSError):  # it is not empty

@@ -1,9 +1,9 @@
 """Simulated cards, for tests of the farm: their device, and a simulated measurement without torch.
 
-All values are functions of the subject's id, so all simulated cards agree and a repeated run gives the same verdict.
-Their readings have the flag ``simulated`` and are never reused. If a subject's parameters contain ``"simulate"``, its
-measurement fails in the way that the value names (`_misbehave`); real cards ignore it.
-"""
+All values are functions of the subject's id, so all simulated cards agree and a repeated run gives
+the same verdict. Their readings have the flag ``simulated`` and are never reused. If a subject's
+parameters contain ``"simulate"``, its measurement fails in the way that the value names
+(`_misbehave`); real cards ignore it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,15 @@ SLOW_TIMES = 4  # each tensor in slow memory adds this multiple of the time in f
 
 def simulated_cards(settings: Settings) -> list[Card]:
     return [
-        Card(f"SIM-{settings.host}-{number}", "simulated", MODEL, 64 * 2**30, "simulated", number, settings.host)
+        Card(
+            f"SIM-{settings.host}-{number}",
+            "simulated",
+            MODEL,
+            64 * 2**30,
+            "simulated",
+            number,
+            settings.host,
+        )
         for number in range(settings.simulated_cards)
     ]
 
@@ -61,7 +69,9 @@ class SimulatedDevice(Device):
 
 
 def _fraction(word: str, subject_id: str) -> float:
-    return int.from_bytes(hashlib.sha256(f"{word} {subject_id}".encode()).digest()[:6], "big") / 2**48
+    return (
+        int.from_bytes(hashlib.sha256(f"{word} {subject_id}".encode()).digest()[:6], "big") / 2**48
+    )
 
 
 def measure(
@@ -71,8 +81,8 @@ def measure(
     predicted: Mapping[str, int] | None,
     on_phase: OnPhase,
 ) -> Reading:
-    """A reading that depends only on subject and placement. With a prediction it is the sum of the predicted tuples.
-    Raises `Unmeasurable` if the subject's parameters request a failure."""
+    """A reading that depends only on subject and placement. With a prediction it is the sum of the
+    predicted tuples. Raises `Unmeasurable` if the subject's parameters request a failure."""
     begin_s = time.perf_counter()
     on_phase("rebuild", {})
     _misbehave(subject)
@@ -109,7 +119,9 @@ def measure(
 
 
 def unhealthy(card_id: str) -> str:
-    """The result of the health check: a fault while the file FARM_SIMULATED_UNHEALTHY contains the card's id."""
+    """The result of the health check: a fault while the file FARM_SIMULATED_UNHEALTHY contains the
+    card's id.
+    """
     try:
         with open(os.environ.get(UNHEALTHY_VARIABLE, "")) as file:
             return "Simulated: a product came out wrong." if card_id in file.read().split() else ""
@@ -133,7 +145,11 @@ def _misbehave(subject: Subject) -> None:
         case "slow":
             time.sleep(1.0 if given_s is None else given_s)
         case "oom":
-            raise Unmeasurable("out_of_memory", "Simulated: it does not fit on the card.", "Choose a smaller batch.")
+            raise Unmeasurable(
+                "out_of_memory",
+                "Simulated: it does not fit on the card.",
+                "Choose a smaller batch.",
+            )
         case "not_capturable":
             raise Unmeasurable("not_capturable", "Simulated: no CUDA graph can be made of it.")
         case "raise":

@@ -1,8 +1,9 @@
-"""Checks that find out why a farm misbehaves. Each check returns "ok", or a problem and what to do next.
+"""Checks that find out why a farm misbehaves. Each check returns "ok", or a problem and what to do
+next.
 
-The checks leave nothing behind and raise nothing: if a part of the farm does not answer, the check reports a problem.
-`farm.doctor.host` checks this host, `farm.doctor.database` the database, and `tasks.broker_checks` the broker.
-"""
+The checks leave nothing behind and raise nothing: if a part of the farm does not answer, the check
+reports a problem. `farm.doctor.host` checks this host, `farm.doctor.database` the database, and
+`tasks.broker_checks` the broker."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ Level = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one check. A problem stops work or makes readings worthless; a warning does not."""
+    """The result of one check. A problem stops work or makes readings worthless; a warning does
+    not.
+    """
 
     name: str
     level: Level

@@ -1,4 +1,6 @@
-"""Checks of the farm's database: does it answer, does its schema match this program, and are its cards healthy?"""
+"""Checks of the farm's database: does it answer, does its schema match this program, and are its
+cards healthy?
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from farm.store.database import Database, by_key, database_now, read_clock_s
 from farm.store.tables import Item, ItemState, Job, JobState
 from farm.types.format import plural
 
-#: Leases use the database's clock only, so skew does not affect them. It does affect logs, certificates and graphs.
+#: Leases use the database's clock only, so skew does not affect them. It does affect logs,
+#: certificates and graphs.
 SKEW_WARNING_S = 2.0
 SKEW_PROBLEM_S = 300.0
 
@@ -34,7 +37,11 @@ def database_checks(current: Settings) -> Iterator[Check]:
     sqlite = database.engine.dialect.name == "sqlite"
     if database.missing:
         if current.broker_url or current.database_url:
-            yield problem("database", f"the database {database} does not exist", "Create it with `farm db upgrade`.")
+            yield problem(
+                "database",
+                f"the database {database} does not exist",
+                "Create it with `farm db upgrade`.",
+            )
         else:
             yield ok("database", f"{database} does not exist yet; `farm run` creates it")
         return
@@ -45,7 +52,9 @@ def database_checks(current: Settings) -> Iterator[Check]:
             yield _where_the_database_is(current, str(database), sqlite, database.url)
             yield ok("schema", f"{database.schema_version()}, the schema that this program needs")
             yield from _writes(database)
-            yield _clock(0.0 if sqlite else (begun_s + ended_s) / 2 - clock_s, (ended_s - begun_s) / 2)
+            yield _clock(
+                0.0 if sqlite else (begun_s + ended_s) / 2 - clock_s, (ended_s - begun_s) / 2
+            )
             yield from card_checks(session, current)
     except (DatabaseUnreachable, SchemaMismatch, SettingsError) as error:
         name = "schema" if isinstance(error, SchemaMismatch) else "database"
@@ -64,9 +73,15 @@ def _writes(database: Database) -> Iterator[Check]:
 def _where_the_database_is(current: Settings, shown: str, sqlite: bool, url: Any) -> Check:
     if sqlite and current.broker_url and not is_local(current.broker_url):
         message = f"{shown} is a file on this host, but the broker is on another host"
-        step = "The hosts of a farm share one PostgreSQL database: set FARM_DATABASE_URL to its URL."
+        step = (
+            "The hosts of a farm share one PostgreSQL database: set FARM_DATABASE_URL to its URL."
+        )
         return warning("database", message, step)
-    if not sqlite and not _is_local_host(url.host or "") and url.query.get("sslmode") != "verify-full":
+    if (
+        not sqlite
+        and not _is_local_host(url.host or "")
+        and url.query.get("sslmode") != "verify-full"
+    ):
         message = f"{shown} is on another host, and its certificate is not checked"
         step = "Add sslmode=verify-full and sslrootcert to FARM_DATABASE_URL (docs/operate.md)."
         return warning("database", message, step)
@@ -79,13 +94,20 @@ def _clock(ahead_s: float, uncertain_s: float) -> Check:
         way = "ahead of" if ahead_s > 0 else "behind"
         message = f"the clock of this host is {abs(ahead_s):.1f} s {way} the clock of the database"
         result = problem if beyond_s > SKEW_PROBLEM_S else warning
-        return result("clock", message, "Start a time service (chrony, systemd-timesyncd) on both hosts.")
-    message = f"differs from the clock of the database by at most {max(abs(ahead_s), uncertain_s, 0.001):.3f} s"
+        return result(
+            "clock", message, "Start a time service (chrony, systemd-timesyncd) on both hosts."
+        )
+    message = (
+        "differs from the clock of the database by at most "
+        f"{max(abs(ahead_s), uncertain_s, 0.001):.3f} s"
+    )
     return ok("clock", message)
 
 
 def card_checks(session: Session, current: Settings) -> Iterator[Check]:
-    """Check the cards in the database: does a worker serve each card, and do all cards have the same software?"""
+    """Check the cards in the database: does a worker serve each card, and do all cards have the
+    same software?
+    """
     views = cards.views(session, current.heartbeat_s, silent=True)
     farms = {view.card.id: cards.farm_of(view.card.worker) for view in views}
     gone = {card_id for card_id, farm in farms.items() if cards.is_gone(farm, current.host)}
@@ -93,7 +115,10 @@ def card_checks(session: Session, current: Settings) -> Iterator[Check]:
     serving = [view for view in present if view.state in ("idle", "busy")]
     starting = sum(view.state == "starting" for view in present)
     for view in views:
-        card, look = view.card, f"Read the log of the worker on {view.card.host} (`journalctl -u farm-worker`)"
+        card, look = (
+            view.card,
+            f"Read the log of the worker on {view.card.host} (`journalctl -u farm-worker`)",
+        )
         name = f"card {card.host}:{card.index}"
         if view.state == "quarantined":
             message = f"{card.id} is quarantined: {card.state_reason or 'no reason is stored'}"
@@ -101,17 +126,29 @@ def card_checks(session: Session, current: Settings) -> Iterator[Check]:
         elif card.id in gone or (view.state == "lost" and farms[card.id]):
             message = f"the `farm run` on {card.id} has ended unexpectedly"
             message += f"; {view.waiting} of its items are not measured"
-            yield warning(name, message, "Run the same command again: it continues where it stopped.")
+            yield warning(
+                name, message, "Run the same command again: it continues where it stopped."
+            )
         elif view.state == "lost":
             message = f"{card.id} has sent no heartbeat for {view.seen_ago_s:.0f} s"
             message += f"; {view.waiting} items wait for this card"
-            yield problem(name, message, f"{look}. If the card will not return, run `farm cards drain {card.id}`.")
+            yield problem(
+                name,
+                message,
+                f"{look}. If the card will not return, run `farm cards drain {card.id}`.",
+            )
         elif view.state == "stopped" and card.state_reason:
             message = f"no worker serves {card.id}: {card.state_reason}"
             yield problem(name, message, f"{look}, and start `farm worker` again.")
         elif view.silent_s:
-            silent = f"is idle and has taken no item for {view.silent_s:.0f} s, though {view.waiting} items wait"
-            again = f"The worker restarts by itself after {current.deaf_after_s:g} s (FARM_DEAF_AFTER_S)"
+            silent = (
+                f"is idle and has taken no item for {view.silent_s:.0f} s, though {view.waiting} "
+                "items wait"
+            )
+            again = (
+                f"The worker restarts by itself after {current.deaf_after_s:g} s "
+                "(FARM_DEAF_AFTER_S)"
+            )
             restart = again if current.deaf_after_s else "Restart the worker"
             yield problem(name, f"{card.id} {silent}", f"{look} and check the broker. {restart}.")
         elif view.state == "draining":
@@ -125,7 +162,9 @@ def card_checks(session: Session, current: Settings) -> Iterator[Check]:
         message = f"no worker is ready yet; {starting} {plural('worker', starting)} starting"
         yield warning("cards", message, "Run `farm doctor` again in a minute.")
     elif current.broker_url:
-        yield warning("cards", "no worker serves a card", "Start `farm worker` on a host with cards.")
+        yield warning(
+            "cards", "no worker serves a card", "Start `farm worker` on a host with cards."
+        )
     yield from _unserved_items(session, views)
     yield from _software_checks(session, [view.card for view in serving])
 
@@ -137,7 +176,9 @@ _NEXT_STEPS = {
 
 
 def waiting_items(session: Session) -> dict[str, int]:
-    """Return card id -> number of items of the shared farm that wait for it, or whose worker has gone."""
+    """Return card id -> number of items of the shared farm that wait for it, or whose worker has
+    gone.
+    """
     abandoned = and_(col(Item.state) == ItemState.CLAIMED, col(Item.lease_until_s) < database_now())
     query = (
         select(Item.card_id, func.count())
@@ -149,7 +190,9 @@ def waiting_items(session: Session) -> dict[str, int]:
 
 
 def _unserved_items(session: Session, views: Sequence[CardStatus]) -> Iterator[Check]:
-    """Report items that no card can measure: no worker serves a card of their model and software."""
+    """Report items that no card can measure: no worker serves a card of their model and
+    software.
+    """
     waiting = waiting_items(session)
     kinds = by_key(lambda view: (view.card.model, view.card.software_id), views)
     for (model, _), alike in kinds.items():
@@ -161,20 +204,30 @@ def _unserved_items(session: Session, views: Sequence[CardStatus]) -> Iterator[C
         first = (own or alike)[0]
         step = _NEXT_STEPS.get(first.state, "Start `farm worker` on {0.host}.").format(first.card)
         message = (
-            f"no worker serves a card of model {model}, but {number} {plural('item', number)} must be measured there"
+            f"no worker serves a card of model {model}, but {number} {plural('item', number)} "
+            "must be measured there"
         )
         yield problem("cards", f"{message}: {named or 'a `farm run` uses the card'}", step)
 
 
 def _software_checks(session: Session, serving: Sequence[Any]) -> Iterator[Check]:
     by_model = by_key(lambda card: card.model, (card for card in serving if card.software_id))
-    by_software = {model: by_key(lambda card: card.software_id, alike) for model, alike in by_model.items()}
+    by_software = {
+        model: by_key(lambda card: card.software_id, alike) for model, alike in by_model.items()
+    }
     for model, groups in by_software.items():
         if len(groups) < 2:
             continue
         rows = {software_id: session.get(tables.SoftwareRow, software_id) for software_id in groups}
-        fields = ("torch", "cuda", "cudnn", "driver")  # the first writer of the row decides the other fields
-        differing = [field for field in fields if len({getattr(row, field) for row in rows.values()}) > 1]
+        fields = (
+            "torch",
+            "cuda",
+            "cudnn",
+            "driver",
+        )  # the first writer of the row decides the other fields
+        differing = [
+            field for field in fields if len({getattr(row, field) for row in rows.values()}) > 1
+        ]
         message = "; ".join(
             f"{', '.join(sorted({card.host for card in group}))}: "
             + " ".join(f"{field} {getattr(rows[software_id], field)}" for field in differing)
@@ -183,11 +236,14 @@ def _software_checks(session: Session, serving: Sequence[Any]) -> Iterator[Check
         yield warning(
             "versions",
             f"the cards of model {model} run different software ({message})",
-            "Readings of different software are not mixed, so each of these hosts measures everything: install the "
+            "Readings of different software are not mixed, so each of these hosts measures "
+            "everything: install the "
             "same versions on all hosts.",
         )
     if by_software and all(len(groups) == 1 for groups in by_software.values()):
-        yield ok("versions", "all cards of a card model have the same torch, CUDA, cuDNN and driver")
+        yield ok(
+            "versions", "all cards of a card model have the same torch, CUDA, cuDNN and driver"
+        )
 
 
 def is_local(url: str) -> bool:

@@ -50,12 +50,22 @@ def _hardware_checks(current: Settings) -> Iterator[Check]:
     """Check the driver, whether torch supports it, and every card of this host."""
     torch = installed_torch()
     if torch is None:
-        yield problem("torch", "torch is not installed", "Install torch, or install farm again with its dependencies.")
+        yield problem(
+            "torch",
+            "torch is not installed",
+            "Install torch, or install farm again with its dependencies.",
+        )
     cards = discover(current)
-    yield from _amd_driver(cards, torch.hip) if torch and torch.hip else _nvidia_driver(cards, torch, current)
+    yield from (
+        _amd_driver(cards, torch.hip)
+        if torch and torch.hip
+        else _nvidia_driver(cards, torch, current)
+    )
     for card in cards:
         name = "cpu here" if card.kind == "cpu" else f"card {card.index} here"
-        if card.kind == "cpu" and not _worker_of(card, current):  # a worker's measurement would cause the load
+        if card.kind == "cpu" and not _worker_of(
+            card, current
+        ):  # a worker's measurement would cause the load
             yield _load()
         if not card.refusal:
             yield from _card_here(name, card, current)
@@ -71,10 +81,16 @@ def _amd_driver(cards: Sequence[Card], rocm: str) -> Iterator[Check]:
     yield ok("torch", f"built for ROCm {rocm}")
     if driver := next((card.driver for card in cards if card.kind == "cuda" and card.driver), ""):
         yield ok("driver", f"amdgpu {driver}")
-        yield warning("AMD", UNTESTED, "Compare readings with another tool before you use them (docs/devices.md).")
+        yield warning(
+            "AMD",
+            UNTESTED,
+            "Compare readings with another tool before you use them (docs/devices.md).",
+        )
 
 
-def _nvidia_driver(cards: Sequence[Card], torch: Installed | None, current: Settings) -> Iterator[Check]:
+def _nvidia_driver(
+    cards: Sequence[Card], torch: Installed | None, current: Settings
+) -> Iterator[Check]:
     driver, cuda, trouble = _driver()
     yield from _all_listed(cards, current)
     if driver:
@@ -83,7 +99,8 @@ def _nvidia_driver(cards: Sequence[Card], torch: Installed | None, current: Sett
         yield problem(
             "driver",
             f"this host has an NVIDIA card, but its driver does not answer: {trouble}",
-            "Install or reload the driver until `nvidia-smi` lists the card; give a container access to the card.",
+            "Install or reload the driver until `nvidia-smi` lists the card; give a container "
+            "access to the card.",
         )
     else:
         yield ok("driver", "this host has no NVIDIA card; it measures on its CPU")
@@ -92,23 +109,33 @@ def _nvidia_driver(cards: Sequence[Card], torch: Installed | None, current: Sett
 
 
 def disturbances(cards: Sequence[Card], current: Settings) -> Iterator[Check]:
-    """Report what would disturb readings on these cards: a busy CPU, or other processes on a GPU."""
+    """Report what would disturb readings on these cards: a busy CPU, or other processes on a
+    GPU.
+    """
     for card in cards:
         with contextlib.suppress(FarmError):
             if card.kind == "cpu" and (busy := _load()).level != "ok":
                 yield busy
             elif card.kind == "cuda":
                 with contextlib.closing(open_device(card)) as device:
-                    yield from _foreign(f"card {card.index}", card, device.compute_processes(), current)
+                    yield from _foreign(
+                        f"card {card.index}", card, device.compute_processes(), current
+                    )
 
 
 def _driver() -> tuple[str, tuple[int, int], str]:
-    """Return the driver's version, the newest CUDA version that it supports, and its error ("" if it answers)."""
+    """Return the driver's version, the newest CUDA version that it supports, and its error ("" if
+    it answers).
+    """
     try:
         with nvidia.opened():
             version = pynvml.nvmlSystemGetDriverVersion()
             number = pynvml.nvmlSystemGetCudaDriverVersion_v2()
-        return version if isinstance(version, str) else version.decode(), (number // 1000, number % 1000 // 10), ""
+        return (
+            version if isinstance(version, str) else version.decode(),
+            (number // 1000, number % 1000 // 10),
+            "",
+        )
     except pynvml.NVMLError as error:
         return "", (0, 0), str(error)
 
@@ -122,9 +149,11 @@ def _all_listed(listed: Sequence[Card], current: Settings) -> Iterator[Check]:
         named = ", ".join(f"{card.index} ({card.id})" for card in left_out[:8])
         yield warning(
             "GPUs",
-            f"the farm sees {len(counted) - len(left_out)} of the {len(counted)} GPUs that the driver lists; "
+            f"the farm sees {len(counted) - len(left_out)} of the {len(counted)} GPUs that the "
+            "driver lists; "
             f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '')} leaves out {named}",
-            "Unset CUDA_VISIBLE_DEVICES to use all GPUs. Leave it if a scheduler gave you only some of them.",
+            "Unset CUDA_VISIBLE_DEVICES to use all GPUs. Leave it if a scheduler gave you only "
+            "some of them.",
         )
     elif counted:
         yield ok("GPUs", f"the farm sees all {len(counted)} GPUs that the driver lists")
@@ -134,16 +163,24 @@ def has_nvidia_hardware(devices: Path = Path("/sys/bus/pci/devices")) -> bool:
     """True if an NVIDIA display or 3D controller is on the PCI bus. Does not ask the driver."""
     for device in devices.glob("*"):
         with contextlib.suppress(OSError):
-            vendor, kind = (device / "vendor").read_text().strip(), (device / "class").read_text().strip()
+            vendor, kind = (
+                (device / "vendor").read_text().strip(),
+                (device / "class").read_text().strip(),
+            )
             if vendor == "0x10de" and kind.startswith("0x03"):
                 return True
     return False
 
 
 def torch_against_driver(torch: Installed, driver_cuda: tuple[int, int] | None) -> Check:
-    """Check that torch can use the driver. A CUDA program runs on every driver with the same major CUDA version."""
+    """Check that torch can use the driver. A CUDA program runs on every driver with the same major
+    CUDA version.
+    """
     if driver_cuda is None:
-        return ok("torch", f"{torch.version}{f', built for CUDA {torch.cuda}' if torch.cuda else ', for CPUs'}")
+        return ok(
+            "torch",
+            f"{torch.version}{f', built for CUDA {torch.cuda}' if torch.cuda else ', for CPUs'}",
+        )
     if not torch.cuda:
         message = f"torch {torch.version} is built for CPUs, but this host has an NVIDIA driver"
         step = "Install a build of torch for CUDA (the default on Linux)."
@@ -152,7 +189,10 @@ def torch_against_driver(torch: Installed, driver_cuda: tuple[int, int] | None) 
     runs = f"the driver supports CUDA up to {driver_cuda[0]}.{driver_cuda[1]}"
     message = f"torch {torch.version} is built for CUDA {torch.cuda}, {runs}"
     if major > driver_cuda[0]:
-        step = "Update the driver, or install a torch that is built for a CUDA version that the driver supports."
+        step = (
+            "Update the driver, or install a torch that is built for a CUDA version that the "
+            "driver supports."
+        )
         return problem("torch", message, step)
     if (major, minor) > driver_cuda:
         step = "torch runs, but kernels that are compiled at run time may fail: update the driver."
@@ -175,7 +215,9 @@ def _card_here(name: str, card: Card, current: Settings) -> Iterator[Check]:
         else:
             rapl = "Let the farm's user read /sys/class/powercap (RAPL, the CPU's energy counter)."
             step = rapl if card.kind == "cpu" else "Read the output of `nvidia-smi -q -d POWER`."
-            yield warning(name, f"{card} reports neither energy nor power: only time is measured", step)
+            yield warning(
+                name, f"{card} reports neither energy nor power: only time is measured", step
+            )
         yield from _foreign(name, card, device.compute_processes(), current)
 
 
@@ -189,8 +231,12 @@ def _load() -> Check:
     return warning("load", busy, "Measure when the host is idle.")
 
 
-def _foreign(name: str, card: Card, processes: frozenset[int] | None, current: Settings) -> Iterator[Check]:
-    """Report processes that compute on the card, except the worker that holds the card's lock and its children."""
+def _foreign(
+    name: str, card: Card, processes: frozenset[int] | None, current: Settings
+) -> Iterator[Check]:
+    """Report processes that compute on the card, except the worker that holds the card's lock and
+    its children.
+    """
     import psutil
 
     def command(pid: int) -> str:
@@ -198,13 +244,20 @@ def _foreign(name: str, card: Card, processes: frozenset[int] | None, current: S
             return psutil.Process(pid).name()
         return "of another container or user"
 
-    own = _worker_of(card, current) | registered_processes(current.lock_dir) if processes else frozenset()
+    own = (
+        _worker_of(card, current) | registered_processes(current.lock_dir)
+        if processes
+        else frozenset()
+    )
     foreign = sorted((processes or frozenset()) - own)
     unseen = [pid for pid in foreign if not Path(f"/proc/{pid}").exists()]
     if not foreign or (own and len(unseen) == len(foreign) == 1):
         return  # in a container the driver reports host ids: one unknown id is the worker's
     named = ", ".join(f"{pid} ({command(pid)})" for pid in foreign[:5])
-    message = f"other processes compute on {card}: {named}; readings taken meanwhile get the flag `shared`"
+    message = (
+        f"other processes compute on {card}: {named}; readings taken meanwhile get the flag "
+        "`shared`"
+    )
     yield warning(name, message, "End these processes, or choose another card.")
 
 
@@ -216,12 +269,16 @@ def _worker_of(card: Card, current: Settings) -> frozenset[int]:
     if pid is None:
         return frozenset()
     with contextlib.suppress(psutil.Error):
-        return frozenset({pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))})
+        return frozenset(
+            {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
+        )
     return frozenset()
 
 
 def _folder_checks(current: Settings) -> Iterator[Check]:
-    """Check write permission, free disk space, and that other users cannot read passwords and state."""
+    """Check write permission, free disk space, and that other users cannot read passwords and
+    state.
+    """
     step = "Set FARM_STATE_DIR to a folder that this user may write to."
     yield _writable("state folder", current.state_dir, step)
     yield from _private(current)
@@ -237,18 +294,33 @@ def _folder_checks(current: Settings) -> Iterator[Check]:
         named = printable(", ".join(path.name for path in aside[:5]))
         yield problem(
             "spool",
-            f"{len(aside)} {plural('reading', len(aside))} in {spool.folder} could not be stored: {named}",
-            "The log of the card's worker has the reason. Delete the files: their items are measured again.",
+            f"{len(aside)} {plural('reading', len(aside))} in {spool.folder} could not be stored: "
+            f"{named}",
+            "The log of the card's worker has the reason. Delete the files: their items are "
+            "measured again.",
         )
     if waiting := len(spool):
-        message = f"{waiting} {plural('reading', waiting)} in {spool.folder}, not yet in the database"
-        yield warning("spool", message, "Start `farm worker`: the card's worker stores them when the database answers.")
+        message = (
+            f"{waiting} {plural('reading', waiting)} in {spool.folder}, not yet in the database"
+        )
+        yield warning(
+            "spool",
+            message,
+            "Start `farm worker`: the card's worker stores them when the database answers.",
+        )
     path = os.environ.get("FARM_CONFIG", "")
     with contextlib.suppress(OSError):
         mode = Path(path).stat().st_mode if path else 0
         if mode & (stat.S_IROTH | stat.S_IWGRP | stat.S_IWOTH):
-            message = f"{path} holds passwords, and other users can read or change it ({stat.filemode(mode)})"
-            yield warning("settings file", message, f"Run `chmod 0640 {path}`; its group must be the farm's group.")
+            message = (
+                f"{path} holds passwords, and other users can read or change it "
+                f"({stat.filemode(mode)})"
+            )
+            yield warning(
+                "settings file",
+                message,
+                f"Run `chmod 0640 {path}`; its group must be the farm's group.",
+            )
         elif path:
             yield ok("settings file", path)
 
@@ -261,7 +333,9 @@ def _private(current: Settings) -> Iterator[Check]:
             reached = all(folder.stat().st_mode & stat.S_IXOTH for folder in path.resolve().parents)
             if reached and mode & (stat.S_IRWXO | stat.S_IWGRP):
                 message = f"other users of this host can access {path} ({stat.filemode(mode)})"
-                yield warning("privacy", message, f"Run `chmod go-rwx {path}`, unless you trust these users.")
+                yield warning(
+                    "privacy", message, f"Run `chmod go-rwx {path}`, unless you trust these users."
+                )
 
 
 def _database_files(current: Settings) -> list[Path]:
@@ -274,26 +348,43 @@ def _database_files(current: Settings) -> list[Path]:
 
 def _locks(folder: Path) -> Check:
     name, service = "lock folder", farm_settings.SERVICE_LOCK_DIR
-    check = _writable(name, folder, "Set FARM_LOCK_DIR to a folder that all workers of this host may write to.")
+    check = _writable(
+        name, folder, "Set FARM_LOCK_DIR to a folder that all workers of this host may write to."
+    )
     if check.level != "ok":
         return check
     if folder.is_dir() and stat.S_IMODE(folder.stat().st_mode) & 0o1777 != 0o1777:
-        message = f"not all users of this host may write to {folder}, so a worker of another user cannot lock a card"
+        message = (
+            f"not all users of this host may write to {folder}, so a worker of another user "
+            "cannot lock a card"
+        )
         return warning(name, message, f"Run `chmod 1777 {folder}`.")
     if service.is_dir() and folder.resolve() != service.resolve():
-        message = f"this farm uses {folder}, but other workers use {service}: both could measure on one card at a time"
+        message = (
+            f"this farm uses {folder}, but other workers use {service}: both could measure on one "
+            "card at a time"
+        )
         return warning(name, message, "Unset FARM_LOCK_DIR.")
     return check
 
 
 def _temporary_folder() -> Iterator[Check]:
-    """Check that other users cannot replace the folders in which the farm's own broker has its socket."""
+    """Check that other users cannot replace the folders in which the farm's own broker has its
+    socket.
+    """
     folder = Path(tempfile.gettempdir())
     with contextlib.suppress(OSError):
         mode = folder.stat().st_mode
         if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:
-            message = f"users of this host can rename each other's folders in {folder} ({stat.filemode(mode)})"
-            yield warning("temporary folder", message, f"Run `chmod +t {folder}`, or set TMPDIR to another folder.")
+            message = (
+                f"users of this host can rename each other's folders in {folder} "
+                f"({stat.filemode(mode)})"
+            )
+            yield warning(
+                "temporary folder",
+                message,
+                f"Run `chmod +t {folder}`, or set TMPDIR to another folder.",
+            )
 
 
 def _writable(name: str, folder: Path, next_step: str) -> Check:
@@ -307,25 +398,38 @@ def _writable(name: str, folder: Path, next_step: str) -> Check:
     if not there.is_dir():
         return problem(name, f"the folder {folder} cannot be created: {there} is a file", next_step)
     try:
-        # Permission bits are not enough: a file system can be full, read-only, virtual or mapped to another user.
+        # Permission bits are not enough: a file system can be full, read-only, virtual or mapped to
+        # another user.
         with tempfile.TemporaryFile(dir=there):
-            return ok(name, str(folder) if there == folder else f"{folder} (created when it is needed)")
+            return ok(
+                name, str(folder) if there == folder else f"{folder} (created when it is needed)"
+            )
     except OSError as error:
         cannot = "" if there == folder else f"{folder} cannot be created: "
-        return problem(name, f"{cannot}this user cannot write to {there}: {error.strerror}", next_step)
+        return problem(
+            name, f"{cannot}this user cannot write to {there}: {error.strerror}", next_step
+        )
 
 
 def _disk(current: Settings) -> Iterator[Check]:
     folders = {current.state_dir, *(file.parent for file in _database_files(current))}
     # If a path is not a folder, the check of the folder or the database reports it.
-    found = [(folder, there) for folder in sorted(folders, reverse=True) if (there := _existing(folder)).is_dir()]
+    found = [
+        (folder, there)
+        for folder in sorted(folders, reverse=True)
+        if (there := _existing(folder)).is_dir()
+    ]
     devices = {there.stat().st_dev: (folder, there) for folder, there in found}
     for folder, there in reversed(devices.values()):
         free_bytes = shutil.disk_usage(there).free
         message = f"{free_bytes / 2**30:.1f} GiB free on the disk of {folder}"
         if free_bytes < DISK_WARNING_BYTES:
             result = problem if free_bytes < DISK_PROBLEM_BYTES else warning
-            yield result("disk", message, "Free disk space, or set FARM_STATE_DIR to a folder on another disk.")
+            yield result(
+                "disk",
+                message,
+                "Free disk space, or set FARM_STATE_DIR to a folder on another disk.",
+            )
         else:
             yield ok("disk", message)
 

@@ -1,8 +1,8 @@
 """Pydantic types of the values that an import accepts in a column.
 
-A file of another farm can hold anything. So texts and documents have a largest size, numbers are finite, and operator
-tuples are validated by `farm.types.tuple`. A validator raises ValueError or FarmError.
-"""
+A file of another farm can hold anything. So texts and documents have a largest size, numbers are
+finite, and operator tuples are validated by `farm.types.tuple`. A validator raises ValueError or
+FarmError."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainValidator, TypeAdapter, create_model
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    TypeAdapter,
+    create_model,
+)
 
 from farm.safe_text import printable
 from farm.store import content
@@ -21,7 +29,8 @@ from farm.types.tuple import parse
 from farm.types.value_profiles import class_of, is_class
 
 MOST_JSON = 16 << 20  # largest length of a JSON document, in characters
-#: Finds what `content.storable` would change. Parsing every document instead would take a quarter of an import's time.
+#: Finds what `content.storable` would change. Parsing every document instead would take a quarter
+#: of an import's time.
 _NOT_STORABLE = re.compile(r"\\u(0000|[dD][89abAB])|NaN|Infinity|[eE]\+?\d{3}")
 
 
@@ -32,9 +41,15 @@ def _printable(text: str) -> str:
 
 
 def text(most: int = 300, least: int = 0) -> Any:
-    """The type of a text: `least` to `most` characters, none of them control. If `least` is 0, null becomes ""."""
+    """The type of a text: `least` to `most` characters, none of them control. If `least` is 0, null
+    becomes "".
+    """
     accepted = Annotated[str, Field(min_length=least, max_length=most), AfterValidator(_printable)]
-    return accepted if least else Annotated[accepted, BeforeValidator(lambda value: "" if value is None else value)]
+    return (
+        accepted
+        if least
+        else Annotated[accepted, BeforeValidator(lambda value: "" if value is None else value)]
+    )
 
 
 def _document(document: Any) -> Any:
@@ -47,9 +62,11 @@ def _document(document: Any) -> Any:
     return content.storable(data) if _NOT_STORABLE.search(document) else data
 
 
-def document(accepted: Any, check: Callable[[Any], object] = lambda data: None, *, as_text: bool = False) -> Any:
-    """The type of a JSON document that is valid as the type `accepted` and for `check`, which raises ValueError. The
-    stored value is the document, as text or parsed."""
+def document(
+    accepted: Any, check: Callable[[Any], object] = lambda data: None, *, as_text: bool = False
+) -> Any:
+    """The type of a JSON document that is valid as the type `accepted` and for `check`, which
+    raises ValueError. The stored value is the document, as text or parsed."""
 
     @functools.cache
     def adapter() -> TypeAdapter[Any]:
@@ -65,7 +82,9 @@ def document(accepted: Any, check: Callable[[Any], object] = lambda data: None, 
 
 
 def _some(name: str, **kinds: Any) -> Any:
-    """The type of a JSON object. `kinds` has the types of known keys; each key may be missing. Others are accepted."""
+    """The type of a JSON object. `kinds` has the types of known keys; each key may be missing.
+    Others are accepted.
+    """
     fields: dict[str, Any] = {key: (kind | None, None) for key, kind in kinds.items()}
     return create_model(name, __config__=ConfigDict(defer_build=True), **fields)
 
@@ -79,7 +98,10 @@ def _check_seen(seen: Sequence[Mapping[str, Any] | None]) -> None:
 
 
 def _check_verdict(details: Mapping[str, Any]) -> None:
-    from farm.verdict.verdict import VERDICT_SCHEMA, Verdict  # late: a lookup of readings does not need it
+    from farm.verdict.verdict import (
+        VERDICT_SCHEMA,
+        Verdict,
+    )  # late: a lookup of readings does not need it
 
     if details.get("schema") == VERDICT_SCHEMA:
         Verdict.from_json(details)
@@ -123,16 +145,22 @@ Shapes = document(list[list[Count]] | None) | None
 #: The details of a reading that a sum needs.
 _NUMBERS = dict.fromkeys(["copies", "found_again", "ceiling_s", "eager_time_us"], float)
 _OTHERS: Any = {"method": Annotated[int, Field(ge=0, lt=10**6)], "looped_us": dict[str, float]}
-Details = document(_some("details", **_NUMBERS, **_OTHERS, burst=Burst, context=InContext, canary=CanaryNote))
+Details = document(
+    _some("details", **_NUMBERS, **_OTHERS, burst=Burst, context=InContext, canary=CanaryNote)
+)
 #: Tuple id -> kernel -> launches in one pass: the numbers of a verification that reports need.
 _KERNELS = dict[str, Annotated[dict[str, float], Field(max_length=10_000)]]
 _CALLS = _some("calls", calls_us=dict[str, list[float | None]])
 Verified = document(
-    _some("verification", tuple_kernels=_KERNELS, kernels=dict[str, Launches], in_model=_CALLS), Verification.from_json
+    _some("verification", tuple_kernels=_KERNELS, kernels=dict[str, Launches], in_model=_CALLS),
+    Verification.from_json,
 )
-#: One entry for each activation, buffer or parameter of a call: the numbers that decide its data class.
+#: One entry for each activation, buffer or parameter of a call: the numbers that decide its data
+#: class.
 Seen = document(Annotated[list[dict[str, float] | None], Field(max_length=1024)], _check_seen)
-Compiled = document(_some("compiled", choices=dict[str, dict[str, Any]], graph_breaks=dict[str, Count]))
+Compiled = document(
+    _some("compiled", choices=dict[str, dict[str, Any]], graph_breaks=dict[str, Count])
+)
 VerdictDetails = document(dict[str, Any], _check_verdict, as_text=True)
 MadeOf = document(list[tuple[Id, Literal["tuple", "whole", "canary"], Count, bool]], as_text=True)
 Tuple = Annotated[Any, PlainValidator(_tuple)]

@@ -1,9 +1,9 @@
-"""The columns of every exported table: name, type, meaning, unit, and the type that an import accepts.
+"""The columns of every exported table: name, type, meaning, unit, and the type that an import
+accepts.
 
-`columns.csv` declares them. The Parquet schemas, the checks of an import, the data dictionary and the names of filters
-are derived from this file. Columns of variants, software, protocols and figures are the declared fields of their
-records (`_declared`).
-"""
+`columns.csv` declares them. The Parquet schemas, the checks of an import, the data dictionary and
+the names of filters are derived from this file. Columns of variants, software, protocols and
+figures are the declared fields of their records (`_declared`)."""
 
 from __future__ import annotations
 
@@ -37,18 +37,26 @@ class Column:
     kind: Kind  # of the values; json is JSON as text; integers, numbers and texts are lists
     meaning: str
     unit: str = ""
-    accepts: Any = None  # the type that an import accepts; None: the type of the kind (`column_types.OF_KIND`)
+    # the type that an import accepts; None: the type of the kind (`column_types.OF_KIND`)
+    accepts: Any = None
     derived: bool = False  # an export computes it from other columns, and an import ignores it
 
     @functools.cached_property
     def check(self) -> Callable[[Any], Any]:
-        """Return a function that converts a value of a file to its stored form. It raises ValueError or FarmError."""
+        """Return a function that converts a value of a file to its stored form. It raises
+        ValueError or FarmError.
+        """
         accepted = accept.OF_KIND[self.kind] if self.accepts is None else self.accepts
         return TypeAdapter(accepted, config=ConfigDict(strict=True)).validate_python
 
 
 #: Kind of a declared field -> the accepted type if the field is required.
-_REQUIRED = {"integer": accept.Count, "number": accept.Positive, "boolean": bool, "text": accept.Text}
+_REQUIRED = {
+    "integer": accept.Count,
+    "number": accept.Positive,
+    "boolean": bool,
+    "text": accept.Text,
+}
 
 
 def _declared(record: type) -> tuple[Column, ...]:
@@ -63,21 +71,27 @@ def _declared(record: type) -> tuple[Column, ...]:
 
 def _of_records() -> dict[str, tuple[Column, ...]]:
     """Name of a record -> its columns, for the rows of `columns.csv` that include a record."""
-    # Every table declares its own column `dtype`. `weights` is the second column in all exports so far.
+    # Every table declares its own column `dtype`. `weights` is the second column in all exports so
+    # far.
     variant = {one.name: one for one in _declared(Variant) if one.name != "dtype"}
     return {
         "Variant": tuple({name: variant[name] for name in ("model", "weights", *variant)}.values()),
         "Software": _declared(Software),
         "Reading": _declared(Reading),
         "Protocol": tuple(
-            replace(one, name="data_class") if one.name == "data" else one for one in _declared(Protocol)
+            replace(one, name="data_class") if one.name == "data" else one
+            for one in _declared(Protocol)
         ),
-        "Burst": tuple(Column(f"burst_{one.name}", "number", one.description, one.unit) for one in _OF_BURST),
+        "Burst": tuple(
+            Column(f"burst_{one.name}", "number", one.description, one.unit) for one in _OF_BURST
+        ),
     }
 
 
 def _accepted(name: str) -> Any:
-    """The type with this name in `column_types`; ``Name?`` also accepts null. "" is None: the type of the kind."""
+    """The type with this name in `column_types`; ``Name?`` also accepts null. "" is None: the type
+    of the kind.
+    """
     accepted: Any = getattr(accept, name.rstrip("?")) if name else None
     return accepted | None if name.endswith("?") else accepted
 
@@ -85,10 +99,10 @@ def _accepted(name: str) -> Any:
 def _read() -> dict[str, tuple[Column, ...]]:
     """Read `columns.csv`: table, or group of columns -> its columns.
 
-    The column `accepts` of the file names the type that an import accepts, or is "derived". A row ``+group`` includes
-    all columns of another group or of a record. A row without a kind repeats a column of its own group or of the
-    readings. A later row replaces an earlier one with the same name.
-    """
+    The column `accepts` of the file names the type that an import accepts, or is "derived". A row
+    ``+group`` includes all columns of another group or of a record. A row without a kind repeats a
+    column of its own group or of the readings. A later row replaces an earlier one with the same
+    name."""
     groups = {name: {one.name: one for one in columns} for name, columns in _of_records().items()}
     text = Path(__file__).with_suffix(".csv").read_text(encoding="utf-8")
     for row in csv.DictReader(text.splitlines()):
@@ -98,7 +112,9 @@ def _read() -> dict[str, tuple[Column, ...]]:
             if accepts == "derived":
                 included = [replace(one, derived=True) for one in included]
             elif accepts == "nullable":  # the columns of variants are null in readings of operators
-                included = [one if one.kind == "text" else replace(one, accepts=None) for one in included]
+                included = [
+                    one if one.kind == "text" else replace(one, accepts=None) for one in included
+                ]
             group.update((one.name, one) for one in included)
         elif row["kind"]:
             derived = accepts == "derived"
@@ -131,14 +147,18 @@ PROTOCOL = _GROUPS["Protocol"]  # the column of `Protocol.data` is named data_cl
 FIGURES = _GROUPS["figures"]  # columns with the same name in the database table of readings
 READINGS = _GROUPS["readings"]
 VERDICTS = _GROUPS["verdicts"]
-DATASET = _GROUPS["dataset"]  # written by `farm predict dataset`: training data (`farm.prediction.dataset`)
+DATASET = _GROUPS[
+    "dataset"
+]  # written by `farm predict dataset`: training data (`farm.addons.predict.dataset`)
 TABLES = {name: _GROUPS[name] for name in ("readings", "calls", "captures", "verdicts", "traces")}
 
-#: Columns that were added to this format later -> the value that an import uses if a file lacks the column.
+#: Columns that were added to this format later -> the value that an import uses if a file lacks the
+#: column.
 _OF_A_VARIANT = {one.name: one.default for one in fields_of(Variant) if not one.always}
 ADDED: Mapping[str, Mapping[str, Any]] = {
     "verdicts": dict.fromkeys(["request", "capture_id", "operators", "made_of"]),
-    "readings": _OF_A_VARIANT | {"placement": "", "cards": 1, "communication": "", "output_shapes": None},
+    "readings": _OF_A_VARIANT
+    | {"placement": "", "cards": 1, "communication": "", "output_shapes": None},
     "captures": _OF_A_VARIANT | {"compiled_for": "", "compiled": None},
     "calls": _OF_A_VARIANT | {"part": "", "owner": "", "output_shapes": None},
 }
@@ -149,7 +169,10 @@ _ONE_ROW_IS = {
     "captures": "one capture of a model variant",
     "verdicts": "the sum of the parts compared with the whole model, for one round of a job",
     "traces": "one sampled series of one reading (only with `--traces`)",
-    "dataset": "one operator tuple with the features of predictors (`farm predict dataset`; not part of an export)",
+    "dataset": (
+        "one operator tuple with the features of predictors (`farm predict dataset`; not part of "
+        "an export)"
+    ),
 }
 
 
@@ -158,9 +181,13 @@ def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
     import pyarrow as pa
 
     kinds: dict[str, Any] = {"text": pa.string(), "integer": pa.int64(), "number": pa.float64()}
-    kinds |= {f"{name}s": pa.list_(kind) for name, kind in kinds.items()} | {"json": pa.string(), "boolean": pa.bool_()}
+    kinds |= {f"{name}s": pa.list_(kind) for name, kind in kinds.items()} | {
+        "json": pa.string(),
+        "boolean": pa.bool_(),
+    }
     return pa.schema(
-        pa.field(one.name, kinds[one.kind], metadata={"unit": one.unit, "meaning": one.meaning}) for one in columns
+        pa.field(one.name, kinds[one.kind], metadata={"unit": one.unit, "meaning": one.meaning})
+        for one in columns
     )
 
 
@@ -168,16 +195,19 @@ def as_markdown() -> str:
     """The data dictionary as Markdown text."""
     text = f"""# Data dictionary
 
-The tables of `farm export`, format {FORMAT}. A half-width is half of a 95 % interval. The unit 1 marks a fraction. A
-value that could not be measured is empty, never zero. A list is a list in Parquet and JSON Lines; in CSV its values are
-joined by `x` (numbers) or `;` (texts). JSON is text in Parquet and CSV. In Parquet, each field's metadata holds its
-unit and meaning. A text that begins with `=`, `+`, `-`, `@`, a tab or a line end has an apostrophe in front in CSV,
-because a spreadsheet would execute it; numbers do not.
+The tables of `farm export`, format {FORMAT}. A half-width is half of a 95 % interval. The unit 1
+marks a fraction. A value that could not be measured is empty, never zero. A list is a list in
+Parquet and JSON Lines; in CSV its values are joined by `x` (numbers) or `;` (texts). JSON is text
+in Parquet and CSV. In Parquet, each field's metadata holds its unit and meaning. A text that begins
+with `=`, `+`, `-`, `@`, a tab or a line end has an apostrophe in front in CSV, because a
+spreadsheet would execute it; numbers do not.
 """
     for table, columns in {**TABLES, "dataset": DATASET}.items():
         text += f"\n## {table}\n\nOne row is {_ONE_ROW_IS[table]}.\n\n"
         text += "| column | type | unit | meaning |\n| --- | --- | --- | --- |\n"
-        text += "".join(f"| `{one.name}` | {one.kind} | {one.unit} | {one.meaning} |\n" for one in columns)
+        text += "".join(
+            f"| `{one.name}` | {one.kind} | {one.unit} | {one.meaning} |\n" for one in columns
+        )
     return text
 
 

@@ -1,10 +1,10 @@
 """A SQLite copy of exports in a cache folder, which is made once and checked at each use.
 
-A JSON file beside the copy has its schema, size, time of modification and checksum. If size and time still match, the
-copy is as it was written. If only the time differs, its checksum is computed. Any other copy is made again: one that is
-damaged, partial, of another schema, or without the JSON file. A copy is completed by renaming it, and one process at a
-time makes it, so several processes can use the same folder.
-"""
+A JSON file beside the copy has its schema, size, time of modification and checksum. If size and
+time still match, the copy is as it was written. If only the time differs, its checksum is computed.
+Any other copy is made again: one that is damaged, partial, of another schema, or without the JSON
+file. A copy is completed by renaming it, and one process at a time makes it, so several processes
+can use the same folder."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ class DatabaseCopy:
         return self.path.with_suffix(".json")
 
     def open(self) -> Database:
-        """Open the copy for reading. Raises `DatabaseUnreachable` if it cannot be made, and the errors of `make`."""
+        """Open the copy for reading. Raises `DatabaseUnreachable` if it cannot be made, and the
+        errors of `make`.
+        """
         if not self.is_sound():
             try:
                 with self._making():
@@ -68,7 +70,8 @@ class DatabaseCopy:
             except (OSError, sqlite3.Error) as error:
                 raise DatabaseUnreachable(
                     f"The copy of the packaged readings {self.path} cannot be written: {error}.",
-                    "Free disk space and make its folder writable, or choose another folder with FARM_STATE_DIR.",
+                    "Free disk space and make its folder writable, or choose another folder with "
+                    "FARM_STATE_DIR.",
                 ) from error
         return Database(f"sqlite:///{self.path}", read_only=True)
 
@@ -88,7 +91,9 @@ class DatabaseCopy:
     def _making(self) -> Iterator[None]:
         make_private(self.path.parent)
         with (self.path.parent / "lock").open("a") as lock:
-            with contextlib.suppress(OSError):  # a file system without locks: both processes make the copy
+            with contextlib.suppress(
+                OSError
+            ):  # a file system without locks: both processes make the copy
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 

@@ -1,7 +1,8 @@
-"""Writes readings and their context from the database to Parquet, CSV or JSON Lines files, batch by batch.
+"""Writes readings and their context from the database to Parquet, CSV or JSON Lines files, batch by
+batch.
 
-`farm.exchange.columns` declares the columns; `farm.exchange.tidy` reads their values from the database.
-"""
+`farm.exchange.columns` declares the columns; `farm.exchange.tidy` reads their values from the
+database."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ METADATA = b"operator_farm"  # metadata key that marks a Parquet file as an expo
 
 @dataclass(frozen=True)
 class Exported:
-    """The written files: table -> (file, rows). ``left_out``: the rows that they do not contain, and why."""
+    """The written files: table -> (file, rows). ``left_out``: the rows that they do not contain,
+    and why.
+    """
 
     files: Mapping[str, tuple[Path, int]]
     dictionary: Path
@@ -43,27 +46,42 @@ class Exported:
 
 
 def export(
-    session: Session, target: Path, *, form: str | None = None, filters: Filters | None = None, traces: bool = False
+    session: Session,
+    target: Path,
+    *,
+    form: str | None = None,
+    filters: Filters | None = None,
+    traces: bool = False,
 ) -> Exported:
-    """Write readings to a file. If `target` is a folder, also write their calls, captures and verdicts.
+    """Write readings to a file. If `target` is a folder, also write their calls, captures and
+    verdicts.
 
-    A file is written completely or not at all. Other files in the folder do not change. Raises `UsageError` if the
-    target cannot be written, or if its suffix contradicts `form`; see also `select_readings`.
+    A file is written completely or not at all. Other files in the folder do not change. Raises
+    `UsageError` if the target cannot be written, or if its suffix contradicts `form`; see also
+    `select_readings`.
 
     Args:
-        target: a file for the readings alone (its suffix is the format), or a folder, which is created.
+        target: a file for the readings alone (its suffix is the format), or a folder, which is
+            created.
         form: format of the files in a folder; default: parquet.
         filters: select the readings to write; default: all.
         traces: also write the sampled time series, which are much larger than everything else.
     """
     if form is not None and form not in FORMATS:
         near = did_you_mean(form, FORMATS)
-        raise UsageError(f"There is no format '{form}'.", near or f"Choose one of {', '.join(FORMATS)}.")
+        raise UsageError(
+            f"There is no format '{form}'.", near or f"Choose one of {', '.join(FORMATS)}."
+        )
     alone = _format_of(target)
     if alone and form not in (None, alone):
-        raise UsageError(f"The name {target} does not end in .{form}.", f"Name it {target.with_suffix(f'.{form}')}.")
+        raise UsageError(
+            f"The name {target} does not end in .{form}.",
+            f"Name it {target.with_suffix(f'.{form}')}.",
+        )
     if alone and traces:
-        raise UsageError("--traces needs a folder, not a file.", "Give a folder: `farm export FOLDER --traces`.")
+        raise UsageError(
+            "--traces needs a folder, not a file.", "Give a folder: `farm export FOLDER --traces`."
+        )
     form = alone or form or "parquet"
     selection = select_readings(session, filters or Filters())
     makers = {"readings": tidy.readings}
@@ -74,7 +92,11 @@ def export(
     with writing_to(target, "Give another path, or free disk space."):
         folder = target.parent if alone else target
         folder.mkdir(parents=True, exist_ok=True)
-        about = {"format": FORMAT, "farm_version": __version__, "exported_at_s": round(time.time(), 3)}
+        about = {
+            "format": FORMAT,
+            "farm_version": __version__,
+            "exported_at_s": round(time.time(), 3),
+        }
         files = {}
         for table, make in makers.items():
             path = target if alone else folder / f"{table}.{form}"
@@ -86,12 +108,18 @@ def export(
     return Exported(files, dictionary, left_out(session, filters, written))
 
 
-def as_table(session: Session, table: Literal["readings", "calls"], filters: Filters | None = None) -> pa.Table:
-    """Return one table of an export as an Arrow table, without writing a file. Raises as `select_readings` does."""
+def as_table(
+    session: Session, table: Literal["readings", "calls"], filters: Filters | None = None
+) -> pa.Table:
+    """Return one table of an export as an Arrow table, without writing a file. Raises as
+    `select_readings` does.
+    """
     import pyarrow as pa
 
     selection = select_readings(session, filters or Filters())
-    rows = tidy.readings(session, selection) if table == "readings" else tidy.calls(session, selection)
+    rows = (
+        tidy.readings(session, selection) if table == "readings" else tidy.calls(session, selection)
+    )
     schema = schema_of(table)
     return pa.Table.from_batches([_batch(schema, columns) for columns in rows], schema)
 
@@ -102,14 +130,19 @@ def _format_of(target: Path) -> str | None:
     if target.is_dir() or not suffix:
         return None
     if suffix in (".parq", ".json", ".gz", ".xlsx", ".db"):
-        raise UsageError(f"`farm export` cannot write {target.suffix} files.", "Choose .parquet, .csv or .jsonl.")
+        raise UsageError(
+            f"`farm export` cannot write {target.suffix} files.", "Choose .parquet, .csv or .jsonl."
+        )
     return suffix[1:] if suffix[1:] in FORMATS else None
 
 
-# -------------------------------------------------------------------------------------------- writing
+# --------------------------------------------------------------------------------------------
+# writing
 
 
-def _write(path: Path, form: str, table: str, batches: tidy.Batches, about: Mapping[str, Any]) -> int:
+def _write(
+    path: Path, form: str, table: str, batches: tidy.Batches, about: Mapping[str, Any]
+) -> int:
     """Write a file; return its number of rows."""
     schema = schema_of(table, about)
     rows = 0
@@ -121,8 +154,8 @@ def _write(path: Path, form: str, table: str, batches: tidy.Batches, about: Mapp
 
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Join small batches and divide large ones, because each batch becomes a row group of the Parquet file. An import
-    refuses row groups that are too large."""
+    """Join small batches and divide large ones, because each batch becomes a row group of the
+    Parquet file. An import refuses row groups that are too large."""
     import pyarrow as pa
 
     pending: list[pa.RecordBatch] = []
@@ -161,7 +194,9 @@ PARQUET: Mapping[str, Any] = {
 
 
 @contextlib.contextmanager
-def writer(file: IO[bytes], form: str, schema: pa.Schema, columns: Sequence[Column]) -> Iterator[Callable[[Any], None]]:
+def writer(
+    file: IO[bytes], form: str, schema: pa.Schema, columns: Sequence[Column]
+) -> Iterator[Callable[[Any], None]]:
     """A context for writing batches to an open file in this format."""
     if form == "parquet":
         import pyarrow.parquet as pq
@@ -173,7 +208,10 @@ def writer(file: IO[bytes], form: str, schema: pa.Schema, columns: Sequence[Colu
 
         signs = {"integers": "x", "numbers": "x", "texts": ";"}
         lists = {entry.name: signs[entry.kind] for entry in columns if entry.kind in signs}
-        kinds = [(entry.name, pyarrow.string() if entry.name in lists else entry.type) for entry in schema]
+        kinds = [
+            (entry.name, pyarrow.string() if entry.name in lists else entry.type)
+            for entry in schema
+        ]
         flat = pyarrow.schema(kinds)
         with pyarrow.csv.CSVWriter(file, flat) as written:
             yield lambda batch: written.write_batch(_flattened(batch, flat, lists))
@@ -189,8 +227,12 @@ def writer(file: IO[bytes], form: str, schema: pa.Schema, columns: Sequence[Colu
         yield write
 
 
-def schema_of(table: str, about: Mapping[str, Any] | None = None, columns: Sequence[Column] | None = None) -> pa.Schema:
-    """Return the Arrow schema of a table (`columns`: if not part of an export). Its metadata contains `about`."""
+def schema_of(
+    table: str, about: Mapping[str, Any] | None = None, columns: Sequence[Column] | None = None
+) -> pa.Schema:
+    """Return the Arrow schema of a table (`columns`: if not part of an export). Its metadata
+    contains `about`.
+    """
     metadata = {METADATA: json.dumps({"table": table, **(about or {"format": FORMAT})})}
     return arrow_schema(columns or TABLES[table]).with_metadata(metadata)
 
@@ -203,12 +245,16 @@ def _batch(schema: pa.Schema, columns: Mapping[str, Any]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _flattened(batch: pa.RecordBatch, schema: pa.Schema, lists: Mapping[str, str]) -> pa.RecordBatch:
+def _flattened(
+    batch: pa.RecordBatch, schema: pa.Schema, lists: Mapping[str, str]
+) -> pa.RecordBatch:
     import pyarrow as pa
 
     def joined(name: str) -> pa.Array:
         rows = batch.column(name).to_pylist()
-        return pa.array([None if row is None else lists[name].join(map(str, row)) for row in rows], pa.string())
+        return pa.array(
+            [None if row is None else lists[name].join(map(str, row)) for row in rows], pa.string()
+        )
 
     arrays = []
     for field in schema:
@@ -219,7 +265,9 @@ def _flattened(batch: pa.RecordBatch, schema: pa.Schema, lists: Mapping[str, str
 
 
 def _without_formulas(texts: pa.Array) -> pa.Array:
-    """Texts as cells that a spreadsheet does not execute: they come from models, hosts and imports."""
+    """Texts as cells that a spreadsheet does not execute: they come from models, hosts and
+    imports.
+    """
     import pyarrow as pa
     import pyarrow.compute
 

@@ -1,8 +1,8 @@
 """Selects readings by filters such as ``Conv2d in_channels=64 flops>=1e9 torch=2.11 card=H200``.
 
-A filter names a column of an export (`farm.exchange.columns`). Python evaluates filters on operators, cards, software
-and protocols, because these tables are small. The database evaluates filters on columns of readings.
-"""
+A filter names a column of an export (`farm.exchange.columns`). Python evaluates filters on
+operators, cards, software and protocols, because these tables are small. The database evaluates
+filters on columns of readings."""
 
 from __future__ import annotations
 
@@ -56,12 +56,16 @@ _DATES = ("since", "until")
 #: The next step if a database has no readings.
 NO_READINGS = "Measure a model: `farm run resnet18`; or import readings with `farm import`."
 _OTHER = {*_SHORT, *_DATES, "flag", "job"}
-KNOWN = sorted(_OTHER.union(_OF_OPERATOR, _OF_VARIANT, _OF_SOFTWARE, _OF_PROTOCOL, _OF_CARD, _OF_READING))
+KNOWN = sorted(
+    _OTHER.union(_OF_OPERATOR, _OF_VARIANT, _OF_SOFTWARE, _OF_PROTOCOL, _OF_CARD, _OF_READING)
+)
 
 
 @dataclass(frozen=True)
 class Filter:
-    """One condition on a column. If it has several values, one must match. A range is (least, most), both included."""
+    """One condition on a column. If it has several values, one must match. A range is (least,
+    most), both included.
+    """
 
     column: Column
     sign: str  # = != < <= > >= ..
@@ -101,16 +105,18 @@ class Filters:
     filters: tuple[Filter, ...] = ()
 
     def __str__(self) -> str:
-        return " ".join([*self.operators, *(entry.text for entry in self.filters)]) or "all readings"
+        return (
+            " ".join([*self.operators, *(entry.text for entry in self.filters)]) or "all readings"
+        )
 
     def __bool__(self) -> bool:
         return bool(self.operators or self.filters)
 
 
 def parse(words: Iterable[str], cards: Sequence[str] = ()) -> Filters:
-    """Parse ``Conv2d``, ``column=value``, also with ``!=``, ``<``, ``<=``, ``>``, ``>=``, ranges ``a..b`` and lists
-    ``a,b``. One of `cards`, the values of ``--card``, must match. Raises `UsageError` if no column has this name (it
-    suggests one), or if a value has the wrong type."""
+    """Parse ``Conv2d``, ``column=value``, also with ``!=``, ``<``, ``<=``, ``>``, ``>=``, ranges
+    ``a..b`` and lists ``a,b``. One of `cards`, the values of ``--card``, must match. Raises
+    `UsageError` if no column has this name (it suggests one), or if a value has the wrong type."""
     operators, filters = [], []
     for word in words:
         found = _WORD.fullmatch(word.strip())
@@ -118,7 +124,8 @@ def parse(words: Iterable[str], cards: Sequence[str] = ()) -> Filters:
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", word.strip()):
                 raise UsageError(
                     f"'{word}' is neither an operator nor a filter.",
-                    "Write an operator such as Conv2d, or a filter such as in_channels=64, flops>=1e9, time_us=10..20.",
+                    "Write an operator such as Conv2d, or a filter such as in_channels=64, "
+                    "flops>=1e9, time_us=10..20.",
                 )
             operators.append(word.strip())
             continue
@@ -129,15 +136,19 @@ def parse(words: Iterable[str], cards: Sequence[str] = ()) -> Filters:
 
 
 def column_named(name: str) -> str:
-    """Return the name of the column with this name or short name. Raises `UsageError`, which suggests similar names."""
+    """Return the name of the column with this name or short name. Raises `UsageError`, which
+    suggests similar names.
+    """
     if name in KNOWN:
         return _SHORT.get(name, name)
     if name in _COLUMNS:
         raise UsageError(
-            f"Readings cannot be filtered or sorted by '{name}'.", "Export the readings and filter the tables."
+            f"Readings cannot be filtered or sorted by '{name}'.",
+            "Export the readings and filter the tables.",
         )
     raise UsageError(
-        f"There is no column '{name}'.", did_you_mean(name, KNOWN) or "docs/data-dictionary.md lists the columns."
+        f"There is no column '{name}'.",
+        did_you_mean(name, KNOWN) or "docs/data-dictionary.md lists the columns.",
     )
 
 
@@ -148,7 +159,9 @@ def _filter(name: str, sign: str, value: str, text: str) -> Filter:
         try:
             at_s = datetime.datetime.fromisoformat(value).astimezone().timestamp()
         except (ValueError, OverflowError):
-            raise UsageError(f"'{text}' is not a date.", "Write a date as 2026-11-21 or 2026-11-21T14:30.") from None
+            raise UsageError(
+                f"'{text}' is not a date.", "Write a date as 2026-11-21 or 2026-11-21T14:30."
+            ) from None
         return Filter(_COLUMNS["created_at_s"], ">=" if name == "since" else "<", (at_s,), text)
     if name == "flag":
         return Filter(_COLUMNS["flags"], sign, (value,), text)
@@ -157,7 +170,9 @@ def _filter(name: str, sign: str, value: str, text: str) -> Filter:
         low, _, high = value.partition("..")
         return Filter(column, "..", (_typed(column, low, text), _typed(column, high, text)), text)
     if sign in _ORDER and column.kind not in ("integer", "number"):
-        raise UsageError(f"'{text}': the values of {name} have no order.", f"Write {name}=... or {name}!=...")
+        raise UsageError(
+            f"'{text}': the values of {name} have no order.", f"Write {name}=... or {name}!=..."
+        )
     values = [value] if sign in _ORDER else value.split(",")
     return Filter(column, sign, tuple(_typed(column, entry, text) for entry in values), text)
 
@@ -173,7 +188,9 @@ def _typed(column: Column, value: str, text: str) -> Any:
         if column.kind == "number":
             return float(value)
         if column.kind == "boolean":
-            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[value.lower()]
+            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[
+                value.lower()
+            ]
         if column.kind == "integers":
             return [int(size) for size in value.strip("[]()").split("x")]
         if column.name == "dtype":  # the short form that labels use is accepted too
@@ -191,7 +208,9 @@ def _typed(column: Column, value: str, text: str) -> Any:
 
 @dataclass(frozen=True)
 class Selection:
-    """The selected readings: conditions on the table of readings, and the ids of tuples or variants (None: all)."""
+    """The selected readings: conditions on the table of readings, and the ids of tuples or variants
+    (None: all).
+    """
 
     conditions: tuple[ColumnElement[bool], ...]
     subject_ids: tuple[str, ...] | None
@@ -206,14 +225,20 @@ class Selection:
 
 
 def select_readings(
-    session: Session, filters: Filters, *, placed: bool = True, kind: Literal["operator", "variant"] | None = None
+    session: Session,
+    filters: Filters,
+    *,
+    placed: bool = True,
+    kind: Literal["operator", "variant"] | None = None,
 ) -> Selection:
-    """Select readings. Raises `UnknownOperator` (it suggests similar names), or `UsageError` if no card matches.
+    """Select readings. Raises `UnknownOperator` (it suggests similar names), or `UsageError` if no
+    card matches.
 
     Args:
         placed: include readings with tensors in slow memory, even if no filter names a placement.
-        kind: "operator": only readings of tuples; a filter on a model selects the tuples that it calls. "variant": only
-            readings of whole models. None: tuples if filters name operators, whole models if filters name models.
+        kind: "operator": only readings of tuples; a filter on a model selects the tuples that it
+            calls. "variant": only readings of whole models. None: tuples if filters name operators,
+            whole models if filters name models.
     """
     conditions: list[ColumnElement[bool]] = []
     of_variant = [entry for entry in filters.filters if entry.column.name in _OF_VARIANT]
@@ -224,7 +249,8 @@ def select_readings(
         of_operator = [entry for entry in of_operator if entry.column.name != "dtype"]
     if kind is None and filters.operators and of_variant:
         raise UsageError(
-            f"'{of_variant[0].text}' selects readings of whole models, but {filters.operators[0]} is an operator.",
+            f"'{of_variant[0].text}' selects readings of whole models, but {filters.operators[0]} "
+            "is an operator.",
             "Filter an operator by its own sizes, such as shape=32x64x56x56 or in_channels=64.",
         )
     subjects: list[str] | None = None
@@ -232,16 +258,24 @@ def select_readings(
         subjects = [] if whole else _operators(session, filters.operators, of_operator)
     if of_variant:
         rows = session.execute(sqlalchemy.select(*VARIANT))
-        models = [row.id for row in rows if all(one.holds(getattr(row, one.column.name)) for one in of_variant)]
+        models = [
+            row.id
+            for row in rows
+            if all(one.holds(getattr(row, one.column.name)) for one in of_variant)
+        ]
         models = models if whole else _called_by(session, models)
         subjects = models if subjects is None else [one for one in subjects if one in set(models)]
     for entry in filters.filters:
         name = entry.column.name
         if name == "flags":
-            has = sqlalchemy.cast(READING.flags, sqlalchemy.Text).contains(json.dumps(entry.values[0]), autoescape=True)
+            has = sqlalchemy.cast(READING.flags, sqlalchemy.Text).contains(
+                json.dumps(entry.values[0]), autoescape=True
+            )
             conditions.append(~has if entry.sign == "!=" else has)
         elif entry.column is _JOB:
-            its = sqlalchemy.select(ITEM.reading_id).where(ITEM.job_id.in_(entry.values), ITEM.reading_id.is_not(None))
+            its = sqlalchemy.select(ITEM.reading_id).where(
+                ITEM.job_id.in_(entry.values), ITEM.reading_id.is_not(None)
+            )
             conditions.append(READING.id.in_(its) if entry.sign == "=" else READING.id.not_in(its))
         elif name in _OF_READING:
             conditions.append(_compared(READING[name.removeprefix("reading_")], entry))
@@ -252,22 +286,34 @@ def select_readings(
     for names, table, column, values_of in _SMALL:
         own = [entry for entry in filters.filters if entry.column.name in names]
         if own:
-            known = [(row, values_of(row)) for row in session.execute(sqlalchemy.select(table.__table__))]
-            matching = [row for row, values in known if all(_matches(entry, values) for entry in own)]
+            known = [
+                (row, values_of(row)) for row in session.execute(sqlalchemy.select(table.__table__))
+            ]
+            matching = [
+                row for row, values in known if all(_matches(entry, values) for entry in own)
+            ]
             ids = [row.id for row in matching]
             if not ids and table is tables.CardRow:
                 raise _no_card(own, {values["card_model"] for _, values in known})
             if table is tables.CardRow:
                 models = sorted({row.model for row in matching})
-                if len(matching) == sum(row.model in models for row, _ in known):  # indexes begin with the card model
+                if len(matching) == sum(
+                    row.model in models for row, _ in known
+                ):  # indexes begin with the card model
                     column, ids = READING.card_model, models
             conditions.append(column.in_(ids))
     return Selection(tuple(conditions), None if subjects is None else tuple(subjects))
 
 
 def _matches(entry: Filter, values: Mapping[str, Any]) -> bool:
-    """True if a row (operator, card, software or protocol) matches. ``card=...`` also matches a part of its id."""
-    if entry.column.name == "card_model" and entry.sign == "=" and entry.holds(values.get("card_id")):
+    """True if a row (operator, card, software or protocol) matches. ``card=...`` also matches a
+    part of its id.
+    """
+    if (
+        entry.column.name == "card_model"
+        and entry.sign == "="
+        and entry.holds(values.get("card_id"))
+    ):
         return True
     return entry.holds(values.get(entry.column.name))
 
@@ -283,7 +329,9 @@ def _compared(column: Any, entry: Filter) -> ColumnElement[bool]:
 def _called_by(session: Session, variants: Iterable[str]) -> list[str]:
     """The ids of the operator tuples that some variants call."""
     query = sqlalchemy.select(CALL.operator_id).distinct().where(CALL.capture_id == CAPTURE.id)
-    return list(dict.fromkeys(id_ for (id_,) in among(session, query, CAPTURE.variant_id, variants)))
+    return list(
+        dict.fromkeys(id_ for (id_,) in among(session, query, CAPTURE.variant_id, variants))
+    )
 
 
 def _operators(session: Session, names: Sequence[str], filters: Sequence[Filter]) -> list[str]:
@@ -305,7 +353,8 @@ def _no_card(filters: Sequence[Filter], models: Iterable[str]) -> UsageError:
     text = " ".join(entry.text for entry in filters)
     known = f"There are readings of {', '.join(models[:8])}." if models else NO_READINGS
     return UsageError(
-        f"The database has no readings of a card with {text}.", did_you_mean(str(filters[0].values[0]), models) or known
+        f"The database has no readings of a card with {text}.",
+        did_you_mean(str(filters[0].values[0]), models) or known,
     )
 
 
@@ -320,7 +369,8 @@ def card_values(row: Any) -> dict[str, Any]:
     return {column.name: getattr(row, column.name.removeprefix("card_")) for column in columns.CARD}
 
 
-#: (names of columns, their table, the readings' column with its id, function: row -> values of the columns)
+#: (names of columns, their table, the readings' column with its id, function: row -> values of the
+#: columns)
 _SMALL: tuple[tuple[set[str], Any, Any, Callable[[Any], Mapping[str, Any]]], ...] = (
     (_OF_SOFTWARE, tables.SoftwareRow, READING.software_id, lambda row: row._mapping),
     (_OF_PROTOCOL, tables.ProtocolRow, READING.protocol_id, protocol_values),
@@ -329,13 +379,24 @@ _SMALL: tuple[tuple[set[str], Any, Any, Callable[[Any], Mapping[str, Any]]], ...
 
 #: The columns of the table of operators that `operator_values` needs.
 OPERATOR_ROW = tuple(
-    ["id", "name", "short_name", "label", "training", "flops", "bytes_moved", "parameters", "spec", "output_shapes"]
+    [
+        "id",
+        "name",
+        "short_name",
+        "label",
+        "training",
+        "flops",
+        "bytes_moved",
+        "parameters",
+        "spec",
+        "output_shapes",
+    ]
 )
 
 
 def operator_values(row: Any) -> dict[str, Any]:
     """Column -> value, from a row of the table of operators, without `operator_spec`."""
-    from farm.prediction.kernel_rules import matrix_product  # late: most filters need no rule
+    from farm.addons.predict.kernel_rules import matrix_product  # late: most filters need no rule
 
     spec: Mapping[str, Any] = row.spec or {}
     given: Mapping[str, Any] = row.parameters or {}
@@ -352,7 +413,9 @@ def operator_values(row: Any) -> dict[str, Any]:
         "output_shapes": outputs,
         **{name: getattr(product, name, None) for name in ("m", "n", "k")},
         "products": product.count if product else None,
-        **{column.name: _parameter(column, given.get(column.name)) for column in columns.PARAMETERS},
+        **{
+            column.name: _parameter(column, given.get(column.name)) for column in columns.PARAMETERS
+        },
         "parameters": given,
         "flops_per_byte": row.flops / row.bytes_moved if row.bytes_moved else None,
     }

@@ -1,8 +1,9 @@
-"""Imports an export of another farm. Every row is checked before anything is written; duplicates are skipped.
+"""Imports an export of another farm. Every row is checked before anything is written; duplicates
+are skipped.
 
-`farm.exchange.columns` declares the values that each column accepts. Content-hash ids are computed again from the row.
-Each file is read once, batch by batch. Checked batches go to a temporary file until all files are checked.
-"""
+`farm.exchange.columns` declares the values that each column accepts. Content-hash ids are computed
+again from the row. Each file is read once, batch by batch. Checked batches go to a temporary file
+until all files are checked."""
 
 from __future__ import annotations
 
@@ -49,12 +50,18 @@ BATCH = 20_000  # rows that are checked together: equal values in a column are c
 BATCH_BYTES = 64 << 20  # bytes of unpacked rows that are read together
 MOST_IN_MEMORY = 64 << 20  # bytes of compressed checked rows in memory; more go to the disk
 MOST_ROWS = 50_000_000  # rows of one file
-MOST_BYTES = 192 << 20  # bytes of an unpacked row group; PyArrow needs up to four times as much to read it
-MOST_PAGE_BYTES = 80 << 20  # bytes of an unpacked page; an export writes dictionaries of about 64 MiB at most
+MOST_BYTES = (
+    192 << 20
+)  # bytes of an unpacked row group; PyArrow needs up to four times as much to read it
+MOST_PAGE_BYTES = (
+    80 << 20
+)  # bytes of an unpacked page; an export writes dictionaries of about 64 MiB at most
 MOST_DECODED_BYTES = 1 << 30  # bytes of the values of a batch, if each repeated value counts again
 MOST_IN_LISTS = 20_000_000  # values in the lists of a row group
 MOST_IN_ONE_LIST = 2_000_000  # values in one list
-PART_BYTES = 8 << 20  # bytes of different values that become Python objects at a time: up to 24 times as large
+PART_BYTES = (
+    8 << 20
+)  # bytes of different values that become Python objects at a time: up to 24 times as large
 NEXT_STEP = "Give a Parquet file that `farm export` wrote."
 
 Row = Mapping[str, Any]
@@ -66,8 +73,8 @@ class ImportRefused(UsageError):
 
 @dataclass(frozen=True)
 class Imported:
-    """The number of rows of one file, and how many of them were new to the database. ``left_out``: why the file was
-    not imported."""
+    """The number of rows of one file, and how many of them were new to the database. ``left_out``:
+    why the file was not imported."""
 
     path: Path
     table: str
@@ -87,9 +94,10 @@ class ExportFile:
 
 
 def import_export(database: Database, path: Path, *, origin: str = "") -> list[Imported]:
-    """Import a file of readings, or a folder with the tables of an export. `origin`: the name of the exporting farm; by
-    default the name of the file or folder. Raises `UsageError` if it is not a valid name, and `ImportRefused` if a file
-    is not an export, of a newer format, damaged, or has a value that no farm writes. Then nothing was written."""
+    """Import a file of readings, or a folder with the tables of an export. `origin`: the name of
+    the exporting farm; by default the name of the file or folder. Raises `UsageError` if it is not
+    a valid name, and `ImportRefused` if a file is not an export, of a newer format, damaged, or has
+    a value that no farm writes. Then nothing was written."""
     origin = origin or (path.resolve().name if path.is_dir() else path.stem)  # "." has no name
     try:
         _ORIGIN.check(origin)
@@ -98,10 +106,13 @@ def import_export(database: Database, path: Path, *, origin: str = "") -> list[I
             f"{printable(origin)[:40]!r} is not a valid farm name: {_problem(error)}.",
             "Give a name for the exporting farm with --origin.",
         ) from error
-    files = [_opened(file) for file in (sorted(path.glob("*.parquet")) if path.is_dir() else [path])]
+    files = [
+        _opened(file) for file in (sorted(path.glob("*.parquet")) if path.is_dir() else [path])
+    ]
     if not files:
         raise ImportRefused(
-            f"The folder {path} has no Parquet file.", "Give a file or folder that `farm export` wrote."
+            f"The folder {path} has no Parquet file.",
+            "Give a file or folder that `farm export` wrote.",
         )
     files.sort(key=lambda file: list(_IMPORTS).index(file.table))
     about = files[0].about
@@ -109,7 +120,10 @@ def import_export(database: Database, path: Path, *, origin: str = "") -> list[I
     if not any(file.table == "captures" for file in files):
         why = "calls need the table of their captures, captures.parquet of the same export"
         calls = [file for file in files if file.table == "calls"]
-        left_out = [Imported(file.path, file.table, file.parquet.metadata.num_rows, 0, why) for file in calls]
+        left_out = [
+            Imported(file.path, file.table, file.parquet.metadata.num_rows, 0, why)
+            for file in calls
+        ]
         files = [file for file in files if file.table != "calls"]
     with contextlib.ExitStack() as stack:
         stack.enter_context(_rare_garbage_collection())
@@ -120,8 +134,8 @@ def import_export(database: Database, path: Path, *, origin: str = "") -> list[I
 
 @contextlib.contextmanager
 def _rare_garbage_collection() -> Iterator[None]:
-    """Collect garbage a hundred times less often: a batch is a million objects that are no garbage, and looking at them
-    again and again takes a quarter of an import's time."""
+    """Collect garbage a hundred times less often: a batch is a million objects that are no garbage,
+    and looking at them again and again takes a quarter of an import's time."""
     before = gc.get_threshold()
     gc.set_threshold(max(before[0], 70_000), *(max(count, 20) for count in before[1:]))
     try:
@@ -132,7 +146,9 @@ def _rare_garbage_collection() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _spooled(batches: Iterable[list[Any]]) -> Iterator[Iterator[list[Any]]]:
-    """Write checked batches to an unnamed temporary file. Then yield one iterator over all batches."""
+    """Write checked batches to an unnamed temporary file. Then yield one iterator over all
+    batches.
+    """
     with tempfile.SpooledTemporaryFile(MOST_IN_MEMORY) as spool:
         try:
             for records in batches:
@@ -148,17 +164,23 @@ def _spooled(batches: Iterable[list[Any]]) -> Iterator[Iterator[list[Any]]]:
             ) from None
         end = spool.tell()
         spool.seek(0)
-        yield (pickle.loads(zlib.decompress(pickle.load(spool))) for _ in iter(lambda: spool.tell() < end, False))
+        yield (
+            pickle.loads(zlib.decompress(pickle.load(spool)))
+            for _ in iter(lambda: spool.tell() < end, False)
+        )
 
 
-# ------------------------------------------------------------------------------------------- reading a file
+# -------------------------------------------------------------------------------------------
+# reading a file
 
 
 def _opened(path: Path) -> ExportFile:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if path.exists() and not path.is_file():  # opening a pipe would block until a process writes to it
+    if (
+        path.exists() and not path.is_file()
+    ):  # opening a pipe would block until a process writes to it
         raise ImportRefused(f"{path} is not a regular file.", NEXT_STEP)
     limits = {"thrift_string_size_limit": 100 << 20, "thrift_container_size_limit": 1 << 20}
     try:
@@ -171,7 +193,11 @@ def _opened(path: Path) -> ExportFile:
         about = json.loads((found.schema_arrow.metadata or {}).get(METADATA, b"null"))
     except ValueError:
         about = None
-    if not isinstance(about, dict) or type(about.get("format")) is not int or about.get("table") not in TABLES:
+    if (
+        not isinstance(about, dict)
+        or type(about.get("format")) is not int
+        or about.get("table") not in TABLES
+    ):
         raise ImportRefused(f"{path} was not written by `farm export`.", NEXT_STEP)
     if about["format"] > FORMAT:
         raise ImportRefused(
@@ -184,19 +210,31 @@ def _opened(path: Path) -> ExportFile:
         if at < 0 and field.name in ADDED.get(table, ()):
             continue
         if at < 0 or found.schema_arrow.field(at).type != field.type:
-            raise ImportRefused(f"{path} lacks the column {field.name} of type {field.type}.", NEXT_STEP)
+            raise ImportRefused(
+                f"{path} lacks the column {field.name} of type {field.type}.", NEXT_STEP
+            )
     _check_size(path, found.metadata)
     _check_pages(path, found.metadata)
     # Dictionary encoding: a text that repeats is in memory once, as in the file.
     leaves = [found.schema.column(index) for index in range(found.metadata.num_columns)]
     texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
-    options = {"metadata": found.metadata, "read_dictionary": texts, "page_checksum_verification": True}
+    options = {
+        "metadata": found.metadata,
+        "read_dictionary": texts,
+        "page_checksum_verification": True,
+    }
     return ExportFile(path, table, about, pq.ParquetFile(path, **limits, **options))
 
 
 def _check_size(path: Path, metadata: pq.FileMetaData) -> None:
-    """Raise `ImportRefused` if the file's metadata announce more data than an import may have in memory."""
-    lists = [index for index in range(metadata.num_columns) if metadata.schema.column(index).max_repetition_level]
+    """Raise `ImportRefused` if the file's metadata announce more data than an import may have in
+    memory.
+    """
+    lists = [
+        index
+        for index in range(metadata.num_columns)
+        if metadata.schema.column(index).max_repetition_level
+    ]
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     if metadata.num_rows > MOST_ROWS or any(
         not 0 <= group.total_byte_size <= MOST_BYTES
@@ -207,7 +245,9 @@ def _check_size(path: Path, metadata: pq.FileMetaData) -> None:
 
 
 def _check_pages(path: Path, metadata: pq.FileMetaData) -> None:
-    """Raise `ImportRefused` if the file's pages would unpack to more data than an import may have in memory."""
+    """Raise `ImportRefused` if the file's pages would unpack to more data than an import may have
+    in memory.
+    """
     try:
         with path.open("rb") as file:
             for number in range(metadata.num_row_groups):
@@ -228,8 +268,13 @@ def _damaged(path: Path, error: Exception) -> ImportRefused:
 
 
 def _too_large(path: Path) -> ImportRefused:
-    most = f"{MOST_ROWS} rows; per row group, {MOST_BYTES >> 20} MiB unpacked and {MOST_IN_LISTS} values in lists"
-    return ImportRefused(f"{path} is too large. Limits: {most}.", "Export the readings in parts, with filters.")
+    most = (
+        f"{MOST_ROWS} rows; per row group, {MOST_BYTES >> 20} MiB unpacked and {MOST_IN_LISTS} "
+        "values in lists"
+    )
+    return ImportRefused(
+        f"{path} is too large. Limits: {most}.", "Export the readings in parts, with filters."
+    )
 
 
 def _decoded_bytes(found: pa.Array) -> int:
@@ -240,11 +285,15 @@ def _decoded_bytes(found: pa.Array) -> int:
     values = found.flatten() if pa.types.is_list(found.type) else found
     if not pa.types.is_dictionary(values.type):
         return int(values.nbytes)
-    return pc.sum(pc.binary_length(values.dictionary).cast("int64").take(values.indices)).as_py() or 0
+    return (
+        pc.sum(pc.binary_length(values.dictionary).cast("int64").take(values.indices)).as_py() or 0
+    )
 
 
 def _checked(file: ExportFile, origin: str) -> Iterator[list[Any]]:
-    """Check the rows of a file. Yield them in batches, in the form that the table's writer needs."""
+    """Check the rows of a file. Yield them in batches, in the form that the table's writer
+    needs.
+    """
     import pyarrow as pa
 
     columns = [column for column in TABLES[file.table] if not column.derived]
@@ -256,11 +305,16 @@ def _checked(file: ExportFile, origin: str) -> Iterator[list[Any]]:
             if sum(_decoded_bytes(batch.column(name)) for name in there) > MOST_DECODED_BYTES:
                 raise _too_large(file.path)
             for part in _parts(file.path, batch):
-                values = [_checked_column(file, column, part.column(name), before) for name, column in there.items()]
+                values = [
+                    _checked_column(file, column, part.column(name), before)
+                    for name, column in there.items()
+                ]
                 records: list[Any] = []
                 try:
                     for row in zip(*values, strict=True):
-                        records.append(make({**added, **dict(zip(there, row, strict=True))}, origin))
+                        records.append(
+                            make({**added, **dict(zip(there, row, strict=True))}, origin)
+                        )
                 except (FarmError, ValueError, TypeError) as error:
                     raise _refused(file, before + len(records) + 1, error) from error
                 before += len(records)
@@ -270,8 +324,8 @@ def _checked(file: ExportFile, origin: str) -> Iterator[list[Any]]:
 
 
 def _batches(parquet: pq.ParquetFile, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Read the rows of a file: `BATCH` at a time, or fewer if they have more than `BATCH_BYTES`. PyArrow cannot read
-    lists with the dictionaries of two row groups at a time."""
+    """Read the rows of a file: `BATCH` at a time, or fewer if they have more than `BATCH_BYTES`.
+    PyArrow cannot read lists with the dictionaries of two row groups at a time."""
     metadata = parquet.metadata
     if metadata.num_row_groups == 0:
         yield from parquet.iter_batches(columns=names)
@@ -283,9 +337,12 @@ def _batches(parquet: pq.ParquetFile, names: Sequence[str]) -> Iterator[pa.Recor
 
 
 def _parts(path: Path, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Divide a batch until the different values of each part have at most `PART_BYTES`, or it is one row. Raises
-    `ImportRefused` if one list is too long."""
-    if batch.num_rows <= 1 or sum(_different_bytes(column) for column in batch.columns) <= PART_BYTES:
+    """Divide a batch until the different values of each part have at most `PART_BYTES`, or it is
+    one row. Raises `ImportRefused` if one list is too long."""
+    if (
+        batch.num_rows <= 1
+        or sum(_different_bytes(column) for column in batch.columns) <= PART_BYTES
+    ):
         if any(_longest_list(column) > MOST_IN_ONE_LIST for column in batch.columns):
             raise _too_large(path)
         yield batch
@@ -296,7 +353,9 @@ def _parts(path: Path, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _different_bytes(found: pa.Array) -> int:
-    """The size of a column's different values in bytes. Numbers in lists count fourfold: they become objects."""
+    """The size of a column's different values in bytes. Numbers in lists count fourfold: they
+    become objects.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -316,8 +375,12 @@ def _longest_list(found: pa.Array) -> int:
     return (pc.max(pc.list_value_length(found)).as_py() or 0) if pa.types.is_list(found.type) else 0
 
 
-def _checked_column(file: ExportFile, column: Column, found: pa.Array, before: int) -> Sequence[Any]:
-    """Check the values of one column of a batch, which has `before` rows before it. Return their stored form."""
+def _checked_column(
+    file: ExportFile, column: Column, found: pa.Array, before: int
+) -> Sequence[Any]:
+    """Check the values of one column of a batch, which has `before` rows before it. Return their
+    stored form.
+    """
     import pyarrow as pa
 
     places = None
@@ -330,7 +393,14 @@ def _checked_column(file: ExportFile, column: Column, found: pa.Array, before: i
     for value in found.to_pylist():
         try:
             checked.append(column.check(value))
-        except (FarmError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (
+            FarmError,
+            ValueError,
+            TypeError,
+            KeyError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             at = len(checked) if places is None else places.index(len(checked))
             raise _refused(file, before + at + 1, error, f", column {column.name}") from error
     return checked if places is None else [checked[place] for place in places]
@@ -355,7 +425,8 @@ def _problem(error: BaseException) -> str:
     return str(error).rstrip(".") or type(error).__name__
 
 
-# ------------------------------------------------------------------------------------------- checking a row
+# -------------------------------------------------------------------------------------------
+# checking a row
 
 
 @dataclass(frozen=True)
@@ -366,10 +437,15 @@ class Checked:
     subject: Any
     cost: Cost
     model_flops: int | None = None  # PyTorch's count for the variant; None for a tuple
-    refers_to: Any = None  # the other rows that the row refers to, in the form that its writer needs
+    # the other rows that the row refers to, in the form that its writer needs
+    refers_to: Any = None
 
     def store_variant(self, session: Session) -> None:
-        costs = {"flops": self.cost.flops, "model_flops": self.model_flops or 0, "bytes_moved": self.cost.bytes}
+        costs = {
+            "flops": self.cost.flops,
+            "model_flops": self.model_flops or 0,
+            "bytes_moved": self.cost.bytes,
+        }
         content.store_variant(session, self.subject, **costs)
         found = session.get_one(tables.ModelVariant, self.subject.id)
         before = {name: getattr(found, name) for name in costs}
@@ -400,15 +476,26 @@ def _reading(row: Row, origin: str) -> Checked:
     of_model = row["subject_kind"] == "variant"
     subject = _variant(row) if of_model else row["operator_spec"]
     if subject is None or subject.id != row["subject_id"]:
-        raise ValueError(f"subject_id {row['subject_id'][:40]!r} is not the hash of the row's description")
+        raise ValueError(
+            f"subject_id {row['subject_id'][:40]!r} is not the hash of the row's description"
+        )
     for name in ("time_us", "power_w", "energy_mj"):
         if row[name] is not None and row[name] <= 0:
             raise ValueError(f"{name} is not positive")
     software = _record(Software, tuple(row[name] for name in names_of(Software)))
     protocol = _record(Protocol, tuple(row[column.name] for column in PROTOCOL))
-    card = {name: row[f"card_{name}"] for name in ("id", "model", "kind", "memory_bytes", "fingerprint")}
-    card |= {"driver": software.driver, "software_id": software.id, "origin": origin, "capabilities": []}
-    same = "subject_kind subject_id card_id card_model flags throttle_reasons details cost_s kernels"
+    card = {
+        name: row[f"card_{name}"] for name in ("id", "model", "kind", "memory_bytes", "fingerprint")
+    }
+    card |= {
+        "driver": software.driver,
+        "software_id": software.id,
+        "origin": origin,
+        "capabilities": [],
+    }
+    same = (
+        "subject_kind subject_id card_id card_model flags throttle_reasons details cost_s kernels"
+    )
     found = {
         "id": row["reading_id"],
         **_columns(row, (*same.split(), *(column.name for column in FIGURES))),
@@ -417,7 +504,13 @@ def _reading(row: Row, origin: str) -> Checked:
         "method": row["details"].get("method"),
         "origin": row["origin"] or origin,
     }
-    return Checked(found, subject, _cost(row), row["model_flops"] if of_model else None, (software, protocol, card))
+    return Checked(
+        found,
+        subject,
+        _cost(row),
+        row["model_flops"] if of_model else None,
+        (software, protocol, card),
+    )
 
 
 def _capture(row: Row, origin: str) -> Checked:
@@ -446,14 +539,20 @@ def _call(row: Row, origin: str) -> Checked:
         raise ValueError("operator_id is not the hash of operator_spec")
     same = ("call_index", "module_path", "operator_id", "part", "owner", "reads", "writes")
     capture = row["capture_id"], row["origin"] or origin
-    return Checked({**_columns(row, same), "data": row["seen"]}, spec, _cost(row), refers_to=capture)
+    return Checked(
+        {**_columns(row, same), "data": row["seen"]}, spec, _cost(row), refers_to=capture
+    )
 
 
 def _cost(row: Row) -> Cost:
-    """The cost of an operator tuple. Older exports have one output shape, and only of operators with one output."""
+    """The cost of an operator tuple. Older exports have one output shape, and only of operators
+    with one output.
+    """
     first, shapes = row["output_shape"], row["output_shapes"]
     found = [first] if shapes is None and first is not None else shapes
-    return Cost(row["flops"], row["bytes_moved"], None if found is None else tuple(map(tuple, found)))
+    return Cost(
+        row["flops"], row["bytes_moved"], None if found is None else tuple(map(tuple, found))
+    )
 
 
 def _verdict(row: Row, origin: str) -> dict[str, Any]:
@@ -461,7 +560,12 @@ def _verdict(row: Row, origin: str) -> dict[str, Any]:
     if any(number > row["round"] for _, _, number, _ in json.loads(row["made_of"] or "[]")):
         raise ValueError("made_of has an item of a later round than the verdict's")
     kept = {name: content.storable(value) for name, value in row.items() if name != "origin"}
-    return {"job_id": row["job_id"], "round": row["round"], "origin": row["origin"] or origin, "row": kept}
+    return {
+        "job_id": row["job_id"],
+        "round": row["round"],
+        "origin": row["origin"] or origin,
+        "row": kept,
+    }
 
 
 def _series(row: Row, origin: str) -> tuple[str, Trace]:
@@ -472,7 +576,8 @@ def _series(row: Row, origin: str) -> tuple[str, Trace]:
     return row["reading_id"], Trace((row["window_begin_s"], row["window_end_s"]), series)
 
 
-# ------------------------------------------------------------------------------------------------- writing
+# -------------------------------------------------------------------------------------------------
+# writing
 
 
 def _store_origin(database: Database, origin: str, path: Path, about: Mapping[str, Any]) -> None:
@@ -499,15 +604,19 @@ def _write(database: Database, file: ExportFile, batches: Iterable[list[Any]]) -
 
 
 def _missing(session: Session, column: Any, ids: Sequence[str]) -> set[str]:
-    return set(ids).difference(there for (there,) in among(session, sqlalchemy.select(column), column, ids))
+    return set(ids).difference(
+        there for (there,) in among(session, sqlalchemy.select(column), column, ids)
+    )
 
 
 def _store_operators(session: Session, costs: Mapping[OperatorTuple, Cost]) -> None:
-    """Store operators. If exports of two versions have different costs of one, the order of imports has no influence.
-    The costs of operators that this farm captured or measured do not change."""
+    """Store operators. If exports of two versions have different costs of one, the order of imports
+    has no influence. The costs of operators that this farm captured or measured do not change."""
     columns = [OPERATOR[name] for name in ("id", "flops", "bytes_moved", "output_shapes", "label")]
     known = fetch_values(session, columns, (spec.id for spec in costs))
-    content.store_operators(session, {spec: cost for spec, cost in costs.items() if spec.id not in known})
+    content.store_operators(
+        session, {spec: cost for spec, cost in costs.items() if spec.id not in known}
+    )
     for spec, cost in costs.items():
         if spec.id not in known:
             continue
@@ -515,16 +624,24 @@ def _store_operators(session: Session, costs: Mapping[OperatorTuple, Cost]) -> N
         merged = {
             "flops": _agreed(before.flops, cost.flops),
             "bytes_moved": _agreed(before.bytes_moved, cost.bytes),
-            "output_shapes": _shapes(cost) if before.output_shapes is None else before.output_shapes,
-            "label": min(before.label, label_of(spec)),  # versions wrote the keywords of a call in different orders
+            "output_shapes": _shapes(cost)
+            if before.output_shapes is None
+            else before.output_shapes,
+            "label": min(
+                before.label, label_of(spec)
+            ),  # versions wrote the keywords of a call in different orders
         }
         is_changed = any(getattr(before, name) != value for name, value in merged.items())
         if is_changed and not _is_own(session, spec.id):
-            session.execute(sqlalchemy.update(tables.Operator).where(OPERATOR.id == spec.id).values(**merged))
+            session.execute(
+                sqlalchemy.update(tables.Operator).where(OPERATOR.id == spec.id).values(**merged)
+            )
 
 
 def _agreed(first: int, second: int) -> int:
-    """Return the smaller of two costs that are known: later versions count less that is not moved. 0: unknown."""
+    """Return the smaller of two costs that are known: later versions count less that is not moved.
+    0: unknown.
+    """
     return min(first, second) if first and second else first or second
 
 
@@ -551,8 +668,14 @@ def _write_readings(session: Session, records: Sequence[Checked]) -> int:
         content.store_software(session, software)
     for protocol in dict.fromkeys(record.refers_to[1] for record in new):
         content.store_protocol(session, protocol)
-    content.insert_new(session, tables.CardRow, list({one.row["card_id"]: one.refers_to[2] for one in new}.values()))
-    _store_operators(session, {one.subject: one.cost for one in new if isinstance(one.subject, OperatorTuple)})
+    content.insert_new(
+        session,
+        tables.CardRow,
+        list({one.row["card_id"]: one.refers_to[2] for one in new}.values()),
+    )
+    _store_operators(
+        session, {one.subject: one.cost for one in new if isinstance(one.subject, OperatorTuple)}
+    )
     for record in {one.subject: one for one in new if isinstance(one.subject, Variant)}.values():
         record.store_variant(session)
     content.insert_new(session, tables.ReadingRow, [record.row for record in new])
@@ -560,16 +683,22 @@ def _write_readings(session: Session, records: Sequence[Checked]) -> int:
 
 
 def _write_captures(session: Session, records: Sequence[Checked]) -> int:
-    """Write the captures that the database does not have yet. Return their number. A capture refers to its card only if
-    the database has the card."""
+    """Write the captures that the database does not have yet. Return their number. A capture refers
+    to its card only if the database has the card."""
     new = 0
-    unknown = _missing(session, CARD.id, [record.row["card_id"] for record in records if record.row["card_id"]])
+    unknown = _missing(
+        session, CARD.id, [record.row["card_id"] for record in records if record.row["card_id"]]
+    )
     for record in records:
         record.store_variant(session)
         row = record.row
         known = _same_capture(session, row)
         if known is None:
-            session.add(tables.Capture(**{**row, "card_id": None if row["card_id"] in unknown else row["card_id"]}))
+            session.add(
+                tables.Capture(
+                    **{**row, "card_id": None if row["card_id"] in unknown else row["card_id"]}
+                )
+            )
             session.flush()
             new += 1
         elif _verified_at_s(row["verification"]) > _verified_at_s(known.verification):
@@ -578,7 +707,9 @@ def _write_captures(session: Session, records: Sequence[Checked]) -> int:
 
 
 def _same_capture(session: Session, row: Row) -> tables.Capture | None:
-    """Return the capture that was imported from the same farm before, or the one of this farm that was exported."""
+    """Return the capture that was imported from the same farm before, or the one of this farm that
+    was exported.
+    """
     same = [CAPTURE[name] == row[name] for name in content.CAPTURE_KEY]
     captured = tables.captured_as(row["origin"])
     for found in session.scalars(sqlalchemy.select(tables.Capture).where(*same)):
@@ -586,7 +717,9 @@ def _same_capture(session: Session, row: Row) -> tables.Capture | None:
             continue
         if _farm_of(found) == row["verification"][ORIGIN]:
             return found
-        if found.origin == captured and (found.verification or {}) == _without_farm(row["verification"]):
+        if found.origin == captured and (found.verification or {}) == _without_farm(
+            row["verification"]
+        ):
             return found
     return None
 
@@ -609,7 +742,9 @@ def _write_calls(session: Session, records: Sequence[Checked]) -> int:
     ids = _imported_captures(session)
     own = [{"capture_id": ids[one.refers_to], **one.row} for one in records if one.refers_to in ids]
     keys = sqlalchemy.select(CALL.capture_id, CALL.call_index)
-    there = set(map(tuple, among(session, keys, CALL.capture_id, (row["capture_id"] for row in own))))
+    there = set(
+        map(tuple, among(session, keys, CALL.capture_id, (row["capture_id"] for row in own)))
+    )
     rows = [row for row in own if (row["capture_id"], row["call_index"]) not in there]
     if rows:
         session.execute(sqlalchemy.insert(tables.Call.__table__), rows)  # type: ignore[attr-defined]
@@ -619,7 +754,9 @@ def _write_calls(session: Session, records: Sequence[Checked]) -> int:
 def _imported_captures(session: Session) -> dict[tuple[str, str], int]:
     """Return (capture id of exports, farm) -> id in this database."""
     columns = (CAPTURE[name] for name in ("id", "origin", *content.CAPTURE_KEY))
-    imported = session.execute(sqlalchemy.select(*columns).where(CAPTURE.origin.startswith(tables.IMPORTED))).all()
+    imported = session.execute(
+        sqlalchemy.select(*columns).where(CAPTURE.origin.startswith(tables.IMPORTED))
+    ).all()
     farms = {row.id: tables.farm_of_origin(row.origin) for row in imported}
     for id_ in [id_ for id_, farm in farms.items() if not farm]:  # imported by an older version
         farms[id_] = _farm_of(session.get_one(tables.Capture, id_))
@@ -629,7 +766,11 @@ def _imported_captures(session: Session) -> dict[tuple[str, str], int]:
 def _write_verdicts(session: Session, rows: Sequence[dict[str, Any]]) -> int:
     new = 0
     for row in rows:
-        rounds = set(session.scalars(sqlalchemy.select(IMPORTED.round).where(IMPORTED.job_id == row["job_id"])))
+        rounds = set(
+            session.scalars(
+                sqlalchemy.select(IMPORTED.round).where(IMPORTED.job_id == row["job_id"])
+            )
+        )
         if row["round"] in rounds:
             _choose_capture(session, row)
             continue
@@ -644,7 +785,9 @@ def _write_verdicts(session: Session, rows: Sequence[dict[str, Any]]) -> int:
 
 
 def _choose_capture(session: Session, row: Row) -> None:
-    """Choose the capture of an imported round again: an older version may have dropped the capture of its farm."""
+    """Choose the capture of an imported round again: an older version may have dropped the capture
+    of its farm.
+    """
     found = session.get(tables.Round, (row["job_id"], row["round"]))
     captured = _known_capture(session, row["row"], row["origin"])
     if found is not None and captured is not None:
@@ -668,15 +811,16 @@ def _write_traces(session: Session, series: Sequence[tuple[str, Trace]]) -> int:
     return new
 
 
-# ---------------------------------------------------------------------------------------- the job of a verdict
+# ---------------------------------------------------------------------------------------- the job
+# of a verdict
 
 
 def _write_job(session: Session, verdict: Row) -> None:
-    """Write the job of an imported verdict, as an ended job. Reports and pages show it like a job of this farm.
+    """Write the job of an imported verdict, as an ended job. Reports and pages show it like a job
+    of this farm.
 
-    Its `request_id` stays empty, so no request of this farm counts as done. If rows of the job are missing from the
-    export (an export of a selection), no job is written.
-    """
+    Its `request_id` stays empty, so no request of this farm counts as done. If rows of the job are
+    missing from the export (an export of a selection), no job is written."""
     row: Row = verdict["row"]
     try:
         request = Request.from_json(json.loads(row["request"]))
@@ -687,10 +831,22 @@ def _write_job(session: Session, verdict: Row) -> None:
     if missing or (variant.id if variant else None) != row["variant_id"]:
         return
     made_of = json.loads(row["made_of"])
-    of_item = ("id", "subject_kind", "subject_id", "card_id", "card_model", "protocol_id", "created_at_s")
-    readings = fetch_values(session, [READING[name] for name in of_item], [reading_id for reading_id, *_ in made_of])
+    of_item = (
+        "id",
+        "subject_kind",
+        "subject_id",
+        "card_id",
+        "card_model",
+        "protocol_id",
+        "created_at_s",
+    )
+    readings = fetch_values(
+        session, [READING[name] for name in of_item], [reading_id for reading_id, *_ in made_of]
+    )
     captured = _known_capture(session, row, verdict["origin"])
-    if any(entry[0] not in readings for entry in made_of) or (row["capture_id"] and captured is None):
+    if any(entry[0] not in readings for entry in made_of) or (
+        row["capture_id"] and captured is None
+    ):
         return
     job_id, at_s = row["job_id"], row["created_at_s"]
     if (job := session.get(tables.Job, job_id)) is None:
@@ -700,7 +856,10 @@ def _write_job(session: Session, verdict: Row) -> None:
             title=row["title"],
             variant_id=row["variant_id"],
             protocol_id=content.store_protocol(session, request.protocol),
-            request={**request.to_json(), "cards": sorted({found.card_id for found in readings.values()})},
+            request={
+                **request.to_json(),
+                "cards": sorted({found.card_id for found in readings.values()}),
+            },
             state=tables.JobState.DONE,
             created_at_s=at_s,
         )
@@ -708,16 +867,24 @@ def _write_job(session: Session, verdict: Row) -> None:
         session.flush()
     job.round = max(job.round, row["round"])
     job.ended_at_s = max(job.ended_at_s or 0.0, at_s)
-    times_s: dict[str, Any] = dict.fromkeys(("created_at_s", "planned_at_s", "published_at_s"), at_s)
+    times_s: dict[str, Any] = dict.fromkeys(
+        ("created_at_s", "planned_at_s", "published_at_s"), at_s
+    )
     about: dict[str, Any] = {"operators": row["operators"] or ["all"], "capture_id": captured}
     session.add(tables.Round(job_id=job_id, number=row["round"], **about, **times_s))
-    figures = {name: row[name] for name in tables.VerdictRow.model_fields if name in row and name != "details"}
+    figures = {
+        name: row[name]
+        for name in tables.VerdictRow.model_fields
+        if name in row and name != "details"
+    }
     session.add(tables.VerdictRow(**figures, details=json.loads(row["details"])))
     session.flush()
     _write_items(session, job_id, made_of, readings)
 
 
-def _write_items(session: Session, job_id: str, made_of: Iterable[tuple[str, str, int, bool]], readings: Row) -> None:
+def _write_items(
+    session: Session, job_id: str, made_of: Iterable[tuple[str, str, int, bool]], readings: Row
+) -> None:
     """Write the items of an imported job, except those that an earlier round has written."""
     before = sqlalchemy.select(ITEM.reading_id, ITEM.role).where(ITEM.job_id == job_id)
     there = set(map(tuple, session.execute(before)))
@@ -725,7 +892,9 @@ def _write_items(session: Session, job_id: str, made_of: Iterable[tuple[str, str
     for reading_id, role, of_round, reused in made_of:
         found = readings[reading_id]
         if (reading_id, role) not in there:
-            ended = item_state.IMPORT.values(reading_id=reading_id, reused=reused, ended_at_s=found.created_at_s)
+            ended = item_state.IMPORT.values(
+                reading_id=reading_id, reused=reused, ended_at_s=found.created_at_s
+            )
             copied = {name: value for name, value in found._asdict().items() if name != "id"}
             key = found.subject_id, found.protocol_id, found.card_id, role
             items[key] = {"job_id": job_id, "round": of_round, "role": role, **copied, **ended}
@@ -734,16 +903,19 @@ def _write_items(session: Session, job_id: str, made_of: Iterable[tuple[str, str
 
 
 def _known_capture(session: Session, row: Row, farm: str) -> int | None:
-    """Return the id of a verdict's capture in this database: preferably that of the verdict's farm, then one of this
-    farm. The order of imports has no influence."""
+    """Return the id of a verdict's capture in this database: preferably that of the verdict's farm,
+    then one of this farm. The order of imports has no influence."""
     query = sqlalchemy.select(tables.Capture).where(CAPTURE.variant_id == row["variant_id"])
     same = [found for found in session.scalars(query) if capture_key(found) == row["capture_id"]]
     best = min(same, key=lambda found: (_farm_of(found) != farm, _farm_of(found)), default=None)
     return None if best is None else best.id
 
 
-#: Table -> (row checker, writer). The tables are written in this order: a table comes before those that refer to it.
-_IMPORTS: Mapping[str, tuple[Callable[[Row, str], Any], Callable[[Session, Sequence[Any]], int]]] = {
+#: Table -> (row checker, writer). The tables are written in this order: a table comes before those
+#: that refer to it.
+_IMPORTS: Mapping[
+    str, tuple[Callable[[Row, str], Any], Callable[[Session, Sequence[Any]], int]]
+] = {
     "readings": (_reading, _write_readings),
     "captures": (_capture, _write_captures),
     "calls": (_call, _write_calls),

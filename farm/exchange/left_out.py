@@ -15,7 +15,11 @@ from farm.store import tables
 from farm.store.columns import IMPORTED, JOB, VERDICT
 from farm.types.format import plural
 
-_COUNTED: Mapping[str, Any] = {"readings": tables.ReadingRow, "captures": tables.Capture, "calls": tables.Call}
+_COUNTED: Mapping[str, Any] = {
+    "readings": tables.ReadingRow,
+    "captures": tables.Capture,
+    "calls": tables.Call,
+}
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,9 @@ class LeftOut:
         return f"{self.rows} {plural(self.table[:-1], self.rows)}: {self.why}"
 
 
-def left_out(session: Session, filters: Filters | None, written: Mapping[str, int]) -> tuple[LeftOut, ...]:
+def left_out(
+    session: Session, filters: Filters | None, written: Mapping[str, int]
+) -> tuple[LeftOut, ...]:
     """Compare an export with the database. ``written``: table -> rows in the export."""
     found = [*_unselected(session, filters, written)]
     if "verdicts" in written:
@@ -38,7 +44,9 @@ def left_out(session: Session, filters: Filters | None, written: Mapping[str, in
     return tuple(one for one in found if one.rows > 0)
 
 
-def _unselected(session: Session, filters: Filters | None, written: Mapping[str, int]) -> Iterator[LeftOut]:
+def _unselected(
+    session: Session, filters: Filters | None, written: Mapping[str, int]
+) -> Iterator[LeftOut]:
     whys = {
         "readings": f"{filters} does not select them",
         "captures": "no selected reading is of such a model or of one of its operators",
@@ -46,7 +54,9 @@ def _unselected(session: Session, filters: Filters | None, written: Mapping[str,
     }
     for table, why in whys.items() if filters else ():
         if table in written:
-            total = session.execute(sqlalchemy.select(func.count()).select_from(_COUNTED[table])).scalar_one()
+            total = session.execute(
+                sqlalchemy.select(func.count()).select_from(_COUNTED[table])
+            ).scalar_one()
             yield LeftOut(table, total - written[table], why)
 
 

@@ -1,8 +1,9 @@
-"""The packaged readings: exports in ``farm/data`` (one folder for each card model), queried like a database.
+"""The packaged readings: exports in ``farm/data`` (one folder for each card model), queried like a
+database.
 
-The first query makes an SQLite file of them in the state folder. So the same queries work on them and on a farm's own
-database. The package has this file compressed; if the exports or the schema differ, the exports are imported instead.
-"""
+The first query makes an SQLite file of them in the state folder. So the same queries work on them
+and on a farm's own database. The package has this file compressed; if the exports or the schema
+differ, the exports are imported instead."""
 
 from __future__ import annotations
 
@@ -30,12 +31,16 @@ def packaged_files(folder: Path = FOLDER) -> list[Path]:
     """Return the packaged exports. Each one is a file of readings or a folder with all tables."""
     if not folder.is_dir():
         return []
-    return sorted(path for path in folder.iterdir() if path.suffix == ".parquet" or next(path.glob("*.parquet"), None))
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if path.suffix == ".parquet" or next(path.glob("*.parquet"), None)
+    )
 
 
 def export_at(path: Path) -> Path:
-    """Return the path of an export: `path` if it exists, else the packaged export with this name. Raises
-    `DamagedPackage` if a file of it belongs to the package and is damaged."""
+    """Return the path of an export: `path` if it exists, else the packaged export with this name.
+    Raises `DamagedPackage` if a file of it belongs to the package and is damaged."""
     export = path if path.exists() else packaged_named(str(path)) or path
     check_package_files(_tables([export.resolve()]))
     return export
@@ -48,12 +53,16 @@ def _tables(exports: Sequence[Path]) -> Iterator[Path]:
 
 
 def packaged_named(name: str, folder: Path = FOLDER) -> Path | None:
-    """Return the packaged export with this name (of its file or folder, without the suffix), or None."""
+    """Return the packaged export with this name (of its file or folder, without the suffix), or
+    None.
+    """
     return next((path for path in packaged_files(folder) if path.stem == name), None)
 
 
 def compressed_database(files: Sequence[Path], folder: Path = FOLDER) -> Path:
-    """Return the path of the compressed database of these exports in the current schema. The file may be missing."""
+    """Return the path of the compressed database of these exports in the current schema. The file
+    may be missing.
+    """
     about = hashlib.sha256(newest_schema().encode())
     for file in _tables(files):
         about.update(hashlib.sha256(file.read_bytes()).digest())
@@ -63,9 +72,8 @@ def compressed_database(files: Sequence[Path], folder: Path = FOLDER) -> Path:
 def database_of(files: Sequence[Path], cache: Path) -> Database:
     """Open a database with the contents of these exports, for reading.
 
-    Folder `cache` has a copy for the next time; see `farm.exchange.copies`. Raises `ImportRefused` if a file is not an
-    export, and `DamagedPackage` if it is a damaged file of the package.
-    """
+    Folder `cache` has a copy for the next time; see `farm.exchange.copies`. Raises `ImportRefused`
+    if a file is not an export, and `DamagedPackage` if it is a damaged file of the package."""
     about = hashlib.sha256(newest_schema().encode())
     for file in _tables(files):
         about.update(f"{file}:{file.stat().st_size}:{file.stat().st_mtime_ns}".encode())
@@ -74,7 +82,9 @@ def database_of(files: Sequence[Path], cache: Path) -> Database:
 
 
 def _write_database(files: Sequence[Path], target: Path) -> None:
-    """Write a database with the contents of exports: from the package, if it has one, else by importing them."""
+    """Write a database with the contents of exports: from the package, if it has one, else by
+    importing them.
+    """
     from farm.exchange.importer import import_export
 
     check_package_files(_tables(files))
@@ -100,9 +110,10 @@ def first_answer(
     say: Callable[[str], None] = lambda _: None,
     database: Database | None = None,
 ) -> Answer:
-    """Query the user's own database; if it has no matching readings, query the packaged readings and `say` so. `knows`
-    is True for an answer that is based on readings. With `database`, query only this one. Raises a `FarmError` if no
-    query has an answer (see `_joined_error`), or if the own database cannot be read."""
+    """Query the user's own database; if it has no matching readings, query the packaged readings
+    and `say` so. `knows` is True for an answer that is based on readings. With `database`, query
+    only this one. Raises a `FarmError` if no query has an answer (see `_joined_error`), or if the
+    own database cannot be read."""
     if database is not None:
         with database.read() as session:
             return ask(session)
@@ -133,10 +144,14 @@ def first_answer(
 
 
 def _joined_error(own: FarmError | None, packaged: FarmError) -> FarmError:
-    """Choose the error to raise if neither the own database nor the packaged readings have an answer."""
+    """Choose the error to raise if neither the own database nor the packaged readings have an
+    answer.
+    """
     from farm.exchange.filters import NO_READINGS
 
-    came_further = (UnsupportedModel,) if isinstance(own, NoReadings) else (NoReadings, UnsupportedModel)
+    came_further = (
+        (UnsupportedModel,) if isinstance(own, NoReadings) else (NoReadings, UnsupportedModel)
+    )
     knows_more = isinstance(packaged, came_further)  # it has that card or operator
     if not isinstance(own, UsageError) or own.next_step == NO_READINGS or knows_more:
         return packaged
@@ -147,5 +162,6 @@ def _joined_error(own: FarmError | None, packaged: FarmError) -> FarmError:
         return packaged
     return UsageError(
         own.message,
-        f"{own.next_step} In the packaged readings, {packaged.next_step[:1].lower()}{packaged.next_step[1:]}",
+        f"{own.next_step} In the packaged readings, "
+        f"{packaged.next_step[:1].lower()}{packaged.next_step[1:]}",
     )

@@ -1,8 +1,9 @@
-"""The sizes of the pages of a Parquet file, from the headers of the pages, before anything is decompressed.
+"""The sizes of the pages of a Parquet file, from the headers of the pages, before anything is
+decompressed.
 
-A reader allocates the unpacked size that a page's header states, whatever the file's metadata state. PyArrow does not
-show these headers. They are Thrift structures in the compact protocol, of which this module reads two numbers.
-"""
+A reader allocates the unpacked size that a page's header states, whatever the file's metadata
+state. PyArrow does not show these headers. They are Thrift structures in the compact protocol, of
+which this module reads two numbers."""
 
 from __future__ import annotations
 
@@ -44,7 +45,10 @@ def pages_of(file: IO[bytes], chunk: pq.ColumnChunkMetaData) -> Iterator[Page]:
         file.seek(begin)
         header = _Header(file.read(min(MOST_HEADER_BYTES, end - begin)))
         numbers = header.integers()
-        unpacked_bytes, packed_bytes = numbers.get(_UNPACKED_BYTES, -1), numbers.get(_PACKED_BYTES, -1)
+        unpacked_bytes, packed_bytes = (
+            numbers.get(_UNPACKED_BYTES, -1),
+            numbers.get(_PACKED_BYTES, -1),
+        )
         if unpacked_bytes < 0 or packed_bytes < 0:
             raise DamagedPage("a page has no size")
         yield Page(unpacked_bytes, numbers.get(_KIND) == _DICTIONARY_PAGE)
@@ -59,7 +63,9 @@ class _Header:
     position: int = dataclasses.field(default=0, init=False)
 
     def integers(self) -> dict[int, int]:
-        """Read the structure. Return the number of a field -> its value, for fields that are integers."""
+        """Read the structure. Return the number of a field -> its value, for fields that are
+        integers.
+        """
         found: dict[int, int] = {}
         number = 0
         while True:

@@ -1,9 +1,10 @@
-"""Choose the card of each item, from expected seconds and the slowness of each card; estimate when a job ends.
+"""Choose the card of each item, from expected seconds and the slowness of each card; estimate when
+a job ends.
 
-Expected seconds are estimates, cards differ, and cards come and go. So the first placement need not be optimal. While
-cards work, waiting items move from the card that would end last to cards that will soon be idle. `place`, `balance` and
-`balance_groups` use no database: the simulation of a hundred cards calls the same functions.
-"""
+Expected seconds are estimates, cards differ, and cards come and go. So the first placement need not
+be optimal. While cards work, waiting items move from the card that would end last to cards that
+will soon be idle. `place`, `balance` and `balance_groups` use no database: the simulation of a
+hundred cards calls the same functions."""
 
 from __future__ import annotations
 
@@ -20,9 +21,11 @@ from sqlmodel import Session, and_, case, col, func, select
 from farm.store.database import among, database_now
 from farm.store.tables import OPEN, CardRow, Item, ItemState, Job, JobState
 
-#: Items that `slowness` uses: begun within RECENT_S seconds, the NEWEST of each card, MOST in all, and at least FEWEST.
+#: Items that `slowness` uses: begun within RECENT_S seconds, the NEWEST of each card, MOST in all,
+#: and at least FEWEST.
 RECENT_S, NEWEST, MOST, FEWEST = 900.0, 100, 10_000, 3
-#: A pause between two items counts as work up to this length. After a longer pause the card was idle. Unit: s.
+#: A pause between two items counts as work up to this length. After a longer pause the card was
+#: idle. Unit: s.
 LONGEST_PAUSE_S = 1.0
 
 
@@ -36,7 +39,9 @@ class QueuedItem:
 
 @dataclass
 class CardQueue:
-    """One card with its items. ``slowness`` is measured seconds / expected seconds: 4.0 is four times slower."""
+    """One card with its items. ``slowness`` is measured seconds / expected seconds: 4.0 is four
+    times slower.
+    """
 
     card_id: str
     waiting: list[QueuedItem] = field(default_factory=list)
@@ -61,7 +66,8 @@ class MovableItem:
 
 
 def place(work: Iterable[QueuedItem], free_at_s: Mapping[str, float]) -> dict[int, str]:
-    """Place each item, longest first, on the card that would finish it first (LPT); return key -> card id.
+    """Place each item, longest first, on the card that would finish it first (LPT); return key ->
+    card id.
 
     The cards count as equally fast. ``free_at_s``: card id -> seconds until the card is idle.
     """
@@ -76,15 +82,18 @@ def place(work: Iterable[QueuedItem], free_at_s: Mapping[str, float]) -> dict[in
 
 
 def balance(queues: Sequence[CardQueue], *, idle_within_s: float) -> dict[int, str]:
-    """Move items from the fullest cards to cards that will be idle within ``idle_within_s``; return key -> new card id.
+    """Move items from the fullest cards to cards that will be idle within ``idle_within_s``; return
+    key -> new card id.
 
-    Other cards get no items, since every move costs a message. A move must gain more than it costs; otherwise cards
-    that end at about the same time would pass the last items back and forth.
-    """
+    Other cards get no items, since every move costs a message. A move must gain more than it costs;
+    otherwise cards that end at about the same time would pass the last items back and forth."""
     ends_s = {queue.card_id: queue.ends_s for queue in queues}
     by_id = {queue.card_id: queue for queue in queues}
     # In ascending order of expected seconds: `_worth_moving` bisects.
-    left = {queue.card_id: sorted(queue.waiting, key=lambda work: (work.expected_s, work.key)) for queue in queues}
+    left = {
+        queue.card_id: sorted(queue.waiting, key=lambda work: (work.expected_s, work.key))
+        for queue in queues
+    }
     idle = {card_id for card_id, end_s in ends_s.items() if end_s < idle_within_s}
     moves: dict[int, str] = {}
     while idle:
@@ -96,7 +105,11 @@ def balance(queues: Sequence[CardQueue], *, idle_within_s: float) -> dict[int, s
             several = [card_id for card_id in idle if len(left[card_id]) > 1]
             giver = max(several, key=ends_s.__getitem__, default=None)
         slow = by_id[taker].slowness
-        position = None if giver is None else _worth_moving(left[giver], ends_s[giver], ends_s[taker], slow)
+        position = (
+            None
+            if giver is None
+            else _worth_moving(left[giver], ends_s[giver], ends_s[taker], slow)
+        )
         if giver is None or position is None:
             idle.discard(taker)
             continue
@@ -110,20 +123,29 @@ def balance(queues: Sequence[CardQueue], *, idle_within_s: float) -> dict[int, s
 def _worth_moving(
     waiting: Sequence[QueuedItem], giver_ends_s: float, taker_ends_s: float, slowness: float
 ) -> int | None:
-    """Return the position in ``waiting`` of the item that should move; None if no move gains enough.
+    """Return the position in ``waiting`` of the item that should move; None if no move gains
+    enough.
 
-    ``waiting``: the giver's items in ascending order of expected seconds. ``slowness``: that of the taker.
-    """
+    ``waiting``: the giver's items in ascending order of expected seconds. ``slowness``: that of the
+    taker."""
     room_s = (giver_ends_s - taker_ends_s) / 2
-    position, by_s = bisect.bisect_right(waiting, room_s, key=lambda work: work.expected_s) - 1, giver_ends_s
+    position, by_s = (
+        bisect.bisect_right(waiting, room_s, key=lambda work: work.expected_s) - 1,
+        giver_ends_s,
+    )
     if position < 0:
-        # No item is that short: move the shortest if the taker finishes it before the giver would be idle.
+        # No item is that short: move the shortest if the taker finishes it before the giver would
+        # be idle.
         position, by_s = 0, 0.9 * giver_ends_s
     return position if taker_ends_s + slowness * waiting[position].expected_s < by_s else None
 
 
 def balance_groups(
-    waiting: Sequence[MovableItem], open_s: Mapping[str, float], slowness: Mapping[str, float], *, idle_within_s: float
+    waiting: Sequence[MovableItem],
+    open_s: Mapping[str, float],
+    slowness: Mapping[str, float],
+    *,
+    idle_within_s: float,
 ) -> dict[int, str]:
     """`balance` for items that may move to some of the cards only; return item id -> new card id.
 
@@ -132,9 +154,16 @@ def balance_groups(
     open_s = dict(open_s)
     moves: dict[int, str] = {}
     # Groups with the fewest takers first. Each move changes `open_s` for the next group.
-    for group in sorted({item.takers for item in waiting}, key=lambda group: (len(group), sorted(group))):
-        queues = {card_id: CardQueue(card_id, [], open_s[card_id], slowness.get(card_id, 1.0)) for card_id in group}
-        movable = {item.id: item for item in waiting if item.takers == group and item.card_id in group}
+    for group in sorted(
+        {item.takers for item in waiting}, key=lambda group: (len(group), sorted(group))
+    ):
+        queues = {
+            card_id: CardQueue(card_id, [], open_s[card_id], slowness.get(card_id, 1.0))
+            for card_id in group
+        }
+        movable = {
+            item.id: item for item in waiting if item.takers == group and item.card_id in group
+        }
         for item in movable.values():
             queue = queues[item.card_id]
             queue.waiting.append(QueuedItem(item.id, item.expected_s))
@@ -148,7 +177,8 @@ def balance_groups(
 
 
 def time_left_s(session: Session, job: Job, open_s: Mapping[str, float]) -> float:
-    """Estimate the seconds until all items of the job are closed, at the cards' recent speed. Older jobs come first.
+    """Estimate the seconds until all items of the job are closed, at the cards' recent speed. Older
+    jobs come first.
 
     ``open_s``: card id -> expected seconds of the job's open items on that card.
     """
@@ -166,30 +196,59 @@ def time_left_s(session: Session, job: Job, open_s: Mapping[str, float]) -> floa
 
 
 def together_s(session: Session, before_s: Mapping[str, float]) -> float:
-    """Estimate the seconds until cards that share their work (card id -> expected seconds) end, at recent speed."""
+    """Estimate the seconds until cards that share their work (card id -> expected seconds) end, at
+    recent speed.
+    """
     known = slowness(session, list(before_s))
     usual = statistics.mean(known.values()) if known else 1.0
     return sum(before_s.values()) / sum(1 / known.get(card_id, usual) for card_id in before_s)
 
 
 def slowness(session: Session, card_ids: Sequence[str]) -> dict[str, float]:
-    """Return card id -> slowness: measured seconds / expected seconds of the newest tuples, with short pauses.
+    """Return card id -> slowness: measured seconds / expected seconds of the newest tuples, with
+    short pauses.
 
     Balancing and `time_left_s` both use this definition. Cards with too few items are left out.
     """
-    # A subquery for each card: the database reads its newest items by the index of what it began, and no others.
+    # A subquery for each card: the database reads its newest items by the index of what it began,
+    # and no others.
     started = col(Item.started_at_s)
     names = ("expected_s", "started_at_s", "ended_at_s", "state", "reused", "role", "cards")
     begun: Any = sqlalchemy.select(*(getattr(Item, name) for name in names))
-    begun = begun.where(Item.card_id == CardRow.id, started > database_now() - RECENT_S).order_by(started.desc())
-    one = begun.limit(max(1, min(NEWEST, MOST // max(1, len(card_ids))))).correlate(CardRow).subquery().c
-    free_s = func.lag(one.ended_at_s).over(order_by=one.ended_at_s)  # when the card ended the item before
+    begun = begun.where(Item.card_id == CardRow.id, started > database_now() - RECENT_S).order_by(
+        started.desc()
+    )
+    one = (
+        begun.limit(max(1, min(NEWEST, MOST // max(1, len(card_ids)))))
+        .correlate(CardRow)
+        .subquery()
+        .c
+    )
+    free_s = func.lag(one.ended_at_s).over(
+        order_by=one.ended_at_s
+    )  # when the card ended the item before
     pause_s = one.started_at_s - free_s
-    work_s = one.ended_at_s - case((and_(pause_s >= 0, pause_s < LONGEST_PAUSE_S), free_s), else_=one.started_at_s)
-    measured = (one.state == ItemState.DONE, one.reused.is_(False), one.role == "tuple", one.cards == 1)
-    done = (*measured, one.ended_at_s >= one.started_at_s)  # otherwise the clock was set back meanwhile
-    taken = select(one.expected_s, work_s.label("work_s")).where(*done).correlate(CardRow).subquery().c
+    work_s = one.ended_at_s - case(
+        (and_(pause_s >= 0, pause_s < LONGEST_PAUSE_S), free_s), else_=one.started_at_s
+    )
+    measured = (
+        one.state == ItemState.DONE,
+        one.reused.is_(False),
+        one.role == "tuple",
+        one.cards == 1,
+    )
+    done = (
+        *measured,
+        one.ended_at_s >= one.started_at_s,
+    )  # otherwise the clock was set back meanwhile
+    taken = (
+        select(one.expected_s, work_s.label("work_s")).where(*done).correlate(CardRow).subquery().c
+    )
     ratio = func.sum(taken.work_s) / func.nullif(func.sum(taken.expected_s), 0.0)
-    of_card = select(case((func.count() >= FEWEST, ratio))).select_from(taken.work_s.table).scalar_subquery()
+    of_card = (
+        select(case((func.count() >= FEWEST, ratio)))
+        .select_from(taken.work_s.table)
+        .scalar_subquery()
+    )
     found = session.execute(select(CardRow.id, of_card).where(col(CardRow.id).in_(card_ids)))
     return {card_id: max(0.001, slow) for card_id, slow in found if slow is not None}

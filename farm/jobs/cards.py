@@ -1,8 +1,9 @@
-"""The cards in the database: registration, heartbeat, states, quarantine; also the names of workers and farms.
+"""The cards in the database: registration, heartbeat, states, quarantine; also the names of workers
+and farms.
 
-A worker writes its holder name into the row of its card and into the items that it claims. An embedded farm is started
-by one command for its own jobs. It has a name, which its jobs and the holder names of its workers contain.
-"""
+A worker writes its holder name into the row of its card and into the items that it claims. An
+embedded farm is started by one command for its own jobs. It has a name, which its jobs and the
+holder names of its workers contain."""
 
 from __future__ import annotations
 
@@ -30,20 +31,23 @@ from farm.types.protocol import Software
 #: A card is lost if its worker has not been seen for this many heartbeats.
 LOST_AFTER_HEARTBEATS = 3
 
-#: A card is silent if it is idle and began no item for this many heartbeats while published items wait for it. This is
-#: longer than the reconciler needs to publish items again whose messages the broker lost.
+#: A card is silent if it is idle and began no item for this many heartbeats while published items
+#: wait for it. This is longer than the reconciler needs to publish items again whose messages the
+#: broker lost.
 SILENT_AFTER_HEARTBEATS = 6
 
-#: So many published items of a card show when its items were last published; a card may have a million waiting items.
+#: So many published items of a card show when its items were last published; a card may have a
+#: million waiting items.
 ENOUGH = 100
 
-#: States that a person or a failed health check sets. Only a person ends them; the start or stop of a worker does not.
+#: States that a person or a failed health check sets. Only a person ends them; the start or stop of
+#: a worker does not.
 KEPT = (CardState.DRAINING, CardState.QUARANTINED)
 
 
 def holder_name(card_id: str, host: str, pid: int, tag: str, farm: str = "") -> str:
-    """Return the name with which a worker marks its card and its claims. It ends with ``farm``, the id of the worker's
-    embedded farm; "" for the shared farm."""
+    """Return the name with which a worker marks its card and its claims. It ends with ``farm``, the
+    id of the worker's embedded farm; "" for the shared farm."""
     return holder_of_process(card_id, host, pid) + tag + (f"/{farm}" if farm else "")
 
 
@@ -53,12 +57,16 @@ def holder_of_process(card_id: str, host: str, pid: int) -> str:
 
 
 def farm_of(holder: str) -> str:
-    """Return the embedded farm of a worker; "" for a worker of the shared farm. Each farm has its own broker."""
+    """Return the embedded farm of a worker; "" for a worker of the shared farm. Each farm has its
+    own broker.
+    """
     return holder.partition("/")[2]
 
 
 def farm_name(host: str, pid: int, tag: str) -> str:
-    """Name the embedded farm of a process: ``embedded:HOST:PID:START:TAG``, without START if there is no process."""
+    """Name the embedded farm of a process: ``embedded:HOST:PID:START:TAG``, without START if there
+    is no process.
+    """
     return ":".join([farm_prefix(host) + str(pid), *filter(None, (process_started(str(pid)), tag))])
 
 
@@ -68,19 +76,26 @@ def farm_prefix(host: str) -> str:
 
 
 def is_gone(farm: str, host: str) -> bool:
-    """True if the process of an embedded farm of this host has ended. False for other hosts and hosts without /proc.
+    """True if the process of an embedded farm of this host has ended. False for other hosts and
+    hosts without /proc.
 
-    The start time distinguishes the process from a later one with the same id. If the name has none, the id decides.
-    """
+    The start time distinguishes the process from a later one with the same id. If the name has
+    none, the id decides."""
     pid, *rest = farm.removeprefix(farm_prefix(host)).split(":")
-    if not farm.startswith(farm_prefix(host)) or not pid.isdigit() or not Path("/proc/self").exists():
+    if (
+        not farm.startswith(farm_prefix(host))
+        or not pid.isdigit()
+        or not Path("/proc/self").exists()
+    ):
         return False
     started = process_started(pid)
     return not started or (len(rest) == 2 and rest[0] != started)
 
 
 def process_started(pid: str) -> str:
-    """Return when a process of this host started, in clock ticks since boot (field 22 of proc(5)); "" if it ended."""
+    """Return when a process of this host started, in clock ticks since boot (field 22 of proc(5));
+    "" if it ended.
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
@@ -98,11 +113,15 @@ class CardStatus:
     seen_ago_s: float
     done_last_hour: int = 0  # only if `views` was asked to count these items
     deferred: int = 0  # items that wait because another item measures the same subject
-    silent_s: float = 0.0  # seconds without a new item while items wait; 0 below SILENT_AFTER_HEARTBEATS
+    # seconds without a new item while items wait; 0 below SILENT_AFTER_HEARTBEATS
+    silent_s: float = 0.0
 
 
-def announce(database: Database, card_id: str, card: Card | None, *, holder: str, queue: str) -> None:
-    """Write ``holder`` as the worker of a card that starts: the card is listed, but measures no items yet.
+def announce(
+    database: Database, card_id: str, card: Card | None, *, holder: str, queue: str
+) -> None:
+    """Write ``holder`` as the worker of a card that starts: the card is listed, but measures no
+    items yet.
 
     ``card`` is None if the host does not find the card. Then its row is changed only if it exists.
     """
@@ -113,9 +132,16 @@ def announce(database: Database, card_id: str, card: Card | None, *, holder: str
 
 
 def register(
-    database: Database, card: Card, software: Software, *, holder: str, queue: str, capabilities: Sequence[str] = ()
+    database: Database,
+    card: Card,
+    software: Software,
+    *,
+    holder: str,
+    queue: str,
+    capabilities: Sequence[str] = (),
 ) -> str:
-    """Register the card with its worker ``holder``, ready to measure; return the id of its software.
+    """Register the card with its worker ``holder``, ready to measure; return the id of its
+    software.
 
     A card that is draining or quarantined stays so.
     """
@@ -128,7 +154,9 @@ def register(
 
 
 def ensure_card(session: Session, card: Card, software: Software | None = None) -> None:
-    """Create the card's row, to which readings refer, if there is none. No job is planned on such a card."""
+    """Create the card's row, to which readings refer, if there is none. No job is planned on such a
+    card.
+    """
     if session.get(CardRow, card.id) is None:
         row = _described(session, card)
         row.software_id = store_software(session, software) if software else None
@@ -145,11 +173,15 @@ def has_installed_software(session: Session, card: Card) -> bool:
 
 def is_registered_as_now(session: Session, card: Card) -> bool:
     """The same, and with its present links and settings of the communication library."""
-    return has_installed_software(session, card) and session.get_one(CardRow, card.id).links == links_of(card)
+    return has_installed_software(session, card) and session.get_one(
+        CardRow, card.id
+    ).links == links_of(card)
 
 
 def _described(session: Session, card: Card) -> CardRow:
-    """Return the locked row of a card after updating its description; a new row if there was none."""
+    """Return the locked row of a card after updating its description; a new row if there was
+    none.
+    """
     row = locked(session, CardRow, card.id) or CardRow(id=card.id, kind=card.kind, model=card.model)
     for name in ("kind", "model", "memory_bytes", "driver", "host", "index"):
         setattr(row, name, getattr(card, name))
@@ -169,7 +201,9 @@ def _serve(session: Session, row: CardRow, holder: str, queue: str, state: CardS
 
 
 def stored_state(database: Database, card_id: str) -> str:
-    """Return the state in the card's row, without checking its heartbeat; "" if the card is not registered."""
+    """Return the state in the card's row, without checking its heartbeat; "" if the card is not
+    registered.
+    """
     with database.read() as session:
         row = session.get(CardRow, card_id)
         return row.state if row is not None else ""
@@ -190,8 +224,8 @@ def stopped(database: Database, holder: str, reason: str = "") -> None:
 
 
 def drain(database: Database, card_id: str, reason: str = "") -> None:
-    """Let a card finish its item and start no other. Waiting items move to cards of the same model, or wait. Raises
-    `NoSuchCard` if the card is not registered."""
+    """Let a card finish its item and start no other. Waiting items move to cards of the same model,
+    or wait. Raises `NoSuchCard` if the card is not registered."""
     with database.write() as session:
         row = _known(locked(session, CardRow, card_id), card_id)
         if row.state != CardState.QUARANTINED:
@@ -199,11 +233,13 @@ def drain(database: Database, card_id: str, reason: str = "") -> None:
 
 
 def quarantine(database: Database, card_id: str, reason: str, *, farm: str = "") -> None:
-    """Keep a card from measuring until a person releases it. Raises `NoSuchCard` if the card is not registered.
+    """Keep a card from measuring until a person releases it. Raises `NoSuchCard` if the card is not
+    registered.
 
     Args:
-        farm: the embedded farm that found the card unhealthy. The next embedded farm ends this quarantine and checks
-            the card again (`end_embedded_quarantines`). "": only a person ends it.
+        farm: the embedded farm that found the card unhealthy. The next embedded farm ends this
+            quarantine and checks the card again (`end_embedded_quarantines`). "": only a person
+            ends it.
     """
     with database.write() as session:
         row = _known(locked(session, CardRow, card_id), card_id)
@@ -215,7 +251,9 @@ def quarantine(database: Database, card_id: str, reason: str, *, farm: str = "")
 
 
 def end_embedded_quarantines(database: Database, card_ids: Sequence[str]) -> list[str]:
-    """End the quarantines that earlier embedded farms set; return the ids of these cards. The caller checks them."""
+    """End the quarantines that earlier embedded farms set; return the ids of these cards. The
+    caller checks them.
+    """
     with database.write() as session:
         own = col(CardRow.id).in_(card_ids), col(CardRow.state) == CardState.QUARANTINED
         rows = session.exec(select(CardRow).where(*own, col(CardRow.quarantined_by) != "")).all()
@@ -225,9 +263,9 @@ def end_embedded_quarantines(database: Database, card_ids: Sequence[str]) -> lis
 
 
 def resume(database: Database, card_id: str, *, quarantined: bool = False) -> bool:
-    """End a drain or, with ``quarantined``, a quarantine; return False if there was none. After a quarantine, the
-    card's worker checks the card and registers it before it measures items. Raises `NoSuchCard` if it is not
-    registered."""
+    """End a drain or, with ``quarantined``, a quarantine; return False if there was none. After a
+    quarantine, the card's worker checks the card and registers it before it measures items. Raises
+    `NoSuchCard` if it is not registered."""
     wanted = CardState.QUARANTINED if quarantined else CardState.DRAINING
     with database.write() as session:
         row = _known(locked(session, CardRow, card_id), card_id)
@@ -239,14 +277,16 @@ def resume(database: Database, card_id: str, *, quarantined: bool = False) -> bo
 
 
 def find(session: Session, name: str) -> CardRow:
-    """Return the registered card that matches a name (`farm.requests.card_selection.matching_cards`). Raises
-    `NoSuchCard` if no card or several cards match."""
+    """Return the registered card that matches a name
+    (`farm.requests.card_selection.matching_cards`). Raises `NoSuchCard` if no card or several cards
+    match."""
     own = select(CardRow).where(CardRow.origin == "")
     found = matching_cards(session.exec(own.order_by(col(CardRow.id))).all(), name)
     if len(found) > 1:
         several = f"{', '.join(card.id for card in found[:8])}{', ...' if len(found) > 8 else ''}"
         raise NoSuchCard(
-            f"'{name}' matches several cards: {several}.", "Give the id of one card; `farm cards` lists the ids."
+            f"'{name}' matches several cards: {several}.",
+            "Give the id of one card; `farm cards` lists the ids.",
         )
     return _known(found[0] if found else None, name)
 
@@ -257,38 +297,55 @@ def _known(row: CardRow | None, card_id: str) -> CardRow:
     return row
 
 
-def views(session: Session, heartbeat_s: float, *, hourly: bool = False, silent: bool = False) -> list[CardStatus]:
-    """Return the status of all registered cards. ``hourly``: also count the items of the last hour, closed ones.
-    ``silent``: also find silent cards, which may read all open items."""
+def views(
+    session: Session, heartbeat_s: float, *, hourly: bool = False, silent: bool = False
+) -> list[CardStatus]:
+    """Return the status of all registered cards. ``hourly``: also count the items of the last hour,
+    closed ones. ``silent``: also find silent cards, which may read all open items."""
     now = read_clock_s(session)
     own = select(CardRow).where(CardRow.origin == "")
     rows = session.exec(own.order_by(col(CardRow.host), col(CardRow.index))).all()
-    # With the ids in the query, both databases count in one pass over the index instead of reading a million rows.
+    # With the ids in the query, both databases count in one pass over the index instead of reading
+    # a million rows.
     of_own = col(Item.card_id).in_([row.id for row in rows])
     counted = _counts(session, of_own, col(Item.state).in_((ItemState.WAITING, ItemState.DEFERRED)))
-    lately = (Item.state == ItemState.DONE, col(Item.ended_at_s) >= now - 3600, col(Item.reused).is_(False))
+    lately = (
+        Item.state == ItemState.DONE,
+        col(Item.ended_at_s) >= now - 3600,
+        col(Item.reused).is_(False),
+    )
     counted |= _counts(session, *lately) if hourly else {}
     measuring = measured_now(session)
-    states = {card.id: present_state(card, now, heartbeat_s, busy=card.id in measuring) for card in rows}
-    idle = [row for row in rows if states[row.id] == CardState.IDLE and (row.id, ItemState.WAITING) in counted]
+    states = {
+        card.id: present_state(card, now, heartbeat_s, busy=card.id in measuring) for card in rows
+    }
+    idle = [
+        row
+        for row in rows
+        if states[row.id] == CardState.IDLE and (row.id, ItemState.WAITING) in counted
+    ]
     silent_s = silent_times_s(session, idle if silent else ())
     return [
         CardStatus(
             card,
             states[card.id],
             (measuring.get(card.id) or "whole model") if card.id in measuring else "",
-            counted.get((card.id, ItemState.WAITING), 0) + counted.get((card.id, ItemState.DEFERRED), 0),
+            counted.get((card.id, ItemState.WAITING), 0)
+            + counted.get((card.id, ItemState.DEFERRED), 0),
             now - card.last_seen_at_s,
             counted.get((card.id, ItemState.DONE), 0),
             counted.get((card.id, ItemState.DEFERRED), 0),
-            long_s if (long_s := silent_s.get(card.id, 0.0)) > SILENT_AFTER_HEARTBEATS * heartbeat_s else 0.0,
+            long_s
+            if (long_s := silent_s.get(card.id, 0.0)) > SILENT_AFTER_HEARTBEATS * heartbeat_s
+            else 0.0,
         )
         for card in rows
     ]
 
 
 def measured_now(session: Session, *which: Any) -> dict[str, str | None]:
-    """Return card id -> label of the item that the card measures, for matching items; None for a whole model.
+    """Return card id -> label of the item that the card measures, for matching items; None for a
+    whole model.
 
     An item on several cards has an entry for each card that is reserved for it.
     """
@@ -299,25 +356,32 @@ def measured_now(session: Session, *which: Any) -> dict[str, str | None]:
     for card, card_id in ((None, col(Item.card_id)), (CardRow, col(CardRow.id))):
         query = sqlalchemy.select(card_id, col(Operator.label), col(Item.cards)).select_from(Item)
         query = query if card is None else query.join(card, reserved)
-        labelled = query.join(Operator, col(Operator.id) == col(Item.subject_id), isouter=True).where(*lasting)
+        labelled = query.join(
+            Operator, col(Operator.id) == col(Item.subject_id), isouter=True
+        ).where(*lasting)
         for one, label, number in session.execute(labelled.order_by(card_id)):
             found[one] = f"{label} on {number} cards" if label and number > 1 else label
     return found
 
 
 def silent_times_s(session: Session, found: Sequence[CardRow]) -> dict[str, float]:
-    """Return card id -> seconds since the card last began an item although published items of its farm wait for it.
+    """Return card id -> seconds since the card last began an item although published items of its
+    farm wait for it.
 
-    If the items were published later, count from that time: the newest of `ENOUGH` items. Cards without published items
-    are left out. After the clock was set back, times in the future are as long ago as they are ahead.
-    """
+    If the items were published later, count from that time: the newest of `ENOUGH` items. Cards
+    without published items are left out. After the clock was set back, times in the future are as
+    long ago as they are ahead."""
     if not found:
         return {}
     # Subqueries for each card: the database then reads few entries of the indexes per card.
     started_at_s = col(Item.started_at_s)
-    begun = select(func.max(started_at_s)).where(Item.card_id == CardRow.id, started_at_s <= database_now())
+    begun = select(func.max(started_at_s)).where(
+        Item.card_id == CardRow.id, started_at_s <= database_now()
+    )
     worker = col(CardRow.worker)
-    of_farm = case((col(Job.farm) == "", ~worker.contains("/")), else_=worker.endswith("/" + col(Job.farm)))
+    of_farm = case(
+        (col(Job.farm) == "", ~worker.contains("/")), else_=worker.endswith("/" + col(Job.farm))
+    )
     ours = select(Job.id).where(Job.id == Item.job_id, of_farm).correlate(Item, CardRow).exists()
     published_at_s = col(Item.published_at_s)
     waits = (
@@ -327,12 +391,16 @@ def silent_times_s(session: Session, found: Sequence[CardRow]) -> dict[str, floa
         ours,
     )
     ago_s: Any = select(func.abs(database_now() - published_at_s).label("ago_s"))
-    some = ago_s.where(Item.card_id == CardRow.id, *waits).limit(ENOUGH).correlate(CardRow).subquery()
+    some = (
+        ago_s.where(Item.card_id == CardRow.id, *waits).limit(ENOUGH).correlate(CardRow).subquery()
+    )
     published = select(func.min(some.c.ago_s))
     asked = select(CardRow.id, published.scalar_subquery(), begun.scalar_subquery())
     now_s = read_clock_s(session)
     silent_s = {}
-    for card_id, published_ago_s, begun_s in session.execute(asked.where(col(CardRow.id).in_([c.id for c in found]))):
+    for card_id, published_ago_s, begun_s in session.execute(
+        asked.where(col(CardRow.id).in_([c.id for c in found]))
+    ):
         if published_ago_s is not None:
             silent_s[card_id] = min(published_ago_s, now_s - (begun_s or 0.0))
     return silent_s
@@ -351,8 +419,12 @@ def lost(session: Session, heartbeat_s: float) -> list[tuple[CardRow, float]]:
     ]
 
 
-def present_state(card: CardRow, now_s: float, heartbeat_s: float | None = None, *, busy: bool = False) -> str:
-    """Return the present state of a card: that of its row, or lost, or busy. ``heartbeat_s``: default: the setting."""
+def present_state(
+    card: CardRow, now_s: float, heartbeat_s: float | None = None, *, busy: bool = False
+) -> str:
+    """Return the present state of a card: that of its row, or lost, or busy. ``heartbeat_s``:
+    default: the setting.
+    """
     heartbeat_s = heartbeat_s or settings().heartbeat_s
     if card.state not in (CardState.STARTING, CardState.IDLE):
         return card.state
@@ -365,7 +437,11 @@ def present_state(card: CardRow, now_s: float, heartbeat_s: float | None = None,
 
 def _counts(session: Session, *which: Any) -> dict[tuple[str, str], int]:
     """Return (card id, state) -> number of matching items."""
-    query = select(Item.card_id, Item.state, func.count()).where(*which).group_by(col(Item.card_id), col(Item.state))
+    query = (
+        select(Item.card_id, Item.state, func.count())
+        .where(*which)
+        .group_by(col(Item.card_id), col(Item.state))
+    )
     return {(card_id, state): number for card_id, state, number in session.execute(query)}
 
 
@@ -393,7 +469,9 @@ Say = Callable[[str], None]
 
 
 def all_own_cards() -> list[Card]:
-    """Return every card of this host and its CPU, including cards on which the farm cannot measure."""
+    """Return every card of this host and its CPU, including cards on which the farm cannot
+    measure.
+    """
     found = discover(settings())
     if not any(card.kind in ("cpu", "simulated") for card in found):
         found.append(cpu_card(settings()))
@@ -417,7 +495,9 @@ def _usable(found: Sequence[Card], say: Say) -> list[Card]:
 
 
 def kind_of_cards() -> str:
-    """Return the kind of card that a job would use. If this host has only a CPU, the cards of its farm count too."""
+    """Return the kind of card that a job would use. If this host has only a CPU, the cards of its
+    farm count too.
+    """
     there = [card for card in all_own_cards() if not card.refusal]
     if settings().broker_url and all(card.kind == "cpu" for card in there):
         with contextlib.suppress(FarmUnavailable), open_database().read() as session:
@@ -426,8 +506,9 @@ def kind_of_cards() -> str:
 
 
 def chosen_own_cards(wanted: Sequence[str], say: Say) -> list[Card]:
-    """Return the cards of this host that ``--card`` options name; by default, all cards of the most frequent model.
-    Raises `NoSuchCard` with the reason if no card matches, or the farm cannot measure on the matching cards."""
+    """Return the cards of this host that ``--card`` options name; by default, all cards of the most
+    frequent model. Raises `NoSuchCard` with the reason if no card matches, or the farm cannot
+    measure on the matching cards."""
     if not wanted:
         return choose_cards(own_cards(say), [])
     chosen = choose_cards(all_own_cards(), wanted)
@@ -444,10 +525,13 @@ def as_card(row: CardRow) -> Card:
 
 
 def serving_cards(database: Database, wanted: Sequence[str]) -> list[Card]:
-    """Return the farm's cards that a worker serves now. ``wanted``: the ``--card`` options, which are checked. Raises
-    `NoWorker`, which names the served cards, if no worker serves any card or a wanted one."""
+    """Return the farm's cards that a worker serves now. ``wanted``: the ``--card`` options, which
+    are checked. Raises `NoWorker`, which names the served cards, if no worker serves any card or a
+    wanted one."""
     with database.read() as session:
-        states = {as_card(view.card): str(view.state) for view in views(session, settings().heartbeat_s)}
+        states = {
+            as_card(view.card): str(view.state) for view in views(session, settings().heartbeat_s)
+        }
     serving = [card for card, state in states.items() if state in ("idle", "busy")]
     names = "; ".join(str(card) for card in serving[:8])
     for want in wanted:
@@ -466,11 +550,14 @@ def serving_cards(database: Database, wanted: Sequence[str]) -> list[Card]:
     if not serving and (drained := [card for card, state in states.items() if state == "draining"]):
         kept = sum(state == "quarantined" for state in states.values())
         raise NoWorker(
-            f"Every card with a worker is draining and accepts no new items: {'; '.join(map(str, drained[:8]))}"
+            "Every card with a worker is draining and accepts no new items: "
+            f"{'; '.join(map(str, drained[:8]))}"
             + (f" and {len(drained) - 8} more" if len(drained) > 8 else "")
             + (f"; {kept} more are quarantined." if kept else "."),
             f"Give a card work again: `farm cards resume {drained[0].id}`.",
         )
     if not serving:
-        raise NoWorker("This farm has no running worker.", "Start `farm worker` on each host with cards.")
+        raise NoWorker(
+            "This farm has no running worker.", "Start `farm worker` on each host with cards."
+        )
     return serving

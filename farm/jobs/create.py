@@ -1,10 +1,11 @@
-"""Create a job from a request: capture the model, check the requested operators, choose the scope, plan a first round.
+"""Create a job from a request: capture the model, check the requested operators, choose the scope,
+plan a first round.
 
-A dry run of a job uses the same code: it copies cards, captures and readings into a temporary database and plans there.
-It never writes to the farm's database.
+A dry run of a job uses the same code: it copies cards, captures and readings into a temporary
+database and plans there. It never writes to the farm's database.
 
-Torch is imported only if a model must be captured. If the database has a capture of the variant, one query is enough.
-"""
+Torch is imported only if a model must be captured. If the database has a capture of the variant,
+one query is enough."""
 
 from __future__ import annotations
 
@@ -28,7 +29,14 @@ from farm.errors import CaptureError, NoSuchJob, UnknownOperator, UsageError, di
 from farm.jobs import jobs
 from farm.jobs.balance import together_s
 from farm.jobs.cards import ensure_card, has_installed_software
-from farm.jobs.rounds import PlannedRound, add_tuples, note_planning, roofline_on, significant, tuples_with_ids
+from farm.jobs.rounds import (
+    PlannedRound,
+    add_tuples,
+    note_planning,
+    roofline_on,
+    significant,
+    tuples_with_ids,
+)
 from farm.models.catalog import title_of
 from farm.requests.card_selection import CardLike
 from farm.requests.memory import check_step_fits
@@ -64,9 +72,12 @@ class OpenedJob:
     calls: int
     new: int  # items to measure now
     reused: int  # items closed with an existing reading
-    left_out: Mapping[str, int] = field(default_factory=dict)  # reason -> number of impossible combinations of a sweep
+    left_out: Mapping[str, int] = field(
+        default_factory=dict
+    )  # reason -> number of impossible combinations of a sweep
     expected_s: float = 0.0  # of card time for the new items
-    changed: str = ""  # text for people: how a user's own model differs from that of its newest earlier job
+    # text for people: how a user's own model differs from that of its newest earlier job
+    changed: str = ""
 
     def to_json(self) -> dict[str, object]:
         about = {name: getattr(self, name) for name in ("title", "tuples", "calls")}
@@ -93,14 +104,16 @@ def open_job(
 ) -> OpenedJob:
     """Create the job of a request with its first round, without publishing it.
 
-    The tuples of a sweep are added in batches, each in its own transaction: workers can measure the first batches while
-    later batches are built. KeyboardInterrupt cancels the job. If the process is interrupted in another way,
-    `continue_planning` continues.
+    The tuples of a sweep are added in batches, each in its own transaction: workers can measure the
+    first batches while later batches are built. KeyboardInterrupt cancels the job. If the process
+    is interrupted in another way, `continue_planning` continues.
 
     Args:
         tuples: the tuples of a model, if the caller has called `tuples_of`.
-        ready: called between the capture and the query of the cards. It may wait for workers to start.
-        grown: called after each batch of a sweep with the job as planned so far and the number of combinations tried.
+        ready: called between the capture and the query of the cards. It may wait for workers to
+            start.
+        grown: called after each batch of a sweep with the job as planned so far and the number of
+            combinations tried.
         of_job: see `OfJob`.
 
     Raises:
@@ -128,24 +141,42 @@ def open_job(
         if request.placements != "none":
             _look_at_outputs(tuples_with_ids(session, tuples.calls).values())
     planned = create(scope=scope, capture_id=tuples.capture_id, title=title)
-    number, calls = len(tuples.calls), sum(tuples.calls.values())
-    about = {"expected_s": planned.expected_s, "changed": changed}
-    return OpenedJob(planned.job_id, planned.round, title, number, calls, planned.new, planned.reused, **about)  # type: ignore[arg-type]
+    return OpenedJob(
+        planned.job_id,
+        planned.round,
+        title,
+        len(tuples.calls),
+        sum(tuples.calls.values()),
+        planned.new,
+        planned.reused,
+        expected_s=planned.expected_s,
+        changed=changed,
+    )
 
 
 def _changed(session: Session, variant: Variant, others: Sequence[str], capture_id: int) -> str:
-    """Describe how a user's own model differs from that of its newest earlier job; "" if it does not. ``others``: the
-    variant ids of the model's other versions."""
-    its = select(Job).where(col(Job.variant_id).in_([*others, variant.id])).order_by(col(Job.created_at_s).desc())
+    """Describe how a user's own model differs from that of its newest earlier job; "" if it does
+    not. ``others``: the variant ids of the model's other versions."""
+    its = (
+        select(Job)
+        .where(col(Job.variant_id).in_([*others, variant.id]))
+        .order_by(col(Job.created_at_s).desc())
+    )
     newest = session.exec(its.limit(1)).first()
     if newest is None:
         return _other_dtype(session, variant)
     if newest.variant_id not in others:
         return ""
     device_type = session.get_one(tables.Capture, capture_id).device_type
-    now, before = (_calls_by_type(session, str(one), device_type) for one in (variant.id, newest.variant_id))
+    now, before = (
+        _calls_by_type(session, str(one), device_type) for one in (variant.id, newest.variant_id)
+    )
     now.subtract(before or now)
-    told = [f"{number:+} {plural('call', abs(number))} of {name}" for name, number in sorted(now.items()) if number]
+    told = [
+        f"{number:+} {plural('call', abs(number))} of {name}"
+        for name, number in sorted(now.items())
+        if number
+    ]
     if not told and not session.get_one(tables.ModelVariant, newest.variant_id).version:
         return ""  # an older program stored that job without a version: its code is unknown
     changes = ", ".join(told) or "the same number of calls, but other code or sizes"
@@ -156,7 +187,10 @@ def _other_dtype(session: Session, variant: Variant) -> str:
     """Describe that earlier jobs measured a user's own model in another dtype; "" if none did."""
     ids = content.other_dtypes(session, variant)
     newest = session.exec(
-        select(Job).where(col(Job.variant_id).in_(ids)).order_by(col(Job.created_at_s).desc()).limit(1)
+        select(Job)
+        .where(col(Job.variant_id).in_(ids))
+        .order_by(col(Job.created_at_s).desc())
+        .limit(1)
     ).first()
     if newest is None:
         return ""
@@ -171,19 +205,27 @@ def _calls_by_type(session: Session, variant_id: str, device_type: str) -> Count
     """Return operator type -> number of calls in the newest predicted capture of a variant."""
     capture = tables.Capture
     newest = select(func.max(capture.id)).where(
-        capture.variant_id == variant_id, capture.device_type == device_type, capture.origin == "predicted"
+        capture.variant_id == variant_id,
+        capture.device_type == device_type,
+        capture.origin == "predicted",
     )
-    names = select(tables.Operator.short_name).join(tables.Call, col(tables.Call.operator_id) == tables.Operator.id)
+    names = select(tables.Operator.short_name).join(
+        tables.Call, col(tables.Call.operator_id) == tables.Operator.id
+    )
     return Counter(session.exec(names.where(tables.Call.capture_id == newest.scalar_subquery())))
 
 
 def continue_planning(
-    database: Database, job: Job, grown: Callable[[OpenedJob, int], None] = lambda opened, tried: None
+    database: Database,
+    job: Job,
+    grown: Callable[[OpenedJob, int], None] = lambda opened, tried: None,
 ) -> OpenedJob:
-    """Continue the interrupted planning of a sweep's job. Safe even if another process plans the job at the same time.
-    ``grown``: see `open_job`."""
+    """Continue the interrupted planning of a sweep's job. Safe even if another process plans the
+    job at the same time. ``grown``: see `open_job`."""
     request = Request.from_json(job.request)
-    return _plan_sweep(database, request, lambda operator_ids: _add(database, job.id, operator_ids), grown)
+    return _plan_sweep(
+        database, request, lambda operator_ids: _add(database, job.id, operator_ids), grown
+    )
 
 
 def _plan_sweep(
@@ -205,11 +247,18 @@ def _plan_sweep(
                 content.store_operators(session, batch)
             ids = [spec.id for spec in batch]
             planned = begin(ids) if opened is None else _add(database, opened.job_id, ids)
-            before = opened or OpenedJob(planned.job_id, planned.round, str(request.sweep), 0, 0, 0, 0)
+            before = opened or OpenedJob(
+                planned.job_id, planned.round, str(request.sweep), 0, 0, 0, 0
+            )
             tuples = before.tuples + planned.subjects  # without those of earlier batches
             new, reused = before.new + planned.new, before.reused + planned.reused
             opened = dataclasses.replace(
-                before, tuples=tuples, calls=tuples, new=new, reused=reused, left_out=expansion.skipped
+                before,
+                tuples=tuples,
+                calls=tuples,
+                new=new,
+                reused=reused,
+                left_out=expansion.skipped,
             )
             grown(opened, expansion.tried)
         assert opened is not None, "a sweep without any valid combination was refused before"
@@ -225,7 +274,9 @@ def _plan_sweep(
 
 
 def _look_at_outputs(specs: Iterable[OperatorTuple]) -> None:
-    """Compute the outputs of tuples before the transaction that needs them, since this imports torch and takes long."""
+    """Compute the outputs of tuples before the transaction that needs them, since this imports
+    torch and takes long.
+    """
     from farm.operators.rebuild import offloadable
 
     for spec in specs:
@@ -244,11 +295,14 @@ def _add(database: Database, job_id: str, operator_ids: Sequence[str]) -> Planne
         return add_tuples(session, job, operator_ids)
 
 
-def tuples_of(database: Database, request: Request, card_ids: Sequence[str], card: CardLike | None = None) -> Tuples:
-    """Return the tuples of a model and check the operators of the request. Capture the model if the database has none.
-    ``card``: the card with the least memory; None: query the registered cards for it. Raises `UnknownOperator` if none
-    of the named operators is in the model; `CaptureError` if the model cannot be captured without gaps; `UsageError` if
-    a training step needs more memory than a card has."""
+def tuples_of(
+    database: Database, request: Request, card_ids: Sequence[str], card: CardLike | None = None
+) -> Tuples:
+    """Return the tuples of a model and check the operators of the request. Capture the model if the
+    database has none. ``card``: the card with the least memory; None: query the registered cards
+    for it. Raises `UnknownOperator` if none of the named operators is in the model; `CaptureError`
+    if the model cannot be captured without gaps; `UsageError` if a training step needs more memory
+    than a card has."""
     if card is None:
         with database.read() as session:
             cards = fetch(session, tables.CardRow, card_ids).values()
@@ -258,7 +312,11 @@ def tuples_of(database: Database, request: Request, card_ids: Sequence[str], car
     with database.read() as session:
         calls = content.counts(session, capture_id)
         if wanted := named(request.operators):
-            of_pass = select(tables.Operator.short_name).join(tables.Call).where(tables.Call.capture_id == capture_id)
+            of_pass = (
+                select(tables.Operator.short_name)
+                .join(tables.Call)
+                .where(tables.Call.capture_id == capture_id)
+            )
             there = set(session.exec(of_pass))
             if there and not there.intersection(wanted):
                 near = next(filter(None, (did_you_mean(name, there) for name in wanted)), "")
@@ -270,31 +328,44 @@ def tuples_of(database: Database, request: Request, card_ids: Sequence[str], car
 
 
 def capture_all_layers(database: Database, request: Request, card_ids: Sequence[str]) -> None:
-    """If a request measures only some layers of a model, capture all layers: the report has a sum for all layers."""
+    """If a request measures only some layers of a model, capture all layers: the report has a sum
+    for all layers.
+    """
     if request.variant is None or not request.variant.layers or request.variant.compile:
         return
-    # Do not run the model for its activation values: all layers together may not fit on any machine.
+    # Do not run the model for its activation values: all layers together may not fit on any
+    # machine.
     protocol = request.protocol.with_data("normal")
-    whole = request.replace(variant=dataclasses.replace(request.variant, layers=0), protocol=protocol)
+    whole = request.replace(
+        variant=dataclasses.replace(request.variant, layers=0), protocol=protocol
+    )
     device_type, torch = _device_and_torch(database, card_ids)
     try:
         capture_for(database, whole, device_type=device_type, torch=torch)
     except (CaptureError, UsageError) as error:
-        _log.warning("The report of %s will have no sum over all layers: %s", request.variant, error.message)
+        _log.warning(
+            "The report of %s will have no sum over all layers: %s", request.variant, error.message
+        )
 
 
 def _device_and_torch(database: Database, card_ids: Sequence[str]) -> tuple[str, str]:
-    """Return (device type, torch version) for the capture. Cards that are not registered get this host's version."""
+    """Return (device type, torch version) for the capture. Cards that are not registered get this
+    host's version.
+    """
     local = torch_version()
     with database.read() as session:
         card = session.get(tables.CardRow, card_ids[0]) if card_ids else None
-        software = session.get(tables.SoftwareRow, card.software_id) if card and card.software_id else None
+        software = (
+            session.get(tables.SoftwareRow, card.software_id) if card and card.software_id else None
+        )
     device_type = "cuda" if card_ids and card_ids[0].startswith("GPU-") else "cpu"
     simulated = card is not None and card.kind == "simulated"
     return device_type, local if software is None or simulated else software.torch
 
 
-def _first_scope(session: Session, request: Request, capture_id: int, card_ids: Sequence[str]) -> list[str]:
+def _first_scope(
+    session: Session, request: Request, capture_id: int, card_ids: Sequence[str]
+) -> list[str]:
     """Return the operator types of the first round."""
     if request.operators != ("auto",):
         return list(request.operators)
@@ -304,15 +375,21 @@ def _first_scope(session: Session, request: Request, capture_id: int, card_ids: 
 
 
 def capture_for(
-    database: Database, request: Request, *, device_type: str, torch: str, card: CardLike | None = None
+    database: Database,
+    request: Request,
+    *,
+    device_type: str,
+    torch: str,
+    card: CardLike | None = None,
 ) -> int:
-    """Return the id of the capture of the request's model. Capture the model if the database has no capture; a training
-    step must fit in the memory of ``card``.
+    """Return the id of the capture of the request's model. Capture the model if the database has no
+    capture; a training step must fit in the memory of ``card``.
 
     Raises:
         CaptureError: the model cannot be captured without gaps.
         UsageError: a training step needs more memory than the card has.
-        Unreadable: the request has a text whose token ids are neither in this process nor in the database.
+        Unreadable: the request has a text whose token ids are neither in this process nor in the
+            database.
     """
     assert request.variant is not None
     if request.variant.text:
@@ -331,7 +408,8 @@ def capture_for(
     with database.read() as session:
         capture_id = content.find_capture(session, like)
     if capture_id is None and compiled:
-        # Only a card can list the kernels. The first item compiles the model; its list of kernels is the next round.
+        # Only a card can list the kernels. The first item compiles the model; its list of kernels
+        # is the next round.
         with database.write() as session:
             content.store_variant(session, request.variant)
             return content.store_capture(session, (), like)
@@ -351,8 +429,12 @@ def capture_for(
 
 
 def _look_at_values(database: Database, capture_id: int, variant: Variant) -> None:
-    """Run the model once and store the activation values of each call, unless the database has them."""
-    unseen = select(tables.Call.call_index).where(tables.Call.capture_id == capture_id, col(tables.Call.data).is_(None))
+    """Run the model once and store the activation values of each call, unless the database has
+    them.
+    """
+    unseen = select(tables.Call.call_index).where(
+        tables.Call.capture_id == capture_id, col(tables.Call.data).is_(None)
+    )
     with database.read() as session:
         if session.exec(unseen).first() is None:
             return
@@ -361,17 +443,22 @@ def _look_at_values(database: Database, capture_id: int, variant: Variant) -> No
 
     seen = observe_values(variant, row.flops if row else 0)
     if seen is None:
-        _log.warning("Using random normal inputs: %s is too large to run once for real values.", variant)
+        _log.warning(
+            "Using random normal inputs: %s is too large to run once for real values.", variant
+        )
     with database.write() as session:
         content.store_values(session, capture_id, seen or {})
 
 
-# ------------------------------------------------------------------------------------------ dry runs
+# ------------------------------------------------------------------------------------------ dry
+# runs
 
 
 @dataclass(frozen=True)
 class JobPreview:
-    """The plan of a job. If two jobs of a command would measure the same item, it is new in the first job only."""
+    """The plan of a job. If two jobs of a command would measure the same item, it is new in the
+    first job only.
+    """
 
     title: str
     cards: tuple[str, ...]  # ids
@@ -386,16 +473,17 @@ class JobPreview:
         return {keys.get(name, name): value for name, value in dataclasses.asdict(self).items()}
 
 
-#: The time from a command until the first measurement, if the command starts the workers: servers, worker processes,
-#: the import of torch, and the capture of a model. Runs with nothing to measure but one item took 13 s on two cores.
+#: The time from a command until the first measurement, if the command starts the workers: servers,
+#: worker processes, the import of torch, and the capture of a model. Runs with nothing to measure
+#: but one item took 13 s on two cores.
 START_S = 10.0
 
 
 @contextmanager
 def dry_running(database: Database | None, own: Collection[Card] = ()) -> Iterator[DryRun]:
-    """Provide a dry run of the jobs of one command. ``database`` is None if it does not exist yet. ``own``: cards of
-    this host whose workers would start with the jobs; only readings of the software that is installed here are reused
-    for them."""
+    """Provide a dry run of the jobs of one command. ``database`` is None if it does not exist yet.
+    ``own``: cards of this host whose workers would start with the jobs; only readings of the
+    software that is installed here are reused for them."""
     temporary = tempfile.TemporaryDirectory(prefix="farm-dry-run-")
     with temporary as folder, closing(Database(f"sqlite:///{Path(folder, 'farm.db')}")) as scratch:
         scratch.create_or_check()
@@ -408,9 +496,18 @@ class DryRun:
     def __init__(self, database: Database | None, scratch: Database, own: Collection[Card]) -> None:
         self.database = database
         self.scratch = scratch
-        self.met: set[tuple[str, str, str]] = set()  # items that earlier jobs of this command measure, see `preview`
-        self.to_start = {card.id for card in own}  # cards whose workers no earlier job of this command starts
-        for table in (tables.SoftwareRow, tables.CardRow, tables.ProtocolRow, tables.SignificantOperator):
+        self.met: set[tuple[str, str, str]] = (
+            set()
+        )  # items that earlier jobs of this command measure, see `preview`
+        self.to_start = {
+            card.id for card in own
+        }  # cards whose workers no earlier job of this command starts
+        for table in (
+            tables.SoftwareRow,
+            tables.CardRow,
+            tables.ProtocolRow,
+            tables.SignificantOperator,
+        ):
             self._copy(table)
         with self.scratch.write() as session:
             for card in own:  # each is planned as if its worker had registered it
@@ -423,8 +520,12 @@ class DryRun:
         """Plan a job and return the plan. Raises the errors of `open_job`."""
         tuples = None
         if request.variant is not None:
-            captures = select(tables.Capture.id).where(tables.Capture.variant_id == request.variant.id)
-            called = select(tables.Call.operator_id).where(col(tables.Call.capture_id).in_(captures))
+            captures = select(tables.Capture.id).where(
+                tables.Capture.variant_id == request.variant.id
+            )
+            called = select(tables.Call.operator_id).where(
+                col(tables.Call.capture_id).in_(captures)
+            )
             self._copy(tables.ModelVariant, tables.ModelVariant.id == request.variant.id)
             self._copy(tables.Operator, col(tables.Operator.id).in_(called))
             self._copy(tables.Capture, tables.Capture.variant_id == request.variant.id)
@@ -433,12 +534,16 @@ class DryRun:
             for subject_ids in in_batches([*tuples.calls, request.variant.id]):
                 self._copy(tables.ReadingRow, col(tables.ReadingRow.subject_id).in_(subject_ids))
         elif request.sweep is not None:
-            of_its_kind = select(tables.Operator.id).where(tables.Operator.short_name == request.sweep.operator)
+            of_its_kind = select(tables.Operator.id).where(
+                tables.Operator.short_name == request.sweep.operator
+            )
             self._copy(tables.ReadingRow, col(tables.ReadingRow.subject_id).in_(of_its_kind))
         opened = open_job(self.scratch, request, card_ids, tuples=tuples)
         new, left_s = 0, defaultdict[str, float](float)
         with self.scratch.read() as session:
-            waiting = select(Item).where(Item.job_id == opened.job_id, Item.state == ItemState.WAITING)
+            waiting = select(Item).where(
+                Item.job_id == opened.job_id, Item.state == ItemState.WAITING
+            )
             for item in session.exec(waiting):
                 scope = item.card_model if item.role == "tuple" else item.card_id
                 subject = (item.subject_id, item.protocol_id, scope)
@@ -454,7 +559,9 @@ class DryRun:
             self.to_start.clear()
             expected_s += START_S
         known = opened.new + opened.reused - new
-        return JobPreview(opened.title, tuple(card_ids), opened.tuples, opened.calls, new, known, expected_s)
+        return JobPreview(
+            opened.title, tuple(card_ids), opened.tuples, opened.calls, new, known, expected_s
+        )
 
     def _copy(self, table: type[SQLModel], *where: Any) -> None:
         if self.database is None:

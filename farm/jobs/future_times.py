@@ -1,10 +1,10 @@
 """Correct stored times that lie in the future, because the database's clock was set back.
 
-A lease, the last heartbeat of a card and the last progress of a planner are times from which others wait. If the clock
-is set back by an hour, each of these waits would take an hour longer. The reconciler sets such times to the present, so
-the wait begins again: no living worker loses a lease, and a wait takes at most twice as long. A time that only triggers
-a harmless repetition is compared with `farm.store.database.long_ago` instead.
-"""
+A lease, the last heartbeat of a card and the last progress of a planner are times from which others
+wait. If the clock is set back by an hour, each of these waits would take an hour longer. The
+reconciler sets such times to the present, so the wait begins again: no living worker loses a lease,
+and a wait takes at most twice as long. A time that only triggers a harmless repetition is compared
+with `farm.store.database.long_ago` instead."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from farm.jobs import item_state
 from farm.store.database import Database, database_now, lock_items
 from farm.store.tables import CardRow, Item, ItemState, Job, JobState, Round
 
-#: A time that another session has stored may be later than the present time of this one, by less than this. Unit: s.
+#: A time that another session has stored may be later than the present time of this one, by less
+#: than this. Unit: s.
 TOLERANCE_S = 1.0
 
 
 def correct_future_times(database: Database, lease_s: float) -> int:
-    """Set times in the future to the present, and leases to ``lease_s`` from now; return the number of corrections."""
+    """Set times in the future to the present, and leases to ``lease_s`` from now; return the number
+    of corrections.
+    """
     with database.read() as session:  # a write would make others wait, and there are rarely any
         cards = session.exec(select(CardRow.id).where(_card_is_wrong()).limit(1)).first()
         items = session.exec(select(Item.id).where(_lease_is_wrong(lease_s)).limit(1)).first()
@@ -65,7 +68,9 @@ def _round_is_wrong() -> ColumnElement[bool]:
 def _correct_cards(session: Session) -> int:
     wrong = _card_is_wrong()
     # In the order of ids, against deadlocks: an UPDATE locks rows in any order.
-    session.exec(select(CardRow.id).where(wrong).order_by(col(CardRow.id)).with_for_update(key_share=True)).all()
+    session.exec(
+        select(CardRow.id).where(wrong).order_by(col(CardRow.id)).with_for_update(key_share=True)
+    ).all()
     seen_now = update(CardRow).where(wrong).values(last_seen_at_s=database_now())
     return session.exec(seen_now).rowcount
 

@@ -1,8 +1,9 @@
-"""Measure one item on several cards: wait until the cards are free, start the ranks, watch over them.
+"""Measure one item on several cards: wait until the cards are free, start the ranks, watch over
+them.
 
-The ranks are processes of the leading card's worker (`farm.benchmark_process.group`). They end within a second if the
-job is cancelled, if one of the cards is drained, quarantined or lost, or if the claim or a worker has ended.
-"""
+The ranks are processes of the leading card's worker (`farm.benchmark_process.group`). They end
+within a second if the job is cancelled, if one of the cards is drained, quarantined or lost, or if
+the claim or a worker has ended."""
 
 from __future__ import annotations
 
@@ -30,10 +31,11 @@ WATCH_S = 0.5
 
 
 class KeptGroup:
-    """The ranks of a worker's newest item on several cards. They wait for the next item on the same cards.
+    """The ranks of a worker's newest item on several cards. They wait for the next item on the same
+    cards.
 
-    Their start takes longer than an item. They end with the first error, or after `FARM_GROUP_IDLE_S` without an item.
-    """
+    Their start takes longer than an item. They end with the first error, or after
+    `FARM_GROUP_IDLE_S` without an item."""
 
     def __init__(self) -> None:
         self._group: BenchmarkGroup | None = None
@@ -68,7 +70,9 @@ class KeptGroup:
 
 
 class Interrupted(Exception):
-    """A group has to end its measurement. Arguments: why, and whether the attempt counts: no person ended it."""
+    """A group has to end its measurement. Arguments: why, and whether the attempt counts: no person
+    ended it.
+    """
 
 
 def measure(
@@ -80,9 +84,9 @@ def measure(
     must_stop: Callable[[], bool],
     predicted: Mapping[str, int] | None = None,
 ) -> Measured:
-    """Measure a claimed item on the cards of its group, and first verify its calls if they are ``predicted``. It does
-    not wait for the cards if the process ``must_stop``. Raises `Interrupted` if the measurement had to end (all ranks
-    have ended), and as `BenchmarkGroup.measure`."""
+    """Measure a claimed item on the cards of its group, and first verify its calls if they are
+    ``predicted``. It does not wait for the cards if the process ``must_stop``. Raises `Interrupted`
+    if the measurement had to end (all ranks have ended), and as `BenchmarkGroup.measure`."""
     next_s = 0.0
     answers = SteadyAnswers(_late_s())
 
@@ -106,15 +110,23 @@ def measure(
                 cards.quarantine(database, card_id, sick, farm=farm)
         check_cards(database, claimed, answers)
         with database.write() as session:
-            store_software(session, software)  # it may differ from that of the card, see `Software.communication`
+            store_software(
+                session, software
+            )  # it may differ from that of the card, see `Software.communication`
         about = (claimed.subject, claimed.protocol, claimed.stopping)
         limit_s = settings().item_timeout_s
         return group.measure(*about, predicted=predicted, timeout_s=limit_s, on_phase=on_phase)
 
 
 def peers_at_work(database: Database, claimed: Claim) -> bool:
-    """True if one of the cards of a group still measures the item that it began before the reservation."""
-    lasting = (item_state.in_work(), col(Item.lease_until_s) >= database_now(), col(Item.id) != claimed.item_id)
+    """True if one of the cards of a group still measures the item that it began before the
+    reservation.
+    """
+    lasting = (
+        item_state.in_work(),
+        col(Item.lease_until_s) >= database_now(),
+        col(Item.id) != claimed.item_id,
+    )
     query = select(Item.id).where(col(Item.card_id).in_(claimed.cards), *lasting)
     with database.read() as session:
         return session.exec(query.limit(1)).first() is not None
@@ -123,8 +135,8 @@ def peers_at_work(database: Database, claimed: Claim) -> bool:
 def check_cards(database: Database, claimed: Claim, answers: SteadyAnswers | None = None) -> None:
     """Raise `Interrupted` if the claim on an item, or the use of one of its cards, has ended.
 
-    ``answers``: those of the database. For some time after an outage no card counts as lost: all cards look lost until
-    their workers have written a heartbeat again. None: there was no outage.
+    ``answers``: those of the database. For some time after an outage no card counts as lost: all
+    cards look lost until their workers have written a heartbeat again. None: there was no outage.
     """
     awaited = contextlib.nullcontext() if answers is None else answers.awaited()
     with awaited, database.read() as session:

@@ -1,9 +1,10 @@
-"""Measure items on one card: the same steps for the worker, for `farm.measure_model` and for studies.
+"""Measure items on one card: the same steps for the worker, for `farm.measure_model` and for
+studies.
 
-The steps: lock the card, start its benchmark process, check the card's health, claim an item, measure it, store the
-operator calls observed on the card, drop the tuples that the card does not run, store the reading. `hold_card` does the
-first three steps for callers that measure without items. `ItemDriver` does all steps but the first.
-"""
+The steps: lock the card, start its benchmark process, check the card's health, claim an item,
+measure it, store the operator calls observed on the card, drop the tuples that the card does not
+run, store the reading. `hold_card` does the first three steps for callers that measure without
+items. `ItemDriver` does all steps but the first."""
 
 from __future__ import annotations
 
@@ -42,7 +43,13 @@ from farm.jobs import cards, group_driver, groups, item_state, items
 from farm.jobs.items import Claim, Closed, DeclineReason, complete
 from farm.jobs.outage import Outage
 from farm.settings import settings
-from farm.store.content import add_reading, predicted_counts, store_observed, store_protocol, store_software
+from farm.store.content import (
+    add_reading,
+    predicted_counts,
+    store_observed,
+    store_protocol,
+    store_software,
+)
 from farm.store.database import Database
 from farm.store.tables import CardState, Item, ReadingRow
 from farm.types.protocol import Protocol, Software, Stopping, Subject
@@ -53,7 +60,8 @@ log = logging.getLogger("farm.worker")
 T = TypeVar("T")
 
 MOST_IN_TURN = 63  # most items that a CPU times in turn with a claimed item
-#: The reason of an outcome: the item was put off, because this host lacks something now (`HostBusy`).
+#: The reason of an outcome: the item was put off, because this host lacks something now
+#: (`HostBusy`).
 HOST_BUSY = "host_busy"
 #: Longest time to wait for a process that writes the same spooled reading. Unit: s.
 SPOOL_LOCK_S = 30.0
@@ -62,14 +70,16 @@ MOST_SPOOLED_BYTES = 256 << 20
 
 
 def check_health(process: BenchmarkProcess) -> Software:
-    """Wait until a benchmark process is ready and return its software. Raises `Unmeasurable` if the process failed to
-    start, and `UnhealthyCard` if the card failed the check at its start. Then the process is killed; the next one
-    checks again."""
+    """Wait until a benchmark process is ready and return its software. Raises `Unmeasurable` if the
+    process failed to start, and `UnhealthyCard` if the card failed the check at its start. Then the
+    process is killed; the next one checks again."""
     software = process.wait_ready()
     if reason := process.unhealthy:
         process.kill()
         raise UnhealthyCard(
-            reason, f"Check the card with `farm doctor`. `farm cards release {process.card_id}` ends its quarantine."
+            reason,
+            f"Check the card with `farm doctor`. `farm cards release {process.card_id}` ends its "
+            "quarantine.",
         )
     return software
 
@@ -79,9 +89,9 @@ def hold_card(card: Card, database: Database | None = None) -> Iterator[Benchmar
     """Lock a card of this host and run its benchmark process until the block ends.
 
     Args:
-        database: stores the state of the card. A card that fails its health check is put in quarantine until a person
-            releases it, or until the next command with an embedded farm checks it again. None: the state is neither
-            checked nor stored.
+        database: stores the state of the card. A card that fails its health check is put in
+            quarantine until a person releases it, or until the next command with an embedded farm
+            checks it again. None: the state is neither checked nor stored.
 
     Raises:
         CardBusy: a worker or another command holds the card.
@@ -104,7 +114,8 @@ def refuse_card_in(database: Database, card_id: str, *states: CardState) -> None
     if state in states:
         end = "resume" if state == CardState.DRAINING else "release"
         raise CardUnavailable(
-            f"The card {card_id} is {state}.", f"`farm cards {end} {card_id}` gives the card work again."
+            f"The card {card_id} is {state}.",
+            f"`farm cards {end} {card_id}` gives the card work again.",
         )
 
 
@@ -122,14 +133,23 @@ def quarantining(database: Database | None, card: Card) -> Iterator[None]:
         raise
 
 
-def keep_reading(database: Database, answer: Measured, subject: Subject, protocol: Protocol) -> ReadingRow:
+def keep_reading(
+    database: Database, answer: Measured, subject: Subject, protocol: Protocol
+) -> ReadingRow:
     """Store a reading without an item, and its card; return the row of the reading."""
     reading = answer.reading
     trace = reading.trace.pack() if reading.trace is not None else None
     with database.write() as session:
         cards.ensure_card(session, answer.card, answer.software)
-        software_id, protocol_id = store_software(session, answer.software), store_protocol(session, protocol)
-        ids = {"card_id": answer.card.id, "card_model": answer.card.model, "software_id": software_id}
+        software_id, protocol_id = (
+            store_software(session, answer.software),
+            store_protocol(session, protocol),
+        )
+        ids = {
+            "card_id": answer.card.id,
+            "card_model": answer.card.model,
+            "software_id": software_id,
+        }
         row = add_reading(session, reading, trace, subject, **ids, protocol_id=protocol_id)
         session.refresh(row)
         return row
@@ -137,7 +157,9 @@ def keep_reading(database: Database, answer: Measured, subject: Subject, protoco
 
 @contextlib.contextmanager
 def heartbeat(beat: Callable[[], None]) -> Iterator[None]:
-    """Call `beat` every few seconds in a thread until the block ends. The thread logs each error of `beat` once."""
+    """Call `beat` every few seconds in a thread until the block ends. The thread logs each error of
+    `beat` once.
+    """
     current = settings()
     ended = threading.Event()
     outage = Outage(log, "This card has no heartbeat")
@@ -162,9 +184,9 @@ class ItemOutcome:
     """The result of `ItemDriver.run`.
 
     `listed`: the kernels of a compiled model were stored, and the next round measures it.
-    `declined`: another worker has the item, or it is closed. `fenced`: measured, but the claim was lost meanwhile.
-    `spooled`: measured, and the reading waits on disk because the database is unreachable.
-    """
+    `declined`: another worker has the item, or it is closed. `fenced`: measured, but the claim was
+    lost meanwhile. `spooled`: measured, and the reading waits on disk because the database is
+    unreachable."""
 
     status: Literal["done", "reused", "failed", "spooled", "declined", "fenced", "listed"]
     reason: str = ""
@@ -172,27 +194,42 @@ class ItemOutcome:
 
 
 class _MustStop(Exception):
-    """Raised during a request to the benchmark process to end the request, because this process must stop."""
+    """Raised during a request to the benchmark process to end the request, because this process
+    must stop.
+    """
 
 
 @dataclass
 class ItemDriver:
-    """Measures items on one card, one after the other. A subclass overrides the methods in the section "hooks".
+    """Measures items on one card, one after the other. A subclass overrides the methods in the
+    section "hooks".
 
-    The caller renews the leases of `holder` during a measurement (`heartbeat`, `farm.jobs.items.renew`).
-    """
+    The caller renews the leases of `holder` during a measurement (`heartbeat`,
+    `farm.jobs.items.renew`)."""
 
     card_id: str
     holder: str
     database: Database
     benchmark: BenchmarkProcess
-    spool: Spool | None = None  # stores readings while the database is unreachable; None: `ask` waits for the database
-    software: Software | None = None  # the software with which the card is registered; None: not registered
+    spool: Spool | None = (
+        # stores readings while the database is unreachable; None: `ask` waits for the database
+        None
+    )
+    # the software with which the card is registered; None: not registered
+    software: Software | None = None
     queue: str = ""
-    claimed_at_s: float = field(default=-math.inf, init=False)  # of the newest claim on the registered card; monotonic
-    _group: group_driver.KeptGroup = field(default_factory=group_driver.KeptGroup, init=False, repr=False)
-    _outage: Outage = field(default_factory=partial(Outage, log, "Waiting for the database"), init=False, repr=False)
-    _timed: set[tuple[str, ...]] = field(default_factory=set, init=False, repr=False)  # see `_time_in_turn`
+    claimed_at_s: float = field(
+        default=-math.inf, init=False
+    )  # of the newest claim on the registered card; monotonic
+    _group: group_driver.KeptGroup = field(
+        default_factory=group_driver.KeptGroup, init=False, repr=False
+    )
+    _outage: Outage = field(
+        default_factory=partial(Outage, log, "Waiting for the database"), init=False, repr=False
+    )
+    _timed: set[tuple[str, ...]] = field(
+        default_factory=set, init=False, repr=False
+    )  # see `_time_in_turn`
 
     def close(self) -> None:
         """End all processes that measure."""
@@ -200,8 +237,8 @@ class ItemDriver:
         self.benchmark.close()
 
     def register(self) -> Software:
-        """Wait for the benchmark process, register the card with its software, and return the software. Raises as
-        `check_health`."""
+        """Wait for the benchmark process, register the card with its software, and return the
+        software. Raises as `check_health`."""
         software = check_health(self.benchmark)
         if software != self.software:
             card = self.benchmark.card
@@ -209,16 +246,21 @@ class ItemDriver:
             with contextlib.suppress(FarmError):
                 capabilities = tuple(open_device(card).capabilities)
             cards.register(
-                self.database, card, software, holder=self.holder, queue=self.queue, capabilities=capabilities
+                self.database,
+                card,
+                software,
+                holder=self.holder,
+                queue=self.queue,
+                capabilities=capabilities,
             )
             self.software = software
             self.registered(card)
         return software
 
     def ready(self) -> Software:
-        """Register the card and return its software. If the card cannot measure, put it in quarantine. Raises
-        `UnhealthyCard` if the card failed its health check, or its benchmark process failed to start twice;
-        `CardUnavailable` if this process is ending."""
+        """Register the card and return its software. If the card cannot measure, put it in
+        quarantine. Raises `UnhealthyCard` if the card failed its health check, or its benchmark
+        process failed to start twice; `CardUnavailable` if this process is ending."""
         for last in (False, True):
             try:
                 return self.ask(self.register, claimed=False)
@@ -227,32 +269,57 @@ class ItemDriver:
                 break
             except Unmeasurable as error:
                 failure = error
-                if self.ending():  # the benchmark process ended because this process ends: no fault of the card
+                if (
+                    self.ending()
+                ):  # the benchmark process ended because this process ends: no fault of the card
                     self.software = None
                     raise CardUnavailable("The worker is stopping.") from error
                 if not last:
-                    log.warning("The benchmark process of card %s did not start: %s", self.card_id, error.message)
+                    log.warning(
+                        "The benchmark process of card %s did not start: %s",
+                        self.card_id,
+                        error.message,
+                    )
         self.software = None
         farm = cards.farm_of(self.holder)
         try:
-            self.ask(cards.quarantine, self.database, self.card_id, failure.message, farm=farm, claimed=False)
+            self.ask(
+                cards.quarantine,
+                self.database,
+                self.card_id,
+                failure.message,
+                farm=farm,
+                claimed=False,
+            )
         except NoSuchCard:
-            log.error("The card %s cannot measure and is not registered: %s", self.card_id, failure.message)
+            log.error(
+                "The card %s cannot measure and is not registered: %s",
+                self.card_id,
+                failure.message,
+            )
         else:
             log.error("The card %s is put in quarantine: %s", self.card_id, failure.message)
         raise UnhealthyCard(failure.message, failure.next_step) from failure
 
     def run(self, item_id: int) -> ItemOutcome:
-        """Claim an item and measure it. If the benchmark process crashes, try again until the last attempt. Raises as
-        `ready` and `ask`, and `CardUnavailable` if the card is in quarantine."""
+        """Claim an item and measure it. If the benchmark process crashes, try again until the last
+        attempt. Raises as `ready` and `ask`, and `CardUnavailable` if the card is in quarantine."""
         current = settings()
         if self.spool is not None and item_id in self.spool.items():
             # Write the spooled reading of this item first: a new claim would invalidate its token.
             for closed in self.ask(self.spool.flush, self.database, self.card_id, claimed=False):
                 self.follow_up(closed)
         while True:
-            if self.software is None:  # if the card is in quarantine, do not start a benchmark process
-                self.ask(refuse_card_in, self.database, self.card_id, CardState.QUARANTINED, claimed=False)
+            if (
+                self.software is None
+            ):  # if the card is in quarantine, do not start a benchmark process
+                self.ask(
+                    refuse_card_in,
+                    self.database,
+                    self.card_id,
+                    CardState.QUARANTINED,
+                    claimed=False,
+                )
             claimed = self.ask(
                 items.claim,
                 self.database,
@@ -270,7 +337,9 @@ class ItemDriver:
                 if claimed.after_group:
                     self._call_groups()
                 if (outcome := self._attempt(claimed)) is not None:
-                    if claimed.cards and outcome.reason != HOST_BUSY:  # else it would be published again at once
+                    if (
+                        claimed.cards and outcome.reason != HOST_BUSY
+                    ):  # else it would be published again at once
                         self._call_groups()
                     return outcome
                 continue  # the benchmark process crashed; the next claim counts the attempt
@@ -286,11 +355,15 @@ class ItemDriver:
                 return ItemOutcome("reused")
             with self.database.read() as session:
                 item = session.get(Item, item_id)
-            return ItemOutcome("failed", item.reason, item.message) if item else ItemOutcome("declined")
+            return (
+                ItemOutcome("failed", item.reason, item.message)
+                if item
+                else ItemOutcome("declined")
+            )
 
     def measure(self, claimed: Claim) -> Measured:
-        """Measure a claimed item in the benchmark process. For a whole, first verify its capture once per job. Raises
-        as `BenchmarkProcess.measure`."""
+        """Measure a claimed item in the benchmark process. For a whole, first verify its capture
+        once per job. Raises as `BenchmarkProcess.measure`."""
         predicted, verify = None, False
         if claimed.role == "whole" and claimed.capture_id is not None:
             predicted, verify = self.ask(
@@ -299,9 +372,12 @@ class ItemDriver:
         if claimed.cards:
             about = (cards.farm_of(self.holder), partial(self.phase, claimed), self.stop_requested)
             expected = predicted if verify else None
-            return self.ask(group_driver.measure, self.database, claimed, self._group, *about, expected)
+            return self.ask(
+                group_driver.measure, self.database, claimed, self._group, *about, expected
+            )
         if not verify and self.benchmark.card.kind != "simulated":
-            predicted = None  # without verification, only a simulated card needs the predicted calls
+            # without verification, only a simulated card needs the predicted calls
+            predicted = None
         predicted = predicted or None  # the kernels of a compiled model are not predicted
         if self.benchmark.card.kind == "cpu" and not claimed.protocol.placement:
             self._time_in_turn(claimed)
@@ -315,15 +391,19 @@ class ItemDriver:
             on_phase=partial(self.phase, claimed),
         )
 
-    def ask(self, query: Callable[..., T], *arguments: Any, claimed: bool = True, **options: Any) -> T:
-        """Return ``query(*arguments, **options)``. While the database is unreachable, wait and try again.
+    def ask(
+        self, query: Callable[..., T], *arguments: Any, claimed: bool = True, **options: Any
+    ) -> T:
+        """Return ``query(*arguments, **options)``. While the database is unreachable, wait and try
+        again.
 
         Args:
-            claimed: this driver has a claim and must write its outcome, so it waits even if the process must stop.
+            claimed: this driver has a claim and must write its outcome, so it waits even if the
+                process must stop.
 
         Raises:
-            DatabaseUnreachable: the database was unreachable for the time limit of an item, or this process must stop.
-                Another worker may claim the item after its lease.
+            DatabaseUnreachable: the database was unreachable for the time limit of an item, or this
+                process must stop. Another worker may claim the item after its lease.
         """
         deadline_s = time.monotonic() + max(settings().item_timeout_s, 60.0)
         pauses_s = _pauses_s(2.0)
@@ -334,7 +414,9 @@ class ItemDriver:
                 return answer
             except DatabaseUnreachable as error:
                 pause_s = next(pauses_s)
-                if time.monotonic() + pause_s > deadline_s or (self.stop_requested() and not claimed):
+                if time.monotonic() + pause_s > deadline_s or (
+                    self.stop_requested() and not claimed
+                ):
                     raise
                 self._outage.note(error)
                 time.sleep(pause_s)
@@ -345,7 +427,9 @@ class ItemDriver:
         """Called after the card was registered with new software."""
 
     def follow_up(self, closed: Closed) -> None:
-        """Publish the messages that follow from a closed item. Without a broker, other farms' reconcilers do."""
+        """Publish the messages that follow from a closed item. Without a broker, other farms'
+        reconcilers do.
+        """
 
     def phase(self, claimed: Claim, phase: str, details: dict[str, Any]) -> None:
         """Called when a phase of the measurement begins."""
@@ -362,7 +446,9 @@ class ItemDriver:
         return False
 
     def _await_group(self) -> None:
-        """Wait until the group that holds the card has ended. Raises `CardUnavailable` if this process must stop."""
+        """Wait until the group that holds the card has ended. Raises `CardUnavailable` if this
+        process must stop.
+        """
         pauses_s = _pauses_s(1.0)
         while self.ask(groups.is_reserved, self.database, self.card_id, claimed=False):
             if self.stop_requested():
@@ -378,7 +464,9 @@ class ItemDriver:
     # -------------------------------------------------------------------------------- one attempt
 
     def _attempt(self, claimed: Claim) -> ItemOutcome | None:
-        """Measure a claimed item once and return its outcome; None if the benchmark process crashed."""
+        """Measure a claimed item once and return its outcome; None if the benchmark process
+        crashed.
+        """
         try:
             if claimed.lists_kernels:
                 return self._list_kernels(claimed)
@@ -420,34 +508,53 @@ class ItemDriver:
         self.follow_up(Closed(False, woken=woken))
 
     def _list_kernels(self, claimed: Claim) -> ItemOutcome:
-        """Compile a model on the card and store its list of kernels; the next round measures them and the model."""
+        """Compile a model on the card and store its list of kernels; the next round measures them
+        and the model.
+        """
         request = VerifyRequest(claimed.subject, claimed.protocol)
         try:
-            verified = self.benchmark.verify(request, settings().item_timeout_s, partial(self.phase, claimed))
-        except Unmeasurable as error:  # the first line of an item's message has the reason and the next step
+            verified = self.benchmark.verify(
+                request, settings().item_timeout_s, partial(self.phase, claimed)
+            )
+        except (
+            Unmeasurable
+        ) as error:  # the first line of an item's message has the reason and the next step
             line, _, more = error.message.partition("\n")
-            raise Unmeasurable(error.reason, f"{line} {error.next_step}".strip() + f"\n{more}".rstrip()) from error
+            raise Unmeasurable(
+                error.reason, f"{line} {error.next_step}".strip() + f"\n{more}".rstrip()
+            ) from error
         if verified.observed is None:
-            raise Unmeasurable("not_available", "A simulated card cannot compile a model. Choose another card.")
+            raise Unmeasurable(
+                "not_available", "A simulated card cannot compile a model. Choose another card."
+            )
         assert claimed.capture_id is not None
         found = (claimed.capture_id, verified.observed, verified.verification)
         self.ask(store_observed, self.database, *found, card_id=self.card_id)
-        why = (item_state.KERNELS_LISTED, "The model was compiled; its kernels are measured in the next round.")
+        why = (
+            item_state.KERNELS_LISTED,
+            "The model was compiled; its kernels are measured in the next round.",
+        )
         self.follow_up(self.ask(items.fail, self.database, claimed, *why))
         return ItemOutcome("listed")
 
     def _time_in_turn(self, claimed: Claim) -> None:
-        """On a CPU, time the item in turn with the items that wait behind it, unless it was timed with an earlier item.
+        """On a CPU, time the item in turn with the items that wait behind it, unless it was timed
+        with an earlier item.
 
-        The benchmark process keeps the results until it measures these items. If an item makes it crash, each item is
-        measured alone, so that only that item fails. If this process must stop, only the claimed item is measured.
-        """
+        The benchmark process keeps the results until it measures these items. If an item makes it
+        crash, each item is measured alone, so that only that item fails. If this process must stop,
+        only the claimed item is measured."""
         key = (claimed.job_id, claimed.subject.id, claimed.protocol.id)
         if key in self._timed:
             self._timed.discard(key)
             return
-        behind, calls = self.ask(items.waiting_beside, self.database, claimed, self.card_id, MOST_IN_TURN)
-        pairs = [(claimed.subject, claimed.protocol), *(pair for pair in behind if not pair[1].placement)]
+        behind, calls = self.ask(
+            items.waiting_beside, self.database, claimed, self.card_id, MOST_IN_TURN
+        )
+        pairs = [
+            (claimed.subject, claimed.protocol),
+            *(pair for pair in behind if not pair[1].placement),
+        ]
         subjects, protocols = zip(*pairs, strict=True)
         self._timed = {(claimed.job_id, subject.id, protocol.id) for subject, protocol in pairs[1:]}
         if len(pairs) == 1:
@@ -461,20 +568,29 @@ class ItemDriver:
         try:
             counts = tuple(calls.get(subject.id, 1) for subject in subjects)
             request = TurnsRequest(subjects, protocols, counts, claimed.stopping)
-            positions = self.benchmark.call(request, timeout_s=settings().item_timeout_s, on_phase=on_phase)
+            positions = self.benchmark.call(
+                request, timeout_s=settings().item_timeout_s, on_phase=on_phase
+            )
         except _MustStop:
             log.info("The worker stops: %s is measured without the items behind it", claimed.label)
         except Unmeasurable as error:
-            log.warning("%s and the items behind it are measured one after the other: %s", claimed.label, error.message)
+            log.warning(
+                "%s and the items behind it are measured one after the other: %s",
+                claimed.label,
+                error.message,
+            )
         else:
-            self._timed = {(claimed.job_id, subjects[at].id, protocols[at].id) for at in positions if at}
+            self._timed = {
+                (claimed.job_id, subjects[at].id, protocols[at].id) for at in positions if at
+            }
 
     def _store(self, claimed: Claim, answer: Measured) -> Closed | None:
-        """Write the reading into the database; if the database is unreachable, write it into the spool, return None.
+        """Write the reading into the database; if the database is unreachable, write it into the
+        spool, return None.
 
-        If the spool's disk is full too, keep the reading in memory and try both again; the token decides whether the
-        database accepts it. If the database raises another error, spool the reading and raise that error.
-        """
+        If the spool's disk is full too, keep the reading in memory and try both again; the token
+        decides whether the database accepts it. If the database raises another error, spool the
+        reading and raise that error."""
         about: dict[str, Any] = {"card_id": self.card_id, "software_id": answer.software.id}
         complete = partial(items.complete, self.database, claimed, answer.reading, **about)
         if self.spool is None:
@@ -488,7 +604,8 @@ class ItemDriver:
                     self.spool.keep(claimed, answer.reading, **about)
                 except OSError as full:
                     log.warning(
-                        "The reading of %s waits in memory: %s The spool cannot be written either: %s",
+                        "The reading of %s waits in memory: %s The spool cannot be written "
+                        "either: %s",
                         claimed.label,
                         away.message,
                         full,
@@ -496,18 +613,26 @@ class ItemDriver:
                     time.sleep(next(pauses_s))
                     continue
                 log.warning(
-                    "The database does not answer; the reading of %s waits in %s", claimed.label, self.spool.folder
+                    "The database does not answer; the reading of %s waits in %s",
+                    claimed.label,
+                    self.spool.folder,
                 )
                 return None
             except Exception:
                 with contextlib.suppress(OSError):
                     self.spool.keep(claimed, answer.reading, **about)
-                    log.error("The reading of %s was not written and waits in %s", claimed.label, self.spool.folder)
+                    log.error(
+                        "The reading of %s was not written and waits in %s",
+                        claimed.label,
+                        self.spool.folder,
+                    )
                 raise
 
 
 def _pauses_s(most_s: float) -> Iterator[float]:
-    """Yield the pauses between tries: each twice as long as the previous one, up to ``most_s``. Unit: s."""
+    """Yield the pauses between tries: each twice as long as the previous one, up to ``most_s``.
+    Unit: s.
+    """
     pause_s = 0.1
     while True:
         yield pause_s
@@ -518,7 +643,9 @@ def _pauses_s(most_s: float) -> Iterator[float]:
 
 
 class Spool:
-    """A folder with one file per reading. Files that cannot be read are moved to its folder `unreadable`."""
+    """A folder with one file per reading. Files that cannot be read are moved to its folder
+    `unreadable`.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -527,8 +654,8 @@ class Spool:
         self._refused = ""  # why the folder is not used; it is logged once
 
     def keep(self, claimed: Claim, reading: Reading, *, card_id: str, software_id: str) -> Path:
-        """Write one reading atomically; return its file. Raises `OSError` if the disk is full, or the folder is not
-        writable, or others may have made it (`UntrustedPath`)."""
+        """Write one reading atomically; return its file. Raises `OSError` if the disk is full, or
+        the folder is not writable, or others may have made it (`UntrustedPath`)."""
         name = f"{claimed.item_id}-{claimed.token}.json"
         about = {"card_id": card_id, "software_id": software_id}
         data = {"claim": dataclasses.asdict(claimed), "reading": reading.to_json(), **about}
@@ -543,20 +670,26 @@ class Spool:
         """Return the ids of the items whose readings are in the spool."""
         parts = [name.partition("-") for name in _names_in(self.folder, ".json")]
         numbers = [number for number, dash, _ in parts if dash]
-        return {int(number) for number in numbers if number.isascii() and number.isdigit() and len(number) < 19}
+        return {
+            int(number)
+            for number in numbers
+            if number.isascii() and number.isdigit() and len(number) < 19
+        }
 
     def put_aside(self) -> list[Path]:
-        """Return the files that `flush` moved out of the way: unreadable files, and readings the database refused."""
+        """Return the files that `flush` moved out of the way: unreadable files, and readings the
+        database refused.
+        """
         unreadable = [self.unreadable / name for name in _names_in(self.unreadable)]
         return unreadable + [self.folder / name for name in _names_in(self.folder, ".refused")]
 
     def flush(self, database: Database, card_id: str) -> list[Closed]:
-        """Write the readings of one card into the database and remove their files, even if a token is no longer valid.
+        """Write the readings of one card into the database and remove their files, even if a token
+        is no longer valid.
 
-        If a file is unreadable, or the database refuses it, rename it, so that it does not block the others. Raises
-        `DatabaseUnreachable` if the database is still away (the remaining files stay), and `OSError` if this host lacks
-        memory, open files or locks.
-        """
+        If a file is unreadable, or the database refuses it, rename it, so that it does not block
+        the others. Raises `DatabaseUnreachable` if the database is still away (the remaining files
+        stay), and `OSError` if this host lacks memory, open files or locks."""
         done = []
         try:
             folder = open_folder(self.folder)
@@ -565,7 +698,9 @@ class Spool:
         except UntrustedPath as error:
             if str(error) != self._refused:
                 self._refused = str(error)
-                log.error("The spool %s is not used: %s %s", self.folder, error.filename, error.strerror)
+                log.error(
+                    "The spool %s is not used: %s %s", self.folder, error.filename, error.strerror
+                )
             return []
         with folder:
             for name in folder.names(".json"):
@@ -573,13 +708,18 @@ class Spool:
                     done += self._flush_file(folder, name, database, card_id)
         return done
 
-    def _flush_file(self, folder: Folder, name: str, database: Database, card_id: str) -> list[Closed]:
+    def _flush_file(
+        self, folder: Folder, name: str, database: Database, card_id: str
+    ) -> list[Closed]:
         """Write the reading of one file into the database; [] if there is none for this card."""
         with contextlib.ExitStack() as stack:
             try:
                 file = stack.enter_context(os.fdopen(folder.open(name), "rb"))
-                # One process of this host at a time: writing a reading twice would count as repeated work.
-                if not locked_within(file.fileno(), SPOOL_LOCK_S) or not folder.has(name, file.fileno()):
+                # One process of this host at a time: writing a reading twice would count as
+                # repeated work.
+                if not locked_within(file.fileno(), SPOOL_LOCK_S) or not folder.has(
+                    name, file.fileno()
+                ):
                     return []  # another process writes it, or has written it just now
                 parsed = _parse(folder.read_opened(name, file, MOST_SPOOLED_BYTES), card_id)
             except FileNotFoundError:
@@ -588,10 +728,17 @@ class Spool:
                 if isinstance(error, OSError) and error.errno in _OF_THE_HOST:
                     raise
                 path = self.folder / name
-                log.error("The spooled reading %s cannot be read and is moved to %s: %s", path, self.unreadable, error)
+                log.error(
+                    "The spooled reading %s cannot be read and is moved to %s: %s",
+                    path,
+                    self.unreadable,
+                    error,
+                )
                 self._put_aside(folder, name)
                 return []
-            closed = None if parsed is None else self._write(folder, name, database, card_id, *parsed)
+            closed = (
+                None if parsed is None else self._write(folder, name, database, card_id, *parsed)
+            )
             return [] if closed is None else [closed]
 
     def _write(
@@ -604,14 +751,19 @@ class Spool:
         reading: Reading,
         software_id: str,
     ) -> Closed | None:
-        """Write the reading of one file into the database; return None if the database refuses it."""
+        """Write the reading of one file into the database; return None if the database refuses
+        it.
+        """
         try:
             closed = complete(database, claimed, reading, card_id=card_id, software_id=software_id)
         except DatabaseUnreachable:
             raise
         except Exception:
             path = self.folder / name
-            log.exception("The database refuses the spooled reading %s; the file is renamed to *.refused", path)
+            log.exception(
+                "The database refuses the spooled reading %s; the file is renamed to *.refused",
+                path,
+            )
             with self._moving(name):
                 folder.rename(name, f"{name}.refused")
             return None
@@ -625,14 +777,18 @@ class Spool:
 
     @contextlib.contextmanager
     def _moving(self, name: str) -> Iterator[None]:
-        """A context for moving or removing a file. If that fails, this process skips the file from now on."""
+        """A context for moving or removing a file. If that fails, this process skips the file from
+        now on.
+        """
         try:
             yield
         except FileNotFoundError:
             pass  # another process has moved or removed it
         except OSError as error:
             self._stuck.add(name)
-            log.error("The spooled reading %s cannot be moved or deleted: %s", self.folder / name, error)
+            log.error(
+                "The spooled reading %s cannot be moved or deleted: %s", self.folder / name, error
+            )
 
 
 def _names_in(path: Path, suffix: str = "") -> list[str]:
@@ -648,12 +804,18 @@ _OF_THE_HOST = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOLCK}
 
 
 def _parse(data: bytes, card_id: str) -> tuple[Claim, Reading, str] | None:
-    """Parse a file of the spool into (claim, reading, software id); None if it belongs to another card."""
+    """Parse a file of the spool into (claim, reading, software id); None if it belongs to another
+    card.
+    """
     spooled = json.loads(data)
     if spooled["card_id"] != card_id:
         return None
     parsed = {name: kind.from_json(spooled["claim"][name]) for name, kind in _PARSED.items()}
-    return Claim(**{**spooled["claim"], **parsed}), Reading.from_json(spooled["reading"]), spooled["software_id"]
+    return (
+        Claim(**{**spooled["claim"], **parsed}),
+        Reading.from_json(spooled["reading"]),
+        spooled["software_id"],
+    )
 
 
 _PARSED: dict[str, Any] = {"subject": Subject, "protocol": Protocol, "stopping": Stopping}

@@ -1,12 +1,14 @@
-"""The states of an item: every transition from one state to the next, and the columns that it writes.
+"""The states of an item: every transition from one state to the next, and the columns that it
+writes.
 
-All code that sets an item's state uses these transitions, also the import of jobs. `Transition.update` changes rows
-that other processes may change at the same time: it changes only rows in a state in which the transition begins, and
-the caller checks the number of changed rows. `Transition.apply` changes a new row or a row that the caller has locked.
-`Transition.values` returns the columns for an INSERT of many rows. The caller checks all other conditions.
+All code that sets an item's state uses these transitions, also the import of jobs.
+`Transition.update` changes rows that other processes may change at the same time: it changes only
+rows in a state in which the transition begins, and the caller checks the number of changed rows.
+`Transition.apply` changes a new row or a row that the caller has locked. `Transition.values`
+returns the columns for an INSERT of many rows. The caller checks all other conditions.
 
-``docs/architecture.md`` shows this table and says when each transition happens; a test compares the two.
-"""
+``docs/architecture.md`` shows this table and says when each transition happens; a test compares the
+two."""
 
 from __future__ import annotations
 
@@ -22,11 +24,16 @@ from farm.store.database import database_now, without_index
 from farm.store.tables import OPEN, Item, ItemState
 
 WAITING, CLAIMED, DEFERRED, DONE, FAILED, CANCELLED = ItemState
-IN_WORK = (CLAIMED, CANCELLED)  # the states in which a worker may be measuring an item, see `in_work`
+IN_WORK = (
+    CLAIMED,
+    CANCELLED,
+)  # the states in which a worker may be measuring an item, see `in_work`
 
-#: The reason of a whole or canary item whose card left the farm. The row is used again if the card is needed again.
+#: The reason of a whole or canary item whose card left the farm. The row is used again if the card
+#: is needed again.
 CARD_LEFT = "card_left"
-#: The whole of a compiled model: it was compiled and its kernels were stored; the next round measures them with it.
+#: The whole of a compiled model: it was compiled and its kernels were stored; the next round
+#: measures them with it.
 KERNELS_LISTED = "kernels_listed"
 CARD_LEFT_MESSAGE = "The card left the farm before it measured this item."
 
@@ -34,7 +41,8 @@ CARD_LEFT_MESSAGE = "The card left the farm before it measured this item."
 NOT_RUN = "not_run"
 NOT_RUN_MESSAGE = "The model does not run this operator on this card."
 
-#: The claim has ended. The token stays valid, so a late result of the last holder is still accepted.
+#: The claim has ended. The token stays valid, so a late result of the last holder is still
+#: accepted.
 _LEASE_ENDED: Mapping[str, Any] = {"claim_key": None, "lease_until_s": 0.0}
 #: The claim has ended, and no late result is accepted.
 _NO_CLAIM: Mapping[str, Any] = {"token": "", "holder": "", **_LEASE_ENDED}
@@ -78,7 +86,9 @@ class Transition:
         return (*self.given, *self.writes)
 
     def update(self, *which: ColumnElement[bool], **given: Any) -> Update:
-        """Return the UPDATE of matching items in a `found` state. It does not refresh objects in a session."""
+        """Return the UPDATE of matching items in a `found` state. It does not refresh objects in a
+        session.
+        """
         state = col(Item.state)
         found = state == self.found[0] if len(self.found) == 1 else state.in_(self.found)
         if any(getattr(getattr(one, "left", None), "key", "") == "id" for one in which):
@@ -87,33 +97,40 @@ class Transition:
         return statement.execution_options(synchronize_session=False)
 
     def apply(self, item: Item, **given: Any) -> None:
-        """Change a new item, or an item that this transaction has locked. Raises `ValueError` if the transition does
-        not begin in the item's state."""
+        """Change a new item, or an item that this transaction has locked. Raises `ValueError` if
+        the transition does not begin in the item's state."""
         begins = item.state in self.found if self.found else item.id is None
         if not begins:
             raise ValueError(
-                f"Item {item.id} has the state {item.state}. The transition '{self.event}' is allowed only from: "
+                f"Item {item.id} has the state {item.state}. The transition '{self.event}' is "
+                "allowed only from: "
                 f"{', '.join(self.found) or 'a new item'}."
             )
         for column, value in self.values(**given).items():
             setattr(item, column, value)
 
     def values(self, **given: Any) -> dict[str, Any]:
-        """Return column -> value for all columns that this transition writes, the state included."""
+        """Return column -> value for all columns that this transition writes, the state
+        included.
+        """
         if set(given) != set(self.given):
             raise TypeError(f"'{self.event}' needs the columns {self.given}, not {tuple(given)}.")
         return {**({"state": self.next} if self.next else {}), **self.writes, **given}
 
 
 def why(reason: str, message: str) -> dict[str, str]:
-    """Return the columns with the reason why an item, or an attempt at it, ended without a reading."""
+    """Return the columns with the reason why an item, or an attempt at it, ended without a
+    reading.
+    """
     return {"reason": storable_text(reason), "message": storable_text(message[:2000])}
 
 
 _WHY = ("reason", "message")
 
 PLAN = Transition("plan", (), WAITING)
-REUSE = Transition("reuse", (WAITING,), DONE, {"reused": True}, given=("reading_id", "card_id", "ended_at_s"))
+REUSE = Transition(
+    "reuse", (WAITING,), DONE, {"reused": True}, given=("reading_id", "card_id", "ended_at_s")
+)
 IMPORT = Transition("import", (), DONE, given=("reading_id", "reused", "ended_at_s"))
 CLAIM = Transition(
     "claim",
@@ -128,7 +145,9 @@ WAKE = Transition("wake", (DEFERRED,), WAITING)
 READ = Transition("read", (CLAIMED,), DONE, {"reused": False, **_ENDED}, given=("reading_id",))
 FAIL = Transition("fail", (CLAIMED,), FAILED, _ENDED, given=_WHY)
 EXHAUST = Transition("exhaust", OPEN, FAILED, _ENDED, given=_WHY)
-HAND_BACK = Transition("hand back", (CLAIMED,), WAITING, {**_NO_CLAIM, "attempts": col(Item.attempts) - 1})
+HAND_BACK = Transition(
+    "hand back", (CLAIMED,), WAITING, {**_NO_CLAIM, "attempts": col(Item.attempts) - 1}
+)
 PUT_OFF = Transition(
     "put off",
     OPEN,
@@ -147,22 +166,29 @@ CANCEL = Transition(
     "cancel",
     OPEN,
     CANCELLED,
-    # A running measurement continues, and its reading is kept. During its lease the item keeps its key too: items of
-    # other jobs with the same subject continue to wait for that reading.
+    # A running measurement continues, and its reading is kept. During its lease the item keeps its
+    # key too: items of other jobs with the same subject continue to wait for that reading.
     {
         "claim_key": case(
-            (and_(col(Item.state) == CLAIMED, col(Item.lease_until_s) >= database_now()), col(Item.claim_key)),
+            (
+                and_(col(Item.state) == CLAIMED, col(Item.lease_until_s) >= database_now()),
+                col(Item.claim_key),
+            ),
             else_=None,
         ),
         "ended_at_s": database_now(),
     },
 )
-DROP = Transition("drop", (WAITING,), CANCELLED, {**why(NOT_RUN, NOT_RUN_MESSAGE), "ended_at_s": database_now()})
+DROP = Transition(
+    "drop", (WAITING,), CANCELLED, {**why(NOT_RUN, NOT_RUN_MESSAGE), "ended_at_s": database_now()}
+)
 KEEP = Transition("keep", (CANCELLED,), CANCELLED, _NO_CLAIM, given=("reading_id",))
 LET_GO = Transition("let go", (CANCELLED,), CANCELLED, _NO_CLAIM)
 STAND = Transition("stand", (CANCELLED,), DONE)
 GO_ON = Transition("go on", (CANCELLED,), CLAIMED, {"ended_at_s": None})
-AGAIN = Transition("again", (FAILED, CANCELLED), WAITING, {**_NO_CLAIM, **_BEFORE_ANY_ATTEMPT}, given=("round",))
+AGAIN = Transition(
+    "again", (FAILED, CANCELLED), WAITING, {**_NO_CLAIM, **_BEFORE_ANY_ATTEMPT}, given=("round",)
+)
 REFUSE = Transition("refuse", OPEN, FAILED, _ENDED, given=_WHY)
 NOTE = Transition("note", (CLAIMED,), None, given=_WHY)
 RENEW = Transition("renew", IN_WORK, None, given=("lease_until_s",))
@@ -175,10 +201,17 @@ TABLE = tuple(value for value in list(globals().values()) if isinstance(value, T
 
 
 def in_work() -> ColumnElement[bool]:
-    """SQL condition: a worker measures the item. It is claimed, or was cancelled during the measurement."""
-    return or_(col(Item.state) == CLAIMED, and_(col(Item.state) == CANCELLED, col(Item.claim_key).is_not(None)))
+    """SQL condition: a worker measures the item. It is claimed, or was cancelled during the
+    measurement.
+    """
+    return or_(
+        col(Item.state) == CLAIMED,
+        and_(col(Item.state) == CANCELLED, col(Item.claim_key).is_not(None)),
+    )
 
 
 def has_message() -> ColumnElement[bool]:
-    """SQL condition: the newest message of a published item was not used up by putting the item off."""
+    """SQL condition: the newest message of a published item was not used up by putting the item
+    off.
+    """
     return col(Item.message_used).is_(False)

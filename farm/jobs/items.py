@@ -1,12 +1,14 @@
-"""Claims on items and their results, each in one transaction. The transitions are in `farm.jobs.item_state`.
+"""Claims on items and their results, each in one transaction. The transitions are in
+`farm.jobs.item_state`.
 
 These rules make sure that each item gets one accepted reading, even if processes die:
 
-* A claim sets holder, token and lease. After the lease, another worker may claim the item. **Only the token decides
-  whether a result is accepted**, in the transaction that writes the reading.
-* A claimed item has a unique ``claim_key``. If a second job has an item with the same subject, that item is *deferred*.
-  It closes with the reading of the first item if the reading is precise enough; otherwise, or if the first item fails,
-  the second item waits again. If an item is cancelled during its measurement, it keeps the key until the end of it.
+* A claim sets holder, token and lease. After the lease, another worker may claim the item. **Only
+  the token decides whether a result is accepted**, in the transaction that writes the reading.
+* A claimed item has a unique ``claim_key``. If a second job has an item with the same subject, that
+  item is *deferred*. It closes with the reading of the first item if the reading is precise enough;
+  otherwise, or if the first item fails, the second item waits again. If an item is cancelled during
+  its measurement, it keeps the key until the end of it.
 * Only a claim counts attempts. The claim after the last attempt closes the item as failed.
 """
 
@@ -29,7 +31,14 @@ from sqlmodel import Session, and_, col, or_, select
 from farm.errors import Unmeasurable, Unreadable
 from farm.jobs import groups, item_state
 from farm.store import tables
-from farm.store.content import add_reading, counts, find_readings, find_tokens, satisfies, software_of_groups
+from farm.store.content import (
+    add_reading,
+    counts,
+    find_readings,
+    find_tokens,
+    satisfies,
+    software_of_groups,
+)
 from farm.store.database import Database, database_now, fetch, in_batches, lock_items, without_index
 from farm.store.tables import Item, ItemState, Job, JobState
 from farm.types.protocol import Protocol, Stopping, Subject
@@ -42,7 +51,9 @@ class DeclineReason(StrEnum):
 
     RESERVED = "reserved"  # a group holds the card (`farm.jobs.groups`)
     PUT_OFF = "put_off"  # the cards of the item's group are not free together
-    GONE = "gone"  # the item is closed, claimed by another worker or moved; its job has ended; or its card is draining
+    # the item is closed, claimed by another worker or moved; its job has ended; or its card is
+    # draining
+    GONE = "gone"
     DEFERRED = "deferred"  # a worker measures another item with the same subject
     REUSED = "reused"  # an existing reading can be used
     REFUSED = "refused"  # the rows of the item cannot be read
@@ -66,17 +77,24 @@ class Claim:
     capture_id: int | None = None
     card_state: str = ""  # the state in the row of its card
     cards: tuple[str, ...] = ()  # of an item on several cards: their ids, in the order of the ranks
-    after_group: bool = False  # the last item on the card was of a group: other groups may reserve the card again
+    # the last item on the card was of a group: other groups may reserve the card again
+    after_group: bool = False
 
     @property
     def lists_kernels(self) -> bool:
         """True for a compiled whole model whose kernels on this card model are unknown."""
-        return self.role == "whole" and self.subject.compiled is not None and not self.subject.compiled["choices"]
+        return (
+            self.role == "whole"
+            and self.subject.compiled is not None
+            and not self.subject.compiled["choices"]
+        )
 
 
 @dataclass(frozen=True)
 class Closed:
-    """The result of closing an item: ``rounds`` (job id, number) to aggregate, and ``woken`` items to publish again."""
+    """The result of closing an item: ``rounds`` (job id, number) to aggregate, and ``woken`` items
+    to publish again.
+    """
 
     accepted: bool
     rounds: tuple[tuple[str, int], ...] = ()
@@ -88,8 +106,8 @@ class Closed:
 class Declined:
     """A claim that was declined.
 
-    A declined claim may close the item. Then ``closed`` has the rounds to aggregate and the items to publish.
-    """
+    A declined claim may close the item. Then ``closed`` has the rounds to aggregate and the items
+    to publish."""
 
     why: DeclineReason
     closed: Closed = Closed(False)
@@ -98,16 +116,24 @@ class Declined:
 _GONE = Declined(DeclineReason.GONE)
 
 
-# ------------------------------------------------------------------------------------------ claiming
+# ------------------------------------------------------------------------------------------
+# claiming
 
 
 def claim(
-    database: Database, item_id: int, *, card_id: str, holder: str, software_id: str, lease_s: float, max_attempts: int
+    database: Database,
+    item_id: int,
+    *,
+    card_id: str,
+    holder: str,
+    software_id: str,
+    lease_s: float,
+    max_attempts: int,
 ) -> Claim | Declined:
     """Claim an item for a holder.
 
-    An item can be claimed if it waits or is deferred, or if its lease has ended. Its present holder can claim it again:
-    a holder measures one item at a time, so its earlier pool process has died.
+    An item can be claimed if it waits or is deferred, or if its lease has ended. Its present holder
+    can claim it again: a holder measures one item at a time, so its earlier pool process has died.
     """
     claimable = and_(
         col(Item.id) == item_id,
@@ -120,7 +146,8 @@ def claim(
             ),
         ),
     )
-    grouped = False  # found at the first try: the rows of a group's cards must be locked before all others
+    # found at the first try: the rows of a group's cards must be locked before all others
+    grouped = False
     while True:
         try:
             with database.write() as session:
@@ -129,18 +156,27 @@ def claim(
                     leading = [card for card in host if card.id == card_id]
                     software_id = software_of_groups(session, leading) or software_id
                 held = {"holder": holder, "lease_until_s": database_now() + lease_s}
-                taken = _claim(session, item_id, card_id, software_id, max_attempts, claimable, held, host)
+                taken = _claim(
+                    session, item_id, card_id, software_id, max_attempts, claimable, held, host
+                )
             if taken is not None:
                 break
             grouped = True
-        except IntegrityError:  # another item has the key: a worker measures it, or its lease has ended
+        except (
+            IntegrityError
+        ):  # another item has the key: a worker measures it, or its lease has ended
             if not _remove_claim_key(database, item_id, software_id):
                 return _defer(database, item_id, software_id)
         except Unreadable as error:
             with database.write() as session:
-                closing = item_state.REFUSE.update(claimable, **item_state.why("rejected", error.message))
+                closing = item_state.REFUSE.update(
+                    claimable, **item_state.why("rejected", error.message)
+                )
                 rounds = session.exec(closing.returning(col(Item.job_id), col(Item.round))).all()
-            taken = Declined(DeclineReason.REFUSED, Closed(True, tuple((job_id, number) for job_id, number in rounds)))
+            taken = Declined(
+                DeclineReason.REFUSED,
+                Closed(True, tuple((job_id, number) for job_id, number in rounds)),
+            )
             break
     if isinstance(taken, Claim):
         return taken
@@ -159,33 +195,48 @@ def _claim(
     held: Mapping[str, Any],
     host: Sequence[tables.CardRow],
 ) -> Claim | Declined | None:
-    """Claim the item, or return why it was declined; None if it needs several cards and ``host`` is empty.
+    """Claim the item, or return why it was declined; None if it needs several cards and ``host`` is
+    empty.
 
-    ``Closed.rounds`` may contain rounds with open items. ``host``: the locked cards of the card's host.
-    """
+    ``Closed.rounds`` may contain rounds with open items. ``host``: the locked cards of the card's
+    host."""
     its = (Item.id == item_id, Item.card_id == card_id, Job.state == JobState.OPEN)
-    locking = _described(*its, software_id=software_id).with_for_update(read=True, of=tables.CardRow)
-    item = session.execute(locking).first()  # it locks the card's row against a reservation at the same time
+    locking = _described(*its, software_id=software_id).with_for_update(
+        read=True, of=tables.CardRow
+    )
+    item = session.execute(
+        locking
+    ).first()  # it locks the card's row against a reservation at the same time
     if item is None or item.card_state in (tables.CardState.DRAINING, tables.CardState.QUARANTINED):
         return _GONE
     if item.cards > 1 and not host:
         return None
-    reserved = item.group_item_id is not None and groups.in_force(session, [session.get_one(tables.CardRow, card_id)])
+    reserved = item.group_item_id is not None and groups.in_force(
+        session, [session.get_one(tables.CardRow, card_id)]
+    )
     if reserved and item.cards == 1:
         return Declined(DeclineReason.RESERVED)
     request = Request.from_json(item.request)
     its_round = ((item.job_id, item.round),)
-    reading = find_readings(session, [item], request, software_id, {card_id})[0] if item.known else None
+    reading = (
+        find_readings(session, [item], request, software_id, {card_id})[0] if item.known else None
+    )
     if reading is not None:
         served = session.exec(item_state.SERVE.update(claimable, reading_id=reading.id)).rowcount
         return Declined(DeclineReason.REUSED, Closed(True, its_round)) if served else _GONE
     if item.attempts >= max_attempts:
         if not session.exec(item_state.EXHAUST.update(claimable, **_last_reason(item))).rowcount:
             return _GONE
-        return Declined(DeclineReason.EXHAUSTED, Closed(True, its_round, _wake_behind(session, item)))
+        return Declined(
+            DeclineReason.EXHAUSTED, Closed(True, its_round, _wake_behind(session, item))
+        )
     key = _subject_key(item, request.reuse, software_id)
     token = uuid.uuid4().hex
-    group = groups.reserve(session, host, item, session.get_one(Job, item.job_id), token) if item.cards > 1 else ()
+    group = (
+        groups.reserve(session, host, item, session.get_one(Job, item.job_id), token)
+        if item.cards > 1
+        else ()
+    )
     if item.cards > 1 and not group:
         waits = session.exec(item_state.PUT_OFF.update(claimable, attempts=item.attempts)).rowcount
         return Declined(DeclineReason.PUT_OFF) if waits else _GONE
@@ -195,23 +246,39 @@ def _claim(
     after_group = item.cards == 1 and item.group_item_id is not None
     if after_group:
         groups.end_turn(session, card_id)
-    return dataclasses.replace(_describe(session, item, request, token), cards=group, after_group=after_group)
+    return dataclasses.replace(
+        _describe(session, item, request, token), cards=group, after_group=after_group
+    )
 
 
-#: The columns of an item that claims and results use. A whole row costs the database and this process twice as much.
+#: The columns of an item that claims and results use. A whole row costs the database and this
+#: process twice as much.
 _NAMES = (
-    "id job_id round role subject_kind subject_id protocol_id card_id card_model state half_width token subject_key"
+    "id job_id round role subject_kind subject_id protocol_id card_id card_model state half_width "
+    "token subject_key"
 )
-_USED = tuple(getattr(Item, name) for name in (*_NAMES.split(), "attempts", "reason", "message", "cards"))
+_USED = tuple(
+    getattr(Item, name) for name in (*_NAMES.split(), "attempts", "reason", "message", "cards")
+)
 
 
 def _described(*which: Any, software_id: str = "") -> Any:
-    """Return a query for items with their job's request, card state and operator, and whether readings exist."""
+    """Return a query for items with their job's request, card state and operator, and whether
+    readings exist.
+    """
     operator, reading = tables.Operator, tables.ReadingRow
-    same = (reading.subject_id == col(Item.subject_id), reading.protocol_id == col(Item.protocol_id))
+    same = (
+        reading.subject_id == col(Item.subject_id),
+        reading.protocol_id == col(Item.protocol_id),
+    )
     known = select(reading.id).where(*same, reading.software_id == software_id).exists()
     card = tables.CardRow
-    about: Any = (Job.request, col(card.state).label("card_state"), col(card.group_item_id), known.label("known"))
+    about: Any = (
+        Job.request,
+        col(card.state).label("card_state"),
+        col(card.group_item_id),
+        known.label("known"),
+    )
     return (
         sqlalchemy.select(*_USED, *about, operator.spec, operator.label, operator.short_name)  # type: ignore[call-overload]
         .join(Job, col(Job.id) == col(Item.job_id))
@@ -223,7 +290,9 @@ def _described(*which: Any, software_id: str = "") -> Any:
 
 def _subject_key(item: Any, reuse: str, software_id: str) -> str:
     """Return the subject key of an item. One reading can close all items with the same key."""
-    scope = item.card_model if item.role == "tuple" and reuse in ("model", "imported") else item.card_id
+    scope = (
+        item.card_model if item.role == "tuple" and reuse in ("model", "imported") else item.card_id
+    )
     key = f"{item.subject_id}:{scope}:{software_id}:{item.protocol_id}"
     return key if reuse != "none" else f"{key}:{item.job_id}:{item.role}"
 
@@ -235,17 +304,26 @@ def _describe(session: Session, item: Any, request: Request, token: str) -> Clai
         capture = tables.Capture
         numbered = tables.Round.job_id == item.job_id, tables.Round.number == item.round
         its_round = select(tables.Round.capture_id).where(*numbered)
-        stored = session.exec(select(capture.compiled).where(col(capture.id).in_(its_round))).first() or {}
+        stored = (
+            session.exec(select(capture.compiled).where(col(capture.id).in_(its_round))).first()
+            or {}
+        )
         compiled = {"variant": request.variant.to_json(), "choices": stored.get("choices")}
     if item.subject_kind == "operator":
         assert item.label is not None, "foreign data: an item's operator is stored before the item"
         spec, label, short_name = item.spec, item.label, item.short_name
         if not isinstance(spec, dict):
-            raise Unreadable(f"The stored description of {label} cannot be read.", "Capture the model again.")
+            raise Unreadable(
+                f"The stored description of {label} cannot be read.", "Capture the model again."
+            )
     else:
         assert request.variant is not None
         spec, label, short_name = request.variant.to_json(), str(request.variant), "whole model"
-    if request.variant is not None and request.variant.text and (compiled or item.subject_kind == "variant"):
+    if (
+        request.variant is not None
+        and request.variant.text
+        and (compiled or item.subject_kind == "variant")
+    ):
         tokens = find_tokens(session, request.variant.text).to_json()
     if item.subject_kind == "variant":
         newest = session.get(tables.Round, (item.job_id, item.round))
@@ -258,8 +336,15 @@ def _describe(session: Session, item: Any, request: Request, token: str) -> Clai
         item.role,
         label,
         short_name,
-        Subject("operator" if item.subject_kind == "operator" else "variant", item.subject_id, spec, tokens, compiled),
-        _protocol(session, item.protocol_id) or request.protocol,  # with data policy `seen`, items differ in protocol
+        Subject(
+            "operator" if item.subject_kind == "operator" else "variant",
+            item.subject_id,
+            spec,
+            tokens,
+            compiled,
+        ),
+        _protocol(session, item.protocol_id)
+        or request.protocol,  # with data policy `seen`, items differ in protocol
         request.stopping.allowing(item.half_width),
         capture_id,
         item.card_state,
@@ -286,19 +371,29 @@ def _key_of(session: Session, item_id: int, software_id: str) -> str | None:
 
 
 def _remove_claim_key(database: Database, item_id: int, software_id: str) -> bool:
-    """If a claim with the item's key has a lease that ended, remove its key; return whether. Its token stays valid."""
+    """If a claim with the item's key has a lease that ended, remove its key; return whether. Its
+    token stays valid.
+    """
     with database.write() as session:
         key = _key_of(session, item_id, software_id)
         lapsed = (col(Item.id) != item_id, col(Item.lease_until_s) < database_now())
         return bool(
-            key and session.exec(item_state.REMOVE_CLAIM_KEY.update(col(Item.claim_key) == key, *lapsed)).rowcount
+            key
+            and session.exec(
+                item_state.REMOVE_CLAIM_KEY.update(col(Item.claim_key) == key, *lapsed)
+            ).rowcount
         )
 
 
 def _defer(database: Database, item_id: int, software_id: str) -> Declined:
     with database.write() as session:
         key = _key_of(session, item_id, software_id)
-        if not key or not session.exec(item_state.DEFER.update(col(Item.id) == item_id, subject_key=key)).rowcount:
+        if (
+            not key
+            or not session.exec(
+                item_state.DEFER.update(col(Item.id) == item_id, subject_key=key)
+            ).rowcount
+        ):
             return _GONE
     # The other item may have closed before this one was deferred. Then this one must wake at once.
     return Declined(DeclineReason.DEFERRED, Closed(False, woken=wake_orphans(database, item_id)))
@@ -307,9 +402,14 @@ def _defer(database: Database, item_id: int, software_id: str) -> Declined:
 def waiting_beside(
     database: Database, claimed: Claim, card_id: str, most: int
 ) -> tuple[list[tuple[Subject, Protocol]], dict[str, int]]:
-    """Return up to ``most`` subjects of the claimed item's round that wait for the same card, first the whole model;
-    and tuple id -> number of calls in the model."""
-    its = (Item.job_id == claimed.job_id, Item.round == claimed.round, Item.card_id == card_id, Item.cards == 1)
+    """Return up to ``most`` subjects of the claimed item's round that wait for the same card, first
+    the whole model; and tuple id -> number of calls in the model."""
+    its = (
+        Item.job_id == claimed.job_id,
+        Item.round == claimed.round,
+        Item.card_id == card_id,
+        Item.cards == 1,
+    )
     waiting = _described(*its, Item.state == ItemState.WAITING, Item.id != claimed.item_id)
     found: list[tuple[Subject, Protocol]] = []
     with database.read() as session:
@@ -317,7 +417,9 @@ def waiting_beside(
         if its_round is None:
             return [], {}
         calls = counts(session, its_round.capture_id) if its_round.capture_id is not None else {}
-        for item in session.execute(waiting.order_by(col(Item.role) != "whole", col(Item.id)).limit(most)):
+        for item in session.execute(
+            waiting.order_by(col(Item.role) != "whole", col(Item.id)).limit(most)
+        ):
             with contextlib.suppress(Unreadable):
                 one = _describe(session, item, Request.from_json(item.request), "")
                 found.append((one.subject, one.protocol))
@@ -327,13 +429,15 @@ def waiting_beside(
 # ------------------------------------------------------------------------------------------ results
 
 
-def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: str, software_id: str) -> Closed:
+def complete(
+    database: Database, claimed: Claim, reading: Reading, *, card_id: str, software_id: str
+) -> Closed:
     """Write the reading and close the item.
 
-    Deferred items with the same key close too if the reading is precise enough for them; otherwise they wait again.
-    If the claim's token is no longer valid, only the item's count `repeated` grows. If the item was cancelled during
-    the measurement, the reading is stored and the item stays cancelled. If the time of the reading is not positive,
-    the item closes with this reason.
+    Deferred items with the same key close too if the reading is precise enough for them; otherwise
+    they wait again. If the claim's token is no longer valid, only the item's count `repeated`
+    grows. If the item was cancelled during the measurement, the reading is stored and the item
+    stays cancelled. If the time of the reading is not positive, the item closes with this reason.
     """
     try:
         return _complete(database, claimed, reading, card_id, software_id)
@@ -341,25 +445,39 @@ def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: s
         return fail(database, claimed, error.reason, error.message)
 
 
-def _complete(database: Database, claimed: Claim, reading: Reading, card_id: str, software_id: str) -> Closed:
-    packed = reading.trace.pack() if reading.trace is not None else None  # before the transaction, which blocks others
+def _complete(
+    database: Database, claimed: Claim, reading: Reading, card_id: str, software_id: str
+) -> Closed:
+    packed = (
+        reading.trace.pack() if reading.trace is not None else None
+    )  # before the transaction, which blocks others
     with database.write() as session:
         item, deferred = _held(session, claimed)
         if item is None:
             return Closed(False)
         ids = {"card_id": card_id, "card_model": item.card_model, "software_id": software_id}
-        row = add_reading(session, reading, packed, claimed.subject, **ids, protocol_id=claimed.protocol.id)
+        row = add_reading(
+            session, reading, packed, claimed.subject, **ids, protocol_id=claimed.protocol.id
+        )
         reading_id = row.id
         accept = item_state.KEEP if item.state == ItemState.CANCELLED else item_state.READ
         its_own = (col(Item.id) == item.id, col(Item.token) == claimed.token)
         if not session.exec(accept.update(*its_own, reading_id=reading_id)).rowcount:
             session.rollback()
             return Closed(False)
-        # If another item of the round waits, the process that closes that one looks whether the round has ended.
-        affected, woken = {(item.job_id, item.round)} if item.other is None else set(), tuple[int, ...]()
+        # If another item of the round waits, the process that closes that one looks whether the
+        # round has ended.
+        affected, woken = (
+            {(item.job_id, item.round)} if item.other is None else set(),
+            tuple[int, ...](),
+        )
         if deferred:
             jobs = fetch(session, Job, (one.job_id for one in deferred))
-            served = [one.id for one in deferred if _satisfies(row, jobs[one.job_id].request, one.half_width)]
+            served = [
+                one.id
+                for one in deferred
+                if _satisfies(row, jobs[one.job_id].request, one.half_width)
+            ]
             serving = item_state.SERVE.update(col(Item.id).in_(served), reading_id=reading_id)
             also = session.exec(serving.returning(col(Item.job_id), col(Item.round)))
             affected.update((job_id, number) for job_id, number in also)
@@ -368,18 +486,23 @@ def _complete(database: Database, claimed: Claim, reading: Reading, card_id: str
 
 
 def _satisfies(reading: tables.ReadingRow, asked: Mapping[str, Any], half_width: float) -> bool:
-    """True if a reading is precise enough for another job's request and the half-width of its item."""
+    """True if a reading is precise enough for another job's request and the half-width of its
+    item.
+    """
     try:
         return satisfies(reading, Request.from_json(asked).stopping.allowing(half_width))
     except Unreadable:
         return False  # the item wakes, and its own claim reports the error
 
 
-def fail(database: Database, claimed: Claim, reason: str, message: str, *, again: bool = False) -> Closed:
-    """Close the item without a reading. Items that are deferred to it wait again for their own measurement.
+def fail(
+    database: Database, claimed: Claim, reason: str, message: str, *, again: bool = False
+) -> Closed:
+    """Close the item without a reading. Items that are deferred to it wait again for their own
+    measurement.
 
-    ``again``: if the item is not cancelled, keep it open for another attempt and write only the reason.
-    """
+    ``again``: if the item is not cancelled, keep it open for another attempt and write only the
+    reason."""
     with database.write() as session:
         item, deferred = _held(session, claimed)
         if item is None:
@@ -395,18 +518,24 @@ def fail(database: Database, claimed: Claim, reason: str, message: str, *, again
         return Closed(True, _finished(session, ended), woken)
 
 
-def put_off(database: Database, claimed: Claim, why: str, *, counted: bool, reason: str = "crashed") -> None:
+def put_off(
+    database: Database, claimed: Claim, why: str, *, counted: bool, reason: str = "crashed"
+) -> None:
     """Let a claimed item wait again after an interruption. ``counted``: the attempt counts."""
     its_own = (col(Item.id) == claimed.item_id, col(Item.token) == claimed.token)
     with database.write() as session:
         session.exec(item_state.LET_GO.update(*its_own))
-        session.exec(item_state.NOTE.update(*its_own, **item_state.why(reason, f"Interrupted: {why}.")))
+        session.exec(
+            item_state.NOTE.update(*its_own, **item_state.why(reason, f"Interrupted: {why}."))
+        )
         attempts = col(Item.attempts) if counted else col(Item.attempts) - 1
         session.exec(item_state.PUT_OFF.update(*its_own, attempts=attempts))
 
 
 def drop_not_run(database: Database, job_id: str, capture_id: int) -> int:
-    """Cancel waiting tuples of a job without a call in the observed capture ``capture_id``; return their number."""
+    """Cancel waiting tuples of a job without a call in the observed capture ``capture_id``; return
+    their number.
+    """
     run = select(tables.Call.operator_id).where(tables.Call.capture_id == capture_id)
     its = (col(Item.job_id) == job_id, col(Item.role) == "tuple", col(Item.subject_id).not_in(run))
     with database.write() as session:
@@ -415,22 +544,32 @@ def drop_not_run(database: Database, job_id: str, capture_id: int) -> int:
 
 
 def _held(session: Session, claimed: Claim) -> tuple[Any, Sequence[Any]]:
-    """If the claim is valid, lock the item and return it with the items deferred to it; otherwise count repeated work.
-    Columns: `_USED`, and ``other``: an item of the round that still waits, if this process knows one.
+    """If the claim is valid, lock the item and return it with the items deferred to it; otherwise
+    count repeated work.
+    Columns: `_USED`, and ``other``: an item of the round that still waits, if this process knows
+        one.
 
-    The query locks the items in the order of ids. Otherwise a deadlock is possible: the claim of a deferred item locks
-    that item and waits for the key, and this transaction has the key and waits for the deferred item.
-    """
+    The query locks the items in the order of ids. Otherwise a deadlock is possible: the claim of a
+    deferred item locks that item and waits for the key, and this transaction has the key and waits
+    for the deferred item."""
     key = select(col(Item.subject_key)).where(Item.id == claimed.item_id).scalar_subquery()
     behind = and_(col(Item.subject_key) == key, col(Item.state) == ItemState.DEFERRED)
     there = aliased(Item)
     known = _waiting.get((claimed.job_id, claimed.round), 0)
-    other = select(there.id).where(there.id == known, there.state == ItemState.WAITING).scalar_subquery()
+    other = (
+        select(there.id)
+        .where(there.id == known, there.state == ItemState.WAITING)
+        .scalar_subquery()
+    )
     its = or_(col(Item.id) == claimed.item_id, behind)
     query = sqlalchemy.select(*_USED, other.label("other")).where(its)  # type: ignore[call-overload]
     found = session.execute(query.order_by(col(Item.id)).with_for_update(of=Item)).all()
     item = next((item for item in found if item.id == claimed.item_id), None)
-    if item is not None and item.token == claimed.token and item.state in (ItemState.CLAIMED, ItemState.CANCELLED):
+    if (
+        item is not None
+        and item.token == claimed.token
+        and item.state in (ItemState.CLAIMED, ItemState.CANCELLED)
+    ):
         return item, [one for one in found if one.id != claimed.item_id]
     if item is not None:
         session.exec(item_state.REPEAT.update(col(Item.id) == item.id))
@@ -441,34 +580,47 @@ def _held(session: Session, claimed: Claim) -> tuple[Any, Sequence[Any]]:
 # ------------------------------------------------------------------------------------------ leases
 
 
-def renew(database: Database, holder: str, lease_s: float, item_ids: Collection[int] | None = None) -> int:
-    """Record the heartbeat of a living holder: its card was seen, and its leases go on; return the number of leases.
+def renew(
+    database: Database, holder: str, lease_s: float, item_ids: Collection[int] | None = None
+) -> int:
+    """Record the heartbeat of a living holder: its card was seen, and its leases go on; return the
+    number of leases.
 
     Args:
-        item_ids: the items whose messages the holder has; None: all of its items. Nobody measures a claimed item
-            without a message, so its lease must end.
+        item_ids: the items whose messages the holder has; None: all of its items. Nobody measures a
+            claimed item without a message, so its lease must end.
     """
     lease_until_s = database_now() + lease_s
-    held = item_state.RENEW.update(col(Item.holder) == holder, item_state.in_work(), lease_until_s=lease_until_s)
+    held = item_state.RENEW.update(
+        col(Item.holder) == holder, item_state.in_work(), lease_until_s=lease_until_s
+    )
     if item_ids is not None:
         held = held.where(col(Item.id).in_(sorted(item_ids)))
-    seen = update(tables.CardRow).where(col(tables.CardRow.worker) == holder).values(last_seen_at_s=database_now())
+    seen = (
+        update(tables.CardRow)
+        .where(col(tables.CardRow.worker) == holder)
+        .values(last_seen_at_s=database_now())
+    )
     with database.write() as session:
         session.execute(seen)
         return session.exec(held).rowcount if item_ids or item_ids is None else 0
 
 
-def renew_together(database: Database, held: Mapping[str, Collection[int]], lease_s: float) -> set[str]:
-    """Like `renew` for several living holders, each with the items whose messages it has, in one transaction; return
-    the holders whose card was seen.
+def renew_together(
+    database: Database, held: Mapping[str, Collection[int]], lease_s: float
+) -> set[str]:
+    """Like `renew` for several living holders, each with the items whose messages it has, in one
+    transaction; return the holders whose card was seen.
 
-    Rows that another transaction has locked are left out: a process that hangs in it must not hold up other holders. So
-    are leases that the next worker of the card has ended.
-    """
+    Rows that another transaction has locked are left out: a process that hangs in it must not hold
+    up other holders. So are leases that the next worker of the card has ended."""
 
     def free(table: Any, *which: Any) -> ColumnElement[bool]:
-        # As a common table expression, PostgreSQL evaluates it once, and not for each item in work of all cards.
-        locked = select(table.id).where(*which).with_for_update(key_share=True, skip_locked=True).cte()
+        # As a common table expression, PostgreSQL evaluates it once, and not for each item in work
+        # of all cards.
+        locked = (
+            select(table.id).where(*which).with_for_update(key_share=True, skip_locked=True).cte()
+        )
         return col(table.id).in_(select(locked.c.id))
 
     ids = sorted({item_id for its in held.values() for item_id in its})
@@ -476,42 +628,59 @@ def renew_together(database: Database, held: Mapping[str, Collection[int]], leas
     own = (col(Item.id).in_(ids), col(Item.holder).in_(held), in_work)
     seen = update(tables.CardRow).where(free(tables.CardRow, col(tables.CardRow.worker).in_(held)))
     with database.write() as session:
-        found = session.execute(seen.values(last_seen_at_s=database_now()).returning(col(tables.CardRow.worker)))
+        found = session.execute(
+            seen.values(last_seen_at_s=database_now()).returning(col(tables.CardRow.worker))
+        )
         holders = set(found.scalars())
         if ids:
-            session.exec(item_state.RENEW.update(free(Item, *own), lease_until_s=database_now() + lease_s))
+            session.exec(
+                item_state.RENEW.update(free(Item, *own), lease_until_s=database_now() + lease_s)
+            )
         return holders
 
 
 def release_card(database: Database, card_id: str) -> int:
-    """End all leases on a card, and its reservation; return their number. Only the holder of its lock may call this."""
+    """End all leases on a card, and its reservation; return their number. Only the holder of its
+    lock may call this.
+    """
     with database.write() as session:
         groups.end_turn(session, card_id)
-        return session.exec(item_state.END_LEASE.update(col(Item.card_id) == card_id, item_state.in_work())).rowcount
+        return session.exec(
+            item_state.END_LEASE.update(col(Item.card_id) == card_id, item_state.in_work())
+        ).rowcount
 
 
 def hand_back(database: Database, worker: str, *, spooled: Collection[int] = ()) -> int:
-    """Let the items of a stopped worker wait again without counting the attempt; return their number. ``worker``: the
-    holder name, or the prefix from `farm.jobs.cards.holder_of_process`. Tokens of items whose reading is ``spooled``
-    stay valid.
+    """Let the items of a stopped worker wait again without counting the attempt; return their
+    number. ``worker``: the holder name, or the prefix from `farm.jobs.cards.holder_of_process`.
+    Tokens of items whose reading is ``spooled`` stay valid.
 
-    Only the process that stopped the worker may call this, after it ended. If a worker dies, its attempt counts.
-    """
+    Only the process that stopped the worker may call this, after it ended. If a worker dies, its
+    attempt counts."""
     with database.write() as session:
-        its = (col(Item.holder).startswith(worker, autoescape=True), col(Item.id).not_in(sorted(spooled)))
+        its = (
+            col(Item.holder).startswith(worker, autoescape=True),
+            col(Item.id).not_in(sorted(spooled)),
+        )
         session.exec(item_state.LET_GO.update(*its))
         return session.exec(item_state.HAND_BACK.update(*its)).rowcount
 
 
-# ------------------------------------------------------------------------------------------ recovery
+# ------------------------------------------------------------------------------------------
+# recovery
 
 
 def close_exhausted(
-    database: Database, *, max_attempts: int, after_s: float, farm: str | None = None, job_id: str | None = None
+    database: Database,
+    *,
+    max_attempts: int,
+    after_s: float,
+    farm: str | None = None,
+    job_id: str | None = None,
 ) -> Closed:
-    """Close claimed items as failed if no attempt is left and their lease ended at least ``after_s`` ago: a spooled
-    reading can arrive during this time. A claim closes such an item too, but an absent card makes no claims. Default:
-    the jobs of all farms."""
+    """Close claimed items as failed if no attempt is left and their lease ended at least
+    ``after_s`` ago: a spooled reading can arrive during this time. A claim closes such an item too,
+    but an absent card makes no claims. Default: the jobs of all farms."""
     ended = (
         col(Item.state) == ItemState.CLAIMED,
         col(Item.attempts) >= max_attempts,
@@ -527,17 +696,23 @@ def close_exhausted(
     with database.write() as session:
         for item in found:
             its_own = (col(Item.id) == item.id, col(Item.token) == item.token)
-            if session.exec(item_state.EXHAUST.update(*its_own, *ended, **_last_reason(item))).rowcount:
+            if session.exec(
+                item_state.EXHAUST.update(*its_own, *ended, **_last_reason(item))
+            ).rowcount:
                 rounds.add((item.job_id, item.round))
                 woken += _wake_behind(session, item)
         return Closed(bool(rounds), _finished(session, rounds), tuple(woken))
 
 
 def wake_orphans(
-    database: Database, item_id: int | None = None, *, farm: str | None = None, job_id: str | None = None
+    database: Database,
+    item_id: int | None = None,
+    *,
+    farm: str | None = None,
+    job_id: str | None = None,
 ) -> tuple[int, ...]:
-    """Wake deferred items whose subject no worker measures any more; return their ids. Default: all items of all farms,
-    but each farm publishes to its own broker."""
+    """Wake deferred items whose subject no worker measures any more; return their ids. Default: all
+    items of all farms, but each farm publishes to its own broker."""
     # By its key and not by its state: the database then reads no closed item.
     measuring = select(col(Item.claim_key)).where(
         col(Item.claim_key).is_not(None), col(Item.lease_until_s) >= database_now()
@@ -552,11 +727,17 @@ def wake_orphans(
     if not found:
         return ()
     with database.write() as session:
-        return tuple(woken for batch in in_batches(found) for woken in _wake(session, col(Item.id).in_(batch)))
+        return tuple(
+            woken
+            for batch in in_batches(found)
+            for woken in _wake(session, col(Item.id).in_(batch))
+        )
 
 
 def _in_jobs(query: Any, farm: str | None, job_id: str | None) -> Any:
-    """Join a query for items with their jobs, restrict it to one farm or job, and sort it by item id."""
+    """Join a query for items with their jobs, restrict it to one farm or job, and sort it by item
+    id.
+    """
     query = query.join(Job, col(Job.id) == col(Item.job_id)).order_by(col(Item.id))
     if farm is not None:
         query = query.where(Job.farm == farm)
@@ -564,14 +745,18 @@ def _in_jobs(query: Any, farm: str | None, job_id: str | None) -> Any:
 
 
 def _last_reason(item: Any) -> dict[str, str]:
-    """Return the columns with the reason of an exhausted item: the stored reason of an attempt, if there is one."""
+    """Return the columns with the reason of an exhausted item: the stored reason of an attempt, if
+    there is one.
+    """
     message = item.message or f"All {item.attempts} attempts ended without a result."
     return item_state.why(item.reason or "attempts_exhausted", message)
 
 
 def _wake(session: Session, which: ColumnElement[bool]) -> tuple[int, ...]:
     """Let matching deferred items wait again; return their ids."""
-    return tuple(sorted(session.exec(item_state.WAKE.update(which).returning(col(Item.id))).scalars()))
+    return tuple(
+        sorted(session.exec(item_state.WAKE.update(which).returning(col(Item.id))).scalars())
+    )
 
 
 def _wake_behind(session: Session, item: Any) -> tuple[int, ...]:
@@ -579,32 +764,46 @@ def _wake_behind(session: Session, item: Any) -> tuple[int, ...]:
     return _wake(session, col(Item.subject_key) == item.subject_key)
 
 
-#: Round -> one of its items that waited when this process last looked, so that most closed items need no search.
+#: Round -> one of its items that waited when this process last looked, so that most closed items
+#: need no search.
 _waiting: dict[tuple[str, int], int] = {}
 
 
 def _finished(session: Session, rounds: set[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
     """Commit; return the rounds that have no open items.
 
-    The query is a transaction of its own. Otherwise two items that close at once each see the other open.
-    """
+    The query is a transaction of its own. Otherwise two items that close at once each see the other
+    open."""
     session.commit()
-    if isinstance(bind := session.get_bind(), Connection):  # before the transaction begins: it must not lock
+    if isinstance(
+        bind := session.get_bind(), Connection
+    ):  # before the transaction begins: it must not lock
         bind.execution_options(sqlite_begin="DEFERRED")
     return tuple(sorted(key for key in rounds if not open_items(session, *key)))
 
 
 def queries_of_open(job_id: Any, number: Any) -> tuple[Any, Any]:
-    """Return a query for an item of a round that waits, and one for an item of it that is open in another state."""
+    """Return a query for an item of a round that waits, and one for an item of it that is open in
+    another state.
+    """
     its = (col(Item.job_id) == job_id, col(Item.round) == number)
-    # WAITING is the last state in the index. From its end, few entries of items that no longer wait precede one.
-    waiting = select(Item.id).where(*its, col(Item.state) >= ItemState.WAITING).order_by(col(Item.state).desc())
-    others = select(Item.id).where(*its, col(Item.state).in_((ItemState.CLAIMED, ItemState.DEFERRED)))
+    # WAITING is the last state in the index. From its end, few entries of items that no longer wait
+    # precede one.
+    waiting = (
+        select(Item.id)
+        .where(*its, col(Item.state) >= ItemState.WAITING)
+        .order_by(col(Item.state).desc())
+    )
+    others = select(Item.id).where(
+        *its, col(Item.state).in_((ItemState.CLAIMED, ItemState.DEFERRED))
+    )
     return waiting.limit(1), others.limit(1)
 
 
 def open_items(session: Session, job_id: str, number: int) -> bool:
-    """True if any item of the round is open. It does not count all items, and remembers an item that waits."""
+    """True if any item of the round is open. It does not count all items, and remembers an item
+    that waits.
+    """
     waiting, others = queries_of_open(job_id, number)
     if (found := session.exec(waiting).first()) is not None:
         _waiting[job_id, number] = found

@@ -1,4 +1,6 @@
-"""Create, find, cancel, retry and take over jobs, each in one transaction; report progress. `tasks` sends messages."""
+"""Create, find, cancel, retry and take over jobs, each in one transaction; report progress. `tasks`
+sends messages.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ class Progress:
 
 
 def closed_items(job_state: str, counts: Mapping[str, int]) -> int:
-    """The number of items that have ended; of a cancelled job, without the items that were cancelled."""
+    """The number of items that have ended; of a cancelled job, without the items that were
+    cancelled.
+    """
     others = OPEN if job_state != JobState.CANCELLED else (*OPEN, ItemState.CANCELLED)
     return sum(number for state, number in counts.items() if state not in others)
 
@@ -91,7 +95,8 @@ def create(
     """Create a job with its first round.
 
     Args:
-        farm: the embedded farm that owns the job; "": any control worker of the shared farm may continue it.
+        farm: the embedded farm that owns the job; "": any control worker of the shared farm may
+            continue it.
         pinned: a person named the cards, and no other card measures items of the job.
         title: the title for people. Default: the title of the request.
         of_round: the scope (default: all), capture and tuples, see `farm.jobs.rounds.add_round`.
@@ -114,26 +119,34 @@ def create(
         )
         session.add(job)
         session.flush()
-        return add_round(session, job, reason="first", **{"scope": ("all",), "capture_id": None, **of_round})
+        return add_round(
+            session, job, reason="first", **{"scope": ("all",), "capture_id": None, **of_round}
+        )
 
 
 def find(session: Session, job_or_prefix: str) -> Job:
-    """Return the job with this id, or the only job whose id has this prefix. Raises `NoSuchJob` if no job or several
-    jobs match, or the id is empty (for example an unset shell variable)."""
+    """Return the job with this id, or the only job whose id has this prefix. Raises `NoSuchJob` if
+    no job or several jobs match, or the id is empty (for example an unset shell variable)."""
     if not job_or_prefix.strip():
         raise NoSuchJob(
-            "The id of a job is empty.", "Give the job's id or its first characters; `farm jobs` lists the ids."
+            "The id of a job is empty.",
+            "Give the job's id or its first characters; `farm jobs` lists the ids.",
         )
-    jobs = session.exec(select(Job).where(col(Job.id).startswith(job_or_prefix, autoescape=True))).all()
+    jobs = session.exec(
+        select(Job).where(col(Job.id).startswith(job_or_prefix, autoescape=True))
+    ).all()
     exact = [job for job in jobs if job.id == job_or_prefix]
     if exact or len(jobs) == 1:
         return (exact or jobs)[0]
     if jobs:
         raise NoSuchJob(
-            f"The ids of several jobs begin with '{job_or_prefix}'.", "Give more characters; `farm jobs` lists the ids."
+            f"The ids of several jobs begin with '{job_or_prefix}'.",
+            "Give more characters; `farm jobs` lists the ids.",
         )
     near = did_you_mean(job_or_prefix, session.exec(select(Job.id)))
-    raise NoSuchJob(f"There is no job '{job_or_prefix}'.", near or "List the jobs with `farm jobs`.")
+    raise NoSuchJob(
+        f"There is no job '{job_or_prefix}'.", near or "List the jobs with `farm jobs`."
+    )
 
 
 def progress(session: Session, job_id: str) -> Progress:
@@ -141,7 +154,9 @@ def progress(session: Session, job_id: str) -> Progress:
     job = session.get_one(Job, job_id)
     now = read_clock_s(session)
     query = (
-        sqlalchemy.select(Item.state, Item.reused, Item.card_id, func.count(), func.sum(Item.expected_s))  # type: ignore[call-overload]
+        sqlalchemy.select(
+            Item.state, Item.reused, Item.card_id, func.count(), func.sum(Item.expected_s)
+        )  # type: ignore[call-overload]
         .where(Item.job_id == job_id)
         .group_by(col(Item.state), col(Item.reused), col(Item.card_id))
     )
@@ -162,7 +177,11 @@ def progress(session: Session, job_id: str) -> Progress:
         message = "more items are being planned" if job.state == JobState.OPEN else cut
     elif job.state == JobState.OPEN and not gone and not current:
         message = waits_for(session, job, open_on) or groups.waits_for(session, job_id)
-    elif counts[ItemState.WAITING] and any(card_id.startswith("CPU-") for card_id in current) and not gone:
+    elif (
+        counts[ItemState.WAITING]
+        and any(card_id.startswith("CPU-") for card_id in current)
+        and not gone
+    ):
         message = "a CPU times the waiting items in turn, so they end together"
     return Progress(
         job.id,
@@ -173,7 +192,9 @@ def progress(session: Session, job_id: str) -> Progress:
         reused,
         sum(counts.values()),
         time_left_s(session, job, left_s) if job.state == JobState.OPEN and not gone else 0.0,
-        () if gone else tuple((card_id, label or job.title) for card_id, label in sorted(current.items())),
+        ()
+        if gone
+        else tuple((card_id, label or job.title) for card_id, label in sorted(current.items())),
         job.created_at_s,
         (job.ended_at_s or now) - job.created_at_s,
         message,
@@ -182,8 +203,8 @@ def progress(session: Session, job_id: str) -> Progress:
 
 
 def cancel(database: Database, job_id: str) -> int:
-    """Cancel a job, then its open items in several transactions; return the number of items. Workers ignore their
-    messages. If the process ends too early, a repetition cancels the rest."""
+    """Cancel a job, then its open items in several transactions; return the number of items.
+    Workers ignore their messages. If the process ends too early, a repetition cancels the rest."""
     with database.write() as session:
         job = locked(session, Job, job_id)
         if job is None or job.state == JobState.DONE:
@@ -202,11 +223,11 @@ def cancel(database: Database, job_id: str) -> int:
 
 
 def retry_failed(database: Database, job_id: str) -> int:
-    """Let the failed and cancelled items of a job wait again with all attempts; return the number of open items.
+    """Let the failed and cancelled items of a job wait again with all attempts; return the number
+    of open items.
 
-    Cancelled items whose measurement still runs become claimed again. Cancelled items with a reading become done.
-    Several transactions do this; the last one opens the job.
-    """
+    Cancelled items whose measurement still runs become claimed again. Cancelled items with a
+    reading become done. Several transactions do this; the last one opens the job."""
     with database.read() as session:
         ranges = id_ranges(session, job_id)
     kept = begun = 0
@@ -215,11 +236,17 @@ def retry_failed(database: Database, job_id: str) -> int:
             if (job := locked(session, Job, job_id)) is None:
                 return 0
             lock_items(session, its, col(Item.state).in_([ItemState.FAILED, ItemState.CANCELLED]))
-            kept += session.exec(item_state.STAND.update(its, col(Item.reading_id).is_not(None))).rowcount
+            kept += session.exec(
+                item_state.STAND.update(its, col(Item.reading_id).is_not(None))
+            ).rowcount
             lasts = col(Item.lease_until_s) >= database_now()
-            begun += session.exec(item_state.GO_ON.update(its, item_state.in_work(), lasts)).rowcount
+            begun += session.exec(
+                item_state.GO_ON.update(its, item_state.in_work(), lasts)
+            ).rowcount
             # Put all items into the newest round, whose verdict is computed again.
-            again = item_state.AGAIN.update(its, col(Item.reason) != item_state.NOT_RUN, round=job.round)
+            again = item_state.AGAIN.update(
+                its, col(Item.reason) != item_state.NOT_RUN, round=job.round
+            )
             begun += session.exec(again).rowcount
     with database.write() as session:
         job = locked(session, Job, job_id)
@@ -228,16 +255,20 @@ def retry_failed(database: Database, job_id: str) -> int:
         if job is not None and (kept or unplanned or open_items(session, job_id, job.round)):
             job.state, job.ended_at_s = JobState.OPEN, None
             note_planning(session, job)  # if planning was interrupted, the caller continues it now
-            judged = (col(tables.VerdictRow.job_id) == job_id, col(tables.VerdictRow.round) == job.round)
+            judged = (
+                col(tables.VerdictRow.job_id) == job_id,
+                col(tables.VerdictRow.round) == job.round,
+            )
             session.execute(sqlalchemy.delete(tables.VerdictRow).where(*judged))
     return begun
 
 
 def take_over(database: Database, job_id: str, farm: str, heartbeat_s: float) -> bool:
-    """Transfer a job to ``farm``, which continues it; return False if the job's present farm is alive.
+    """Transfer a job to ``farm``, which continues it; return False if the job's present farm is
+    alive.
 
-    An embedded farm is alive if one of its workers had a recent heartbeat and its process has not ended.
-    """
+    An embedded farm is alive if one of its workers had a recent heartbeat and its process has not
+    ended."""
     with database.write() as session:
         job = locked(session, Job, job_id)
         if job is None or job.farm == farm or not job.farm:
@@ -253,11 +284,15 @@ def take_over(database: Database, job_id: str, farm: str, heartbeat_s: float) ->
 
 
 def waits_for(session: Session, job: Job, open_on: Mapping[str, int]) -> str:
-    """Describe the first card that has open items of the job (``open_on``: card id -> their number) and does not work;
-    "" if all cards work."""
+    """Describe the first card that has open items of the job (``open_on``: card id -> their number)
+    and does not work; "" if all cards work."""
     views = {view.card.id: view for view in card_views(session, settings().heartbeat_s)}
     working = (tables.CardState.IDLE, tables.CardState.BUSY)
-    waiting = (one for one in sorted(open_on.items()) if one[0] in views and views[one[0]].state not in working)
+    waiting = (
+        one
+        for one in sorted(open_on.items())
+        if one[0] in views and views[one[0]].state not in working
+    )
     card_id, number = next(waiting, ("", 0))
     if not number:
         return ""
@@ -266,18 +301,25 @@ def waits_for(session: Session, job: Job, open_on: Mapping[str, int]) -> str:
         tables.CardState.STARTING: "its worker is starting",
         tables.CardState.DRAINING: f"`farm cards resume {card_id}` gives the card work again",
         tables.CardState.QUARANTINED: f"`farm cards release {card_id}` ends its quarantine",
-    }.get(tables.CardState(view.state), f"start its worker on {view.card.host or 'its host'} with `farm worker`")
+    }.get(
+        tables.CardState(view.state),
+        f"start its worker on {view.card.host or 'its host'} with `farm worker`",
+    )
     other = "" if job.asked.get("pinned") else f" or a card of the same model ({view.card.model})"
-    return f"{number} {'items wait' if number != 1 else 'item waits'} for {card_id} ({view.state}){other}: {mend}."
+    return (
+        f"{number} {'items wait' if number != 1 else 'item waits'} for {card_id} "
+        f"({view.state}){other}: {mend}."
+    )
 
 
 def done_entries(session: Session, requests: Sequence[Request]) -> dict[str, str]:
-    """Return `Request.id` -> job id for the requests that a job has completed without failed items and with at least
-    the same precision. If several jobs have, it is the newest one."""
+    """Return `Request.id` -> job id for the requests that a job has completed without failed items
+    and with at least the same precision. If several jobs have, it is the newest one."""
     wanted = {request.id: request for request in requests}
     asked = select(Job.id).where(Job.state == JobState.DONE, col(Job.request_id).in_(wanted))
     with_failures = select(Item.job_id).where(
-        col(Item.state).in_([ItemState.FAILED, ItemState.CANCELLED]), col(Item.reason) != item_state.NOT_RUN
+        col(Item.state).in_([ItemState.FAILED, ItemState.CANCELLED]),
+        col(Item.reason) != item_state.NOT_RUN,
     )
     of_several_softwares = (
         select(Item.job_id)
@@ -286,10 +328,20 @@ def done_entries(session: Session, requests: Sequence[Request]) -> dict[str, str
         .group_by(col(Item.job_id))
         .having(func.count(func.distinct(tables.ReadingRow.software_id)) > 1)
     )
-    sound = (col(Job.id).in_(asked), col(Job.id).not_in(with_failures), col(Job.id).not_in(of_several_softwares))
-    query = select(Job.request_id, Job.id, Job.request).where(*sound).order_by(col(Job.created_at_s))
+    sound = (
+        col(Job.id).in_(asked),
+        col(Job.id).not_in(with_failures),
+        col(Job.id).not_in(of_several_softwares),
+    )
+    query = (
+        select(Job.request_id, Job.id, Job.request).where(*sound).order_by(col(Job.created_at_s))
+    )
     found = ((wanted[id_], job_id, asked) for id_, job_id, asked in session.exec(query))
-    return {one.id: job_id for one, job_id, asked in found if Request.from_json(asked).as_precise_as(one)}
+    return {
+        one.id: job_id
+        for one, job_id, asked in found
+        if Request.from_json(asked).as_precise_as(one)
+    }
 
 
 def _new_id(session: Session) -> str:

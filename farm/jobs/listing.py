@@ -22,14 +22,24 @@ from farm.jobs import cards
 from farm.jobs.cards import CardStatus
 from farm.jobs.jobs import closed_items
 from farm.store.database import database_now, read_clock_s
-from farm.store.tables import CLOSED, OPEN, ImportedVerdict, Item, ItemState, Job, JobState, SoftwareRow, VerdictRow
+from farm.store.tables import (
+    CLOSED,
+    OPEN,
+    ImportedVerdict,
+    Item,
+    ItemState,
+    Job,
+    JobState,
+    SoftwareRow,
+    VerdictRow,
+)
 
 #: Upper bounds of the histogram of item durations. Unit: s.
 DURATION_BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 #: The busy share of a card is computed over this last span of time. Unit: s.
 BUSY_SPAN_S = 300.0
-#: Monitoring counts an item again until `LATE_S` after its end: late results change it, and its transaction may last. A
-#: full count reads all items, so there is one in `RECOUNT_S`. Unit: s.
+#: Monitoring counts an item again until `LATE_S` after its end: late results change it, and its
+#: transaction may last. A full count reads all items, so there is one in `RECOUNT_S`. Unit: s.
 LATE_S, RECOUNT_S = 120.0, 3600.0
 
 
@@ -52,19 +62,28 @@ class JobFilter:
         for name, known in (("state", tuple(JobState)), ("verdict", ("pass", "fail", "none"))):
             value = getattr(self, name)
             if value and value not in known:
-                raise UsageError(f"There is no {name} '{value}'.", f"Choose one of {', '.join(known)}.")
+                raise UsageError(
+                    f"There is no {name} '{value}'.", f"Choose one of {', '.join(known)}."
+                )
 
     def conditions(self) -> list[Any]:
         found = [col(Job.title).icontains(text, autoescape=True) for text in self.texts]
         found += [col(Job.state) == self.state] if self.state else []
-        judged = select(VerdictRow.id).where(VerdictRow.job_id == Job.id, VerdictRow.round == Job.round)
+        judged = select(VerdictRow.id).where(
+            VerdictRow.job_id == Job.id, VerdictRow.round == Job.round
+        )
         if self.verdict:
-            found.append(judged.where(VerdictRow.outcome == self.verdict, Job.state != JobState.CANCELLED).exists())
+            found.append(
+                judged.where(
+                    VerdictRow.outcome == self.verdict, Job.state != JobState.CANCELLED
+                ).exists()
+            )
         return found
 
 
 def jobs(session: Session, limit: int, wanted: JobFilter = JobFilter()) -> list[dict[str, Any]]:
-    """List the newest jobs and their newest verdicts. Accuracies and coverage are fractions, None without a verdict.
+    """List the newest jobs and their newest verdicts. Accuracies and coverage are fractions, None
+    without a verdict.
 
     ``limit``: for each of three groups: jobs of models, sweeps, and jobs of other farms.
     """
@@ -74,15 +93,23 @@ def jobs(session: Session, limit: int, wanted: JobFilter = JobFilter()) -> list[
     newest = list[Job]()
     for imported, group in groups:
         if wanted.imported in (None, imported):
-            query = select(Job).where(*group, *wanted.conditions()).order_by(col(Job.created_at_s).desc())
+            query = (
+                select(Job)
+                .where(*group, *wanted.conditions())
+                .order_by(col(Job.created_at_s).desc())
+            )
             newest += session.exec(query.limit(limit))
     newest.sort(key=lambda job: -job.created_at_s)
     ids = [job.id for job in newest]
     items = defaultdict[str, dict[str, int]](dict)
     counted = select(Item.job_id, Item.state, func.count()).where(col(Item.job_id).in_(ids))
-    for job_id, state, number in session.execute(counted.group_by(col(Item.job_id), col(Item.state))):
+    for job_id, state, number in session.execute(
+        counted.group_by(col(Item.job_id), col(Item.state))
+    ):
         items[job_id][state] = number
-    by_round = select(VerdictRow).where(col(VerdictRow.job_id).in_(ids)).order_by(col(VerdictRow.round))
+    by_round = (
+        select(VerdictRow).where(col(VerdictRow.job_id).in_(ids)).order_by(col(VerdictRow.round))
+    )
     # The details contain every tuple of the job; this query does not load them.
     without_details = by_round.options(defer(VerdictRow.details))  # type: ignore[arg-type]
     verdicts = {verdict.job_id: verdict for verdict in session.exec(without_details)}
@@ -99,7 +126,11 @@ def jobs(session: Session, limit: int, wanted: JobFilter = JobFilter()) -> list[
             "ended_at_s": job.ended_at_s,
             "origin": origins.get(job.id, ""),
             # A cancelled job has no verdict in its report either.
-            **(_judged(verdicts.get(job.id)) if job.state != JobState.CANCELLED else _judged(None, "none")),
+            **(
+                _judged(verdicts.get(job.id))
+                if job.state != JobState.CANCELLED
+                else _judged(None, "none")
+            ),
         }
         for job in newest
     ]
@@ -122,8 +153,15 @@ def registered_cards(session: Session, heartbeat_s: float) -> list[dict[str, Any
             **{name: getattr(view.card, name) for name in described},
             "state": str(view.state),
             "state_reason": view.card.state_reason
-            or (f"has taken no item for {view.silent_s:.0f} s, though items wait" if view.silent_s else ""),
-            **{name: getattr(view, name) for name in ("measuring", "waiting", "deferred", "done_last_hour")},
+            or (
+                f"has taken no item for {view.silent_s:.0f} s, though items wait"
+                if view.silent_s
+                else ""
+            ),
+            **{
+                name: getattr(view, name)
+                for name in ("measuring", "waiting", "deferred", "done_last_hour")
+            },
             "last_seen_ago_s": view.seen_ago_s,
             "software": software.get(view.card.software_id or ""),
             "queue": view.card.queue,
@@ -138,11 +176,11 @@ def registered_cards(session: Session, heartbeat_s: float) -> list[dict[str, Any
 
 @dataclass
 class CardCounts:
-    """Item counts of one card. ``within[i]``: measured items that took at most ``DURATION_BOUNDS_S[i]`` seconds.
+    """Item counts of one card. ``within[i]``: measured items that took at most
+    ``DURATION_BOUNDS_S[i]`` seconds.
 
-    `measured`, `reused` and the durations only grow. The other numbers decrease if items are tried again, moved or
-    handed back.
-    """
+    `measured`, `reused` and the durations only grow. The other numbers decrease if items are tried
+    again, moved or handed back."""
 
     view: CardStatus
     measured: int = 0
@@ -157,7 +195,9 @@ class CardCounts:
     busy_share: float = 0.0
 
     def add(self, state: str, reused: bool, reason: str, *sums: float | None) -> None:
-        """Add items. ``sums``: their number, attempts after the first, late results, seconds, numbers within bounds."""
+        """Add items. ``sums``: their number, attempts after the first, late results, seconds,
+        numbers within bounds.
+        """
         number, again, repeated, duration_s, *within = (one or 0 for one in sums)
         self.begun_again += int(again)
         self.repeated += int(repeated)
@@ -166,7 +206,9 @@ class CardCounts:
         elif state == ItemState.DONE:
             self.measured += int(number)
             self.duration_s += duration_s
-            self.within = tuple(before + int(more) for before, more in zip(self.within, within, strict=True))
+            self.within = tuple(
+                before + int(more) for before, more in zip(self.within, within, strict=True)
+            )
         elif state == ItemState.FAILED:
             self.failed[reason or "unknown"] += int(number)
         elif state in OPEN:
@@ -177,41 +219,61 @@ class CardCounts:
 class EndedCounts:
     """Counts of the done and cancelled items of each card that ended before a time.
 
-    All are counted again after `RECOUNT_S`. Until then, a cancelled item that is tried again is still among them.
-    """
+    All are counted again after `RECOUNT_S`. Until then, a cancelled item that is tried again is
+    still among them."""
 
     before_s: float = 0.0
     read_at_s: float = -math.inf
     of_cards: dict[str, CardCounts] = field(default_factory=dict)
 
 
-def count_items(session: Session, host: str, heartbeat_s: float, ended: EndedCounts | None = None) -> list[CardCounts]:
-    """Count the items of each card of ``host``. The totals come from the database, so they survive restarts of workers.
-    ``ended`` has the counts of an earlier call and is kept up to date: with it, the cost does not grow with the ended
-    items."""
-    views = {view.card.id: view for view in cards.views(session, heartbeat_s) if view.card.host == host}
+def count_items(
+    session: Session, host: str, heartbeat_s: float, ended: EndedCounts | None = None
+) -> list[CardCounts]:
+    """Count the items of each card of ``host``. The totals come from the database, so they survive
+    restarts of workers. ``ended`` has the counts of an earlier call and is kept up to date: with
+    it, the cost does not grow with the ended items."""
+    views = {
+        view.card.id: view for view in cards.views(session, heartbeat_s) if view.card.host == host
+    }
     now, ended = database_now(), ended or EndedCounts()
 
     def per_card(*columns: Any, where: Any, by: Sequence[Any] = ()) -> Sequence[Any]:
-        query = sqlalchemy.select(col(Item.card_id), *by, *columns).where(col(Item.card_id).in_(views), *where)
+        query = sqlalchemy.select(col(Item.card_id), *by, *columns).where(
+            col(Item.card_id).in_(views), *where
+        )
         return session.execute(query.group_by(col(Item.card_id), *by)).all()
 
     again = case((col(Item.attempts) > 1, col(Item.attempts) - 1), else_=0)
     duration_s = col(Item.ended_at_s) - col(Item.started_at_s)
     in_bounds = [func.sum(case((duration_s <= bound, 1), else_=0)) for bound in DURATION_BOUNDS_S]
-    sums = (func.count(), func.sum(again), func.sum(Item.repeated), func.sum(duration_s), *in_bounds)
+    sums = (
+        func.count(),
+        func.sum(again),
+        func.sum(Item.repeated),
+        func.sum(duration_s),
+        *in_bounds,
+    )
 
     def counted(*where: Any) -> Sequence[Any]:
-        return per_card(*sums, where=where, by=(col(Item.state), col(Item.reused), col(Item.reason)))
+        return per_card(
+            *sums, where=where, by=(col(Item.state), col(Item.reused), col(Item.reason))
+        )
 
     over = col(Item.state).in_((ItemState.DONE, ItemState.CANCELLED))
     now_s = read_clock_s(session)
     set_back = now_s < ended.before_s
-    if set_back or time.monotonic() - ended.read_at_s > RECOUNT_S or ended.of_cards.keys() != views.keys():
+    if (
+        set_back
+        or time.monotonic() - ended.read_at_s > RECOUNT_S
+        or ended.of_cards.keys() != views.keys()
+    ):
         ended.before_s, ended.read_at_s = 0.0, time.monotonic()
         ended.of_cards = {card_id: CardCounts(view) for card_id, view in views.items()}
     until_s = max(ended.before_s, now_s - LATE_S)
-    for card_id, *of in counted(over, col(Item.ended_at_s) >= ended.before_s, col(Item.ended_at_s) < until_s):
+    for card_id, *of in counted(
+        over, col(Item.ended_at_s) >= ended.before_s, col(Item.ended_at_s) < until_s
+    ):
         ended.of_cards[card_id].add(*of)
     ended.before_s = until_s
     found = {
@@ -238,4 +300,6 @@ def count_items(session: Session, host: str, heartbeat_s: float, ended: EndedCou
 
 
 def open_jobs(session: Session) -> int:
-    return session.exec(select(func.count()).select_from(Job).where(Job.state == JobState.OPEN)).one()
+    return session.exec(
+        select(func.count()).select_from(Job).where(Job.state == JobState.OPEN)
+    ).one()

@@ -1,11 +1,13 @@
-"""Moving items between cards: away from cards that are lost, drained or quarantined, and to cards that will be idle.
+"""Moving items between cards: away from cards that are lost, drained or quarantined, and to cards
+that will be idle.
 
-A move changes the card of an item in the database. The caller then publishes a new message; a worker that gets the old
-message declines it. Each public function is a transaction and returns the ids of the items to publish.
+A move changes the card of an item in the database. The caller then publishes a new message; a
+worker that gets the old message declines it. Each public function is a transaction and returns the
+ids of the items to publish.
 
-Only tuples move. If the person who submitted the job named cards, tuples move only to these cards. A whole or canary
-item waits for its own card. It fails without a measurement if the card is absent and its job waits for nothing else.
-"""
+Only tuples move. If the person who submitted the job named cards, tuples move only to these cards.
+A whole or canary item waits for its own card. It fails without a measurement if the card is absent
+and its job waits for nothing else."""
 
 from __future__ import annotations
 
@@ -46,20 +48,28 @@ def move_items(
     farm: str = "",
     job_id: str | None = None,
 ) -> list[int]:
-    """Move a card's open tuples to ``peers``: cards of the same model and software; return the ids to publish.
+    """Move a card's open tuples to ``peers``: cards of the same model and software; return the ids
+    to publish.
 
-    Each tuple moves to the allowed peer that will be idle first. Late results of the old card are rejected.
+    Each tuple moves to the allowed peer that will be idle first. Late results of the old card are
+    rejected.
 
     Args:
-        in_work: also move items with a running lease. True for an absent card, False for a card that is draining.
-        unseen_s: move only if the card had no heartbeat for this time. Claimed items move only if their claim is older
-            than that: if the card is back, it keeps its new items. Unit: s.
+        in_work: also move items with a running lease. True for an absent card, False for a card
+            that is draining.
+        unseen_s: move only if the card had no heartbeat for this time. Claimed items move only if
+            their claim is older than that: if the card is back, it keeps its new items. Unit: s.
         farm: only jobs of this farm, since each farm has its own broker.
     """
     if not peers:
         return []
     with database.write() as session:
-        its: list[Any] = [Item.card_id == card_id, col(Item.state).in_(OPEN), Item.role == "tuple", Job.farm == farm]
+        its: list[Any] = [
+            Item.card_id == card_id,
+            col(Item.state).in_(OPEN),
+            Item.role == "tuple",
+            Job.farm == farm,
+        ]
         its.append(Item.cards == 1)  # `farm.jobs.groups.move_stranded` moves the others
         if job_id is not None:
             its.append(col(Item.job_id) == job_id)
@@ -93,15 +103,17 @@ def give_up(
     farm: str = "",
     job_id: str | None = None,
 ) -> list[int]:
-    """Close whole and canary items of absent cards if their job waits for nothing else; return the ids to publish.
+    """Close whole and canary items of absent cards if their job waits for nothing else; return the
+    ids to publish.
 
-    The verdict uses the wholes that were measured. If all wholes would be closed here, a working card measures one.
-    If no card of the same model and software works, the job continues to wait.
+    The verdict uses the wholes that were measured. If all wholes would be closed here, a working
+    card measures one. If no card of the same model and software works, the job continues to wait.
 
     Args:
         away: ids of absent, draining and quarantined cards.
         working: cards that measure items.
-        for_now: cards of `away` that may be back soon. A job waits for such a card if its sum has readings of it.
+        for_now: cards of `away` that may be back soon. A job waits for such a card if its sum has
+            readings of it.
     """
     with database.write() as session:
         its: list[Any] = [
@@ -119,7 +131,9 @@ def give_up(
         wanted: list[Item] = []
         for key, items in by_key(lambda item: item.job_id, left).items():
             # Earlier rounds have no open items. `limit`: this needs no count of all open items.
-            others = select(Item.id).where(Item.job_id == key, Item.round == jobs[key].round, col(Item.state).in_(OPEN))
+            others = select(Item.id).where(
+                Item.job_id == key, Item.round == jobs[key].round, col(Item.state).in_(OPEN)
+            )
             if len(session.exec(others.limit(len(items) + 1)).all()) > len(items):
                 continue
             back = {item.card_id for item in items}.intersection(for_now)
@@ -129,12 +143,20 @@ def give_up(
         return _ids(wanted)
 
 
-def _close_absent(session: Session, job: Job, items: Sequence[Item], working: Sequence[CardRow]) -> Sequence[Item]:
-    """Close the last open items of a job, whose cards are absent; return new items of another card to publish."""
-    own = {card.id: card for item in items if (card := session.get(CardRow, item.card_id)) is not None}
+def _close_absent(
+    session: Session, job: Job, items: Sequence[Item], working: Sequence[CardRow]
+) -> Sequence[Item]:
+    """Close the last open items of a job, whose cards are absent; return new items of another card
+    to publish.
+    """
+    own = {
+        card.id: card for item in items if (card := session.get(CardRow, item.card_id)) is not None
+    }
     kinds = {(card.model, card.software_id) for card in own.values()}
     takers = _takers(job, working)
-    peers = [card for card in working if card.id in takers and (card.model, card.software_id) in kinds]
+    peers = [
+        card for card in working if card.id in takers and (card.model, card.software_id) in kinds
+    ]
     if not peers:
         return ()
     for item in items:
@@ -160,9 +182,12 @@ def _contributors(session: Session, job_id: str) -> set[str]:
     return set(session.exec(query))
 
 
-def rebalance(database: Database, cards: Sequence[CardRow], *, idle_within_s: float, farm: str = "") -> list[int]:
-    """Move waiting tuples of the fullest cards to cards that will be idle; return the ids to publish. ``cards``:
-    working cards of one model and one software. A card that has less work than ``idle_within_s`` gets more work."""
+def rebalance(
+    database: Database, cards: Sequence[CardRow], *, idle_within_s: float, farm: str = ""
+) -> list[int]:
+    """Move waiting tuples of the fullest cards to cards that will be idle; return the ids to
+    publish. ``cards``: working cards of one model and one software. A card that has less work than
+    ``idle_within_s`` gets more work."""
     ids = [card.id for card in cards]
     loads = (
         select(Item.card_id, func.sum(Item.expected_s), func.count())
@@ -173,9 +198,14 @@ def rebalance(database: Database, cards: Sequence[CardRow], *, idle_within_s: fl
         rows = session.execute(loads).all()
         if all(number <= 1 for *_, number in rows):
             return []
-        open_s = dict.fromkeys(ids, 0.0) | {card_id: float(expected_s or 0.0) for card_id, expected_s, _ in rows}
+        open_s = dict.fromkeys(ids, 0.0) | {
+            card_id: float(expected_s or 0.0) for card_id, expected_s, _ in rows
+        }
         slow = slowness(session, ids)
-        if min(slow.get(card_id, 1.0) * load_s for card_id, load_s in open_s.items()) >= idle_within_s:
+        if (
+            min(slow.get(card_id, 1.0) * load_s for card_id, load_s in open_s.items())
+            >= idle_within_s
+        ):
             return []
         waiting = _movable(session, cards, farm)
     moves = balance_groups(waiting, open_s, slow, idle_within_s=idle_within_s)
@@ -183,9 +213,13 @@ def rebalance(database: Database, cards: Sequence[CardRow], *, idle_within_s: fl
 
 
 def _movable(session: Session, cards: Sequence[CardRow], farm: str) -> list[MovableItem]:
-    """Return tuples that wait for these cards, with the cards to which they may move; first those without a message."""
+    """Return tuples that wait for these cards, with the cards to which they may move; first those
+    without a message.
+    """
     has_message = col(Item.published_at_s).is_not(None)
-    order = func.row_number().over(partition_by=col(Item.card_id), order_by=(has_message, col(Item.id).desc()))
+    order = func.row_number().over(
+        partition_by=col(Item.card_id), order_by=(has_message, col(Item.id).desc())
+    )
     ranked = (
         select(Item.id, Item.card_id, Item.expected_s, Item.job_id, order.label("place"))  # type: ignore[call-overload]
         .join(Job, col(Job.id) == col(Item.job_id))
@@ -199,13 +233,25 @@ def _movable(session: Session, cards: Sequence[CardRow], farm: str) -> list[Mova
         )
         .subquery()
     )
-    rows = session.execute(select(ranked).where(ranked.c.place <= MOST_MOVABLE).order_by(ranked.c.id)).all()
-    takers = {key: _takers(job, cards) for key, job in fetch(session, Job, (row.job_id for row in rows)).items()}
-    return [MovableItem(row.id, row.card_id, row.expected_s, row.job_id, takers[row.job_id]) for row in rows]
+    rows = session.execute(
+        select(ranked).where(ranked.c.place <= MOST_MOVABLE).order_by(ranked.c.id)
+    ).all()
+    takers = {
+        key: _takers(job, cards)
+        for key, job in fetch(session, Job, (row.job_id for row in rows)).items()
+    }
+    return [
+        MovableItem(row.id, row.card_id, row.expected_s, row.job_id, takers[row.job_id])
+        for row in rows
+    ]
 
 
-def _carry_out(database: Database, moves: Mapping[int, str], waiting: Sequence[MovableItem]) -> list[int]:
-    """Move items (item id -> card id); return the ids of the moved items and of wholes that are needed in addition."""
+def _carry_out(
+    database: Database, moves: Mapping[int, str], waiting: Sequence[MovableItem]
+) -> list[int]:
+    """Move items (item id -> card id); return the ids of the moved items and of wholes that are
+    needed in addition.
+    """
     planned = [item for item in waiting if item.id in moves]
     with database.write() as session:
         still_open = lock_open_jobs(session, {item.job_id for item in planned})
@@ -218,10 +264,17 @@ def _carry_out(database: Database, moves: Mapping[int, str], waiting: Sequence[M
         moved: list[int] = []
         for (giver, taker), ids in ways.items():
             for batch in in_batches(ids):
-                # Only items that still wait for the giver: it may have claimed some, or another host moved them.
-                its = (col(Item.id).in_(batch), col(Item.card_id) == giver, col(Item.state) == ItemState.WAITING)
+                # Only items that still wait for the giver: it may have claimed some, or another
+                # host moved them.
+                its = (
+                    col(Item.id).in_(batch),
+                    col(Item.card_id) == giver,
+                    col(Item.state) == ItemState.WAITING,
+                )
                 moving = item_state.MOVE.update(*its, card_id=taker).returning(col(Item.id))
-                moved += [item_id for item_id in session.exec(moving).scalars() if item_id is not None]
+                moved += [
+                    item_id for item_id in session.exec(moving).scalars() if item_id is not None
+                ]
         return _ids(_missing_wholes(session, fetch(session, Item, moved).values())) + moved
 
 
@@ -230,12 +283,20 @@ def _ids(items: Iterable[Item]) -> list[int]:
 
 
 def _takers(job: Job, cards: Sequence[CardRow]) -> frozenset[str]:
-    """Return the ids of the cards that may measure for a job: all, or only cards that the submitter named."""
+    """Return the ids of the cards that may measure for a job: all, or only cards that the submitter
+    named.
+    """
     ids = frozenset(card.id for card in cards)
     return ids & set(job.asked.get("cards", ())) if job.asked.get("pinned") else ids
 
 
 def _missing_wholes(session: Session, moved: Iterable[Item]) -> list[Item]:
-    """Create wholes for cards that now measure tuples: the verdict compares tuples and whole of the same card."""
+    """Create wholes for cards that now measure tuples: the verdict compares tuples and whole of the
+    same card.
+    """
     pairs = sorted({(item.job_id, item.card_id) for item in moved})
-    return [one for job_id, card_id in pairs for one in wait_on_card(session, session.get_one(Job, job_id), card_id)]
+    return [
+        one
+        for job_id, card_id in pairs
+        for one in wait_on_card(session, session.get_one(Job, job_id), card_id)
+    ]

@@ -1,4 +1,6 @@
-"""Outages: log each cause once, and once that it is over; since when the database has answered without delay."""
+"""Outages: log each cause once, and once that it is over; since when the database has answered
+without delay.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ LATE_HEARTBEATS = 2
 
 
 class Outage:
-    """The outage of one part of the farm, as one loop meets it. ``what`` does not work; it begins the lines of the
-    log."""
+    """The outage of one part of the farm, as one loop meets it. ``what`` does not work; it begins
+    the lines of the log."""
 
     def __init__(self, log: logging.Logger, what: str) -> None:
         self._log, self._what = log, what
@@ -38,7 +40,9 @@ class Outage:
             self._logged.add(cause)
             self._is_news = True
             step = getattr(error, "next_step", None)
-            trace = error if step is None else None  # the text of an unexpected error does not show its origin
+            trace = (
+                error if step is None else None
+            )  # the text of an unexpected error does not show its origin
             self._log.warning("%s: %s %s", self._what, message, step or "", exc_info=trace)
 
     def over(self) -> None:
@@ -52,10 +56,9 @@ class Outage:
 class SteadyAnswers:
     """Since when a database answers without delay, and its clock does not jump.
 
-    While it does not answer, no heartbeats arrive. Until the next ones, all cards look lost. An answer after a delay is
-    the end of an outage, too: a frozen or locked database does not refuse, it answers late. After its clock was set
-    forward, all heartbeats look old.
-    """
+    While it does not answer, no heartbeats arrive. Until the next ones, all cards look lost. An
+    answer after a delay is the end of an outage, too: a frozen or locked database does not refuse,
+    it answers late. After its clock was set forward, all heartbeats look old."""
 
     def __init__(self, late_s: float) -> None:
         self._late_s = late_s

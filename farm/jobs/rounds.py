@@ -1,8 +1,9 @@
-"""The rounds of a job: plan the items of a round, close the round with a verdict, plan the next round.
+"""The rounds of a job: plan the items of a round, close the round with a verdict, plan the next
+round.
 
-If an existing reading can be used for an item, the item is closed at once. The other items are placed on cards,
-together with items for the whole model and a canary. Planning runs in the transaction of the caller.
-"""
+If an existing reading can be used for an item, the item is closed at once. The other items are
+placed on cards, together with items for the whole model and a canary. Planning runs in the
+transaction of the caller."""
 
 from __future__ import annotations
 
@@ -20,7 +21,14 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import defer
 from sqlmodel import Session, col, func, select
 
-from farm.errors import NoSuchCard, TupleRejected, UnknownOperator, Unreadable, UsageError, did_you_mean
+from farm.errors import (
+    NoSuchCard,
+    TupleRejected,
+    UnknownOperator,
+    Unreadable,
+    UsageError,
+    did_you_mean,
+)
 from farm.jobs import item_state
 from farm.jobs.balance import QueuedItem, place
 from farm.jobs.groups import leading_cards
@@ -36,8 +44,26 @@ from farm.store.content import (
     software_of_groups,
     store_protocol,
 )
-from farm.store.database import Database, among, database_now, fetch, fetch_values, locked, read_clock_s
-from farm.store.tables import OPEN, CardRow, Item, ItemState, Job, JobState, Round, SignificantOperator, VerdictRow
+from farm.store.database import (
+    Database,
+    among,
+    database_now,
+    fetch,
+    fetch_values,
+    locked,
+    read_clock_s,
+)
+from farm.store.tables import (
+    OPEN,
+    CardRow,
+    Item,
+    ItemState,
+    Job,
+    JobState,
+    Round,
+    SignificantOperator,
+    VerdictRow,
+)
 from farm.types.format import plural
 from farm.types.reading import Verification
 from farm.types.request import Request
@@ -46,20 +72,21 @@ from farm.verdict.aggregate import aggregate, next_operators
 from farm.verdict.evidence import Evidence
 from farm.verdict.verdict import Verdict
 
-#: The time of an item in addition to window and warm-up: rebuilding, writing, the pause between items. Unit: s.
+#: The time of an item in addition to window and warm-up: rebuilding, writing, the pause between
+#: items. Unit: s.
 ITEM_OVERHEAD_S = 0.2
-#: The same of a whole model, with its window; on GPUs also with the verification and the replays. 44 wholes on H200s
-#: took 10.0 s in the median.
+#: The same of a whole model, with its window; on GPUs also with the verification and the replays.
+#: 44 wholes on H200s took 10.0 s in the median.
 WHOLE_S, WHOLE_ON_GPU_S = 5.0, 10.0
-#: The least precise half-width of a tuple's time, and the share of the sum's interval that its tuples may use up. The
-#: rest is for errors that they share.
+#: The least precise half-width of a tuple's time, and the share of the sum's interval that its
+#: tuples may use up. The rest is for errors that they share.
 LEAST_PRECISE, OF_TUPLES = 0.1, 0.5
 
 
 @dataclass(frozen=True)
 class PlannedRound:
-    """A planned round: the number of ``new`` items to measure, of items ``reused`` from existing readings, and of their
-    subjects."""
+    """A planned round: the number of ``new`` items to measure, of items ``reused`` from existing
+    readings, and of their subjects."""
 
     job_id: str
     round: int
@@ -70,7 +97,8 @@ class PlannedRound:
 
 
 def chosen_cards(session: Session, card_ids: Sequence[str]) -> list[CardRow]:
-    """Return the cards with these ids, in this order; check that one job can measure on all of them.
+    """Return the cards with these ids, in this order; check that one job can measure on all of
+    them.
 
     Raises:
         NoSuchCard: a chosen card is not registered.
@@ -78,10 +106,14 @@ def chosen_cards(session: Session, card_ids: Sequence[str]) -> list[CardRow]:
     """
     found = fetch(session, CardRow, card_ids)
     if missing := [card_id for card_id in card_ids if card_id not in found]:
-        raise NoSuchCard(f"No card '{missing[0]}' is registered.", "Start `farm worker` on the card's host.")
+        raise NoSuchCard(
+            f"No card '{missing[0]}' is registered.", "Start `farm worker` on the card's host."
+        )
     cards = [found[card_id] for card_id in card_ids]
     if not cards:
-        raise NoSuchCard("No card was chosen.", "Start a worker with `farm worker`, or choose one with --card.")
+        raise NoSuchCard(
+            "No card was chosen.", "Start a worker with `farm worker`, or choose one with --card."
+        )
     if len(models := {card.model for card in cards}) > 1:
         raise UsageError(
             f"The chosen cards have several card models: {', '.join(sorted(models))}.",
@@ -89,8 +121,10 @@ def chosen_cards(session: Session, card_ids: Sequence[str]) -> list[CardRow]:
         )
     if len({card.software_id for card in cards}) > 1:
         raise UsageError(
-            "The chosen cards run different software, and readings of different software are not summed.",
-            "`farm cards --json` shows the versions. Install the same torch, CUDA and driver on all hosts, or choose "
+            "The chosen cards run different software, and readings of different software are not "
+            "summed.",
+            "`farm cards --json` shows the versions. Install the same torch, CUDA and driver on "
+            "all hosts, or choose "
             "cards with --card.",
         )
     return cards
@@ -106,15 +140,16 @@ def add_round(
     reason: str,
     whole: bool = True,
 ) -> PlannedRound:
-    """Create the next round of a job in the caller's transaction. Its items are closed, or placed on the job's cards.
+    """Create the next round of a job in the caller's transaction. Its items are closed, or placed
+    on the job's cards.
 
     Args:
         scope: short names of the operator types to measure, or ("all",).
         capture_id: the capture of a model.
         operator_ids: the tuples of a sweep.
         reason: why this round is needed, as text for people.
-        whole: True if the round has no further tuples. False: `add_tuples` adds more, and `note_planning` ends the
-            planning.
+        whole: True if the round has no further tuples. False: `add_tuples` adds more, and
+            `note_planning` ends the planning.
 
     Raises:
         NoSuchCard, UsageError: see `chosen_cards`.
@@ -125,13 +160,22 @@ def add_round(
     now = database_now()
     about = {"job_id": job.id, "number": job.round, "reason": reason, "capture_id": capture_id}
     planned_at_s = now if whole else None
-    times = {"created_at_s": now, "planning_at_s": now, "progress_at_s": now, "planned_at_s": planned_at_s}
+    times = {
+        "created_at_s": now,
+        "planning_at_s": now,
+        "progress_at_s": now,
+        "planned_at_s": planned_at_s,
+    }
     row = Round(**about, operators=list(scope), **times)  # type: ignore[arg-type]
     session.add(row)
     session.flush()
     operators = _operators(session, job, request, capture_id, operator_ids)
     later = _later(session, request, capture_id, cards)
-    scoped = [pair for pair in operators if ("all" in scope or pair[0].short_name in scope) and pair[0].id not in later]
+    scoped = [
+        pair
+        for pair in operators
+        if ("all" in scope or pair[0].short_name in scope) and pair[0].id not in later
+    ]
     tuples = _tuples(session, job, request, cards, scoped)
     new = [item for item in tuples if item.state == ItemState.WAITING]
     busy = {item.card_id for item in new}
@@ -143,7 +187,9 @@ def add_round(
             subject = max(alone, key=lambda item: item.expected_s).model_dump(include=_SUBJECT)
             extra += [new_item(job, card, "canary", **subject) for card in cards if card.id in busy]
     elif request.variant is not None:
-        listing = select(Item.card_id).where(Item.job_id == job.id, Item.reason == item_state.KERNELS_LISTED)
+        listing = select(Item.card_id).where(
+            Item.job_id == job.id, Item.reason == item_state.KERNELS_LISTED
+        )
         for card_id in sorted(busy.union(session.exec(listing))):
             extra += wait_on_card(session, job, card_id)
         _reuse(session, extra, request, cards)
@@ -153,8 +199,11 @@ def add_round(
     return _planned(job, tuples + extra)
 
 
-def _later(session: Session, request: Request, capture_id: int | None, cards: Sequence[CardRow]) -> set[str]:
-    """Return the tuples that a later round measures: a card first shows the values that decide how much work they do.
+def _later(
+    session: Session, request: Request, capture_id: int | None, cards: Sequence[CardRow]
+) -> set[str]:
+    """Return the tuples that a later round measures: a card first shows the values that decide how
+    much work they do.
 
     A simulated card runs no model, so it shows none.
     """
@@ -164,7 +213,9 @@ def _later(session: Session, request: Request, capture_id: int | None, cards: Se
 
 
 def _insert(session: Session, items: Sequence[Item]) -> None:
-    """Insert new items. If they were objects of the session, half of the time of a plan would be the driver's."""
+    """Insert new items. If they were objects of the session, half of the time of a plan would be
+    the driver's.
+    """
     if items:
         session.execute(insert(Item), [item.model_dump(exclude={"id"}) for item in items])
 
@@ -177,7 +228,8 @@ def _planned(job: Job, items: Sequence[Item]) -> PlannedRound:
 
 
 def add_tuples(session: Session, job: Job, operator_ids: Sequence[str]) -> PlannedRound:
-    """Add tuples to the round of a sweep that is still being planned. The caller's transaction has locked the job.
+    """Add tuples to the round of a sweep that is still being planned. The caller's transaction has
+    locked the job.
 
     Tuples that the job already has are left out.
 
@@ -186,7 +238,9 @@ def add_tuples(session: Session, job: Job, operator_ids: Sequence[str]) -> Plann
     """
     request = Request.from_json(job.request)
     cards = chosen_cards(session, job.request["cards"])
-    items = _tuples(session, job, request, cards, _operators(session, job, request, None, operator_ids))
+    items = _tuples(
+        session, job, request, cards, _operators(session, job, request, None, operator_ids)
+    )
     _insert(session, items)
     note_planning(session, job)
     return _planned(job, items)
@@ -204,18 +258,39 @@ def note_planning(session: Session, job: Job, *, ended: bool = False) -> None:
 def roofline_on(card: CardRow, request: Request) -> Roofline:
     """Return the roofline of a card for the dtype of a request."""
     dtype = request.variant.computes_in if request.variant else "float32"
-    return roofline_of(card.kind, card.model, card.fingerprint, dtype=dtype, tf32=request.protocol.tf32)
+    return roofline_of(
+        card.kind, card.model, card.fingerprint, dtype=dtype, tf32=request.protocol.tf32
+    )
 
 
 def _tuples(
-    session: Session, job: Job, request: Request, cards: Sequence[CardRow], operators: Sequence[tuple[Any, str, int]]
+    session: Session,
+    job: Job,
+    request: Request,
+    cards: Sequence[CardRow],
+    operators: Sequence[tuple[Any, str, int]],
 ) -> list[Item]:
-    """Create an item for each (operator, protocol id, calls): closed if a reading can be reused, else put on a card."""
+    """Create an item for each (operator, protocol id, calls): closed if a reading can be reused,
+    else put on a card.
+    """
     roofline, now_s = roofline_on(cards[0], request), read_clock_s(session)
-    passes_us = [roofline.estimate_us(operator.flops, operator.bytes_moved) for operator, *_ in operators]
-    total_us = math.fsum(one_us * calls for one_us, (*_, calls) in zip(passes_us, operators, strict=True)) or 1.0
+    passes_us = [
+        roofline.estimate_us(operator.flops, operator.bytes_moved) for operator, *_ in operators
+    ]
+    total_us = (
+        math.fsum(one_us * calls for one_us, (*_, calls) in zip(passes_us, operators, strict=True))
+        or 1.0
+    )
     tuples = [
-        new_item(job, cards[0], "tuple", now_s, subject_kind="operator", subject_id=one.id, protocol_id=protocol_id)
+        new_item(
+            job,
+            cards[0],
+            "tuple",
+            now_s,
+            subject_kind="operator",
+            subject_id=one.id,
+            protocol_id=protocol_id,
+        )
         for one, protocol_id, _ in operators
     ]
     needed = _cards_of_collectives(session, [one for one, *_ in operators])
@@ -223,11 +298,18 @@ def _tuples(
         item.cards = max(request.protocol.cards, needed.get(item.subject_id, 1))
 
     def expect(within: float) -> float:
-        """Set how precise each tuple must be, and its expected seconds; return those of all tuples to measure."""
+        """Set how precise each tuple must be, and its expected seconds; return those of all tuples
+        to measure.
+        """
         for item, one_us, (*_, calls) in zip(tuples, passes_us, operators, strict=True):
             share = one_us * calls / total_us
-            # Half-widths of r / sqrt(share) give the sum the half-width r, for the least time in windows.
-            item.half_width = min(LEAST_PRECISE, within / math.sqrt(share)) if share else LEAST_PRECISE * bool(within)
+            # Half-widths of r / sqrt(share) give the sum the half-width r, for the least time in
+            # windows.
+            item.half_width = (
+                min(LEAST_PRECISE, within / math.sqrt(share))
+                if share
+                else LEAST_PRECISE * bool(within)
+            )
             stopping = request.stopping.allowing(item.half_width)
             # The window has at least a dozen passes.
             window_s = max(0.1 if stopping.rough else stopping.minimum_s, 12e-6 * one_us)
@@ -237,7 +319,11 @@ def _tuples(
     expect(request.within * OF_TUPLES)
     _reuse(session, tuples, request, cards)
     within = 0.0
-    while request.budget_s and expect(within) > request.budget_s - _whole_s(cards) and within < LEAST_PRECISE:
+    while (
+        request.budget_s
+        and expect(within) > request.budget_s - _whole_s(cards)
+        and within < LEAST_PRECISE
+    ):
         within = 1.25 * within or 1e-4
     new = [item for item in tuples if item.state == ItemState.WAITING]
     _put_on_cards(session, new, cards, growing=job.id)
@@ -252,35 +338,56 @@ def _cards_of_collectives(session: Session, operators: Iterable[Any]) -> dict[st
     """Return tuple id -> number of cards for the collectives among these operators."""
     ids = [operator.id for operator in operators if operator.kind == "collective"]
     query = select(tables.Operator.id, tables.Operator.parameters)
-    return {id_: parameters["cards"] for id_, parameters in among(session, query, tables.Operator.id, ids)}
+    return {
+        id_: parameters["cards"]
+        for id_, parameters in among(session, query, tables.Operator.id, ids)
+    }
 
 
-def _put_on_cards(session: Session, items: Sequence[Item], cards: Sequence[CardRow], growing: str = "") -> None:
-    """Choose the (leading) card of each item, see `card_for_each`. Raises UsageError if no host has enough cards."""
+def _put_on_cards(
+    session: Session, items: Sequence[Item], cards: Sequence[CardRow], growing: str = ""
+) -> None:
+    """Choose the (leading) card of each item, see `card_for_each`. Raises UsageError if no host has
+    enough cards.
+    """
     for number in sorted({item.cards for item in items}):
         alike = [item for item in items if item.cards == number]
         leading = leading_cards(cards, number) if number > 1 else cards
         if not leading:
             most = max(sum(card.host == other.host for other in cards) for card in cards)
             raise UsageError(
-                f"The job needs {number} cards of one host, but no host has more than {most} of the chosen cards.",
-                "Give fewer cards, or choose the cards of a host with more of them; `farm cards` lists them.",
+                f"The job needs {number} cards of one host, but no host has more than {most} of "
+                "the chosen cards.",
+                "Give fewer cards, or choose the cards of a host with more of them; `farm cards` "
+                "lists them.",
             )
-        for item, card_id in zip(alike, card_for_each(session, alike, leading, growing=growing), strict=True):
+        for item, card_id in zip(
+            alike, card_for_each(session, alike, leading, growing=growing), strict=True
+        ):
             item.card_id = card_id
 
 
 def _wholes(
-    session: Session, job: Job, request: Request, cards: Sequence[CardRow], tuples: Sequence[Item], *, again: bool
+    session: Session,
+    job: Job,
+    request: Request,
+    cards: Sequence[CardRow],
+    tuples: Sequence[Item],
+    *,
+    again: bool,
 ) -> list[Item]:
-    """Create a whole item for every card that measures tuples or whose readings are reused; one for a split model.
+    """Create a whole item for every card that measures tuples or whose readings are reused; one for
+    a split model.
 
     Args:
         again: do not reuse readings of the whole model, because a card has to run it.
     """
     assert request.variant is not None
     subject: dict[str, Any] = {"subject_kind": "variant", "subject_id": request.variant.id}
-    subject |= {"expected_s": _whole_s(cards), "protocol_id": store_protocol(session, request.protocol.of_whole)}
+    subject |= {
+        "expected_s": _whole_s(cards),
+        "protocol_id": store_protocol(session, request.protocol.of_whole),
+    }
     if (number := max(request.variant.cards, request.protocol.cards)) > 1:
         split = new_item(job, cards[0], "whole", **subject)
         split.cards = number
@@ -296,20 +403,30 @@ def _wholes(
         if not again:
             _reuse(session, [whole], request, [card])
         if whole.state == ItemState.DONE or card_id in by_id:
-            wholes.append(whole)  # a card that was not chosen measures nothing; only its readings are reused
+            wholes.append(
+                whole
+            )  # a card that was not chosen measures nothing; only its readings are reused
     return wholes or [new_item(job, cards[0], "whole", **subject)]
 
 
 def wait_on_card(session: Session, job: Job, card_id: str) -> list[Item]:
     """Request a job's whole model on a card, and return the items to publish.
 
-    The wholes and canaries of the card that ended with `card_left` or `kernels_listed` are opened again and returned
-    too.
-    """
+    The wholes and canaries of the card that ended with `card_left` or `kernels_listed` are opened
+    again and returned too."""
     # Use the rows of given-up items again: a new row would violate the unique key.
     reopened = col(Item.reason).in_((item_state.CARD_LEFT, item_state.KERNELS_LISTED))
-    given_up = (col(Item.job_id) == job.id, col(Item.role) != "tuple", col(Item.card_id) == card_id, reopened)
-    again = session.exec(item_state.AGAIN.update(*given_up, round=job.round).returning(col(Item.id))).scalars().all()
+    given_up = (
+        col(Item.job_id) == job.id,
+        col(Item.role) != "tuple",
+        col(Item.card_id) == card_id,
+        reopened,
+    )
+    again = (
+        session.exec(item_state.AGAIN.update(*given_up, round=job.round).returning(col(Item.id)))
+        .scalars()
+        .all()
+    )
     wanted, wholes = _fresh(session, col(Item.id).in_(again)), wholes_of(session, job.id)
     if wholes and all(item.card_id != card_id and item.cards == 1 for item in wholes):
         subject = wholes[0].model_dump(include=_SUBJECT)
@@ -320,12 +437,16 @@ def wait_on_card(session: Session, job: Job, card_id: str) -> list[Item]:
 
 
 def wholes_of(session: Session, job_id: str) -> list[Item]:
-    """Return the whole models of a job. Only they measure a variant: the database reads few entries of an index."""
+    """Return the whole models of a job. Only they measure a variant: the database reads few entries
+    of an index.
+    """
     return _fresh(session, Item.job_id == job_id, Item.subject_kind == "variant")
 
 
 def _fresh(session: Session, *which: Any) -> list[Item]:
-    found = select(Item).where(*which).order_by(col(Item.id)).execution_options(populate_existing=True)
+    found = (
+        select(Item).where(*which).order_by(col(Item.id)).execution_options(populate_existing=True)
+    )
     return list(session.exec(found))
 
 
@@ -333,33 +454,47 @@ def _fresh(session: Session, *which: Any) -> list[Item]:
 _SUBJECT = {"subject_kind", "subject_id", "protocol_id", "expected_s"}
 
 
-def new_item(job: Job, card: CardRow, role: str, now_s: float | None = None, **subject: Any) -> Item:
+def new_item(
+    job: Job, card: CardRow, role: str, now_s: float | None = None, **subject: Any
+) -> Item:
     """Return a new waiting item.
 
     Args:
-        now_s: the time on the database's clock. Pass it for many items: if the database fills in the time, rows are
-            inserted one by one. Unit: s.
+        now_s: the time on the database's clock. Pass it for many items: if the database fills in
+            the time, rows are inserted one by one. Unit: s.
         subject: the columns of `_SUBJECT`.
     """
-    about = {"job_id": job.id, "round": job.round, "role": role, "card_id": card.id, "card_model": card.model}
+    about = {
+        "job_id": job.id,
+        "round": job.round,
+        "role": role,
+        "card_id": card.id,
+        "card_model": card.model,
+    }
     item = Item(**about, **subject, created_at_s=database_now() if now_s is None else now_s)  # type: ignore[arg-type]
     item_state.PLAN.apply(item)
     return item
 
 
 def _operators(
-    session: Session, job: Job, request: Request, capture_id: int | None, operator_ids: Sequence[str]
+    session: Session,
+    job: Job,
+    request: Request,
+    capture_id: int | None,
+    operator_ids: Sequence[str],
 ) -> list[tuple[Any, str, int]]:
     """Return (operator, protocol id, calls) for each measurement that has no item in the job yet.
 
-    A tuple with two value profiles has two protocols. A tuple that is not what the model runs is not measured. Each
-    operator is a named tuple of the columns that planning needs, without the spec.
-    """
+    A tuple with two value profiles has two protocols. A tuple that is not what the model runs is
+    not measured. Each operator is a named tuple of the columns that planning needs, without the
+    spec."""
 
     @functools.cache
     def protocol_id(data: str, placement: str = "") -> str:
         protocol = request.protocol.with_data(data)
-        return store_protocol(session, protocol.with_placement(placement) if placement else protocol)
+        return store_protocol(
+            session, protocol.with_placement(placement) if placement else protocol
+        )
 
     if capture_id is not None:
         unlike = mismatches(session, capture_id)
@@ -369,27 +504,41 @@ def _operators(
         pairs = {(operator_id, request.protocol.of_whole.data): 1 for operator_id in operator_ids}
     first = dict(reversed(pairs))  # tuple id -> data of its first call
     operator = tables.Operator
-    columns = (operator.id, operator.short_name, operator.flops, operator.bytes_moved, operator.kind)
+    columns = (
+        operator.id,
+        operator.short_name,
+        operator.flops,
+        operator.bytes_moved,
+        operator.kind,
+    )
     found = fetch_values(session, columns, first)
-    wanted = [(found[operator_id], protocol_id(data), calls) for (operator_id, data), calls in pairs.items()]
+    wanted = [
+        (found[operator_id], protocol_id(data), calls)
+        for (operator_id, data), calls in pairs.items()
+    ]
     if request.placements != "none":
         from farm.operators.rebuild import placements_of
 
         specs = tuples_with_ids(session, first)
-        # Each placement is measured with the data of the first call only: values do not affect transfers.
+        # Each placement is measured with the data of the first call only: values do not affect
+        # transfers.
         wanted += [
             (found[operator_id], protocol_id(first[operator_id], word), 1)
             for operator_id in dict.fromkeys(operator_id for operator_id, _ in pairs)
             if operator_id in specs
             for word in placements_of(specs[operator_id], request.placements)
         ]
-    its = select(Item.subject_id, Item.protocol_id).where(Item.job_id == job.id, Item.role == "tuple")
+    its = select(Item.subject_id, Item.protocol_id).where(
+        Item.job_id == job.id, Item.role == "tuple"
+    )
     there = set(map(tuple, among(session, its, Item.subject_id, found)))
     return [one for one in wanted if (one[0].id, one[1]) not in there]
 
 
 def tuples_with_ids(session: Session, operator_ids: Iterable[str]) -> dict[str, OperatorTuple]:
-    """Return id -> stored tuple. Rows that do not parse (as in tests with simulated cards) are left out."""
+    """Return id -> stored tuple. Rows that do not parse (as in tests with simulated cards) are left
+    out.
+    """
     operator, tuples = tables.Operator, {}
     for id_, spec in among(session, select(operator.id, operator.spec), operator.id, operator_ids):
         with contextlib.suppress(TupleRejected):
@@ -397,9 +546,13 @@ def tuples_with_ids(session: Session, operator_ids: Iterable[str]) -> dict[str, 
     return tuples
 
 
-def _reuse(session: Session, items: Sequence[Item], request: Request, cards: Sequence[CardRow]) -> None:
+def _reuse(
+    session: Session, items: Sequence[Item], request: Request, cards: Sequence[CardRow]
+) -> None:
     """Close the items for which an existing reading can be used."""
-    alone, together = ([item for item in items if (item.cards > 1) == grouped] for grouped in (False, True))
+    alone, together = (
+        [item for item in items if (item.cards > 1) == grouped] for grouped in (False, True)
+    )
     of_groups = software_of_groups(session, cards) if together else None
     card_ids, now_s = {card.id for card in cards}, read_clock_s(session)
     for software_id, its in ((cards[0].software_id, alone), (of_groups, together)):
@@ -408,22 +561,34 @@ def _reuse(session: Session, items: Sequence[Item], request: Request, cards: Seq
         readings = find_readings(session, its, request, software_id, card_ids)
         for item, reading in zip(its, readings, strict=True):
             if reading is not None:
-                item_state.REUSE.apply(item, reading_id=reading.id, card_id=reading.card_id, ended_at_s=now_s)
+                item_state.REUSE.apply(
+                    item, reading_id=reading.id, card_id=reading.card_id, ended_at_s=now_s
+                )
 
 
-def card_for_each(session: Session, items: Sequence[Item], cards: Sequence[CardRow], growing: str = "") -> list[str]:
-    """Return a card id for each item. The longest item is placed first, on the card that finishes it first (LPT).
-    ``growing``: a job that is planned in parts. Then the cards' loads are queried only every half a minute."""
+def card_for_each(
+    session: Session, items: Sequence[Item], cards: Sequence[CardRow], growing: str = ""
+) -> list[str]:
+    """Return a card id for each item. The longest item is placed first, on the card that finishes
+    it first (LPT). ``growing``: a job that is planned in parts. Then the cards' loads are queried
+    only every half a minute."""
     now_s, ids = time.monotonic(), [card.id for card in cards]
     if len(ids) == 1:
         return ids * len(items)
     read_s, free_at_s = _loads.pop(growing, (-math.inf, {}))
     if now_s - read_s > 30.0 or list(free_at_s) != ids:
         query = select(Item.card_id, func.sum(Item.expected_s)).group_by(col(Item.card_id))
-        ahead = dict(session.execute(query.where(col(Item.state).in_(OPEN), col(Item.card_id).in_(ids))).all())
+        ahead = dict(
+            session.execute(
+                query.where(col(Item.state).in_(OPEN), col(Item.card_id).in_(ids))
+            ).all()
+        )
         read_s, free_at_s = now_s, {card_id: float(ahead.get(card_id) or 0.0) for card_id in ids}
     in_order = sorted(range(len(items)), key=lambda number: items[number].subject_id)
-    placed = place((QueuedItem(key, items[number].expected_s) for key, number in enumerate(in_order)), free_at_s)
+    placed = place(
+        (QueuedItem(key, items[number].expected_s) for key, number in enumerate(in_order)),
+        free_at_s,
+    )
     chosen = {number: placed[key] for key, number in enumerate(in_order)}
     if growing:
         for number, card_id in chosen.items():
@@ -433,7 +598,9 @@ def card_for_each(session: Session, items: Sequence[Item], cards: Sequence[CardR
     return [chosen[number] for number in range(len(items))]
 
 
-_loads: dict[str, tuple[float, dict[str, float]]] = {}  # growing job -> when its cards' loads were queried; the loads
+_loads: dict[
+    str, tuple[float, dict[str, float]]
+] = {}  # growing job -> when its cards' loads were queried; the loads
 
 
 # ---- closing a round
@@ -450,7 +617,9 @@ class Closing(StrEnum):
 
 @dataclass(frozen=True)
 class ClosedRound:
-    """The result of closing a round, with the number of the next round and the outcome of the verdict."""
+    """The result of closing a round, with the number of the next round and the outcome of the
+    verdict.
+    """
 
     closing: Closing
     next_round: int | None = None
@@ -461,8 +630,8 @@ def close_round(database: Database, job_id: str, number: int, *, failed: str = "
     """Write the verdict of a round if all its items are closed; plan the next round or end the job.
 
     Args:
-        failed: why the round cannot be aggregated. Then the verdict has only this reason, and the job ends; the
-            readings are kept.
+        failed: why the round cannot be aggregated. Then the verdict has only this reason, and the
+            job ends; the readings are kept.
     """
     try:
         known = None if failed else _of_large_sweep(database, job_id, number)
@@ -476,17 +645,24 @@ def close_round(database: Database, job_id: str, number: int, *, failed: str = "
 
 
 def _of_large_sweep(database: Database, job_id: str, number: int) -> Verdict | None:
-    """Return the verdict of a large sweep without open items; None for other jobs. It takes minutes, too long for a
-    transaction that writes."""
+    """Return the verdict of a large sweep without open items; None for other jobs. It takes
+    minutes, too long for a transaction that writes."""
     with database.read() as session:
         job = session.get(Job, job_id)
-        if job is None or job.state != JobState.OPEN or number != job.round or not _is_complete(session, job):
+        if (
+            job is None
+            or job.state != JobState.OPEN
+            or number != job.round
+            or not _is_complete(session, job)
+        ):
             return None
         return evidence.verdict() if (evidence := Evidence(session, job, number)).spans else None
 
 
 def close_known_rounds(database: Database, job_id: str, number: int) -> int | None:
-    """Close rounds from ``number`` on as long as all items are closed; return the first round with open items."""
+    """Close rounds from ``number`` on as long as all items are closed; return the first round with
+    open items.
+    """
     wanted: int | None = number
     while wanted is not None:
         closed = close_round(database, job_id, wanted)
@@ -510,23 +686,36 @@ def _close(session: Session, job: Job, known: Verdict | None) -> ClosedRound:
     request = Request.from_json(job.request)
     evidence = Evidence(session, job, job.round)
     if evidence.spans and known is None:
-        return ClosedRound(Closing.OPEN)  # its last item has just ended, and another aggregation is on its way
+        return ClosedRound(
+            Closing.OPEN
+        )  # its last item has just ended, and another aggregation is on its way
     verdict = known or evidence.verdict()
     row = _add_verdict(session, job, verdict)
     following, why = None, ""
     try:
         following = _next_round(session, job, request, evidence, verdict)
-    except (NoSuchCard, UsageError) as error:  # the cards have changed; raised before anything is planned
+    except (
+        NoSuchCard,
+        UsageError,
+    ) as error:  # the cards have changed; raised before anything is planned
         why = f"No further round could be planned: {error.message}"
     if request.operators == ("auto",) and verdict.too_large and following is None:
-        why = why or "No operator type was added, because the sum is already larger than the whole model."
+        why = (
+            why
+            or "No operator type was added, because the sum is already larger than the whole model."
+        )
     if why:
         row.details = {**row.details, "reasons": [*row.details["reasons"], why]}
-    return _end(job, verdict) if following is None else ClosedRound(Closing.NEXT, following, verdict.outcome)
+    return (
+        _end(job, verdict)
+        if following is None
+        else ClosedRound(Closing.NEXT, following, verdict.outcome)
+    )
 
 
 def _add_verdict(session: Session, job: Job, verdict: Verdict) -> VerdictRow:
-    row = VerdictRow(job_id=job.id, round=job.round, created_at_s=database_now(), **verdict.columns())  # type: ignore[arg-type]
+    now: Any = database_now()
+    row = VerdictRow(job_id=job.id, round=job.round, created_at_s=now, **verdict.columns())
     session.add(row)
     session.flush()
     return row
@@ -548,20 +737,26 @@ def _end_without_sum(session: Session, job: Job, why: str) -> ClosedRound:
     return _end(job, verdict)
 
 
-def _next_round(session: Session, job: Job, request: Request, evidence: Evidence, verdict: Verdict) -> int | None:
-    """Plan another round if the card ran other operators than predicted, if it showed values that decide the work of
-    operators, or if the accuracy loop adds operators."""
+def _next_round(
+    session: Session, job: Job, request: Request, evidence: Evidence, verdict: Verdict
+) -> int | None:
+    """Plan another round if the card ran other operators than predicted, if it showed values that
+    decide the work of operators, or if the accuracy loop adds operators."""
     this = session.get_one(Round, (job.id, job.round))
     if this.capture_id is None:
         return None
     without = [defer(tables.Capture.verification)]  # type: ignore[arg-type]
-    newest = find_capture(session, session.get_one(tables.Capture, this.capture_id, options=without))
+    newest = find_capture(
+        session, session.get_one(tables.Capture, this.capture_id, options=without)
+    )
     if newest not in (None, this.capture_id):
-        compiled = not session.scalar(select(func.count()).where(tables.Call.capture_id == this.capture_id))
+        compiled = not session.scalar(
+            select(func.count()).where(tables.Call.capture_id == this.capture_id)
+        )
         reason = _why_next(session, this.capture_id, compiled=compiled)
         return add_round(session, job, scope=this.operators, capture_id=newest, reason=reason).round
-    # Without a whole or without valid readings, more operators do not help. If the sum is too large, each added type
-    # makes it larger.
+    # Without a whole or without valid readings, more operators do not help. If the sum is too
+    # large, each added type makes it larger.
     if request.operators != ("auto",) or verdict.outcome == "none" or verdict.too_large:
         return None
     remember_significant(session, this.operators, "loop")
@@ -569,9 +764,13 @@ def _next_round(session: Session, job: Job, request: Request, evidence: Evidence
         added = next_operators(evidence.parts, significant(session), target=request.target)
         if added:
             remember_significant(session, added, job.id)
-            reason = f"accuracy or coverage below the target with {len(this.operators)} operator types"
+            reason = (
+                f"accuracy or coverage below the target with {len(this.operators)} operator types"
+            )
             scope = [*this.operators, *added]
-            return add_round(session, job, scope=scope, capture_id=this.capture_id, reason=reason).round
+            return add_round(
+                session, job, scope=scope, capture_id=this.capture_id, reason=reason
+            ).round
     return None
 
 
@@ -581,11 +780,17 @@ def _why_next(session: Session, capture_id: int, *, compiled: bool) -> str:
         return "the card listed its kernels"
     found = Verification.from_json(session.get_one(tables.Capture, capture_id).verification)
     lacking = len(lacking_values(session, capture_id))
-    values = f"the card showed the values that decide the work of {lacking} {plural('tuple', lacking)}"
+    values = (
+        f"the card showed the values that decide the work of {lacking} {plural('tuple', lacking)}"
+    )
     other = "the card ran other operators than predicted"
     if not lacking:
         return other
-    return f"{other}, and {values.removeprefix('the card ')}" if found.missing or found.unexpected else values
+    return (
+        f"{other}, and {values.removeprefix('the card ')}"
+        if found.missing or found.unexpected
+        else values
+    )
 
 
 def significant(session: Session) -> set[str]:
@@ -595,9 +800,11 @@ def significant(session: Session) -> set[str]:
 
 def remember_significant(session: Session, names: Sequence[str], added_by: str) -> None:
     """Add operator types to the global set. Types that are already in the set do not change."""
-    there, now = significant(session), database_now()
-    new = [name for name in dict.fromkeys(names) if name not in there]
-    session.add_all(SignificantOperator(name=name, added_by=added_by, created_at_s=now) for name in new)  # type: ignore[arg-type]
+    stored = significant(session)
+    now: Any = database_now()
+    for name in dict.fromkeys(names):
+        if name not in stored:
+            session.add(SignificantOperator(name=name, added_by=added_by, created_at_s=now))
 
 
 def forget_significant(session: Session, names: Sequence[str]) -> None:
@@ -611,6 +818,7 @@ def forget_significant(session: Session, names: Sequence[str]) -> None:
         if (row := session.get(SignificantOperator, name)) is None:
             raise UnknownOperator(
                 f"'{name}' is not a significant operator type.",
-                did_you_mean(name, known) or f"The significant operator types are: {', '.join(known) or 'none'}.",
+                did_you_mean(name, known)
+                or f"The significant operator types are: {', '.join(known) or 'none'}.",
             )
         session.delete(row)

@@ -1,9 +1,9 @@
 """How a user's own model arrives: the dtypes of its tensors, and its modules in train mode.
 
-The farm measures a model as its function returned it, in eval mode. It casts the model only if a person gives another
-dtype, and only real floating-point tensors: complex numbers, integers and eight-bit formats stay. What differs from the
-returned model is told in one line each (`differences`).
-"""
+The farm measures a model as its function returned it, in eval mode. It casts the model only if a
+person gives another dtype, and only real floating-point tensors: complex numbers, integers and
+eight-bit formats stay. What differs from the returned model is told in one line each
+(`differences`)."""
 
 from __future__ import annotations
 
@@ -30,14 +30,22 @@ class AsBuilt:
     batch: int  # of its example inputs; 0 if it has none
     dtype: str  # of most of its real floating-point numbers; "" if it has none
     dtypes: tuple[str, ...]  # all dtypes of its floating-point and complex tensors
-    depending: tuple[tuple[str, str], ...]  # path and class of its modules that compute otherwise in train mode
+    depending: tuple[
+        tuple[str, str], ...
+    ]  # path and class of its modules that compute otherwise in train mode
 
 
 def as_built(model: nn.Module, inputs: Iterable[torch.Tensor], batch: int) -> AsBuilt:
     """Describe a model that a function returned."""
-    groups: list[list[torch.Tensor]] = [list(model.parameters()), list(model.buffers()), list(inputs)]
+    groups: list[list[torch.Tensor]] = [
+        list(model.parameters()),
+        list(model.buffers()),
+        list(inputs),
+    ]
     tensors = [tensor for group in groups for tensor in group if is_plain(tensor)]
-    decimals = [tensor.dtype for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
+    decimals = [
+        tensor.dtype for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()
+    ]
     dtypes = tuple(dict.fromkeys(_name(dtype) for dtype in decimals))
     dtype = next(filter(None, map(_main_dtype, groups)), "")
     return AsBuilt(batch, dtype, dtypes, tuple(_depending_on_mode(model)))
@@ -57,7 +65,9 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def differences(name: str, built: AsBuilt, variant: Variant) -> Iterator[str]:
-    """One line for each difference between the model as it was built and as a variant measures it."""
+    """One line for each difference between the model as it was built and as a variant measures
+    it.
+    """
     if built.dtype and variant.dtype != built.dtype:
         yield _cast_line(name, built, variant.dtype)
     if built.depending and variant.mode == "eval":
@@ -68,7 +78,10 @@ def _cast_line(name: str, built: AsBuilt, dtype: str) -> str:
     real = {_name(one) for one in (torch.float64, torch.float32, torch.float16, torch.bfloat16)}
     changed = [one for one in built.dtypes if one in real and one != dtype]
     kept = [one for one in built.dtypes if one not in real]
-    line = f"{name} has tensors of {' and '.join(changed)}; they are measured as {dtype}, as --dtype says."
+    line = (
+        f"{name} has tensors of {' and '.join(changed)}; they are measured as {dtype}, as --dtype "
+        "says."
+    )
     return f"{line} Tensors of {' and '.join(kept)} are not changed." if kept else line
 
 
@@ -78,7 +91,8 @@ def _mode_line(name: str, built: AsBuilt) -> str:
     first = f"{kind} at '{path}'" if path else kind
     shown = f"{first} and {number - 1} more" if number > 1 else first
     return (
-        f"{name} was returned in train mode and is measured in eval mode, which matters for {number} "
+        f"{name} was returned in train mode and is measured in eval mode, which matters for "
+        f"{number} "
         f"{plural('module', number)} ({shown}). --mode train measures it in train mode."
     )
 
@@ -90,18 +104,26 @@ def _depending_on_mode(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def _depends_on_mode(module: nn.Module) -> bool:
-    """True if a module's result depends on its mode: its code reads the mode, and not only for a dropout of 0."""
+    """True if a module's result depends on its mode: its code reads the mode, and not only for a
+    dropout of 0.
+    """
     if isinstance(module, nn.modules.instancenorm._InstanceNorm):
         return bool(module.track_running_stats)
     kind: Any = type(module)
     if not _reads_mode(kind):
         return False
-    rates = [value for name, value in vars(module).items() if _is_rate(name) and type(value) in (int, float)]
+    rates = [
+        value
+        for name, value in vars(module).items()
+        if _is_rate(name) and type(value) in (int, float)
+    ]
     return not rates or any(rates)
 
 
 def _is_rate(name: str) -> bool:
-    """True for the name of an attribute that has a probability of dropout: p, dropout, drop_prob, layerdrop."""
+    """True for the name of an attribute that has a probability of dropout: p, dropout, drop_prob,
+    layerdrop.
+    """
     return name == "p" or "drop" in name
 
 

@@ -13,35 +13,46 @@ from torch.overrides import TorchFunctionMode
 from farm.errors import UnsupportedModel
 from farm.types.protocol import Variant
 
-MOST_FILLED_BYTES = 4 * 2**30  # of a tensor with values that a model creates while it is built on meta
-_FILLING = frozenset((torch.ones, torch.zeros, torch.full, torch.arange, torch.eye, torch.rand, torch.randn))
+MOST_FILLED_BYTES = (
+    4 * 2**30
+)  # of a tensor with values that a model creates while it is built on meta
+_FILLING = frozenset(
+    (torch.ones, torch.zeros, torch.full, torch.arange, torch.eye, torch.rand, torch.randn)
+)
 
 
 class EmptyOnMeta(TorchFunctionMode):
     """While active, ``torch.empty`` makes meta tensors.
 
-    Modules create their parameters with it. Everything else (stochastic-depth schedules that read values, index
-    buffers) is computed on the CPU and moved later. ``torch.device("meta")`` fails on 15 of 80 models of torchvision.
-    Raises `UnsupportedModel` for a tensor with values that is larger than any model needs.
-    """
+    Modules create their parameters with it. Everything else (stochastic-depth schedules that read
+    values, index buffers) is computed on the CPU and moved later. ``torch.device("meta")`` fails on
+    15 of 80 models of torchvision. Raises `UnsupportedModel` for a tensor with values that is
+    larger than any model needs."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.empty and kwargs.get("device") is None:
             kwargs = kwargs | {"device": "meta"}
         elif func is torch.Tensor.normal_ and args[0].is_meta:
-            return args[0]  # fills nothing, but takes torch a millisecond: half of the time to build a model
+            return args[
+                0
+            ]  # fills nothing, but takes torch a millisecond: half of the time to build a model
         elif func in _FILLING:
             _check_filled(func, args, kwargs)
         return func(*args, **kwargs)
 
 
 def _check_filled(func: Any, args: Any, kwargs: Any) -> None:
-    sizes = {name: value for name, value in kwargs.items() if name not in ("out", "generator", "pin_memory")}
+    sizes = {
+        name: value
+        for name, value in kwargs.items()
+        if name not in ("out", "generator", "pin_memory")
+    }
     planned = func(*args, **sizes | {"device": "meta"})
     if planned.nbytes > MOST_FILLED_BYTES:
         raise UnsupportedModel(
-            f"The model creates a tensor of {planned.nbytes / 2**30:,.0f} GiB with values while it is built; the limit "
+            f"The model creates a tensor of {planned.nbytes / 2**30:,.0f} GiB with values while "
+            "it is built; the limit "
             f"is {MOST_FILLED_BYTES / 2**30:.0f} GiB.",
             "Choose smaller sizes, such as fewer positions.",
         )
@@ -56,7 +67,9 @@ def random_normal(shape: tuple[int, ...], dtype: torch.dtype, device: torch.devi
 
 
 def images(variant: Variant, device: torch.device) -> torch.Tensor:
-    """Standard normal images of shape (batch, 3, size, size), in the variant's dtype and memory format."""
+    """Standard normal images of shape (batch, 3, size, size), in the variant's dtype and memory
+    format.
+    """
     shape = (variant.batch, 3, variant.input_size, variant.input_size)
     tensor = random_normal(shape, dtype_of(variant), device)
     return tensor.contiguous(memory_format=memory_format_of(variant))
@@ -67,7 +80,9 @@ def dtype_of(variant: Variant) -> torch.dtype:
 
 
 def memory_format_of(variant: Variant) -> torch.memory_format:
-    return torch.channels_last if variant.memory_format == "channels_last" else torch.contiguous_format
+    return (
+        torch.channels_last if variant.memory_format == "channels_last" else torch.contiguous_format
+    )
 
 
 @contextlib.contextmanager
@@ -86,7 +101,9 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 class ByPosition(nn.Module):
-    """Wraps a model to take all arguments by position: ``positional`` ones, then the keyword arguments ``names``."""
+    """Wraps a model to take all arguments by position: ``positional`` ones, then the keyword
+    arguments ``names``.
+    """
 
     def __init__(self, model: nn.Module, positional: int, names: tuple[str, ...]) -> None:
         super().__init__()
@@ -99,24 +116,34 @@ class ByPosition(nn.Module):
 
 
 class Decoding(nn.Module):
-    """A decoder of transformers with a filled static cache, called with the ids of one token per sequence: (batch, 1).
+    """A decoder of transformers with a filled static cache, called with the ids of one token per
+    sequence: (batch, 1).
 
-    The cache has room for ``size`` tokens, at least as many as the model has layers, and contains standard normal keys
-    and values. They are buffers: they move with the model, and a recorder sees them.
+    The cache has room for ``size`` tokens, at least as many as the model has layers, and contains
+    standard normal keys and values. They are buffers: they move with the model, and a recorder sees
+    them.
 
-    In transformers each layer of the cache counts its tokens in its own tensor. Here all layers share one counter,
-    which one call creates before each pass: separate counters would need an extra kernel per layer to reset them. Each
-    layer increments it, so the token's position grows by one per layer; after ``depth`` layers it is the last position.
-    The calls of all layers are equal, even if the model is cut to fewer layers. A layer with a window copies the number
-    of its last position from the host at each token, which a CUDA graph cannot record. Here the number is on the card
-    from the start, as in a compiled model. If `cards` share the model, the cache has one card's heads.
+    In transformers each layer of the cache counts its tokens in its own tensor. Here all layers
+    share one counter, which one call creates before each pass: separate counters would need an
+    extra kernel per layer to reset them. Each layer increments it, so the token's position grows by
+    one per layer; after ``depth`` layers it is the last position. The calls of all layers are
+    equal, even if the model is cut to fewer layers. A layer with a window copies the number of its
+    last position from the host at each token, which a CUDA graph cannot record. Here the number is
+    on the card from the start, as in a compiled model. If `cards` share the model, the cache has
+    one card's heads.
 
-    A `growing` cache is for models that cannot use a static one. It contains all tokens but the last: each layer copies
-    it to append the new token.
-    """
+    A `growing` cache is for models that cannot use a static one. It contains all tokens but the
+    last: each layer copies it to append the new token."""
 
     def __init__(
-        self, model: Any, batch: int, size: int, depth: int = 0, cards: int = 1, *, growing: bool = False
+        self,
+        model: Any,
+        batch: int,
+        size: int,
+        depth: int = 0,
+        cards: int = 1,
+        *,
+        growing: bool = False,
     ) -> None:
         from transformers import DynamicCache, StaticCache
 
@@ -124,7 +151,11 @@ class Decoding(nn.Module):
         self.model = model
         self.growing = growing
         config = model.config
-        self.cache: Any = DynamicCache(config=config) if growing else StaticCache(config=config, max_cache_len=size)
+        self.cache: Any = (
+            DynamicCache(config=config)
+            if growing
+            else StaticCache(config=config, max_cache_len=size)
+        )
         self.before = size - max(depth, len(self.cache.layers))
         heads, width = _heads_and_width(config)
         shape = (batch, max(1, heads // cards), size - 1, width)
@@ -132,14 +163,19 @@ class Decoding(nn.Module):
             self.cache.early_initialization(*shape[:2], width, model.dtype, torch.device("meta"))
         for index, layer in enumerate(self.cache.layers):
             for name in ("keys", "values"):
-                filled = torch.empty(shape if growing else getattr(layer, name).shape, dtype=model.dtype).normal_()
+                filled = torch.empty(
+                    shape if growing else getattr(layer, name).shape, dtype=model.dtype
+                ).normal_()
                 self.register_buffer(f"cached_{name}_{index}", filled, persistent=False)
         self.register_buffer("last", torch.tensor([-1]), persistent=False)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         counter = None if self.growing else torch.full((), self.before, device=ids.device)
         for index, layer in enumerate(self.cache.layers):
-            layer.keys, layer.values = getattr(self, f"cached_keys_{index}"), getattr(self, f"cached_values_{index}")
+            layer.keys, layer.values = (
+                getattr(self, f"cached_keys_{index}"),
+                getattr(self, f"cached_values_{index}"),
+            )
             layer.cumulative_length, layer.device, layer.is_initialized = counter, ids.device, True
             if layer.is_sliding:
                 layer.cumulative_length_int = self.before
@@ -158,6 +194,8 @@ def _heads_and_width(config: Any) -> tuple[int, int]:
     config = config.get_text_config(decoder=True)
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
+    if getattr(config, "multi_query", False) and not getattr(
+        config, "new_decoder_architecture", False
+    ):
         return 1, width
     return getattr(config, "num_key_value_heads", None) or heads, width

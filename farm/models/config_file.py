@@ -1,9 +1,8 @@
 """Reads a config.json of transformers as data: a bounded file, known keys and bounded values.
 
-`read` needs no other package. `accepted` selects the keys that a configuration class of transformers
-knows. Keys that make transformers load code or other weights are refused, wherever they are. All
-other keys are ignored.
-"""
+`read` needs no other package. `accepted` selects the keys that a configuration class of
+transformers knows. Keys that make transformers load code or other weights are refused, wherever
+they are. All other keys are ignored."""
 
 from __future__ import annotations
 
@@ -36,8 +35,8 @@ _LOADING = {
     "quantization_config": "quantized weights",
     "compression_config": "quantized weights",
 }
-#: Keys that choose a kernel, and the values that are part of transformers. A value with a slash is the
-#: name of a repository, from which transformers would fetch code.
+#: Keys that choose a kernel, and the values that are part of transformers. A value with a slash is
+#: the name of a repository, from which transformers would fetch code.
 _ATTENTION = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
 _ATTENTIONS = ("eager", "sdpa", "flex_attention", "flash_attention_2")
 _EXPERTS = ("experts_implementation", "_experts_implementation", "_experts_implementation_internal")
@@ -46,28 +45,40 @@ _CHOICES = {**dict.fromkeys(_ATTENTION, _ATTENTIONS), **dict.fromkeys(_EXPERTS, 
 
 #: Keys that classes of transformers read without declaring them: older names, and rare variations.
 _UNDECLARED_TEXT = """
-    attention_head_size conv_act conv_groups conv_kernel_size embedding_size global_attn_every_n_layers
-    global_rope_theta head_dim local_rope_theta n_embed norm_rel_ebd out_features out_indices output_attentions
-    partial_rotary_factor pooler_hidden_size position_buckets rope_local_base_freq rope_scaling rope_theta
-    rotary_emb_base rotary_pct segmentation_indices share_att_key sliding_window sliding_window_pattern
-    summary_last_dropout talking_head tie_word_embeddings"""
+    attention_head_size conv_act conv_groups conv_kernel_size embedding_size
+    global_attn_every_n_layers global_rope_theta head_dim local_rope_theta n_embed norm_rel_ebd
+    out_features out_indices output_attentions partial_rotary_factor pooler_hidden_size
+    position_buckets rope_local_base_freq rope_scaling rope_theta rotary_emb_base rotary_pct
+    segmentation_indices share_att_key sliding_window sliding_window_pattern summary_last_dropout
+    talking_head tie_word_embeddings"""
 UNDECLARED = frozenset(_UNDECLARED_TEXT.split())
 #: Keys that describe the weights, the labels or the origin, and not what the model computes.
 _SILENT_TEXT = """
-    architectures dtype finetuning_task gradient_checkpointing id2label label2id model_type name_or_path num_labels
-    problem_type task_specific_params tokenizer_class torch_dtype transformers_version"""
+    architectures dtype finetuning_task gradient_checkpointing id2label label2id model_type
+    name_or_path num_labels problem_type task_specific_params tokenizer_class torch_dtype
+    transformers_version"""
 _SILENT = frozenset(_SILENT_TEXT.split())
 
 #: Pattern of a key -> the least and the most whole number. The first pattern that matches decides.
 _BOUNDS: tuple[tuple[re.Pattern[str], int, int], ...] = (
     (re.compile(r".*(theta|_base|_freq|factor|scaling|multiplier).*"), 0, 10**12),
-    (re.compile(r".*_(id|ids|index|indices|tokens)|clamp_len|max_relative_positions|position_buckets"), -1000, 2**24),
+    (
+        re.compile(
+            r".*_(id|ids|index|indices|tokens)|clamp_len|max_relative_positions|position_buckets"
+        ),
+        -1000,
+        2**24,
+    ),
     (re.compile(r"(n|num)(_hidden|_encoder|_decoder)?_layers?|(encoder|decoder)_layers"), 1, 1000),
     (re.compile(r"(.*_)?(attention_|n_|num_)heads?|num_(kv|key_value)_heads"), 1, 1024),
     (re.compile(r"(decoder_)?vocab_size"), 1, 2**24),
     (re.compile(r".*_vocab_size"), 0, 2**24),
     (re.compile(r"n_ctx|n_positions|(.*_)?positions?(_.*)?|(.*_)?window(_.*)?"), 0, 2**22),
-    (re.compile(r"hidden_size|d_model|n_embd|emb_dim|dim|head_dim|d_kv|patch_size|image_size"), 1, 2**20),
+    (
+        re.compile(r"hidden_size|d_model|n_embd|emb_dim|dim|head_dim|d_kv|patch_size|image_size"),
+        1,
+        2**20,
+    ),
     (re.compile(r"n_inner|n_embed"), 1, 2**20),
     (re.compile(r"(n|num|inner)_.*|.*_(layers|groups|types|repeats|sizes|scales)"), 0, 1024),
 )
@@ -94,7 +105,9 @@ def read(text: str, folder: str) -> dict[str, Any]:
         problem = f"The config.json in '{folder}' has lists or objects that are nested too deeply."
         raise SettingsError(problem, f"Nest at most {MOST_DEPTH}.") from error
     except ValueError as error:
-        raise SettingsError(f"The config.json in '{folder}' is no JSON object: {error}", _CORRECT) from error
+        raise SettingsError(
+            f"The config.json in '{folder}' is no JSON object: {error}", _CORRECT
+        ) from error
     if not isinstance(config, dict):
         raise SettingsError(f"The config.json in '{folder}' is no JSON object.", _CORRECT)
     return config
@@ -106,10 +119,14 @@ def read_text(path: Path) -> str:
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
-            raise SettingsError(f"'{path}' has more than {MOST_BYTES:,} bytes.", "Name a folder with a config.json.")
+            raise SettingsError(
+                f"'{path}' has more than {MOST_BYTES:,} bytes.", "Name a folder with a config.json."
+            )
         return data.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"'{path}' cannot be read: {error}", "Name a folder with a config.json.") from error
+        raise SettingsError(
+            f"'{path}' cannot be read: {error}", "Name a folder with a config.json."
+        ) from error
 
 
 def class_named(config: Mapping[str, Any], folder: str) -> str:
@@ -121,7 +138,9 @@ def class_named(config: Mapping[str, Any], folder: str) -> str:
 
 
 def whole_number(config: Mapping[str, Any], key: str, folder: str) -> int:
-    """The value of a key that must be a whole number, within its bounds; 0 if it is absent or null."""
+    """The value of a key that must be a whole number, within its bounds; 0 if it is absent or
+    null.
+    """
     value = config.get(key)
     if value is None:
         return 0
@@ -145,7 +164,9 @@ def refuse_loading(config: Mapping[str, Any], folder: str) -> None:
     """Raise `UnsupportedModel` if a key would make transformers load code or other weights."""
     for key, loaded in _LOADING.items():
         if config.get(key) is not None:
-            problem = f"The model in '{folder}' needs {loaded} ({key}), which the farm does not use."
+            problem = (
+                f"The model in '{folder}' needs {loaded} ({key}), which the farm does not use."
+            )
             raise UnsupportedModel(problem, _BY_FUNCTION)
     for key, choices in _CHOICES.items():
         if (value := config.get(key)) is not None:
@@ -154,20 +175,28 @@ def refuse_loading(config: Mapping[str, Any], folder: str) -> None:
 
 def _check_choice(key: str, value: Any, choices: tuple[str, ...], folder: str) -> None:
     if value not in choices:
-        problem = f"'{key}' in the config.json in '{folder}' is {_shown(value)}. This is no part of transformers."
+        problem = (
+            f"'{key}' in the config.json in '{folder}' is {_shown(value)}. This is no part of "
+            "transformers."
+        )
         raise UnsupportedModel(problem, f"Choose one of {', '.join(choices)}, or remove the key.")
     # Without the package, transformers would fetch this kernel from a repository.
     if value == "flash_attention_2" and importlib.util.find_spec("flash_attn") is None:
-        problem = f"'{key}' in the config.json in '{folder}' needs the package flash_attn, which is not installed."
+        problem = (
+            f"'{key}' in the config.json in '{folder}' needs the package flash_attn, which is not "
+            "installed."
+        )
         raise UnsupportedModel(problem, "Install it, or choose sdpa.")
 
 
-def accepted(config: Mapping[str, Any], declaring: Any, folder: str, *, silent: Iterable[str] = ()) -> Accepted:
+def accepted(
+    config: Mapping[str, Any], declaring: Any, folder: str, *, silent: Iterable[str] = ()
+) -> Accepted:
     """The keys of a configuration that its class knows, with checked values.
 
     Args:
-        declaring: the configuration class of transformers. It knows the keys that it declares, their other names, and
-            what an object of it has by default.
+        declaring: the configuration class of transformers. It knows the keys that it declares,
+            their other names, and what an object of it has by default.
         silent: further keys that are ignored, but not named.
 
     Raises:
@@ -177,7 +206,9 @@ def accepted(config: Mapping[str, Any], declaring: Any, folder: str, *, silent: 
     return _accepted(config, declaring, folder, "", _SILENT.union(silent))
 
 
-def _accepted(config: Mapping[str, Any], declaring: Any, folder: str, prefix: str, silent: frozenset[str]) -> Accepted:
+def _accepted(
+    config: Mapping[str, Any], declaring: Any, folder: str, prefix: str, silent: frozenset[str]
+) -> Accepted:
     refuse_loading(config, folder)
     usable = _keys_of(declaring)
     found: dict[str, Any] = {}
@@ -221,14 +252,22 @@ def _check(value: Any, key: str, name: str, folder: str, depth: int = 1) -> None
             raise wrong(folder, name, f"must be from {least:,} to {most:,}, not {_shown(value)}")
     elif isinstance(value, float):
         if not math.isfinite(value) or abs(value) > MOST_NUMBER:
-            raise wrong(folder, name, f"must be a number of at most {MOST_NUMBER:g}, not {_shown(value)}")
+            raise wrong(
+                folder, name, f"must be a number of at most {MOST_NUMBER:g}, not {_shown(value)}"
+            )
     elif isinstance(value, str):
         if len(value) > MOST_CHARACTERS:
-            raise wrong(folder, name, f"must have at most {MOST_CHARACTERS:,} characters, not {len(value):,}")
+            raise wrong(
+                folder,
+                name,
+                f"must have at most {MOST_CHARACTERS:,} characters, not {len(value):,}",
+            )
     elif len(value) > MOST_ENTRIES:
         raise wrong(folder, name, f"must have at most {MOST_ENTRIES:,} entries, not {len(value):,}")
     elif depth > MOST_DEPTH:
-        raise wrong(folder, name, f"must have at most {MOST_DEPTH} lists or objects inside each other")
+        raise wrong(
+            folder, name, f"must have at most {MOST_DEPTH} lists or objects inside each other"
+        )
     elif isinstance(value, list):
         for entry in value:
             _check(entry, key, name, folder, depth + 1)

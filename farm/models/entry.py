@@ -1,4 +1,6 @@
-"""`ModelEntry` describes a model and checks its variants; `Source` is the interface of a source of models. No torch."""
+"""`ModelEntry` describes a model and checks its variants; `Source` is the interface of a source of
+models. No torch.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ class ModelEntry:
     origin: str = "torchvision"  # the name of its source
     parameters: int | None = None  # their number; None if not counted
     flops: int | None = None  # of one pass at batch 1 and the default size; None if not counted
-    length: int = 0  # by default, in tokens, or in values of a sound; 0 for a model without sequences
+    # by default, in tokens, or in values of a sound; 0 for a model without sequences
+    length: int = 0
     shortest: int = 1  # the least length
     longest: int = 0  # the greatest length; 0 for any
     fixed_length: bool = False  # True if the model accepts the default length only
@@ -54,7 +57,9 @@ class ModelEntry:
         return self.phases[:1] == ("prefill",)
 
     def check_size(self, input_size: int | None) -> int:
-        """Returns an input size that the model accepts; None means the default. Raises `UsageError` for other sizes."""
+        """Returns an input size that the model accepts; None means the default. Raises `UsageError`
+        for other sizes.
+        """
         if input_size is None or input_size == self.input_size:
             return self.input_size
         if not self.input_size:
@@ -66,18 +71,25 @@ class ModelEntry:
             problem = f"takes images of {self.input_size} px only, not {input_size} px."
             step = f"Omit --input-size, or give {self.input_size}."
         elif not self.smallest_size <= input_size <= LARGEST_OF_ALL:
-            problem = f"takes images from {self.smallest_size} to {LARGEST_OF_ALL} px, not {input_size} px."
+            problem = (
+                f"takes images from {self.smallest_size} to {LARGEST_OF_ALL} px, not {input_size} "
+                "px."
+            )
             step = f"Give a size in this range, or omit --input-size to use {self.input_size} px."
         else:
             return input_size
         raise UsageError(f"{self.name} {problem}", step)
 
     def completed(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of a variant of this model: the given ones, with the model's defaults for the others. Raises
-        `UsageError` if the model does not accept or use a field."""
+        """The fields of a variant of this model: the given ones, with the model's defaults for the
+        others. Raises `UsageError` if the model does not accept or use a field."""
         phase = given.get("phase") or (self.phases[0] if self.phases else "")
         if phase and phase not in self.phases:
-            has = f"Choose {' or '.join(self.phases)}." if self.phases else "Omit --phase: the model has no phases."
+            has = (
+                f"Choose {' or '.join(self.phases)}."
+                if self.phases
+                else "Omit --phase: the model has no phases."
+            )
             raise UsageError(f"{self.name} has no phase '{phase}'.", has)
         own = {"input_size": self.check_size(given.get("input_size")), "phase": phase}
         found = {**given, **own, **self._lengths(phase, given)}
@@ -86,7 +98,10 @@ class ModelEntry:
             raise UsageError(f"{self.name} takes no padded sequences{where}.", "Omit --padded.")
         if (given.get("distributed") or 1) > 1 and self.origin != "user":
             step = "Give --tensor-parallel, or --data-parallel for training."
-            raise UsageError(f"--cards is for a model of your own that is distributed, not for {self.name}.", step)
+            raise UsageError(
+                f"--cards is for a model of your own that is distributed, not for {self.name}.",
+                step,
+            )
         if given.get("text") and not phase:
             raise UsageError(f"{self.name} takes no text.", "Omit --text and --tokenizer.")
         if layers := given.get("layers"):
@@ -98,20 +113,31 @@ class ModelEntry:
             found["layers"] = layers if layers < self.depth else 0
         if given.get("step"):
             if phase == "decode":
-                raise UsageError(f"{self.name} cannot be trained in the phase decode.", "Omit --phase.")
-            optimizer = _optimizer(given.get("optimizer") or "sgd", given.get("amp") or "", given.get("compile") or "")
+                raise UsageError(
+                    f"{self.name} cannot be trained in the phase decode.", "Omit --phase."
+                )
+            optimizer = _optimizer(
+                given.get("optimizer") or "sgd", given.get("amp") or "", given.get("compile") or ""
+            )
             return found | {"mode": "train", "optimizer": optimizer}
         for name in ("optimizer", "amp", "recompute", "accumulate"):
             if given.get(name, _DEFAULTS[name]) not in (_DEFAULTS[name], None):
-                raise UsageError(f"--{name} is for a training step only.", f"Give --step training, or omit --{name}.")
+                raise UsageError(
+                    f"--{name} is for a training step only.",
+                    f"Give --step training, or omit --{name}.",
+                )
         return found
 
     def _lengths(self, phase: str, given: Mapping[str, Any]) -> dict[str, int]:
         length, cache = given.get("length"), given.get("cache")
         if phase == "decode":
             if length not in (None, 0, 1):
-                problem = "In decode the input is one token per sequence, so --length has no meaning."
-                raise UsageError(problem, "Omit --length. --cache sets the number of tokens in the cache.")
+                problem = (
+                    "In decode the input is one token per sequence, so --length has no meaning."
+                )
+                raise UsageError(
+                    problem, "Omit --length. --cache sets the number of tokens in the cache."
+                )
             cache = cache or min(CACHE, self.longest or CACHE)
             self._check_positions(cache, "cache")
             if cache < self.depth:
@@ -120,7 +146,11 @@ class ModelEntry:
             return {"length": 1, "cache": cache}
         if cache:
             why = f" in {phase}" if phase else ", because it takes no tokens"
-            step = "Give --phase decode, or omit --cache." if "decode" in self.phases else "Omit --cache."
+            step = (
+                "Give --phase decode, or omit --cache."
+                if "decode" in self.phases
+                else "Omit --cache."
+            )
             raise UsageError(f"{self.name} has no cache of tokens{why}.", step)
         if not length or length == self.length:
             return {"length": self.length}
@@ -128,10 +158,16 @@ class ModelEntry:
             problem = f"{self.name} takes no sequences, so --length {length} has no meaning."
             raise UsageError(problem, "Omit --length. --input-size changes the size of the images.")
         if self.fixed_length:
-            raise UsageError(f"{self.name} takes a length of {self.length} only, not {length}.", "Omit --length.")
+            raise UsageError(
+                f"{self.name} takes a length of {self.length} only, not {length}.", "Omit --length."
+            )
         if length < self.shortest:
             step = f"Give --length {self.shortest} or more."
-            raise UsageError(f"--length {length} is too short for a text with the special tokens of {self.name}.", step)
+            raise UsageError(
+                f"--length {length} is too short for a text with the special tokens of "
+                f"{self.name}.",
+                step,
+            )
         self._check_positions(length, "length")
         return {"length": length}
 
@@ -142,8 +178,8 @@ class ModelEntry:
 
 
 def _optimizer(name: str, amp: str, compile_mode: str) -> str:
-    """The optimizer of a step; raises `UsageError` if it is compiled and the model is not, or if it does not work with
-    a gradient scaler in a CUDA graph."""
+    """The optimizer of a step; raises `UsageError` if it is compiled and the model is not, or if it
+    does not work with a gradient scaler in a CUDA graph."""
     if name.endswith("-compiled") and not compile_mode:
         plain = name.removesuffix("-compiled")
         problem = f"The optimizer {name} is compiled together with the model."
@@ -152,16 +188,20 @@ def _optimizer(name: str, amp: str, compile_mode: str) -> str:
         return name
     if "-" in name:
         raise UsageError(
-            f"With --amp float16 the optimizer {name} checks on the host whether a gradient is infinite. "
+            f"With --amp float16 the optimizer {name} checks on the host whether a gradient is "
+            "infinite. "
             "A CUDA graph cannot contain that check.",
-            f"Give --optimizer {name.partition('-')[0]}-fused, which checks on the card, or --amp bfloat16.",
+            f"Give --optimizer {name.partition('-')[0]}-fused, which checks on the card, or --amp "
+            "bfloat16.",
         )
     return f"{name}-fused"
 
 
 @functools.cache
 def costs_of(source: str) -> Mapping[str, Mapping[str, Any]]:
-    """Name -> parameters, and if known FLOPs at batch 1 and the default size; see benchmarks/model_costs.py."""
+    """Name -> parameters, and if known FLOPs at batch 1 and the default size; see
+    benchmarks/model_costs.py.
+    """
     return json.loads(Path(__file__).with_name("costs.json").read_text())[source]
 
 
@@ -171,15 +211,17 @@ class Source(Protocol):
     NAME: str  # before the slash: timm/mobilevit_s
     PACKAGE: str  # the package that makes its models; "" for the farm itself
     EXTRA: str  # the extra of pyproject.toml that installs it; "" if always installed
-    REFUSED: Mapping[str, str]  # the models that cannot be measured, by name: the reason, after "NAME is"
+    REFUSED: Mapping[
+        str, str
+    ]  # the models that cannot be measured, by name: the reason, after "NAME is"
 
     def entries(self) -> Mapping[str, ModelEntry]:
         """The models that can be measured, by name."""
 
     def make(self, entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module:
-        """The module in the variant's dtype, with random weights from torch's generator. If its destination ``device``
-        is meta, ``torch.empty`` makes meta tensors during this call. The module may be made on another device; the
-        caller moves it."""
+        """The module in the variant's dtype, with random weights from torch's generator. If its
+        destination ``device`` is meta, ``torch.empty`` makes meta tensors during this call. The
+        module may be made on another device; the caller moves it."""
 
     def inputs(self, entry: ModelEntry, variant: Variant, device: torch.device) -> tuple[Any, ...]:
         """The positional arguments of the module."""

@@ -1,18 +1,21 @@
-"""The user's own models, which the setting ``models`` registers on each host: a name and 'module:function'.
+"""The user's own models, which the setting ``models`` registers on each host: a name and
+'module:function'.
 
-The function takes no argument and returns the module, or a pair of the module and its example inputs:
+The function takes no argument and returns the module, or a pair of the module and its example
+inputs:
 
     a tensor                                  the only argument
     a tuple (or list) of values               positional arguments
     a dict of values                          keyword arguments
     a pair of a tuple and a dict              positional and keyword arguments
 
-Instead of a function, the setting may name a folder with a config.json of transformers (`farm.models.transformers`).
+Instead of a function, the setting may name a folder with a config.json of transformers
+(`farm.models.transformers`).
 
-The Python module is installed, on PYTHONPATH, or in a folder of the setting ``models_path``. Only modules that this
-host's own settings name are imported; messages and the database hold the name alone. `register` adds a location that
-the user gives on this host, such as ``my_models.py:net``, to the settings of this process and its child processes.
-"""
+The Python module is installed, on PYTHONPATH, or in a folder of the setting ``models_path``. Only
+modules that this host's own settings name are imported; messages and the database hold the name
+alone. `register` adds a location that the user gives on this host, such as ``my_models.py:net``, to
+the settings of this process and its child processes."""
 
 from __future__ import annotations
 
@@ -49,11 +52,16 @@ IMAGE_PX = 224  # size of the images for a model without example inputs
 _FARM = Path(__file__).absolute().parents[1]
 #: A part of a module's name: Python also imports my-model.py and 01_train.py by their names.
 _MODULE_NAME = re.compile(r"[\w-]+")
-_PLACE = "Name the module's folder in FARM_MODELS_PATH (the current folder is not searched), or install the module"
+_PLACE = (
+    "Name the module's folder in FARM_MODELS_PATH (the current folder is not searched), or "
+    "install the module"
+)
 
 
 def is_location(name: str) -> bool:
-    """True for ``my_models.py:net`` and for a folder such as ``models/tiny/``, unless it is a registered name."""
+    """True for ``my_models.py:net`` and for a folder such as ``models/tiny/``, unless it is a
+    registered name.
+    """
     if name in settings().models:
         return False
     return ":" in name or ("/" in name and _is_file(Path(name, "config.json")))
@@ -70,17 +78,22 @@ def hint(name: str) -> str:
     """How to write the location that a text probably means; "" if it means none."""
     if name.endswith(".py"):
         return f"Name the function that builds the model, too: {name}:net"
-    return f"For the folder of this name, write ./{name}" if _is_file(Path(name, "config.json")) else ""
+    return (
+        f"For the folder of this name, write ./{name}"
+        if _is_file(Path(name, "config.json"))
+        else ""
+    )
 
 
 def register(name: str) -> str:
-    """Return the name of a model. If it is a location, register it in this process's settings first.
+    """Return the name of a model. If it is a location, register it in this process's settings
+    first.
 
-    A location is that of a function, ``file.py:function``, or ``package.module:function`` of an installed package or a
-    package in the current folder; or that of a folder with a config.json, its path. Child processes inherit the
-    registration. Never call it with a name from a message or from the database. Raises `UsageError` if there is no such
-    file, or its module has the name of another module.
-    """
+    A location is that of a function, ``file.py:function``, or ``package.module:function`` of an
+    installed package or a package in the current folder; or that of a folder with a config.json,
+    its path. Child processes inherit the registration. Never call it with a name from a message or
+    from the database. Raises `UsageError` if there is no such file, or its module has the name of
+    another module."""
     if not is_location(name):
         return name
     where, colon, function = name.rpartition(":")
@@ -103,7 +116,10 @@ def register(name: str) -> str:
     _note_folder(where)
     found = importlib.util.find_spec(where.partition(".")[0])
     if is_file and found and not _is_same_file(found.origin, file):
-        problem = f"'{file}' cannot be imported: the name '{where}' means the module {found.origin or 'of Python'}."
+        problem = (
+            f"'{file}' cannot be imported: the name '{where}' means the module "
+            f"{found.origin or 'of Python'}."
+        )
         raise UsageError(problem, "Rename the file.")
     return target
 
@@ -111,11 +127,14 @@ def register(name: str) -> str:
 def _check_file(file: Path) -> None:
     """Raise `UsageError` if there is no such file, or Python cannot import a file of this name."""
     if not _is_file(file):
-        raise UsageError(f"There is no file '{file}'.", "Give the path of a Python file: my_models.py:function.")
+        raise UsageError(
+            f"There is no file '{file}'.", "Give the path of a Python file: my_models.py:function."
+        )
     if not _MODULE_NAME.fullmatch(file.stem):
         possible = re.sub(r"[^A-Za-z0-9_-]", "_", file.stem)
         raise UsageError(
-            f"The file '{file}' cannot be imported: a name of a module has letters, digits, '_' and '-' only.",
+            f"The file '{file}' cannot be imported: a name of a module has letters, digits, '_' "
+            "and '-' only.",
             f"Rename the file, for example to {possible}.py.",
         )
 
@@ -127,9 +146,12 @@ def _is_same_file(origin: str | None, file: Path) -> bool:
 
 
 def loss(name: str) -> Callable[[Any], Any] | None:
-    """The user's loss function for a model, from the model's output to a scalar; None if none is registered. Raises
-    `SettingsError` if the setting is malformed, or the function could not be imported."""
-    target = _checked("losses", settings().losses, "takes the model's output and returns a scalar").get(name)
+    """The user's loss function for a model, from the model's output to a scalar; None if none is
+    registered. Raises `SettingsError` if the setting is malformed, or the function could not be
+    imported."""
+    target = _checked(
+        "losses", settings().losses, "takes the model's output and returns a scalar"
+    ).get(name)
     try:
         with user_code():
             return None if target is None else _imported(target)
@@ -145,7 +167,8 @@ def _targets() -> dict[str, str]:
     for name, folder in folders.items():
         if not _is_file(folder / "config.json"):
             raise SettingsError(
-                f"The setting 'models' has '{folder}' for '{name}', which is no 'module:function' and no folder with a "
+                f"The setting 'models' has '{folder}' for '{name}', which is no 'module:function' "
+                "and no folder with a "
                 "config.json.",
                 "Write 'package.module:function', or the path of the folder.",
             )
@@ -154,12 +177,17 @@ def _targets() -> dict[str, str]:
 
 
 def _checked(setting: str, named: dict[str, str], takes: str) -> dict[str, str]:
-    """Return `named`; raise `SettingsError` if a value has another form than 'module:function'. Nothing is imported."""
+    """Return `named`; raise `SettingsError` if a value has another form than 'module:function'.
+    Nothing is imported.
+    """
     for name, target in named.items():
         module, colon, function = target.partition(":")
         parts = module.split(".")
         if not colon or not function.isidentifier() or not all(map(_MODULE_NAME.fullmatch, parts)):
-            problem = f"The setting '{setting}' has '{target}' for '{name}'; the form must be 'module:function'."
+            problem = (
+                f"The setting '{setting}' has '{target}' for '{name}'; the form must be "
+                "'module:function'."
+            )
             raise SettingsError(problem, f"Write 'package.module:function'. The function {takes}.")
     return named
 
@@ -174,8 +202,8 @@ def _imported(target: str) -> Any:
 
 @contextlib.contextmanager
 def _seeded() -> Iterator[None]:
-    """While active, PyTorch's random numbers are the same in every process: a user's model may branch on its inputs.
-    The state of the generator stays."""
+    """While active, PyTorch's random numbers are the same in every process: a user's model may
+    branch on its inputs. The state of the generator stays."""
     import torch
 
     with torch.random.fork_rng(devices=[]):
@@ -193,17 +221,23 @@ def _note_folder(module_name: str) -> None:
     top = module_name.partition(".")[0]
     with contextlib.suppress(ValueError):  # a module without a spec, such as __main__
         if spec := importlib.util.find_spec(top):
-            _folders[top] = Path(next(iter(spec.submodule_search_locations or [spec.origin or "."]))).absolute().parent
+            _folders[top] = (
+                Path(next(iter(spec.submodule_search_locations or [spec.origin or "."])))
+                .absolute()
+                .parent
+            )
 
 
-_folders: dict[str, Path] = {}  # top-level name of the module of a registered function -> the folder that has it
+_folders: dict[
+    str, Path
+] = {}  # top-level name of the module of a registered function -> the folder that has it
 
 
 class _SourceLoader(SourceFileLoader):
     """Loads a module from its source file and stores the text in ``text``.
 
-    It ignores .pyc files: Python takes them as valid if an edit within one second does not change the file size.
-    """
+    It ignores .pyc files: Python takes them as valid if an edit within one second does not change
+    the file size."""
 
     text: str
 
@@ -216,7 +250,9 @@ class _SourceLoader(SourceFileLoader):
 class _Finder:
     """Finds modules with the other finders, but loads the user's modules with `_SourceLoader`."""
 
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: Any = None
+    ) -> ModuleSpec | None:
         others = (one for one in sys.meta_path if one is not self)
         spec = next(filter(None, (one.find_spec(name, path, target) for one in others)), None)
         if spec and type(spec.loader) is SourceFileLoader and _is_own(name, spec.loader.path):
@@ -228,7 +264,9 @@ _FINDER = _Finder()
 
 
 def _is_own(name: str, file: str) -> bool:
-    """True for modules of the package or the folder of a registered function; False for installed ones beside it."""
+    """True for modules of the package or the folder of a registered function; False for installed
+    ones beside it.
+    """
     top = name.partition(".")[0]
     if top in _folders or top in (*sys.stdlib_module_names, "farm", "tasks", "cli"):
         return top in _folders
@@ -240,13 +278,19 @@ def _is_in_folders(file: str) -> bool:
         return False
     path = Path(file).absolute()
     packages = {"site-packages", "dist-packages"}.intersection(path.parts)
-    installed = packages or path.is_relative_to(_FARM) or path.is_relative_to(Path(os.__file__).parent)
+    installed = (
+        packages or path.is_relative_to(_FARM) or path.is_relative_to(Path(os.__file__).parent)
+    )
     return not installed and any(path.is_relative_to(folder) for folder in _folders.values())
 
 
 def _functions(name: str, step: str) -> list[str]:
     """The registered functions that decide what a model computes, as 'module:function'."""
-    return [target for target in (_targets().get(name), settings().losses.get(name) if step else None) if target]
+    return [
+        target
+        for target in (_targets().get(name), settings().losses.get(name) if step else None)
+        if target
+    ]
 
 
 def source_of(name: str) -> Path | None:
@@ -258,8 +302,9 @@ def source_of(name: str) -> Path | None:
 
 
 def _loaded(name: str, step: str) -> Iterator[tuple[str, str, ast.Module | None]]:
-    """The loaded modules of the user that a model's functions import, directly or indirectly: their names, the texts of
-    their sources (as loaded, if known) and their syntax trees (None: not Python)."""
+    """The loaded modules of the user that a model's functions import, directly or indirectly: their
+    names, the texts of their sources (as loaded, if known) and their syntax trees (None: not
+    Python)."""
     todo, met = [target.partition(":")[0] for target in _functions(name, step)], set[str]()
     for one in todo:
         _note_folder(one)
@@ -295,13 +340,18 @@ def _imports(tree: ast.Module, package: str) -> Iterator[str]:
 
 
 def forget_edited(name: str, step: str) -> None:
-    """If a file of a model's modules changed since it was loaded, import the modules again at the next use."""
+    """If a file of a model's modules changed since it was loaded, import the modules again at the
+    next use.
+    """
     found = {one: text for one, text, _ in _loaded(name, step)}
 
     def is_current(one: str, text: str) -> bool:
         module = sys.modules[one]
         with contextlib.suppress(OSError):
-            return isinstance(module.__loader__, _SourceLoader) and _text(module.__file__ or "") == text
+            return (
+                isinstance(module.__loader__, _SourceLoader)
+                and _text(module.__file__ or "") == text
+            )
         return False
 
     if not all(is_current(one, text) for one, text in found.items()):
@@ -311,11 +361,13 @@ def forget_edited(name: str, step: str) -> None:
 
 
 def code(name: str, step: str) -> list[str]:
-    """The functions' names and the source of the loaded modules of a model, without comments and docstrings; for a
-    folder its config.json."""
+    """The functions' names and the source of the loaded modules of a model, without comments and
+    docstrings; for a folder its config.json."""
     names = [target.partition(":")[2] for target in _functions(name, step)]
     names += [transformers.config_text(name)] if name in transformers.folders() else []
-    return names + sorted(text if tree is None else _without_docstrings(tree) for _, text, tree in _loaded(name, step))
+    return names + sorted(
+        text if tree is None else _without_docstrings(tree) for _, text, tree in _loaded(name, step)
+    )
 
 
 def _without_docstrings(tree: ast.Module) -> str:
@@ -326,14 +378,17 @@ def _without_docstrings(tree: ast.Module) -> str:
 
 
 def entries() -> Mapping[str, ModelEntry]:
-    functions = {name: ModelEntry(name, "user", IMAGE_PX, smallest_size=1, origin=NAME) for name in _targets()}
+    functions = {
+        name: ModelEntry(name, "user", IMAGE_PX, smallest_size=1, origin=NAME)
+        for name in _targets()
+    }
     return functions | {name: transformers.entry_of_folder(name) for name in transformers.folders()}
 
 
 def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module:
-    """Creates the module; it takes the values of `inputs` by position. Its tensors keep their dtypes, unless the
-    variant has another one than most of its numbers. Raises `SettingsError` if the function raises an error, or does
-    not return a module."""
+    """Creates the module; it takes the values of `inputs` by position. Its tensors keep their
+    dtypes, unless the variant has another one than most of its numbers. Raises `SettingsError` if
+    the function raises an error, or does not return a module."""
     from farm.models.building import ByPosition, dtype_of
     from farm.models.tensor_kinds import cast
 
@@ -344,8 +399,8 @@ def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module
 
 
 def inputs(entry: ModelEntry, variant: Variant, device: torch.device) -> tuple[Any, ...]:
-    """The model's own inputs in the variant's batch (`batched`), or images without them. Their dtypes change as those
-    of the model. Raises as `make`."""
+    """The model's own inputs in the variant's batch (`batched`), or images without them. Their
+    dtypes change as those of the model. Raises as `make`."""
     from farm.models.building import dtype_of, images
 
     given = given_inputs(entry.own_name)
@@ -386,14 +441,18 @@ def is_function(name: str) -> bool:
 
 
 def differences(name: str, variant: Variant) -> list[str]:
-    """What differs between the model that the function returned and the measured one, see `farm.models.as_built`."""
+    """What differs between the model that the function returned and the measured one, see
+    `farm.models.as_built`.
+    """
     from farm.models import as_built
 
     return list(as_built.differences(name, built(name), variant))
 
 
 def given_inputs(name: str) -> tuple[Any, ...] | None:
-    """The model's own example inputs: positional arguments of its module. None if it has none. Raises as `make`."""
+    """The model's own example inputs: positional arguments of its module. None if it has none.
+    Raises as `make`.
+    """
     if name in transformers.folders():
         return None
     with _seeded():
@@ -402,7 +461,9 @@ def given_inputs(name: str) -> tuple[Any, ...] | None:
 
 
 def batched(given: Sequence[Any], batch: int) -> list[Any]:
-    """Example inputs for another batch: tensors with the first dimension of the first tensor are repeated or cut."""
+    """Example inputs for another batch: tensors with the first dimension of the first tensor are
+    repeated or cut.
+    """
     import torch
 
     from farm.models.tensor_kinds import is_plain
@@ -420,7 +481,9 @@ def batched(given: Sequence[Any], batch: int) -> list[Any]:
 
 
 def own_batch(name: str) -> int:
-    """The batch of the model's own example inputs; 0 if none. Imports the module and torch. Raises as `make`."""
+    """The batch of the model's own example inputs; 0 if none. Imports the module and torch. Raises
+    as `make`.
+    """
     return built(name).batch if is_function(name) else 0
 
 
@@ -429,7 +492,11 @@ def _batch(given: Sequence[Any]) -> int:
 
     from farm.models.tensor_kinds import is_plain
 
-    tensors = (value for value in given if isinstance(value, torch.Tensor) and is_plain(value) and value.dim())
+    tensors = (
+        value
+        for value in given
+        if isinstance(value, torch.Tensor) and is_plain(value) and value.dim()
+    )
     return next((tensor.shape[0] for tensor in tensors), 0)
 
 
@@ -441,7 +508,9 @@ def _tensors_of(values: Any) -> list[torch.Tensor]:
 
 
 def _placed(value: Any, dtype: torch.dtype | None, device: torch.device) -> Any:
-    """An example input on the device; a meta tensor gets random values. With ``dtype``, its decimals are cast."""
+    """An example input on the device; a meta tensor gets random values. With ``dtype``, its
+    decimals are cast.
+    """
     import torch
     from torch.nn.utils.rnn import PackedSequence
 
@@ -474,7 +543,9 @@ def _filled(tensor: torch.Tensor, dtype: torch.dtype | None, device: torch.devic
 
 
 def _made(name: str) -> tuple[nn.Module, tuple[Any, ...] | None, Mapping[str, Any]]:
-    """The user's module, its positional arguments (None without example inputs) and its keyword arguments."""
+    """The user's module, its positional arguments (None without example inputs) and its keyword
+    arguments.
+    """
     from torch import nn
 
     target = _targets()[name]
@@ -484,27 +555,37 @@ def _made(name: str) -> tuple[nn.Module, tuple[Any, ...] | None, Mapping[str, An
     except (Exception, SystemExit) as error:
         built = "its model" if name == target else f"the model '{name}'"
         message = f"'{target}' could not build {built}: {type(error).__name__}: {error_text(error)}"
-        frames = [one for one in traceback.extract_tb(error.__traceback__) if _is_in_folders(one.filename)]
+        frames = [
+            one for one in traceback.extract_tb(error.__traceback__) if _is_in_folders(one.filename)
+        ]
         module, _, function = target.partition(":")
         if frames:
             step = f"Correct {frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line}"
         elif module in sys.modules:  # it has no such function, or the function takes an argument
             near = did_you_mean(function, set(vars(sys.modules[module])) - {function})
-            step = near or "Name a function of the module that takes no argument and returns the model."
+            step = (
+                near
+                or "Name a function of the module that takes no argument and returns the model."
+            )
         else:
             step = f"{_PLACE}, and check that the function takes no argument."
         raise SettingsError(message, step) from error
     model, given = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     positional, keywords = _arguments(given)
     if not isinstance(model, nn.Module):
-        problem = f"'{target}' returned a {type(model).__name__} for the model '{name}', not a module."
+        problem = (
+            f"'{target}' returned a {type(model).__name__} for the model '{name}', not a module."
+        )
         step = "Return a torch.nn.Module, or a pair of a module and its example inputs."
-    elif any(nn.parameter.is_lazy(parameter) for parameter in (*model.parameters(), *model.buffers())):
+    elif any(
+        nn.parameter.is_lazy(parameter) for parameter in (*model.parameters(), *model.buffers())
+    ):
         problem = f"The model '{name}' has lazy modules, whose parameters have no shapes yet."
         step = f"In '{target}', call the model once on an input before you return it."
     elif wrong := [key for key in keywords if not isinstance(key, str)]:
         problem = (
-            f"'{target}' returned example inputs of the model '{name}' with the key {wrong[0]!r}, which is no text."
+            f"'{target}' returned example inputs of the model '{name}' with the key {wrong[0]!r}, "
+            "which is no text."
         )
         step = "Use the names of the model's arguments as keys of the dict."
     else:
@@ -518,7 +599,9 @@ def _arguments(given: Any) -> tuple[tuple[Any, ...] | None, Mapping[str, Any]]:
     if isinstance(given, Mapping):  # also BatchEncoding of transformers
         return (), dict(given)
     if not isinstance(given, tuple | list) or hasattr(given, "_fields"):
-        return (given,), {}  # a tensor would be split along its batch, and a named tuple is one argument
+        return (
+            given,
+        ), {}  # a tensor would be split along its batch, and a named tuple is one argument
     if len(given) == 2 and isinstance(given[0], tuple | list) and isinstance(given[1], Mapping):
         return tuple(given[0]), dict(given[1])
     return tuple(given), {}

@@ -9,7 +9,8 @@ from farm.errors import UsageError
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """Run git in a folder and return its output. Raises `UsageError` if git is not installed, or if it fails.
+    """Run git in a folder and return its output. Raises `UsageError` if git is not installed, or if
+    it fails.
 
     The caller puts data behind ``--end-of-options`` or ``--``. Paths have no special characters.
     """
@@ -23,7 +24,9 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def revision_of(file: Path) -> str | None:
-    """Return the commit, its time in s, and dirty or clean. None: no repository has the file, or git ignores it."""
+    """Return the commit, its time in s, and dirty or clean. None: no repository has the file, or
+    git ignores it.
+    """
     folder = file.absolute().parent
     try:
         if git(folder, "status", "--porcelain", "--ignored", "--", file.name).startswith("!!"):

@@ -1,9 +1,10 @@
-"""The kinds of tensors. Shape, strides and dtype describe a plain tensor; a special tensor has more.
+"""The kinds of tensors. Shape, strides and dtype describe a plain tensor; a special tensor has
+more.
 
-Special tensors are sparse, nested, quantised and oneDNN tensors, and those of a class with its own operators, such as
-the quantised weights of torchao. An operator tuple cannot describe them, so the farm refuses a model that computes with
-one. A special tensor that the model does not use changes nothing.
-"""
+Special tensors are sparse, nested, quantised and oneDNN tensors, and those of a class with its own
+operators, such as the quantised weights of torchao. An operator tuple cannot describe them, so the
+farm refuses a model that computes with one. A special tensor that the model does not use changes
+nothing."""
 
 from __future__ import annotations
 
@@ -20,11 +21,17 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from farm.errors import UnsupportedTensor
 from farm.types.tuple import DTYPES
 
-#: Classes of tensors that stand for the parts of all ranks, or for the result of a collective that still runs.
+#: Classes of tensors that stand for the parts of all ranks, or for the result of a collective that
+#: still runs.
 WRAPPERS = frozenset({"DTensor", "AsyncCollectiveTensor"})
 
 #: Classes that PyTorch and the capture use for plain tensors.
-_PLAIN_CLASSES = (FakeTensor, FunctionalTensor, nn.UninitializedParameter, nn.parameter.UninitializedBuffer)
+_PLAIN_CLASSES = (
+    FakeTensor,
+    FunctionalTensor,
+    nn.UninitializedParameter,
+    nn.parameter.UninitializedBuffer,
+)
 #: Packages whose classes only mark a tensor: the operators are those of a plain tensor.
 _MARKING_PACKAGES = ("torchvision.tv_tensors", "monai.data.meta_tensor")
 
@@ -34,7 +41,9 @@ _DESCRIBED = frozenset(f"torch.{name}" for name in DTYPES)
 
 @dataclass(frozen=True)
 class SpecialKind:
-    """What a special tensor is ("a sparse tensor (torch.sparse_coo)"), and how to measure a model without it."""
+    """What a special tensor is ("a sparse tensor (torch.sparse_coo)"), and how to measure a model
+    without it.
+    """
 
     description: str
     way_out: str
@@ -81,7 +90,9 @@ def refusal(special: torch.Tensor, place: str) -> UnsupportedTensor:
     """The error for a call that uses or returns a special tensor."""
     kind = special_kind(special)
     assert kind is not None, "the caller has found that the tensor is special"
-    return UnsupportedTensor(f"{place} has {kind.description}; the farm does not measure such tensors.", kind.way_out)
+    return UnsupportedTensor(
+        f"{place} has {kind.description}; the farm does not measure such tensors.", kind.way_out
+    )
 
 
 def only_views(func: Any, special: torch.Tensor) -> bool:
@@ -93,8 +104,8 @@ _VIEWS = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
 def is_real_floating(tensor: torch.Tensor) -> bool:
-    """True for a plain tensor of decimals that a change of the model's dtype changes; complex numbers and the
-    eight-bit formats of scaled products stay."""
+    """True for a plain tensor of decimals that a change of the model's dtype changes; complex
+    numbers and the eight-bit formats of scaled products stay."""
     return tensor.dtype in _REAL_FLOATING and is_plain(tensor)
 
 
@@ -102,7 +113,9 @@ _REAL_FLOATING = frozenset({torch.float64, torch.float32, torch.float16, torch.b
 
 
 def bits_of(tensor: torch.Tensor) -> tuple[str, ...]:
-    """The bits of a tensor whose conjugation or negation PyTorch has put off: "conj", "neg", both or none."""
+    """The bits of a tensor whose conjugation or negation PyTorch has put off: "conj", "neg", both
+    or none.
+    """
     bits = ("conj",) if tensor.is_conj() else ()
     return (*bits, "neg") if tensor.is_neg() else bits
 
@@ -113,9 +126,12 @@ def with_bits(tensor: torch.Tensor, bits: Sequence[str]) -> torch.Tensor:
     return torch._neg_view(view) if "neg" in bits else view
 
 
-def moved(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """The tensor on a device, with the same bits. A special tensor stays where it is if PyTorch cannot move it, and if
-    the device is meta: there it would lose its kind. With ``dtype``, a real floating-point tensor gets this dtype."""
+def moved(
+    tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """The tensor on a device, with the same bits. A special tensor stays where it is if PyTorch
+    cannot move it, and if the device is meta: there it would lose its kind. With ``dtype``, a real
+    floating-point tensor gets this dtype."""
     if not is_plain(tensor):
         return _moved_special(tensor, device)
     bits = bits_of(tensor)
@@ -190,16 +206,22 @@ def _of_class(tensor: torch.Tensor) -> SpecialKind:
 
 
 def _nested() -> SpecialKind:
-    return SpecialKind("a nested tensor", "Pass a padded tensor: torch.nested.to_padded_tensor(tensor, 0.0).")
+    return SpecialKind(
+        "a nested tensor", "Pass a padded tensor: torch.nested.to_padded_tensor(tensor, 0.0)."
+    )
 
 
 def _of_layout(layout: torch.layout) -> SpecialKind:
     if layout is torch._mkldnn:  # type: ignore[attr-defined]
-        return SpecialKind("an oneDNN (mkldnn) tensor", "Measure the model before it is converted to mkldnn.")
+        return SpecialKind(
+            "an oneDNN (mkldnn) tensor", "Measure the model before it is converted to mkldnn."
+        )
     return SpecialKind(f"a sparse tensor ({layout})", "Use a dense tensor: tensor.to_dense().")
 
 
 def _quantised(tensor: torch.Tensor) -> SpecialKind:
     per = str(tensor.qscheme()).removeprefix("torch.").replace("_", " ")
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return SpecialKind(f"a quantised tensor ({dtype}, {per})", "Measure the model before it is quantised.")
+    return SpecialKind(
+        f"a quantised tensor ({dtype}, {per})", "Measure the model before it is quantised."
+    )

@@ -1,4 +1,6 @@
-"""timm's models of image classification. ``timm.json`` lists their names and sizes, from timm's registry."""
+"""timm's models of image classification. ``timm.json`` lists their names and sizes, from timm's
+registry.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""torchvision's models: classification, segmentation and video, and the reasons why the others are refused.
+"""torchvision's models: classification, segmentation and video, and the reasons why the others are
+refused.
 
 ``torchvision.json`` lists the names and sizes; a test compares the list with torchvision.
 """
@@ -44,7 +45,11 @@ def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module
     backbone = {"weights_backbone": None} if entry.task == "segmentation" else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # googlenet and inception_v3 announce a change of a default
-        return torchvision_models().get_model(variant.model, weights=None, **backbone).to(dtype_of(variant))
+        return (
+            torchvision_models()
+            .get_model(variant.model, weights=None, **backbone)
+            .to(dtype_of(variant))
+        )
 
 
 def inputs(entry: ModelEntry, variant: Variant, device: torch.device) -> tuple[torch.Tensor]:
@@ -53,16 +58,22 @@ def inputs(entry: ModelEntry, variant: Variant, device: torch.device) -> tuple[t
 
     if entry.task != "video":
         return (images(variant, device),)
-    return (random_normal((variant.batch, 3, 16, variant.input_size, variant.input_size), dtype_of(variant), device),)
+    return (
+        random_normal(
+            (variant.batch, 3, 16, variant.input_size, variant.input_size),
+            dtype_of(variant),
+            device,
+        ),
+    )
 
 
 @functools.cache
 def torchvision_models() -> Any:
     """Imports ``torchvision.models``, even if torchvision lacks its compiled operators.
 
-    A torchvision from the package index fails on import with a CPU build of torch, because ``torchvision::nms`` does
-    not exist. In that case this function defines the schemas of the two missing operators; no model here calls them.
-    """
+    A torchvision from the package index fails on import with a CPU build of torch, because
+    ``torchvision::nms`` does not exist. In that case this function defines the schemas of the two
+    missing operators; no model here calls them."""
     import torch
 
     try:

@@ -1,4 +1,6 @@
-"""Runs code of users, such as a model's module and its forward pass, without its effects on this process."""
+"""Runs code of users, such as a model's module and its forward pass, without its effects on this
+process.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ class EndsProcess(SystemExit):
 
 @contextlib.contextmanager
 def user_code() -> Iterator[None]:
-    """A context for user code: what it prints goes to stderr, and ``os._exit`` raises `EndsProcess`.
+    """A context for user code: what it prints goes to stderr, and ``os._exit`` raises
+    `EndsProcess`.
 
     A child process that user code forks may call ``os._exit``, and so may the farm.
     """

@@ -1,9 +1,9 @@
-"""The operators that may be called: a fixed list of leaf modules, public functions and aten overloads.
+"""The operators that may be called: a fixed list of leaf modules, public functions and aten
+overloads.
 
-The farm looks up an operator name of a tuple only in this list. It never imports a module or reads an attribute by such
-a name, so a forged tuple can only call an operator of this list. Captures of forward passes consist of modules and
-functions, captures of training steps of aten overloads.
-"""
+The farm looks up an operator name of a tuple only in this list. It never imports a module or reads
+an attribute by such a name, so a forged tuple can only call an operator of this list. Captures of
+forward passes consist of modules and functions, captures of training steps of aten overloads."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from torch.overrides import get_overridable_functions, resolve_name
 from farm.errors import TupleRejected
 from farm.types.tuple import OperatorTuple, names_listed, tensor_references, words
 
-# Not leaves: modules that only combine other modules, choose by data which child runs, or have state that a tuple
-# cannot store. The capture descends into them and records their children and the functions that they call.
+# Not leaves: modules that only combine other modules, choose by data which child runs, or have
+# state that a tuple cannot store. The capture descends into them and records their children and the
+# functions that they call.
 _COMPOSITE = names_listed("composite")
 
-#: Classes whose modules are recorded as one operator. The capture descends into subclasses: they may compute anything.
+#: Classes whose modules are recorded as one operator. The capture descends into subclasses: they
+#: may compute anything.
 LEAF_CLASSES: frozenset[type[nn.Module]] = frozenset(
     member
     for name, member in vars(nn).items()
@@ -35,12 +37,13 @@ LEAF_CLASSES: frozenset[type[nn.Module]] = frozenset(
     and not name.startswith("Lazy")
 )
 
-# Functions that torch does not list as overridable, although a function mode sees them: most create tensors. Three
-# are private: matrix products of eight-bit floats and of a mixture of experts, and the function that
-# parametrizations.weight_norm calls.
+# Functions that torch does not list as overridable, although a function mode sees them: most create
+# tensors. Three are private: matrix products of eight-bit floats and of a mixture of experts, and
+# the function that parametrizations.weight_norm calls.
 _NOT_LISTED = names_listed("not_overridable")
 
-# Overridable functions that are not operators: they access files, processes, memory, Python callbacks or gradients.
+# Overridable functions that are not operators: they access files, processes, memory, Python
+# callbacks or gradients.
 _NOT_OPERATORS = {"", "torch.autocast", "torch.from_file"} | {
     f"torch.Tensor.{name}" for name in names_listed("methods_that_are_no_operators")
 }
@@ -50,26 +53,38 @@ FUNCTION_NAMES: dict[Any, str] = {
     function: name
     for functions in get_overridable_functions().values()
     for function in functions
-    if (name := resolve_name(function) or "") not in _NOT_OPERATORS and not name.endswith((".__set__", ".__delete__"))
+    if (name := resolve_name(function) or "") not in _NOT_OPERATORS
+    and not name.endswith((".__set__", ".__delete__"))
 } | {operator.attrgetter(name)(torch): f"torch.{name}" for name in sorted(_NOT_LISTED)}
 
 #: name -> leaf class or function
-ALLOWED_OPERATORS: dict[str, Any] = {name: function for function, name in FUNCTION_NAMES.items()} | {
-    f"torch.nn.{leaf.__name__}": leaf for leaf in LEAF_CLASSES
-}
+ALLOWED_OPERATORS: dict[str, Any] = {
+    name: function for function, name in FUNCTION_NAMES.items()
+} | {f"torch.nn.{leaf.__name__}": leaf for leaf in LEAF_CLASSES}
 # As models call them: `farm.benchmark.host_steps` replaces the methods.
-ALLOWED_OPERATORS |= {f"torch.Tensor.__{name}__": getattr(operator, name) for name in ("getitem", "setitem")}
+ALLOWED_OPERATORS |= {
+    f"torch.Tensor.__{name}__": getattr(operator, name) for name in ("getitem", "setitem")
+}
 
-#: Operators that return a value to the host. On meta there is none; only the bytes that they read count as moved.
-RETURNS_TO_HOST = {"torch.equal", "torch.allclose", "torch.is_nonzero", "aten._local_scalar_dense.default"} | {
+#: Operators that return a value to the host. On meta there is none; only the bytes that they read
+#: count as moved.
+RETURNS_TO_HOST = {
+    "torch.equal",
+    "torch.allclose",
+    "torch.is_nonzero",
+    "aten._local_scalar_dense.default",
+} | {
     f"torch.Tensor.{name}"
-    for name in words("item tolist equal allclose is_nonzero __bool__ __contains__ __int__ __float__ __index__")
+    for name in words(
+        "item tolist equal allclose is_nonzero __bool__ __contains__ __int__ __float__ __index__"
+    )
 }
 
 
-# In the file, a name without a dot means the overload `default`. The list contains the operators seen in captures on
-# the CPU and in audits on cards, and related ones. It contains no operator that accesses files, processes or memory
-# handles, that is dispatched to other operators, or whose output size depends on values.
+# In the file, a name without a dot means the overload `default`. The list contains the operators
+# seen in captures on the CPU and in audits on cards, and related ones. It contains no operator that
+# accesses files, processes or memory handles, that is dispatched to other operators, or whose
+# output size depends on values.
 ATEN_OVERLOADS: frozenset[str] = frozenset(
     f"aten.{name}" if "." in name else f"aten.{name}.default"
     for name in Path(__file__).with_name("aten_overloads.txt").read_text().split()
@@ -78,8 +93,8 @@ ATEN_OVERLOADS: frozenset[str] = frozenset(
 
 @functools.cache
 def overload_of(name: str) -> Any:
-    """The aten overload with a name such as ``aten.mul.Tensor``. Raises `TupleRejected` if the name is not in the list,
-    or this torch has no such operator."""
+    """The aten overload with a name such as ``aten.mul.Tensor``. Raises `TupleRejected` if the name
+    is not in the list, or this torch has no such operator."""
     if name not in ATEN_OVERLOADS:
         text = f"'{name}' is not in this version's allow-list of operators."
         raise TupleRejected(text, "Capture the model again with this version.")
@@ -93,13 +108,15 @@ def overload_of(name: str) -> Any:
 
 @functools.lru_cache(maxsize=8192)
 def arguments_of(spec: OperatorTuple) -> dict[str, Any]:
-    """Schema name of each argument -> its value as a JSON tree; arguments that the call does not pass are absent.
-    Raises `TupleRejected` if the schema has no such argument."""
+    """Schema name of each argument -> its value as a JSON tree; arguments that the call does not
+    pass are absent. Raises `TupleRejected` if the schema has no such argument."""
     arguments = overload_of(spec.operator)._schema.arguments
     names = [argument.name for argument in arguments]
     positional = [argument.name for argument in arguments if not argument.kwarg_only]
     by_position = dict(zip(positional, spec.arguments, strict=False))
-    if len(spec.arguments) > len(positional) or not set(spec.keywords) <= set(names) - set(by_position):
+    if len(spec.arguments) > len(positional) or not set(spec.keywords) <= set(names) - set(
+        by_position
+    ):
         text = f"The stored arguments do not fit '{spec.operator}'."
         raise TupleRejected(text, "Capture the model again with this PyTorch.")
     return by_position | dict(spec.keywords)
@@ -122,22 +139,36 @@ def tensor_arguments(spec: OperatorTuple) -> tuple[tuple[tuple[str, int], ...], 
 def written_by_schema(spec: OperatorTuple) -> frozenset[int]:
     """Indices of the tensors whose memory the call writes according to the operator's schema."""
     schema = overload_of(spec.operator)._schema
-    names = {one.name for one in schema.arguments if one.alias_info is not None and one.alias_info.is_write}
-    if spec.short_name in ("native_batch_norm", "cudnn_batch_norm") and arguments_of(spec).get("training"):
+    names = {
+        one.name
+        for one in schema.arguments
+        if one.alias_info is not None and one.alias_info.is_write
+    }
+    if spec.short_name in ("native_batch_norm", "cudnn_batch_norm") and arguments_of(spec).get(
+        "training"
+    ):
         names |= {"running_mean", "running_var"}  # the schema does not mark them as written
     storages = _storages_passed_as(spec, names)
-    return frozenset(index for index, tensor in enumerate(spec.tensors) if tensor.storage in storages)
+    return frozenset(
+        index for index, tensor in enumerate(spec.tensors) if tensor.storage in storages
+    )
 
 
 def read_by_host(spec: OperatorTuple) -> frozenset[int]:
-    """Numbers of the storages that a CUDA operator reads on the host. While a CUDA graph is recorded, its kernel reads
-    them instead."""
+    """Numbers of the storages that a CUDA operator reads on the host. While a CUDA graph is
+    recorded, its kernel reads them instead."""
     if spec.short_name != "_scaled_dot_product_efficient_attention_backward":
         return frozenset()
     return _storages_passed_as(spec, {"philox_seed", "philox_offset"})
 
 
 def _storages_passed_as(spec: OperatorTuple, names: set[str]) -> frozenset[int]:
-    """Numbers of the storages of the tensors that the call passes as one of the arguments ``names``."""
+    """Numbers of the storages of the tensors that the call passes as one of the arguments
+    ``names``.
+    """
     passed = zip(spec.tensors, tensor_arguments(spec), strict=True)
-    return frozenset(tensor.storage for tensor, arguments in passed if any(name in names for name, _ in arguments))
+    return frozenset(
+        tensor.storage
+        for tensor, arguments in passed
+        if any(name in names for name, _ in arguments)
+    )

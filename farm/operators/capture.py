@@ -1,12 +1,13 @@
 """Captures one forward pass: records its operator calls, and checks that none is missed.
 
-The owner of an aten operator is the leaf module of ``torch.nn`` that runs it, or the outermost call of a function of
-PyTorch's public API. The owner has the *slot* until it returns; calls inside it belong to it. `Recorder` watches a
-forward pass or a training step; `farm.operators.profiler` compares a watched pass with an unwatched one.
+The owner of an aten operator is the leaf module of ``torch.nn`` that runs it, or the outermost call
+of a function of PyTorch's public API. The owner has the *slot* until it returns; calls inside it
+belong to it. `Recorder` watches a forward pass or a training step; `farm.operators.profiler`
+compares a watched pass with an unwatched one.
 
-The device and the grad mode decide which operators run, so a capture records both. `predict` computes nothing: it runs
-the model on fake tensors of that device. On meta tensors PyTorch would run other operators.
-"""
+The device and the grad mode decide which operators run, so a capture records both. `predict`
+computes nothing: it runs the model on fake tensors of that device. On meta tensors PyTorch would
+run other operators."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.fx.experimental.proxy_tensor  # nn.MultiheadAttention uses it while a dispatch mode is active
+
+# nn.MultiheadAttention uses it while a dispatch mode is active
+import torch.fx.experimental.proxy_tensor
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -36,27 +39,50 @@ from farm.operators import deciding_values, encoding
 from farm.operators.allow_list import FUNCTION_NAMES, RETURNS_TO_HOST
 from farm.operators.captured import CallTrace, CapturedCall, CapturedPass, CapturedTensor
 from farm.operators.cost import new_bytes, operator_flops, shapes_of
-from farm.operators.encoding import DescribedCall, Layout, NotEncodable, TensorTable, storage_key, tensors_in
-from farm.operators.fake_pass import MOST_MADE_BYTES, PLACED, STANDS_FOR_A_CARD, FakeTensors, RepeatedCalls, fake_pass
+from farm.operators.encoding import (
+    DescribedCall,
+    Layout,
+    NotEncodable,
+    TensorTable,
+    storage_key,
+    tensors_in,
+)
+from farm.operators.fake_pass import (
+    MOST_MADE_BYTES,
+    PLACED,
+    STANDS_FOR_A_CARD,
+    FakeTensors,
+    RepeatedCalls,
+    fake_pass,
+)
 from farm.operators.unseen import NOT_COMPILED, Unseen
 from farm.types.tuple import OperatorTuple
 
-#: Called after each operator call with its module path, its operator, its activations, and the buffers and parameters
-#: among its arguments (such as caches; not a leaf module's own). Each tensor comes with True if the call wrote to it.
+#: Called after each operator call with its module path, its operator, its activations, and the
+#: buffers and parameters among its arguments (such as caches; not a leaf module's own). Each tensor
+#: comes with True if the call wrote to it.
 Watch = Callable[[str, str, list[tuple[torch.Tensor, bool]], list[tuple[torch.Tensor, bool]]], None]
-#: Returns the context to enter around an operator, given the operator's position in `CapturedPass.slots`.
+#: Returns the context to enter around an operator, given the operator's position in
+#: `CapturedPass.slots`.
 Around = Callable[[int], contextlib.AbstractContextManager[Any]]
 
 
 class Recorder:
-    """Records one pass of ``model``. Subclasses decide which call gets the slot and which calls are recorded. Their
-    functions ``call_module``, ``call_function`` and ``call_aten`` intercept each call and run it."""
+    """Records one pass of ``model``. Subclasses decide which call gets the slot and which calls are
+    recorded. Their functions ``call_module``, ``call_function`` and ``call_aten`` intercept each
+    call and run it."""
 
     def __init__(
-        self, model: nn.Module, device_type: str, around: Around | None = None, fakes: FakeTensors | None = None
+        self,
+        model: nn.Module,
+        device_type: str,
+        around: Around | None = None,
+        fakes: FakeTensors | None = None,
     ) -> None:
         self.device_type, self.fakes = device_type, fakes
-        self.on_host = fakes.on_host if fakes else lambda one: one.device.type == "cpu" != device_type
+        self.on_host = (
+            fakes.on_host if fakes else lambda one: one.device.type == "cpu" != device_type
+        )
         self.around = around or (lambda number: contextlib.nullcontext())
         self.path = ""  # path of the module that runs
         self.paths = {id(module): name for name, module in model.named_modules()}
@@ -73,7 +99,8 @@ class Recorder:
         self._knows = fakes.knows if fakes else lambda tensor: True
 
     def views_special(self, func: Any, tree: Any) -> bool:
-        """True if an aten operator only makes a view of a special tensor in ``tree``, its arguments or its output.
+        """True if an aten operator only makes a view of a special tensor in ``tree``, its arguments
+        or its output.
 
         Raises:
             UnsupportedTensor: it computes with a special tensor.
@@ -88,13 +115,21 @@ class Recorder:
         return _place(str(func), self.path)
 
     def costs_something(self, func: Any, args: Any, kwargs: Any, out: Any) -> bool:
-        """False also for an operator that only uses memory of the host, or only brings values from there."""
+        """False also for an operator that only uses memory of the host, or only brings values from
+        there.
+        """
         tensors = list(tensors_in((args, kwargs))) or list(tensors_in(out))
-        return not (tensors and all(map(self.on_host, tensors))) and encoding.costs_something(func, args, kwargs, out)
+        return not (tensors and all(map(self.on_host, tensors))) and encoding.costs_something(
+            func, args, kwargs, out
+        )
 
     def placed(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs a function; in a fake pass, on the device of the pass."""
-        return self.fakes.placed(func, args, kwargs) if self.fakes and func in PLACED else func(*args, **kwargs)
+        return (
+            self.fakes.placed(func, args, kwargs)
+            if self.fakes and func in PLACED
+            else func(*args, **kwargs)
+        )
 
     def describe(
         self,
@@ -120,13 +155,19 @@ class Recorder:
         key = repr((name, kind, parameters, arguments, keywords, training)), layouts
         if key not in self._specs:
             tensors = tuple(map(encoding.tensor_spec, layouts))
-            self._specs[key] = OperatorTuple(name, kind, parameters or {}, arguments, keywords, tensors, training)
+            self._specs[key] = OperatorTuple(
+                name, kind, parameters or {}, arguments, keywords, tensors, training
+            )
         spec = deciding_values.recorded(self._specs[key], table.tensors, self._knows)
         return DescribedCall(key, spec, table.tensors, storages)
 
     def _number_of_host(self, tensor: torch.Tensor) -> torch.Tensor | float:
-        """The value of a number in the memory of the host: an operator of a card runs as with a Python number."""
-        plain = not tensor.dim() and tensor.is_floating_point() and not isinstance(tensor, FakeTensor)
+        """The value of a number in the memory of the host: an operator of a card runs as with a
+        Python number.
+        """
+        plain = (
+            not tensor.dim() and tensor.is_floating_point() and not isinstance(tensor, FakeTensor)
+        )
         if not plain or not self.on_host(tensor):
             return tensor
         with _disable_current_modes(), torch._C.DisableTorchFunction():
@@ -138,14 +179,22 @@ class Recorder:
         for number in dict.fromkeys((*call.reads, *call.writes)):
             self.storages.uses[number].append(call.index)
 
-    def module_elsewhere(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Runs a module that another thread calls; if it is one of the model, the capture ends with an error."""
+    def module_elsewhere(
+        self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any
+    ) -> Any:
+        """Runs a module that another thread calls; if it is one of the model, the capture ends with
+        an error.
+        """
         if id(module) in self.paths:
             self.unseen.note_thread()
         return original(module, *args, **kwargs)
 
-    def note_trace(self, given: DescribedCall, operators: Iterable[str], out: Any, flops: int) -> None:
-        """Records what a call ran and returned. All calls of a tuple must agree, since it has one reading."""
+    def note_trace(
+        self, given: DescribedCall, operators: Iterable[str], out: Any, flops: int
+    ) -> None:
+        """Records what a call ran and returned. All calls of a tuple must agree, since it has one
+        reading.
+        """
         trace = CallTrace(
             tuple(operators),
             encoding.texts_of_outputs(out),
@@ -162,7 +211,9 @@ class Recorder:
             self.mismatches.setdefault(given.spec.id, difference)
 
     def captured_pass(self, **more: Any) -> CapturedPass:
-        """Returns the recorded pass. ``more`` gives the fields of `CapturedPass` that this class does not record."""
+        """Returns the recorded pass. ``more`` gives the fields of `CapturedPass` that this class
+        does not record.
+        """
         stored = zip(self.storages.tensors, self.storages.uses, strict=True)
         return CapturedPass(
             tuples=self.tuples,
@@ -184,11 +235,15 @@ def _place(what: str, path: str) -> str:
 
 
 class Storages:
-    """Numbers the storages of a pass in order of appearance, and stores a `CapturedTensor` for each."""
+    """Numbers the storages of a pass in order of appearance, and stores a `CapturedTensor` for
+    each.
+    """
 
     def __init__(self) -> None:
         self.numbers: dict[int, int] = {}  # address of a live storage -> its number
-        self.references: list[StorageWeakRef] = []  # a weak reference keeps the address from being used again
+        self.references: list[
+            StorageWeakRef
+        ] = []  # a weak reference keeps the address from being used again
         self.held: set[int] = set()  # numbers of storages that are not known to be released
         self.tensors: list[CapturedTensor] = []  # without their uses
         self.uses: list[list[int]] = []
@@ -203,7 +258,9 @@ class Storages:
             self.references.append(StorageWeakRef(storage))
             self.held.add(number)
             shape, dtype = tuple(map(int, tensor.shape)), str(tensor.dtype).removeprefix("torch.")
-            self.tensors.append(CapturedTensor(number, name, role, shape, dtype, storage.nbytes(), born, None, ()))
+            self.tensors.append(
+                CapturedTensor(number, name, role, shape, dtype, storage.nbytes(), born, None, ())
+            )
             self.uses.append([])
         return self.numbers[key]
 
@@ -223,13 +280,17 @@ class WatchedFunctions(TorchFunctionMode):
 
     @contextlib.contextmanager
     def hidden_from_modules(self) -> Iterator[None]:
-        """While active, modules of `torch.nn` that ask for function modes do not find this one. They would choose other
+        """While active, modules of `torch.nn` that ask for function modes do not find this one.
+        They would choose other
         operators: `nn.TransformerEncoder` would not make a nested tensor of its input."""
         original = torch.overrides.has_torch_function
 
         def has_torch_function(arguments: Any) -> bool:
             asks = sys._getframe(1).f_globals.get("__name__", "")
-            if not asks.startswith("torch.nn.modules.") or torch.overrides._get_current_function_mode() is not self:
+            if (
+                not asks.startswith("torch.nn.modules.")
+                or torch.overrides._get_current_function_mode() is not self
+            ):
                 return original(arguments)
             with torch.overrides._pop_mode_temporarily():
                 return original(arguments)
@@ -247,23 +308,30 @@ class WatchedOperators(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind.__name__ in WRAPPERS for kind in types):
-            return NotImplemented  # PyTorch then runs the operators of this rank, which come here again
-        if func is torch.ops.prim.device.default:  # the most frequent call on fake tensors; it runs nothing
+            # PyTorch then runs the operators of this rank, which come here again
+            return NotImplemented
+        if (
+            func is torch.ops.prim.device.default
+        ):  # the most frequent call on fake tensors; it runs nothing
             return args[0].device
         return self.call(func, args, kwargs or {})
 
 
 @contextlib.contextmanager
 def watched_modules(call: Callable[..., Any]) -> Iterator[None]:
-    """While active, passes each call of a module to ``call(original, module, args, kwargs)``, and runs the Python code
-    of scripted functions, which hide the public functions that they call."""
+    """While active, passes each call of a module to ``call(original, module, args, kwargs)``, and
+    runs the Python code of scripted functions, which hide the public functions that they call."""
     scripted: Any = torch.jit.ScriptFunction
     original, run = nn.Module.__call__, scripted.__call__
 
     def inlined(function: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(function, "_torchdynamo_inline", functools.partial(run, function))(*args, **kwargs)
+        return getattr(function, "_torchdynamo_inline", functools.partial(run, function))(
+            *args, **kwargs
+        )
 
-    watched = replaced(nn.Module, "__call__", lambda module, *args, **kwargs: call(original, module, args, kwargs))
+    watched = replaced(
+        nn.Module, "__call__", lambda module, *args, **kwargs: call(original, module, args, kwargs)
+    )
     with watched, replaced(scripted, "__call__", inlined):
         yield
 
@@ -310,10 +378,10 @@ def predict(
 ) -> CapturedPass:
     """Captures a forward pass on fake tensors, which compute nothing; equal calls run only once.
 
-    ``model`` and its arguments are typically on meta; they are unchanged afterwards. Fake CUDA tensors need a CUDA
-    context, and this function does not open one: without a context it captures for the CPU and sets
-    ``CapturedPass.device_type`` to "cpu". ``watch`` gets the original tensors of the model, and fake tensors for all
-    others.
+    ``model`` and its arguments are typically on meta; they are unchanged afterwards. Fake CUDA
+    tensors need a CUDA context, and this function does not open one: without a context it captures
+    for the CPU and sets ``CapturedPass.device_type`` to "cpu". ``watch`` gets the original tensors
+    of the model, and fake tensors for all others.
 
     Raises:
         CaptureError: see `capture`.
@@ -326,20 +394,31 @@ def predict(
         def look(path: str, operator: str, *groups: list[tuple[torch.Tensor, bool]]) -> None:
             originals = fakes.originals()
             if watch is not None:
-                watch(path, operator, *([(originals.get(id(one), one), new) for one, new in each] for each in groups))
+                watch(
+                    path,
+                    operator,
+                    *([(originals.get(id(one), one), new) for one, new in each] for each in groups),
+                )
 
-        recorder = ForwardRecorder(model, device_type, watch and look, repeated=RepeatedCalls(fakes))
+        recorder = ForwardRecorder(
+            model, device_type, watch and look, repeated=RepeatedCalls(fakes)
+        )
         return _captured(recorder, model, fake_args, fake_kwargs, grad_enabled)
 
 
 def run_with_owners(
-    model: nn.Module, args: tuple[Any, ...], *, device_type: str, grad_enabled: bool = False, around: Around
+    model: nn.Module,
+    args: tuple[Any, ...],
+    *,
+    device_type: str,
+    grad_enabled: bool = False,
+    around: Around,
 ) -> None:
     """Runs one pass and enters ``around(number)`` around every call that gets the slot, in order.
 
-    Calls are not recorded and aten operators are not watched, so a call takes about as long as in an unwatched pass.
-    The numbers are positions in `CapturedPass.slots` of a capture of the same pass.
-    """
+    Calls are not recorded and aten operators are not watched, so a call takes about as long as in
+    an unwatched pass. The numbers are positions in `CapturedPass.slots` of a capture of the same
+    pass."""
     recorder = ForwardRecorder(model, device_type)
     recorder.around = around
     # In this order: set_grad_enabled is a watched function, too.
@@ -357,7 +436,12 @@ def _captured(
     _refuse_opaque(model)
     try:
         operators = WatchedOperators(recorder.call_aten)
-        modes = recorder.unseen.watching(), torch.set_grad_enabled(grad_enabled), operators, recorder.watching_calls()
+        modes = (
+            recorder.unseen.watching(),
+            torch.set_grad_enabled(grad_enabled),
+            operators,
+            recorder.watching_calls(),
+        )
         with contextlib.ExitStack() as stack:
             for mode in modes:
                 stack.enter_context(mode)
@@ -368,17 +452,26 @@ def _captured(
         where = f" at '{recorder.path}'" if recorder.path else ""
         raise CaptureError(
             f"The model raised{where}: {told(error)}",
-            "Check that the model runs on this input. Shapes that depend on values cannot be captured.",
+            "Check that the model runs on this input. Shapes that depend on values cannot be "
+            "captured.",
         ) from error
-    return recorder.captured_pass(grad_enabled=grad_enabled, training=model.training, operators=recorder.operators)
+    return recorder.captured_pass(
+        grad_enabled=grad_enabled, training=model.training, operators=recorder.operators
+    )
 
 
 def _refuse_opaque(model: nn.Module) -> None:
     for path, module in model.named_modules():
-        text = f"The module '{path or type(module).__name__}' is {{}}, so its operators cannot be captured."
+        text = (
+            f"The module '{path or type(module).__name__}' is {{}}, so its operators cannot be "
+            "captured."
+        )
         if isinstance(module, torch.jit.ScriptModule):
             raise UnseenOperators(text.format("scripted"), "Use the model without torch.jit.")
-        if type(module).__module__.startswith("torch._dynamo") or module._compiled_call_impl is not None:
+        if (
+            type(module).__module__.startswith("torch._dynamo")
+            or module._compiled_call_impl is not None
+        ):
             raise UnseenOperators(text.format("compiled"), NOT_COMPILED)
 
 
@@ -392,12 +485,18 @@ class _OpenCall:
     costly: list[str] = field(default_factory=list)  # aten operators that cost anything
     flops: int = 0
     written: set[int] = field(default_factory=set)  # addresses of the storages that it wrote
-    values_read: list[tuple[torch.Tensor, Any]] = field(default_factory=list)  # (tensor, value) that the host read
+    values_read: list[tuple[torch.Tensor, Any]] = field(
+        default_factory=list
+    )  # (tensor, value) that the host read
 
 
 class ForwardRecorder(Recorder):
     def __init__(
-        self, model: nn.Module, device_type: str, watch: Watch | None = None, repeated: RepeatedCalls | None = None
+        self,
+        model: nn.Module,
+        device_type: str,
+        watch: Watch | None = None,
+        repeated: RepeatedCalls | None = None,
     ) -> None:
         super().__init__(model, device_type, fakes=repeated.fakes if repeated else None)
         self.watch, self.repeated = watch, repeated
@@ -416,7 +515,9 @@ class ForwardRecorder(Recorder):
         with watched_modules(self.call_module), functions, functions.hidden_from_modules():
             yield
 
-    def call_module(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def call_module(
+        self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any
+    ) -> Any:
         if self.unseen.in_other_thread():
             return self.module_elsewhere(original, module, args, kwargs)
         if self.open_calls:
@@ -430,11 +531,19 @@ class ForwardRecorder(Recorder):
             name = type(module).__name__
             with self._slot(name) as call, torch._C.DisableTorchFunction():
                 describe = functools.partial(
-                    self._describe, call, f"torch.nn.{name}", args, kwargs, parameters=parameters, module=module
+                    self._describe,
+                    call,
+                    f"torch.nn.{name}",
+                    args,
+                    kwargs,
+                    parameters=parameters,
+                    module=module,
                 )
                 repeated = None if encoding.is_changed(module) else self.repeated
                 given = describe() if repeated is not None else None
-                found, out = self._run(call, given, functools.partial(original, module, *args, **kwargs))
+                found, out = self._run(
+                    call, given, functools.partial(original, module, *args, **kwargs)
+                )
                 if call.costly and (given := given or describe()):
                     self._close(call, given, out, repeated=found)
                     if repeated is not None and not found:
@@ -447,13 +556,18 @@ class ForwardRecorder(Recorder):
             return func(*args, **kwargs)
         if func is torch._nested_tensor_from_mask:
             raise UnseenOperators(
-                f"The module '{self.path}' makes a nested tensor of its input, because it gets a padding mask. An "
+                f"The module '{self.path}' makes a nested tensor of its input, because it gets a "
+                "padding mask. An "
                 "operator tuple cannot describe nested tensors.",
                 "Build nn.TransformerEncoder with enable_nested_tensor=False.",
             )
-        name = FUNCTION_NAMES.get(func) or FUNCTION_NAMES.get(inspect.unwrap(func))  # if it is replaced
+        name = FUNCTION_NAMES.get(func) or FUNCTION_NAMES.get(
+            inspect.unwrap(func)
+        )  # if it is replaced
         run = functools.partial(self.placed, func, args, kwargs)
-        called = name or getattr(func, "__qualname__", "") or getattr(func, "__name__", "") or str(func)
+        called = (
+            name or getattr(func, "__qualname__", "") or getattr(func, "__name__", "") or str(func)
+        )
         with self._slot(called) as call:
             given = None
             if self.repeated is not None and name in self.repeated.functions:
@@ -469,7 +583,9 @@ class ForwardRecorder(Recorder):
                 elif call.costly and (given := given or self._describe(call, name, args, kwargs)):
                     self._close(call, given, out)
                     repeated = None if call.values_read else self.repeated
-                    if repeated is not None and repeated.learn(given, call.costly, call.written, out):
+                    if repeated is not None and repeated.learn(
+                        given, call.costly, call.written, out
+                    ):
                         repeated.functions.add(name)
         return out
 
@@ -483,9 +599,15 @@ class ForwardRecorder(Recorder):
         finally:
             self.open_calls.pop()
 
-    def _run(self, call: _OpenCall, given: DescribedCall | None, run: Callable[[], Any]) -> tuple[bool, Any]:
-        """Runs a call unless it repeats an earlier one. Returns whether it repeats one, and its output."""
-        effect = self.repeated.repeat(given) if self.repeated is not None and given is not None else None
+    def _run(
+        self, call: _OpenCall, given: DescribedCall | None, run: Callable[[], Any]
+    ) -> tuple[bool, Any]:
+        """Runs a call unless it repeats an earlier one. Returns whether it repeats one, and its
+        output.
+        """
+        effect = (
+            self.repeated.repeat(given) if self.repeated is not None and given is not None else None
+        )
         if effect is None:
             with self.around(call.number):
                 return False, run()
@@ -507,10 +629,16 @@ class ForwardRecorder(Recorder):
                 return out
             self.operators[name] += 1
             if not self.open_calls:
-                self.gaps.append(f"{name} at '{self.path}': called outside all public PyTorch functions and modules")
+                self.gaps.append(
+                    f"{name} at '{self.path}': called outside all public PyTorch functions and "
+                    "modules"
+                )
                 return out
             if len(self.open_calls) > 1:
-                self.overlaps.append(f"{name} at '{self.path}': {' and '.join(call.what for call in self.open_calls)}")
+                self.overlaps.append(
+                    f"{name} at '{self.path}': "
+                    f"{' and '.join(call.what for call in self.open_calls)}"
+                )
             call = self.open_calls[-1]
             call.costly.append(name)
             call.flops += operator_flops(func, args, kwargs, out)
@@ -526,9 +654,8 @@ class ForwardRecorder(Recorder):
     def _split_off_reads(self, call: _OpenCall, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Replaces tensors that a call passes as numbers (``x[:length]``) by their values.
 
-        Output sizes depend on such a value, and a tuple stores no tensor values. So the read of the value is recorded
-        as a separate call.
-        """
+        Output sizes depend on such a value, and a tuple stores no tensor values. So the read of the
+        value is recorded as a separate call."""
         values = {id(tensor): value for tensor, value in call.values_read}
         found: set[int] = set()
 
@@ -555,7 +682,9 @@ class ForwardRecorder(Recorder):
         return args, kwargs
 
     def _gap(self, call: _OpenCall, reason: str) -> None:
-        self.gaps.extend(f"{name} at '{call.path}' in {call.what}: {reason}" for name in call.costly)
+        self.gaps.extend(
+            f"{name} at '{call.path}' in {call.what}: {reason}" for name in call.costly
+        )
 
     def _describe(
         self,
@@ -566,7 +695,9 @@ class ForwardRecorder(Recorder):
         parameters: dict[str, Any] | None = None,
         module: nn.Module | None = None,
     ) -> DescribedCall | None:
-        """Describes the call as a tuple; None if no tuple can: its aten operators become gaps of the capture."""
+        """Describes the call as a tuple; None if no tuple can: its aten operators become gaps of
+        the capture.
+        """
         if torch.is_autocast_enabled(self.device_type):
             self._gap(call, UNDER_AUTOCAST)
             return None
@@ -581,7 +712,9 @@ class ForwardRecorder(Recorder):
             self._gap(call, error_text(error))
             return None
 
-    def _close(self, call: _OpenCall, given: DescribedCall, out: Any, *, repeated: bool = False) -> None:
+    def _close(
+        self, call: _OpenCall, given: DescribedCall, out: Any, *, repeated: bool = False
+    ) -> None:
         spec, stored, index = given.spec, self.storages, len(self.calls)
         if not repeated:
             self.note_trace(given, call.costly, out, call.flops)
@@ -589,15 +722,25 @@ class ForwardRecorder(Recorder):
         shown = list(zip(given.tensors, given.storages, spec.tensors, strict=True))
         behind = {stored.add(tensor, "", one.role): tensor for tensor, _, one in shown}
         for number, tensor in behind.items():
-            if number >= before and not tensor.is_floating_point() and type(tensor) is not FakeTensor:
+            if (
+                number >= before
+                and not tensor.is_floating_point()
+                and type(tensor) is not FakeTensor
+            ):
                 stored.integers[number] = tensor.untyped_storage()
         writes = {stored.numbers[key] for key in call.written if key in given.storages}
         for tensor in tensors_in(out):
             if storage_key(tensor) not in given.storages:
                 writes.add(stored.add(tensor, "", "activation", index))
         if self.watch is not None:
-            activations = [(tensor, key in call.written) for tensor, key, one in shown if one.role == "activation"]
+            activations = [
+                (tensor, key in call.written)
+                for tensor, key, one in shown
+                if one.role == "activation"
+            ]
             held = [(tensor, key in call.written) for tensor, key, one in shown if one.held]
             self.watch(call.path, spec.operator, activations, held)
         self.slots[call.number] = index
-        self.add_call(CapturedCall(index, call.path, spec.id, tuple(behind), tuple(sorted(writes))), spec)
+        self.add_call(
+            CapturedCall(index, call.path, spec.id, tuple(behind), tuple(sorted(writes))), spec
+        )

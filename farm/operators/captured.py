@@ -1,10 +1,10 @@
-"""The data of a capture: operator calls, operator tuples and tensors of one forward pass or one training step.
+"""The data of a capture: operator calls, operator tuples and tensors of one forward pass or one
+training step.
 
-This is plain data, without torch. `farm.operators.capture` captures forward passes: their calls are leaf modules and
-public functions. `farm.training.capture` captures training steps: their calls are aten operators, and each belongs to
-exactly one part (the forward of an owner, its backward, its recomputation, gradient accumulation, the loss or the
-optimizer).
-"""
+This is plain data, without torch. `farm.operators.capture` captures forward passes: their calls are
+leaf modules and public functions. `farm.training.capture` captures training steps: their calls are
+aten operators, and each belongs to exactly one part (the forward of an owner, its backward, its
+recomputation, gradient accumulation, the loss or the optimizer)."""
 
 from __future__ import annotations
 
@@ -27,12 +27,16 @@ ROLES = ("parameter", "gradient", "optimizer state", "buffer", "input", "activat
 
 def role_in_tuple(role: str) -> str:
     """The role of a tensor in an operator tuple: parameter, buffer or activation."""
-    return {"parameter": "parameter", "buffer": "buffer", "optimizer state": "buffer"}.get(role, "activation")
+    return {"parameter": "parameter", "buffer": "buffer", "optimizer state": "buffer"}.get(
+        role, "activation"
+    )
 
 
 @dataclass(frozen=True)
 class Owner:
-    """A call of a leaf module or a function in the forward or the loss. ``what``: its class or function ('Conv2d')."""
+    """A call of a leaf module or a function in the forward or the loss. ``what``: its class or
+    function ('Conv2d').
+    """
 
     index: int
     path: str
@@ -44,11 +48,10 @@ class Owner:
 class CapturedCall:
     """One operator call. ``reads`` and ``writes`` are indices of `CapturedPass.tensors`.
 
-    The last four fields are empty in a forward pass. In a training step, ``part`` is "forward", "backward",
-    "recomputation", "accumulation", "loss" or "optimizer"; ``stage`` is a stage of `farm.training.step`; ``owner`` and
-    ``owner_index`` are `Owner.what` and `Owner.index` of the call's owner. Accumulation and the optimizer have no
-    owner.
-    """
+    The last four fields are empty in a forward pass. In a training step, ``part`` is "forward",
+    "backward", "recomputation", "accumulation", "loss" or "optimizer"; ``stage`` is a stage of
+    `farm.training.step`; ``owner`` and ``owner_index`` are `Owner.what` and `Owner.index` of the
+    call's owner. Accumulation and the optimizer have no owner."""
 
     index: int
     module_path: str
@@ -63,8 +66,9 @@ class CapturedCall:
 
 @dataclass(frozen=True)
 class CapturedTensor:
-    """A storage that calls read or write; the views of one tensor share it. ``released`` is the index of the last call
-    during which it exists; None if it exists after the step, and in a forward pass, where it is not recorded."""
+    """A storage that calls read or write; the views of one tensor share it. ``released`` is the
+    index of the last call during which it exists; None if it exists after the step, and in a
+    forward pass, where it is not recorded."""
 
     number: int
     name: str
@@ -78,14 +82,17 @@ class CapturedTensor:
 
     @property
     def outlives(self) -> bool:
-        """True if the tensor exists before and after the step; memory planners call such a tensor 'global'."""
+        """True if the tensor exists before and after the step; memory planners call such a tensor
+        'global'.
+        """
         return self.born < 0 and self.released is None
 
 
 @dataclass(frozen=True)
 class Launch:
-    """The stream of a card on which a call runs (0: the stream of the pass), the earlier calls for which this stream
-    has waited since the previous call on it, and the stream's priority for the card's scheduler."""
+    """The stream of a card on which a call runs (0: the stream of the pass), the earlier calls for
+    which this stream has waited since the previous call on it, and the stream's priority for the
+    card's scheduler."""
 
     stream: int
     after: tuple[int, ...] = ()
@@ -94,13 +101,13 @@ class Launch:
 
 @dataclass(frozen=True)
 class CallTrace:
-    """What the dispatcher saw of one call: the aten operators that run a kernel, in order; a description of each
-    output; and the bits of each input that change its values when they are read (conjugated, negated).
+    """What the dispatcher saw of one call: the aten operators that run a kernel, in order; a
+    description of each output; and the bits of each input that change its values when they are read
+    (conjugated, negated).
 
-    In inference mode PyTorch shows other names for the same operators. ``flops`` counts 2 per multiply-add; ``shapes``
-    are those of the outputs, and ``new_bytes`` the size of those that the call created. They give the cost of a call
-    that PyTorch cannot run on meta.
-    """
+    In inference mode PyTorch shows other names for the same operators. ``flops`` counts 2 per
+    multiply-add; ``shapes`` are those of the outputs, and ``new_bytes`` the size of those that the
+    call created. They give the cost of a call that PyTorch cannot run on meta."""
 
     operators: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -109,10 +116,14 @@ class CallTrace:
     new_bytes: int = 0
     input_bits: tuple[str, ...] = ()
     inference: bool = field(default=False, compare=False)
-    trained: tuple[bool, ...] = field(default=(), compare=False)  # of each input: a trained parameter, or a view of one
+    trained: tuple[bool, ...] = field(
+        default=(), compare=False
+    )  # of each input: a trained parameter, or a view of one
 
     def difference(self, other: CallTrace, this: str, that: str) -> str:
-        """The first difference from another trace, in words; "" if there is none. ``this``, ``that``: what has them."""
+        """The first difference from another trace, in words; "" if there is none. ``this``,
+        ``that``: what has them.
+        """
         for verb, mine, others in (
             ("runs", _without_numbers(self.operators), _without_numbers(other.operators)),
             ("returns", self.outputs, other.outputs),
@@ -125,7 +136,9 @@ class CallTrace:
 
 
 def _without_numbers(operators: Iterable[str]) -> list[str]:
-    """The operators without those that make a tensor of a number: without a card, fakes cannot tell its device."""
+    """The operators without those that make a tensor of a number: without a card, fakes cannot tell
+    its device.
+    """
     return [name for name in operators if name != "aten.scalar_tensor.default"]
 
 
@@ -145,29 +158,39 @@ def _told_apart(these: Sequence[str], those: Sequence[str]) -> tuple[str, str]:
 class CapturedPass:
     """One captured forward pass or training step. A capture without gaps and overlaps is complete.
 
-    ``slots``: for each call that had the slot (in a training step: for each aten operator), the index of its
-    `CapturedCall`; None if it runs no kernel. ``integers``: tensor number -> storage, for token ids, positions and
-    masks that no call created. ``launches``: of each call of a split model on a card, which runs communication on
-    streams of its own; else empty.
-    """
+    ``slots``: for each call that had the slot (in a training step: for each aten operator), the
+    index of its `CapturedCall`; None if it runs no kernel. ``integers``: tensor number -> storage,
+    for token ids, positions and masks that no call created. ``launches``: of each call of a split
+    model on a card, which runs communication on streams of its own; else empty."""
 
     tuples: dict[str, OperatorTuple]
     calls: tuple[CapturedCall, ...]
     tensors: tuple[CapturedTensor, ...]
-    gaps: tuple[str, ...] = ()  # messages about aten operators without an owner: where each ran, and the reason
+    gaps: tuple[
+        str, ...
+    ] = ()  # messages about aten operators without an owner: where each ran, and the reason
     overlaps: tuple[str, ...] = ()  # the same for aten operators with two owners
-    mismatches: Mapping[str, str] = field(default_factory=dict)  # tuple id -> how it differs from the call that ran
+    mismatches: Mapping[str, str] = field(
+        default_factory=dict
+    )  # tuple id -> how it differs from the call that ran
     device_type: str = "cpu"
     grad_enabled: bool = False
     training: bool = False
-    operators: Counter[str] = field(default_factory=Counter)  # calls of each aten operator that runs a kernel
-    traces: dict[str, CallTrace] = field(default_factory=dict, compare=False)  # by tuple id: of its first call
+    operators: Counter[str] = field(
+        default_factory=Counter
+    )  # calls of each aten operator that runs a kernel
+    traces: dict[str, CallTrace] = field(
+        default_factory=dict, compare=False
+    )  # by tuple id: of its first call
     slots: tuple[int | None, ...] = field(default=(), compare=False, repr=False)
-    integers: dict[int, torch.UntypedStorage] = field(default_factory=dict, compare=False, repr=False)
+    integers: dict[int, torch.UntypedStorage] = field(
+        default_factory=dict, compare=False, repr=False
+    )
     launches: tuple[Launch, ...] = field(default=(), compare=False, repr=False)
     owners: tuple[Owner, ...] = ()  # only of a training step
     loss: str = ""  # only of a training step
-    flops: int | None = None  # of a training step, counted by PyTorch's own counter; None if not counted
+    # of a training step, counted by PyTorch's own counter; None if not counted
+    flops: int | None = None
 
     @functools.cached_property
     def counts(self) -> dict[str, int]:
@@ -179,9 +202,11 @@ class CapturedPass:
         """For each call, the bytes of all tensors that exist during it."""
         return self.held_bytes(self.tensors)
 
-    def held_bytes(self, tensors: Iterable[CapturedTensor], *, rounded_to: int = 1) -> tuple[int, ...]:
-        """For each call, the bytes of the ``tensors`` that exist during it; each size is rounded up to a multiple of
-        ``rounded_to``."""
+    def held_bytes(
+        self, tensors: Iterable[CapturedTensor], *, rounded_to: int = 1
+    ) -> tuple[int, ...]:
+        """For each call, the bytes of the ``tensors`` that exist during it; each size is rounded up
+        to a multiple of ``rounded_to``."""
         changes = [0] * (len(self.calls) + 1)
         for tensor in tensors:
             size_bytes = -(-tensor.size_bytes // rounded_to) * rounded_to
@@ -195,15 +220,23 @@ class CapturedPass:
 
     @functools.cached_property
     def waits(self) -> tuple[tuple[int, ...], ...]:
-        """For each call, the calls on other streams for which it waits: as the model did, and because they wrote what
-        it reads or writes, or read what it writes. Of each stream only the last one, and none for which the stream of
-        the call has waited before. Empty without ``launches``."""
+        """For each call, the calls on other streams for which it waits: as the model did, and
+        because they wrote what it reads or writes, or read what it writes. Of each stream only the
+        last one, and none for which the stream of the call has waited before. Empty without
+        ``launches``."""
         found: list[tuple[int, ...]] = []
         wrote: dict[int, int] = {}  # storage -> the last call that wrote it
-        read: defaultdict[int, list[int]] = defaultdict(list)  # storage -> the calls that have read it since
-        waited: defaultdict[int, dict[int, int]] = defaultdict(dict)  # stream -> other stream -> its last awaited call
+        read: defaultdict[int, list[int]] = defaultdict(
+            list
+        )  # storage -> the calls that have read it since
+        waited: defaultdict[int, dict[int, int]] = defaultdict(
+            dict
+        )  # stream -> other stream -> its last awaited call
         for call, launch in zip(self.calls, self.launches, strict=False):
-            before = {*launch.after, *(wrote[one] for one in (*call.reads, *call.writes) if one in wrote)}
+            before = {
+                *launch.after,
+                *(wrote[one] for one in (*call.reads, *call.writes) if one in wrote),
+            }
             before |= {reader for one in call.writes for reader in read[one]}
             last = {self.launches[one].stream: one for one in sorted(before)}
             known = waited[launch.stream] | {launch.stream: call.index}
@@ -222,17 +255,28 @@ class CapturedPass:
         data = {one.name: getattr(self, one.name) for one in fields(self)}
         for name in ("traces", "slots", "integers", "launches"):
             del data[name]
-        lists = {name: [asdict(one) for one in data[name]] for name in ("calls", "tensors", "owners")}
+        lists = {
+            name: [asdict(one) for one in data[name]] for name in ("calls", "tensors", "owners")
+        }
         return data | lists | {"tuples": [spec.to_json() for spec in self.tuples.values()]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Raises `TupleRejected` if one of its tuples is malformed."""
-        values: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in data.items()}
-        for name, kind in {"calls": CapturedCall, "tensors": CapturedTensor, "owners": Owner}.items():
+        values: dict[str, Any] = {
+            name: tuple(one) if isinstance(one, list) else one for name, one in data.items()
+        }
+        for name, kind in {
+            "calls": CapturedCall,
+            "tensors": CapturedTensor,
+            "owners": Owner,
+        }.items():
             values[name] = tuple(map(adapter(kind).validate_python, data[name]))
         values["tuples"] = {spec.id: spec for spec in map(parse, data["tuples"])}
         return cls(**values | {"operators": Counter(data["operators"])})
 
     def __repr__(self) -> str:
-        return f"<CapturedPass {len(self.calls)} calls, {len(self.tuples)} tuples on {self.device_type}>"
+        return (
+            f"<CapturedPass {len(self.calls)} calls, {len(self.tuples)} tuples on "
+            f"{self.device_type}>"
+        )

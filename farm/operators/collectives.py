@@ -1,5 +1,6 @@
-"""Calls collectives (`farm.types.collective`) in the process group of a rank, as DTensor and FSDP do: the collective
-runs on the stream of the communication library, and the present stream waits for it."""
+"""Calls collectives (`farm.types.collective`) in the process group of a rank, as DTensor and FSDP
+do: the collective runs on the stream of the communication library, and the present stream waits for
+it."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from farm.operators.encoding import NotEncodable, dtype_of, tensors_in
 from farm.types.collective import COLLECTIVES, PREFIX
 from farm.types.tuple import OperatorTuple, TensorSpec, table_named
 
-#: Operator -> collective, the argument with its input, and the one that it writes ("": it returns a new tensor).
+#: Operator -> collective, the argument with its input, and the one that it writes ("": it returns a
+#: new tensor).
 _OPERATORS: dict[str, list[str]] = table_named("collectives")
 _NO_COLLECTIVE = ("::wait_tensor", "::_wrap_tensor_autograd")
 #: Operators that copy their input first and then change the copy.
@@ -25,10 +27,12 @@ _IN_PLACE = ("all_reduce", "broadcast")  # the output is the input
 _REDUCTIONS = {"sum": "SUM", "avg": "AVG", "product": "PRODUCT", "max": "MAX", "min": "MIN"}
 
 
-def collectives_of(func: Any, args: Any, kwargs: Any) -> list[tuple[str, torch.Tensor, torch.Tensor | None, Any]]:
-    """The collectives that an operator of PyTorch's distributed package starts, empty for other operators. Each comes
-    as its name, its input, the tensor that it writes (None: a new one) and its parameters. Raises `NotEncodable` if the
-    farm does not know the collective."""
+def collectives_of(
+    func: Any, args: Any, kwargs: Any
+) -> list[tuple[str, torch.Tensor, torch.Tensor | None, Any]]:
+    """The collectives that an operator of PyTorch's distributed package starts, empty for other
+    operators. Each comes as its name, its input, the tensor that it writes (None: a new one) and
+    its parameters. Raises `NotEncodable` if the farm does not know the collective."""
     if func.namespace not in ("c10d", "_c10d_functional", "_c10d_functional_autograd"):
         return []
     given = _named(func, args, kwargs)
@@ -41,17 +45,25 @@ def collectives_of(func: Any, args: Any, kwargs: Any) -> list[tuple[str, torch.T
     inputs, outputs = list(tensors_in(given[sent])), list(tensors_in(given.get(received)))
     group = given["process_group"] if "process_group" in given else given["group_name"]
     if isinstance(group, str):
-        parameters: dict[str, Any] = {"cards": dist.distributed_c10d._resolve_process_group(group).size()}  # type: ignore[arg-type]
+        resolve: Any = dist.distributed_c10d._resolve_process_group
+        parameters: dict[str, Any] = {"cards": resolve(group).size()}
     else:
         parameters = {"cards": dist.ProcessGroup.unbox(group).size()}
     if COLLECTIVES[name].reduces:
         # The reduction of c10d is an object that cannot be read. The mean takes as long as the sum.
-        parameters["reduction"] = given["reduce_op"] if isinstance(given["reduce_op"], str) else "sum"
-    return [(name, one, out, parameters) for one, out in itertools.zip_longest(inputs, outputs[: len(inputs)])]
+        parameters["reduction"] = (
+            given["reduce_op"] if isinstance(given["reduce_op"], str) else "sum"
+        )
+    return [
+        (name, one, out, parameters)
+        for one, out in itertools.zip_longest(inputs, outputs[: len(inputs)])
+    ]
 
 
 def is_asynchronous(func: Any, args: Any, kwargs: Any) -> bool:
-    """True if an operator of PyTorch's distributed package returns before the present stream waits for it."""
+    """True if an operator of PyTorch's distributed package returns before the present stream waits
+    for it.
+    """
     return bool(_named(func, args, kwargs).get("async_op", True))
 
 
@@ -62,7 +74,9 @@ def _named(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 def collective_tuple(
     name: str, elements: int, dtype: str, cards: int, reduction: str = "sum", beside: int = 0
 ) -> OperatorTuple:
-    """The tuple of a collective with ``elements`` in the input of each rank (see `farm.types.collective`)."""
+    """The tuple of a collective with ``elements`` in the input of each rank (see
+    `farm.types.collective`).
+    """
     parameters: dict[str, Any] = {"cards": cards, **({"beside": beside} if beside else {})}
     if COLLECTIVES[name].reduces:
         parameters["reduction"] = reduction
@@ -71,7 +85,9 @@ def collective_tuple(
 
 
 def output_elements(spec: OperatorTuple) -> int:
-    return round(COLLECTIVES[spec.short_name].output(spec.parameters["cards"]) * spec.tensors[0].numel)
+    return round(
+        COLLECTIVES[spec.short_name].output(spec.parameters["cards"]) * spec.tensors[0].numel
+    )
 
 
 def inside(func: Any, args: Any, kwargs: Any, out: Any) -> tuple[Any, Any, Any] | None:
@@ -90,7 +106,9 @@ def product_beside(spec: OperatorTuple, device: torch.device) -> Callable[[], ob
         return None
     generator = torch.Generator(device).manual_seed(0)
     shape, dtype = (size, size), dtype_of(spec.tensors[0].dtype)
-    left, right = (torch.randn(shape, device=device, generator=generator).to(dtype) for _ in range(2))
+    left, right = (
+        torch.randn(shape, device=device, generator=generator).to(dtype) for _ in range(2)
+    )
     return functools.partial(torch.mm, left, right)
 
 
@@ -107,14 +125,16 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def written(spec: OperatorTuple) -> frozenset[int]:
-    """Indices of the tensors that a collective changes at each call. The others keep their values."""
+    """Indices of the tensors that a collective changes at each call. The others keep their
+    values.
+    """
     changes = spec.short_name == "all_reduce" and spec.parameters["reduction"] in ("sum", "product")
     return frozenset({0} if changes else ())
 
 
 def without_communication(spec: OperatorTuple, sent: torch.Tensor) -> torch.Tensor | None:
-    """An output of a collective on ``sent`` with the right shape and similar values; nothing is communicated. None if
-    the output is the input."""
+    """An output of a collective on ``sent`` with the right shape and similar values; nothing is
+    communicated. None if the output is the input."""
     if spec.short_name in _IN_PLACE:
         return None
     elements = output_elements(spec)
@@ -122,7 +142,9 @@ def without_communication(spec: OperatorTuple, sent: torch.Tensor) -> torch.Tens
 
 
 def call_of(spec: OperatorTuple, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The function that runs a collective on the input of this rank, beside its product, and returns its output."""
+    """The function that runs a collective on the input of this rank, beside its product, and
+    returns its output.
+    """
     cards, name, elements = spec.parameters["cards"], spec.short_name, output_elements(spec)
     reduction = getattr(dist.ReduceOp, _REDUCTIONS[spec.parameters.get("reduction", "sum")])
 

@@ -1,9 +1,9 @@
-"""Captures a pass of a compiled model: every launch of a generated kernel and every aten operator that runs a kernel.
+"""Captures a pass of a compiled model: every launch of a generated kernel and every aten operator
+that runs a kernel.
 
-A launch is one of: a generated kernel (a tuple of kind `kernel`), a library call inside a compiled graph, or an
-operator between two graphs (tuples of kind `aten`). Each belongs to one call of the capture, so there are no overlaps;
-a launch that no tuple can describe is a gap.
-"""
+A launch is one of: a generated kernel (a tuple of kind `kernel`), a library call inside a compiled
+graph, or an operator between two graphs (tuples of kind `aten`). Each belongs to one call of the
+capture, so there are no overlaps; a launch that no tuple can describe is a gap."""
 
 from __future__ import annotations
 
@@ -20,18 +20,28 @@ from farm.operators.allow_list import ATEN_OVERLOADS
 from farm.operators.capture import Around, Recorder, WatchedOperators
 from farm.operators.captured import CapturedCall, CapturedPass
 from farm.operators.compiler import CompiledModel, Kernel
-from farm.operators.encoding import NotEncodable, TensorTable, costs_something, storage_key, tensors_in, written_tensors
+from farm.operators.encoding import (
+    NotEncodable,
+    TensorTable,
+    costs_something,
+    storage_key,
+    tensors_in,
+    written_tensors,
+)
 
 EAGER = "eager"  # `CapturedCall.owner` of an operator between two graphs
 
-#: Called before each launch with the tuple id and the arguments' tensors, in the order of the tuple's tensors.
+#: Called before each launch with the tuple id and the arguments' tensors, in the order of the
+#: tuple's tensors.
 Look = Callable[[str, list[torch.Tensor]], None]
 #: Given the name of a stage of a training step, returns the context of the stage.
 Stage = Callable[[str], contextlib.AbstractContextManager[Any]]
 
 
 class CompiledOperators(WatchedOperators):
-    """A dispatch mode that the compiler ignores; under another mode it would run the model eagerly."""
+    """A dispatch mode that the compiler ignores; under another mode it would run the model
+    eagerly.
+    """
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -71,15 +81,24 @@ class LaunchRecorder(Recorder):
         self.slots.append(None)
         with torch._C.DisableTorchFunction():
             tensors = list(tensors_in(list(args)))
-            written = [one for at, arg in enumerate(args) if kernel.written(at) for one in tensors_in(arg)]
-            outputs = [one for at, arg in enumerate(args) if kernel.only_written(at) for one in tensors_in(arg)]
+            written = [
+                one for at, arg in enumerate(args) if kernel.written(at) for one in tensors_in(arg)
+            ]
+            outputs = [
+                one
+                for at, arg in enumerate(args)
+                if kernel.only_written(at)
+                for one in tensors_in(arg)
+            ]
             table = self._table(tensors)
             try:
                 places = {id(one): table.add(one) for one in tensors}
                 parameters: dict[str, Any] = {
                     "source": kernel.source,
                     "fused": kernel.fused[:200],
-                    "config": {"dict": [[name, value] for name, value in sorted(kernel.config.items())]},
+                    "config": {
+                        "dict": [[name, value] for name, value in sorted(kernel.config.items())]
+                    },
                     "writes": sorted({places[id(one)] for one in written}),
                     "outputs": sorted({places[id(one)] for one in outputs}),
                 }
@@ -126,11 +145,21 @@ class LaunchRecorder(Recorder):
                 self.gaps.append(f"{name} at '{', '.join(paths)}': {error}")
                 return out
             written = list(written_tensors(func, args, kwargs))
-            self._close(number, given.spec, given.tensors, written, tensors_in(out), paths, EAGER if between else "")
+            self._close(
+                number,
+                given.spec,
+                given.tensors,
+                written,
+                tensors_in(out),
+                paths,
+                EAGER if between else "",
+            )
         return out
 
     def _table(self, tensors: Iterable[torch.Tensor]) -> TensorTable:
-        return TensorTable({id(one): self.roles.get(storage_key(one), "activation") for one in tensors})
+        return TensorTable(
+            {id(one): self.roles.get(storage_key(one), "activation") for one in tensors}
+        )
 
     def _close(
         self,
@@ -155,7 +184,9 @@ class LaunchRecorder(Recorder):
 
 
 class CompiledPass:
-    """A model with its inputs, compiled and warmed up in the grad mode and with the numeric flags of the caller."""
+    """A model with its inputs, compiled and warmed up in the grad mode and with the numeric flags
+    of the caller.
+    """
 
     def __init__(
         self,
@@ -167,8 +198,9 @@ class CompiledPass:
         choices: dict[str, Any] | None = None,
         cached: bool = True,
     ) -> None:
-        """``choices``: what autotuning chose earlier, see `CompiledModel`; ``cached``: use the compiler's cache. Raises
-        `CaptureError` if the compiler refuses the model, and `UsageError` if no compiler is installed."""
+        """``choices``: what autotuning chose earlier, see `CompiledModel`; ``cached``: use the
+        compiler's cache. Raises `CaptureError` if the compiler refuses the model, and `UsageError`
+        if no compiler is installed."""
         self.arguments, self.device, self.cached = arguments, device, cached
         self._grad = torch.is_grad_enabled()
         self.compiled = CompiledModel(model, mode, device, choices, cached)
@@ -190,7 +222,9 @@ class CompiledPass:
         return list(tensors_in(list(self.arguments)))
 
     def facts(self) -> dict[str, Any]:
-        """What the database stores of a compilation: the choices of autotuning, and graph breaks by reason."""
+        """What the database stores of a compilation: the choices of autotuning, and graph breaks by
+        reason.
+        """
         return {"choices": self.compiled.choices, "graph_breaks": dict(self.compiled.breaks)}
 
     def runs(self, tuple_id: str) -> bool:
@@ -204,7 +238,9 @@ class CompiledPass:
         """The tensors that exist before a pass, each with its name and role."""
         yield from ((tensor, name, "parameter") for name, tensor in self.model.named_parameters())
         yield from ((tensor, name, "buffer") for name, tensor in self.model.named_buffers())
-        yield from ((tensor, f"input {number}", "activation") for number, tensor in enumerate(self.inputs))
+        yield from (
+            (tensor, f"input {number}", "activation") for number, tensor in enumerate(self.inputs)
+        )
 
     def capture(self, around: Around | None = None, look: Look | None = None) -> CapturedPass:
         recorder = LaunchRecorder(self.compiled, self.held(), self.device.type, around, look)
@@ -217,7 +253,9 @@ class CompiledPass:
         )
 
     def copies_of(self, tuple_id: str) -> list[torch.Tensor] | None:
-        """Copies of the tensors of a tuple before its first launch in a pass, in its order; None if it does not run."""
+        """Copies of the tensors of a tuple before its first launch in a pass, in its order; None if
+        it does not run.
+        """
         found: list[torch.Tensor] = []
 
         def look(seen: str, tensors: list[torch.Tensor]) -> None:
@@ -229,11 +267,13 @@ class CompiledPass:
 
 
 class CompiledStep(CompiledPass):
-    """A training step whose forward and backward are compiled. The loss runs eagerly, and the optimizer unless the user
-    chose its compiled form."""
+    """A training step whose forward and backward are compiled. The loss runs eagerly, and the
+    optimizer unless the user chose its compiled form."""
 
     def __init__(self, step: Any, device: torch.device, **how: Any) -> None:
-        """``step`` is a `farm.training.step.TrainingStep` that has run once; see `CompiledPass` for ``how``."""
+        """``step`` is a `farm.training.step.TrainingStep` that has run once; see `CompiledPass` for
+        ``how``.
+        """
         self.step = step
         with torch.enable_grad():
             super().__init__(step.model, step.inputs, device, **how)
@@ -250,8 +290,12 @@ class CompiledStep(CompiledPass):
     def held(self) -> Iterator[tuple[torch.Tensor, str, str]]:
         yield from super().held()
         for parameter, values in self.step.optimizer.state.items():
-            yield from ((one, "", "buffer") for one in values.values() if isinstance(one, torch.Tensor))
+            yield from (
+                (one, "", "buffer") for one in values.values() if isinstance(one, torch.Tensor)
+            )
             if parameter.grad is not None:
                 yield parameter.grad, "", "activation"
         targets = self.step.loss.targets if self.step.loss else ()
-        yield from ((tensor, f"target {number}", "activation") for number, tensor in enumerate(targets))
+        yield from (
+            (tensor, f"target {number}", "activation") for number, tensor in enumerate(targets)
+        )

@@ -1,9 +1,10 @@
-"""Uses the compiler of PyTorch (Dynamo and Inductor): compiles a model, and observes the kernels that it generated.
+"""Uses the compiler of PyTorch (Dynamo and Inductor): compiles a model, and observes the kernels
+that it generated.
 
-This is the only module that uses private names of the compiler; a test lists them. The compiler unpickles its
-cache and loads it as code. So the cache lies in a folder of this user (mode 0700), is filled only by compiling on this
-host, and nothing of it goes to the database, the broker or another host.
-"""
+This is the only module that uses private names of the compiler; a test lists them. The compiler
+unpickles its cache and loads it as code. So the cache lies in a folder of this user (mode 0700), is
+filled only by compiling on this host, and nothing of it goes to the database, the broker or another
+host."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ _PARAMETER = re.compile(r"(\w+)\s*(?:,|\)|$)")
 class Kernel:
     """A generated kernel with its chosen launch configuration."""
 
-    operator: str  # the language and the kind: ``triton.pointwise``, ``triton.template``, ``cpp.fused``
+    operator: (
+        str  # the language and the kind: ``triton.pointwise``, ``triton.template``, ``cpp.fused``
+    )
     name: str  # the compiler's name, which differs between models
     text: str
     fused: str  # names of the aten operators that it computes, joined by underscores
@@ -64,7 +67,8 @@ class Kernel:
         return self.parameters[position] if position < len(self.parameters) else ""
 
 
-#: Called for each launch of a generated kernel with the kernel, its arguments and a function that launches it.
+#: Called for each launch of a generated kernel with the kernel, its arguments and a function that
+#: launches it.
 Observer = Callable[[Kernel, tuple[Any, ...], Callable[[], Any]], Any]
 
 
@@ -72,17 +76,23 @@ class Graph:
     """One compiled graph."""
 
     def __init__(self, provenance: str | None, modules: Mapping[str, str]) -> None:
-        """``provenance`` is the compiler's JSON: for each launch, the nodes of the model's graph that it computes; for
-        a backward, the paths of the modules (`_provenance_with_paths`). ``modules``: the module path of each node."""
+        """``provenance`` is the compiler's JSON: for each launch, the nodes of the model's graph
+        that it computes; for a backward, the paths of the modules (`_provenance_with_paths`).
+        ``modules``: the module path of each node."""
         data = json.loads(provenance) if provenance else {}
         before, found = data.get("postToPre", {}), data.get("module_paths", {})
         self.backward = "module_paths" in data  # True if it computes gradients
         for key, nodes in data.get("cppCodeToPost", {}).items():
             found[key] = [modules.get(one) for node in nodes for one in before.get(node, ())]
-        # Name of a launch -> for each launch with this name, the paths of the modules that it computes
+        # Name of a launch -> for each launch with this name, the paths of the modules that it
+        # computes
         self.launches: dict[str, list[list[str]]] = defaultdict(list)
-        for name, _, number in sorted((key.rpartition(":") for key in found), key=lambda key: int(key[2])):
-            self.launches[name].append([one for one in dict.fromkeys(found[f"{name}:{number}"]) if one is not None])
+        for name, _, number in sorted(
+            (key.rpartition(":") for key in found), key=lambda key: int(key[2])
+        ):
+            self.launches[name].append(
+                [one for one in dict.fromkeys(found[f"{name}:{number}"]) if one is not None]
+            )
 
     def paths(self, name: str, number: int) -> list[str]:
         entries = self.launches.get(name, [])
@@ -90,7 +100,9 @@ class Graph:
 
 
 def _provenance_with_paths(original: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The compiler's provenance of the graph that it compiles. A backward has none: add the paths of its modules."""
+    """The compiler's provenance of the graph that it compiles. A backward has none: add the paths
+    of its modules.
+    """
     from torch._inductor import debug
     from torch._inductor.virtualized import V
 
@@ -98,9 +110,14 @@ def _provenance_with_paths(original: Callable[[], dict[str, Any]]) -> dict[str, 
     if "cppCodeToPost" in data:
         return data
     paths = _module_paths(V.graph.module)
-    launches = debug.create_node_mapping_kernel_to_post_grad(debug._inductor_triton_kernel_to_post_grad_node_info)
+    launches = debug.create_node_mapping_kernel_to_post_grad(
+        debug._inductor_triton_kernel_to_post_grad_node_info
+    )
     found = launches.get("cppCodeToPost", {}).items()
-    return {**data, "module_paths": {key: [paths.get(node) for node in nodes] for key, nodes in found}}
+    return {
+        **data,
+        "module_paths": {key: [paths.get(node) for node in nodes] for key, nodes in found},
+    }
 
 
 class CompiledModel:
@@ -120,20 +137,28 @@ class CompiledModel:
         self.graphs: dict[int, Graph] = {}
         self.breaks: Counter[str] = Counter()  # graph breaks by reason
         self.given: Mapping[str, Any] = choices or {}
-        # What autotuning chose, as JSON: ``kernels`` (source -> configuration) and ``algorithms`` (key of an operation
-        # -> algorithm -> time in ms, for the fastest algorithms). Give them to another compilation to get the same
-        # kernels.
-        self.choices: dict[str, dict[str, Any]] = {"kernels": {}, "algorithms": dict(self.given.get("algorithms", {}))}
+        # What autotuning chose, as JSON: ``kernels`` (source -> configuration) and ``algorithms``
+        # (key of an operation -> algorithm -> time in ms, for the fastest algorithms). Give them to
+        # another compilation to get the same kernels.
+        self.choices: dict[str, dict[str, Any]] = {
+            "kernels": {},
+            "algorithms": dict(self.given.get("algorithms", {})),
+        }
         self._observer: Observer | None = None
         self._graph: Graph | None = None
-        #: For each forward graph of a pass, in order, the path of the module that it belongs to, and a dot.
+        #: For each forward graph of a pass, in order, the path of the module that it belongs to,
+        #: and a dot.
         self._beginnings = [""]
-        self._modules = frozenset(path for path, _ in model.named_modules(remove_duplicate=False) if path)
+        self._modules = frozenset(
+            path for path, _ in model.named_modules(remove_duplicate=False) if path
+        )
         self._owners = {id(one): name.rpartition(".")[0] for name, one in model.named_parameters()}
         self._met: Counter[str] = Counter()  # launches of the running graph
         self._settled: dict[int, Kernel] = {}  # id of a Triton kernel -> the kernel
         self._options = {
-            **torch._inductor.list_mode_options("max-autotune-no-cudagraphs" if mode == "max-autotune" else "default"),
+            **torch._inductor.list_mode_options(
+                "max-autotune-no-cudagraphs" if mode == "max-autotune" else "default"
+            ),
             "trace.provenance_tracking_level": 1,
             **({} if cached else {"force_disable_caches": True}),
         }
@@ -145,19 +170,23 @@ class CompiledModel:
         return self._compiled(*args)
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Compile a function whose launches belong to the model's passes. The first call compiles it."""
+        """Compile a function whose launches belong to the model's passes. The first call compiles
+        it.
+        """
         return torch.compile(function, backend=self._backend, dynamic=False)
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
-        """While active, the first calls of the model may compile it. Raises `CaptureError` if the compiler refuses the
-        model; the lines after the first one contain its whole reason."""
+        """While active, the first calls of the model may compile it. Raises `CaptureError` if the
+        compiler refuses the model; the lines after the first one contain its whole reason."""
         torch._dynamo.utils.counters.clear()
         try:
             with self._hooks():
                 yield
         except _refusals() as error:
-            why = f"torch.compile cannot compile the model: {first_reason(error).removesuffix('.')}."
+            why = (
+                f"torch.compile cannot compile the model: {first_reason(error).removesuffix('.')}."
+            )
             raise CaptureError(f"{why}\n{error_text(error).strip()[:1500]}", _NEXT_STEP) from error
         remove_damaged(settings().compiler_cache_dir)  # lists the new files
         self.breaks.update(torch._dynamo.utils.counters["graph_break"])
@@ -176,16 +205,20 @@ class CompiledModel:
     def paths_of(self, name: str) -> list[str]:
         """The module paths of the next launch with this name in the graph that runs.
 
-        They are [] between graphs, and in a backward if there are several forward graphs: each has its own beginning.
-        """
+        They are [] between graphs, and in a backward if there are several forward graphs: each has
+        its own beginning."""
         if self._graph is None or (self._graph.backward and len(self._beginnings) > 1):
             return []
         self._met[name] += 1
-        paths = [f"{self._beginnings[-1]}{path}" for path in self._graph.paths(name, self._met[name] - 1)]
+        paths = [
+            f"{self._beginnings[-1]}{path}" for path in self._graph.paths(name, self._met[name] - 1)
+        ]
         return [path for one in paths if (path := one.removesuffix(".")) in self._modules]
 
     def paths_of_library(self, operator: str) -> list[str]:
-        """As `paths_of`, for a library call: the compiler names it by the aten operator or by its own wrapper."""
+        """As `paths_of`, for a library call: the compiler names it by the aten operator or by its
+        own wrapper.
+        """
         name = operator.split(".")[1]
         for known in self._graph.launches if self._graph is not None else ():
             if name in known.split("."):
@@ -200,13 +233,22 @@ class CompiledModel:
         from torch._inductor.compile_fx import compile_fx
 
         self._newest = modules = _module_paths(graph)
-        given = [modules.get(node.name, "") for node in graph.graph.nodes if node.op == "placeholder"]
+        given = [
+            modules.get(node.name, "") for node in graph.graph.nodes if node.op == "placeholder"
+        ]
         compiled: Any = compile_fx(graph, inputs, config_patches=self._options)
 
         def run(*args: Any) -> Any:
             if self._observer is not None:  # one graph can serve several modules with the same code
-                owners = ((path, self._owners.get(id(arg), "")) for path, arg in zip(given, args, strict=False))
-                found = (owner.removesuffix(path) for path, owner in owners if path and owner.endswith(path))
+                owners = (
+                    (path, self._owners.get(id(arg), ""))
+                    for path, arg in zip(given, args, strict=False)
+                )
+                found = (
+                    owner.removesuffix(path)
+                    for path, owner in owners
+                    if path and owner.endswith(path)
+                )
                 self._beginnings.append(next(found, ""))
             return compiled(*args)
 
@@ -214,7 +256,9 @@ class CompiledModel:
 
     @contextlib.contextmanager
     def _hooks(self) -> Iterator[None]:
-        """While active, functions of the compiler are replaced: each hook gets the original and the arguments."""
+        """While active, functions of the compiler are replaced: each hook gets the original and the
+        arguments.
+        """
         from torch._inductor import async_compile, codecache, debug, output_code
 
         hooks: list[tuple[Any, str, Callable[..., Any]]] = [
@@ -243,14 +287,27 @@ class CompiledModel:
         finally:
             self._graph, self._met = outer
 
-    def _bind(self, bind: Callable[..., Any], compiler: Any, argument_types: Any, source: str) -> Any:
+    def _bind(
+        self, bind: Callable[..., Any], compiler: Any, argument_types: Any, source: str
+    ) -> Any:
         from torch._inductor.codecache import LambdaFuture
 
         made = bind(compiler, argument_types, source)
-        return LambdaFuture(lambda: _CppKernel(self, made.result() if isinstance(made, LambdaFuture) else made, source))
+        return LambdaFuture(
+            lambda: _CppKernel(
+                self, made.result() if isinstance(made, LambdaFuture) else made, source
+            )
+        )
 
     def _look_up(
-        self, look_up: Callable[..., Any], cache: Any, choices: Any, op: str, inputs: str, *rest: Any, **more: Any
+        self,
+        look_up: Callable[..., Any],
+        cache: Any,
+        choices: Any,
+        op: str,
+        inputs: str,
+        *rest: Any,
+        **more: Any,
     ) -> Any:
         key = _hash(f"{op} {inputs}")
         known = self.given.get("algorithms", {}).get(key, {})
@@ -259,29 +316,47 @@ class CompiledModel:
             return {one: known.get(hash_, math.inf) for hash_, one in by_hash.items()}
         times = look_up(cache, choices, op, inputs, *rest, **more)
         if times:
-            measured = {hash_: times[one] for hash_, one in by_hash.items() if math.isfinite(times[one])}
-            self.choices["algorithms"][key] = dict(sorted(measured.items(), key=operator.itemgetter(1))[:MOST_TIMES])
+            measured = {
+                hash_: times[one] for hash_, one in by_hash.items() if math.isfinite(times[one])
+            }
+            self.choices["algorithms"][key] = dict(
+                sorted(measured.items(), key=operator.itemgetter(1))[:MOST_TIMES]
+            )
         return times
 
     def _run_triton(
-        self, run: Callable[..., Any], autotuner: Any, /, *args: Any, benchmark_run: bool = False, **more: Any
+        self,
+        run: Callable[..., Any],
+        autotuner: Any,
+        /,
+        *args: Any,
+        benchmark_run: bool = False,
+        **more: Any,
     ) -> Any:
         if benchmark_run:
             return run(autotuner, *args, benchmark_run=True, **more)
         self._use_given_config(autotuner)
         launch = functools.partial(run, autotuner, *args, **more)
-        return launch() if self._observer is None else self._observer(self._triton_kernel(autotuner), args, launch)
+        return (
+            launch()
+            if self._observer is None
+            else self._observer(self._triton_kernel(autotuner), args, launch)
+        )
 
     def _triton_kernel(self, autotuner: Any) -> Kernel:
         if id(autotuner) not in self._settled:
             name, text = _name_and_text(autotuner)
-            config = _config_of(autotuner.launchers[0].config) if len(autotuner.launchers) == 1 else {}
+            config = (
+                _config_of(autotuner.launchers[0].config) if len(autotuner.launchers) == 1 else {}
+            )
             _, kind, *fused = name.split("_") if name.startswith("triton_") else ("", "user", name)
 
             mutated = set(autotuner.inductor_meta.get("mutated_arg_names") or ())
 
             def named(parameter: str) -> str:  # a user's kernel has its own names
-                changed = parameter in mutated and not parameter.startswith(("in_out_ptr", "out_ptr"))
+                changed = parameter in mutated and not parameter.startswith(
+                    ("in_out_ptr", "out_ptr")
+                )
                 return f"in_out_ptr_{parameter}" if changed else parameter
 
             def launch(*args: Any) -> Any:
@@ -300,7 +375,9 @@ class CompiledModel:
         return self._settled[id(autotuner)]
 
     def _use_given_config(self, autotuner: Any) -> None:
-        """Before the first launch of a Triton kernel, choose the given configuration instead of the fastest one."""
+        """Before the first launch of a Triton kernel, choose the given configuration instead of the
+        fastest one.
+        """
         if not self.given.get("kernels") or id(autotuner) in self._settled:
             return
         _, text = _name_and_text(autotuner)
@@ -308,7 +385,9 @@ class CompiledModel:
             return
         if not autotuner.launchers:
             autotuner.precompile()
-        same = [launcher for launcher in autotuner.launchers if _config_of(launcher.config) == wanted]
+        same = [
+            launcher for launcher in autotuner.launchers if _config_of(launcher.config) == wanted
+        ]
         if not same:
             import triton
 
@@ -372,7 +451,9 @@ def _hash(text: str, digits: int = 32) -> str:
 
 
 def _config_of(config: Any) -> dict[str, Any]:
-    plain = {name: value for name, value in config.kwargs.items() if isinstance(value, int | str | bool)}
+    plain = {
+        name: value for name, value in config.kwargs.items() if isinstance(value, int | str | bool)
+    }
     return {**plain, "num_warps": config.num_warps, "num_stages": config.num_stages}
 
 
@@ -389,7 +470,10 @@ def _name_and_text(autotuner: Any) -> tuple[str, str]:
 def _module_paths(graph: Any) -> dict[str, str]:
     """Name of a node of a graph -> path of its module."""
     metas = ((node.name, node.meta) for node in graph.graph.nodes)
-    stacks = ((name, meta.get("fwd_nn_module_stack") or meta.get("nn_module_stack")) for name, meta in metas)
+    stacks = (
+        (name, meta.get("fwd_nn_module_stack") or meta.get("nn_module_stack"))
+        for name, meta in metas
+    )
     return {name: _path_of(list(stack.values())[-1][0]) for name, stack in stacks if stack}
 
 
@@ -402,22 +486,34 @@ def _path_of(text: str) -> str:
 def check_compiler(device: torch.device) -> None:
     """Raise `UsageError` if the compiler for the generated code is not installed."""
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
-        raise UsageError("torch.compile needs Triton, which is not installed.", "Run `pip install triton`.")
+        raise UsageError(
+            "torch.compile needs Triton, which is not installed.", "Run `pip install triton`."
+        )
     if device.type == "cpu" and shutil.which(os.environ.get("CXX", "g++")) is None:
         text = "torch.compile needs a C++ compiler, and none is installed."
-        raise UsageError(text, "Install g++ (Debian: `apt install g++`), or name another compiler in the variable CXX.")
+        raise UsageError(
+            text,
+            "Install g++ (Debian: `apt install g++`), or name another compiler in the variable "
+            "CXX.",
+        )
 
 
 def _refusals() -> tuple[type[BaseException], ...]:
-    """The exceptions with which the compiler refuses a model. Not at import: Dynamo takes a second to load."""
+    """The exceptions with which the compiler refuses a model. Not at import: Dynamo takes a second
+    to load.
+    """
     return torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError
 
 
-_NEXT_STEP = "Check that `torch.compile(model)(*inputs)` runs, or measure the model without --compile."
+_NEXT_STEP = (
+    "Check that `torch.compile(model)(*inputs)` runs, or measure the model without --compile."
+)
 
 
 def first_reason(error: BaseException) -> str:
-    """The first line of the compiler's reason. Dynamo's own first line is general, so that of its cause is used."""
+    """The first line of the compiler's reason. Dynamo's own first line is general, so that of its
+    cause is used.
+    """
     while isinstance(error, _refusals()):
         cause = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
         if cause is None:
@@ -428,17 +524,22 @@ def first_reason(error: BaseException) -> str:
 
 
 def prepare_folder() -> Path:
-    """Create the folder of the compiler's cache, remove its damaged files and the oldest ones above the size limit, and
-    select it. Raises `UsageError` if the folder cannot be created, or another user can change its files."""
+    """Create the folder of the compiler's cache, remove its damaged files and the oldest ones above
+    the size limit, and select it. Raises `UsageError` if the folder cannot be created, or another
+    user can change its files."""
     folder = settings().compiler_cache_dir
     try:
         problem = why_not_own(folder)
     except OSError as error:
-        text = f"The folder of the compiler's cache, {folder}, cannot be created: {error.strerror or error}."
+        text = (
+            f"The folder of the compiler's cache, {folder}, cannot be created: "
+            f"{error.strerror or error}."
+        )
         raise UsageError(text, "Name another folder in FARM_COMPILER_CACHE_DIR.") from error
     if problem:
         raise UsageError(
-            f"Another user can write to the folder of the compiler's cache, {folder}, and PyTorch runs its files: "
+            f"Another user can write to the folder of the compiler's cache, {folder}, and PyTorch "
+            "runs its files: "
             f"{problem}.",
             f"Run `chmod 700 {folder}`, or name a folder of your own in FARM_COMPILER_CACHE_DIR.",
         )
@@ -452,7 +553,9 @@ def prepare_folder() -> Path:
 def limit_size(folder: Path, limit_bytes: int) -> None:
     """Remove the files that were used longest ago until the folder has at most ``limit_bytes``."""
     found = cached_files(folder)
-    files = [(max(status.st_atime, status.st_mtime), status.st_size, path) for path, status in found]
+    files = [
+        (max(status.st_atime, status.st_mtime), status.st_size, path) for path, status in found
+    ]
     total = sum(size for _, size, _ in files)
     for _, size, path in sorted(files):
         if total <= limit_bytes:

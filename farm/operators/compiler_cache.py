@@ -1,10 +1,10 @@
 """Removes damaged files from the compiler's cache. The compiler makes them again.
 
-PyTorch uses a file of its cache if it exists. A library that a full disk or a power failure has cut off would make each
-compilation of its model fail. So `remove_damaged` runs before and after each compilation. It keeps a list of the files
-with size and time of modification. Code that has changed since then is removed. A file that is not in the list was
-written meanwhile: it is checked for completeness.
-"""
+PyTorch uses a file of its cache if it exists. A library that a full disk or a power failure has cut
+off would make each compilation of its model fail. So `remove_damaged` runs before and after each
+compilation. It keeps a list of the files with size and time of modification. Code that has changed
+since then is removed. A file that is not in the list was written meanwhile: it is checked for
+completeness."""
 
 from __future__ import annotations
 
@@ -103,7 +103,9 @@ def _is_complete_elf(path: Path) -> bool:
 
 
 def _remove(path: Path, folder: Path) -> None:
-    """Remove a file; of Triton's kernels, the folder of the kernel, because its files refer to each other."""
+    """Remove a file; of Triton's kernels, the folder of the kernel, because its files refer to each
+    other.
+    """
     kernels = folder / "triton"
     with contextlib.suppress(OSError):
         if path.parent.parent == kernels:

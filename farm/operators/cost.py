@@ -1,9 +1,9 @@
-"""The theoretical cost of an operator tuple: FLOPs by PyTorch's counter, and the bytes that it must read and write.
+"""The theoretical cost of an operator tuple: FLOPs by PyTorch's counter, and the bytes that it must
+read and write.
 
-FLOPs are always counted on meta tensors. On a device PyTorch's counter gives 22, 34 or 35 GFLOP for the same attention,
-depending on device and grad mode, because fused operators hide their parts. On meta no fused operator runs, so the sum
-over the tuples equals the count for the whole model.
-"""
+FLOPs are always counted on meta tensors. On a device PyTorch's counter gives 22, 34 or 35 GFLOP for
+the same attention, depending on device and grad mode, because fused operators hide their parts. On
+meta no fused operator runs, so the sum over the tuples equals the count for the whole model."""
 
 from __future__ import annotations
 
@@ -35,14 +35,16 @@ _WITHOUT_RULE = (
     "Measure the forward pass, without --step, or replace this operator in the model: "
     "this version of the farm does not measure it in a training step."
 )
-_observed: dict[str, Cost] = {}  # tuple id -> its cost in a capture, for tuples that do not run on meta
+_observed: dict[
+    str, Cost
+] = {}  # tuple id -> its cost in a capture, for tuples that do not run on meta
 
 
 def costs_of(captured: CapturedPass) -> dict[str, Cost]:
     """The cost of one call of each tuple of a capture, by tuple id.
 
-    A call that PyTorch cannot run on meta, for example because the size of its output depends on values, has the cost
-    that it had in the capture.
+    A call that PyTorch cannot run on meta, for example because the size of its output depends on
+    values, has the cost that it had in the capture.
 
     Raises:
         CaptureError: a cost is unknown; the error names the operator and its place in the model.
@@ -54,7 +56,9 @@ def _cost_in(captured: CapturedPass, spec: OperatorTuple) -> Cost:
     try:
         return _cost_on_meta(spec)
     except TupleRejected as error:
-        raise TupleRejected(f"{error.message[:-1]}{_place(captured, spec)}.", _WITHOUT_RULE) from error
+        raise TupleRejected(
+            f"{error.message[:-1]}{_place(captured, spec)}.", _WITHOUT_RULE
+        ) from error
     except FarmError:
         raise
     except Exception as error:  # a meta function may raise anything
@@ -91,7 +95,8 @@ def _place(captured: CapturedPass, spec: OperatorTuple) -> str:
 
 def _unknown_cost(spec: OperatorTuple, error: Exception, where: str = "") -> CaptureError:
     return CaptureError(
-        f"The cost of {label_of(spec)}{where} is unknown, because PyTorch cannot run it without values: {told(error)}.",
+        f"The cost of {label_of(spec)}{where} is unknown, because PyTorch cannot run it without "
+        f"values: {told(error)}.",
         "Replace this operator in the model by one whose output has a known size.",
     )
 
@@ -109,7 +114,9 @@ def _cost_on_meta(spec: OperatorTuple) -> Cost:
     written = built.written
     returns = overload_of(spec.operator)._schema.returns if spec.kind == "aten" else ()
     with torch.no_grad(), MetaRules(), flop_counter() as counter:
-        if spec.kind == "aten" and all(one.alias_info is not None for one in returns):  # it returns written arguments
+        if spec.kind == "aten" and all(
+            one.alias_info is not None for one in returns
+        ):  # it returns written arguments
             out = [built.tensors[index] for index in sorted(written)[: len(returns)]]
             if spec.operator.endswith(".out"):
                 built.run()  # to count its FLOPs
@@ -119,21 +126,29 @@ def _cost_on_meta(spec: OperatorTuple) -> Cost:
 
 
 def cost_of_run(
-    spec: OperatorTuple, flops: int, tensors: Iterable[torch.Tensor], out: Any, written: Collection[int]
+    spec: OperatorTuple,
+    flops: int,
+    tensors: Iterable[torch.Tensor],
+    out: Any,
+    written: Collection[int],
 ) -> Cost:
-    """The cost of a call that has run. ``tensors``: its inputs; ``written``: the indices of the tensors of the tuple
-    that it wrote."""
+    """The cost of a call that has run. ``tensors``: its inputs; ``written``: the indices of the
+    tensors of the tuple that it wrote."""
     inputs = {storage_key(tensor) for tensor in tensors}
     return _cost_of_outputs(spec, flops, new_bytes(out, inputs), shapes_of(out), written)
 
 
 def new_bytes(out: Any, inputs: Collection[int]) -> int:
-    """The size of the tensors in ``out`` that share no storage with an input (``inputs``: keys by `storage_key`)."""
+    """The size of the tensors in ``out`` that share no storage with an input (``inputs``: keys by
+    `storage_key`).
+    """
     produced: dict[int, int] = {}
     for tensor in tensors_in(out):
         key = storage_key(tensor)
         if key not in inputs:
-            produced[key] = max(produced.get(key, 0), min(tensor.nbytes, tensor.untyped_storage().nbytes()))
+            produced[key] = max(
+                produced.get(key, 0), min(tensor.nbytes, tensor.untyped_storage().nbytes())
+            )
     return sum(produced.values())
 
 
@@ -142,14 +157,24 @@ def shapes_of(out: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def _cost_of_outputs(
-    spec: OperatorTuple, flops: int, produced: int, shapes: tuple[tuple[int, ...], ...], written: Collection[int]
+    spec: OperatorTuple,
+    flops: int,
+    produced: int,
+    shapes: tuple[tuple[int, ...], ...],
+    written: Collection[int],
 ) -> Cost:
     part = _part(spec, produced)
     read = _storage_bytes_touched(spec, part)
-    written_bytes = sum(read.get(storage, 0) for storage in {spec.tensors[index].storage for index in written})
+    written_bytes = sum(
+        read.get(storage, 0) for storage in {spec.tensors[index].storage for index in written}
+    )
     if spec.kind == "aten" and spec.short_name in _SELF_NOT_READ:
         passed = zip(spec.tensors, tensor_arguments(spec), strict=True)
-        kept = {tensor.storage for tensor, arguments in passed if any(name != "self" for name, _ in arguments)}
+        kept = {
+            tensor.storage
+            for tensor, arguments in passed
+            if any(name != "self" for name, _ in arguments)
+        }
         read = {storage: size for storage, size in read.items() if storage in kept}
     if outputs := output_tensors(spec):
         kept = {tensor.storage for index, tensor in enumerate(spec.tensors) if index not in outputs}
@@ -161,7 +186,8 @@ def _cost_of_outputs(
 
 #: Operators that read only a part of their first tensor, as many elements as they return.
 _TAKING = names_listed("taking_a_part")
-#: Operators that write their last tensor to a part of their first one; those only in `_PLACING` read the old content.
+#: Operators that write their last tensor to a part of their first one; those only in `_PLACING`
+#: read the old content.
 _PLACING_ANEW = words("index_copy_ scatter_ index_put_ put_ __setitem__ index_fill_")
 _PLACING = _PLACING_ANEW | set(["index_add_", "scatter_add_", "scatter_reduce_", "index_reduce_"])
 #: Aten operators that read only the shape of their argument `self`, or only write it.
@@ -173,11 +199,12 @@ def _name(spec: OperatorTuple) -> str:
 
 
 def _part(spec: OperatorTuple, produced_bytes: int) -> tuple[int, int] | None:
-    """The index of the tensor that a call reads or writes only in part, and the bytes of that part; else None.
+    """The index of the tensor that a call reads or writes only in part, and the bytes of that part;
+    else None.
 
-    An embedding reads as many rows of its weight as it has indices, at most all. A product of groups reads the matrices
-    of the groups that have rows. The part that a boolean mask selects is unknown and counts as the full tensor.
-    """
+    An embedding reads as many rows of its weight as it has indices, at most all. A product of
+    groups reads the matrices of the groups that have rows. The part that a boolean mask selects is
+    unknown and counts as the full tensor."""
     name = _name(spec)
     if name == "_grouped_mm":
         return _used_matrices(spec)
@@ -191,10 +218,16 @@ def _part(spec: OperatorTuple, produced_bytes: int) -> tuple[int, int] | None:
     if name in _TAKING:
         return first, min(produced_bytes, target.distinct_bytes)
     if name in _PLACING:
-        given = [tensor.numel for tensor in spec.tensors if tensor is not target and tensor.dtype == target.dtype]
+        given = [
+            tensor.numel
+            for tensor in spec.tensors
+            if tensor is not target and tensor.dtype == target.dtype
+        ]
         if name == "__setitem__" and not any(True for _ in tensor_references(spec.arguments[1])):
             meta = torch.device("meta")
-            placed = torch.empty(target.shape, device=meta)[decode(spec.arguments[1], [], meta)].numel()
+            placed = torch.empty(target.shape, device=meta)[
+                decode(spec.arguments[1], [], meta)
+            ].numel()
         elif given:
             placed = max(given)
         else:
@@ -204,36 +237,54 @@ def _part(spec: OperatorTuple, produced_bytes: int) -> tuple[int, int] | None:
 
 
 def _used_matrices(spec: OperatorTuple) -> tuple[int, int] | None:
-    """The index of the matrices of a product of groups, and the bytes of those that it reads: without recorded values,
-    of as many as rows can use."""
+    """The index of the matrices of a product of groups, and the bytes of those that it reads:
+    without recorded values, of as many as rows can use."""
     found = deciding_input(spec)
-    matrices = next((index for index, tensor in enumerate(spec.tensors) if len(tensor.shape) == 3), None)
+    matrices = next(
+        (index for index, tensor in enumerate(spec.tensors) if len(tensor.shape) == 3), None
+    )
     if found is None or matrices is None:
         return None
     values, size_bytes = spec.tensors[found.index].values, spec.tensors[matrices].distinct_bytes
-    used = min(found.parts, found.bound) if values is None else min(found.parts, values.used_segments)
+    used = (
+        min(found.parts, found.bound) if values is None else min(found.parts, values.used_segments)
+    )
     return matrices, size_bytes * used // found.parts
 
 
 def model_flops(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Any = None, *, computed: bool = False, made: int = MOST_MADE_BYTES
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Any = None,
+    *,
+    computed: bool = False,
+    made: int = MOST_MADE_BYTES,
 ) -> int:
-    """FLOPs of a whole model by PyTorch's counter, to check the sum over the tuples. With ``computed``, the model runs
-    on its real tensors; otherwise on meta or fake tensors, which compute nothing. Raises `CaptureError` if the model
-    raises an error."""
+    """FLOPs of a whole model by PyTorch's counter, to check the sum over the tuples. With
+    ``computed``, the model runs on its real tensors; otherwise on meta or fake tensors, which
+    compute nothing. Raises `CaptureError` if the model raises an error."""
     with Unseen().watching():
         return _model_flops(model, args, kwargs or {}, computed, made)
 
 
-def _model_flops(model: nn.Module, args: tuple[Any, ...], named: dict[str, Any], computed: bool, made: int) -> int:
+def _model_flops(
+    model: nn.Module, args: tuple[Any, ...], named: dict[str, Any], computed: bool, made: int
+) -> int:
     try:
         if computed:
             with _no_fused_path():
                 return _counted(model, args, named)
-        if all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())) and not holds_other_tensors(model):
+        if all(
+            tensor.is_meta for tensor in (*model.parameters(), *model.buffers())
+        ) and not holds_other_tensors(model):
             with contextlib.suppress(Exception, SystemExit):  # for example, the model reads values
-                return _counted(model, _on_meta(args), {name: _on_meta(value) for name, value in named.items()})
-        with fake_pass(model, args, named, "cpu", made=made) as (_, fake_args, fake_kwargs), _no_fused_path():
+                return _counted(
+                    model, _on_meta(args), {name: _on_meta(value) for name, value in named.items()}
+                )
+        with (
+            fake_pass(model, args, named, "cpu", made=made) as (_, fake_args, fake_kwargs),
+            _no_fused_path(),
+        ):
             # Fake parameters: the counter adds hooks to inputs that require gradients.
             for parameter in model.parameters():
                 parameter.requires_grad_(False)
@@ -243,13 +294,14 @@ def _model_flops(model: nn.Module, args: tuple[Any, ...], named: dict[str, Any],
     except (Exception, SystemExit) as error:
         raise CaptureError(
             f"The model raised on its example input: {told(error)}",
-            "Check that the model runs on this input. Create tensors on the device of the input, and read no values.",
+            "Check that the model runs on this input. Create tensors on the device of the input, "
+            "and read no values.",
         ) from error
 
 
 def _on_meta(tree: Any) -> Any:
-    """The tree with its tensors on meta. Raises `TypeError` if another object than a list, a tuple or a dictionary may
-    hold tensors."""
+    """The tree with its tensors on meta. Raises `TypeError` if another object than a list, a tuple
+    or a dictionary may hold tensors."""
     if isinstance(tree, torch.Tensor):
         return tree.to("meta")
     if type(tree) in (list, tuple):
@@ -257,7 +309,10 @@ def _on_meta(tree: Any) -> Any:
     if type(tree) is dict:
         return {key: _on_meta(value) for key, value in tree.items()}
     if hasattr(tree, "__dict__"):
-        raise TypeError(f"A {type(tree).__name__} may contain tensors, which cannot be moved to the device meta.")
+        raise TypeError(
+            f"A {type(tree).__name__} may contain tensors, which cannot be moved to the device "
+            "meta."
+        )
     return tree
 
 
@@ -266,7 +321,11 @@ def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
 
 
 def _attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return int(sdpa_backward_flop_count(gradient, query, _with_heads(key, query), _with_heads(value, query)))
+    return int(
+        sdpa_backward_flop_count(
+            gradient, query, _with_heads(key, query), _with_heads(value, query)
+        )
+    )
 
 
 def _with_heads(shape: Any, query: Any) -> Any:
@@ -274,11 +333,14 @@ def _with_heads(shape: Any, query: Any) -> Any:
     return (shape[0], query[1], *shape[2:])
 
 
-#: FLOPs of operators that PyTorch's counter lacks, as functions of their arguments' shapes: the CPU's attention,
-#: attention with fewer heads of keys than of queries (PyTorch 2.11 refuses to count it), and `_grouped_mm`, which
-#: multiplies each of the rows (m, k) by one of the matrices (groups, k, n).
+#: FLOPs of operators that PyTorch's counter lacks, as functions of their arguments' shapes: the
+#: CPU's attention, attention with fewer heads of keys than of queries (PyTorch 2.11 refuses to
+#: count it), and `_grouped_mm`, which multiplies each of the rows (m, k) by one of the matrices
+#: (groups, k, n).
 _UNKNOWN_TO_TORCH: dict[Any, Callable[..., int]] = {
-    torch.ops.aten._grouped_mm: lambda rows, experts, *_, **__: 2 * math.prod(rows) * int(experts[-1]),
+    torch.ops.aten._grouped_mm: lambda rows, experts, *_, **__: (
+        2 * math.prod(rows) * int(experts[-1])
+    ),
     torch.ops.aten._scaled_dot_product_flash_attention: _attention,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     torch.ops.aten._scaled_dot_product_efficient_attention: _attention,
@@ -291,7 +353,9 @@ _UNKNOWN_TO_TORCH: dict[Any, Callable[..., int]] = {
 
 
 def operator_flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
-    """FLOPs of an aten operator that has run; 0 if it is no matrix product, convolution or attention."""
+    """FLOPs of an aten operator that has run; 0 if it is no matrix product, convolution or
+    attention.
+    """
     packet = func._overloadpacket
     formula = _COUNTED.get(packet)
     return 0 if formula is None else int(formula(*args, **kwargs, out_val=out))
@@ -324,13 +388,17 @@ def _no_fused_path() -> Iterator[None]:
 
 
 def _storage_bytes_touched(spec: OperatorTuple, part: tuple[int, int] | None) -> dict[int, int]:
-    """Storage number -> bytes that the call reads or writes there; tensors whose extents overlap count once."""
+    """Storage number -> bytes that the call reads or writes there; tensors whose extents overlap
+    count once.
+    """
     touched: dict[int, tuple[int, int, int]] = {}  # bytes, begin and end
     for index, tensor in enumerate(spec.tensors):
         size = tensor.distinct_bytes
         if part and part[0] == index:
             size = part[1]
-        elif "num_embeddings" in spec.parameters and tensor.name == "weight":  # only the rows of the indices
+        elif (
+            "num_embeddings" in spec.parameters and tensor.name == "weight"
+        ):  # only the rows of the indices
             rows = min(sum(other.numel for other in spec.activations), tensor.shape[0])
             size = rows * int(plain(spec.parameters["embedding_dim"])) * tensor.itemsize_bytes
         first = tensor.offset * tensor.itemsize_bytes

@@ -1,9 +1,9 @@
-"""Records the values that decide how much work a call does, and makes such values for a rebuilt operator.
+"""Records the values that decide how much work a call does, and makes such values for a rebuilt
+operator.
 
-`farm.types.deciding` says which inputs these are, and what a tuple keeps of them. Values of a message are never used as
-they are: a distribution is checked against the call before an operator is built, and all values that follow from it are
-clamped to the valid range.
-"""
+`farm.types.deciding` says which inputs these are, and what a tuple keeps of them. Values of a
+message are never used as they are: a distribution is checked against the call before an operator is
+built, and all values that follow from it are clamped to the valid range."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.cuda import is_current_stream_capturing  # this function itself: models of the catalog replace the attribute
+from torch.cuda import (
+    is_current_stream_capturing,
+)  # this function itself: models of the catalog replace the attribute
 from torch.utils._python_dispatch import _disable_current_modes
 
 from farm.errors import TupleRejected
@@ -32,7 +34,8 @@ from farm.types.distribution import (
 )
 from farm.types.tuple import OperatorTuple
 
-#: Shares of neighbours that ascend by at most one, from which the order counts as short or long runs.
+#: Shares of neighbours that ascend by at most one, from which the order counts as short or long
+#: runs.
 _RUNS = (0.5, 0.9)
 _BLOCK = 16  # length of a short run
 
@@ -43,7 +46,8 @@ _BLOCK = 16  # length of a short run
 def recorded(
     spec: OperatorTuple, tensors: Sequence[torch.Tensor], known: Callable[[torch.Tensor], bool]
 ) -> OperatorTuple:
-    """Return the tuple of a call with a description of the values that decide its work, if they can be read.
+    """Return the tuple of a call with a description of the values that decide its work, if they can
+    be read.
 
     Args:
         tensors: the inputs of the call, in the order of the tuple's tensors.
@@ -64,7 +68,9 @@ def recorded(
 
 
 def _is_readable(tensor: torch.Tensor) -> bool:
-    """False also for a tensor that a kernel would have to copy first: watching must not change what runs."""
+    """False also for a tensor that a kernel would have to copy first: watching must not change what
+    runs.
+    """
     if type(tensor) is FakeTensor or tensor.is_meta or not tensor.is_contiguous():
         return False
     return not is_recorded(tensor.device)
@@ -76,7 +82,8 @@ def is_recorded(device: torch.device) -> bool:
 
 
 def describe(given: DecidingInput, values: np.ndarray[Any, Any]) -> Distribution | None:
-    """Describe the values of an input; None if they are as those of a call without a description, or invalid.
+    """Describe the values of an input; None if they are as those of a call without a description,
+    or invalid.
 
     It uses NumPy: a profile of the pass counts the operators of PyTorch.
     """
@@ -105,7 +112,9 @@ def _places(given: DecidingInput, values: np.ndarray[Any, Any]) -> Distribution 
     most = min(len(values), given.bound)
     distinct = _parts(len(np.unique(values)), most)
     described = Distribution("places", (distinct, _order(values)))
-    random_values = Distribution("places", (_parts(_expected_distinct(len(values), given.bound), most), 0))
+    random_values = Distribution(
+        "places", (_parts(_expected_distinct(len(values), given.bound), most), 0)
+    )
     return None if described == random_values else described
 
 
@@ -151,12 +160,14 @@ def check_values(spec: OperatorTuple) -> None:
             problem = found.problem(values)
         if problem:
             text = f"The input {index} of '{spec.operator}' {problem}."
-            raise TupleRejected(text, "Capture the model again with this version. Do not edit a tuple by hand.")
+            raise TupleRejected(
+                text, "Capture the model again with this version. Do not edit a tuple by hand."
+            )
 
 
 def write_values(spec: OperatorTuple, tensors: Sequence[torch.Tensor]) -> None:
-    """Write the values that a tuple describes into the tensors of a rebuilt operator; segments are equal if it does not
-    describe them."""
+    """Write the values that a tuple describes into the tensors of a rebuilt operator; segments are
+    equal if it does not describe them."""
     found = deciding_input(spec)
     if found is None:
         return
@@ -167,7 +178,9 @@ def write_values(spec: OperatorTuple, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def values_of(given: DecidingInput, described: Distribution | None) -> torch.Tensor | None:
-    """Return flat values of an input, on the CPU, and for starts also the last end; None if any valid values do."""
+    """Return flat values of an input, on the CPU, and for starts also the last end; None if any
+    valid values do.
+    """
     if given.form in ("ends", "starts"):
         return _edges(given, described)
     if described is None:
@@ -187,8 +200,12 @@ def _edges(given: DecidingInput, described: Distribution | None) -> torch.Tensor
     return torch.cat([torch.zeros(1, dtype=ends.dtype), ends])
 
 
-def _indices(given: DecidingInput, described: Distribution, generator: torch.Generator) -> torch.Tensor:
-    """Return so many different values, each equally often: evenly spaced if their order is random, else neighbours."""
+def _indices(
+    given: DecidingInput, described: Distribution, generator: torch.Generator
+) -> torch.Tensor:
+    """Return so many different values, each equally often: evenly spaced if their order is random,
+    else neighbours.
+    """
     parts, order = described.numbers
     number, most = given.parts, min(given.parts, given.bound)
     distinct = max(1, min(most, round(parts * most / PARTS)))
@@ -205,7 +222,9 @@ def _indices(given: DecidingInput, described: Distribution, generator: torch.Gen
 
 def _mask(number: int, described: Distribution, generator: torch.Generator) -> torch.Tensor:
     marks, order = min(described.numbers[0], number), described.numbers[1]
-    places = torch.arange(marks) if order == 2 else torch.randperm(number, generator=generator)[:marks]
+    places = (
+        torch.arange(marks) if order == 2 else torch.randperm(number, generator=generator)[:marks]
+    )
     mask = torch.zeros(number, dtype=torch.bool)
     mask[places] = True
     return mask
@@ -217,13 +236,17 @@ def _mask(number: int, described: Distribution, generator: torch.Generator) -> t
 def with_values(captured: CapturedPass, again: Callable[[], CapturedPass]) -> CapturedPass:
     """Return a capture with the values that decide the work of its calls.
 
-    While a CUDA graph is captured, the host cannot read them. If a call needs them, the pass is captured a second time,
-    eagerly. Calls are matched by module, tuple and order.
+    While a CUDA graph is captured, the host cannot read them. If a call needs them, the pass is
+    captured a second time, eagerly. Calls are matched by module, tuple and order.
 
     Args:
         again: captures the same pass eagerly.
     """
-    wanted = {id_ for id_, spec in captured.tuples.items() if spec.without_values is spec and deciding_input(spec)}
+    wanted = {
+        id_
+        for id_, spec in captured.tuples.items()
+        if spec.without_values is spec and deciding_input(spec)
+    }
     if not wanted:
         return captured
 

@@ -1,10 +1,10 @@
-"""Converts the arguments of a call, and the constructor arguments of a leaf module, to a tuple's JSON trees and back.
+"""Converts the arguments of a call, and the constructor arguments of a leaf module, to a tuple's
+JSON trees and back.
 
-A module of ``torch.nn`` counts as a leaf only if its constructor arguments rebuild it: `describe_leaf` constructs the
-module again on meta and compares. A module that differs from this copy (hooks, a replaced ``forward``, an attribute
-changed after construction, tied weights inside) is not a leaf: the capture descends into it and records the functions
-that it calls.
-"""
+A module of ``torch.nn`` counts as a leaf only if its constructor arguments rebuild it:
+`describe_leaf` constructs the module again on meta and compares. A module that differs from this
+copy (hooks, a replaced ``forward``, an attribute changed after construction, tied weights inside)
+is not a leaf: the capture descends into it and records the functions that it calls."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ from farm.types.tuple import (
     table_named,
 )
 
-# Kernels choose their vector width by the alignment of the first element; a larger alignment changes nothing.
+# Kernels choose their vector width by the alignment of the first element; a larger alignment
+# changes nothing.
 _ALIGNMENT_BYTES = 64
 
 _DTYPE_OF = {name: getattr(torch, name) for name in DTYPES if hasattr(torch, name)}
@@ -59,10 +60,11 @@ Layout = tuple[str, str, tuple[int, ...], str, tuple[int, ...], int, int, tuple[
 
 @dataclass(frozen=True, eq=False)
 class DescribedCall:
-    """One call as a tuple. ``tensors`` and ``storages`` (their addresses) are in the order of ``spec.tensors``.
+    """One call as a tuple. ``tensors`` and ``storages`` (their addresses) are in the order of
+    ``spec.tensors``.
 
-    ``key`` has the same information as the tuple, with unchanged strides; it is cheaper to create and to compare.
-    """
+    ``key`` has the same information as the tuple, with unchanged strides; it is cheaper to create
+    and to compare."""
 
     key: tuple[str, tuple[Layout, ...]]
     spec: OperatorTuple
@@ -71,8 +73,8 @@ class DescribedCall:
 
 
 class TensorTable:
-    """The distinct tensors of one call, in order of first appearance. ``roles``: ``id()`` of a tensor -> its role;
-    other tensors are parameters if their class says so, else activations."""
+    """The distinct tensors of one call, in order of first appearance. ``roles``: ``id()`` of a
+    tensor -> its role; other tensors are parameters if their class says so, else activations."""
 
     def __init__(self, roles: dict[int, str]) -> None:
         self._roles = roles
@@ -88,14 +90,18 @@ class TensorTable:
         if id(tensor) not in self._index:
             kind = special_kind(tensor)
             if kind is not None:
-                raise NotEncodable(f"it has {kind.description}; the farm does not measure such tensors")
+                raise NotEncodable(
+                    f"it has {kind.description}; the farm does not measure such tensors"
+                )
             self._index[id(tensor)] = len(self.tensors)
             self.tensors.append(tensor)
             self._names.append(name)
         return self._index[id(tensor)]
 
     def layouts(self) -> tuple[tuple[Layout, ...], list[int]]:
-        """The layout of each tensor in its storage, with unchanged strides, and the addresses of the storages."""
+        """The layout of each tensor in its storage, with unchanged strides, and the addresses of
+        the storages.
+        """
         storages = list(map(storage_key, self.tensors))
         numbered: dict[int, int] = {}
         first_byte: dict[int, int] = {}
@@ -108,20 +114,28 @@ class TensorTable:
             skipped = first_byte[key] - first_byte[key] % _ALIGNMENT_BYTES
             offset = int(tensor.storage_offset()) - skipped // tensor.element_size()
             shape, stride = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride()))
-            role = self._roles.get(id(tensor)) or ("parameter" if isinstance(tensor, nn.Parameter) else "activation")
+            role = self._roles.get(id(tensor)) or (
+                "parameter" if isinstance(tensor, nn.Parameter) else "activation"
+            )
             role = "buffer" if name and role == "activation" else role
             place = numbered[key], offset
-            layouts.append((role, name, shape, _NAME_OF_DTYPE[tensor.dtype], stride, *place, bits_of(tensor)))
+            layouts.append(
+                (role, name, shape, _NAME_OF_DTYPE[tensor.dtype], stride, *place, bits_of(tensor))
+            )
         return tuple(layouts), storages
 
 
 def encode(value: Any, table: TensorTable | None = None) -> Any:
-    """The JSON tree of a value; tensors are added to ``table``. Raises `NotEncodable` if a tuple cannot contain it."""
+    """The JSON tree of a value; tensors are added to ``table``. Raises `NotEncodable` if a tuple
+    cannot contain it.
+    """
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, torch.Tensor):
         if table is None:
-            raise NotEncodable("an argument of the module's constructor is a tensor, which a tuple cannot contain")
+            raise NotEncodable(
+                "an argument of the module's constructor is a tensor, which a tuple cannot contain"
+            )
         return {"tensor": table.add(value)}
     if isinstance(value, enum.Enum):
         return encode(value.value, table)
@@ -131,7 +145,11 @@ def encode(value: Any, table: TensorTable | None = None) -> Any:
         number = float(value)
         text = repr(number)
         # A database's JSON may turn 1e+20 into an integer; such floats are stored as text.
-        return {"float": text} if not math.isfinite(number) or ("e" in text and number.is_integer()) else number
+        return (
+            {"float": text}
+            if not math.isfinite(number) or ("e" in text and number.is_integer())
+            else number
+        )
     if isinstance(value, complex):
         return {"complex": [value.real, value.imag]}
     if isinstance(value, torch.dtype):
@@ -169,17 +187,23 @@ class HostIntegers:
 
 
 def host_integers(tensor: torch.Tensor) -> HostIntegers:
-    """The values of a tensor in the memory of the host. Raises `NotEncodable` if they are unknown or too many."""
+    """The values of a tensor in the memory of the host. Raises `NotEncodable` if they are unknown
+    or too many.
+    """
     if isinstance(tensor, FakeTensor) or tensor.device.type == "meta":
         raise NotEncodable("the lengths of its sequences are unknown before the model runs")
     if tensor.numel() > MOST_INTEGERS:
-        raise NotEncodable(f"it has {tensor.numel()} lengths or steps, and a tuple has at most {MOST_INTEGERS}")
+        raise NotEncodable(
+            f"it has {tensor.numel()} lengths or steps, and a tuple has at most {MOST_INTEGERS}"
+        )
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         return HostIntegers(tuple(tensor.tolist()))
 
 
 def with_host_integers(operator: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of a call, with `HostIntegers` in place of a tensor that the operator reads on the host."""
+    """The arguments of a call, with `HostIntegers` in place of a tensor that the operator reads on
+    the host.
+    """
     position = _INTEGERS_OF_THE_HOST.get(operator)
     if position is None or not isinstance(args[position], torch.Tensor):
         return args
@@ -192,12 +216,18 @@ def _packed_sequence_tree(packed: PackedSequence, table: TensorTable | None) -> 
     return {"named_tuple": ["PackedSequence", [encode(field, table) for field in fields]]}
 
 
-def _packed_sequence(data: Any, batch_sizes: Any, sorted_indices: Any, unsorted_indices: Any) -> PackedSequence:
-    """Raises `TupleRejected` if the steps are not those of the data: a library would read other memory."""
+def _packed_sequence(
+    data: Any, batch_sizes: Any, sorted_indices: Any, unsorted_indices: Any
+) -> PackedSequence:
+    """Raises `TupleRejected` if the steps are not those of the data: a library would read other
+    memory.
+    """
     sizes = batch_sizes.tolist()
     falling = all(size > 0 for size in sizes) and sizes == sorted(sizes, reverse=True)
     if not sizes or not falling or sum(sizes) != len(data):
-        raise TupleRejected("The steps of a packed sequence do not fit its data.", "Capture the model again.")
+        raise TupleRejected(
+            "The steps of a packed sequence do not fit its data.", "Capture the model again."
+        )
     return PackedSequence(data, batch_sizes, sorted_indices, unsorted_indices)
 
 
@@ -241,7 +271,9 @@ def decode(tree: Any, tensors: list[torch.Tensor], device: torch.device) -> Any:
 
 def _named_tuple(name: str, fields: list[Any]) -> Any:
     if name != "PackedSequence" or len(fields) != len(PackedSequence._fields):
-        raise TupleRejected(f"A stored argument is no {name} of this PyTorch.", "Capture the model again.")
+        raise TupleRejected(
+            f"A stored argument is no {name} of this PyTorch.", "Capture the model again."
+        )
     return _packed_sequence(*fields)
 
 
@@ -250,7 +282,9 @@ def dtype_of(name: str) -> torch.dtype:
     try:
         return _DTYPE_OF[name]
     except KeyError:
-        raise TupleRejected(f"This torch has no dtype '{name}'.", "Use a newer torch on this host.") from None
+        raise TupleRejected(
+            f"This torch has no dtype '{name}'.", "Use a newer torch on this host."
+        ) from None
 
 
 def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
@@ -266,7 +300,9 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def texts_of_outputs(out: Any) -> tuple[str, ...]:
-    """Shape, stride, dtype and layout of each tensor in an output: what the next operator depends on."""
+    """Shape, stride, dtype and layout of each tensor in an output: what the next operator depends
+    on.
+    """
     return tuple(map(_text_of_output, tensors_in(out)))
 
 
@@ -277,8 +313,8 @@ def bits_of_inputs(tensors: Iterable[torch.Tensor]) -> tuple[str, ...]:
 
 
 def are_trained(tensors: Iterable[torch.Tensor]) -> tuple[bool, ...]:
-    """For each tensor, whether it is a parameter that requires gradients, or a view of one. Such a view requires them
-    also under ``no_grad``, and PyTorch chooses by it how it multiplies."""
+    """For each tensor, whether it is a parameter that requires gradients, or a view of one. Such a
+    view requires them also under ``no_grad``, and PyTorch chooses by it how it multiplies."""
     return tuple(map(_is_trained, tensors))
 
 
@@ -314,19 +350,24 @@ def written_tensors(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]
     """The tensors that an aten operator writes, among these arguments."""
     for position, argument in enumerate(func._schema.arguments if func._schema.is_mutable else ()):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            yield from tensors_in(args[position] if position < len(args) else kwargs.get(argument.name))
+            yield from tensors_in(
+                args[position] if position < len(args) else kwargs.get(argument.name)
+            )
 
 
-# These operators return new memory but run no kernel: allocations, and `lift_fresh`, which fake tensors run on a Python
-# constant. Schemas do not show this.
-_NO_KERNEL = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh"})
+# These operators return new memory but run no kernel: allocations, and `lift_fresh`, which fake
+# tensors run on a Python constant. Schemas do not show this.
+_NO_KERNEL = frozenset(
+    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh"}
+)
 
 
 def costs_something(func: Any, args: Any, kwargs: Any, out: Any) -> bool:
-    """True if an aten operator runs a kernel, that is, if it writes an argument or returns new memory.
+    """True if an aten operator runs a kernel, that is, if it writes an argument or returns new
+    memory.
 
-    An output of a view shares the storage of an input, even if its schema hides that (``_unsafe_view``).
-    """
+    An output of a view shares the storage of an input, even if its schema hides that
+    (``_unsafe_view``)."""
     if func._schema.is_mutable:
         return torch.Tag.inplace_view not in func.tags
     outputs = list(tensors_in(out))
@@ -340,51 +381,88 @@ def costs_something(func: Any, args: Any, kwargs: Any, out: Any) -> bool:
 
 _TORCH = str(Path(torch.__file__).parent)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_IGNORED_ATTRIBUTES = {"training", "_flat_weights", "_flat_weight_refs", "_modules", "_parameters", "_buffers"}
+_IGNORED_ATTRIBUTES = {
+    "training",
+    "_flat_weights",
+    "_flat_weight_refs",
+    "_modules",
+    "_parameters",
+    "_buffers",
+}
 # Old names of arguments; the module keeps the value under the new name.
 _SUPERSEDED = frozenset({"size_average", "reduce", "min_value", "max_value"})
-# torch 2.13 added `bias` to these. It is left out if it equals `affine`, so a tuple is the same in all versions.
+# torch 2.13 added `bias` to these. It is left out if it equals `affine`, so a tuple is the same in
+# all versions.
 _AFFINE = (nn.modules.batchnorm._NormBase, nn.GroupNorm)
 _MOST_LAYERS = 256  # each is built in Python
-_RNN_ARGUMENTS = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
+_RNN_ARGUMENTS = (
+    "input_size",
+    "hidden_size",
+    "num_layers",
+    "bias",
+    "batch_first",
+    "dropout",
+    "bidirectional",
+)
 _RNN_EXTRA: dict[Any, tuple[str, ...]] = {nn.RNN: ("nonlinearity",), nn.LSTM: ("proj_size",)}
 
 
 def describe_leaf(module: nn.Module) -> dict[str, Any] | None:
-    """The constructor arguments of ``module`` as JSON trees; None if it is not a leaf, or if they do not rebuild it."""
+    """The constructor arguments of ``module`` as JSON trees; None if it is not a leaf, or if they
+    do not rebuild it.
+    """
     leaf: Any = type(module)
     if leaf not in LEAF_CLASSES or is_changed(module):
         return None
     try:
         parameters = leaf_parameters(module)
         twin = _twin(leaf, json.dumps(parameters, sort_keys=True))
-    except (NotEncodable, TupleRejected, AttributeError, KeyError, TypeError, ValueError, RuntimeError):
+    except (
+        NotEncodable,
+        TupleRejected,
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ):
         return None
     return parameters if _is_equal(module, twin) else None
 
 
 def leaf_parameters(module: nn.Module) -> dict[str, Any]:
-    """As `describe_leaf`, for a known leaf. Raises `NotEncodable` if a tuple cannot contain an argument."""
+    """As `describe_leaf`, for a known leaf. Raises `NotEncodable` if a tuple cannot contain an
+    argument.
+    """
     return {name: encode(value) for name, value in _constructor_values(module).items()}
 
 
 def build_leaf(leaf: Any, parameters: dict[str, Any]) -> nn.Module:
-    """A module of class ``leaf`` on meta, in eval mode. Raises `TupleRejected` if it does not accept the parameters."""
+    """A module of class ``leaf`` on meta, in eval mode. Raises `TupleRejected` if it does not
+    accept the parameters.
+    """
     meta = torch.device("meta")
     try:
         values = {name: decode(tree, [], meta) for name, tree in parameters.items()}
         if unknown := sorted(set(values) - set(_constructor(leaf))):
             raise TupleRejected(f"{leaf.__name__} has no parameter {unknown[0]!r}.")
-        if issubclass(leaf, nn.RNNBase) and not 0 < int(values.get("num_layers", 1)) <= _MOST_LAYERS:
+        if (
+            issubclass(leaf, nn.RNNBase)
+            and not 0 < int(values.get("num_layers", 1)) <= _MOST_LAYERS
+        ):
             most = f"from 1 to {_MOST_LAYERS}"
-            raise TupleRejected(f"{leaf.__name__} has num_layers {values['num_layers']}; it must be {most}.")
+            raise TupleRejected(
+                f"{leaf.__name__} has num_layers {values['num_layers']}; it must be {most}."
+            )
         if issubclass(leaf, nn.RNNBase) or "device" in inspect.signature(leaf.__init__).parameters:
             values["device"] = meta
         module: nn.Module = leaf(**values)
     except TupleRejected:
         raise
     except Exception as error:
-        raise TupleRejected(f"{leaf.__name__} does not accept its stored parameters: {str(error)[:200]}") from error
+        raise TupleRejected(
+            f"{leaf.__name__} does not accept its stored parameters: {str(error)[:200]}"
+        ) from error
     return module.eval()
 
 
@@ -400,7 +478,10 @@ def _constructor(leaf: Any) -> tuple[str, ...]:
 def _constructor_values(module: nn.Module) -> dict[str, Any]:
     special: dict[str, Any] = {}  # arguments that the module does not store under their name
     if isinstance(module, nn.MultiheadAttention):
-        special = {"bias": module.in_proj_bias is not None, "add_bias_kv": module.bias_k is not None}
+        special = {
+            "bias": module.in_proj_bias is not None,
+            "add_bias_kv": module.bias_k is not None,
+        }
     elif isinstance(module, nn.TransformerEncoderLayer):
         attention: Any = module.self_attn
         special = {
@@ -408,7 +489,9 @@ def _constructor_values(module: nn.Module) -> dict[str, Any]:
             "nhead": attention.num_heads,
             "dim_feedforward": module.linear1.out_features,
             "dropout": module.dropout.p,
-            "activation": {nn.functional.relu: "relu", nn.functional.gelu: "gelu"}[module.activation],  # type: ignore[index]
+            "activation": {nn.functional.relu: "relu", nn.functional.gelu: "gelu"}[
+                module.activation
+            ],  # type: ignore[index]
             "layer_norm_eps": module.norm1.eps,
             "batch_first": attention.batch_first,
             "bias": module.linear1.bias is not None,
@@ -432,15 +515,20 @@ def _constructor_values(module: nn.Module) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=4096)
 def _twin(leaf: Any, parameters: str) -> nn.Module:
-    # Built from meta tensors even while a capture runs: the capture must not record it or make it fake.
+    # Built from meta tensors even while a capture runs: the capture must not record it or make it
+    # fake.
     with torch._C.DisableTorchFunction(), _disable_current_modes():
         return build_leaf(leaf, json.loads(parameters))
 
 
 def is_changed(module: nn.Module) -> bool:
-    """True if the module has hooks or its own ``forward``, or if another package replaced that of its class: it may
-    compute something else than PyTorch's class."""
-    return any(getattr(module, hooks) for hooks in _HOOKS) or "forward" in module.__dict__ or _is_replaced(type(module))
+    """True if the module has hooks or its own ``forward``, or if another package replaced that of
+    its class: it may compute something else than PyTorch's class."""
+    return (
+        any(getattr(module, hooks) for hooks in _HOOKS)
+        or "forward" in module.__dict__
+        or _is_replaced(type(module))
+    )
 
 
 def _is_replaced(leaf: type[nn.Module]) -> bool:
@@ -450,21 +538,36 @@ def _is_replaced(leaf: type[nn.Module]) -> bool:
 
 def _is_equal(module: nn.Module, twin: nn.Module) -> bool:
     mine, theirs = dict(module.named_modules()), dict(twin.named_modules())
-    tensors = [id(one) for child in mine.values() for one in _tensors(child).values() if one is not None]
-    if mine.keys() != theirs.keys() or len({*tensors}) < len(tensors):  # or two of its tensors are tied
+    tensors = [
+        id(one) for child in mine.values() for one in _tensors(child).values() if one is not None
+    ]
+    if mine.keys() != theirs.keys() or len({*tensors}) < len(
+        tensors
+    ):  # or two of its tensors are tied
         return False
     for name, child in mine.items():
         other = theirs[name]
         if type(child) is not type(other) or is_changed(child):
             return False
         own, others = (
-            {key: None if tensor is None else tuple(tensor.shape) for key, tensor in _tensors(one).items()}
+            {
+                key: None if tensor is None else tuple(tensor.shape)
+                for key, tensor in _tensors(one).items()
+            }
             for one in (child, other)
         )
         if own != others:
             return False
-        for key in {key for key in child.__dict__.keys() | other.__dict__ if key[0] != "_" or key in other.__dict__}:
-            if key not in _IGNORED_ATTRIBUTES and not key.endswith("_hooks") and "hooks_" not in key:
+        for key in {
+            key
+            for key in child.__dict__.keys() | other.__dict__
+            if key[0] != "_" or key in other.__dict__
+        }:
+            if (
+                key not in _IGNORED_ATTRIBUTES
+                and not key.endswith("_hooks")
+                and "hooks_" not in key
+            ):
                 a, b = child.__dict__.get(key), other.__dict__.get(key)
                 if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor) or a != b:
                     return False

@@ -1,20 +1,23 @@
-"""Runs a model on fake tensors, which have shapes, strides and a device, but no memory and no arithmetic.
+"""Runs a model on fake tensors, which have shapes, strides and a device, but no memory and no
+arithmetic.
 
 Requirements:
 
-- A model checks whether its mask hides a token, or where its cache ends, and branches on the result. Such values depend
-  only on numbers and on integer inputs: token ids, masks and positions. So these inputs stay real tensors, and results
-  that depend on them and on numbers alone are computed. Every result that depends on a weight or an activation is fake.
-- The real tensors are plain tensors, not fake tensors with a value attached: if a mask is fake, transformers assumes
-  tracing and runs other code than in a normal pass.
-- The memory of the host is not that of the card: a card spends nothing on what models compute on the host. Without a
-  CUDA context no tensor can say "cuda", so fake tensors say ``STANDS_FOR_A_CARD``, and `FakeTensors` knows which real
-  tensors are on the card.
-- After a fake tensor was written to a real storage, the values of the storage are unknown: every result computed from
-  it is fake, and reading a value fails, as for every fake tensor.
-- Three of four calls in a model repeat an earlier one, and a call on fake tensors takes up to a millisecond of Python.
-  Its result depends only on the layouts of its inputs, so a second call with the same layouts is not run. This is done
-  for calls of modules and functions (`RepeatedCalls`), and below them for aten operators (`_RepeatedOperators`).
+- A model checks whether its mask hides a token, or where its cache ends, and branches on the
+  result. Such values depend only on numbers and on integer inputs: token ids, masks and positions.
+  So these inputs stay real tensors, and results that depend on them and on numbers alone are
+  computed. Every result that depends on a weight or an activation is fake.
+- The real tensors are plain tensors, not fake tensors with a value attached: if a mask is fake,
+  transformers assumes tracing and runs other code than in a normal pass.
+- The memory of the host is not that of the card: a card spends nothing on what models compute on
+  the host. Without a CUDA context no tensor can say "cuda", so fake tensors say
+  ``STANDS_FOR_A_CARD``, and `FakeTensors` knows which real tensors are on the card.
+- After a fake tensor was written to a real storage, the values of the storage are unknown: every
+  result computed from it is fake, and reading a value fails, as for every fake tensor.
+- Three of four calls in a model repeat an earlier one, and a call on fake tensors takes up to a
+  millisecond of Python. Its result depends only on the layouts of its inputs, so a second call with
+  the same layouts is not run. This is done for calls of modules and functions (`RepeatedCalls`),
+  and below them for aten operators (`_RepeatedOperators`).
 """
 
 from __future__ import annotations
@@ -43,24 +46,39 @@ from farm.operators.encoding import DescribedCall, storage_key, tensors_in, writ
 
 #: Largest integer tensor of the model or its inputs whose values are kept: two million token ids.
 MOST_BYTES = 2**24
-#: Largest result that is computed from real tensors or numbers: a mask of 1024 x 1024. Larger results are fake.
+#: Largest result that is computed from real tensors or numbers: a mask of 1024 x 1024. Larger
+#: results are fake.
 MOST_MADE_BYTES = 2**20
 
-#: The device of a pass on a card without a CUDA context. PyTorch runs the operators of a CPU, but tensors that a model
-#: makes on the host say "cpu".
+#: The device of a pass on a card without a CUDA context. PyTorch runs the operators of a CPU, but
+#: tensors that a model makes on the host say "cpu".
 STANDS_FOR_A_CARD = "cpu:0"
 _DEVICE = torch.Tensor.device.__get__  # type: ignore[attr-defined]
-#: Functions that return a device, or a new tensor on a device, without an aten operator that shows the device.
+#: Functions that return a device, or a new tensor on a device, without an aten operator that shows
+#: the device.
 PLACED = frozenset({_DEVICE, torch.tensor, torch.as_tensor, torch.Tensor.new_tensor})
 
-#: Values that are never copied: they have no tensors of their own, or other code replaces their tensors.
-_OPAQUE = (nn.Module, type, types.FunctionType, types.MethodType, types.ModuleType, torch.device, torch.dtype)
+#: Values that are never copied: they have no tensors of their own, or other code replaces their
+#: tensors.
+_OPAQUE = (
+    nn.Module,
+    type,
+    types.FunctionType,
+    types.MethodType,
+    types.ModuleType,
+    torch.device,
+    torch.dtype,
+)
 _OWN_ATTRIBUTES = frozenset(nn.Module().__dict__)  # they hold parameters and children
 _DEPENDS_ON_VALUES = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 _IS_LEFT_ALIGNED = torch.ops.aten._nested_tensor_from_mask_left_aligned.default
 #: Operators that accept a boolean mask as an index; it selects the places that it marks.
 _INDEXING = frozenset(
-    {torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default}
+    {
+        torch.ops.aten.index.Tensor,
+        torch.ops.aten.index_put.default,
+        torch.ops.aten.index_put_.default,
+    }
 )
 #: Operators that read lengths of sequences on the host.
 _PACKING = frozenset(
@@ -74,10 +92,16 @@ _PACKING = frozenset(
 
 @contextlib.contextmanager
 def fake_pass(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None, device: str, *, made: int = MOST_MADE_BYTES
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None,
+    device: str,
+    *,
+    made: int = MOST_MADE_BYTES,
 ) -> Iterator[tuple[FakeTensors, tuple[Any, ...], dict[str, Any]]]:
-    """While active, the tensors of ``model`` are replaced by fake ones on ``device``. Yields the replacements, and the
-    replaced ``args`` and ``kwargs``. Computed results have at most ``made`` bytes."""
+    """While active, the tensors of ``model`` are replaced by fake ones on ``device``. Yields the
+    replacements, and the replaced ``args`` and ``kwargs``. Computed results have at most ``made``
+    bytes."""
     fakes = FakeTensors(FakeTensorMode(), device)
     # If the mode cannot fake an operator, its log repeats the error: silence the log.
     log = logging.getLogger(FakeTensorMode.__module__)
@@ -93,36 +117,48 @@ def fake_pass(
 
 
 class FakeTensors:
-    """Replaces tensors and keeps their identity and strides: small integer tensors that have values become real copies,
-    all others become fake tensors."""
+    """Replaces tensors and keeps their identity and strides: small integer tensors that have values
+    become real copies, all others become fake tensors."""
 
     def __init__(self, mode: FakeTensorMode, device: str) -> None:
         self.mode, self.device = mode, torch.device(device)
         self.stands = self.device == torch.device(STANDS_FOR_A_CARD)
-        self.on_card: dict[int, StorageWeakRef] = {}  # storages of real tensors, if that is the device
-        #: Storages of real tensors whose values are unknown; a weak reference keeps the address from being used again.
+        self.on_card: dict[
+            int, StorageWeakRef
+        ] = {}  # storages of real tensors, if that is the device
+        #: Storages of real tensors whose values are unknown; a weak reference keeps the address
+        #: from being used again.
         self.overwritten: dict[int, StorageWeakRef] = {}
-        self._replacements: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # id -> original and replacement
+        self._replacements: dict[
+            int, tuple[torch.Tensor, torch.Tensor]
+        ] = {}  # id -> original and replacement
         self._storages: dict[int, torch.UntypedStorage] = {}
         self._copies: dict[int, tuple[Any, Any]] = {}
 
     def tensor(self, tensor: torch.Tensor, *, fake: bool = False) -> torch.Tensor:
-        """The replacement of a tensor, always the same for the same tensor. A small integer tensor gets a real copy,
-        unless ``fake`` is set; a special tensor stays; any other tensor gets a fake one."""
+        """The replacement of a tensor, always the same for the same tensor. A small integer tensor
+        gets a real copy, unless ``fake`` is set; a special tensor stays; any other tensor gets a
+        fake one."""
         if not is_plain(tensor):
             return tensor
         if id(tensor) not in self._replacements and (part := local_part(tensor)) is not tensor:
             whole: Any = tensor  # a distributed tensor keeps its layout
-            twin = type(whole)(self.tensor(part, fake=True), whole._spec, requires_grad=tensor.requires_grad)
+            twin = type(whole)(
+                self.tensor(part, fake=True), whole._spec, requires_grad=tensor.requires_grad
+            )
             twin._is_param = isinstance(tensor, nn.Parameter)
             self._replacements[id(tensor)] = (tensor, twin)
         if id(tensor) not in self._replacements:
             is_parameter, storage = isinstance(tensor, nn.Parameter), tensor.untyped_storage()
-            numbers_matter = not (tensor.is_floating_point() or tensor.is_complex() or tensor.is_meta or fake)
+            numbers_matter = not (
+                tensor.is_floating_point() or tensor.is_complex() or tensor.is_meta or fake
+            )
             if numbers_matter and storage.nbytes() <= MOST_BYTES:
                 if storage._cdata not in self._storages:
                     copied = torch.empty(storage.nbytes(), dtype=torch.uint8, device=self.device)
-                    copied.copy_(torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage))
+                    copied.copy_(
+                        torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+                    )
                     self._storages[storage._cdata] = copied.untyped_storage()
                 replacement = torch.empty(0, dtype=tensor.dtype, device=self.device)
                 place = tensor.storage_offset(), tensor.shape, tensor.stride()
@@ -131,10 +167,15 @@ class FakeTensors:
             else:
                 trained = is_parameter and tensor.requires_grad
                 bits = bits_of(tensor)
-                replacement = self.fresh(tensor.size(), tensor.stride(), tensor.dtype, bits, requires_grad=trained)
+                replacement = self.fresh(
+                    tensor.size(), tensor.stride(), tensor.dtype, bits, requires_grad=trained
+                )
             if is_parameter:
                 replacement._is_param = True  # type: ignore[attr-defined]  # as nn.Parameter marks other classes
-            self._replacements[id(tensor)] = (tensor, replacement)  # the reference to the original keeps its id unique
+            self._replacements[id(tensor)] = (
+                tensor,
+                replacement,
+            )  # the reference to the original keeps its id unique
         return self._replacements[id(tensor)][1]
 
     def fresh(
@@ -146,18 +187,29 @@ class FakeTensors:
         *,
         requires_grad: bool = False,
     ) -> FakeTensor:
-        """A fake tensor with its own storage. `FakeTensorMode` also makes one from a meta tensor; below the dispatcher
-        this takes a tenth of the time, and a model has thousands of tensors."""
+        """A fake tensor with its own storage. `FakeTensorMode` also makes one from a meta tensor;
+        below the dispatcher this takes a tenth of the time, and a model has thousands of
+        tensors."""
         with torch._C._DisableTorchDispatch():
-            meta = torch.empty_strided(shape, stride, dtype=dtype, device="meta", requires_grad=requires_grad)
+            meta = torch.empty_strided(
+                shape, stride, dtype=dtype, device="meta", requires_grad=requires_grad
+            )
             meta = with_bits(meta, bits) if bits else meta
         return FakeTensor(self.mode, meta, self.device)
 
     def layout(self, tensor: Any, used: Collection[int]) -> _NewTensor | None:
-        """The layout of a new tensor; None if it has a storage of ``used``, or differs from the result of `fresh`."""
-        layout, storage = (tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype), tensor.untyped_storage()
+        """The layout of a new tensor; None if it has a storage of ``used``, or differs from the
+        result of `fresh`.
+        """
+        layout, storage = (
+            (tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype),
+            tensor.untyped_storage(),
+        )
         made = self.fresh(*layout)
-        alike = tensor.fake_device == made.fake_device and storage.nbytes() == made.untyped_storage().nbytes()
+        alike = (
+            tensor.fake_device == made.fake_device
+            and storage.nbytes() == made.untyped_storage().nbytes()
+        )
         return None if storage._cdata in used or tensor.storage_offset() or not alike else layout
 
     def on_host(self, tensor: torch.Tensor) -> bool:
@@ -179,7 +231,9 @@ class FakeTensors:
     def placed(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run one of `PLACED`."""
         out, device = func(*args, **kwargs), kwargs.get("device")
-        there = self.stands and func in (_DEVICE, torch.Tensor.new_tensor) and not self.on_host(args[0])
+        there = (
+            self.stands and func in (_DEVICE, torch.Tensor.new_tensor) and not self.on_host(args[0])
+        )
         if func == _DEVICE:
             return self.device if there else out
         if torch.device(device) == self.device if device is not None else there:
@@ -187,14 +241,18 @@ class FakeTensors:
         return out
 
     def tree(self, tree: Any) -> Any:
-        """A copy of a list, tuple, dictionary or object (a cache with its layers) with its tensors replaced."""
+        """A copy of a list, tuple, dictionary or object (a cache with its layers) with its tensors
+        replaced.
+        """
         if isinstance(tree, torch.Tensor):
             return self.tensor(tree)
         if id(tree) in self._copies:
             return self._copies[id(tree)][1]
         if isinstance(tree, PackedSequence):
             orders = [order if order is None else self.tensor(order) for order in tree[2:]]
-            return PackedSequence(self.tensor(tree.data), tree.batch_sizes, *orders)  # the host reads these sizes
+            return PackedSequence(
+                self.tensor(tree.data), tree.batch_sizes, *orders
+            )  # the host reads these sizes
         if isinstance(tree, tuple):
             entries = [self.tree(entry) for entry in tree]
             return type(tree)(*entries) if hasattr(tree, "_fields") else type(tree)(entries)
@@ -224,18 +282,29 @@ class FakeTensors:
         visited: dict[int, bool] = {}
         try:
             for module in model.modules():
-                # A leaf never reads values of its own tensors; with fake ones its equal calls can be skipped.
+                # A leaf never reads values of its own tensors; with fake ones its equal calls can
+                # be skipped.
                 leaf = type(module) in LEAF_CLASSES
-                places: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, module.__dict__)
+                places: tuple[dict[str, Any], ...] = (
+                    module._parameters,
+                    module._buffers,
+                    module.__dict__,
+                )
                 for place in places:
                     for name, value in list(place.items()):
                         if name not in _OWN_ATTRIBUTES and _holds_tensors(value, visited):
                             undo.append((place, name, value))
                             is_tensor = isinstance(value, torch.Tensor)
-                            place[name] = self.tensor(value, fake=leaf) if is_tensor else self.tree(value)
-                if isinstance(module, nn.RNNBase):  # a list of its own parameters, passed to the kernel
+                            place[name] = (
+                                self.tensor(value, fake=leaf) if is_tensor else self.tree(value)
+                            )
+                if isinstance(
+                    module, nn.RNNBase
+                ):  # a list of its own parameters, passed to the kernel
                     undo.append((module.__dict__, "_flat_weights", module._flat_weights))
-                    module.__dict__["_flat_weights"] = [getattr(module, name) for name in module._flat_weights_names]
+                    module.__dict__["_flat_weights"] = [
+                        getattr(module, name) for name in module._flat_weights_names
+                    ]
             yield
         finally:
             for place, name, value in reversed(undo):
@@ -243,7 +312,9 @@ class FakeTensors:
 
 
 def holds_other_tensors(model: nn.Module) -> bool:
-    """True if a model holds tensors that are neither parameters nor buffers, for example in its own cache."""
+    """True if a model holds tensors that are neither parameters nor buffers, for example in its own
+    cache.
+    """
     visited: dict[int, bool] = {}
     return any(
         name not in _OWN_ATTRIBUTES and name != "_flat_weights" and _holds_tensors(value, visited)
@@ -260,22 +331,34 @@ def _holds_tensors(value: Any, visited: dict[int, bool]) -> bool:
         return False
     if id(value) not in visited:
         visited[id(value)] = False
-        entries = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+        entries = (
+            value.values()
+            if isinstance(value, dict)
+            else value
+            if isinstance(value, list | tuple)
+            else ()
+        )
         entries = [*entries, *getattr(value, "__dict__", {}).values()]
         visited[id(value)] = any(_holds_tensors(entry, visited) for entry in entries)
     return visited[id(value)]
 
 
-#: Matrix products of the rows of a tensor by one matrix per group. The meta function of PyTorch refuses all dtypes but
-#: bfloat16; the operator does not.
+#: Matrix products of the rows of a tensor by one matrix per group. The meta function of PyTorch
+#: refuses all dtypes but bfloat16; the operator does not.
 _GROUPED_PRODUCT = torch.ops.aten._grouped_mm.default
 _ROW_ALIGNMENT_BYTES = 16
 
 
-def _grouped_product(func: Any, args: Any, kwargs: Any) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """The shape and the stride of a grouped product (rows x experts) that PyTorch's meta function refuses; None for
-    other operators."""
-    if func is not _GROUPED_PRODUCT or args[0].dtype is torch.bfloat16 or kwargs.get("out_dtype") is not None:
+def _grouped_product(
+    func: Any, args: Any, kwargs: Any
+) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    """The shape and the stride of a grouped product (rows x experts) that PyTorch's meta function
+    refuses; None for other operators."""
+    if (
+        func is not _GROUPED_PRODUCT
+        or args[0].dtype is torch.bfloat16
+        or kwargs.get("out_dtype") is not None
+    ):
         return None
     rows, experts = args[0].shape, args[1].shape
     if len(rows) != 2 or len(experts) != 3:
@@ -297,8 +380,8 @@ class MetaRules(TorchDispatchMode):
 
 
 class _RealIntegers(TorchDispatchMode):
-    """Runs above a `FakeTensorMode`: computes an operator if all its inputs are real and no result is large; leaves all
-    other operators to that mode."""
+    """Runs above a `FakeTensorMode`: computes an operator if all its inputs are real and no result
+    is large; leaves all other operators to that mode."""
 
     def __init__(self, fakes: FakeTensors, made: int) -> None:
         super().__init__()
@@ -314,8 +397,16 @@ class _RealIntegers(TorchDispatchMode):
         special = next((tensor for tensor in real if not is_plain(tensor)), None)
         if special is not None:
             return self._run_special(func, args, kwargs, special)
-        moved = func is torch.ops.aten._to_copy.default and real and kwargs.get("device") == self.fakes.device
-        if moved and storage_key(real[0]) in self.fakes.on_card and kwargs.get("dtype", real[0].dtype) == real[0].dtype:
+        moved = (
+            func is torch.ops.aten._to_copy.default
+            and real
+            and kwargs.get("device") == self.fakes.device
+        )
+        if (
+            moved
+            and storage_key(real[0]) in self.fakes.on_card
+            and kwargs.get("dtype", real[0].dtype) == real[0].dtype
+        ):
             return real[0]  # it is there already, but says "cpu"
         if func is _IS_LEFT_ALIGNED:
             return _is_left_aligned(*args)
@@ -325,15 +416,23 @@ class _RealIntegers(TorchDispatchMode):
         if product is not None:
             return self.fakes.fresh(*product, args[0].dtype)
         if len(real) < len(inputs) or not self._computes(func, args, kwargs, real):
-            return self._run_fake(func, args, kwargs) if real else self.repeated.run(func, args, kwargs, inputs)
+            return (
+                self._run_fake(func, args, kwargs)
+                if real
+                else self.repeated.run(func, args, kwargs, inputs)
+            )
         with torch._C._DisableTorchDispatch():
             out = func(*args, **kwargs)
             if kwargs.get("device") == self.fakes.device or not all(map(self.fakes.on_host, real)):
-                self.fakes.put_on_card(out)  # also for `a.type_as(b)`, which names the device of a real `b`, a CPU
+                self.fakes.put_on_card(
+                    out
+                )  # also for `a.type_as(b)`, which names the device of a real `b`, a CPU
             return out
 
     def _run_special(self, func: Any, args: Any, kwargs: Any, special: torch.Tensor) -> Any:
-        """Runs an operator on a special tensor, which is real. Raises `UnsupportedTensor` if it computes anything."""
+        """Runs an operator on a special tensor, which is real. Raises `UnsupportedTensor` if it
+        computes anything.
+        """
         if not only_views(func, special):
             raise refusal(special, f"A call of {func}")
         if type(special) in (torch.Tensor, nn.Parameter):
@@ -347,15 +446,24 @@ class _RealIntegers(TorchDispatchMode):
         if not all(map(self.fakes.knows, real)):
             return False
         if torch.Tag.nondeterministic_seeded in func.tags:
-            # Only a single random number is computed: it decides whether to skip a layer, for example.
+            # Only a single random number is computed: it decides whether to skip a layer, for
+            # example.
             return not real and func is torch.ops.aten.rand.default and args[0] == []
         placed = any(argument.name == "device" for argument in func._schema.arguments)
-        if func._schema.is_mutable or not _DEPENDS_ON_VALUES.isdisjoint(func.tags) or not (real or placed):
+        if (
+            func._schema.is_mutable
+            or not _DEPENDS_ON_VALUES.isdisjoint(func.tags)
+            or not (real or placed)
+        ):
             return True  # without tensors and a device: the division of two numbers, for example
-        meta = {"device": torch.device("meta")} if placed and ("device" in kwargs or not real) else {}
+        meta = (
+            {"device": torch.device("meta")} if placed and ("device" in kwargs or not real) else {}
+        )
 
         def on_meta(tensor: torch.Tensor) -> torch.Tensor:
-            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+            return torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
+            )
 
         with torch._C._DisableTorchDispatch():
             meta_args, meta_kwargs = tree_map_only(torch.Tensor, on_meta, (args, kwargs))
@@ -363,7 +471,9 @@ class _RealIntegers(TorchDispatchMode):
                 out = func(*meta_args, **meta_kwargs | meta)
             except (RuntimeError, NotImplementedError):  # it has no meta implementation
                 return bool(real)
-        most = max(self.made, 8 * sum(tensor.nbytes for tensor in real))  # also integers from booleans
+        most = max(
+            self.made, 8 * sum(tensor.nbytes for tensor in real)
+        )  # also integers from booleans
         return all(tensor.untyped_storage().nbytes() <= most for tensor in tensors_in(out))
 
     def _run_packing(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -372,13 +482,19 @@ class _RealIntegers(TorchDispatchMode):
         def on_meta(tensor: torch.Tensor) -> torch.Tensor:
             if type(tensor) is not FakeTensor:
                 return tensor
-            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+            return torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
+            )
 
         with torch._C._DisableTorchDispatch():
             made = func(*tree_map_only(torch.Tensor, on_meta, args), **kwargs)
 
         def fake(tensor: torch.Tensor) -> torch.Tensor:
-            return self.fakes.fresh(tensor.shape, tensor.stride(), tensor.dtype) if tensor.is_meta else tensor
+            return (
+                self.fakes.fresh(tensor.shape, tensor.stride(), tensor.dtype)
+                if tensor.is_meta
+                else tensor
+            )
 
         return tree_map_only(torch.Tensor, fake, made)
 
@@ -406,16 +522,22 @@ class _RealIntegers(TorchDispatchMode):
                 replaced[id(tensor)] = tensor, one
             return replaced[id(tensor)][1]
 
-        out = func(*tree_map_only(torch.Tensor, fake, args), **tree_map_only(torch.Tensor, fake, kwargs))
+        out = func(
+            *tree_map_only(torch.Tensor, fake, args), **tree_map_only(torch.Tensor, fake, kwargs)
+        )
         for tensor in written_tensors(func, args, kwargs):
             if id(tensor) in replaced:
-                self.fakes.overwritten[storage_key(tensor)] = StorageWeakRef(tensor.untyped_storage())
+                self.fakes.overwritten[storage_key(tensor)] = StorageWeakRef(
+                    tensor.untyped_storage()
+                )
         originals = {id(one): tensor for tensor, one in replaced.values()}
         return tree_map_only(torch.Tensor, lambda tensor: originals.get(id(tensor), tensor), out)
 
 
 def _is_left_aligned(values: torch.Tensor, mask: torch.Tensor) -> bool:
-    """Whether a mask hides only the ends of sequences. PyTorch computes a wrong answer on fake tensors."""
+    """Whether a mask hides only the ends of sequences. PyTorch computes a wrong answer on fake
+    tensors.
+    """
     if type(mask) is FakeTensor:
         raise DataDependentOutputException(_IS_LEFT_ALIGNED)
     with torch._C._DisableTorchDispatch():
@@ -431,7 +553,8 @@ class _NotRepeatable(Exception):
 
 
 class _RepeatedOperators:
-    """Runs aten operators on fake tensors in the `FakeTensorMode`; creates the outputs of a repeated call itself.
+    """Runs aten operators on fake tensors in the `FakeTensorMode`; creates the outputs of a
+    repeated call itself.
 
     `FakeTensorMode` also remembers results, but its keys take ten times as long.
     """
@@ -466,8 +589,12 @@ class _RepeatedOperators:
         made = (layout and self.fakes.fresh(*layout) for layout in layouts)
         return next(made) if kind is FakeTensor else kind(made)
 
-    def _made(self, out: Any, inputs: Sequence[torch.Tensor]) -> tuple[type, tuple[_NewTensor | None, ...]] | None:
-        """The type and the layouts of the outputs; None if one of them is not a new tensor like those of `fresh`."""
+    def _made(
+        self, out: Any, inputs: Sequence[torch.Tensor]
+    ) -> tuple[type, tuple[_NewTensor | None, ...]] | None:
+        """The type and the layouts of the outputs; None if one of them is not a new tensor like
+        those of `fresh`.
+        """
         used = set(map(storage_key, inputs))
         layouts: list[_NewTensor | None] = []
         for tensor in out if type(out) in (tuple, list) else (out,):
@@ -476,7 +603,12 @@ class _RepeatedOperators:
                 continue
             if type(tensor) is not FakeTensor or tensor.constant is not None:
                 return None
-            if tensor.layout is not torch.strided or tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
+            if (
+                tensor.layout is not torch.strided
+                or tensor.requires_grad
+                or tensor.is_conj()
+                or tensor.is_neg()
+            ):
                 return None
             if (layout := self.fakes.layout(tensor, used)) is None:
                 return None
@@ -487,30 +619,52 @@ class _RepeatedOperators:
 
 @functools.cache
 def _repeatable_kind(func: Any) -> str:
-    """Return "functional" if an operator returns new tensors and writes nothing; "in place" if it writes and returns
-    its first argument and changes no layout; "" for all others."""
+    """Return "functional" if an operator returns new tensors and writes nothing; "in place" if it
+    writes and returns its first argument and changes no layout; "" for all others."""
     schema = func._schema
     if func.namespace != "aten" or func.is_view or not _DEPENDS_ON_VALUES.isdisjoint(func.tags):
         return ""
     if not schema.is_mutable:
         return "functional"
-    written = [argument.name for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write]
+    written = [
+        argument.name
+        for argument in schema.arguments
+        if argument.alias_info and argument.alias_info.is_write
+    ]
     in_place = written == ["self"] == [schema.arguments[0].name] and len(schema.returns) == 1
     return "in place" if in_place and torch.Tag.inplace_view not in func.tags else ""
 
 
-_PLAIN = (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_PLAIN = (
+    int,
+    float,
+    bool,
+    complex,
+    str,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
 
 
 def _layouts(value: Any) -> Hashable:
-    """The arguments of an operator, with layouts in place of tensors. Raises `_NotRepeatable` if a tensor has a known
-    value or is not strided, or there is an argument of another type."""
+    """The arguments of an operator, with layouts in place of tensors. Raises `_NotRepeatable` if a
+    tensor has a known value or is not strided, or there is an argument of another type."""
     kind = type(value)
     if kind is FakeTensor:
         if value.constant is not None or value.layout is not torch.strided:
             raise _NotRepeatable
         flags = value.requires_grad, value.is_conj(), value.is_neg()
-        return value.shape, value.stride(), value.dtype, value.storage_offset(), value.fake_device, flags
+        return (
+            value.shape,
+            value.stride(),
+            value.dtype,
+            value.storage_offset(),
+            value.fake_device,
+            flags,
+        )
     if kind in (tuple, list):
         return kind, tuple(map(_layouts, value))
     if kind in _PLAIN:
@@ -520,11 +674,11 @@ def _layouts(value: Any) -> Hashable:
 
 @dataclass(frozen=True)
 class _Effect:
-    """The effect of a call: its aten operators that run a kernel, the tensors that it wrote, and its only output.
+    """The effect of a call: its aten operators that run a kernel, the tensors that it wrote, and
+    its only output.
 
-    ``written`` are indices of the call's tensors. ``output`` is such an index if the call returned that tensor;
-    otherwise it describes a new tensor.
-    """
+    ``written`` are indices of the call's tensors. ``output`` is such an index if the call returned
+    that tensor; otherwise it describes a new tensor."""
 
     operators: tuple[str, ...]
     written: tuple[int, ...]
@@ -532,7 +686,9 @@ class _Effect:
 
 
 class RepeatedCalls:
-    """Stores the effects of calls in a fake pass, to skip equal calls. Passes on a device do not use it."""
+    """Stores the effects of calls in a fake pass, to skip equal calls. Passes on a device do not
+    use it.
+    """
 
     def __init__(self, fakes: FakeTensors) -> None:
         self.fakes = fakes
@@ -541,32 +697,49 @@ class RepeatedCalls:
         self.functions: set[str] = set()
 
     def repeat(self, call: DescribedCall) -> tuple[tuple[str, ...], set[int], torch.Tensor] | None:
-        """The aten operators, written storages and output of this call, if an equal call ran before; else None."""
+        """The aten operators, written storages and output of this call, if an equal call ran
+        before; else None.
+        """
         if (effect := None if _has_real_tensors(call) else self.effects.get(_key(call))) is None:
             return None
         place = effect.output
         out = call.tensors[place] if isinstance(place, int) else self.fakes.fresh(*place)
         return effect.operators, {call.storages[position] for position in effect.written}, out
 
-    def learn(self, call: DescribedCall, operators: list[str], written: set[int], out: object) -> bool:
-        """Stores the effect of a call that wrote the storages ``written``. Returns False if equal calls must run: the
-        output is a view, requires gradients, or is not a single tensor."""
-        if type(out) is not FakeTensor or out.requires_grad or out.is_conj() or out.is_neg() or _has_real_tensors(call):
+    def learn(
+        self, call: DescribedCall, operators: list[str], written: set[int], out: object
+    ) -> bool:
+        """Stores the effect of a call that wrote the storages ``written``. Returns False if equal
+        calls must run: the output is a view, requires gradients, or is not a single tensor."""
+        if (
+            type(out) is not FakeTensor
+            or out.requires_grad
+            or out.is_conj()
+            or out.is_neg()
+            or _has_real_tensors(call)
+        ):
             return False
         given = next((index for index, tensor in enumerate(call.tensors) if tensor is out), None)
         if (output := self.fakes.layout(out, call.storages) if given is None else given) is None:
             return False
-        positions = tuple(index for index, storage in enumerate(call.storages) if storage in written)
+        positions = tuple(
+            index for index, storage in enumerate(call.storages) if storage in written
+        )
         self.effects[_key(call)] = _Effect(tuple(operators), positions, output)
         return True
 
 
 def _key(call: DescribedCall) -> Hashable:
     # Operators may also depend on these flags, which a tuple does not contain.
-    flags = [(tensor.device, tensor.requires_grad, tensor.is_conj(), tensor.is_neg()) for tensor in call.tensors]
+    flags = [
+        (tensor.device, tensor.requires_grad, tensor.is_conj(), tensor.is_neg())
+        for tensor in call.tensors
+    ]
     return call.key, torch.is_grad_enabled(), tuple(flags)
 
 
 def _has_real_tensors(call: DescribedCall) -> bool:
-    """True if an input is real, or if the call has no input tensors, so that its output may be real."""
+    """True if an input is real, or if the call has no input tensors, so that its output may be
+    real.
+    """
     return not call.tensors or any(type(tensor) is not FakeTensor for tensor in call.tensors)

@@ -1,8 +1,9 @@
-"""Products of groups of rows (`torch._grouped_mm`) where PyTorch multiplies the groups one after the other.
+"""Products of groups of rows (`torch._grouped_mm`) where PyTorch multiplies the groups one after
+the other.
 
-Hopper and Blackwell have one kernel for all groups, in bfloat16. For other dtypes, on other cards and on a CPU, PyTorch
-reads the ends of the groups on the host and runs one product for each group. No CUDA graph can record that.
-"""
+Hopper and Blackwell have one kernel for all groups, in bfloat16. For other dtypes, on other cards
+and on a CPU, PyTorch reads the ends of the groups on the host and runs one product for each group.
+No CUDA graph can record that."""
 
 from __future__ import annotations
 
@@ -21,15 +22,35 @@ def needs_host(left: torch.Tensor) -> bool:
     return torch.cuda.get_device_capability(left.device)[0] not in _ONE_KERNEL
 
 
-def multiply(left: torch.Tensor, right: torch.Tensor, offs: torch.Tensor, ends: Sequence[int]) -> torch.Tensor:
+def multiply(
+    left: torch.Tensor, right: torch.Tensor, offs: torch.Tensor, ends: Sequence[int]
+) -> torch.Tensor:
     """Multiply each group with the operators that PyTorch runs, without reading ``offs``."""
     out = _output(left, right, offs)
     begin = 0
 
     for group, end in enumerate(ends):
-        its_left = left[begin:end] if right.dim() == 3 else left[:, begin:end] if left.dim() == 2 else left[group]
-        its_right = right[group] if right.dim() == 3 else right[begin:end] if left.dim() == 2 else right[:, begin:end]
-        its_out = out[begin:end] if right.dim() == 3 else out[group] if left.dim() == 2 else out[:, begin:end]
+        its_left = (
+            left[begin:end]
+            if right.dim() == 3
+            else left[:, begin:end]
+            if left.dim() == 2
+            else left[group]
+        )
+        its_right = (
+            right[group]
+            if right.dim() == 3
+            else right[begin:end]
+            if left.dim() == 2
+            else right[:, begin:end]
+        )
+        its_out = (
+            out[begin:end]
+            if right.dim() == 3
+            else out[group]
+            if left.dim() == 2
+            else out[:, begin:end]
+        )
         torch.ops.aten.mm.out(its_left, its_right, out=its_out)
         begin = end
 

@@ -1,17 +1,21 @@
-"""Chooses the values of a rebuilt operator's input tensors. They affect its power; invalid values make it fail.
+"""Chooses the values of a rebuilt operator's input tensors. They affect its power; invalid values
+make it fail.
 
 Requirements:
 
-- Activations are standard normal, weights are scaled as in trained layers, variances are positive, indices are in
-  range. No value is NaN, infinite or unusual for a model. A sweep may set a share of zeros.
-- An operator that writes its input runs millions of times on one buffer. So the values are chosen such that the buffer
-  does not change and keeps random mantissas: addends below half a unit in the last place of the sum, factors of plus
-  and minus one, arguments for which an activation function is the identity. For other factors the buffer is zero.
-- Aten operators run below the argument checks of PyTorch's public functions: an index out of range crashes the process
-  in a pool's backward, and overwrites memory in an embedding's backward. So each integer argument needs a rule for its
-  values; without one the tuple is rejected.
-- Variances, inverse deviations and second moments of aten operators are positive, a log-sum-exp is above the scores, a
-  step count is valid: the result is finite, and kernels take the same branches as in a training step.
+- Activations are standard normal, weights are scaled as in trained layers, variances are positive,
+  indices are in range. No value is NaN, infinite or unusual for a model. A sweep may set a share of
+  zeros.
+- An operator that writes its input runs millions of times on one buffer. So the values are chosen
+  such that the buffer does not change and keeps random mantissas: addends below half a unit in the
+  last place of the sum, factors of plus and minus one, arguments for which an activation function
+  is the identity. For other factors the buffer is zero.
+- Aten operators run below the argument checks of PyTorch's public functions: an index out of range
+  crashes the process in a pool's backward, and overwrites memory in an embedding's backward. So
+  each integer argument needs a rule for its values; without one the tuple is rejected.
+- Variances, inverse deviations and second moments of aten operators are positive, a log-sum-exp is
+  above the scores, a step count is valid: the result is finite, and kernels take the same branches
+  as in a training step.
 """
 
 from __future__ import annotations
@@ -27,7 +31,15 @@ import torch
 
 from farm.errors import TupleRejected
 from farm.operators.allow_list import arguments_of, tensor_arguments, written_by_schema
-from farm.types.tuple import OperatorTuple, TensorSpec, names_listed, plain, table_named, tensor_references, words
+from farm.types.tuple import (
+    OperatorTuple,
+    TensorSpec,
+    names_listed,
+    plain,
+    table_named,
+    tensor_references,
+    words,
+)
 
 # Mantissa bits of each format.
 MANTISSA_BITS = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}
@@ -63,7 +75,9 @@ _POSITIVE = Fill("positive", shift=0.5)
 
 
 def settled(activation: str) -> Fill | None:
-    """Values that an in-place activation (`silu`) leaves unchanged; None if all become constant after some calls."""
+    """Values that an in-place activation (`silu`) leaves unchanged; None if all become constant
+    after some calls.
+    """
     function = activation.rstrip("_").replace("_", "").lower()
     if function in _IDENTITY_IF_LARGE:
         return Fill("positive", shift=_LARGE)
@@ -73,14 +87,19 @@ def settled(activation: str) -> Fill | None:
 
 
 def adding_nothing(target: TensorSpec) -> Fill:
-    """Addends so small that they change almost no value of ``target``; float16 cannot represent smaller ones."""
+    """Addends so small that they change almost no value of ``target``; float16 cannot represent
+    smaller ones.
+    """
     bits = MANTISSA_BITS.get(target.dtype, 10)
     return Fill(scale=2.0 ** -(bits + 3) if target.dtype == "float16" else 2.0**-40)
 
 
 def beyond(addend: float, target: TensorSpec) -> Fill:
     """Values of ``target`` so large that adding ``addend`` does not change them."""
-    return Fill("positive", shift=min(abs(addend) * 2.0 ** (MANTISSA_BITS.get(target.dtype, 10) + 2), 2.0**14))
+    return Fill(
+        "positive",
+        shift=min(abs(addend) * 2.0 ** (MANTISSA_BITS.get(target.dtype, 10) + 2), 2.0**14),
+    )
 
 
 def fill(base: torch.Tensor, tensor: TensorSpec, how: Fill, generator: torch.Generator) -> None:
@@ -94,7 +113,9 @@ def fill(base: torch.Tensor, tensor: TensorSpec, how: Fill, generator: torch.Gen
         if how.bound <= 1:
             base.zero_()
         else:
-            base.copy_(torch.randint(first, last, base.shape, device=base.device, generator=generator))
+            base.copy_(
+                torch.randint(first, last, base.shape, device=base.device, generator=generator)
+            )
     elif base.dtype.itemsize == 1:  # eight-bit floats: few kernels support them
         wider = torch.empty(base.shape, device=base.device)
         fill(wider, tensor, how, generator)
@@ -112,14 +133,19 @@ def fill(base: torch.Tensor, tensor: TensorSpec, how: Fill, generator: torch.Gen
             if how.shift:
                 base.add_(how.shift)
         if tensor.zeros > 0:
-            base.masked_fill_(torch.rand(base.shape, device=base.device, generator=generator) < tensor.zeros, 0)
+            base.masked_fill_(
+                torch.rand(base.shape, device=base.device, generator=generator) < tensor.zeros, 0
+            )
 
 
-def impose(base: torch.Tensor, zeros: float, positive: bool, channels: float, generator: torch.Generator) -> None:
+def impose(
+    base: torch.Tensor, zeros: float, positive: bool, channels: float, generator: torch.Generator
+) -> None:
     """Changes standard normal values in place.
 
     Args:
-        zeros: the share of zeros: the smallest values if ``positive``, as after a ReLU; otherwise random ones.
+        zeros: the share of zeros: the smallest values if ``positive``, as after a ReLU; otherwise
+            random ones.
         positive: no value is negative.
         channels: the variance of the channels' means, as a share of the total variance.
     """
@@ -135,48 +161,64 @@ def impose(base: torch.Tensor, zeros: float, positive: bool, channels: float, ge
     elif positive:
         base.sub_(statistics.NormalDist().inv_cdf(zeros)).clamp_(min=0)
     elif zeros > 0:
-        base.masked_fill_(torch.rand(base.shape, device=base.device, generator=generator) < zeros, 0)
+        base.masked_fill_(
+            torch.rand(base.shape, device=base.device, generator=generator) < zeros, 0
+        )
 
 
 def channel_dimension(tensor: torch.Tensor) -> int | None:
-    """The channel dimension of an activation: 1 for (batch, channels, ...), 2 for (batch, tokens, features); otherwise
-    None."""
+    """The channel dimension of an activation: 1 for (batch, channels, ...), 2 for (batch, tokens,
+    features); otherwise None."""
     return {2: 1, 3: 2, 4: 1, 5: 1}.get(tensor.dim())
 
 
 _ADDING = words("add_ __iadd__ sub_ __isub__ subtract_")
 _SCALING = words("mul_ __imul__ multiply_ div_ __itruediv__ __idiv__ divide_ true_divide_")
-_NEEDS_POSITIVE = words("sqrt rsqrt log log2 log10 log1p reciprocal pow __rpow__ __rtruediv__ __pow__")
+_NEEDS_POSITIVE = words(
+    "sqrt rsqrt log log2 log10 log1p reciprocal pow __rpow__ __rtruediv__ __pow__"
+)
 _DIVIDING = names_listed("dividing")
 
 
 def values_for(spec: OperatorTuple, index: int, written: frozenset[int]) -> Fill:
-    """The values for tensor ``index``; the operator writes the tensors ``written``. Raises as `aten_fills`."""
+    """The values for tensor ``index``; the operator writes the tensors ``written``. Raises as
+    `aten_fills`.
+    """
     if spec.kind == "aten":
         return aten_fills(spec)[index]
     tensor = spec.tensors[index]
     if tensor.dtype == "bool":
         return Fill("boolean")
     if "float" not in tensor.dtype and "complex" not in tensor.dtype:
-        if spec.kind == "kernel":  # 0 is a valid index; a measurement uses the values of the running model
+        if (
+            spec.kind == "kernel"
+        ):  # 0 is a valid index; a measurement uses the values of the running model
             return _NOTHING
-        return Fill("index", bound=0 if tensor.name == "num_batches_tracked" else _index_bound(spec, index))
+        return Fill(
+            "index", bound=0 if tensor.name == "num_batches_tracked" else _index_bound(spec, index)
+        )
     concerned = written and (tensor.role == "activation" or index in written)
     if concerned and (in_place := _in_place(spec, index, written)) is not None:
         return in_place
     name = spec.operator.rsplit(".", 1)[-1]
     if tensor.role != "activation":
         leaf = tensor.name.rsplit(".", 1)[-1]
-        is_variance = spec.operator.endswith("batch_norm") and spec.arguments[2:3] == ({"tensor": index},)
+        is_variance = spec.operator.endswith("batch_norm") and spec.arguments[2:3] == (
+            {"tensor": index},
+        )
         if leaf == "running_var" or name in _NEEDS_POSITIVE or is_variance:
             return _SPREAD
         return _trained(tensor, leaf == "weight")
-    positive = {name, name.rstrip("_")} & _NEEDS_POSITIVE or (name == "_scaled_mm" and not tensor.shape)
+    positive = {name, name.rstrip("_")} & _NEEDS_POSITIVE or (
+        name == "_scaled_mm" and not tensor.shape
+    )
     return _POSITIVE if positive else Fill()
 
 
 def may_be_zero(spec: OperatorTuple, index: int, written: frozenset[int]) -> bool:
-    """True if the result is finite if tensor ``index`` has zeros; False for divisors and inputs of logarithms."""
+    """True if the result is finite if tensor ``index`` has zeros; False for divisors and inputs of
+    logarithms.
+    """
     if spec.kind == "aten":
         return aten_fills(spec)[index].form == "normal"
     name = spec.operator.rsplit(".", 1)[-1]
@@ -198,7 +240,11 @@ def _in_place(spec: OperatorTuple, index: int, written: frozenset[int]) -> Fill 
     if name in _ADDING:
         if index not in written:
             return adding_nothing(target)
-        scalars = [value for value in spec.arguments if isinstance(value, int | float) and not isinstance(value, bool)]
+        scalars = [
+            value
+            for value in spec.arguments
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        ]
         return beyond(scalars[0], target) if scalars and scalars[0] else None
     if name in _SCALING and index not in written:
         return Fill("sign")
@@ -215,7 +261,13 @@ def _index_bound(spec: OperatorTuple, index: int) -> int:
         if table is not None and spec.tensors[table].shape:
             return spec.tensors[table].shape[0]
     if name not in ("__getitem__", "__setitem__") or len(spec.arguments) < 2:
-        sizes = [size for number, one in enumerate(spec.tensors) if number != index for size in one.shape if size > 0]
+        sizes = [
+            size
+            for number, one in enumerate(spec.tensors)
+            if number != index
+            for size in one.shape
+            if size > 0
+        ]
         return max(1, min(sizes, default=128))
     indexed = next(tensor_references(spec.arguments[0]), None)
     shape = spec.tensors[indexed].shape if indexed is not None else ()
@@ -242,7 +294,9 @@ _COMPUTE = names_listed("without_indices")
 #: Arguments that are not indices, of operators with indices.
 _INDEXED = frozenset({"self", "src", "source", "values", "value"})
 _ALONG = names_listed("indexed_along_a_dimension")
-_BY_POSITION = frozenset({"index", "index_put", "index_put_", "_unsafe_index", "_unsafe_index_put", "_index_put_impl_"})
+_BY_POSITION = frozenset(
+    {"index", "index_put", "index_put_", "_unsafe_index", "_unsafe_index_put", "_index_put_impl_"}
+)
 #: Arguments that are the state of a random generator, reserved memory of a library, or a counter.
 _STATES = frozenset({"philox_seed", "philox_offset", "reserveSpace", "reserve", "growth_tracker"})
 #: Argument of an aten operator -> its values.
@@ -265,8 +319,9 @@ def storage_users(spec: OperatorTuple) -> dict[int, list[int]]:
 
 @functools.lru_cache(maxsize=8192)
 def aten_fills(spec: OperatorTuple) -> tuple[Fill, ...]:
-    """The values for each tensor of a tuple of kind `aten`; the same `Fill` for tensors that share a storage. Raises
-    `TupleRejected` if no rule says which values of an integer tensor are valid."""
+    """The values for each tensor of a tuple of kind `aten`; the same `Fill` for tensors that share
+    a storage. Raises `TupleRejected` if no rule says which values of an integer tensor are
+    valid."""
     over = written_by_schema(spec)
     found: dict[int, Fill] = {}
     for storage, indices in storage_users(spec).items():
@@ -283,10 +338,15 @@ def aten_fills(spec: OperatorTuple) -> tuple[Fill, ...]:
 
 
 def _refused(spec: OperatorTuple, index: int, why: str) -> TupleRejected:
-    names = " and ".join(dict.fromkeys(name for name, _ in tensor_arguments(spec)[index])) or f"tensor {index}"
+    names = (
+        " and ".join(dict.fromkeys(name for name, _ in tensor_arguments(spec)[index]))
+        or f"tensor {index}"
+    )
     return TupleRejected(
-        f"'{spec.operator}' cannot be run with random values: the tensor {names} ({spec.tensors[index].dtype}) {why}.",
-        "The operator stays without a reading. Report the operator and its model to the developers of the farm.",
+        f"'{spec.operator}' cannot be run with random values: the tensor {names} "
+        f"({spec.tensors[index].dtype}) {why}.",
+        "The operator stays without a reading. Report the operator and its model to the "
+        "developers of the farm.",
     )
 
 
@@ -318,8 +378,12 @@ def _aten_fill(spec: OperatorTuple, index: int, over: frozenset[int]) -> Fill:
     return _trained(tensor, "weight" in arguments) if tensor.role == "parameter" else Fill()
 
 
-def _fixed_point(spec: OperatorTuple, name: str, arguments: Sequence[str], target: TensorSpec) -> Fill | None:
-    """Values of a written tensor that the operator does not change; None if any values are valid."""
+def _fixed_point(
+    spec: OperatorTuple, name: str, arguments: Sequence[str], target: TensorSpec
+) -> Fill | None:
+    """Values of a written tensor that the operator does not change; None if any values are
+    valid.
+    """
     if "self" not in arguments:
         return None
     numbers = _numbers(spec)
@@ -336,8 +400,12 @@ def _fixed_point(spec: OperatorTuple, name: str, arguments: Sequence[str], targe
     return settled("silu" if name == "gelu_" else name)
 
 
-def _beside_written(spec: OperatorTuple, name: str, argument: str, over: frozenset[int]) -> Fill | None:
-    """Values of a tensor that is read, if the operator writes another tensor; None if any values are valid."""
+def _beside_written(
+    spec: OperatorTuple, name: str, argument: str, over: frozenset[int]
+) -> Fill | None:
+    """Values of a tensor that is read, if the operator writes another tensor; None if any values
+    are valid.
+    """
     if not over:
         return None
     target = spec.tensors[min(over)]
@@ -345,14 +413,21 @@ def _beside_written(spec: OperatorTuple, name: str, argument: str, over: frozens
         return adding_nothing(target)
     if name in ("mul_", "div_") and argument == "other":
         return Fill("sign")
-    if name == "addcmul_" and argument in ("tensor1", "tensor2"):  # their product is too small to change the target
+    if name == "addcmul_" and argument in (
+        "tensor1",
+        "tensor2",
+    ):  # their product is too small to change the target
         return Fill(scale=2.0**-7 if target.dtype == "float16" else 2.0**-20)
     if name == "addcdiv_" and argument == "tensor1":
         return adding_nothing(target)
     if name == "lerp_" and argument in ("weight", "weights"):
         return Fill("near", scale=0.0, shift=0.5)
-    accumulates = name in ("index_add_", "scatter_add_") or arguments_of(spec).get("accumulate") is True
-    return adding_nothing(target) if accumulates and argument in ("source", "src", "values") else None
+    accumulates = (
+        name in ("index_add_", "scatter_add_") or arguments_of(spec).get("accumulate") is True
+    )
+    return (
+        adding_nothing(target) if accumulates and argument in ("source", "src", "values") else None
+    )
 
 
 def _numbers(spec: OperatorTuple) -> list[float]:
@@ -363,7 +438,11 @@ def _numbers(spec: OperatorTuple) -> list[float]:
     for argument in ("other", "scalar", "scalars"):
         tree = plain(arguments_of(spec).get(argument))
         found += tree if isinstance(tree, list) else [tree]
-    return [float(value) for value in found if isinstance(value, int | float) and not isinstance(value, bool)]
+    return [
+        float(value)
+        for value in found
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    ]
 
 
 def _tensors(spec: OperatorTuple, argument: str) -> list[int]:
@@ -372,13 +451,17 @@ def _tensors(spec: OperatorTuple, argument: str) -> list[int]:
 
 def _integers(spec: OperatorTuple, index: int) -> Fill:
     """The values of an integer tensor, by the strictest rule of the arguments that contain it."""
-    rules = [_rule(spec, argument, position) for argument, position in tensor_arguments(spec)[index]]
+    rules = [
+        _rule(spec, argument, position) for argument, position in tensor_arguments(spec)[index]
+    ]
     valid = [rule for rule in rules if rule is not None]
     if not spec.tensors[index].numel:
         return _NOTHING
     if not rules or len(valid) < len(rules):
         raise _refused(spec, index, "has no rule for its valid values")
-    if spec.tensors[index].dtype in ("uint8", "int8") and any(fill is not _ANYTHING and fill.bound for fill in valid):
+    if spec.tensors[index].dtype in ("uint8", "int8") and any(
+        fill is not _ANYTHING and fill.bound for fill in valid
+    ):
         raise _refused(spec, index, "may be an index or a mask")
     if any(fill is not _NOTHING and fill.bound < 1 for fill in valid):
         raise _refused(spec, index, "has no valid value")

@@ -1,8 +1,9 @@
-"""Generated kernels of compiled models: their operator tuples, and the kernels that this process can launch.
+"""Generated kernels of compiled models: their operator tuples, and the kernels that this process
+can launch.
 
-A tuple of kind `kernel` identifies a kernel by the hash of its source, its launch configuration and its arguments. It
-contains no code. `farm.operators.compiled` compiles the model on this host and registers the kernels that it finds;
-only a registered kernel can run.
+A tuple of kind `kernel` identifies a kernel by the hash of its source, its launch configuration and
+its arguments. It contains no code. `farm.operators.compiled` compiles the model on this host and
+registers the kernels that it finds; only a registered kernel can run.
 
 The parameters of such a tuple:
 
@@ -27,11 +28,14 @@ from farm.types.tuple import Cost, OperatorTuple, TensorSpec, table_named
 
 #: Beginning of a Triton kernel's name after `triton_` -> its kind.
 TRITON_KINDS: dict[str, str] = table_named("triton_kinds")
-#: The kinds of kernels: the short names of their tuples. `user` is a Triton kernel of the model, `fused` is C++.
+#: The kinds of kernels: the short names of their tuples. `user` is a Triton kernel of the model,
+#: `fused` is C++.
 KINDS = frozenset(TRITON_KINDS.values()) | {"user", "fused"}
 #: Called at each launch of a C++ kernel; None: not called.
 at_launch: Callable[[], object] | None = None
-_launches: dict[str, Callable[..., Any]] = {}  # tuple id -> launches the kernel with the tuple's arguments
+_launches: dict[
+    str, Callable[..., Any]
+] = {}  # tuple id -> launches the kernel with the tuple's arguments
 
 
 def register(tuple_id: str, launch: Callable[..., Any]) -> None:
@@ -44,7 +48,9 @@ def forget_all() -> None:
 
 
 def launch_of(spec: OperatorTuple) -> Callable[..., Any]:
-    """The function that launches a kernel with its arguments. It fails at the first call if this process lacks it."""
+    """The function that launches a kernel with its arguments. It fails at the first call if this
+    process lacks it.
+    """
 
     def launch(*arguments: Any) -> Any:
         try:
@@ -52,7 +58,8 @@ def launch_of(spec: OperatorTuple) -> Callable[..., Any]:
         except KeyError:
             raise TupleRejected(
                 f"The compiler on this host does not generate the kernel '{label_of(spec)}'.",
-                "Measure a model that contains it, with --compile, on a card of the same model and software.",
+                "Measure a model that contains it, with --compile, on a card of the same model "
+                "and software.",
             ) from None
 
     return _launches.get(spec.id, launch)
@@ -64,20 +71,26 @@ def written_tensors(spec: OperatorTuple) -> frozenset[int]:
 
 
 def output_tensors(spec: OperatorTuple) -> frozenset[int]:
-    """Indices of the tensors that a kernel, or an aten operator with the argument ``out``, writes and does not read."""
+    """Indices of the tensors that a kernel, or an aten operator with the argument ``out``, writes
+    and does not read.
+    """
     if spec.kind == "kernel":
         return frozenset(spec.parameters["outputs"])
     if not spec.operator.endswith(".out"):
         return frozenset()
-    return frozenset(index for index, arguments in enumerate(tensor_arguments(spec)) if arguments == (("out", 0),))
+    return frozenset(
+        index
+        for index, arguments in enumerate(tensor_arguments(spec))
+        if arguments == (("out", 0),)
+    )
 
 
 def kernel_cost(spec: OperatorTuple) -> Cost:
-    """The cost of a generated kernel. FLOPs count only matrix products and convolutions of templates.
+    """The cost of a generated kernel. FLOPs count only matrix products and convolutions of
+    templates.
 
-    A kernel with integer inputs may read only some rows of a table: an input counts at most as many bytes as the
-    outputs have, if the kernel gathers (``embedding``, ``index``).
-    """
+    A kernel with integer inputs may read only some rows of a table: an input counts at most as many
+    bytes as the outputs have, if the kernel gathers (``embedding``, ``index``)."""
     written, outputs = written_tensors(spec), output_tensors(spec)
     sizes: dict[int, int] = {}
     for tensor in spec.tensors:
@@ -93,12 +106,20 @@ def kernel_cost(spec: OperatorTuple) -> Cost:
 
 
 def _template_flops(spec: OperatorTuple, written: frozenset[int]) -> int:
-    """FLOPs of a template: 2 MNK of a product of matrices, also batched; of a convolution from its weight."""
+    """FLOPs of a template: 2 MNK of a product of matrices, also batched; of a convolution from its
+    weight.
+    """
     if spec.short_name != "template":
         return 0
-    floats = [(index, one) for index, one in enumerate(spec.tensors) if "float" in one.dtype and len(one.shape) >= 2]
+    floats = [
+        (index, one)
+        for index, one in enumerate(spec.tensors)
+        if "float" in one.dtype and len(one.shape) >= 2
+    ]
     results = [one for index, one in floats if index in written]
-    operands = sorted((one for index, one in floats if index not in written), key=lambda one: -one.numel)[:2]
+    operands = sorted(
+        (one for index, one in floats if index not in written), key=lambda one: -one.numel
+    )[:2]
     if not results or len(operands) < 2:
         return 0
     result = max(results, key=lambda one: one.numel)
@@ -106,7 +127,13 @@ def _template_flops(spec: OperatorTuple, written: frozenset[int]) -> int:
         weight = min(operands, key=lambda one: one.numel)
         return 2 * result.numel * math.prod(weight.shape[1:])
     batch = max((_batch(one) for one in operands), default=1)
-    return 2 * round(math.sqrt(operands[0].numel / batch * operands[1].numel / batch * result.numel / batch)) * batch
+    return (
+        2
+        * round(
+            math.sqrt(operands[0].numel / batch * operands[1].numel / batch * result.numel / batch)
+        )
+        * batch
+    )
 
 
 def _batch(tensor: TensorSpec) -> int:

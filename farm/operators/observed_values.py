@@ -1,11 +1,12 @@
-"""Describes the values in the tensors of a running model: mean, spread, zeros and signs of each call's activations.
+"""Describes the values in the tensors of a running model: mean, spread, zeros and signs of each
+call's activations.
 
-For buffers and parameters that a call gets as arguments (mainly caches), and that differ from random weights: the share
-of zeros, the used part, and whether all values are equal.
+For buffers and parameters that a call gets as arguments (mainly caches), and that differ from
+random weights: the share of zeros, the used part, and whether all values are equal.
 
-The model runs once on the CPU, with the same seeded weights as on the card and two samples of input. A very large model
-is not run at submit time; its calls are measured with standard normal values.
-"""
+The model runs once on the CPU, with the same seeded weights as on the card and two samples of
+input. A very large model is not run at submit time; its calls are measured with standard normal
+values."""
 
 from __future__ import annotations
 
@@ -34,8 +35,9 @@ MOST_FLOPS = 400e9  # of one pass: a few seconds on a few cores
 SAMPLE = 250_000  # values examined per tensor
 HELD_SHARE = 1 / 8  # of the bytes of a call's tensors: smaller buffers are not examined
 
-#: The entries of one call: {"mean", "spread", "zeros", "least", "channels"} for each activation, or None if unknown;
-#: then the result of `describe_held` for each buffer or parameter argument, unless all are like random weights.
+#: The entries of one call: {"mean", "spread", "zeros", "least", "channels"} for each activation, or
+#: None if unknown; then the result of `describe_held` for each buffer or parameter argument, unless
+#: all are like random weights.
 CallValues = list[dict[str, float] | None]
 #: (module path, operator) -> the entries of each such call, in order.
 ObservedValues = dict[tuple[str, str], list[CallValues]]
@@ -43,8 +45,8 @@ _Tensors = Sequence[tuple[torch.Tensor, bool]]  # each with whether the call wro
 
 
 def observe_values(variant: Variant, flops: int = 0) -> ObservedValues | None:
-    """Runs a variant and describes the values of each call; None if the run costs too much (by the ``flops`` of one
-    pass, if known) or fails on a CPU."""
+    """Runs a variant and describes the values of each call; None if the run costs too much (by the
+    ``flops`` of one pass, if known) or fails on a CPU."""
     batch = 2  # shows what all samples have in common
     with captured_code():
         # Always in single precision: a CPU is slow in other dtypes, and the shares are the same.
@@ -53,35 +55,59 @@ def observe_values(variant: Variant, flops: int = 0) -> ObservedValues | None:
         large = sum(tensor.numel() for tensor in on_meta.parameters()) > MOST_PARAMETERS
         if not large and flops * batch / variant.batch <= MOST_FLOPS:
             two = dataclasses.replace(plain, batch=batch)
-            model, arguments = catalog.build(two, device="cpu"), catalog.example_inputs(two, device="cpu")
+            model, arguments = (
+                catalog.build(two, device="cpu"),
+                catalog.example_inputs(two, device="cpu"),
+            )
             # A model with a cache accepts only the batch size of the cache.
             with contextlib.suppress(FarmError):
                 return watch_values(model, arguments)
         found: ObservedValues = defaultdict(list)
         with contextlib.suppress(FarmError):  # the model is not run: only its buffers have values
-            predict(on_meta, catalog.meta_inputs(plain), watch=functools.partial(_look, found, described=False))
-            return dict(found) if any(entry for calls in found.values() for entry in calls) else None
+            predict(
+                on_meta,
+                catalog.meta_inputs(plain),
+                watch=functools.partial(_look, found, described=False),
+            )
+            return (
+                dict(found) if any(entry for calls in found.values() for entry in calls) else None
+            )
     return None
 
 
-def watch_values(model: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any] | None = None) -> ObservedValues:
+def watch_values(
+    model: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any] | None = None
+) -> ObservedValues:
     found: ObservedValues = defaultdict(list)
     capture(model, arguments, named, watch=functools.partial(_look, found, described=True))
     return dict(found)
 
 
 def _look(
-    found: ObservedValues, path: str, operator: str, activations: _Tensors, held: _Tensors, *, described: bool
+    found: ObservedValues,
+    path: str,
+    operator: str,
+    activations: _Tensors,
+    held: _Tensors,
+    *,
+    described: bool,
 ) -> None:
-    """Add the entries of a call to `found`. Its activations have values only if they are `described`."""
+    """Add the entries of a call to `found`. Its activations have values only if they are
+    `described`.
+    """
     with _disable_current_modes(), torch.no_grad():
         of_held = _held_entries(activations, held)
-        known = [describe_values(tensor) if described and not written else None for tensor, written in activations]
+        known = [
+            describe_values(tensor) if described and not written else None
+            for tensor, written in activations
+        ]
     found[path, operator].append([*known, *of_held] if described or of_held else [])
 
 
 def _held_entries(activations: _Tensors, held: _Tensors) -> CallValues:
-    """One entry for each buffer or parameter; empty if all are like random weights, or too small to matter."""
+    """One entry for each buffer or parameter; empty if all are like random weights, or too small to
+    matter.
+    """
     read_bytes = sum(tensor.nbytes for tensor, _ in (*activations, *held))
     entries = [
         {"held": 1.0}
@@ -93,8 +119,9 @@ def _held_entries(activations: _Tensors, held: _Tensors) -> CallValues:
 
 
 def describe_held(tensor: torch.Tensor) -> dict[str, float]:
-    """Describes a buffer or parameter: share of `zeros`, `same` if all values are equal, and `used` of `used_dimension`
-    if only a first part along that dimension has values; {} for integers and empty tensors."""
+    """Describes a buffer or parameter: share of `zeros`, `same` if all values are equal, and `used`
+    of `used_dimension` if only a first part along that dimension has values; {} for integers and
+    empty tensors."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return {}
     values = _sample(tensor)
@@ -104,17 +131,26 @@ def describe_held(tensor: torch.Tensor) -> dict[str, float]:
     if not 0 < found["zeros"] < 1:
         return found
     there = tensor.detach()[:1] != 0
-    for dimension in range(1, tensor.dim()):  # all values after the used part are zero, most before are not
-        positions = there.any(tuple(index for index in range(tensor.dim()) if index != dimension)).nonzero()
+    for dimension in range(
+        1, tensor.dim()
+    ):  # all values after the used part are zero, most before are not
+        positions = there.any(
+            tuple(index for index in range(tensor.dim()) if index != dimension)
+        ).nonzero()
         end = int(positions.max()) + 1 if len(positions) else 0
-        if 0 < end < tensor.shape[dimension] and there.narrow(dimension, 0, end).double().mean() > 0.5:
+        if (
+            0 < end < tensor.shape[dimension]
+            and there.narrow(dimension, 0, end).double().mean() > 0.5
+        ):
             return found | {"used": end / tensor.shape[dimension], "used_dimension": dimension}
     return found
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor:
     flat = tensor.detach().reshape(-1)
-    return flat[:: max(1, flat.numel() // SAMPLE) | 1].double()  # an odd step visits every channel and position
+    return flat[
+        :: max(1, flat.numel() // SAMPLE) | 1
+    ].double()  # an odd step visits every channel and position
 
 
 def _between_channels(tensor: torch.Tensor, spread: float) -> float:
@@ -130,7 +166,9 @@ def _between_channels(tensor: torch.Tensor, spread: float) -> float:
 
 
 def describe_values(tensor: torch.Tensor) -> dict[str, float] | None:
-    """Statistics for `value_profiles.class_of`; None for integers, empty tensors and values that are not finite."""
+    """Statistics for `value_profiles.class_of`; None for integers, empty tensors and values that
+    are not finite.
+    """
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return None
     values = _sample(tensor)

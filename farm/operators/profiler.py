@@ -24,14 +24,17 @@ RANGE = "farm.call "  # prefix of the ranges that name an operator call to the p
 #: Converts a run to the form that is measured, for example to the replay of a CUDA graph.
 Record = Callable[[Callable[[], object]], Callable[[], object]]
 
-Counts = tuple[Counter[str], Counter[str]]  # launches of each kernel and their time in us; on a CPU only operators
+Counts = tuple[
+    Counter[str], Counter[str]
+]  # launches of each kernel and their time in us; on a CPU only operators
 
 
 def profiled(run: Callable[[], object], device: torch.device) -> Counts:
-    """Runs once, and counts kernels on CUDA, and innermost aten operators with their input shapes on the CPU.
+    """Runs once, and counts kernels on CUDA, and innermost aten operators with their input shapes
+    on the CPU.
 
-    Outer operators are not counted: a dispatch mode adds a second event for them, but runs the same kernels.
-    """
+    Outer operators are not counted: a dispatch mode adds a second event for them, but runs the same
+    kernels."""
     cuda = device.type == "cuda"
     activities = [torch.profiler.ProfilerActivity.CPU]
     if cuda:
@@ -47,8 +50,13 @@ def profiled(run: Callable[[], object], device: torch.device) -> Counts:
             if is_kernel(event):
                 counts[event.name] += 1
                 times_us[event.name] += event.time_range.elapsed_us()
-        elif event.name.startswith("aten::") and not _has_aten_below(event) and not _is_view(event.name):
-            # With a mode active, linear adds its bias out of place: the same arithmetic under another name.
+        elif (
+            event.name.startswith("aten::")
+            and not _has_aten_below(event)
+            and not _is_view(event.name)
+        ):
+            # With a mode active, linear adds its bias out of place: the same arithmetic under
+            # another name.
             counts[f"{event.name.rstrip('_')} {event.input_shapes}"] += 1
     return counts, times_us
 
@@ -63,13 +71,17 @@ def is_kernel(event: Any) -> bool:
 
 
 def mark(device: torch.device) -> None:
-    """Launches a separator between kernels; named ranges do not appear in the replay of a CUDA graph."""
+    """Launches a separator between kernels; named ranges do not appear in the replay of a CUDA
+    graph.
+    """
     if device.type == "cuda":
         torch.cuda._sleep(1)
 
 
 def kernels_between_marks(events: Iterable[Any]) -> list[list[Any]]:
-    """The kernels between each mark and the next, in execution order; the last list follows the last mark."""
+    """The kernels between each mark and the next, in execution order; the last list follows the
+    last mark.
+    """
     between: list[list[Any]] = []
     for event in sorted(filter(is_kernel, events), key=lambda event: event.time_range.start):
         if MARK in event.name:
@@ -81,28 +93,38 @@ def kernels_between_marks(events: Iterable[Any]) -> list[list[Any]]:
 
 @functools.cache
 def _is_view(name: str) -> bool:
-    # With a mode active, views run under other names (view, _reshape_alias); they cost nothing either way.
+    # With a mode active, views run under other names (view, _reshape_alias); they cost nothing
+    # either way.
     packet = getattr(torch.ops.aten, name.removeprefix("aten::"), None)
-    return packet is not None and any(getattr(packet, overload).is_view for overload in packet.overloads())
+    return packet is not None and any(
+        getattr(packet, overload).is_view for overload in packet.overloads()
+    )
 
 
 def _has_aten_below(event: Any) -> bool:
-    return any(child.name.startswith("aten::") or _has_aten_below(child) for child in event.cpu_children)
+    return any(
+        child.name.startswith("aten::") or _has_aten_below(child) for child in event.cpu_children
+    )
 
 
 @dataclass(frozen=True)
 class EagerPass:
-    """An eagerly launched pass that runs other operators or kernels than the measured one. The counts are of innermost
-    aten operators with their input shapes on the CPU, of kernels on CUDA."""
+    """An eagerly launched pass that runs other operators or kernels than the measured one. The
+    counts are of innermost aten operators with their input shapes on the CPU, of kernels on
+    CUDA."""
 
     capture: CapturedPass
     unobserved: Counter[str]  # counts of the unwatched pass
-    unobserved_times_us: Counter[str]  # of each kernel in the unwatched pass, all launches together; empty on the CPU
+    unobserved_times_us: Counter[
+        str
+    ]  # of each kernel in the unwatched pass, all launches together; empty on the CPU
 
 
 @dataclass(frozen=True)
 class WatchedPass(EagerPass):
-    """A watched pass compared with an unwatched one on a device; both are launched like the measured run."""
+    """A watched pass compared with an unwatched one on a device; both are launched like the
+    measured run.
+    """
 
     observed: Counter[str]  # counts of the watched pass
     differences: list[str]  # messages about different counts; empty if watching changed nothing
@@ -117,12 +139,13 @@ def verify_on_device(
     grad_enabled: bool = False,
     record: Record | None = None,
 ) -> WatchedPass:
-    """Captures ``model``, which is on ``device`` already, and compares the pass with an unwatched one.
+    """Captures ``model``, which is on ``device`` already, and compares the pass with an unwatched
+    one.
 
-    All passes run after one warm-up pass, so that one-time work of cuDNN and cuBLAS is not counted. ``record`` creates
-    the measured run, if it is not a plain pass. The capture then contains the operators called during the creation; the
-    counters count what a launch runs. An eager pass is compared with the launch.
-    """
+    All passes run after one warm-up pass, so that one-time work of cuDNN and cuBLAS is not counted.
+    ``record`` creates the measured run, if it is not a plain pass. The capture then contains the
+    operators called during the creation; the counters count what a launch runs. An eager pass is
+    compared with the launch."""
     device = torch.device(device)
     ForwardRecorder(model, device.type)  # builds the leaves on meta; the next recorder reuses them
     return compare_with_unwatched(
@@ -142,9 +165,10 @@ def compare_with_unwatched(
     grad_enabled: bool,
     record: Record | None = None,
 ) -> WatchedPass:
-    """Compares a watched run with an unwatched one. ``run`` runs unwatched; ``watch`` returns the capture, of which the
-    last counts; for ``record`` see `verify_on_device`. Values that decide how much work a call does cannot be read
-    while a graph is recorded, so ``watch`` then runs once more."""
+    """Compares a watched run with an unwatched one. ``run`` runs unwatched; ``watch`` returns the
+    capture, of which the last counts; for ``record`` see `verify_on_device`. Values that decide how
+    much work a call does cannot be read while a graph is recorded, so ``watch`` then runs once
+    more."""
     found: list[CapturedPass] = []
     runs: list[Callable[[], object]] = [run, lambda: found.append(watch())]
     with torch.set_grad_enabled(grad_enabled):

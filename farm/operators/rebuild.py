@@ -1,9 +1,9 @@
-"""Rebuilds an operator from its tuple: a callable with its tensors, which runs the same operators as in the model.
+"""Rebuilds an operator from its tuple: a callable with its tensors, which runs the same operators
+as in the model.
 
-The operator comes from the allow-list (`farm.operators.allow_list`); names in a tuple are never imported, evaluated or
-read as attributes. Strides, shared storages, offsets and argument identity equal those of the original call, because
-they decide which kernels run.
-"""
+The operator comes from the allow-list (`farm.operators.allow_list`); names in a tuple are never
+imported, evaluated or read as attributes. Strides, shared storages, offsets and argument identity
+equal those of the original call, because they decide which kernels run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from farm.errors import TupleRejected, Unmeasurable
 from farm.models.tensor_kinds import with_bits
 from farm.operators import collectives
-from farm.operators.allow_list import ALLOWED_OPERATORS, overload_of, read_by_host, written_by_schema
+from farm.operators.allow_list import (
+    ALLOWED_OPERATORS,
+    overload_of,
+    read_by_host,
+    written_by_schema,
+)
 from farm.operators.deciding_values import check_values, write_values
 from farm.operators.encoding import build_leaf, decode, dtype_of, storage_key, tensors_in
 from farm.operators.input_values import aten_fills, fill, storage_users, values_for
@@ -43,7 +48,9 @@ class Rebuilt:
         storages: list[torch.Tensor],
         elsewhere: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] | None = None,
     ) -> None:
-        """``elsewhere``: number of a storage outside the device's memory -> the function that copies a tensor there."""
+        """``elsewhere``: number of a storage outside the device's memory -> the function that
+        copies a tensor there.
+        """
         self.spec = spec  # the tuple that it was built from
         self.device = device
         self.storages = storages  # one tensor per storage number of ``spec``
@@ -56,21 +63,30 @@ class Rebuilt:
                 flat = base if base.dtype == dtype else base.view(dtype)
                 view = flat.as_strided(tensor.shape, tensor.strides, tensor.offset)
             view = with_bits(view, tensor.bits)
-            if tensor.role == "parameter" and spec.kind in ("module", "function"):  # others run below autograd
-                # As in a model, also under no_grad: whether matmul folds its batch depends on the gradient requirement
-                # of its operand.
-                view = nn.Parameter(view, requires_grad=view.is_floating_point() or view.is_complex())
+            if tensor.role == "parameter" and spec.kind in (
+                "module",
+                "function",
+            ):  # others run below autograd
+                # As in a model, also under no_grad: whether matmul folds its batch depends on the
+                # gradient requirement of its operand.
+                view = nn.Parameter(
+                    view, requires_grad=view.is_floating_point() or view.is_complex()
+                )
             self.tensors.append(view)
         self.target = _target(spec, self.tensors, device)
         self.arguments = tuple(decode(tree, self.tensors, device) for tree in spec.arguments)
-        self._keywords = {name: decode(tree, self.tensors, device) for name, tree in spec.keywords.items()}
+        self._keywords = {
+            name: decode(tree, self.tensors, device) for name, tree in spec.keywords.items()
+        }
 
     def run(self) -> Any:
         """Calls the operator once, in the caller's grad mode."""
         return self.target(*self.arguments, **self._keywords)
 
     def run_on(self, activation: torch.Tensor) -> Any:
-        """Calls the operator with another tensor as its first argument, for chains of equal layers."""
+        """Calls the operator with another tensor as its first argument, for chains of equal
+        layers.
+        """
         return self.target(activation, *self.arguments[1:], **self._keywords)
 
     def memory(self, index: int) -> torch.Tensor:
@@ -84,11 +100,19 @@ class Rebuilt:
 
     @property
     def weights(self) -> list[torch.Tensor]:
-        return [t for t, spec in zip(self.tensors, self.spec.tensors, strict=True) if spec.role != "activation"]
+        return [
+            t
+            for t, spec in zip(self.tensors, self.spec.tensors, strict=True)
+            if spec.role != "activation"
+        ]
 
     @property
     def activations(self) -> list[torch.Tensor]:
-        return [t for t, spec in zip(self.tensors, self.spec.tensors, strict=True) if spec.role == "activation"]
+        return [
+            t
+            for t, spec in zip(self.tensors, self.spec.tensors, strict=True)
+            if spec.role == "activation"
+        ]
 
     @property
     def read_memory(self) -> list[torch.Tensor]:
@@ -101,8 +125,13 @@ class Rebuilt:
     def changed_memory(self) -> list[torch.Tensor]:
         """The storages that the operator reads and writes, each once."""
         storage = [tensor.storage for tensor in self.spec.tensors]
-        read = {number for index, number in enumerate(storage) if index not in output_tensors(self.spec)}
-        return [self.storages[number] for number in sorted(read & {storage[index] for index in self.written})]
+        read = {
+            number for index, number in enumerate(storage) if index not in output_tensors(self.spec)
+        }
+        return [
+            self.storages[number]
+            for number in sorted(read & {storage[index] for index in self.written})
+        ]
 
     @property
     def weight_bytes(self) -> int:
@@ -116,27 +145,37 @@ class Rebuilt:
 
     @functools.cached_property
     def written(self) -> frozenset[int]:
-        """The indices of the inputs that it writes. Their values stay the same over millions of runs."""
+        """The indices of the inputs that it writes. Their values stay the same over millions of
+        runs.
+        """
         return written_inputs(self.spec)
 
-    def replica(self, weights: bool = False, activations: bool = False, *, index: int = 0) -> Rebuilt:
-        """The same operator with copies of the weights, of the activations, or of both; the rest is shared.
+    def replica(
+        self, weights: bool = False, activations: bool = False, *, index: int = 0
+    ) -> Rebuilt:
+        """The same operator with copies of the weights, of the activations, or of both; the rest is
+        shared.
 
-        The copies have the same values in other memory, the same strides, shared storages and argument identity. A
-        storage that a weight and an activation share counts as a weight. ``index`` numbers the copies; all are equal
-        and may run in any order, in place or not.
-        """
+        The copies have the same values in other memory, the same strides, shared storages and
+        argument identity. A storage that a weight and an activation share counts as a weight.
+        ``index`` numbers the copies; all are equal and may run in any order, in place or not."""
         held = _weight_storages(self.spec)
         storages = [
-            self._elsewhere.get(number, self._copy)(base) if (weights if number in held else activations) else base
+            self._elsewhere.get(number, self._copy)(base)
+            if (weights if number in held else activations)
+            else base
             for number, base in enumerate(self.storages)
         ]
         return Rebuilt(self.spec, self.device, storages, self._elsewhere)
 
-    def placed(self, numbers: Collection[int], copied: Callable[[torch.Tensor], torch.Tensor]) -> Rebuilt:
-        """The same operator with copies of the storages ``numbers``, made by ``copied``; its replicas use ``copied``,
-        too."""
-        storages = [copied(base) if number in numbers else base for number, base in enumerate(self.storages)]
+    def placed(
+        self, numbers: Collection[int], copied: Callable[[torch.Tensor], torch.Tensor]
+    ) -> Rebuilt:
+        """The same operator with copies of the storages ``numbers``, made by ``copied``; its
+        replicas use ``copied``, too."""
+        storages = [
+            copied(base) if number in numbers else base for number, base in enumerate(self.storages)
+        ]
         return Rebuilt(self.spec, self.device, storages, dict.fromkeys(numbers, copied))
 
     def _copy(self, base: torch.Tensor) -> torch.Tensor:
@@ -147,11 +186,14 @@ class Rebuilt:
         return f"<Rebuilt {label_of(self.spec)} on {self.device}>"
 
 
-def rebuild(spec: OperatorTuple, device: torch.device | str, *, seed: int = 0, filled: bool = True) -> Rebuilt:
-    """Builds the operator with its tensors on ``device``, ``filled`` with values from ``seed`` or uninitialized. Raises
-    `Unmeasurable` ('rejected') if the tensors would take more memory than any card has; `TupleRejected` if the operator
-    is not in the allow-list, its class does not accept the parameters, no rule gives values for its integers, or the
-    values that it describes do not fit."""
+def rebuild(
+    spec: OperatorTuple, device: torch.device | str, *, seed: int = 0, filled: bool = True
+) -> Rebuilt:
+    """Builds the operator with its tensors on ``device``, ``filled`` with values from ``seed`` or
+    uninitialized. Raises `Unmeasurable` ('rejected') if the tensors would take more memory than any
+    card has; `TupleRejected` if the operator is not in the allow-list, its class does not accept
+    the parameters, no rule gives values for its integers, or the values that it describes do not
+    fit."""
     device = torch.device(device)
     check_values(spec)
     if spec.kind == "aten":
@@ -168,7 +210,12 @@ def rebuild(spec: OperatorTuple, device: torch.device | str, *, seed: int = 0, f
         written = written_inputs(spec)
         with torch.no_grad():
             for storage, (index, *_) in storage_users(spec).items():
-                fill(storages[storage], spec.tensors[index], values_for(spec, index, written), generator)
+                fill(
+                    storages[storage],
+                    spec.tensors[index],
+                    values_for(spec, index, written),
+                    generator,
+                )
             rebuilt = Rebuilt(spec, device, storages)
             write_values(spec, rebuilt.tensors)
             return rebuilt
@@ -179,9 +226,8 @@ def rebuild(spec: OperatorTuple, device: torch.device | str, *, seed: int = 0, f
 def written_inputs(spec: OperatorTuple) -> frozenset[int]:
     """Indices of the tensors whose storage the operator writes, found by running it on meta.
 
-    An aten operator's schema decides instead; so do the parameters of a kernel, and the name of an operator without a
-    meta implementation.
-    """
+    An aten operator's schema decides instead; so do the parameters of a kernel, and the name of an
+    operator without a meta implementation."""
     if spec.kind == "kernel":
         return written_tensors(spec)
     if spec.kind == "aten":
@@ -197,13 +243,21 @@ def written_inputs(spec: OperatorTuple) -> frozenset[int]:
         versions = zip(spec.tensors, trial.tensors, before, strict=True)
         touched = {one.storage for one, tensor, version in versions if tensor._version != version}
     except Exception:
-        in_place = _is_named_in_place(spec) or spec.parameters.get("inplace") or spec.keywords.get("inplace")
+        in_place = (
+            _is_named_in_place(spec)
+            or spec.parameters.get("inplace")
+            or spec.keywords.get("inplace")
+        )
         touched = {spec.activations[0].storage} if in_place and spec.activations else set()
-    return frozenset(index for index, tensor in enumerate(spec.tensors) if tensor.storage in touched)
+    return frozenset(
+        index for index, tensor in enumerate(spec.tensors) if tensor.storage in touched
+    )
 
 
 def _is_named_in_place(spec: OperatorTuple) -> bool:
-    """True for names such as ``add_`` and ``__setitem__``; other names with two underscores write nothing."""
+    """True for names such as ``add_`` and ``__setitem__``; other names with two underscores write
+    nothing.
+    """
     name = spec.operator.rsplit(".", 1)[-1]
     return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
 
@@ -229,7 +283,9 @@ def _weight_storages(spec: OperatorTuple) -> frozenset[int]:
 
 
 def _is_alone(spec: OperatorTuple, tensor: TensorSpec) -> bool:
-    """True if the tensor is the only one of its storage and covers it exactly once, so it is not a view."""
+    """True if the tensor is the only one of its storage and covers it exactly once, so it is not a
+    view.
+    """
     expected = 1
     for step, size in sorted(zip(tensor.strides, tensor.shape, strict=True)):
         if size != 1 and step != expected and tensor.numel:
@@ -242,16 +298,24 @@ def _is_alone(spec: OperatorTuple, tensor: TensorSpec) -> bool:
 Make = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
 
 
-def allocate(spec: OperatorTuple, device: torch.device, make: Make | None = None) -> list[torch.Tensor]:
-    """Allocates each storage: in its tensor's layout if that is alone, otherwise flat in its first tensor's dtype.
-    ``make``: by default uninitialized memory on the device."""
-    make = make or (lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device=device))
+def allocate(
+    spec: OperatorTuple, device: torch.device, make: Make | None = None
+) -> list[torch.Tensor]:
+    """Allocates each storage: in its tensor's layout if that is alone, otherwise flat in its first
+    tensor's dtype. ``make``: by default uninitialized memory on the device."""
+    make = make or (
+        lambda shape, strides, dtype: torch.empty_strided(
+            shape, strides, dtype=dtype, device=device
+        )
+    )
     made = []
     for storage, size_bytes in sorted(storage_bytes(spec).items()):
         users = [spec.tensors[index] for index in storage_users(spec)[storage]]
         first, dtype = users[0], dtype_of(users[0].dtype)
         if spec.kind == "aten" and device.type == "cuda" and storage in read_by_host(spec):
-            made.append(torch.empty(first.shape, dtype=dtype, pin_memory=True))  # host and card both read it
+            made.append(
+                torch.empty(first.shape, dtype=dtype, pin_memory=True)
+            )  # host and card both read it
         elif _is_alone(spec, first):
             made.append(make(first.shape, first.strides, dtype))
         else:
@@ -261,7 +325,9 @@ def allocate(spec: OperatorTuple, device: torch.device, make: Make | None = None
     return made
 
 
-def _target(spec: OperatorTuple, tensors: list[torch.Tensor], device: torch.device) -> Callable[..., Any]:
+def _target(
+    spec: OperatorTuple, tensors: list[torch.Tensor], device: torch.device
+) -> Callable[..., Any]:
     if spec.kind == "kernel":
         return launch_of(spec)
     if spec.kind == "aten":
@@ -278,8 +344,14 @@ def _target(spec: OperatorTuple, tensors: list[torch.Tensor], device: torch.devi
     module = _fresh(_prototype(spec))
     homes: dict[str, Any] = dict(module.named_modules())
     own = (*module.named_parameters(), *module.named_buffers())
-    given = {one.name: (one.shape, tensor) for one, tensor in zip(spec.tensors, tensors, strict=True) if one.name}
-    if {name: tuple(tensor.shape) for name, tensor in own} != {name: shape for name, (shape, _) in given.items()}:
+    given = {
+        one.name: (one.shape, tensor)
+        for one, tensor in zip(spec.tensors, tensors, strict=True)
+        if one.name
+    }
+    if {name: tuple(tensor.shape) for name, tensor in own} != {
+        name: shape for name, (shape, _) in given.items()
+    }:
         text = f"The stored tensors of this {spec.short_name} do not fit its stored parameters."
         raise TupleRejected(text, "Capture the model again with this PyTorch.")
     for full_name, (_, tensor) in given.items():
@@ -287,7 +359,8 @@ def _target(spec: OperatorTuple, tensors: list[torch.Tensor], device: torch.devi
         place = homes[path]._parameters if name in homes[path]._parameters else homes[path]._buffers
         if place is homes[path]._parameters and not isinstance(tensor, nn.Parameter):
             text = (
-                f"'{full_name}' of {spec.short_name} is stored as a buffer, but PyTorch has a parameter of that name."
+                f"'{full_name}' of {spec.short_name} is stored as a buffer, but PyTorch has a "
+                "parameter of that name."
             )
             raise TupleRejected(text, "Capture the model again with this PyTorch.")
         place[name] = tensor
@@ -299,12 +372,16 @@ def _target(spec: OperatorTuple, tensors: list[torch.Tensor], device: torch.devi
 
 @functools.lru_cache(maxsize=64)
 def _prototype(spec: OperatorTuple) -> nn.Module:
-    with _disable_current_modes():  # cached for later callers, so without this caller's fake tensors
+    with (
+        _disable_current_modes()
+    ):  # cached for later callers, so without this caller's fake tensors
         return build_leaf(ALLOWED_OPERATORS[spec.operator], dict(spec.parameters))
 
 
 def _fresh(module: nn.Module) -> nn.Module:
-    """A copy of the module that shares no dictionary with it; a deep copy would take milliseconds."""
+    """A copy of the module that shares no dictionary with it; a deep copy would take
+    milliseconds.
+    """
     twin: Any = copy.copy(module)
     for name in ("_parameters", "_buffers", "_modules"):
         twin.__dict__[name] = dict(twin.__dict__[name])
@@ -316,12 +393,17 @@ def _fresh(module: nn.Module) -> nn.Module:
 
 @functools.lru_cache(maxsize=8192)
 def offloadable(spec: OperatorTuple) -> tuple[tuple[int, ...], int]:
-    """Return the storages that can be in slow memory: (numbers of the input storages, count of the output storages).
+    """Return the storages that can be in slow memory: (numbers of the input storages, count of the
+    output storages).
 
-    Output storages are allocated and returned by a call. Their count is 0 if it does not run on fake tensors.
-    """
+    Output storages are allocated and returned by a call. Their count is 0 if it does not run on
+    fake tensors."""
     on_host = read_by_host(spec) if spec.kind == "aten" else frozenset()
-    inputs = tuple(number for number, size in sorted(storage_bytes(spec).items()) if size and number not in on_host)
+    inputs = tuple(
+        number
+        for number, size in sorted(storage_bytes(spec).items())
+        if size and number not in on_host
+    )
     try:
         with FakeTensorMode(), torch.no_grad():
             built = rebuild(spec, torch.device("cpu"), filled=False)
@@ -331,12 +413,16 @@ def offloadable(spec: OperatorTuple) -> tuple[tuple[int, ...], int]:
 
 
 def placements_of(spec: OperatorTuple, which: str) -> list[str]:
-    """The placements of a tuple's storages that ``which`` selects, see `farm.types.protocol.configurations`."""
+    """The placements of a tuple's storages that ``which`` selects, see
+    `farm.types.protocol.configurations`.
+    """
     return configurations(*offloadable(spec), which)
 
 
 def new_storages(output: object, inputs: frozenset[int]) -> list[torch.Tensor]:
-    """The first tensor of each storage in ``output`` that is not an input (``inputs``: keys by `storage_key`)."""
+    """The first tensor of each storage in ``output`` that is not an input (``inputs``: keys by
+    `storage_key`).
+    """
     found: dict[int, torch.Tensor] = {}
     for tensor in tensors_in(output):
         if (key := storage_key(tensor)) not in inputs and tensor.untyped_storage().nbytes():

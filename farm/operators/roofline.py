@@ -1,9 +1,9 @@
-"""The roofline of a card: a lower bound for the time of a call from its FLOPs and bytes, plus a launch.
+"""The roofline of a card: a lower bound for the time of a call from its FLOPs and bytes, plus a
+launch.
 
-The estimate compares tuples without a measurement: for coverage, placement and the order of the accuracy loop. It need
-not be exact in microseconds. It must weigh convolutions, additions and tiny calls fairly; by FLOPs alone additions and
-tiny calls would be free.
-"""
+The estimate compares tuples without a measurement: for coverage, placement and the order of the
+accuracy loop. It need not be exact in microseconds. It must weigh convolutions, additions and tiny
+calls fairly; by FLOPs alone additions and tiny calls would be free."""
 
 from __future__ import annotations
 
@@ -31,8 +31,13 @@ class Roofline:
             raise ValueError(f"peaks must be positive: {self}")
 
     def estimate_us(self, flops: float, bytes_moved: float) -> float:
-        """The estimated time of one call in µs, from its FLOPs (2 per multiply-add) and the bytes that it moves."""
-        return max(flops / self.flops_per_s, bytes_moved / self.bytes_per_s) * 1e6 + self.launch_floor_us
+        """The estimated time of one call in µs, from its FLOPs (2 per multiply-add) and the bytes
+        that it moves.
+        """
+        return (
+            max(flops / self.flops_per_s, bytes_moved / self.bytes_per_s) * 1e6
+            + self.launch_floor_us
+        )
 
 
 @dataclass(frozen=True)
@@ -47,8 +52,8 @@ class DataSheet:
     power_limit_w: float
 
 
-# Dense data-sheet peaks (SXM if there is a choice). The first name found in the card's model counts, so longer names
-# come first. The measured values of a card's fingerprint override them.
+# Dense data-sheet peaks (SXM if there is a choice). The first name found in the card's model
+# counts, so longer names come first. The measured values of a card's fingerprint override them.
 _CARDS: dict[str, DataSheet] = {
     name: DataSheet(**peaks)
     for name, peaks in json.loads(Path(__file__).with_name("data_sheets.json").read_text()).items()
@@ -82,9 +87,9 @@ def roofline_of(
 
     Args:
         card_kind: ``cuda``, ``cpu`` or ``simulated``.
-        fingerprint: measured when a worker first saw the card: ``copy_bytes_per_s``, ``launch_floor_us`` and
-            ``matmul_flops_per_s`` (``float32``, ``tf32``, ``float16``, ``bfloat16`` -> FLOP/s). The data sheet replaces
-            absent values and zeros.
+        fingerprint: measured when a worker first saw the card: ``copy_bytes_per_s``,
+            ``launch_floor_us`` and ``matmul_flops_per_s`` (``float32``, ``tf32``, ``float16``,
+            ``bfloat16`` -> FLOP/s). The data sheet replaces absent values and zeros.
         dtype: of the model's activations.
     """
     peaks = data_sheet(card_kind, card_model)
@@ -101,13 +106,15 @@ def roofline_of(
 def median_fingerprint(fingerprints: Iterable[Mapping[str, Any] | None]) -> dict[str, Any]:
     """Return the fingerprint of a card model: of each figure, the median over its cards.
 
-    One card may be an outlier: of 67 packaged NVIDIA H200s, one computes float32 at two thirds of the usual rate.
+    One card may be an outlier: of 67 packaged NVIDIA H200s, one computes float32 at two thirds of
+    the usual rate.
 
     Args:
         fingerprints: of the cards of one model; None or an empty one for a card without.
 
     Returns:
-        The figures that are numbers, and the rates of matrix products by dtype; {} without a fingerprint.
+        The figures that are numbers, and the rates of matrix products by dtype; {} without a
+        fingerprint.
     """
     figures: dict[str, list[float]] = defaultdict(list)
     rates: dict[str, list[float]] = defaultdict(list)
@@ -121,7 +128,9 @@ def median_fingerprint(fingerprints: Iterable[Mapping[str, Any] | None]) -> dict
 
     medians: dict[str, Any] = {name: statistics.median(values) for name, values in figures.items()}
     if rates:
-        medians["matmul_flops_per_s"] = {dtype: statistics.median(values) for dtype, values in rates.items()}
+        medians["matmul_flops_per_s"] = {
+            dtype: statistics.median(values) for dtype, values in rates.items()
+        }
     return medians
 
 

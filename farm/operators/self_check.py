@@ -1,13 +1,14 @@
 """Checks a capture against itself: does each tuple describe the call that ran?
 
-A tuple is a call as it was written down. Its operator is rebuilt, as a worker does before a measurement, and runs once.
-It must run the same aten operators as the call in the model, in the same order, and return outputs of the same shapes,
-strides, dtypes and layouts. Otherwise its reading would be that of another operator, so it is not measured.
+A tuple is a call as it was written down. Its operator is rebuilt, as a worker does before a
+measurement, and runs once. It must run the same aten operators as the call in the model, in the
+same order, and return outputs of the same shapes, strides, dtypes and layouts. Otherwise its
+reading would be that of another operator, so it is not measured.
 
-The check runs as the capture ran: on fake tensors, or on real ones. Integers have the values that a worker fills in,
-because operators may depend on them. Settings of PyTorch that a user's program may change have their defaults: a worker
-does not know them. What only a card can run is checked there (`farm.benchmark.verification`).
-"""
+The check runs as the capture ran: on fake tensors, or on real ones. Integers have the values that a
+worker fills in, because operators may depend on them. Settings of PyTorch that a user's program may
+change have their defaults: a worker does not know them. What only a card can run is checked there
+(`farm.benchmark.verification`)."""
 
 from __future__ import annotations
 
@@ -49,20 +50,25 @@ ON_A_CARD = frozenset({"kernel", "collective"})
 #: Returns the output of an aten operator as the capture corrects it: operator, arguments, output.
 Corrected = Callable[[Any, Any, Any], Any]
 
-#: Returns what the operator of a tuple runs and returns, when it is rebuilt, in inference mode or not; None if it does
-#: not run, or was checked before.
+#: Returns what the operator of a tuple runs and returns, when it is rebuilt, in inference mode or
+#: not; None if it does not run, or was checked before.
 Trace = Callable[[OperatorTuple, bool], CallTrace | None]
 
-#: (tuple id, device, grad mode, inference mode) -> the trace on fake tensors, which does not depend on the model.
+#: (tuple id, device, grad mode, inference mode) -> the trace on fake tensors, which does not depend
+#: on the model.
 _traces: dict[tuple[str, str, bool, bool], CallTrace | None] = {}
 _MOST_TRACES = 100_000
 
 
-def checked(captured: CapturedPass, device_type: str, *, corrected: Corrected | None = None) -> CapturedPass:
-    """Returns a capture of fake tensors with its mismatches, and with tuples that describe more calls.
+def checked(
+    captured: CapturedPass, device_type: str, *, corrected: Corrected | None = None
+) -> CapturedPass:
+    """Returns a capture of fake tensors with its mismatches, and with tuples that describe more
+    calls.
 
     Args:
-        device_type: that for which the pass was captured. Without a card, fake tensors of the CPU stand for a card.
+        device_type: that for which the pass was captured. Without a card, fake tensors of the CPU
+            stand for a card.
         corrected: only of a training step.
     """
     stands = device_type == "cuda" and captured.device_type == "cpu"
@@ -92,8 +98,8 @@ def checked_on(
     corrected: Corrected | None = None,
     known: Container[str] = (),
 ) -> CapturedPass:
-    """As `checked`, on real tensors of a device: for a capture that ran with values. ``known``: the ids of tuples that
-    were checked before."""
+    """As `checked`, on real tensors of a device: for a capture that ran with values. ``known``: the
+    ids of tuples that were checked before."""
 
     def trace(spec: OperatorTuple, inference: bool) -> CallTrace | None:
         if spec.without_values.id in known:
@@ -124,40 +130,60 @@ def _checked(captured: CapturedPass, trace: Trace) -> CapturedPass:
 
 
 def _difference(spec: OperatorTuple, expected: CallTrace, trace: CallTrace | None) -> str:
-    """How a rebuilt operator differs from the call in the model, in words; "" if it does not, or did not run."""
+    """How a rebuilt operator differs from the call in the model, in words; "" if it does not, or
+    did not run.
+    """
     if trace is None:
         return ""
-    if deciding_input(spec) is not None:  # a tuple describes such values approximately; they may decide output sizes
+    if (
+        deciding_input(spec) is not None
+    ):  # a tuple describes such values approximately; they may decide output sizes
         trace = dataclasses.replace(trace, outputs=expected.outputs)
     return expected.difference(trace, "the model", "the operator, rebuilt from its tuple,")
 
 
 def _with_roles(spec: OperatorTuple, trained: tuple[bool, ...]) -> OperatorTuple:
-    """The tuple of a function with a role for each tensor that tells whether it requires gradients: a view of a
-    parameter is a parameter, and a frozen parameter is a buffer."""
+    """The tuple of a function with a role for each tensor that tells whether it requires gradients:
+    a view of a parameter is a parameter, and a frozen parameter is a buffer."""
     if spec.kind != "function":
         return spec
     tensors = []
     for tensor, is_trained in zip(spec.tensors, trained, strict=True):
-        role = "parameter" if is_trained else "buffer" if tensor.role == "parameter" else tensor.role
+        role = (
+            "parameter" if is_trained else "buffer" if tensor.role == "parameter" else tensor.role
+        )
         tensors.append(dataclasses.replace(tensor, role=role))
     return dataclasses.replace(spec, tensors=tuple(tensors))
 
 
-def _with_tuples(captured: CapturedPass, found: dict[str, str], better: dict[str, OperatorTuple]) -> CapturedPass:
+def _with_tuples(
+    captured: CapturedPass, found: dict[str, str], better: dict[str, OperatorTuple]
+) -> CapturedPass:
     """The capture with its mismatches, and with better tuples in place of some."""
     ids = {tuple_id: spec.id for tuple_id, spec in better.items()}
-    tuples = {ids.get(tuple_id, tuple_id): better.get(tuple_id, spec) for tuple_id, spec in captured.tuples.items()}
+    tuples = {
+        ids.get(tuple_id, tuple_id): better.get(tuple_id, spec)
+        for tuple_id, spec in captured.tuples.items()
+    }
     traces = {ids.get(tuple_id, tuple_id): trace for tuple_id, trace in captured.traces.items()}
-    calls = tuple(dataclasses.replace(call, tuple_id=ids.get(call.tuple_id, call.tuple_id)) for call in captured.calls)
-    return dataclasses.replace(captured, tuples=tuples, traces=traces, calls=calls, mismatches=found)
+    calls = tuple(
+        dataclasses.replace(call, tuple_id=ids.get(call.tuple_id, call.tuple_id))
+        for call in captured.calls
+    )
+    return dataclasses.replace(
+        captured, tuples=tuples, traces=traces, calls=calls, mismatches=found
+    )
 
 
 def _inference(inference: bool) -> contextlib.AbstractContextManager[Any]:
-    return torch.inference_mode() if inference else contextlib.nullcontext()  # the mode False enables gradients
+    return (
+        torch.inference_mode() if inference else contextlib.nullcontext()
+    )  # the mode False enables gradients
 
 
-def _trace_on_fakes(spec: OperatorTuple, fakes: FakeTensors, corrected: Corrected | None) -> CallTrace | None:
+def _trace_on_fakes(
+    spec: OperatorTuple, fakes: FakeTensors, corrected: Corrected | None
+) -> CallTrace | None:
     try:
         return _traced(_rebuilt_on_fakes(spec, fakes), fakes, corrected)
     except FarmError:
@@ -169,7 +195,9 @@ def _trace_on_fakes(spec: OperatorTuple, fakes: FakeTensors, corrected: Correcte
         return _trace_on(torch.device("cpu"), spec, corrected)
 
 
-def _trace_on(device: torch.device, spec: OperatorTuple, corrected: Corrected | None) -> CallTrace | None:
+def _trace_on(
+    device: torch.device, spec: OperatorTuple, corrected: Corrected | None
+) -> CallTrace | None:
     try:
         return _traced(rebuild(spec, device), None, corrected)
     except Exception:  # its measurement reports the error
@@ -177,7 +205,9 @@ def _trace_on(device: torch.device, spec: OperatorTuple, corrected: Corrected | 
 
 
 def _traced(rebuilt: Rebuilt, fakes: FakeTensors | None, corrected: Corrected | None) -> CallTrace:
-    """Runs a rebuilt operator once, in the caller's grad mode, and returns what the dispatcher saw."""
+    """Runs a rebuilt operator once, in the caller's grad mode, and returns what the dispatcher
+    saw.
+    """
     if rebuilt.spec.kind == "aten":
         out = rebuilt.run()
         out = out if corrected is None else corrected(rebuilt.target, rebuilt.arguments, out)
@@ -197,7 +227,9 @@ def _traced(rebuilt: Rebuilt, fakes: FakeTensors | None, corrected: Corrected | 
 
 
 def _trace_of(rebuilt: Rebuilt, operators: Iterable[str], out: Any) -> CallTrace:
-    return CallTrace(tuple(operators), texts_of_outputs(out), input_bits=bits_of_inputs(rebuilt.tensors))
+    return CallTrace(
+        tuple(operators), texts_of_outputs(out), input_bits=bits_of_inputs(rebuilt.tensors)
+    )
 
 
 def _rebuilt_on_fakes(spec: OperatorTuple, fakes: FakeTensors) -> Rebuilt:
@@ -219,7 +251,9 @@ def _storages(spec: OperatorTuple, fakes: FakeTensors) -> list[torch.Tensor]:
         if _has_values(tensor) and storages[number].untyped_storage().nbytes() <= MOST_BYTES:
             fake = storages[number]
             with _disable_current_modes():
-                real = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fakes.device)
+                real = torch.empty_strided(
+                    fake.shape, fake.stride(), dtype=fake.dtype, device=fakes.device
+                )
                 fill(real, tensor, values_for(spec, index, frozenset()), generator)
             fakes.put_on_card(real)
             storages[number] = real
@@ -234,7 +268,10 @@ def _has_values(tensor: TensorSpec) -> bool:
 def _default_settings() -> Iterator[None]:
     """While active, settings that choose operators or dtypes have the values of a new process."""
     dtype, deterministic = torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
-    warn_only, fast_path = torch.is_deterministic_algorithms_warn_only_enabled(), mha.get_fastpath_enabled()
+    warn_only, fast_path = (
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        mha.get_fastpath_enabled(),
+    )
     torch.set_default_dtype(torch.float32)
     torch.use_deterministic_algorithms(False)
     mha.set_fastpath_enabled(True)

@@ -1,6 +1,6 @@
-"""Sweeps: grids over one operator's parameters and input sizes. `RECIPES` say how each operator is built from the
-values of a grid; `farm.operators.sweep_builder` expands a grid to operator tuples. Names are checked without torch: a
-wrong measurement file is refused before torch is imported."""
+"""Sweeps: grids over one operator's parameters and input sizes. `RECIPES` say how each operator is
+built from the values of a grid; `farm.operators.sweep_builder` expands a grid to operator tuples.
+Names are checked without torch: a wrong measurement file is refused before torch is imported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from farm.types.collective import COLLECTIVES, REDUCTIONS
 from farm.types.request import CALIBRATION, Sweep
 from farm.types.tuple import OperatorTuple, parse
 
-_PAIRS = frozenset({"kernel_size", "stride", "padding", "dilation", "output_padding", "image_size", "output_size"})
+_PAIRS = frozenset(
+    {"kernel_size", "stride", "padding", "dilation", "output_padding", "image_size", "output_size"}
+)
 _CALIBRATION_FILE = Path(__file__).parent.parent / "data" / "calibration.json"
 DTYPES = ("float32", "float16", "bfloat16")
 #: Names that every grid may have: the dtype, and the share of zeros in the inputs.
@@ -27,16 +29,17 @@ REQUIRED = object()
 class SweepRecipe:
     """How one operator is built from the values of a grid: an entry of ``sweeps.json``.
 
-    ``parameters`` are arguments of the module's constructor, or keywords of the function; ``sizes`` shape the inputs.
-    Both are name -> default, or `REQUIRED`. The shape of each of the ``inputs`` has names of sizes and parameters, and
-    numbers. `a?` is left out if it is 0, `a|b` is b if a is 0, `a+b` is the sum; an image size is a height and a width.
-    """
+    ``parameters`` are arguments of the module's constructor, or keywords of the function; ``sizes``
+    shape the inputs. Both are name -> default, or `REQUIRED`. The shape of each of the ``inputs``
+    has names of sizes and parameters, and numbers. `a?` is left out if it is 0, `a|b` is b if a is
+    0, `a+b` is the sum; an image size is a height and a width."""
 
     parameters: Mapping[str, Any]
     sizes: Mapping[str, Any]
     inputs: Sequence[str]
     inputs_without_tokens: Sequence[str] = ()  # the shapes if the size `tokens` is 0; (): the same
-    function: str = ""  # its public name, such as "torch.matmul"; "" for the module torch.nn.<operator>
+    # its public name, such as "torch.matmul"; "" for the module torch.nn.<operator>
+    function: str = ""
     dtypes: Sequence[str] = DTYPES  # that the grid may have, the default first
     input_dtypes: Sequence[str] = ()  # the dtype of each input; "" for the grid's
     transposed: Sequence[int] = ()  # indices of the inputs that are stored column by column
@@ -54,8 +57,13 @@ class SweepRecipe:
         return given
 
     def shapes(self, values: Mapping[str, Any]) -> list[tuple[int, ...]]:
-        inputs = self.inputs if values.get("tokens", 1) else self.inputs_without_tokens or self.inputs
-        return [tuple(size for word in shape.split() for size in _sizes(word, values)) for shape in inputs]
+        inputs = (
+            self.inputs if values.get("tokens", 1) else self.inputs_without_tokens or self.inputs
+        )
+        return [
+            tuple(size for word in shape.split() for size in _sizes(word, values))
+            for shape in inputs
+        ]
 
 
 def _sizes(word: str, values: Mapping[str, Any]) -> tuple[int, ...]:
@@ -74,9 +82,14 @@ def _sizes(word: str, values: Mapping[str, Any]) -> tuple[int, ...]:
 
 def _recipes() -> Iterator[tuple[str, SweepRecipe]]:
     """Yield operator and recipe. In the file, several operators may have one recipe."""
-    for names, recipe in json.loads(Path(__file__).with_name("sweeps.json").read_text(encoding="utf-8")).items():
+    for names, recipe in json.loads(
+        Path(__file__).with_name("sweeps.json").read_text(encoding="utf-8")
+    ).items():
         for part in ("parameters", "sizes"):
-            recipe[part] = {name: REQUIRED if value == "required" else value for name, value in recipe[part].items()}
+            recipe[part] = {
+                name: REQUIRED if value == "required" else value
+                for name, value in recipe[part].items()
+            }
         for name in names.split():
             yield name, SweepRecipe(**recipe)
     for name, about in COLLECTIVES.items():
@@ -88,18 +101,22 @@ RECIPES = dict(_recipes())
 
 
 def calibration_tuples() -> list[OperatorTuple]:
-    """Return the operator tuples whose readings calibrate predictions for a card, the most useful one first."""
+    """Return the operator tuples whose readings calibrate predictions for a card, the most useful
+    one first.
+    """
     with reading_package(_CALIBRATION_FILE):
         return [parse(spec) for spec in json.loads(_CALIBRATION_FILE.read_text(encoding="utf-8"))]
 
 
 def check_names(sweep: Sweep) -> None:
-    """Check the operator, the grid's names and the kinds of its values; needs no torch. Raises `UnknownOperator`, which
-    suggests the nearest name, if there is no sweep of that operator; `UsageError` if it has no parameter of that name,
-    or does not accept a value."""
+    """Check the operator, the grid's names and the kinds of its values; needs no torch. Raises
+    `UnknownOperator`, which suggests the nearest name, if there is no sweep of that operator;
+    `UsageError` if it has no parameter of that name, or does not accept a value."""
     if sweep.operator == CALIBRATION:
         if sweep.grid:
-            raise UsageError("The calibration measures a fixed list of operator tuples.", "Remove the grid.")
+            raise UsageError(
+                "The calibration measures a fixed list of operator tuples.", "Remove the grid."
+            )
         return
     if sweep.operator not in RECIPES:
         step = did_you_mean(sweep.operator, RECIPES) or f"Choose one of {', '.join(RECIPES)}."
@@ -111,7 +128,9 @@ def check_names(sweep: Sweep) -> None:
                 f"A sweep of {sweep.operator} has no parameter or size '{name}'.",
                 did_you_mean(name, names) or f"Choose from: {', '.join(names)}.",
             )
-    if missing := [name for name, default in names.items() if default is REQUIRED and name not in sweep.grid]:
+    if missing := [
+        name for name, default in names.items() if default is REQUIRED and name not in sweep.grid
+    ]:
         raise UsageError(
             f"The grid of a {sweep.operator} sweep needs {' and '.join(missing)}.",
             f"Add for example {missing[0]}: [64, 128].",
@@ -143,7 +162,9 @@ def _problem(operator: str, name: str, value: Any, default: Any) -> str:
         return "" if is_number else "a number"
     if (name == "padding" and value in ("same", "valid")) or (value is None and default is None):
         return ""
-    if not numbers or any(isinstance(number, bool) or not isinstance(number, int) for number in numbers):
+    if not numbers or any(
+        isinstance(number, bool) or not isinstance(number, int) for number in numbers
+    ):
         return "a whole number, or a pair of them"
     if name != "dim" and min(numbers) < 0:
         return "at least 0"

@@ -1,13 +1,13 @@
 """Expands a sweep to operator tuples with their costs. Needs torch.
 
-Each combination of the grid is built as a real module on the meta device and captured like a model, so a sweep's tuples
-equal those of a model with such an operator.
+Each combination of the grid is built as a real module on the meta device and captured like a model,
+so a sweep's tuples equal those of a model with such an operator.
 
-To capture a combination, rebuild its tuple and count FLOPs takes milliseconds, and a grid may have a hundred thousand
-combinations. So only one combination of each *structure* (all values except sizes) is captured. The others run once on
-meta with PyTorch's counter; their tuples copy the captured one with other sizes. If both methods disagree on the first
-combination of a structure, or if PyTorch refuses a combination, the capture is used.
-"""
+To capture a combination, rebuild its tuple and count FLOPs takes milliseconds, and a grid may have
+a hundred thousand combinations. So only one combination of each *structure* (all values except
+sizes) is captured. The others run once on meta with PyTorch's counter; their tuples copy the
+captured one with other sizes. If both methods disagree on the first combination of a structure, or
+if PyTorch refuses a combination, the capture is used."""
 
 from __future__ import annotations
 
@@ -26,7 +26,13 @@ from farm.operators.allow_list import ALLOWED_OPERATORS
 from farm.operators.capture import FunctionAsModel, capture
 from farm.operators.collectives import collective_tuple
 from farm.operators.cost import Cost, cost, cost_of_run
-from farm.operators.encoding import NotEncodable, TensorTable, dtype_of, leaf_parameters, tensor_spec
+from farm.operators.encoding import (
+    NotEncodable,
+    TensorTable,
+    dtype_of,
+    leaf_parameters,
+    tensor_spec,
+)
 from farm.operators.rebuild import MOST_BYTES, needed_bytes, written_inputs
 from farm.operators.sweep import RECIPES, SweepRecipe, calibration_tuples, check_names
 from farm.types.collective import problem_of
@@ -47,7 +53,9 @@ class Expansion:
         check_names(sweep)
         self.sweep = sweep
         self.tried = 0  # how many combinations have been built so far
-        self._skipped: dict[str, tuple[int, str, str]] = {}  # by kind of reason: count, first reason and its example
+        self._skipped: dict[
+            str, tuple[int, str, str]
+        ] = {}  # by kind of reason: count, first reason and its example
 
     @property
     def skipped(self) -> dict[str, int]:
@@ -60,10 +68,11 @@ class Expansion:
     def batches(self) -> Iterator[dict[OperatorTuple, Cost]]:
         """Yields batches of distinct tuples with their costs. No batch is empty.
 
-        Two batches may contain the same tuple. To prevent it, 110 MB of ids would stay in memory for a million tuples.
+        Two batches may contain the same tuple. To prevent it, 110 MB of ids would stay in memory
+        for a million tuples.
 
-        A grid of at most `FIRST_BATCH` combinations keeps its order. A larger grid is visited in a spread order, so
-        that a drift of the card does not correlate with a parameter of the sweep.
+        A grid of at most `FIRST_BATCH` combinations keeps its order. A larger grid is visited in a
+        spread order, so that a drift of the card does not correlate with a parameter of the sweep.
 
         Raises:
             UsageError: at the end, if no combination was possible.
@@ -86,7 +95,9 @@ class Expansion:
             try:
                 spec, its_cost = builder.build(values)
             except Impossible as refusal:
-                varied = [name for name, given in self.sweep.grid.items() if len(given) > 1] or self.sweep.grid
+                varied = [
+                    name for name, given in self.sweep.grid.items() if len(given) > 1
+                ] or self.sweep.grid
                 example = ", ".join(f"{name} {_size_text(values[name])}" for name in varied)
                 count, reason, example = self._skipped.get(refusal.kind, (0, str(refusal), example))
                 self._skipped[refusal.kind] = count + 1, reason, example
@@ -100,7 +111,8 @@ class Expansion:
         elif size == FIRST_BATCH:
             first = next(iter(self.skipped), "the grid is empty")
             raise UsageError(
-                f"PyTorch accepts none of the {self.sweep.size} combinations of {self.sweep}: {first}.",
+                f"PyTorch accepts none of the {self.sweep.size} combinations of {self.sweep}: "
+                f"{first}.",
                 "Change the values of the grid.",
             )
 
@@ -110,7 +122,9 @@ def _size_text(value: Any) -> str:
 
 
 class Impossible(Exception):
-    """PyTorch refuses this combination; the text says why. `kind` is the text without the combination's own numbers."""
+    """PyTorch refuses this combination; the text says why. `kind` is the text without the
+    combination's own numbers.
+    """
 
     @property
     def kind(self) -> str:
@@ -118,7 +132,9 @@ class Impossible(Exception):
 
 
 class _SelfAttention(torch.nn.Module):
-    """Self-attention: query, key and value are the same tensor, for which PyTorch runs other operators."""
+    """Self-attention: query, key and value are the same tensor, for which PyTorch runs other
+    operators.
+    """
 
     def __init__(self, parameters: Mapping[str, Any]) -> None:
         super().__init__()
@@ -137,8 +153,8 @@ class Builder:
         self._modules: dict[Any, torch.nn.Module] = {}
 
     def build(self, values: Mapping[str, Any]) -> tuple[OperatorTuple, Cost]:
-        """The tuple of one combination and its cost. Raises `Impossible` if PyTorch refuses the combination, or no card
-        has enough memory for it."""
+        """The tuple of one combination and its cost. Raises `Impossible` if PyTorch refuses the
+        combination, or no card has enough memory for it."""
         if any(size < 1 for shape in self.recipe.shapes(values) for size in shape):
             raise Impossible("an input has a size of 0")
         if self.recipe.collective:
@@ -162,7 +178,11 @@ class Builder:
             with torch.device("meta"), torch.no_grad():
                 captured = capture(module, inputs)
         except (*_REFUSALS, CaptureError) as error:
-            cause = error.__cause__ if isinstance(error, CaptureError) and error.__cause__ is not None else error
+            cause = (
+                error.__cause__
+                if isinstance(error, CaptureError) and error.__cause__ is not None
+                else error
+            )
             line = (str(cause).strip() or type(cause).__name__).splitlines()[0]
             raise Impossible(line[:200].rstrip(" .")) from error
         if len(captured.tuples) != 1:
@@ -173,10 +193,12 @@ class Builder:
         except Unmeasurable as refusal:
             raise Impossible("it needs more memory than any card has") from refusal
 
-    def _like(self, sample: OperatorTuple, values: Mapping[str, Any]) -> tuple[OperatorTuple, Cost] | None:
-        """Return a tuple and its cost without a capture; None if PyTorch refuses the combination. The result is a copy
-        of ``sample``, a captured tuple that differs only in its sizes (see `_structure`), with the sizes of
-        `values`."""
+    def _like(
+        self, sample: OperatorTuple, values: Mapping[str, Any]
+    ) -> tuple[OperatorTuple, Cost] | None:
+        """Return a tuple and its cost without a capture; None if PyTorch refuses the combination.
+        The result is a copy of ``sample``, a captured tuple that differs only in its sizes (see
+        `_structure`), with the sizes of `values`."""
         table = TensorTable({})
         try:
             module, inputs = self._combination(values)
@@ -194,37 +216,53 @@ class Builder:
         spec = dataclasses.replace(sample, parameters=parameters, tensors=tensors)
         if needed_bytes(spec) > MOST_BYTES:
             return None
-        return spec, cost_of_run(spec, counter.get_total_flops(), table.tensors, out, written_inputs(sample))
+        return spec, cost_of_run(
+            spec, counter.get_total_flops(), table.tensors, out, written_inputs(sample)
+        )
 
     def _structure(self, values: Mapping[str, Any]) -> Any:
         """All values that decide how the operator is captured; sizes are left out."""
         given = self.recipe.given(values)
-        fixed = {name: value for name, value in given.items() if self.recipe.function or not _is_size(value)}
+        fixed = {
+            name: value
+            for name, value in given.items()
+            if self.recipe.function or not _is_size(value)
+        }
         ranks = tuple(len(shape) for shape in self.recipe.shapes(values))
         return values["dtype"], repr(sorted(fixed.items())), ranks
 
-    def _combination(self, values: Mapping[str, Any]) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    def _combination(
+        self, values: Mapping[str, Any]
+    ) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
         """The module of one combination and its inputs, on meta."""
         dtype = dtype_of(values["dtype"])
         given = self.recipe.given(values).items()
-        parameters = {name: tuple(value) if isinstance(value, list) else value for name, value in given}
+        parameters = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in given
+        }
         key = values["dtype"], tuple(parameters.items())
         if (module := self._modules.get(key)) is None:
             if len(self._modules) >= 4096:
                 self._modules.clear()
             with torch.device("meta"):
-                module = self._modules[key] = _module(self.operator, self.recipe, parameters).to(dtype).eval()
+                module = self._modules[key] = (
+                    _module(self.operator, self.recipe, parameters).to(dtype).eval()
+                )
         inputs = []
         for number, shape in enumerate(self.recipe.shapes(values)):
             own = self.recipe.input_dtypes[number] if self.recipe.input_dtypes else ""
             one = torch.empty(shape, dtype=dtype_of(own) if own else dtype, device="meta")
             # A transposed input is stored column by column.
-            inputs.append(one.new_empty(shape[::-1]).t() if number in self.recipe.transposed else one)
+            inputs.append(
+                one.new_empty(shape[::-1]).t() if number in self.recipe.transposed else one
+            )
         return module, tuple(inputs)
 
 
 def _is_size(value: Any) -> bool:
-    """True for an integer or a list of integers: a module of another size is built and called the same way."""
+    """True for an integer or a list of integers: a module of another size is built and called the
+    same way.
+    """
     numbers = value if isinstance(value, list | tuple) else [value]
     return all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
 
@@ -236,14 +274,23 @@ def with_zeros(spec: OperatorTuple, zeros: float) -> OperatorTuple:
     """
     if not zeros:
         return spec
-    some = [bool(one.role == "activation" and one.dtype != "int64" and one.shape) for one in spec.tensors]
-    tensors = (dataclasses.replace(one, zeros=zeros * it) for one, it in zip(spec.tensors, some, strict=True))
+    some = [
+        bool(one.role == "activation" and one.dtype != "int64" and one.shape)
+        for one in spec.tensors
+    ]
+    tensors = (
+        dataclasses.replace(one, zeros=zeros * it)
+        for one, it in zip(spec.tensors, some, strict=True)
+    )
     return dataclasses.replace(spec, tensors=tuple(tensors))
 
 
 def _module(operator: str, recipe: SweepRecipe, parameters: Mapping[str, Any]) -> torch.nn.Module:
     if recipe.function:
-        keywords = {**parameters, **({"out_dtype": dtype_of(out)} if (out := parameters.get("out_dtype")) else {})}
+        keywords = {
+            **parameters,
+            **({"out_dtype": dtype_of(out)} if (out := parameters.get("out_dtype")) else {}),
+        }
         function = functools.partial(ALLOWED_OPERATORS[recipe.function], **keywords)
         return FunctionAsModel((lambda *inputs: function(inputs)) if recipe.as_list else function)
     if operator == "MultiheadAttention":

@@ -1,15 +1,17 @@
-"""Notices what a capture cannot see: operators in other threads, and functions that torch.compile compiled.
+"""Notices what a capture cannot see: operators in other threads, and functions that torch.compile
+compiled.
 
-The modes of a capture belong to one thread. PyTorch's compiler does not compile while they are active, and then leaves
-the function uncompiled for the rest of the process. So such a model is refused, with the line of the user's code. A
-compiled function runs uncompiled until then, without the compiler: the user's program stays as it was.
+The modes of a capture belong to one thread. PyTorch's compiler does not compile while they are
+active, and then leaves the function uncompiled for the rest of the process. So such a model is
+refused, with the line of the user's code. A compiled function runs uncompiled until then, without
+the compiler: the user's program stays as it was.
 
 Operators of other threads are noticed in three places:
 
 - A fake tensor in a thread without modes is handled by its class, whichever thread it is.
 - Modules of the model are called through `torch.nn.Module`.
-- Threads that the model starts, and functions that it submits to a pool, run under a mode of their own. It stays active
-  in a thread that outlives the capture, and then does nothing.
+- Threads that the model starts, and functions that it submits to a pool, run under a mode of their
+  own. It stays active in a thread that outlives the capture, and then does nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ from farm.models.building import replaced
 from farm.operators.encoding import costs_something, tensors_in
 
 NOT_COMPILED = (
-    "Measure the whole model compiled, with --compile. Or measure it uncompiled: leave out torch.compile, or set "
+    "Measure the whole model compiled, with --compile. Or measure it uncompiled: leave out "
+    "torch.compile, or set "
     "TORCH_COMPILE_DISABLE=1."
 )
 _FARM = str(Path(__file__).parents[1])
@@ -54,7 +57,9 @@ class Unseen:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """While active, notices. Raises `UnseenOperators` at the end, also instead of another error."""
+        """While active, notices. Raises `UnseenOperators` at the end, also instead of another
+        error.
+        """
         self.active, self.modes = True, _get_current_dispatch_mode_stack()
         try:
             with self._threads(), self._fake_tensors(), self._compiled_functions():
@@ -77,7 +82,8 @@ class Unseen:
         if self.active and self.refusal is None:
             place = _place(traceback.extract_stack())
             self.refusal = UnseenOperators(
-                f"The model calls operators in another thread{place}. A capture sees only those of the thread that "
+                f"The model calls operators in another thread{place}. A capture sees only those "
+                "of the thread that "
                 "calls the model.",
                 "Call them one after the other, in the thread that calls the model.",
             )
@@ -91,7 +97,9 @@ class Unseen:
         return out
 
     def _has_own_fakes(self, arguments: Any) -> bool:
-        """True if there is a fake tensor of this pass among the arguments, not of another one in another thread."""
+        """True if there is a fake tensor of this pass among the arguments, not of another one in
+        another thread.
+        """
         fakes = (tensor for tensor in tensors_in(arguments) if isinstance(tensor, FakeTensor))
         return any(tensor.fake_mode in self.modes for tensor in fakes)
 
@@ -108,7 +116,9 @@ class Unseen:
                 stack.enter_context(replaced(self, "_dispatching", True))
                 for mode in self.modes:
                     stack.enter_context(mode)
-                return self._operator(func, args, kwargs or {}, functools.partial(func, *args, **kwargs or {}))
+                return self._operator(
+                    func, args, kwargs or {}, functools.partial(func, *args, **kwargs or {})
+                )
 
         with replaced(FakeTensor, "__torch_dispatch__", classmethod(dispatched)):
             yield
@@ -177,7 +187,8 @@ class Unseen:
             if compiles and self.refusal is None and not torch._dynamo.config.disable:
                 place = _place(_frames_of_model())
                 self.refusal = UnseenOperators(
-                    f"The model calls a function that torch.compile compiled{place}. Its operators are not those that "
+                    f"The model calls a function that torch.compile compiled{place}. Its "
+                    "operators are not those that "
                     "run: the compiler replaces them by its own kernels.",
                     NOT_COMPILED,
                 )

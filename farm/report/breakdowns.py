@@ -1,4 +1,6 @@
-"""Breakdowns of a job's cost: by owner in a training step, by slow memory, and extrapolated to all layers."""
+"""Breakdowns of a job's cost: by owner in a training step, by slow memory, and extrapolated to all
+layers.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from typing import Any
 
 from sqlmodel import Session, col, func, select
 
+from farm.addons.predict.readings import stored_tuples
 from farm.errors import FarmError
-from farm.estimation.readings import stored_tuples
 from farm.operators.roofline import Roofline
 from farm.store import tables
 from farm.store.columns import OPERATOR, PROTOCOL
@@ -25,16 +27,20 @@ from farm.verdict.expectation import Quantity, expected_whole
 from farm.verdict.figures import Figure, Part, PerToken, figure_json, share_of
 from farm.verdict.verdict import Comparison, TupleRow, Unmeasured, Verdict
 
-OF_OWNERS = ("forward", "backward", "recomputation")  # the parts of a training step that have an owner
+OF_OWNERS = (
+    "forward",
+    "backward",
+    "recomputation",
+)  # the parts of a training step that have an owner
 
 
 @dataclass(frozen=True)
 class OwnerRow:
-    """The cost of one kind of module or function (``owner``) in one part of a training step (forward, backward, ...).
+    """The cost of one kind of module or function (``owner``) in one part of a training step
+    (forward, backward, ...).
 
-    ``owner`` is "" for accumulation and the optimizer. ``time_us`` and ``energy_mj`` are None if one of the tuples is
-    not measured. The share is a share of the sum's time.
-    """
+    ``owner`` is "" for accumulation and the optimizer. ``time_us`` and ``energy_mj`` are None if
+    one of the tuples is not measured. The share is a share of the sum's time."""
 
     owner: str
     part: str
@@ -47,8 +53,9 @@ class OwnerRow:
 
 @dataclass(frozen=True)
 class OwnerGroup:
-    """The cost of one kind of module or function, over all parts; or of the loss, accumulation or optimizer. Figures
-    are None if one of the tuples is not measured. ``parts_us`` has only the parts that occur."""
+    """The cost of one kind of module or function, over all parts; or of the loss, accumulation or
+    optimizer. Figures are None if one of the tuples is not measured. ``parts_us`` has only the
+    parts that occur."""
 
     name: str
     parts_us: Mapping[str, float | None]
@@ -57,8 +64,12 @@ class OwnerGroup:
     energy_mj: float | None
 
 
-def owners(session: Session, capture_id: int, tuples: Iterable[TupleRow], data: str) -> tuple[OwnerRow, ...]:
-    """Return the rows of a training step, the most expensive owner first. `data` is the data class of all its calls."""
+def owners(
+    session: Session, capture_id: int, tuples: Iterable[TupleRow], data: str
+) -> tuple[OwnerRow, ...]:
+    """Return the rows of a training step, the most expensive owner first. `data` is the data class
+    of all its calls.
+    """
     call = tables.Call
     query = (
         select(call.owner, call.part, call.operator_id, func.count())
@@ -83,7 +94,9 @@ def owners(session: Session, capture_id: int, tuples: Iterable[TupleRow], data: 
     for key, counts in groups.items():
         cost_of_all = times[key], total(counts, "energy_mj"), share_of(times[key], total_us)
         found.append(OwnerRow(*key, sum(counts.values()), len(counts), *cost_of_all))
-    return tuple(sorted(found, key=lambda row: (-of_owner[row.owner or row.part], row.owner, row.part)))
+    return tuple(
+        sorted(found, key=lambda row: (-of_owner[row.owner or row.part], row.owner, row.part))
+    )
 
 
 def grouped(rows: Iterable[OwnerRow]) -> list[OwnerGroup]:
@@ -92,7 +105,10 @@ def grouped(rows: Iterable[OwnerRow]) -> list[OwnerGroup]:
     return [
         OwnerGroup(
             name,
-            {part: _sum(row.time_us for row in found if row.part == part) for part in {row.part for row in found}},
+            {
+                part: _sum(row.time_us for row in found if row.part == part)
+                for part in {row.part for row in found}
+            },
             _sum(row.time_us for row in found),
             _sum(row.time_share for row in found),
             _sum(row.energy_mj for row in found),
@@ -109,7 +125,9 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 @dataclass(frozen=True)
 class PlacementRow:
-    """A tuple with some of its tensors in slow memory. Figures are for one call, measured in a loop."""
+    """A tuple with some of its tensors in slow memory. Figures are for one call, measured in a
+    loop.
+    """
 
     operator_id: str
     label: str
@@ -129,26 +147,40 @@ class PlacementRow:
     @property
     def times_fast(self) -> float | None:
         """The time as a multiple of the time with all tensors in fast memory."""
-        return self.time_us / self.fast_time_us if self.time_us is not None and self.fast_time_us else None
+        return (
+            self.time_us / self.fast_time_us
+            if self.time_us is not None and self.fast_time_us
+            else None
+        )
 
 
 def placements(evidence: Evidence) -> tuple[PlacementRow, ...]:
-    """Return the placements of a job's tuples: tuples by falling weight, placements in planned order."""
+    """Return the placements of a job's tuples: tuples by falling weight, placements in planned
+    order.
+    """
     session, readings = evidence.session, evidence.readings
     labels = {part.operator_id: part.label for part in reversed(evidence.parts)}
     calls: Counter[str] = Counter()
     for part in evidence.parts:
         calls[part.operator_id] += part.count
-    protocols = fetch_values(session, (PROTOCOL.id, PROTOCOL.spec), (item.protocol_id for item in evidence.items))
+    protocols = fetch_values(
+        session, (PROTOCOL.id, PROTOCOL.spec), (item.protocol_id for item in evidence.items)
+    )
     operators = fetch_values(session, (OPERATOR.id, OPERATOR.spec), labels)
-    groups: dict[str, list[tuple[Any, str, Any]]] = defaultdict(list)  # tuple -> items with placement and data class
+    groups: dict[str, list[tuple[Any, str, Any]]] = defaultdict(
+        list
+    )  # tuple -> items with placement and data class
     for item in evidence.items:
         if item.role == "tuple" and item.subject_id in labels:
             spec = protocols[item.protocol_id].spec or {}
             groups[item.subject_id].append((item, spec.get("placement") or "", spec.get("data")))
     weighted = []
     for id_, group in groups.items():
-        fast = {data: readings[one.reading_id] for one, word, data in group if not word and one.reading_id in readings}
+        fast = {
+            data: readings[one.reading_id]
+            for one, word, data in group
+            if not word and one.reading_id in readings
+        }
         most = max(len(Placement.parse(word)) for _, word, _ in group)
         tensors = operators[id_].spec.get("tensors", ()) if id_ in operators else ()
         rows = []
@@ -164,7 +196,10 @@ def placements(evidence: Evidence) -> tuple[PlacementRow, ...]:
                     calls=calls[id_],
                     placement=word,
                     tensors=_names(word, tensors, most),
-                    **{name: getattr(row, name, None) for name in ("time_us", "time_half_width_us", "energy_mj")},
+                    **{
+                        name: getattr(row, name, None)
+                        for name in ("time_us", "time_half_width_us", "energy_mj")
+                    },
                     fast_time_us=beside.time_us if beside else None,
                     slow_memory=details.get("slow_memory") or "",
                     workspaces=details.get("workspaces") or "",
@@ -179,8 +214,9 @@ def placements(evidence: Evidence) -> tuple[PlacementRow, ...]:
 
 
 def _names(word: str, tensors: Sequence[Mapping[str, Any]], most: int) -> str:
-    """Name the tensors of a placement: parameters by name, other inputs and outputs by number. Return "all" for the
-    placement with all inputs and `most` tensors (the largest number among the tuple's placements)."""
+    """Name the tensors of a placement: parameters by name, other inputs and outputs by number.
+    Return "all" for the placement with all inputs and `most` tensors (the largest number among the
+    tuple's placements)."""
     placement = Placement.parse(word)
     named: dict[int, str] = {}
     for tensor in tensors:
@@ -191,7 +227,9 @@ def _names(word: str, tensors: Sequence[Mapping[str, Any]], most: int) -> str:
     if placement.inputs == named.keys() and len(placement) == most > 1:
         return "all"
     outputs = (f"output {number}" if number else "output" for number in sorted(placement.outputs))
-    return ", ".join([*(named.get(number, f"in{number}") for number in sorted(placement.inputs)), *outputs])
+    return ", ".join(
+        [*(named.get(number, f"in{number}") for number in sorted(placement.inputs)), *outputs]
+    )
 
 
 @dataclass(frozen=True)
@@ -223,19 +261,28 @@ class AllLayers:
             "covered_tuples": self.covered_tuples,
             "covered": self.coverage,
             "lacking": [
-                {"operator_id": one.operator_id, "label": one.label, "calls": one.count, "share": one.share}
+                {
+                    "operator_id": one.operator_id,
+                    "label": one.label,
+                    "calls": one.count,
+                    "share": one.share,
+                }
                 for one in self.lacking
             ],
             **asdict(self.per_token),
         }
 
 
-def all_layers(evidence: Evidence, variant: Variant, capture: tables.Capture, measured: Verdict) -> AllLayers | None:
-    """Estimate all layers of a model from the readings of some of them (`--layers`): a sum without a whole.
+def all_layers(
+    evidence: Evidence, variant: Variant, capture: tables.Capture, measured: Verdict
+) -> AllLayers | None:
+    """Estimate all layers of a model from the readings of some of them (`--layers`): a sum without
+    a whole.
 
-    The cost of a call is its cost in the job's own sum. Layers whose values nobody has recorded (the routing of
-    experts) cost as much as those of the job. The sum of all layers may be wrong by as much as the sum of
-    the measured ones, so its interval contains the gap of `measured`, the verdict of the measured layers.
+    The cost of a call is its cost in the job's own sum. Layers whose values nobody has recorded
+    (the routing of experts) cost as much as those of the job. The sum of all layers may be wrong by
+    as much as the sum of the measured ones, so its interval contains the gap of `measured`, the
+    verdict of the measured layers.
 
     Returns:
         None if there is no capture of the complete model, which is made when the job is planned.
@@ -243,7 +290,9 @@ def all_layers(evidence: Evidence, variant: Variant, capture: tables.Capture, me
     from farm.models import catalog
 
     whole = replace(variant, layers=0)
-    wanted = stored_tuples(evidence.session, whole, capture.device_type, capture.launch, capture.card_model)
+    wanted = stored_tuples(
+        evidence.session, whole, capture.device_type, capture.launch, capture.card_model
+    )
     if not wanted:
         return None
     try:
@@ -254,10 +303,17 @@ def all_layers(evidence: Evidence, variant: Variant, capture: tables.Capture, me
     exact = by_key(lambda part: part.operator_id, evidence.parts)
     alike = by_key(lambda part: plain.get(part.operator_id, part.operator_id), evidence.parts)
     read = {**alike, **exact}
-    parts = [part for one in wanted for part in _extrapolated(one, read.get(one.operator_id, ()), evidence.roofline)]
-    # The wholes of the measured layers show at which clocks the card runs the model. Their replays have other calls.
+    parts = [
+        part
+        for one in wanted
+        for part in _extrapolated(one, read.get(one.operator_id, ()), evidence.roofline)
+    ]
+    # The wholes of the measured layers show at which clocks the card runs the model. Their replays
+    # have other calls.
     wholes = [one.without_replay() for one in evidence.wholes]
-    summed = aggregate(parts, wholes, evidence.canaries, target=0.95, launch=evidence.protocol.launch)
+    summed = aggregate(
+        parts, wholes, evidence.canaries, target=0.95, launch=evidence.protocol.launch
+    )
     return AllLayers(
         variant=whole,
         layers=layers,
@@ -270,8 +326,12 @@ def all_layers(evidence: Evidence, variant: Variant, capture: tables.Capture, me
     )
 
 
-def _of_complete_model(summed: Comparison | None, measured: Comparison | None, quantity: Quantity) -> Figure | None:
-    """Return the sum over all layers with an interval that contains the gap of the measured layers."""
+def _of_complete_model(
+    summed: Comparison | None, measured: Comparison | None, quantity: Quantity
+) -> Figure | None:
+    """Return the sum over all layers with an interval that contains the gap of the measured
+    layers.
+    """
     if summed is None:
         return None
     gap = measured.gap if measured else None
@@ -279,10 +339,19 @@ def _of_complete_model(summed: Comparison | None, measured: Comparison | None, q
 
 
 def _extrapolated(one: NeededTuple, parts: Sequence[Part], roofline: Roofline) -> Iterator[Part]:
-    """Yield parts of a tuple with the calls of the complete model, in the data classes of the measured layers."""
+    """Yield parts of a tuple with the calls of the complete model, in the data classes of the
+    measured layers.
+    """
     if not parts:
         estimated_us = roofline.estimate_us(one.flops, one.bytes_moved)
-        about = one.operator_id, one.short_name, one.label, one.all_calls, one.flops, one.bytes_moved
+        about = (
+            one.operator_id,
+            one.short_name,
+            one.label,
+            one.all_calls,
+            one.flops,
+            one.bytes_moved,
+        )
         yield Part(*about, estimated_us)
     ends = [0, *itertools.accumulate(part.count for part in parts)]
     upto = [one.all_calls * end // (ends[-1] or 1) for end in ends]

@@ -19,16 +19,24 @@ LEAST_ON_CARDS = 5  # tuples and wholes on several cards, for a spread between c
 
 
 def card_spread(session: Session, model: str) -> dict[Quantity, float]:
-    """Return the relative half-widths of differences between cards of a model; a quantity is missing if unknown.
+    """Return the relative half-widths of differences between cards of a model; a quantity is
+    missing if unknown.
 
-    Of the tuples and wholes that were measured on several cards with the same software and protocol, those with 95 % of
-    the time differ by at most this much between the card with the largest and the card with the smallest mean.
-    """
+    Of the tuples and wholes that were measured on several cards with the same software and
+    protocol, those with 95 % of the time differ by at most this much between the card with the
+    largest and the card with the smallest mean."""
     of = sqlalchemy.func
     key = (READING.subject_id, READING.protocol_id, READING.software_id, READING.method)
     means = (of.avg(READING.time_us).label("time"), of.avg(READING.energy_mj).label("energy"))
-    card = sqlalchemy.select(*key, *means).where(READING.card_model == model).group_by(*key, READING.card_id).subquery()
-    ratios = [of.max(card.c[name]) / of.nullif(of.min(card.c[name]), 0) for name in get_args(Quantity)]
+    card = (
+        sqlalchemy.select(*key, *means)
+        .where(READING.card_model == model)
+        .group_by(*key, READING.card_id)
+        .subquery()
+    )
+    ratios = [
+        of.max(card.c[name]) / of.nullif(of.min(card.c[name]), 0) for name in get_args(Quantity)
+    ]
     grouped = (
         sqlalchemy.select(*ratios, of.max(card.c.time))
         .group_by(*(card.c[column.name] for column in key))
@@ -44,23 +52,28 @@ def card_spread(session: Session, model: str) -> dict[Quantity, float]:
     return spreads
 
 
-def between_cards(session: Session, models: Sequence[str], cards: Sequence[Sequence[str]]) -> Mapping[Quantity, float]:
-    """Return the relative half-widths of the difference between two sides that were measured on different cards.
+def between_cards(
+    session: Session, models: Sequence[str], cards: Sequence[Sequence[str]]
+) -> Mapping[Quantity, float]:
+    """Return the relative half-widths of the difference between two sides that were measured on
+    different cards.
 
-    A spread is the difference between two cards of one model, so each side has its part of it, a square root of a
-    half.
+    A spread is the difference between two cards of one model, so each side has its part of it, a
+    square root of a half.
 
     Args:
         models: the card model of each of the two sides.
         cards: the ids of the cards of each side.
 
     Returns:
-        Half-widths of 95 % intervals; {} if both sides are of one card. A side whose spread is unknown counts as 0.
+        Half-widths of 95 % intervals; {} if both sides are of one card. A side whose spread is
+        unknown counts as 0.
     """
     if len({card for side in cards for card in side}) < 2:
         return {}
     spreads = {model: card_spread(session, model) for model in models}
     return {
-        quantity: math.hypot(*(spreads[model].get(quantity, 0.0) for model in models)) / math.sqrt(2)
+        quantity: math.hypot(*(spreads[model].get(quantity, 0.0) for model in models))
+        / math.sqrt(2)
         for quantity in get_args(Quantity)
     }

@@ -1,9 +1,10 @@
-"""Compare two jobs or two sets of readings: whole models, sums, operator types and tuples, in time and energy.
+"""Compare two jobs or two sets of readings: whole models, sums, operator types and tuples, in time
+and energy.
 
-Wholes and sums come from verdicts. Models are matched by their variants and tuples by their descriptions. The dtype may
-differ, and so may a field that both sides filter on. A row is faster or slower only if the intervals do not overlap.
-If a row does not cover everything, it says what it covers.
-"""
+Wholes and sums come from verdicts. Models are matched by their variants and tuples by their
+descriptions. The dtype may differ, and so may a field that both sides filter on. A row is faster or
+slower only if the intervals do not overlap. If a row does not cover everything, it says what it
+covers."""
 
 from __future__ import annotations
 
@@ -51,10 +52,11 @@ class Side:
 
 @dataclass(frozen=True)
 class Difference:
-    """One quantity on both sides, in the same unit; `change` is b / a - 1. None: unknown, or absent on that side.
+    """One quantity on both sides, in the same unit; `change` is b / a - 1. None: unknown, or absent
+    on that side.
 
-    `between_cards` is the relative half-width of the change for differences between single cards of one model.
-    """
+    `between_cards` is the relative half-width of the change for differences between single cards of
+    one model."""
 
     a: Figure | None
     b: Figure | None
@@ -72,7 +74,9 @@ class Difference:
 
     @property
     def apart(self) -> bool:
-        """True if the intervals do not overlap, and the change is larger than cards of one model differ."""
+        """True if the intervals do not overlap, and the change is larger than cards of one model
+        differ.
+        """
         if self.a is None or self.b is None:
             return False
         difference = abs(self.b.value - self.a.value)
@@ -81,7 +85,9 @@ class Difference:
 
     @property
     def order(self) -> tuple[bool, float]:
-        """A key that sorts the largest difference first, and those with overlapping intervals last."""
+        """A key that sorts the largest difference first, and those with overlapping intervals
+        last.
+        """
         a, b = (figure.value if figure else 0.0 for figure in (self.a, self.b))
         return self.verdict == "same", -abs(b - a)
 
@@ -108,14 +114,17 @@ class ComparedRow:
     b_tuples: int = 0
     a_share: float | None = None  # of the side's sum (time), with the side's own number of calls
     b_share: float | None = None
-    a_coverage: float | None = None  # share of the time that the row would have with all tuples of the side
+    # share of the time that the row would have with all tuples of the side
+    a_coverage: float | None = None
     b_coverage: float | None = None
     covers: str = ""  # what the row covers, in words; "" if it covers everything
     a_job: str = ""  # the job of the verdict, for a whole or a sum
     b_job: str = ""
 
     def on_different_cards(self, between: Mapping[Quantity, float]) -> ComparedRow:
-        """Return the row with changes that include the differences between single cards (`between_cards`)."""
+        """Return the row with changes that include the differences between single cards
+        (`between_cards`).
+        """
         time = replace(self.time, between_cards=between.get("time", 0.0))
         energy = replace(self.energy, between_cards=between.get("energy", 0.0))
         return replace(self, time=time, energy=energy)
@@ -123,7 +132,9 @@ class ComparedRow:
     def to_json(self) -> dict[str, Any]:
         data = {name: value for name, value in vars(self).items() if name not in ("time", "energy")}
         for name, unit, found in (("time", "us", self.time), ("energy", "mj", self.energy)):
-            data |= figure_json(f"a_{name}", unit, found.a) | figure_json(f"b_{name}", unit, found.b)
+            data |= figure_json(f"a_{name}", unit, found.a) | figure_json(
+                f"b_{name}", unit, found.b
+            )
             data |= figure_json(f"{name}_change", "", found.change)
             data[f"{name}_verdict"] = found.verdict
         return data
@@ -133,21 +144,30 @@ class ComparedRow:
 class ComparedKernels:
     """A part of a model in an eager and a compiled job, or in two compiled jobs."""
 
-    modules: tuple[str, ...]  # the module paths (*: several numbers); () for the calls of a side that have no match
+    modules: tuple[
+        str, ...
+    ]  # the module paths (*: several numbers); () for the calls of a side that have no match
     a_operators: Mapping[str, int]  # operator type -> number of calls
     b_operators: Mapping[str, int]
     row: ComparedRow
 
     def saved(self, found: Difference) -> float | None:
-        """What B saves in time or energy; None if a side's figure is unknown. A side without calls costs nothing."""
+        """What B saves in time or energy; None if a side's figure is unknown. A side without calls
+        costs nothing.
+        """
         sides = ((self.a_operators, found.a), (self.b_operators, found.b))
-        costs = [figure.value if figure else None if operators else 0.0 for operators, figure in sides]
+        costs = [
+            figure.value if figure else None if operators else 0.0 for operators, figure in sides
+        ]
         return None if costs[0] is None or costs[1] is None else costs[0] - costs[1]
 
     def to_json(self) -> dict[str, Any]:
         data = {**self.row.to_json(), **vars(self)}
         del data["row"]
-        return data | {"saved_time_us": self.saved(self.row.time), "saved_energy_mj": self.saved(self.row.energy)}
+        return data | {
+            "saved_time_us": self.saved(self.row.time),
+            "saved_energy_mj": self.saved(self.row.energy),
+        }
 
 
 @dataclass(frozen=True)
@@ -161,12 +181,18 @@ class Made(Sequence[ComparedRow]):
         return len(self.rows)
 
     def __getitem__(self, place: Any) -> Any:
-        return [*map(self.make, self.rows[place])] if isinstance(place, slice) else self.make(self.rows[place])
+        return (
+            [*map(self.make, self.rows[place])]
+            if isinstance(place, slice)
+            else self.make(self.rows[place])
+        )
 
 
 @dataclass(frozen=True)
 class SideComparison:
-    """The comparison, largest changes of time first. `weights` says by which number of calls a tuple is multiplied."""
+    """The comparison, largest changes of time first. `weights` says by which number of calls a
+    tuple is multiplied.
+    """
 
     a: Side
     b: Side
@@ -179,25 +205,40 @@ class SideComparison:
     tuples_only_a: Sequence[ComparedRow]  # tuples only on side A, the largest share first
     tuples_only_b: Sequence[ComparedRow]
     kernels: tuple[ComparedKernels, ...] = ()  # only if a side is a job of a compiled model
-    #: Relative half-widths for differences between single cards of one model; {} if both sides are of one card.
+    #: Relative half-widths for differences between single cards of one model; {} if both sides are
+    #: of one card.
     between_cards: Mapping[Quantity, float] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        return f"<SideComparison {self.a.text} and {self.b.text}: {len(self.tuples)} tuples on both sides>"
+        return (
+            f"<SideComparison {self.a.text} and {self.b.text}: {len(self.tuples)} tuples on both "
+            "sides>"
+        )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON with units in the key names. Shares, coverages and changes (b / a - 1) are fractions."""
+        """Plain JSON with units in the key names. Shares, coverages and changes (b / a - 1) are
+        fractions.
+        """
         listed = ("wholes", "sums", "types", "tuples", "tuples_only_a", "tuples_only_b", "kernels")
         rows = {name: [row.to_json() for row in getattr(self, name)] for name in listed}
         total = self.total.to_json() if self.total else None
-        about: dict[str, Any] = {"a": vars(self.a), "b": vars(self.b), "total": total, "weights": self.weights}
+        about: dict[str, Any] = {
+            "a": vars(self.a),
+            "b": vars(self.b),
+            "total": total,
+            "weights": self.weights,
+        }
         about |= {"between_cards": {**self.between_cards}}
-        only = {f"only_{side}": [row["name"] for row in rows[f"tuples_only_{side}"]] for side in "ab"}
+        only = {
+            f"only_{side}": [row["name"] for row in rows[f"tuples_only_{side}"]] for side in "ab"
+        }
         return {**about, **rows, **only}
 
 
 class SideTuple(NamedTuple):
-    """One tuple of a side. Figures are for one call. There are thousands: a dataclass is made four times as slowly."""
+    """One tuple of a side. Figures are for one call. There are thousands: a dataclass is made four
+    times as slowly.
+    """
 
     operator_id: str
     short_name: str
@@ -232,7 +273,9 @@ class _Model:
 
 @dataclass(frozen=True)
 class _Found:
-    """Everything that is known about a side. `fields`: the fields of `Variant` that its filters name."""
+    """Everything that is known about a side. `fields`: the fields of `Variant` that its filters
+    name.
+    """
 
     side: Side
     every: Sequence[SideTuple]
@@ -260,13 +303,18 @@ class _Found:
         return math.fsum([row.own_calls * row.time.value for row in rows if row.time])
 
     def covered(self, rows: Rows, every: Rows) -> float | None:
-        """The share of `rows` in the time of `every`; in the estimated time if a tuple of `every` has no reading."""
+        """The share of `rows` in the time of `every`; in the estimated time if a tuple of `every`
+        has no reading.
+        """
         if all(row.time for row in every):
             us = self.time_of(rows)
             return share_of(us, us if len(rows) == len(every) else self.time_of(every))
         keys = {row.key for row in rows}
         estimated = [(row.calls * row.estimated_us, row.key in keys) for row in every]
-        return share_of(math.fsum(us for us, inside in estimated if inside), math.fsum(us for us, _ in estimated))
+        return share_of(
+            math.fsum(us for us, inside in estimated if inside),
+            math.fsum(us for us, _ in estimated),
+        )
 
 
 _Operator = tuple[str, str, str | None]  # short name, label, dtype
@@ -275,19 +323,26 @@ Rows = Sequence[SideTuple]
 
 
 def compare(session: Session, first: str, second: str) -> SideComparison:
-    """Compare two sides: each is a job's id or its beginning, or filters (``card=H200 torch=2.11``). Raises `NoSuchJob`
-    or `UsageError` if nothing matches a side, or if its readings cannot be summed."""
+    """Compare two sides: each is a job's id or its beginning, or filters (``card=H200
+    torch=2.11``). Raises `NoSuchJob` or `UsageError` if nothing matches a side, or if its readings
+    cannot be summed."""
     known: dict[str, _Operator] = {}
     a, b = _side(session, first, known), _side(session, second, known)
     if bool(a.side.job_id) != bool(b.side.job_id):
         a, b = (_measured_alone(session, side) if side.side.job_id else side for side in (a, b))
     texts: dict[str, str] = {}
     if len(a.side.dtypes) == len(b.side.dtypes) == 1 and a.side.dtypes != b.side.dtypes:
-        specs = fetch_values(session, (OPERATOR.id, OPERATOR.spec), (row.operator_id for row in (*a.every, *b.every)))
+        specs = fetch_values(
+            session, (OPERATOR.id, OPERATOR.spec), (row.operator_id for row in (*a.every, *b.every))
+        )
         texts = {id_: json.dumps(row.spec, sort_keys=True) for id_, row in specs.items()}
 
     def key(row: SideTuple, side: Side) -> str:
-        return texts[row.operator_id].replace(f'"{side.dtypes[0]}"', '"*"') if texts else row.operator_id
+        return (
+            texts[row.operator_id].replace(f'"{side.dtypes[0]}"', '"*"')
+            if texts
+            else row.operator_id
+        )
 
     weights: Weights = "calls of A" if a.side.job_id else "calls of B" if b.side.job_id else "once"
     pairs, only_a, only_b = _matched(a, b, key)
@@ -308,7 +363,11 @@ def compare(session: Session, first: str, second: str) -> SideComparison:
         unread = {key(row, others.side) for row in others.every if not row.time}
 
         def made(row: SideTuple) -> ComparedRow:
-            covers = f"no reading in {'AB'[of_a]}" if key(row, found.side) in unread else f"only in {'BA'[of_a]}"
+            covers = (
+                f"no reading in {'AB'[of_a]}"
+                if key(row, found.side) in unread
+                else f"only in {'BA'[of_a]}"
+            )
             pair = ([row], []) if of_a else ([], [row])
             return replace(_of_one(a, b, *pair), covers=covers)
 
@@ -330,7 +389,9 @@ def compare(session: Session, first: str, second: str) -> SideComparison:
         time = replace(time, between_cards=between.get("time", 0.0)) if between else time
         return (*time.order, pair[0].label)
 
-    wholes = [whole for (whole, _), (model, _) in zip(compared, models, strict=True) if model.variant]  # no sweeps
+    wholes = [
+        whole for (whole, _), (model, _) in zip(compared, models, strict=True) if model.variant
+    ]  # no sweeps
     sums = [sum_row for _, sum_row in compared]
     types = [on_cards(row) for row in types]
     kernels = [replace(row, row=on_cards(row.row)) for row in _kernels(session, a, b)]
@@ -354,8 +415,9 @@ def compare(session: Session, first: str, second: str) -> SideComparison:
 
 
 def _kernels(session: Session, a: _Found, b: _Found) -> tuple[ComparedKernels, ...]:
-    """Match the calls of two jobs of one model if at least one is compiled: an eager job by modules, the heaviest part
-    first; two compiled jobs by kernels, the kernel that became slower first."""
+    """Match the calls of two jobs of one model if at least one is compiled: an eager job by
+    modules, the heaviest part first; two compiled jobs by kernels, the kernel that became slower
+    first."""
     if not (a.report and b.report):
         return ()
     variants = [{**found.models[0].variant, "version": ""} for found in (a, b)]
@@ -371,7 +433,11 @@ def _kernels(session: Session, a: _Found, b: _Found) -> tuple[ComparedKernels, .
     if all(modes):
         ids = {call.operator_id for of_side in calls for call in of_side}
         stored = fetch_values(session, (OPERATOR.id, OPERATOR.parameters), ids)
-        sources = {id_: row.parameters["source"] for id_, row in stored.items() if row.parameters.get("source")}
+        sources = {
+            id_: row.parameters["source"]
+            for id_, row in stored.items()
+            if row.parameters.get("source")
+        }
         of_a, of_b = kernels.kernel_groups(calls[0], calls[1], sources)
     elif modes[0]:
         of_b, of_a = kernels.fused_groups(calls[1], calls[0])
@@ -385,13 +451,17 @@ def _kernels(session: Session, a: _Found, b: _Found) -> tuple[ComparedKernels, .
             for known, side in zip(known_tuples, (group.a, group.b), strict=True)
         ]
         types = [by_key(lambda row: row.short_name, side) for side in rows]
-        operators = [{name: sum(row.calls for row in some) for name, some in side.items()} for side in types]
+        operators = [
+            {name: sum(row.calls for row in some) for name, some in side.items()} for side in types
+        ]
         complete = [side if all(row.time for row in side) else [] for side in rows]
         total = _summed(a, b, complete[0], complete[1], ", ".join(group.modules), "")
         made.append(ComparedKernels(group.modules, operators[0], operators[1], total))
 
     def order(one: ComparedKernels) -> float:
-        heaviest_us = max(figure.value if figure else 0.0 for figure in (one.row.time.a, one.row.time.b))
+        heaviest_us = max(
+            figure.value if figure else 0.0 for figure in (one.row.time.a, one.row.time.b)
+        )
         return one.saved(one.row.time) or 0.0 if all(modes) else -heaviest_us
 
     return tuple(sorted(made, key=order))
@@ -401,14 +471,18 @@ def _of_one(a: _Found, b: _Found, of_a: Rows, of_b: Rows) -> ComparedRow:
     """Compare one tuple. Its name has the data class of each side if it is not the usual one."""
     one = [*of_a, *of_b][0]
     data = list(dict.fromkeys(row.data for row in (*of_a, *of_b)))
-    name = one.label if data in (["normal"], ["copied"]) else f"{one.label}, {' against '.join(data)}"
+    name = (
+        one.label if data in (["normal"], ["copied"]) else f"{one.label}, {' against '.join(data)}"
+    )
     return _summed(a, b, of_a, of_b, name, one.short_name)
 
 
 def _matched(
     a: _Found, b: _Found, key: Callable[[SideTuple, Side], str]
 ) -> tuple[list[Pair], list[SideTuple], list[SideTuple]]:
-    """Pair equal tuples, preferably with equal data classes. Return pairs, tuples only in A, and tuples only in B."""
+    """Pair equal tuples, preferably with equal data classes. Return pairs, tuples only in A, and
+    tuples only in B.
+    """
     of_b: dict[str, dict[str, SideTuple]] = defaultdict(dict)
     for row in b.tuples:
         of_b[key(row, b.side)][row.data] = row
@@ -427,7 +501,9 @@ def _matched(
 def _row(
     a: _Found, b: _Found, pairs: Sequence[Pair], name: str, operator: str = "", *, own: bool = False
 ) -> ComparedRow:
-    """Sum the pairs; if `own`, sum all tuples of an operator type on each side. The row says what it covers."""
+    """Sum the pairs; if `own`, sum all tuples of an operator type on each side. The row says what
+    it covers.
+    """
     every = [side.by_type.get(operator, []) if operator else side.every for side in (a, b)]
     rows = [[one for one, _ in pairs], [other for _, other in pairs]]
     if own:
@@ -475,8 +551,9 @@ def _difference(quantity: Literal["time", "energy"], *sides: Rows) -> Difference
 
 
 def _models(a: _Found, b: _Found) -> list[tuple[_Model, _Model]]:
-    """Pair the models of both sides. Two jobs are one pair. Else pair equal variants first; then variants that differ
-    in the version of a user's own model; then those that also differ in fields that both sides filter on."""
+    """Pair the models of both sides. Two jobs are one pair. Else pair equal variants first; then
+    variants that differ in the version of a user's own model; then those that also differ in fields
+    that both sides filter on."""
     if a.side.job_id and b.side.job_id:
         return [(a.models[0], b.models[0])]
     left, pairs = [list(a.models), list(b.models)], []
@@ -484,7 +561,10 @@ def _models(a: _Found, b: _Found) -> list[tuple[_Model, _Model]]:
     for apart in (frozenset[str](), version, version | (a.fields & b.fields)):
 
         def kept(model: _Model, apart: frozenset[str] = apart) -> str:
-            return json.dumps({key: model.variant[key] for key in model.variant if key not in apart}, sort_keys=True)
+            return json.dumps(
+                {key: model.variant[key] for key in model.variant if key not in apart},
+                sort_keys=True,
+            )
 
         of_a, of_b = (by_key(kept, models) for models in left)
         for key in of_a.keys() & of_b.keys():
@@ -492,7 +572,10 @@ def _models(a: _Found, b: _Found) -> list[tuple[_Model, _Model]]:
                 if len(group) > 1:
                     group[-1] = replace(group[-1], note=f"the most complete of {len(group)} jobs")
             pairs.append((of_a[key][-1], of_b[key][-1]))
-        left = [[one for one in models if not (kept(one) in of_a and kept(one) in of_b)] for models in left]
+        left = [
+            [one for one in models if not (kept(one) in of_a and kept(one) in of_b)]
+            for models in left
+        ]
     return sorted(pairs, key=lambda pair: [(model.title, model.job_id) for model in pair])
 
 
@@ -518,7 +601,10 @@ def _compared(session: Session, a: _Model, b: _Model) -> tuple[ComparedRow, Comp
         if found.measured < found.parts:
             outside = sum(entry.reason == NOT_IN_SCOPE for entry in found.unmeasured)
             scope = f" ({outside} not in scope)" if outside else ""
-            of_sum.append(f"{side}: {found.measured} of {found.parts} tuples{scope}, {percent(found.coverage)}")
+            of_sum.append(
+                f"{side}: {found.measured} of {found.parts} tuples{scope}, "
+                f"{percent(found.coverage)}"
+            )
 
     name = a.title if a.title == b.title else f"{a.title} / {b.title}"
     of_a, of_b = verdicts
@@ -527,7 +613,9 @@ def _compared(session: Session, a: _Model, b: _Model) -> tuple[ComparedRow, Comp
     energy_a, energy_b = (found.whole if found else None for found in energies)
     energy = Difference(energy_a, energy_b)
     row = ComparedRow(name, "", 0, 0, time, energy, a_job=a.job_id, b_job=b.job_id)
-    calls = [_calls(session, model.job_id, found) for model, found in zip((a, b), verdicts, strict=True)]
+    calls = [
+        _calls(session, model.job_id, found) for model, found in zip((a, b), verdicts, strict=True)
+    ]
     shares = [None if found.time.whole is None else 1.0 for found in verdicts]
     whole = replace(row, a_coverage=shares[0], b_coverage=shares[1], covers="; ".join(of_whole))
     return whole, replace(
@@ -552,11 +640,17 @@ def _compared(session: Session, a: _Model, b: _Model) -> tuple[ComparedRow, Comp
 
 def _calls(session: Session, job_id: str, verdict: Verdict) -> int:
     """The number of calls in the sum of a verdict."""
-    rounds = sqlalchemy.select(col(tables.Round.capture_id)).where(col(tables.Round.job_id) == job_id)
-    captured = [id_ for id_ in session.scalars(rounds.order_by(col(tables.Round.number))) if id_ is not None]
+    rounds = sqlalchemy.select(col(tables.Round.capture_id)).where(
+        col(tables.Round.job_id) == job_id
+    )
+    captured = [
+        id_ for id_ in session.scalars(rounds.order_by(col(tables.Round.number))) if id_ is not None
+    ]
     if not captured:  # a sweep
         return verdict.measured
-    return sum(counts(session, captured[-1]).values()) - sum(entry.count for entry in verdict.unmeasured)
+    return sum(counts(session, captured[-1]).values()) - sum(
+        entry.count for entry in verdict.unmeasured
+    )
 
 
 def _side(session: Session, text: str, known: dict[str, _Operator]) -> _Found:
@@ -566,7 +660,10 @@ def _side(session: Session, text: str, known: dict[str, _Operator]) -> _Found:
         step = "Put a value that contains blanks in quotes: card='H100 NVL'."
         raise UsageError(f"A quotation mark is missing in: {text}", step) from None
     if not words:
-        raise UsageError("A side of the comparison is empty.", "Name a job, or filters such as 'card=H200 torch=2.11'.")
+        raise UsageError(
+            "A side of the comparison is empty.",
+            "Name a job, or filters such as 'card=H200 torch=2.11'.",
+        )
     if len(words) == 1 and re.fullmatch(r"job=[^,]+", words[0]):
         words = [words[0].removeprefix("job=")]
     if len(words) == 1 and not any(sign in words[0] for sign in "=<>"):
@@ -589,35 +686,53 @@ def _of_job(session: Session, job_id: str) -> _Found:
     rows = []
     for row in built.tuples:
         time = None if row.time_us is None else Figure(row.time_us, row.time_half_width_us or 0.0)
-        energy = None if row.energy_mj is None else Figure(row.energy_mj, row.energy_half_width_mj or 0.0)
+        energy = (
+            None
+            if row.energy_mj is None
+            else Figure(row.energy_mj, row.energy_half_width_mj or 0.0)
+        )
         label = (row.operator_id, row.short_name, row.label, row.data, row.calls, row.calls)
         rows.append(SideTuple(*label, time, energy, row.estimated_us, row.reading_id))
     measured = sum(row.time is not None for row in rows)
     if not measured and not built.verdict.time.whole:
-        raise UsageError(f"The job {job_id} has no readings yet.", f"`farm status {job_id}` shows its progress.")
+        raise UsageError(
+            f"The job {job_id} has no readings yet.", f"`farm status {job_id}` shows its progress."
+        )
     dtype = (built.request.get("variant") or {}).get("dtype")
     card_models = tuple(sorted({card.model for card in built.cards}))
     torches = tuple(sorted({str(software["torch"]) for software in built.software}))
     variant = session.get(tables.ModelVariant, session.get_one(tables.Job, job_id).variant_id or "")
-    note = f"only the {len(rows)} heaviest of {built.verdict.parts} tuples" if built.verdict.types else ""
+    note = (
+        f"only the {len(rows)} heaviest of {built.verdict.parts} tuples"
+        if built.verdict.types
+        else ""
+    )
     note = "preliminary" if built.preliminary else note
     model = _Model(job_id, built.title, _fields(variant) if variant else {}, built.verdict, note)
     cards = tuple(card.id for card in built.cards if card.readings)
-    side = Side(built.title, job_id, card_models, torches, (dtype,) if dtype else (), measured, cards)
+    side = Side(
+        built.title, job_id, card_models, torches, (dtype,) if dtype else (), measured, cards
+    )
     return _Found(side, rows, [model], frozenset(names_of(Variant)), built)
 
 
 def _measured_alone(session: Session, found: _Found) -> _Found:
-    """Return a job's side with the figures of its readings, as a side of filters has them. The figures of a job include
-    the effect of neighbouring operators and of the clocks in its model."""
+    """Return a job's side with the figures of its readings, as a side of filters has them. The
+    figures of a job include the effect of neighbouring operators and of the clocks in its model."""
     figures = ("time_us", "time_half_width_us", "energy_mj", "energy_half_width_mj")
     columns = (READING.id, *(getattr(READING, name) for name in figures))
-    readings = fetch_values(session, columns, [row.reading_id for row in found.tuples if row.reading_id])
+    readings = fetch_values(
+        session, columns, [row.reading_id for row in found.tuples if row.reading_id]
+    )
 
     def alone(row: SideTuple) -> SideTuple:
         if (reading := readings.get(row.reading_id)) is None:
             return row
-        energy = None if reading.energy_mj is None else Figure(reading.energy_mj, reading.energy_half_width_mj or 0.0)
+        energy = (
+            None
+            if reading.energy_mj is None
+            else Figure(reading.energy_mj, reading.energy_half_width_mj or 0.0)
+        )
         return row._replace(time=Figure(reading.time_us, reading.time_half_width_us), energy=energy)
 
     return replace(found, every=[alone(row) for row in found.every])
@@ -628,9 +743,17 @@ def _fields(variant: tables.ModelVariant) -> dict[str, Any]:
 
 
 def _of_filters(session: Session, filters: Filters, known: dict[str, _Operator]) -> _Found:
-    """Build a side from filters. A tuple has the mean of its readings; the half-width includes their spread."""
+    """Build a side from filters. A tuple has the mean of its readings; the half-width includes
+    their spread.
+    """
     selection = select_readings(session, filters, placed=False, kind="operator")
-    key = (READING.card_model, READING.software_id, READING.protocol_id, READING.subject_id, READING.method)
+    key = (
+        READING.card_model,
+        READING.software_id,
+        READING.protocol_id,
+        READING.subject_id,
+        READING.method,
+    )
     of = sqlalchemy.func
     columns = (
         *key,
@@ -648,7 +771,9 @@ def _of_filters(session: Session, filters: Filters, known: dict[str, _Operator])
     found = [
         row
         for conditions in selection.where()
-        for row in values(session, columns, READING.subject_kind == "operator", *conditions, grouped_by=key)
+        for row in values(
+            session, columns, READING.subject_kind == "operator", *conditions, grouped_by=key
+        )
     ]
     models, wholes = _models_of(session, filters)
     if not found and not models:
@@ -656,7 +781,9 @@ def _of_filters(session: Session, filters: Filters, known: dict[str, _Operator])
     data, torches = _compatible(session, filters, [*found, *wholes])
     text = sqlalchemy.cast(OPERATOR.spec, sqlalchemy.Text).label("spec")
     wanted = (OPERATOR.id, OPERATOR.short_name, OPERATOR.label, text)
-    new = fetch_values(session, wanted, (row.subject_id for row in found if row.subject_id not in known))
+    new = fetch_values(
+        session, wanted, (row.subject_id for row in found if row.subject_id not in known)
+    )
     known |= {id_: (row.short_name, row.label, _dtype(row.spec)) for id_, row in new.items()}
     rows, dtypes = [], {model.variant["dtype"] for model in models}
     for row in found:
@@ -664,59 +791,92 @@ def _of_filters(session: Session, filters: Filters, known: dict[str, _Operator])
         dtypes |= {dtype} if dtype else set()
         energy = None
         if row.with_energy == row.readings:
-            energy = Figure(row.energy_mj, (row.energy_half_width_mj or 0.0) + row.energy_spread_mj / 2)
+            energy = Figure(
+                row.energy_mj, (row.energy_half_width_mj or 0.0) + row.energy_spread_mj / 2
+            )
         time = Figure(row.time_us, row.time_half_width_us + row.time_spread_us / 2)
-        rows.append(SideTuple(row.subject_id, short_name, label, data[row.protocol_id], 1, 1, time, energy))
+        rows.append(
+            SideTuple(row.subject_id, short_name, label, data[row.protocol_id], 1, 1, time, energy)
+        )
     card_model = [*found, *wholes][0].card_model
     cards = {row.card_id for row in (*found, *wholes)} | {row.other_card_id for row in found}
-    side = Side(str(filters), "", (card_model,), tuple(torches), tuple(sorted(dtypes)), len(rows), tuple(sorted(cards)))
+    side = Side(
+        str(filters),
+        "",
+        (card_model,),
+        tuple(torches),
+        tuple(sorted(dtypes)),
+        len(rows),
+        tuple(sorted(cards)),
+    )
     return _Found(side, rows, models, frozenset(entry.column.name for entry in filters.filters))
 
 
 def _models_of(session: Session, filters: Filters) -> tuple[list[_Model], list[Any]]:
-    """Return the jobs with readings of whole models that match the filters, and these readings. They are ordered by
-    coverage, then by age: the largest coverage and the newest come last."""
+    """Return the jobs with readings of whole models that match the filters, and these readings.
+    They are ordered by coverage, then by age: the largest coverage and the newest come last."""
     selection = select_readings(session, filters, placed=False, kind="variant")
     query = sqlalchemy.select(
         *(JOB.id.label("job_id"), JOB.title, JOB.variant_id),
         *(VERDICT.id, VERDICT.round, VERDICT.coverage, VERDICT.created_at_s),
-        *(READING[name] for name in ("card_model", "card_id", "software_id", "protocol_id", "method")),
+        *(
+            READING[name]
+            for name in ("card_model", "card_id", "software_id", "protocol_id", "method")
+        ),
     )
     query = query.where(
         *(ITEM.role == "whole", ITEM.reading_id == READING.id, JOB.id == ITEM.job_id),
         *(VERDICT.job_id == JOB.id, READING.subject_kind == "variant"),
-        READING.subject_id.in_(sqlalchemy.select(VARIANT.id)),  # by its index, not through all readings of a card
+        READING.subject_id.in_(
+            sqlalchemy.select(VARIANT.id)
+        ),  # by its index, not through all readings of a card
     )
-    rows = [row for conditions in selection.where() for row in session.execute(query.where(*conditions))]
+    rows = [
+        row for conditions in selection.where() for row in session.execute(query.where(*conditions))
+    ]
     variants = fetch(session, tables.ModelVariant, (row.variant_id for row in rows))
     newest = {row.job_id: row for row in sorted(rows, key=lambda row: row.round)}
     models = [
         _Model(row.job_id, row.title, _fields(variants[row.variant_id]), row.id)
-        for row in sorted(newest.values(), key=lambda row: (row.coverage or 0.0, row.created_at_s, row.id))
+        for row in sorted(
+            newest.values(), key=lambda row: (row.coverage or 0.0, row.created_at_s, row.id)
+        )
     ]
     return models, rows
 
 
 def _dtype(spec: str | None) -> str | None:
-    """Return the dtype of the first floating-point tensor in the text of a tuple's description. To decode thousands of
-    descriptions takes longer than to read their readings."""
+    """Return the dtype of the first floating-point tensor in the text of a tuple's description. To
+    decode thousands of descriptions takes longer than to read their readings."""
     found = re.search(r'"dtype": *"(b?float[^"]*)"', (spec or "").rpartition('"tensors"')[2])
     return found[1] if found else None
 
 
-def _compatible(session: Session, filters: Filters, found: Sequence[Any]) -> tuple[dict[str, str], set[str]]:
-    """Return protocol id -> data class, and the torch versions. Raise `UsageError` if readings cannot be mixed."""
-    protocols = fetch_values(session, (PROTOCOL.id, PROTOCOL.spec), (row.protocol_id for row in found))
+def _compatible(
+    session: Session, filters: Filters, found: Sequence[Any]
+) -> tuple[dict[str, str], set[str]]:
+    """Return protocol id -> data class, and the torch versions. Raise `UsageError` if readings
+    cannot be mixed.
+    """
+    protocols = fetch_values(
+        session, (PROTOCOL.id, PROTOCOL.spec), (row.protocol_id for row in found)
+    )
     software = fetch(session, tables.SoftwareRow, (row.software_id for row in found)).values()
     specs = {id_: dict(row.spec) for id_, row in protocols.items()}
     data = {id_: str(spec.pop("data", "normal")) for id_, spec in specs.items()}
-    fields: list[tuple[str, set[str], str]] = []  # (name in the plural, values, filter for one value)
+    fields: list[
+        tuple[str, set[str], str]
+    ] = []  # (name in the plural, values, filter for one value)
     for name in sorted({name for spec in specs.values() for name in spec}):
         values = {str(spec.get(name)) for spec in specs.values()}
         fields.append((f"kinds of {name}", values, f"{name}={min(values).lower()}"))
     for name in (column.name for column in SOFTWARE if column.name != "id"):
         values = software_values(software, name)
-        example = f"{name}={max(values, default='')}" if name != "platform" else "the id of a card, card=GPU-..."
+        example = (
+            f"{name}={max(values, default='')}"
+            if name != "platform"
+            else "the id of a card, card=GPU-..."
+        )
         fields.append((f"versions of {name}", values, example))
     fields.append(("card models", {row.card_model for row in found}, "card=H200"))
     fields.append(("versions of the method", {str(row.method) for row in found}, "method=4"))
@@ -724,7 +884,8 @@ def _compatible(session: Session, filters: Filters, found: Sequence[Any]) -> tup
         if len(values) > 1:
             listed = ", ".join(sorted(values)[:6])
             raise UsageError(
-                f"'{filters}' matches readings of several {what} ({listed}), which cannot be mixed.",
+                f"'{filters}' matches readings of several {what} ({listed}), which cannot be "
+                "mixed.",
                 f"Choose one, for instance with {example}.",
             )
     return data, {row.torch for row in software}

@@ -1,9 +1,10 @@
-"""The gate of a comparison: which rows cost more on side B than a limit allows, with the uncertainty of the change.
+"""The gate of a comparison: which rows cost more on side B than a limit allows, with the
+uncertainty of the change.
 
-A row fails if the lower bound of its change exceeds the limit. The bound of stored readings comes from their 95 %
-intervals and, if the sides ran on different cards of one model, from the spread between cards (`card_spread`). The
-bound of paired rounds comes from the spread between the rounds (`judge_rounds`). docs/compare.md has the formulas.
-"""
+A row fails if the lower bound of its change exceeds the limit. The bound of stored readings comes
+from their 95 % intervals and, if the sides ran on different cards of one model, from the spread
+between cards (`card_spread`). The bound of paired rounds comes from the spread between the rounds
+(`judge_rounds`). docs/compare.md has the formulas."""
 
 from __future__ import annotations
 
@@ -31,7 +32,10 @@ Level = Literal["whole", "sum", "type", "tuple"]
 Scope = tuple[Quantity, Level]
 
 DEFAULT_SCOPES: tuple[Scope, ...] = tuple(
-    (quantity, level) for quantity in get_args(Quantity) for level in get_args(Level) if level != "tuple"
+    (quantity, level)
+    for quantity in get_args(Quantity)
+    for level in get_args(Level)
+    if level != "tuple"
 )
 MIN_SHARE = 0.05
 FALSE_ALARMS = 0.01  # of paired comparisons in which no row changes by more than the limit
@@ -48,17 +52,25 @@ class Gate:
     min_share: float = MIN_SHARE
 
     @classmethod
-    def parse(cls, limit: str | None, scopes: str | None = None, min_share: str | None = None) -> Gate:
-        """Read the options --fail-above, --scope and --min-share. Raises `UsageError` if a text is neither a
-        percentage nor a scope."""
+    def parse(
+        cls, limit: str | None, scopes: str | None = None, min_share: str | None = None
+    ) -> Gate:
+        """Read the options --fail-above, --scope and --min-share. Raises `UsageError` if a text is
+        neither a percentage nor a scope."""
         return cls(
             None if limit is None else _fraction("--fail-above", limit),
-            DEFAULT_SCOPES if scopes is None else tuple(dict.fromkeys(map(_scope, scopes.split(",")))),
+            DEFAULT_SCOPES
+            if scopes is None
+            else tuple(dict.fromkeys(map(_scope, scopes.split(",")))),
             MIN_SHARE if min_share is None else _fraction("--min-share", min_share),
         )
 
     def to_json(self) -> dict[str, Any]:
-        return {"limit": self.limit, "scope": [":".join(scope) for scope in self.scopes], "min_share": self.min_share}
+        return {
+            "limit": self.limit,
+            "scope": [":".join(scope) for scope in self.scopes],
+            "min_share": self.min_share,
+        }
 
 
 def _fraction(option: str, text: str) -> float:
@@ -68,7 +80,9 @@ def _fraction(option: str, text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf") or (value >= 1 and "%" not in text):  # 5 would be 500 %
-        raise UsageError(f"{option} requires a percentage or a fraction, such as 5% or 0.05; got '{text}'.")
+        raise UsageError(
+            f"{option} requires a percentage or a fraction, such as 5% or 0.05; got '{text}'."
+        )
     return value
 
 
@@ -77,14 +91,17 @@ def _scope(text: str) -> Scope:
     if quantity not in get_args(Quantity) or level not in get_args(Level):
         raise UsageError(
             f"--scope does not accept '{text.strip()}'.",
-            "Give time or energy, a colon, and whole, sum, type or tuple: --scope time:type,energy:whole.",
+            "Give time or energy, a colon, and whole, sum, type or tuple: --scope "
+            "time:type,energy:whole.",
         )
     return cast(Scope, (quantity, level))
 
 
 @dataclass(frozen=True)
 class JudgedRow:
-    """One row of the scope. Time in µs, energy in mJ. The change and its bounds are fractions: b / a - 1."""
+    """One row of the scope. Time in µs, energy in mJ. The change and its bounds are fractions: b /
+    a - 1.
+    """
 
     quantity: Quantity
     level: Level
@@ -100,20 +117,31 @@ class JudgedRow:
 
     @property
     def line(self) -> str:
-        share = f", {percent(self.share)} of the {self.quantity}" if self.level in ("type", "tuple") else ""
+        share = (
+            f", {percent(self.share)} of the {self.quantity}"
+            if self.level in ("type", "tuple")
+            else ""
+        )
         change, least = self.change * 100, self.low * 100
         return f"{self.quantity} of {self.name}: {change:+.1f} %, at least {least:+.1f} %{share}"
 
     @property
     def cells(self) -> list[str]:
         """A, B, the change and its bounds, for people."""
-        sides = (in_unit(side, TIME if self.quantity == "time" else ENERGY) for side in (self.a, self.b))
-        return [*sides, *(f"{change * 100:+.1f} %" for change in (self.change, self.low, self.high))]
+        sides = (
+            in_unit(side, TIME if self.quantity == "time" else ENERGY) for side in (self.a, self.b)
+        )
+        return [
+            *sides,
+            *(f"{change * 100:+.1f} %" for change in (self.change, self.low, self.high)),
+        ]
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """The judged rows of a comparison. `unknown`: why no row can be judged; "" if rows are judged."""
+    """The judged rows of a comparison. `unknown`: why no row can be judged; "" if rows are
+    judged.
+    """
 
     gate: Gate
     rows: tuple[JudgedRow, ...]
@@ -136,12 +164,19 @@ class Judgement:
         }
 
     def markdown(self, a: str, b: str) -> str:
-        """Return a summary for a pull request: the outcome and a table of all rows, those that fail first."""
+        """Return a summary for a pull request: the outcome and a table of all rows, those that fail
+        first.
+        """
         limit = "" if self.gate.limit is None else f" (limit {percent(self.gate.limit)})"
         number = len(self.findings)
-        outcome = self.unknown or (f"{number} {plural('row', number)} failed" if number else "no row failed")
+        outcome = self.unknown or (
+            f"{number} {plural('row', number)} failed" if number else "no row failed"
+        )
         lines = [f"**{outcome.rstrip('.')}**{limit}. A: `{a}`, B: `{b}`.", ""]
-        lines += ["| row | A | B | change | at least | at most | |", "| --- | ---: | ---: | ---: | ---: | ---: | --- |"]
+        lines += [
+            "| row | A | B | change | at least | at most | |",
+            "| --- | ---: | ---: | ---: | ---: | ---: | --- |",
+        ]
         for row in sorted(self.rows, key=lambda row: not row.fails):
             outcome = "**fail**" if row.fails else ""
             lines.append(f"| {row.quantity} of {row.name} | {' | '.join(row.cells)} | {outcome} |")
@@ -149,13 +184,22 @@ class Judgement:
 
     def junit(self) -> str:
         """Return a JUnit report in XML with one test case for each row."""
-        suite = Element("testsuite", name="farm compare", tests=str(len(self.rows)), failures=str(len(self.findings)))
+        suite = Element(
+            "testsuite",
+            name="farm compare",
+            tests=str(len(self.rows)),
+            failures=str(len(self.findings)),
+        )
         for row in self.rows:
-            case = SubElement(suite, "testcase", classname=f"{row.quantity}.{row.level}", name=row.name)
+            case = SubElement(
+                suite, "testcase", classname=f"{row.quantity}.{row.level}", name=row.name
+            )
             if row.fails:
                 SubElement(case, "failure", message=row.line)
         if self.unknown:
-            SubElement(SubElement(suite, "testcase", name="comparison"), "error", message=self.unknown)
+            SubElement(
+                SubElement(suite, "testcase", name="comparison"), "error", message=self.unknown
+            )
         return tostring(suite, encoding="unicode")
 
     def check(self) -> None:
@@ -163,10 +207,15 @@ class Judgement:
         if self.gate.limit is None:
             return
         if self.unknown:
-            raise BelowTarget(self.unknown, "Measure A and B on one card, or take another --scope or --min-share.")
+            raise BelowTarget(
+                self.unknown, "Measure A and B on one card, or take another --scope or --min-share."
+            )
         if self.findings:
             number = len(self.findings)
-            head = f"B takes over {self.gate.limit * 100:g} % more than A in {number} {plural('row', number)}:"
+            head = (
+                f"B takes over {self.gate.limit * 100:g} % more than A in {number} "
+                f"{plural('row', number)}:"
+            )
             raise BelowTarget("\n".join([head, *(row.line for row in self.findings)]))
 
 
@@ -183,13 +232,26 @@ def judge(session: Session, found: SideComparison, gate: Gate) -> Judgement:
         gate = replace(gate, scopes=tuple(scope for scope in gate.scopes if scope[0] in known))
         spread = {quantity: known[quantity] for quantity, _ in gate.scopes}
         if not spread:
-            why = f"fewer than {LEAST_ON_CARDS} tuples or whole models were measured on several of them"
-            return Judgement(gate, (), f"A and B ran on different cards ({model}), and {why}: their spread is unknown.")
+            why = (
+                f"fewer than {LEAST_ON_CARDS} tuples or whole models were measured on several of "
+                "them"
+            )
+            return Judgement(
+                gate,
+                (),
+                f"A and B ran on different cards ({model}), and {why}: their spread is unknown.",
+            )
     rows = []
     for key, value in _values(found, gate).items():
         change = value.b.value / value.a.value - 1
-        half_width = (1 + change) * math.hypot(value.a.relative, value.b.relative, spread.get(key[0], 0.0))
-        low, high, about = change - half_width, change + half_width, (value.share, value.a.value, value.b.value)
+        half_width = (1 + change) * math.hypot(
+            value.a.relative, value.b.relative, spread.get(key[0], 0.0)
+        )
+        low, high, about = (
+            change - half_width,
+            change + half_width,
+            (value.share, value.a.value, value.b.value),
+        )
         rows.append(JudgedRow(*key, *about, change, low, high, 0, _fails(low, gate)))
     return Judgement(gate, tuple(rows), "" if rows else _none_of(gate), spread)
 
@@ -200,11 +262,16 @@ def _fails(low: float, gate: Gate) -> bool:
 
 def _none_of(gate: Gate) -> str:
     scopes = ",".join(":".join(scope) for scope in gate.scopes)
-    return f"No row of {scopes} has figures of A and B and at least {percent(gate.min_share)} of the total."
+    return (
+        f"No row of {scopes} has figures of A and B and at least {percent(gate.min_share)} of the "
+        "total."
+    )
 
 
 def _model_of_several_cards(a: Side, b: Side) -> str:
-    """The card model if both sides ran on cards of the same model and not all on one card; else ""."""
+    """The card model if both sides ran on cards of the same model and not all on one card; else
+    "".
+    """
     several = len({*a.cards, *b.cards}) > 1
     return a.card_models[0] if several and len({*a.card_models, *b.card_models}) == 1 else ""
 
@@ -227,7 +294,11 @@ def _values(found: SideComparison, gate: Gate) -> Rows:
     values: Rows = {}
     for quantity, level in gate.scopes:
         totals = [
-            math.fsum(figure.value for row in found.types if (figure := getattr(getattr(row, quantity), side)))
+            math.fsum(
+                figure.value
+                for row in found.types
+                if (figure := getattr(getattr(row, quantity), side))
+            )
             for side in "ab"
         ]
         added: dict[str, list[tuple[Figure, Figure]]] = defaultdict(list)
@@ -237,7 +308,10 @@ def _values(found: SideComparison, gate: Gate) -> Rows:
                 added[name].append((difference.a, difference.b))  # tuples may have the same label
         for name, pairs in added.items():
             a, b = (
-                Figure(math.fsum(one.value for one in side), math.hypot(*(one.half_width for one in side)))
+                Figure(
+                    math.fsum(one.value for one in side),
+                    math.hypot(*(one.half_width for one in side)),
+                )
                 for side in zip(*pairs, strict=True)
             )
             shares = (share_of(a.value, totals[0]), share_of(b.value, totals[1]))
@@ -251,11 +325,19 @@ def _rows(found: SideComparison, level: Level) -> list[tuple[str, ComparedRow]]:
     of_jobs = found.weights == "own calls"  # one model
     match level:
         case "whole":
-            return [("whole model" if of_jobs else f"whole model {row.name}", row) for row in found.wholes]
+            return [
+                ("whole model" if of_jobs else f"whole model {row.name}", row)
+                for row in found.wholes
+            ]
         case "sum":
-            common = [("sum of the common tuples", found.total)] if found.total and not of_jobs else []
+            common = (
+                [("sum of the common tuples", found.total)] if found.total and not of_jobs else []
+            )
             of_one = "sum of the tuples"
-            return [*((of_one if of_jobs else f"sum of {row.name}", row) for row in found.sums), *common]
+            return [
+                *((of_one if of_jobs else f"sum of {row.name}", row) for row in found.sums),
+                *common,
+            ]
         case "type":
             return [(row.name, row) for row in found.types]
         case "tuple":
@@ -267,7 +349,9 @@ def _rows(found: SideComparison, level: Level) -> list[tuple[str, ComparedRow]]:
 
 @dataclass(frozen=True)
 class PairedComparison:
-    """The rounds of a paired comparison and their judgement. `jobs`: the ids of the jobs of A and B in each round."""
+    """The rounds of a paired comparison and their judgement. `jobs`: the ids of the jobs of A and B
+    in each round.
+    """
 
     card: str
     titles: tuple[str, str]
@@ -279,7 +363,9 @@ class PairedComparison:
         return {"card": self.card, **sides, "rounds": self.jobs, "gate": self.judgement.to_json()}
 
 
-def judge_jobs(session: Session, card: str, jobs: Sequence[tuple[str, str]], gate: Gate) -> PairedComparison:
+def judge_jobs(
+    session: Session, card: str, jobs: Sequence[tuple[str, str]], gate: Gate
+) -> PairedComparison:
     """Judge paired rounds, given by the jobs of A and B in each round."""
     judgement = judge_rounds([round_values(session, a, b, gate) for a, b in jobs], gate)
     a, b = (session.get_one(tables.Job, job_id).title for job_id in jobs[0])
@@ -287,10 +373,16 @@ def judge_jobs(session: Session, card: str, jobs: Sequence[tuple[str, str]], gat
 
 
 def round_values(session: Session, a_job: str, b_job: str, gate: Gate) -> Rows:
-    """Return the rows of one round. A row with a reading that later jobs would not reuse is left out."""
+    """Return the rows of one round. A row with a reading that later jobs would not reuse is left
+    out.
+    """
     values = _values(compare(session, a_job, b_job), replace(gate, min_share=0.0))
     doubtful = {entry for job_id in (a_job, b_job) for entry in _doubtful(session, job_id)}
-    return {key: value for key, value in values.items() if not doubtful & {(key[1], ""), (key[1], key[2])}}
+    return {
+        key: value
+        for key, value in values.items()
+        if not doubtful & {(key[1], ""), (key[1], key[2])}
+    }
 
 
 def _doubtful(session: Session, job_id: str) -> set[tuple[str, str]]:
@@ -305,17 +397,21 @@ def _doubtful(session: Session, job_id: str) -> set[tuple[str, str]]:
     found: set[tuple[str, str]] = set()
     for role, flags, short_name, label in session.exec(query):
         if DOUBTFUL & set(flags):
-            found |= {("whole", "")} if role == "whole" else {("sum", ""), ("type", short_name), ("tuple", label)}
+            found |= (
+                {("whole", "")}
+                if role == "whole"
+                else {("sum", ""), ("type", short_name), ("tuple", label)}
+            )
     return found
 
 
 def judge_rounds(rounds: Sequence[Rows], gate: Gate) -> Judgement:
     """Judge rows by the changes in paired rounds.
 
-    With d = ln(b / a) of each round, their mean m, standard deviation s and number n, and the number k of judged rows,
-    the bounds of the change are exp(m -+ t s / sqrt(n)) - 1. t is the quantile of Student's t with n - 1 degrees of
-    freedom at 1 - `FALSE_ALARMS` / k. A row without `LEAST_ROUNDS` rounds is not judged.
-    """
+    With d = ln(b / a) of each round, their mean m, standard deviation s and number n, and the
+    number k of judged rows, the bounds of the change are exp(m -+ t s / sqrt(n)) - 1. t is the
+    quantile of Student's t with n - 1 degrees of freedom at 1 - `FALSE_ALARMS` / k. A row without
+    `LEAST_ROUNDS` rounds is not judged."""
     series: dict[tuple[Quantity, Level, str], list[RowValue]] = defaultdict(list)
     for values in rounds:
         for key, value in values.items():
@@ -329,16 +425,27 @@ def judge_rounds(rounds: Sequence[Rows], gate: Gate) -> Judgement:
     for key, found in judged.items():
         changes = [math.log(value.b.value / value.a.value) for value in found]
         count, mean = len(found), fmean(changes)
-        wide = student_t(1 - FALSE_ALARMS / len(judged), count - 1) * stdev(changes) / math.sqrt(count)
+        wide = (
+            student_t(1 - FALSE_ALARMS / len(judged), count - 1) * stdev(changes) / math.sqrt(count)
+        )
         low, high = math.expm1(mean - wide), math.expm1(mean + wide)
-        share, a, b = map(median, zip(*((value.share, value.a.value, value.b.value) for value in found), strict=True))
-        rows.append(JudgedRow(*key, share, a, b, math.expm1(mean), low, high, count, _fails(low, gate)))
-    return Judgement(gate, tuple(rows), "" if rows else f"{_none_of(gate)[:-1]} in {LEAST_ROUNDS} rounds.")
+        share, a, b = map(
+            median,
+            zip(*((value.share, value.a.value, value.b.value) for value in found), strict=True),
+        )
+        rows.append(
+            JudgedRow(*key, share, a, b, math.expm1(mean), low, high, count, _fails(low, gate))
+        )
+    return Judgement(
+        gate, tuple(rows), "" if rows else f"{_none_of(gate)[:-1]} in {LEAST_ROUNDS} rounds."
+    )
 
 
 @functools.cache
 def student_t(probability: float, degrees: int) -> float:
-    """The quantile of Student's t for a probability from 0.5 to below 1. SciPy, an extra, is not needed."""
+    """The quantile of Student's t for a probability from 0.5 to below 1. SciPy, an extra, is not
+    needed.
+    """
     low, high = 0.0, 1.0
     while _student_cdf(high, degrees) < probability:
         low, high = high, 2 * high

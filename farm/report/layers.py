@@ -1,8 +1,9 @@
-"""A job's cost by layer: each call of the model with its module, sizes and parameters, and sums of calls.
+"""A job's cost by layer: each call of the model with its module, sizes and parameters, and sums of
+calls.
 
-Calls, tuples, types and modules use the same row class, so tables, CSV and JSON have the same columns. The cost of a
-call is the cost of its tuple in the verdict's sum. Shares are shares of the sum over all calls.
-"""
+Calls, tuples, types and modules use the same row class, so tables, CSV and JSON have the same
+columns. The cost of a call is the cost of its tuple in the verdict's sum. Shares are shares of the
+sum over all calls."""
 
 from __future__ import annotations
 
@@ -42,13 +43,15 @@ Size = tuple[int, ...]
 
 @dataclass(frozen=True)
 class LayerRow:
-    """A row for one call, tuple, operator type or module: its description, and the cost of all its calls.
+    """A row for one call, tuple, operator type or module: its description, and the cost of all its
+    calls.
 
-    Sizes and parameters are empty if the calls differ. Time and energy are sums over the measured calls;
-    `measured_calls` is their number. They are None if no call is measured.
-    """
+    Sizes and parameters are empty if the calls differ. Time and energy are sums over the measured
+    calls; `measured_calls` is their number. They are None if no call is measured."""
 
-    name: str  # the call without its inputs, the label of a tuple, the type, or the module's own name
+    name: (
+        str  # the call without its inputs, the label of a tuple, the type, or the module's own name
+    )
     module_path: str  # "" is the model itself; always empty for a sweep
     depth: int  # level of a module in the tree; else 0
     operator: str  # operator type; "" for modules
@@ -91,7 +94,13 @@ class Layers:
 
     def to_json(self) -> dict[str, Any]:
         rows = [row.to_json() for row in self.rows]
-        return {"schema": SCHEMA, "job_id": self.job_id, "title": self.title, "by": self.by, "rows": rows}
+        return {
+            "schema": SCHEMA,
+            "job_id": self.job_id,
+            "title": self.title,
+            "by": self.by,
+            "rows": rows,
+        }
 
 
 @dataclass(frozen=True)
@@ -114,15 +123,20 @@ class _LayerCall:
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """The path in the tree of modules, split into names. For a function, its type is the last name."""
+        """The path in the tree of modules, split into names. For a function, its type is the last
+        name.
+        """
         steps = tuple(self.place.module_path.split(".")) if self.place.module_path else ()
         return steps if self.is_module else (*steps, f":{self.short_name}")
 
 
-def layers(session: Session, report: Report, by: By, depth: int | None = None, *, outputs: bool = True) -> Layers:
-    """Return the rows of a job: calls in execution order, tuples and types by falling cost, modules as a tree. Modules
-    below the level `depth` count in the module above them. With `outputs`, find the sizes of outputs: this imports
-    torch and runs each new tuple on empty tensors. Raises `UsageError` if modules are requested for a sweep."""
+def layers(
+    session: Session, report: Report, by: By, depth: int | None = None, *, outputs: bool = True
+) -> Layers:
+    """Return the rows of a job: calls in execution order, tuples and types by falling cost, modules
+    as a tree. Modules below the level `depth` count in the module above them. With `outputs`, find
+    the sizes of outputs: this imports torch and runs each new tuple on empty tensors. Raises
+    `UsageError` if modules are requested for a sweep."""
     if by == "module" and report.kind == "sweep":
         raise UsageError(f"{report.title} has no modules: it is a sweep.", "Use `--by tuple`.")
     calls = _calls(session, report, outputs=outputs and by != "type")
@@ -133,18 +147,31 @@ def layers(session: Session, report: Report, by: By, depth: int | None = None, *
     if by == "module":
         for steps, group in _modules(calls):
             if depth is None or len(steps) <= depth:
-                alike = len({call.place.operator_id for call in group}) == 1 and group[0].steps == steps
-                rows.append(row_of(group, name=steps[-1].lstrip(":") if steps else "", alike=alike, steps=steps))
+                alike = (
+                    len({call.place.operator_id for call in group}) == 1 and group[0].steps == steps
+                )
+                rows.append(
+                    row_of(
+                        group, name=steps[-1].lstrip(":") if steps else "", alike=alike, steps=steps
+                    )
+                )
     elif by == "call":
         rows = [row_of([call], name=call.name) for call in calls]
     else:
         of_type = by == "type"
-        groups = by_key(lambda call: call.short_name if of_type else (call.place.operator_id, call.place.data), calls)
+        groups = by_key(
+            lambda call: call.short_name if of_type else (call.place.operator_id, call.place.data),
+            calls,
+        )
         for group in groups.values():
             label = group[0].row.label if group[0].row and by == "tuple" else group[0].short_name
             rows.append(row_of(group, name=label, alike=by == "tuple"))
         rows.sort(key=lambda row: (-(row.time_us or 0.0), -row.estimated_us))
-    of = f", the {len(report.tuples)} heaviest of {report.verdict.parts} tuples" if report.verdict.types else ""
+    of = (
+        f", the {len(report.tuples)} heaviest of {report.verdict.parts} tuples"
+        if report.verdict.types
+        else ""
+    )
     return Layers(report.job_id, report.title + of, by, tuple(rows))
 
 
@@ -162,9 +189,19 @@ def _calls(session: Session, report: Report, *, outputs: bool) -> list[_LayerCal
         with contextlib.suppress(TupleRejected):  # another program changed the row
             specs[row.id] = parse(row.spec)
     shapes = {id_: row.output_shapes for id_, row in stored.items()}
-    sizes = {id_: tuple(map(tuple, found)) for id_, found in shapes.items() if outputs and found is not None}
+    sizes = {
+        id_: tuple(map(tuple, found))
+        for id_, found in shapes.items()
+        if outputs and found is not None
+    }
     return [
-        _LayerCall(call, stored[id_].short_name, by_key.get((id_, call.data)), specs.get(id_), sizes.get(id_))
+        _LayerCall(
+            call,
+            stored[id_].short_name,
+            by_key.get((id_, call.data)),
+            specs.get(id_),
+            sizes.get(id_),
+        )
         for call in placed
         for id_ in (call.operator_id,)
     ]
@@ -178,7 +215,9 @@ def _row(
     alike: bool = True,
     steps: tuple[str, ...] = (),
 ) -> LayerRow:
-    """Build one row from calls; if they are `alike`, with sizes and parameters. `steps` is a module's path."""
+    """Build one row from calls; if they are `alike`, with sizes and parameters. `steps` is a
+    module's path.
+    """
     first = calls[0]
     spec = first.spec if alike else None
     one = len(calls) == 1 and alike
@@ -188,7 +227,10 @@ def _row(
     times, energies = _costs(calls)
     time_us, energy_mj = (math.fsum(values) if values else None for values in (times, energies))
     # If a module is called twice, its weights count once.
-    held = {call.place.module_path if call.is_module else call.place.index: held_by(call.spec) for call in calls}
+    held = {
+        call.place.module_path if call.is_module else call.place.index: held_by(call.spec)
+        for call in calls
+    }
     known = [counts for counts in held.values() if counts is not None]
     return LayerRow(
         name=name,
@@ -222,7 +264,9 @@ def held_by(spec: OperatorTuple | None) -> tuple[int, int] | None:
     if spec is None:
         return None
     own = [tensor for tensor in spec.tensors if tensor.role == "parameter"]
-    return sum(tensor.numel for tensor in own), sum(tensor.numel * tensor.itemsize_bytes for tensor in own)
+    return sum(tensor.numel for tensor in own), sum(
+        tensor.numel * tensor.itemsize_bytes for tensor in own
+    )
 
 
 def _costs(calls: Iterable[_LayerCall]) -> tuple[list[float], list[float]]:
@@ -233,17 +277,19 @@ def _costs(calls: Iterable[_LayerCall]) -> tuple[list[float], list[float]]:
 
 
 def _modules(calls: Iterable[_LayerCall]) -> Iterator[tuple[tuple[str, ...], list[_LayerCall]]]:
-    """Yield (path, calls) of each module in the tree: parents before children, siblings in execution order.
+    """Yield (path, calls) of each module in the tree: parents before children, siblings in
+    execution order.
 
-    The functions that a module calls directly are its children too (`layer1.0` has `layer1.0:add_`). So the costs of
-    the children add up to the cost of the module.
-    """
+    The functions that a module calls directly are its children too (`layer1.0` has
+    `layer1.0:add_`). So the costs of the children add up to the cost of the module."""
     groups: dict[tuple[str, ...], list[_LayerCall]] = defaultdict(list)
     for call in calls:
         for level in range(len(call.steps) + 1):
             groups[call.steps[:level]].append(call)
     order = {steps: number for number, steps in enumerate(groups)}
-    for steps in sorted(groups, key=lambda steps: [order[steps[:level]] for level in range(len(steps) + 1)]):
+    for steps in sorted(
+        groups, key=lambda steps: [order[steps[:level]] for level in range(len(steps) + 1)]
+    ):
         yield steps, groups[steps]
 
 
@@ -259,16 +305,22 @@ def csv_lines(many: Iterable[Layers]) -> Iterator[str]:
     yield written(["job_id", "title", *COLUMNS])
     for one in many:
         for row in one.rows:
-            yield written([one.job_id, one.title, *(_cell(name, getattr(row, name)) for name in COLUMNS)])
+            yield written(
+                [one.job_id, one.title, *(_cell(name, getattr(row, name)) for name in COLUMNS)]
+            )
 
 
 def _cell(name: str, value: Any) -> Any:
-    """Format a value for CSV: sizes as ``1x3x224x224``, mappings and lists as JSON, None as an empty cell."""
+    """Format a value for CSV: sizes as ``1x3x224x224``, mappings and lists as JSON, None as an
+    empty cell.
+    """
     if name in ("input_sizes", "output_sizes"):
         return sizes_text(value)
     return json.dumps(value, sort_keys=True) if isinstance(value, (Mapping, list, tuple)) else value
 
 
 def sizes_text(sizes: Sequence[Size] | None) -> str:
-    """Format sizes: ``32x64x56x56 + 32x64x56x56``. A tensor without dimensions is ``scalar``; None is ""."""
+    """Format sizes: ``32x64x56x56 + 32x64x56x56``. A tensor without dimensions is ``scalar``; None
+    is "".
+    """
     return " + ".join("x".join(map(str, size)) or "scalar" for size in sizes or ())

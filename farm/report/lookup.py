@@ -23,12 +23,19 @@ from farm.types.reading import Trace
 
 Sort = Literal["time", "energy", "power", "age"]
 
-_BY = {"time": READING.time_us, "energy": READING.energy_mj, "power": READING.power_w, "age": READING.created_at_s}
+_BY = {
+    "time": READING.time_us,
+    "energy": READING.energy_mj,
+    "power": READING.power_w,
+    "age": READING.created_at_s,
+}
 
 
 @dataclass(frozen=True)
 class LookupRow:
-    """One reading. Figures are for one call, or one pass of a whole model, with 95 % half-widths."""
+    """One reading. Figures are for one call, or one pass of a whole model, with 95 %
+    half-widths.
+    """
 
     reading_id: str
     operator: str  # "" for a whole model
@@ -62,32 +69,44 @@ class LookupRow:
 def lookup(
     session: Session, filters: Filters, *, sort: Sort = "time", limit: int = 20
 ) -> tuple[tuple[LookupRow, ...], int]:
-    """Return the first `limit` matching readings in the given order, and the number of all matching readings. The most
-    expensive readings come first (if sorted by age: the newest); readings without the value come last. Whole models are
-    included only if a filter is about a model. Raises `UsageError` if `sort` is unknown; see also `select_readings`."""
+    """Return the first `limit` matching readings in the given order, and the number of all matching
+    readings. The most expensive readings come first (if sorted by age: the newest); readings
+    without the value come last. Whole models are included only if a filter is about a model. Raises
+    `UsageError` if `sort` is unknown; see also `select_readings`."""
     if sort not in _BY:
         step = did_you_mean(sort, _BY) or f"Choose one of {', '.join(_BY)}."
         raise UsageError(f"Readings cannot be sorted by '{sort}'.", step)
     selection = select_readings(session, filters, placed=False)
-    whole = any(entry.column.name in ("model", "batch", "subject_kind") for entry in filters.filters)
+    whole = any(
+        entry.column.name in ("model", "batch", "subject_kind") for entry in filters.filters
+    )
     if not whole and selection.subject_ids is None:
         selection = Selection((*selection.conditions, READING.subject_kind == "operator"), None)
     total, most, by = 0, dict[str, float | None](), _BY[sort]
-    # One pass over the readings: the first `limit` of them are of the `limit` subjects with the largest values.
+    # One pass over the readings: the first `limit` of them are of the `limit` subjects with the
+    # largest values.
     for conditions in selection.where():
         of_subject = (READING.subject_id, sqlalchemy.func.count(), sqlalchemy.func.max(by))
         query = sqlalchemy.select(*of_subject).where(*conditions).group_by(READING.subject_id)
         for subject_id, number, largest in session.execute(query):
             total += number
             most[subject_id] = largest
-    least = sorted((value for value in most.values() if value is not None), reverse=True)[limit - 1 : limit]
-    subject_ids = [one for one, value in most.items() if not least or (value is not None and value >= least[0])]
+    least = sorted((value for value in most.values() if value is not None), reverse=True)[
+        limit - 1 : limit
+    ]
+    subject_ids = [
+        one for one, value in most.items() if not least or (value is not None and value >= least[0])
+    ]
     best = list[Any]()
     # Select ids first: an index has the sorted column, and complete rows are long.
     for conditions in Selection(selection.conditions, tuple(subject_ids)).where():
         first = sqlalchemy.select(READING.id, by).where(*conditions)
-        best += session.execute(first.order_by(by.desc().nulls_last(), READING.id).limit(limit)).all()
-    chosen = heapq.nsmallest(limit, best, key=lambda row: (row[1] is None, -(row[1] or 0.0), row[0]))
+        best += session.execute(
+            first.order_by(by.desc().nulls_last(), READING.id).limit(limit)
+        ).all()
+    chosen = heapq.nsmallest(
+        limit, best, key=lambda row: (row[1] is None, -(row[1] or 0.0), row[0])
+    )
     found = _rows(session, [row[0] for row in chosen])
     return tuple(found[row[0]] for row in chosen), total
 
@@ -101,7 +120,9 @@ def _rows(session: Session, ids: list[str]) -> dict[str, LookupRow]:
             *(READING[name] for name in names if name in READING),
             *(OPERATOR[name] for name in ("short_name", "label")),
             sqlalchemy.func.coalesce(OPERATOR.flops, VARIANT.flops, 0).label("flops"),
-            sqlalchemy.func.coalesce(OPERATOR.bytes_moved, VARIANT.bytes_moved, 0).label("bytes_moved"),
+            sqlalchemy.func.coalesce(OPERATOR.bytes_moved, VARIANT.bytes_moved, 0).label(
+                "bytes_moved"
+            ),
             *(SOFTWARE[name] for name in ("torch", "driver")),
             *(PROTOCOL[name] for name in ("launch", "residency")),
             PROTOCOL.data.label("data_class"),
@@ -115,7 +136,11 @@ def _rows(session: Session, ids: list[str]) -> dict[str, LookupRow]:
         .where(READING.id.in_(ids))
     )
     now_s, found, rows = read_clock_s(session), {}, session.execute(query).mappings().all()
-    wholes = {row["subject_id"]: _variant(row) for row in rows if row["label"] is None and row["model"] is not None}
+    wholes = {
+        row["subject_id"]: _variant(row)
+        for row in rows
+        if row["label"] is None and row["model"] is not None
+    }
     number = Counter(map(str, wholes.values()))
     for row in rows:
         label = row["label"]
@@ -124,7 +149,9 @@ def _rows(session: Session, ids: list[str]) -> dict[str, LookupRow]:
         made = {"operator": row["short_name"] or "", "operator_id": row["subject_id"]}
         made |= {"label": label or row["subject_id"], "flags": tuple(row["flags"] or ())}
         made["age_s"] = max(0.0, now_s - row["created_at_s"])
-        found[row["reading_id"]] = LookupRow(**{name: row[name] for name in names if name in row} | made)
+        found[row["reading_id"]] = LookupRow(
+            **{name: row[name] for name in names if name in row} | made
+        )
     return found
 
 
@@ -141,18 +168,22 @@ class TracedReading:
         figures = f"{self.reading.time_us:.4g} µs"
         if self.reading.power_w is not None and self.reading.energy_mj is not None:
             figures += f", {self.reading.power_w:.1f} W, {self.reading.energy_mj:.4g} mJ"
-        return f"{self.label}\n{figures} on {self.reading.card_model}, reading {self.reading.id[:12]}"
+        return (
+            f"{self.label}\n{figures} on {self.reading.card_model}, reading {self.reading.id[:12]}"
+        )
 
     @property
     def levels_w(self) -> Mapping[str, float]:
-        """Name -> the card's power in W, at idle and at full clocks without work. Unknown levels are left out."""
+        """Name -> the card's power in W, at idle and at full clocks without work. Unknown levels
+        are left out.
+        """
         levels = {"idle": self.reading.idle_power_w, "base": self.reading.base_power_w}
         return {name: value for name, value in levels.items() if value is not None}
 
 
 def find_traced(session: Session, beginning: str) -> TracedReading:
-    """Return the one reading whose id starts with `beginning`, with its time series. Raises `UsageError` if not exactly
-    one reading matches, or if it has no time series."""
+    """Return the one reading whose id starts with `beginning`, with its time series. Raises
+    `UsageError` if not exactly one reading matches, or if it has no time series."""
     where = "`farm report JOB --readings` lists the ids."
     if not beginning.strip():
         raise UsageError("The id of the reading is empty.", where)
@@ -161,16 +192,24 @@ def find_traced(session: Session, beginning: str) -> TracedReading:
     if len(found) != 1:
         if not found:
             raise UsageError(f"No reading has an id that begins with '{beginning}'.", where)
-        raise UsageError(f"Several readings have an id that begins with '{beginning}'.", f"Give a longer id. {where}")
+        raise UsageError(
+            f"Several readings have an id that begins with '{beginning}'.",
+            f"Give a longer id. {where}",
+        )
     reading = found[0]
     if (stored := session.get(tables.TraceRow, reading.id)) is None:
         why, step = "its card has no power sensors", "Only readings of GPUs have time series."
         if session.get_one(tables.CardRow, reading.card_id).kind == "cuda":
             why = "the database does not contain it"
-            step = "`farm db prune` may have deleted it. Measure again: `farm run MODEL --reuse none`."
+            step = (
+                "`farm db prune` may have deleted it. Measure again: `farm run MODEL --reuse none`."
+            )
             if reading.origin:
                 why = f"the export from {reading.origin} did not include it"
-                step = f"Export the readings of {reading.origin} again with `farm export --traces`, and import them."
+                step = (
+                    f"Export the readings of {reading.origin} again with `farm export --traces`, "
+                    "and import them."
+                )
         raise UsageError(f"The reading {reading.id} has no time series: {why}.", step)
     return TracedReading(reading, _label(session, reading), Trace.unpack(stored.packed))
 
@@ -178,9 +217,15 @@ def find_traced(session: Session, beginning: str) -> TracedReading:
 def _label(session: Session, reading: tables.ReadingRow) -> str:
     """Return the label of the tuple or variant of a reading."""
     if reading.subject_kind == "operator":
-        return getattr(session.get(tables.Operator, reading.subject_id), "label", reading.subject_id)
+        return getattr(
+            session.get(tables.Operator, reading.subject_id), "label", reading.subject_id
+        )
     job = tables.Job
-    titles = select(job.title).where(job.variant_id == reading.subject_id).order_by(col(job.created_at_s).desc())
+    titles = (
+        select(job.title)
+        .where(job.variant_id == reading.subject_id)
+        .order_by(col(job.created_at_s).desc())
+    )
     if title := session.exec(titles.limit(1)).first():
         return title
     row = session.get(tables.ModelVariant, reading.subject_id)  # a reading of a study has no job

@@ -1,5 +1,6 @@
-"""The operator tuples of a model: calls, FLOPs, bytes and share of the estimated cost. The kernels of a compiled model:
-their sources in the model and their rates; kernels matched between two jobs. Nothing is measured here."""
+"""The operator tuples of a model: calls, FLOPs, bytes and share of the estimated cost. The kernels
+of a compiled model: their sources in the model and their rates; kernels matched between two jobs.
+Nothing is measured here."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from typing import Any
 
 from sqlmodel import Session, col, select
 
+from farm.addons.predict.readings import needed_of, tuples_of
 from farm.errors import FarmError
-from farm.estimation.readings import needed_of, tuples_of
 from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
 from farm.store.columns import OPERATOR
@@ -25,7 +26,8 @@ from farm.types.tuple import NeededTuple
 from farm.verdict.figures import share_of
 from farm.verdict.verdict import TupleRow
 
-# A kernel has room for improvement if it has at least this share of the sum, and less than this share of the roofline.
+# A kernel has room for improvement if it has at least this share of the sum, and less than this
+# share of the roofline.
 LEAST_SHARE, MOST_OF_ROOFLINE = 0.01, 0.5
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
@@ -33,7 +35,9 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 @dataclass(frozen=True)
 class OperatorRow:
-    """One tuple: number of calls, FLOPs and bytes of *one* call, and the share of the model's estimated cost."""
+    """One tuple: number of calls, FLOPs and bytes of *one* call, and the share of the model's
+    estimated cost.
+    """
 
     operator_id: str
     operator: str
@@ -46,15 +50,20 @@ class OperatorRow:
 
 @dataclass(frozen=True)
 class Operators:
-    """The tuples of a variant, the most expensive first. ``model_flops`` is PyTorch's own count for the whole model."""
+    """The tuples of a variant, the most expensive first. ``model_flops`` is PyTorch's own count for
+    the whole model.
+    """
 
     variant: Variant
     rows: tuple[OperatorRow, ...]
     model_flops: int
     gaps: tuple[str, ...] = ()
     refusal: FarmError | None = None  # why the tuples cannot be summed; None: they can
-    card_model: str = ""  # only of a compiled model: the card model for which its kernels were generated
-    mismatches: Mapping[str, str] = field(default_factory=dict)  # label -> why the tuple is not measured
+    # only of a compiled model: the card model for which its kernels were generated
+    card_model: str = ""
+    mismatches: Mapping[str, str] = field(
+        default_factory=dict
+    )  # label -> why the tuple is not measured
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -71,8 +80,9 @@ class Operators:
 
 
 def operators(variant: Variant, roofline: Roofline | None = None) -> Operators:
-    """Extract the tuples of a variant and count the cost of each. Imports torch; measures nothing. The cost shares are
-    estimates for a generic GPU without a `roofline`. Raises `CaptureError` and the errors of `farm.models.catalog`."""
+    """Extract the tuples of a variant and count the cost of each. Imports torch; measures nothing.
+    The cost shares are estimates for a generic GPU without a `roofline`. Raises `CaptureError` and
+    the errors of `farm.models.catalog`."""
     from farm.training.extract import extract
 
     peaks = roofline or roofline_of("cuda", "", dtype=variant.computes_in)
@@ -80,14 +90,18 @@ def operators(variant: Variant, roofline: Roofline | None = None) -> Operators:
     gaps, refusal = extracted.capture.gaps, extracted.refusal(variant.model)
     needed = needed_of(extracted)
     mismatches = {one.label: one.mismatch for one in needed if one.mismatch}
-    return Operators(variant, _rows(needed, peaks), extracted.model_flops, gaps, refusal, mismatches=mismatches)
+    return Operators(
+        variant, _rows(needed, peaks), extracted.model_flops, gaps, refusal, mismatches=mismatches
+    )
 
 
 def compiled_operators(session: Session, variant: Variant, device_type: str) -> Operators:
-    """Return the stored kernels and library calls of a compiled variant, of the card model that compiled it last.
-    Raises `NoReadings` if no card has compiled it."""
+    """Return the stored kernels and library calls of a compiled variant, of the card model that
+    compiled it last. Raises `NoReadings` if no card has compiled it."""
     capture = tables.Capture
-    observed = select(capture).where(capture.variant_id == variant.id, col(capture.compiled).is_not(None))
+    observed = select(capture).where(
+        capture.variant_id == variant.id, col(capture.compiled).is_not(None)
+    )
     found = session.exec(observed.order_by(col(capture.id).desc())).first()
     card_model, device_type = (found.card_model, found.device_type) if found else ("", device_type)
     needed = tuples_of(session, variant, device_type, "", card_model)
@@ -102,12 +116,20 @@ def _rows(needed: Sequence[NeededTuple], peaks: Roofline) -> tuple[OperatorRow, 
     labels = told_apart({one.operator_id: one.label for one in needed})
     rows = []
     for one, weight_us in zip(needed, weights_us, strict=True):
-        about = (one.operator_id, one.short_name, labels[one.operator_id], one.all_calls, one.flops, one.bytes_moved)
+        about = (
+            one.operator_id,
+            one.short_name,
+            labels[one.operator_id],
+            one.all_calls,
+            one.flops,
+            one.bytes_moved,
+        )
         rows.append(OperatorRow(*about, estimated_cost_share=weight_us / total_us))
     return tuple(sorted(rows, key=lambda row: (-row.estimated_cost_share, row.label)))
 
 
-# ------------------------------------------------------------------------------------------------ kernels
+# ------------------------------------------------------------------------------------------------
+# kernels
 
 
 @dataclass(frozen=True)
@@ -117,23 +139,31 @@ class KernelRow:
     operator_id: str
     operator: str
     fused: tuple[str, ...]  # names of the aten operators that a generated kernel computes
-    modules: tuple[str, ...]  # paths of the modules that the kernel was fused from; * stands for several numbers
+    modules: tuple[
+        str, ...
+    ]  # paths of the modules that the kernel was fused from; * stands for several numbers
     calls: int
     time_us: float | None
     time_share: float | None
     bytes_per_s: float | None
     flops_per_s: float | None
-    roofline_share: float | None  # the time at the card's peak rates / the time; above 1: the data was in the cache
+    roofline_share: (
+        float | None
+    )  # the time at the card's peak rates / the time; above 1: the data was in the cache
 
     @property
     def improvable(self) -> bool:
         """True if the kernel has room for improvement."""
-        return (self.time_share or 0.0) >= LEAST_SHARE and (self.roofline_share or 1.0) < MOST_OF_ROOFLINE
+        return (self.time_share or 0.0) >= LEAST_SHARE and (
+            self.roofline_share or 1.0
+        ) < MOST_OF_ROOFLINE
 
 
 @dataclass(frozen=True)
 class CompiledJob:
-    """The kernels of a compiled job, the most expensive first, and the number of graph breaks by reason."""
+    """The kernels of a compiled job, the most expensive first, and the number of graph breaks by
+    reason.
+    """
 
     kernels: tuple[KernelRow, ...]
     graph_breaks: Mapping[str, int]
@@ -142,13 +172,19 @@ class CompiledJob:
     @property
     def breaks(self) -> str:
         """The number of graph breaks, and the first line of each reason."""
-        reasons = (f"{reason.strip().partition(chr(10))[0]} (×{n})" for reason, n in self.graph_breaks.items())
+        reasons = (
+            f"{reason.strip().partition(chr(10))[0]} (×{n})"
+            for reason, n in self.graph_breaks.items()
+        )
         return "; ".join([str(sum(self.graph_breaks.values())), *reasons])
 
     @property
     def rule(self) -> str:
         """What the mark of a kernel and the column `roofline` mean."""
-        rates = f"{count_of(self.peaks.bytes_per_s, 'B/s')}, {count_of(self.peaks.flops_per_s, 'FLOP/s')}"
+        rates = (
+            f"{count_of(self.peaks.bytes_per_s, 'B/s')}, "
+            f"{count_of(self.peaks.flops_per_s, 'FLOP/s')}"
+        )
         share, of_roofline = percent(LEAST_SHARE, 0), percent(MOST_OF_ROOFLINE, 0)
         limits = f"at least {share} of the sum and below {of_roofline} of the roofline"
         return f"* room for improvement: {limits} ({rates}; above 100 %: the data was in the cache)"
@@ -168,7 +204,9 @@ def compiled_job(
     if capture.compiled is None:
         return None
     paths: dict[str, list[str]] = defaultdict(list)
-    calls = select(tables.Call.operator_id, tables.Call.module_path).where(tables.Call.capture_id == capture.id)
+    calls = select(tables.Call.operator_id, tables.Call.module_path).where(
+        tables.Call.capture_id == capture.id
+    )
     for operator_id, path in session.exec(calls.order_by(col(tables.Call.call_index))):
         paths[operator_id] += paths_of(path)
     stored = fetch_values(session, (OPERATOR.id, OPERATOR.parameters), paths)
@@ -200,12 +238,15 @@ def paths_of(text: str) -> list[str]:
 
 
 def shortened(paths: Iterable[str]) -> tuple[str, ...]:
-    """Return distinct paths; paths that differ only in numbers become one path with ``*``: ``h.*.mlp.act``."""
+    """Return distinct paths; paths that differ only in numbers become one path with ``*``:
+    ``h.*.mlp.act``.
+    """
     groups = by_key(lambda path: _NUMBER.sub("*", path), dict.fromkeys(paths))
     return tuple(found[0] if len(found) == 1 else pattern for pattern, found in groups.items())
 
 
-# ------------------------------------------------------------------------------------------------ two jobs
+# ------------------------------------------------------------------------------------------------
+# two jobs
 
 
 @dataclass
@@ -221,12 +262,16 @@ Calls = Sequence[PlacedCall]
 
 
 def fused_groups(eager: Calls, compiled: Calls) -> tuple[list[Any], list[Any]]:
-    """Return the group of each eager call and of each launch of the compiled model; None if it has no match.
+    """Return the group of each eager call and of each launch of the compiled model; None if it has
+    no match.
 
-    A module's calls belong to the first launch that names the module. A launch that computes more of a module joins
-    the group of that first launch. The same groups of several layers become one.
+    A module's calls belong to the first launch that names the module. A launch that computes more
+    of a module joins the group of that first launch. The same groups of several layers become one.
     """
-    known, full = {call.module_path for call in eager}, _full_paths(call.module_path for call in eager)
+    known, full = (
+        {call.module_path for call in eager},
+        _full_paths(call.module_path for call in eager),
+    )
     group_of: dict[str, int] = {}
     launches: list[int | None] = []
     for number, call in enumerate(compiled):
@@ -238,14 +283,25 @@ def fused_groups(eager: Calls, compiled: Calls) -> tuple[list[Any], list[Any]]:
     layers: dict[int | None, dict[str, None]] = defaultdict(dict)
     for call in eager:
         layers[group_of.get(call.module_path)][_NUMBER.sub("*", call.module_path)] = None
-    keys: dict[int | None, Any] = {number: tuple(found) for number, found in layers.items()} | {None: None}
-    return [keys[group_of.get(call.module_path)] for call in eager], [keys[number] for number in launches]
+    keys: dict[int | None, Any] = {number: tuple(found) for number, found in layers.items()} | {
+        None: None
+    }
+    return [keys[group_of.get(call.module_path)] for call in eager], [
+        keys[number] for number in launches
+    ]
 
 
 def _full_paths(paths: Iterable[str]) -> dict[str, str]:
-    """End of a path -> the one path with that end. After a graph break, the compiler's paths may lack the beginning."""
+    """End of a path -> the one path with that end. After a graph break, the compiler's paths may
+    lack the beginning.
+    """
     found: dict[str, str] = {}
-    every = {".".join(steps[:end]) for path in paths for steps in (path.split("."),) for end in range(len(steps) + 1)}
+    every = {
+        ".".join(steps[:end])
+        for path in paths
+        for steps in (path.split("."),)
+        for end in range(len(steps) + 1)
+    }
     for path in every:
         steps = path.split(".")
         for begin in range(1, len(steps)):
@@ -255,9 +311,12 @@ def _full_paths(paths: Iterable[str]) -> dict[str, str]:
 
 
 def kernel_groups(a: Calls, b: Calls, sources: Mapping[str, str]) -> tuple[list[Any], list[Any]]:
-    """Return the group of each launch of two compiled models: by the kernel's source, else by the module paths.
-    `sources`: tuple id -> the hash of the kernel's source; absent for library calls."""
-    of_a, of_b = ({sources.get(call.operator_id, call.operator_id) for call in calls} for calls in (a, b))
+    """Return the group of each launch of two compiled models: by the kernel's source, else by the
+    module paths. `sources`: tuple id -> the hash of the kernel's source; absent for library
+    calls."""
+    of_a, of_b = (
+        {sources.get(call.operator_id, call.operator_id) for call in calls} for calls in (a, b)
+    )
 
     def group(call: PlacedCall) -> str | None:
         source = sources.get(call.operator_id, call.operator_id)
@@ -270,7 +329,9 @@ def merged(a: Calls, of_a: Sequence[Any], b: Calls, of_b: Sequence[Any]) -> list
     """Join the calls of each group. The calls of a side without a match become one group."""
     common = set(of_a) & set(of_b) - {None}
     paths: dict[Any, list[str]] = defaultdict(list)
-    found: dict[Any, tuple[Counter[Any], Counter[Any]]] = defaultdict(lambda: (Counter(), Counter()))
+    found: dict[Any, tuple[Counter[Any], Counter[Any]]] = defaultdict(
+        lambda: (Counter(), Counter())
+    )
     for side, (calls, groups) in enumerate(((a, of_a), (b, of_b))):
         for call, group in zip(calls, groups, strict=True):
             key = group if group in common else ("only in", side)

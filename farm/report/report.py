@@ -1,8 +1,8 @@
 """Computes the report of a job as plain values, for the terminal, JSON or an HTML page.
 
-The report of a closed round shows the stored verdict with its tuples. If the round is open, or the verdict is stored
-without tuples, they are computed as at the end of a round. The report of an open round is marked as preliminary.
-"""
+The report of a closed round shows the stored verdict with its tuples. If the round is open, or the
+verdict is stored without tuples, they are computed as at the end of a round. The report of an open
+round is marked as preliminary."""
 
 from __future__ import annotations
 
@@ -39,14 +39,18 @@ from farm.verdict.verdict import VERDICT_SCHEMA, Sums, TupleRow, Verdict, sums_o
 
 SCHEMA = 1
 
-CallTimes = Mapping[str, Sequence[float]]  # tuple id -> time of each observed call in the running model, in µs
+CallTimes = Mapping[
+    str, Sequence[float]
+]  # tuple id -> time of each observed call in the running model, in µs
 _OF_JOB = ("title", "kind", "state", "created_at_s", "ended_at_s", "request")
 _OF_CARD = ("id", "kind", "model", "host", "memory_bytes", "driver")
 
 
 @dataclass(frozen=True)
 class TypeRow:
-    """One operator type: the sum over all its calls. Shares are shares of the sum over all types."""
+    """One operator type: the sum over all its calls. Shares are shares of the sum over all
+    types.
+    """
 
     short_name: str
     calls: int
@@ -85,7 +89,9 @@ class ReportCard:
 
 @dataclass(frozen=True)
 class RoundView:
-    """One round: its new operator types, why it was added, and its outcome (``listed``: it lists the kernels)."""
+    """One round: its new operator types, why it was added, and its outcome (``listed``: it lists
+    the kernels).
+    """
 
     number: int
     reason: str
@@ -99,7 +105,9 @@ class RoundView:
 
 @dataclass(frozen=True)
 class ReadingCounts:
-    """The readings of a job, counted by origin. `repeated` counts results that came too late to be accepted."""
+    """The readings of a job, counted by origin. `repeated` counts results that came too late to be
+    accepted.
+    """
 
     items: int
     measured: int
@@ -107,7 +115,8 @@ class ReadingCounts:
     failed: int
     open: int
     cancelled: int
-    not_run: int  # predicted tuples that were not measured, because the model did not call them on the card
+    # predicted tuples that were not measured, because the model did not call them on the card
+    not_run: int
     repeated: int
     card_time_s: float  # total card time of the readings that were measured for this job
     window_time_s: float  # part of it in warm-ups, windows and bursts
@@ -116,7 +125,9 @@ class ReadingCounts:
 
 @dataclass(frozen=True)
 class Report:
-    """The state of a job. If `preliminary`, the round is open and the verdict uses the readings so far."""
+    """The state of a job. If `preliminary`, the round is open and the verdict uses the readings so
+    far.
+    """
 
     job_id: str
     title: str
@@ -143,7 +154,9 @@ class Report:
     origin: str = ""  # the farm from which the job was imported; "": this farm
     all_layers: AllLayers | None = None  # only if some layers of the model were measured
     owners: tuple[OwnerRow, ...] = ()  # only for a training step
-    placements: tuple[PlacementRow, ...] = ()  # only if tuples were measured with tensors in slow memory
+    placements: tuple[
+        PlacementRow, ...
+    ] = ()  # only if tuples were measured with tensors in slow memory
     compiled: CompiledJob | None = None  # only of a compiled model
     ranks: tuple[RankFigures, ...] = ()  # of the whole model on several cards
 
@@ -158,7 +171,9 @@ class Report:
         return PerToken.of(Request.from_json(self.request).variant, time, energy)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as plain JSON with units in the key names; shares and accuracies are fractions."""
+        """Everything as plain JSON with units in the key names; shares and accuracies are
+        fractions.
+        """
         # `asdict` would deep-copy thousands of rows.
         optional = {
             "owners": [vars(row) for row in self.owners],
@@ -170,7 +185,10 @@ class Report:
         return {
             "schema": SCHEMA,
             **{name: value for name, value in vars(self).items() if name not in optional},
-            **{name: [vars(row) for row in getattr(self, name)] for name in ("cards", "types", "rounds", "eagerly")},
+            **{
+                name: [vars(row) for row in getattr(self, name)]
+                for name in ("cards", "types", "rounds", "eagerly")
+            },
             **{name: value for name, value in optional.items() if value},
             **asdict(self.per_token),
             "tuples": [{**vars(row), "power_w": row.power_w} for row in self.tuples],
@@ -195,7 +213,9 @@ def build(session: Session, job_id: str) -> Report:
     verdict, preliminary = _verdict(evidence, verdicts.get(job.round))
     seen = evidence.seen
     calls_us = (seen.in_model.calls_us if seen.in_model else None) or {}
-    known_us = {id_: [value for value in values if value is not None] for id_, values in calls_us.items()}
+    known_us = {
+        id_: [value for value in values if value is not None] for id_, values in calls_us.items()
+    }
     tuples = _with_observed(verdict.tuples, known_us, seen.tuple_kernels or {})
     sums = verdict.types or sums_of(tuples)
     capture = session.get(tables.Capture, evidence.capture_id) if evidence.capture_id else None
@@ -208,7 +228,9 @@ def build(session: Session, job_id: str) -> Report:
         round=job.round,
         protocol=protocol,
         cards=_cards(evidence, of_cards),
-        software=tuple(row.model_dump() for row in fetch(session, tables.SoftwareRow, software_ids).values()),
+        software=tuple(
+            row.model_dump() for row in fetch(session, tables.SoftwareRow, software_ids).values()
+        ),
         flops=sum(one["flops"] for one in sums.values()),
         bytes_moved=sum(one["bytes_moved"] for one in sums.values()),
         types=_types(sums, tuples, known_us),
@@ -219,22 +241,35 @@ def build(session: Session, job_id: str) -> Report:
         readings=_counts(evidence, totals_s, within_s),
         capture_origin=tables.captured_as(capture.origin) if capture else "",
         verification=replace(
-            seen, tuple_kernels=None, in_model=replace(seen.in_model, calls_us=None) if seen.in_model else None
+            seen,
+            tuple_kernels=None,
+            in_model=replace(seen.in_model, calls_us=None) if seen.in_model else None,
         ),
         eagerly=_eagerly(evidence),
         origin=session.exec(imported).first() or "",
-        all_layers=all_layers(evidence, variant, capture, verdict) if variant and variant.layers and capture else None,
+        all_layers=all_layers(evidence, variant, capture, verdict)
+        if variant and variant.layers and capture
+        else None,
         owners=owners(session, evidence.capture_id, tuples, protocol.data)
         if evidence.capture_id and variant and variant.step
         else (),
         placements=placements(evidence) if job.asked.get("placements") else (),
         compiled=compiled_job(session, capture, tuples, evidence.roofline) if capture else None,
-        ranks=next((found for one in evidence.wholes if one.reading and (found := one.reading.details.ranks)), ()),
+        ranks=next(
+            (
+                found
+                for one in evidence.wholes
+                if one.reading and (found := one.reading.details.ranks)
+            ),
+            (),
+        ),
     )
 
 
 def _verdict(evidence: Evidence, row: tables.VerdictRow | None) -> tuple[Verdict, bool]:
-    """Return (stored verdict, False). If there is none, return (verdict of the readings so far, True)."""
+    """Return (stored verdict, False). If there is none, return (verdict of the readings so far,
+    True).
+    """
     if row is not None and row.details.get("schema") == VERDICT_SCHEMA:
         stored = Verdict.from_json(row.details)
         if stored.launch_gap_us is None:
@@ -244,7 +279,10 @@ def _verdict(evidence: Evidence, row: tables.VerdictRow | None) -> tuple[Verdict
     verdict, states = evidence.verdict(), _number_by(evidence, "state")
     if evidence.job.state == JobState.CANCELLED:
         begun = states[ItemState.DONE] + states[ItemState.FAILED]
-        reason = f"Cancelled after {begun} of {states.total()} items. Run the same command again to continue the job."
+        reason = (
+            f"Cancelled after {begun} of {states.total()} items. Run the same command again to "
+            "continue the job."
+        )
         verdict = verdict.withheld(reason)
     return verdict, True
 
@@ -257,7 +295,11 @@ def _with_observed(
         return rows
     medians = {id_: statistics.median(values) for id_, values in known_us.items() if values}
     return tuple(
-        replace(row, in_model_us=medians.get(row.operator_id), kernels=dict(kernels.get(row.operator_id, {})))
+        replace(
+            row,
+            in_model_us=medians.get(row.operator_id),
+            kernels=dict(kernels.get(row.operator_id, {})),
+        )
         for row in rows
     )
 
@@ -269,7 +311,11 @@ def _types(sums: Sums, tuples: Sequence[TupleRow], known_us: CallTimes) -> tuple
     for name, one in sums.items():
         time_us, energy_mj, estimated_us = _figures(one)
         # Rows of one tuple with different data classes share its calls.
-        in_model = [value for id_ in {row.operator_id for row in groups[name]} for value in known_us.get(id_, ())]
+        in_model = [
+            value
+            for id_ in {row.operator_id for row in groups[name]}
+            for value in known_us.get(id_, ())
+        ]
         rows.append(
             TypeRow(
                 short_name=name,
@@ -280,21 +326,33 @@ def _types(sums: Sums, tuples: Sequence[TupleRow], known_us: CallTimes) -> tuple
                 energy_share=share_of(energy_mj, total_mj),
                 estimated_us=estimated_us,
                 estimated_share=share_of(estimated_us, total_estimated_us) or 0.0,
-                in_model_us=math.fsum(in_model) if one["calls"] and len(in_model) == one["calls"] else None,
+                in_model_us=math.fsum(in_model)
+                if one["calls"] and len(in_model) == one["calls"]
+                else None,
             )
         )
     return tuple(sorted(rows, key=lambda row: (-(row.time_us or 0.0), -row.estimated_us)))
 
 
 def _figures(*sums: Mapping[str, Any]) -> tuple[float | None, float | None, float]:
-    """Return time (µs) and energy (mJ; None if one is missing) of measured tuples, and the estimated time of all."""
+    """Return time (µs) and energy (mJ; None if one is missing) of measured tuples, and the
+    estimated time of all.
+    """
     keys = ("measured_tuples", "without_energy", "time_us", "energy_mj", "estimated_us")
-    measured, without, time_us, energy_mj, estimated_us = (sum(one[key] for one in sums) for key in keys)
-    return time_us if measured else None, energy_mj if measured and not without else None, estimated_us
+    measured, without, time_us, energy_mj, estimated_us = (
+        sum(one[key] for one in sums) for key in keys
+    )
+    return (
+        time_us if measured else None,
+        energy_mj if measured and not without else None,
+        estimated_us,
+    )
 
 
 def _eagerly(evidence: Evidence) -> tuple[EagerRow, ...]:
-    """The operators that an eager pass calls more or less often, with the cost of a call if a round measured it."""
+    """The operators that an eager pass calls more or less often, with the cost of a call if a round
+    measured it.
+    """
     if not evidence.seen.eagerly or not evidence.seen.eagerly.operators:
         return ()
     wholes = [whole.reading for whole in evidence.wholes if whole.reading]
@@ -308,8 +366,14 @@ def _eagerly(evidence: Evidence) -> tuple[EagerRow, ...]:
         row = read.get(entry.operator_id)
         chosen = choose(ReadingView.of(row), wholes, entry.operator_id) if row else None
         energy_mj = chosen.energy.value if chosen and chosen.energy else None
-        found.append(EagerRow(**vars(entry), time_us=chosen.time.value if chosen else None, energy_mj=energy_mj))
-    return tuple(sorted(found, key=lambda row: -abs(row.launched - row.eager) * (row.time_us or 0.0)))
+        found.append(
+            EagerRow(
+                **vars(entry), time_us=chosen.time.value if chosen else None, energy_mj=energy_mj
+            )
+        )
+    return tuple(
+        sorted(found, key=lambda row: -abs(row.launched - row.eager) * (row.time_us or 0.0))
+    )
 
 
 def _number_by(evidence: Evidence, name: str) -> Counter[Any]:
@@ -321,15 +385,19 @@ def _number_by(evidence: Evidence, name: str) -> Counter[Any]:
 
 
 def _read(evidence: Evidence) -> tuple[Counter[str], set[str], list[float], float]:
-    """Return the number of readings by card, their software, and the card time in seconds of those that were measured
-    for this job: each total, and the sum within warm-ups, windows and bursts."""
+    """Return the number of readings by card, their software, and the card time in seconds of those
+    that were measured for this job: each total, and the sum within warm-ups, windows and bursts."""
     cards, software_ids, totals_s, within_s = Counter[str](), set[str](), list[float](), 0.0
     for one in evidence.chunks():
         rows = one.origins_of_readings
         cards.update(row.card_id for row in rows.values())
         software_ids.update(row.software_id for row in rows.values())
-        own = sqlalchemy.select(ITEM.reading_id).where(*one.its, ITEM.state == ItemState.DONE, ITEM.reused.is_(False))
-        costs = [rows[id_].cost_s for id_ in evidence.session.scalars(own.distinct()) if id_ in rows]
+        own = sqlalchemy.select(ITEM.reading_id).where(
+            *one.its, ITEM.state == ItemState.DONE, ITEM.reused.is_(False)
+        )
+        costs = [
+            rows[id_].cost_s for id_ in evidence.session.scalars(own.distinct()) if id_ in rows
+        ]
         totals_s += [cost["total"] if "total" in cost else sum(cost.values()) for cost in costs]
         within_s += math.fsum(map(inside_s, costs))
     return cards, software_ids, totals_s, within_s
@@ -340,14 +408,22 @@ def _cards(evidence: Evidence, readings: Mapping[str, int]) -> tuple[ReportCard,
     ids = dict.fromkeys([*readings, *_number_by(evidence, "card_id")])
     for card in fetch(evidence.session, tables.CardRow, ids).values():
         of_card: dict[str, Any] = {name: getattr(card, name) for name in _OF_CARD}
-        views.append(ReportCard(**of_card, readings=readings.get(card.id, 0), simulated=card.kind == "simulated"))
+        views.append(
+            ReportCard(
+                **of_card, readings=readings.get(card.id, 0), simulated=card.kind == "simulated"
+            )
+        )
     return tuple(sorted(views, key=lambda view: (-view.readings, view.id)))
 
 
 def _rounds(evidence: Evidence, verdicts: Mapping[int, tables.VerdictRow]) -> tuple[RoundView, ...]:
     added = _number_by(evidence, "round")
     row = tables.Round
-    its = select(row).where(row.job_id == evidence.job.id, row.number <= evidence.number).order_by(col(row.number))
+    its = (
+        select(row)
+        .where(row.job_id == evidence.job.id, row.number <= evidence.number)
+        .order_by(col(row.number))
+    )
     of_verdict = ("outcome", "accuracy_time", "accuracy_energy", "coverage")
     rounds = evidence.session.exec(its).all()
     views = [
@@ -360,7 +436,11 @@ def _rounds(evidence: Evidence, verdicts: Mapping[int, tables.VerdictRow]) -> tu
         )
         for found in rounds
     ]
-    first = evidence.session.get(tables.Capture, rounds[0].capture_id) if views[1:] and rounds[0].capture_id else None
+    first = (
+        evidence.session.get(tables.Capture, rounds[0].capture_id)
+        if views[1:] and rounds[0].capture_id
+        else None
+    )
     if first and first.card_model and first.compiled is None:
         views[0] = replace(views[0], outcome="listed")
     return tuple(views)
@@ -369,7 +449,9 @@ def _rounds(evidence: Evidence, verdicts: Mapping[int, tables.VerdictRow]) -> tu
 def _counts(evidence: Evidence, totals_s: Sequence[float], within_s: float) -> ReadingCounts:
     states = _number_by(evidence, "state")
     not_run = _number_by(evidence, "reason")[item_state.NOT_RUN]
-    reused = sum(row.items for row in evidence.tallies if row.state == ItemState.DONE and row.reused)
+    reused = sum(
+        row.items for row in evidence.tallies if row.state == ItemState.DONE and row.reused
+    )
     return ReadingCounts(
         items=states.total(),
         measured=states[ItemState.DONE] - reused,
@@ -386,10 +468,17 @@ def _counts(evidence: Evidence, totals_s: Sequence[float], within_s: float) -> R
 
 
 def remarks(report: Report) -> Iterator[tuple[str, str]]:
-    """Yield (topic, text) of each remark, from the blocks of ``remarks.txt``. `farm help` explains the topics."""
+    """Yield (topic, text) of each remark, from the blocks of ``remarks.txt``. `farm help` explains
+    the topics.
+    """
     template = _remarks_template()
     empty = sum("zeros-100" in row.data.partition("/")[2].split(",") for row in report.tuples)
-    facts = {"report": report, "verdict": report.verdict, "seen": report.verification, "empty": empty}
+    facts = {
+        "report": report,
+        "verdict": report.verdict,
+        "seen": report.verification,
+        "empty": empty,
+    }
     context = template.new_context({**facts, "now_s": time.time()})
     for name, block in template.blocks.items():
         lines = map(str.strip, "".join(block(context)).splitlines())
@@ -401,7 +490,9 @@ def remarks(report: Report) -> Iterator[tuple[str, str]]:
 def _remarks_template() -> Any:
     import jinja2
 
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     environment.filters.update(
         {name: getattr(formats, name) for name in ("percent", "plural", "span")},
         form=format,

@@ -1,1 +1,3 @@
-"""Turns a user's input into requests: defaults, measurement files, selection of cards, memory limits."""
+"""Turns a user's input into requests: defaults, measurement files, selection of cards, memory
+limits.
+"""

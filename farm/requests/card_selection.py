@@ -15,22 +15,31 @@ AnyCard = TypeVar("AnyCard", bound=CardLike)
 
 
 def choose_cards(cards: Sequence[AnyCard], wanted: Sequence[str]) -> list[AnyCard]:
-    """Return the cards that the ``--card`` options select (see `matching_cards`); raise `NoSuchCard` if there are none.
-    Default: all cards of the most frequent model, GPUs before CPUs. Models are not mixed, because their sums differ."""
+    """Return the cards that the ``--card`` options select (see `matching_cards`); raise
+    `NoSuchCard` if there are none.
+    Default: all cards of the most frequent model, GPUs before CPUs. Models are not mixed, because
+        their sums differ."""
     if not wanted:
         groups = list(by_model(cards).values())
         if not groups:
             raise NoSuchCard(
-                "There is no card on which the farm can measure.", "`farm cards` lists the cards and their states."
+                "There is no card on which the farm can measure.",
+                "`farm cards` lists the cards and their states.",
             )
         return max(groups, key=lambda group: (group[0].kind == "cuda", len(group)))
     chosen: dict[str, AnyCard] = {}
     for want in wanted:
         matches = matching_cards(cards, want)
         if not matches:
-            there = f"The cards are: {'; '.join(f'{card.model} ({card.id})' for card in cards[:8])}."
+            there = (
+                f"The cards are: {'; '.join(f'{card.model} ({card.id})' for card in cards[:8])}."
+            )
             near = did_you_mean(want, [name for card in cards for name in (card.id, card.model)])
-            step = near or there if cards else "`farm cards` lists the cards of this host and of the farm."
+            step = (
+                near or there
+                if cards
+                else "`farm cards` lists the cards of this host and of the farm."
+            )
             raise NoSuchCard(f"No card matches '{want}'.", step)
         chosen.update({card.id: card for card in matches})
     return list(chosen.values())
@@ -42,7 +51,9 @@ def by_model(cards: Iterable[AnyCard]) -> Mapping[str, list[AnyCard]]:
 
 
 def matching_cards(cards: Sequence[AnyCard], want: str) -> list[AnyCard]:
-    """Return all cards with this id (or its beginning), index, host:index, host, "cpu" or "gpu", or part of a model."""
+    """Return all cards with this id (or its beginning), index, host:index, host, "cpu" or "gpu", or
+    part of a model.
+    """
     low = want.strip().lower()
     if not low:
         return []

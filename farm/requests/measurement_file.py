@@ -1,10 +1,10 @@
 """Measurement files: what to measure, in YAML. Every mistake is reported with file, line and key.
 
-PyYAML parses a file into nodes that have line numbers. `_Tree` converts the nodes to plain values and stores the line
-of each value. Pydantic models, generated from the declared fields (`farm.types.fields`), validate the values. Anchors,
-aliases and merge keys (``<<``) work. A repeated key in a mapping is an error (YAML loaders accept it silently).
-``docs/measurement-files.md`` describes the format.
-"""
+PyYAML parses a file into nodes that have line numbers. `_Tree` converts the nodes to plain values
+and stores the line of each value. Pydantic models, generated from the declared fields
+(`farm.types.fields`), validate the values. Anchors, aliases and merge keys (``<<``) work. A
+repeated key in a mapping is an error (YAML loaders accept it silently).
+``docs/measurement-files.md`` describes the format."""
 
 from __future__ import annotations
 
@@ -18,10 +18,25 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+)
 
 from farm.errors import FarmError, MeasurementFileError, did_you_mean
-from farm.requests.partial_request import JOB, PROTOCOL, STOPPING, VARIANT, PartialRequest, operator_names
+from farm.requests.partial_request import (
+    JOB,
+    PROTOCOL,
+    STOPPING,
+    VARIANT,
+    PartialRequest,
+    operator_names,
+)
 from farm.types import fields
 from farm.types.request import Sweep
 
@@ -40,13 +55,18 @@ Place = tuple[str | int, ...]  # keys and indices from the top of the file to a 
 
 
 def _list_of(kind: Any) -> Any:
-    """The pydantic type of a field that accepts one value or a list of values. Validation always returns a list."""
+    """The pydantic type of a field that accepts one value or a list of values. Validation always
+    returns a list.
+    """
     listed = BeforeValidator(lambda value: value if isinstance(value, list) else [value])
     return Annotated[list[kind], listed, Field(min_length=1)]
 
 
 #: The pydantic type of a number that may have a unit, as in an option of the command line.
-_NUMBER = Annotated[float, BeforeValidator(lambda value: fields.number_of(value) if isinstance(value, str) else value)]
+_NUMBER = Annotated[
+    float,
+    BeforeValidator(lambda value: fields.number_of(value) if isinstance(value, str) else value),
+]
 
 
 def _type_of(field: fields.Field) -> Any:
@@ -71,9 +91,14 @@ def _grid_value(value: Any) -> Any:
     return value
 
 
-def _model_of(declared: Mapping[str, fields.Field], *, many: bool = False, **more: Any) -> type[BaseModel]:
+def _model_of(
+    declared: Mapping[str, fields.Field], *, many: bool = False, **more: Any
+) -> type[BaseModel]:
     keys: dict[str, Any] = {
-        name: (_list_of(_type_of(field)) if many and field.type is not Path else _type_of(field), None)
+        name: (
+            _list_of(_type_of(field)) if many and field.type is not Path else _type_of(field),
+            None,
+        )
         for name, field in declared.items()
     }
     return create_model("Entry", __config__=ConfigDict(extra="forbid", strict=True), **keys, **more)
@@ -89,7 +114,11 @@ def _entry_models() -> dict[str, type[BaseModel]]:
         "protocol": (_model_of(PROTOCOL), None),
         "stopping": (_model_of(STOPPING), None),
     }
-    of_a_model: dict[str, Any] = {**common, "operators": (_list_of(text), None), "target": (share, None)}
+    of_a_model: dict[str, Any] = {
+        **common,
+        "operators": (_list_of(text), None),
+        "target": (share, None),
+    }
     of_a_model |= {name: (_type_of(JOB[name]), None) for name in ("within", "budget_s")}
     grid = dict[str, _list_of(Annotated[Any, AfterValidator(_grid_value)])]  # type: ignore[misc, valid-type]
     return {
@@ -102,33 +131,51 @@ def _entry_models() -> dict[str, type[BaseModel]]:
 # ----- files
 
 
-def load(paths: Iterable[Path | str], *, check_model: Callable[[str], object] | None = None) -> list[PartialRequest]:
-    """Read measurement files ("-": standard input). Return their requests in order, without duplicates, one for each
-    combination of values. `check_model` is called with each model's name. Raises `MeasurementFileError` with
-    ``file:line: key`` if a file cannot be read or is malformed, or if `check_model` raises a `FarmError`."""
+def load(
+    paths: Iterable[Path | str], *, check_model: Callable[[str], object] | None = None
+) -> list[PartialRequest]:
+    """Read measurement files ("-": standard input). Return their requests in order, without
+    duplicates, one for each combination of values. `check_model` is called with each model's name.
+    Raises `MeasurementFileError` with ``file:line: key`` if a file cannot be read or is malformed,
+    or if `check_model` raises a `FarmError`."""
     found: dict[str, PartialRequest] = {}
     for path in dict.fromkeys(map(str, paths)):
-        for request in parse(_read(path), STANDARD_INPUT if path == "-" else path, check_model=check_model):
+        for request in parse(
+            _read(path), STANDARD_INPUT if path == "-" else path, check_model=check_model
+        ):
             found.setdefault(repr(sorted(request.given.items())), request)
     return list(found.values())
 
 
-def parse(text: str, name: str, *, check_model: Callable[[str], object] | None = None) -> list[PartialRequest]:
-    """Parse the text of one measurement file into requests. `name` is the file's name in messages."""
+def parse(
+    text: str, name: str, *, check_model: Callable[[str], object] | None = None
+) -> list[PartialRequest]:
+    """Parse the text of one measurement file into requests. `name` is the file's name in
+    messages.
+    """
     return _File(name, text, check_model).requests()
 
 
 def _read(path: str) -> str:
     name = STANDARD_INPUT if path == "-" else path
     step = "Give the path of a measurement file; docs/measurement-files.md shows one."
-    # Opening a pipe waits for its writer. A shell's <(...) is a link to /proc whose writer is already open.
+    # Opening a pipe waits for its writer. A shell's <(...) is a link to /proc whose writer is
+    # already open.
     if path != "-" and Path(path).is_fifo() and not Path(path).resolve().is_relative_to("/proc"):
-        raise MeasurementFileError(f"{name} is a pipe, not a file.", "Read from standard input instead: `-f -`.")
+        raise MeasurementFileError(
+            f"{name} is a pipe, not a file.", "Read from standard input instead: `-f -`."
+        )
     try:
-        with contextlib.nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as file:
+        with (
+            contextlib.nullcontext(sys.stdin.buffer)
+            if path == "-"
+            else Path(path).open("rb") as file
+        ):
             written = file.read(MAX_FILE_BYTES + 1)
         if len(written) > MAX_FILE_BYTES:
-            raise MeasurementFileError(f"{name}: the file is larger than {MAX_FILE_BYTES} bytes.", "Split the file.")
+            raise MeasurementFileError(
+                f"{name}: the file is larger than {MAX_FILE_BYTES} bytes.", "Split the file."
+            )
         return written.decode()
     except OSError as error:
         raise MeasurementFileError(f"{name}: {error.strerror or error}.", step) from error
@@ -146,7 +193,9 @@ class _Tree:
         self.value = self._value(self._compose(text), ())
 
     def error(self, place: Place, problem: str, step: str = "") -> MeasurementFileError:
-        """Create the error for a place. If the place is not in the file, use the nearest place above it."""
+        """Create the error for a place. If the place is not in the file, use the nearest place
+        above it.
+        """
         known = self.known(place)
         return self._error(self.nodes[known], known, problem, step)
 
@@ -154,12 +203,18 @@ class _Tree:
         """Return the nearest place at or above this place that is in the file."""
         return next(place[:end] for end in range(len(place), -1, -1) if place[:end] in self.nodes)
 
-    def _error(self, node: yaml.Node, place: Place, problem: str, step: str = "") -> MeasurementFileError:
-        key = "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in place).lstrip(".")
+    def _error(
+        self, node: yaml.Node, place: Place, problem: str, step: str = ""
+    ) -> MeasurementFileError:
+        key = "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in place).lstrip(
+            "."
+        )
         key = f"entries{key}" if key.startswith("[") else key
         text = f"{key}{'' if problem.startswith(':') else ' '}{problem}" if key else problem
         message = f"{self.name}:{node.start_mark.line + 1}: {text.rstrip('.')}."
-        return MeasurementFileError(message, step or "docs/measurement-files.md describes the format.")
+        return MeasurementFileError(
+            message, step or "docs/measurement-files.md describes the format."
+        )
 
     def _compose(self, text: str) -> yaml.Node:
         loader = yaml.SafeLoader(text)
@@ -168,24 +223,32 @@ class _Tree:
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             raise MeasurementFileError(
-                f"{self.name}:{mark.line + 1 if mark else 1}: this is not YAML: {error.problem or error.context}.",
+                f"{self.name}:{mark.line + 1 if mark else 1}: this is not YAML: "
+                f"{error.problem or error.context}.",
                 "Check the indentation and the quotes.",
             ) from error
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise MeasurementFileError(
-                f"{self.name}:1: this is not YAML: {str(error).splitlines()[0]}.", "Save the file as plain UTF-8 text."
+                f"{self.name}:1: this is not YAML: {str(error).splitlines()[0]}.",
+                "Save the file as plain UTF-8 text.",
             ) from error
         finally:
             loader.dispose()
         if root is None:
-            raise MeasurementFileError(f"{self.name}:1: the file is empty.", "Add an entry, e.g. '- model: resnet50'.")
+            raise MeasurementFileError(
+                f"{self.name}:1: the file is empty.", "Add an entry, e.g. '- model: resnet50'."
+            )
         return root
 
     def _value(self, node: yaml.Node, place: Place) -> Any:
         if any(self.nodes[place[:end]] is node for end in range(len(place))):
-            raise self._error(node, place, "contains itself", "Remove the alias that refers to its own entry.")
+            raise self._error(
+                node, place, "contains itself", "Remove the alias that refers to its own entry."
+            )
         if len(self.nodes) > MAX_VALUES:
-            raise self._error(node, place[:2], f"has more than {MAX_VALUES} values", "Shorten the lists.")
+            raise self._error(
+                node, place[:2], f"has more than {MAX_VALUES} values", "Shorten the lists."
+            )
         self.nodes[place] = node
         if isinstance(node, yaml.SequenceNode):
             return [self._value(child, (*place, index)) for index, child in enumerate(node.value)]
@@ -198,7 +261,9 @@ class _Tree:
         try:
             value = self.loader.construct_object(node)
         except (yaml.YAMLError, ValueError, OverflowError) as error:
-            raise self._error(node, place, f"cannot be read: {str(error).splitlines()[0]}") from error
+            raise self._error(
+                node, place, f"cannot be read: {str(error).splitlines()[0]}"
+            ) from error
         if value is not None and not isinstance(value, bool | int | float | str):
             message = f"is '{node.value}', which YAML reads as {type(value).__name__}"
             raise self._error(node, place, message, "Put the value into quotes.")
@@ -206,10 +271,14 @@ class _Tree:
             raise self._error(node, place, f"is {node.value[:24]}; it must be finite")
         return value
 
-    def _items(self, node: yaml.MappingNode, place: Place, depth: int) -> Iterator[tuple[str, yaml.Node]]:
+    def _items(
+        self, node: yaml.MappingNode, place: Place, depth: int
+    ) -> Iterator[tuple[str, yaml.Node]]:
         """Yield the own keys of a mapping, then the keys that it merges (``<<``)."""
         if depth > 10:
-            raise self._error(node, place, "merges itself", "Remove the '<<' that refers to its own mapping.")
+            raise self._error(
+                node, place, "merges itself", "Remove the '<<' that refers to its own mapping."
+            )
         merges: list[yaml.Node] = []
         own: set[str] = set()
         for key, child in node.value:
@@ -219,13 +288,17 @@ class _Tree:
             if not isinstance(key, yaml.ScalarNode):
                 raise self._error(key, place, "has a key that is not a plain text")
             if key.value in own:
-                raise self._error(key, (*place, key.value), "occurs twice", "Remove one of the two.")
+                raise self._error(
+                    key, (*place, key.value), "occurs twice", "Remove one of the two."
+                )
             own.add(key.value)
             yield key.value, child
         for merge in merges:
             if not isinstance(merge, yaml.MappingNode):
                 message = "merges ('<<') a value that is not a mapping"
-                raise self._error(merge, place, message, "Let '<<' refer to a mapping that is marked with &name.")
+                raise self._error(
+                    merge, place, message, "Let '<<' refer to a mapping that is marked with &name."
+                )
             yield from self._items(merge, place, depth + 1)
 
 
@@ -242,17 +315,33 @@ class _File:
         entries, defaults = top, PartialRequest()
         at: Place = ()
         if isinstance(top, dict):
-            if wrong := [key for key in top if key not in ("defaults", "measurements") and not key.startswith("x-")]:
+            if wrong := [
+                key
+                for key in top
+                if key not in ("defaults", "measurements") and not key.startswith("x-")
+            ]:
                 near = did_you_mean(wrong[0], ("defaults", "measurements"))
-                raise error((wrong[0],), "is unknown", near or "The keys of a file are defaults and measurements.")
+                raise error(
+                    (wrong[0],),
+                    "is unknown",
+                    near or "The keys of a file are defaults and measurements.",
+                )
             if "measurements" not in top:
-                raise error((), "the key 'measurements' is missing", "List the entries under 'measurements:'.")
+                raise error(
+                    (),
+                    "the key 'measurements' is missing",
+                    "List the entries under 'measurements:'.",
+                )
             if "defaults" in top:
                 given = self._validated("defaults", top["defaults"], ("defaults",))
                 defaults = PartialRequest(**next(self._combinations(given, ("defaults",))))
             entries, at = top["measurements"], ("measurements",)
         if not isinstance(entries, list):
-            what = "must be a list" if at else "must be a list of measurements, or a mapping with 'measurements'"
+            what = (
+                "must be a list"
+                if at
+                else "must be a list of measurements, or a mapping with 'measurements'"
+            )
             raise error(at, what, "Begin each entry with '- model: ...'.")
         if not entries:
             raise error(at, "the list has no entry", "Add an entry, e.g. '- model: resnet50'.")
@@ -263,7 +352,9 @@ class _File:
             for request in self._entry(entry, (*at, index)):
                 found.append(request.over(defaults if request.model else of_sweeps))
                 if len(found) > MAX_ENTRIES:
-                    raise error((*at, index), f"makes more than {MAX_ENTRIES} jobs", "Shorten the lists.")
+                    raise error(
+                        (*at, index), f"makes more than {MAX_ENTRIES} jobs", "Shorten the lists."
+                    )
         return found
 
     def _entry(self, entry: Any, place: Place) -> Iterator[PartialRequest]:
@@ -290,7 +381,9 @@ class _File:
         sweep = Sweep(given["sweep"], grid, given.pop("name", ""))
         if sweep.size > MAX_COMBINATIONS:
             message = f"has {sweep.size} combinations, more than {MAX_COMBINATIONS}"
-            raise self.tree.error((*place, "grid"), message, "Split the sweep into several entries.")
+            raise self.tree.error(
+                (*place, "grid"), message, "Split the sweep into several entries."
+            )
         with self._placed((*place, "grid")):
             check_names(sweep)
         return sweep
@@ -305,13 +398,16 @@ class _File:
             if name in VARIANT and VARIANT[name].type is Path:
                 given[name] = self.folder / value
         lists = [
-            [(name, one) for one in (value if isinstance(value, list) else [value])] for name, value in given.items()
+            [(name, one) for one in (value if isinstance(value, list) else [value])]
+            for name, value in given.items()
         ]
         for combination in itertools.product(*lists):
             yield {**dict(combination), **fixed}
 
     def _validated(self, kind: str, entry: Any, place: Place) -> dict[str, Any]:
-        """Validate an entry and return its keys. The error names the first wrong key and its line."""
+        """Validate an entry and return its keys. The error names the first wrong key and its
+        line.
+        """
         try:
             found = _entry_models()[kind].model_validate(entry).model_dump(exclude_unset=True)
             return {key: found[key] for key in entry}
@@ -326,21 +422,34 @@ class _File:
             for key in problem["loc"][:-1]:
                 fields = getattr(fields[key].annotation, "model_fields", fields)
             near = did_you_mean(str(at[-1]), fields)
-            return self.tree.error(at, "is unknown", near or f"The keys here are {', '.join(fields)}.")
+            return self.tree.error(
+                at, "is unknown", near or f"The keys here are {', '.join(fields)}."
+            )
         if problem["type"] == "missing":
             key = problem["loc"][-1]
             return self.tree.error(place, f"has no '{key}'", f"Add '{key}:' to the entry.")
         if problem["type"] == "too_short":
-            return self.tree.error(at, "is an empty list", "Give at least one value, or omit the key.")
+            return self.tree.error(
+                at, "is an empty list", "Give at least one value, or omit the key."
+            )
         if isinstance(value, list) and kind == "defaults":
-            return self.tree.error(at, "needs a single value under 'defaults'", "Write a list in the entries instead.")
-        needed = problem["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
+            return self.tree.error(
+                at, "needs a single value under 'defaults'", "Write a list in the entries instead."
+            )
+        needed = (
+            problem["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
+        )
         needed = re.sub("an? (valid )?integer", "a whole number", needed).replace("valid ", "")
         node = self.tree.nodes[at]
         if not isinstance(node, yaml.ScalarNode):
-            return self.tree.error(at, "must be a mapping" if "dictionary" in needed else "must be a single value")
+            return self.tree.error(
+                at, "must be a mapping" if "dictionary" in needed else "must be a single value"
+            )
         shown = node.value[:24] if type(value) in (int, float) else f"'{node.value}'"
-        choices = [word.strip(" '") for word in re.split(",| or ", problem.get("ctx", {}).get("expected", ""))]
+        choices = [
+            word.strip(" '")
+            for word in re.split(",| or ", problem.get("ctx", {}).get("expected", ""))
+        ]
         return self.tree.error(at, f"is {shown}; {needed}", did_you_mean(str(value), choices))
 
     @contextlib.contextmanager

@@ -1,4 +1,6 @@
-"""Checks that a variant fits in a card's memory before a job starts; amounts of memory; options of `farm memory`."""
+"""Checks that a variant fits in a card's memory before a job starts; amounts of memory; options of
+`farm memory`.
+"""
 
 from __future__ import annotations
 
@@ -42,49 +44,76 @@ def check_fits(variant: Variant, card: CardLike) -> None:
     if room.parameters + room.inputs + room.cache <= card.memory_bytes:
         return
     most = (card.memory_bytes - room.parameters) // (room.each + room.cache // variant.batch or 1)
-    takes = f"its cache takes {_gb(room.cache)}" if room.cache else f"its inputs take {_gb(room.inputs)}"
+    takes = (
+        f"its cache takes {_gb(room.cache)}"
+        if room.cache
+        else f"its inputs take {_gb(room.inputs)}"
+    )
     smaller = "a smaller batch or a shorter cache" if room.cache else "a smaller batch"
-    step = f"Choose a card with more memory, {'or fewer --layers' if variant.phase else 'or a smaller model'}."
+    step = (
+        "Choose a card with more memory, "
+        f"{'or fewer --layers' if variant.phase else 'or a smaller model'}."
+    )
     if most >= 1:
         step = (
-            f"Give {smaller}. {'Cache' if room.cache else 'Inputs'} and parameters fit up to batch {most}, but the "
+            f"Give {smaller}. {'Cache' if room.cache else 'Inputs'} and parameters fit up to "
+            f"batch {most}, but the "
             "operators need additional memory."
         )
     raise UsageError(
-        f"{variant} does not fit into the {_gb(card.memory_bytes)} of {card.model}: {takes} and its parameters take "
+        f"{variant} does not fit into the {_gb(card.memory_bytes)} of {card.model}: {takes} and "
+        "its parameters take "
         f"{_gb(room.parameters)}.",
         step,
     )
 
 
 def check_step_fits(variant: Variant, card: CardLike, least_bytes: int) -> None:
-    """Raise `UsageError` if the card has less memory than the step's peak needs at least, computed before it runs."""
+    """Raise `UsageError` if the card has less memory than the step's peak needs at least, computed
+    before it runs.
+    """
     if 0 < card.memory_bytes < least_bytes:
         raise UsageError(
-            f"{variant} does not fit into the {_gb(card.memory_bytes)} of {card.model}: the step holds at least "
+            f"{variant} does not fit into the {_gb(card.memory_bytes)} of {card.model}: the step "
+            "holds at least "
             f"{_gb(least_bytes)} at once.",
-            f"Give a smaller batch (`farm memory {variant.model} --fit {card.memory_bytes // 10**9}GB` finds the "
+            f"Give a smaller batch (`farm memory {variant.model} --fit "
+            f"{card.memory_bytes // 10**9}GB` finds the "
             "largest), --recompute blocks, or --amp bfloat16.",
         )
 
 
 def _surely_fits(variant: Variant, memory_bytes: int) -> bool:
-    """True if the variant fits by the catalog's parameter count (buffers are far smaller). Does not build the model."""
+    """True if the variant fits by the catalog's parameter count (buffers are far smaller). Does not
+    build the model.
+    """
     parameters = catalog.find(variant.model).parameters
-    if parameters is None or variant.cache:  # own or timm model, or its cache size is unknown before it is built
+    if (
+        parameters is None or variant.cache
+    ):  # own or timm model, or its cache size is unknown before it is built
         return False
-    values = 2 * parameters + variant.batch * (_MOST_PLANES * variant.input_size**2 + _MOST_OF_A_TOKEN * variant.length)
+    values = 2 * parameters + variant.batch * (
+        _MOST_PLANES * variant.input_size**2 + _MOST_OF_A_TOKEN * variant.length
+    )
     return values * DTYPES[variant.dtype][0] <= memory_bytes
 
 
 def room_of(variant: Variant) -> Room:
-    """Compute the memory of a variant's parameters and inputs, with the model on the meta device. Imports torch. Raises
-    `UsageError` if the model cannot be built."""
+    """Compute the memory of a variant's parameters and inputs, with the model on the meta device.
+    Imports torch. Raises `UsageError` if the model cannot be built."""
     with refused(f"{variant.model} cannot be built"):
         model = catalog.build(dataclasses.replace(variant, batch=1))
-        # Batches 1 and 2, because a user's own model creates real inputs, and a large batch may not fit in memory.
-        one, two = (_bytes_of(catalog.example_inputs(dataclasses.replace(variant, batch=batch))) for batch in (1, 2))
-    cache = sum(tensor.nbytes for name, tensor in model.named_buffers() if variant.cache and "cached_" in name)
+        # Batches 1 and 2, because a user's own model creates real inputs, and a large batch may not
+        # fit in memory.
+        one, two = (
+            _bytes_of(catalog.example_inputs(dataclasses.replace(variant, batch=batch)))
+            for batch in (1, 2)
+        )
+    cache = sum(
+        tensor.nbytes
+        for name, tensor in model.named_buffers()
+        if variant.cache and "cached_" in name
+    )
     parts = variant.cards if variant.data_parallel == 1 or variant.sharding == "fsdp" else 1
     return Room(
         (_bytes_of([*model.parameters(), *model.buffers()]) - cache) // parts,
@@ -94,16 +123,20 @@ def room_of(variant: Variant) -> Room:
     )
 
 
-_room_of_one = functools.lru_cache(maxsize=16)(room_of)  # so a curve over batch sizes builds the model once
+_room_of_one = functools.lru_cache(maxsize=16)(
+    room_of
+)  # so a curve over batch sizes builds the model once
 
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """The memory that one pass needs, and the memory of a card. Library workspaces are not included. Unit: bytes."""
+    """The memory that one pass needs, and the memory of a card. Library workspaces are not
+    included. Unit: bytes.
+    """
 
     card_bytes: int
-    # None if it is certainly less than the card has; then the values below are not computed. For a training step, it is
-    # a lower bound of the peak memory, and the values below are None.
+    # None if it is certainly less than the card has; then the values below are not computed. For a
+    # training step, it is a lower bound of the peak memory, and the values below are None.
     needed_bytes: int | None = None
     weights_bytes: int | None = None  # parameters and buffers
     cache_bytes: int | None = None  # the cached keys and values of a prefill or decode
@@ -122,10 +155,12 @@ class MemoryNeed:
         return {**vars(self), "fits": self.fits, "cards_by_memory": self.cards}
 
 
-def memory_need(variant: Variant, card_bytes: int, all_calls_bytes: int, largest_call_bytes: int) -> MemoryNeed:
-    """Compute the memory that one pass needs on a card of `card_bytes` (not 0). `all_calls_bytes`: sum of the tensors
-    of all calls, an upper bound, because calls share tensors. Raises `FarmError` if the model cannot be built or
-    extracted."""
+def memory_need(
+    variant: Variant, card_bytes: int, all_calls_bytes: int, largest_call_bytes: int
+) -> MemoryNeed:
+    """Compute the memory that one pass needs on a card of `card_bytes` (not 0). `all_calls_bytes`:
+    sum of the tensors of all calls, an upper bound, because calls share tensors. Raises `FarmError`
+    if the model cannot be built or extracted."""
     parameters = (catalog.find(variant.model).parameters or 0) * DTYPES[variant.dtype][0]
     if parameters + all_calls_bytes <= card_bytes:
         return MemoryNeed(card_bytes)
@@ -134,9 +169,18 @@ def memory_need(variant: Variant, card_bytes: int, all_calls_bytes: int, largest
 
         return MemoryNeed(card_bytes, extract(variant).least_peak_bytes)
     room, cache_bytes = _room_of_one(dataclasses.replace(variant, batch=1)), 0
-    if variant.phase in ("prefill", "decode"):  # a prefill fills a cache with the length of the prompt
+    if variant.phase in (
+        "prefill",
+        "decode",
+    ):  # a prefill fills a cache with the length of the prompt
         filled = dataclasses.replace(
-            variant, batch=1, phase="decode", cache=variant.cache or variant.length, length=1, padded=False, text=""
+            variant,
+            batch=1,
+            phase="decode",
+            cache=variant.cache or variant.length,
+            length=1,
+            padded=False,
+            text="",
         )
         cache_bytes = variant.batch * _room_of_one(filled).cache
     activations_bytes = room.inputs + (variant.batch - 1) * room.each + largest_call_bytes
@@ -150,7 +194,9 @@ def _bytes_of(values: Any) -> int:
 
     from farm.models.tensor_kinds import bytes_of
 
-    return bytes_of(value for value in _pytree.tree_leaves(values) if isinstance(value, torch.Tensor))
+    return bytes_of(
+        value for value in _pytree.tree_leaves(values) if isinstance(value, torch.Tensor)
+    )
 
 
 def _gb(number: int) -> str:
@@ -159,19 +205,31 @@ def _gb(number: int) -> str:
 
 # ----- amounts of memory as text: `80GB`, `24 GiB`, `55GB/s`, `50%`
 
-_PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_PREFIXES = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 2**10,
+    "mi": 2**20,
+    "gi": 2**30,
+    "ti": 2**40,
+}
 _SHARE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*%\s*")
 _AMOUNT = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([kmgt]i?|)b?\s*", re.IGNORECASE)
 
 
 def bytes_of(option: str, text: str, *, per_second: bool = False) -> int:
-    """Parse an amount of memory, or a bandwidth, which may end with `/s`. Raises `UsageError` with the name of the
-    option if the text is neither, or if it is below 1 byte."""
+    """Parse an amount of memory, or a bandwidth, which may end with `/s`. Raises `UsageError` with
+    the name of the option if the text is neither, or if it is below 1 byte."""
     found = _AMOUNT.fullmatch(text.removesuffix("/s") if per_second else text)
     amount = float(found[1]) * _PREFIXES[found[2].lower()] if found else 0.0
     if not math.isfinite(amount) or amount < 1:
         example, what = ("55GB/s", "a bandwidth") if per_second else ("80GB", "an amount of memory")
-        raise UsageError(f"{option} needs {what}, not '{text}'.", f"Give, for example, {option} {example}.")
+        raise UsageError(
+            f"{option} needs {what}, not '{text}'.", f"Give, for example, {option} {example}."
+        )
     return int(amount)
 
 
@@ -187,14 +245,17 @@ class Amount:
 
 
 def amounts_of(option: str, text: str) -> list[Amount]:
-    """Parse a list of amounts and shares, such as ``75%,8GB``. Raises `UsageError` if an entry is neither."""
+    """Parse a list of amounts and shares, such as ``75%,8GB``. Raises `UsageError` if an entry is
+    neither.
+    """
     found = []
     for word in text.split(","):
         if (percent := _SHARE.fullmatch(word)) and float(percent[1]) > 0:
             found.append(Amount(share=float(percent[1]) / 100))
         elif "%" in word:
             raise UsageError(
-                f"{option} needs a share above 0, not '{word.strip()}'.", f"Give, for example, {option} 50%."
+                f"{option} needs a share above 0, not '{word.strip()}'.",
+                f"Give, for example, {option} 50%.",
             )
         else:
             found.append(Amount(bytes_of(option, word)))
@@ -206,7 +267,9 @@ def amounts_of(option: str, text: str) -> list[Amount]:
 
 @dataclass(frozen=True)
 class MemoryOptions:
-    """The options of `farm memory` other than the variant, as the user gave them. The constructor checks them."""
+    """The options of `farm memory` other than the variant, as the user gave them. The constructor
+    checks them.
+    """
 
     card: str | None = None
     job: str = ""
@@ -229,17 +292,32 @@ class MemoryOptions:
     def _contradictions(self) -> Iterator[tuple[str, str]]:
         """Yield each contradiction of two options, and what to do."""
         if not self.fast and (self.slow_bandwidth or self.moves or self.run):
-            yield "--slow-bandwidth, --moves and --run need a plan.", "Give the size of fast memory: --fast 8GB."
+            yield (
+                "--slow-bandwidth, --moves and --run need a plan.",
+                "Give the size of fast memory: --fast 8GB.",
+            )
         for name in ("job", "fit", "what_if_recompute"):
             if self.run and getattr(self, name):
                 option = "--" + name.replace("_", "-")
-                problem = f"{option} cannot be combined with --run, which runs one step with one batch."
+                problem = (
+                    f"{option} cannot be combined with --run, which runs one step with one batch."
+                )
                 yield problem, f"Omit {option} or --run."
         if self.moves and not self.run and self.slow_bandwidth in ("", "measured"):
-            problem = "--moves needs the bandwidth between fast and slow memory, which readings do not contain."
-            yield problem, "Give the bandwidth (--slow-bandwidth 55GB/s), or measure it on a card of this host (--run)."
+            problem = (
+                "--moves needs the bandwidth between fast and slow memory, which readings do not "
+                "contain."
+            )
+            yield (
+                problem,
+                "Give the bandwidth (--slow-bandwidth 55GB/s), or measure it on a card of this "
+                "host (--run).",
+            )
         if self.job and self.card is not None:
-            yield "--card cannot be combined with --job: the job has a card.", "Omit --card or --job."
+            yield (
+                "--card cannot be combined with --job: the job has a card.",
+                "Omit --card or --job.",
+            )
 
     @property
     def limit_bytes(self) -> int | None:

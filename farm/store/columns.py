@@ -1,4 +1,6 @@
-"""The columns of the database's tables, for queries that return plain rows: faster than objects for many rows."""
+"""The columns of the database's tables, for queries that return plain rows: faster than objects for
+many rows.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Store and query software, protocols, operators, variants, token ids, captures with calls, readings; reuse readings.
+"""Store and query software, protocols, operators, variants, token ids, captures with calls,
+readings; reuse readings.
 
-Most ids are hashes of the row's content: if two processes write the same row, the second write does nothing.
-"""
+Most ids are hashes of the row's content: if two processes write the same row, the second write does
+nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ from farm.types.value_profiles import class_of
 if TYPE_CHECKING:
     from farm.training.extract import Extraction
 
-#: The key of a capture: for a model, captures with equal values in these columns are interchangeable.
+#: The key of a capture: for a model, captures with equal values in these columns are
+#: interchangeable.
 CAPTURE_KEY = ("variant_id", "device_type", "grad", "torch", "launch", "card_model")
 
 
@@ -47,11 +49,12 @@ OWN_CAPTURES = ("observed", "predicted")
 
 
 def insert_new(session: Session, table: type[SQLModel], rows: list[dict[str, Any]]) -> None:
-    """Insert the rows whose key is not in the table yet. Rows are inserted in the order of their ids. Otherwise two
-    writers of the same rows could deadlock."""
+    """Insert the rows whose key is not in the table yet. Rows are inserted in the order of their
+    ids. Otherwise two writers of the same rows could deadlock."""
     if not rows:
         return
-    # Import only the dialect that the engine uses: the other would add 5 % to the start time of every worker.
+    # Import only the dialect that the engine uses: the other would add 5 % to the start time of
+    # every worker.
     dialect: Any
     if session.get_bind().dialect.name == "sqlite":
         from sqlalchemy.dialects import sqlite as dialect
@@ -94,23 +97,33 @@ def store_operators(session: Session, operators: Mapping[OperatorTuple, Cost]) -
 
 def store_variant(session: Session, variant: Variant, **costs: int) -> None:
     """Store a variant. ``costs``: its flops, model_flops and bytes_moved, if known."""
-    insert_new(session, tables.ModelVariant, [{"id": variant.id, **dataclasses.asdict(variant), **costs}])
+    insert_new(
+        session, tables.ModelVariant, [{"id": variant.id, **dataclasses.asdict(variant), **costs}]
+    )
 
 
 def other_versions(session: Session, variant: Variant) -> Sequence[str]:
-    """Return the variant ids of the other versions of a user's own model; [] for a model of the catalog."""
+    """Return the variant ids of the other versions of a user's own model; [] for a model of the
+    catalog.
+    """
     if not variant.version:
         return []
     own = tables.ModelVariant
-    return session.exec(select(own.id).where(*_same(variant, "version"), own.id != variant.id)).all()
+    return session.exec(
+        select(own.id).where(*_same(variant, "version"), own.id != variant.id)
+    ).all()
 
 
 def other_dtypes(session: Session, variant: Variant) -> Sequence[str]:
-    """Return the ids of a user's own model in other dtypes, in any version; [] for a model of the catalog."""
+    """Return the ids of a user's own model in other dtypes, in any version; [] for a model of the
+    catalog.
+    """
     if not variant.version:
         return []
     own = tables.ModelVariant
-    return session.exec(select(own.id).where(*_same(variant, "version", "dtype"), own.dtype != variant.dtype)).all()
+    return session.exec(
+        select(own.id).where(*_same(variant, "version", "dtype"), own.dtype != variant.dtype)
+    ).all()
 
 
 def _same(variant: Variant, *without: str) -> list[Any]:
@@ -121,13 +134,17 @@ def _same(variant: Variant, *without: str) -> list[Any]:
 
 def store_tokens(session: Session, tokens: Tokens) -> str:
     """Store token ids; return the id with which `find_tokens` finds them on any host."""
-    columns = {name: getattr(tokens, name) for name in ("id", "batch", "length", "row_lengths", "padding")}
+    columns = {
+        name: getattr(tokens, name) for name in ("id", "batch", "length", "row_lengths", "padding")
+    }
     insert_new(session, tables.TokenInput, [{**columns, "packed": tokens.compressed()}])
     return tokens.id
 
 
 def share_tokens(session: Session, tokens_id: str) -> None:
-    """Store the token ids of a text if this process has them; otherwise load them from the database (`find_tokens`)."""
+    """Store the token ids of a text if this process has them; otherwise load them from the database
+    (`find_tokens`).
+    """
     if holds_tokens(tokens_id):
         store_tokens(session, tokens_of_text(tokens_id))
     else:
@@ -135,33 +152,49 @@ def share_tokens(session: Session, tokens_id: str) -> None:
 
 
 def find_tokens(session: Session, tokens_id: str) -> Tokens:
-    """Return the stored token ids. Raises `Unreadable` if the id is unknown or the stored data was changed."""
+    """Return the stored token ids. Raises `Unreadable` if the id is unknown or the stored data was
+    changed.
+    """
     row = session.get(tables.TokenInput, tokens_id)
     if row is None:
         step = "Submit the model again with its text."
-        raise Unreadable(f"The database does not have the text with the token ids {tokens_id}.", step)
+        raise Unreadable(
+            f"The database does not have the text with the token ids {tokens_id}.", step
+        )
     try:
-        found = Tokens.of_compressed(row.batch, row.length, row.row_lengths, row.padding, row.packed)
+        found = Tokens.of_compressed(
+            row.batch, row.length, row.row_lengths, row.padding, row.packed
+        )
     except (TokensRejected, UsageError, TypeError) as error:
         reason = str(error)
     else:
         if found.id == tokens_id:
             return found
         reason = "the stored token ids are different"
-    raise Unreadable(f"The stored token ids {tokens_id} were changed: {reason}.", "Restore the database from a backup.")
+    raise Unreadable(
+        f"The stored token ids {tokens_id} were changed: {reason}.",
+        "Restore the database from a backup.",
+    )
 
 
 def find_capture(session: Session, like: tables.Capture) -> int | None:
-    """Return the id of the capture with the variant, device type, grad mode, torch version and launch of ``like``.
-    Prefer an observed capture to a predicted one. Imported captures are not used. None if there is no capture."""
+    """Return the id of the capture with the variant, device type, grad mode, torch version and
+    launch of ``like``. Prefer an observed capture to a predicted one. Imported captures are not
+    used. None if there is no capture."""
     same = [getattr(tables.Capture, name) == getattr(like, name) for name in CAPTURE_KEY]
     own = col(tables.Capture.origin).in_(OWN_CAPTURES)
-    return session.exec(select(tables.Capture.id).where(*same, own).order_by(col(tables.Capture.origin))).first()
+    return session.exec(
+        select(tables.Capture.id).where(*same, own).order_by(col(tables.Capture.origin))
+    ).first()
 
 
 def store_capture(session: Session, calls: Iterable[CapturedCall], capture: tables.Capture) -> int:
-    """Store a capture with its calls if it is new; return its id. The caller has stored its operators."""
-    same = [getattr(tables.Capture, name) == getattr(capture, name) for name in (*CAPTURE_KEY, "origin")]
+    """Store a capture with its calls if it is new; return its id. The caller has stored its
+    operators.
+    """
+    same = [
+        getattr(tables.Capture, name) == getattr(capture, name) for name in (*CAPTURE_KEY, "origin")
+    ]
     if (known := session.exec(select(tables.Capture.id).where(*same)).first()) is not None:
         return known
     capture.created_at_s = database_now()  # type: ignore[assignment]
@@ -183,10 +216,16 @@ def store_capture(session: Session, calls: Iterable[CapturedCall], capture: tabl
     return capture.id
 
 
-def store_extraction(session: Session, variant: Variant, extraction: Extraction, capture: tables.Capture) -> int:
-    """Store a variant with its operators and its predicted capture; return the id of the capture."""
+def store_extraction(
+    session: Session, variant: Variant, extraction: Extraction, capture: tables.Capture
+) -> int:
+    """Store a variant with its operators and its predicted capture; return the id of the
+    capture.
+    """
     taken = extraction.capture
-    store_operators(session, {spec: extraction.costs[tuple_id] for tuple_id, spec in taken.tuples.items()})
+    store_operators(
+        session, {spec: extraction.costs[tuple_id] for tuple_id, spec in taken.tuples.items()}
+    )
     costs = {name: getattr(extraction, name) for name in ("flops", "model_flops", "bytes_moved")}
     store_variant(session, variant, **costs)
     if taken.mismatches:
@@ -195,13 +234,20 @@ def store_extraction(session: Session, variant: Variant, extraction: Extraction,
 
 
 def mismatches(session: Session, capture_id: int) -> Mapping[str, str]:
-    """Return tuple id -> why its reading would not be that of the model's calls, for the tuples of a capture."""
-    return Verification.from_json(session.get_one(tables.Capture, capture_id).verification).mismatches or {}
+    """Return tuple id -> why its reading would not be that of the model's calls, for the tuples of
+    a capture.
+    """
+    return (
+        Verification.from_json(session.get_one(tables.Capture, capture_id).verification).mismatches
+        or {}
+    )
 
 
 def reading_row(reading: Reading) -> dict[str, Any]:
     """Return the columns of a reading, without ids and origin."""
-    row = {f.name: getattr(reading, f.name) for f in dataclasses.fields(reading) if f.name != "trace"}
+    row = {
+        f.name: getattr(reading, f.name) for f in dataclasses.fields(reading) if f.name != "trace"
+    }
     row |= {"details": reading.details.to_json(), "method": reading.details.method}
     columns = columns_of(tables.ReadingRow)
     # A required number stays even if it is not finite: the database then refuses the row.
@@ -214,8 +260,8 @@ def reading_row(reading: Reading) -> dict[str, Any]:
 def add_reading(
     session: Session, reading: Reading, trace: bytes | None, subject: Subject, **ids: str
 ) -> tables.ReadingRow:
-    """Add the row of a reading, and its packed trace; return the row. ``ids``: the columns card_* and *_id. Raises
-    `Unmeasurable` if its time is not positive."""
+    """Add the row of a reading, and its packed trace; return the row. ``ids``: the columns card_*
+    and *_id. Raises `Unmeasurable` if its time is not positive."""
     reading = reading.plausible()
     row = tables.ReadingRow(
         id=uuid.uuid4().hex,
@@ -234,7 +280,9 @@ def add_reading(
 
 
 def storable(value: Any) -> Any:
-    """Replace what databases cannot store: zero bytes in texts, non-finite numbers, halves of surrogate pairs."""
+    """Replace what databases cannot store: zero bytes in texts, non-finite numbers, halves of
+    surrogate pairs.
+    """
     if isinstance(value, str):
         return storable_text(value)
     if isinstance(value, float):
@@ -254,10 +302,13 @@ def storable_text(text: str) -> str:
 
 
 def store_values(
-    session: Session, capture_id: int, seen: Mapping[tuple[str, str], Sequence[list[dict[str, Any] | None]]]
+    session: Session,
+    capture_id: int,
+    seen: Mapping[tuple[str, str], Sequence[list[dict[str, Any] | None]]],
 ) -> None:
-    """Store the observed input values of each call. Calls are matched by module path, operator and order. A call
-    without a match, or with another number of activations, gets an empty list: its values are unknown."""
+    """Store the observed input values of each call. Calls are matched by module path, operator and
+    order. A call without a match, or with another number of activations, gets an empty list: its
+    values are unknown."""
     met: Counter[tuple[str, str]] = Counter()
     rows = []
     query = _calls(capture_id, tables.Operator.spec, tables.Call.call_index)
@@ -276,14 +327,18 @@ def store_values(
 
 
 def _calls(capture_id: int, *columns: Any) -> Any:
-    """Return a query for the module path, operator and these columns of each call of a capture, in order."""
+    """Return a query for the module path, operator and these columns of each call of a capture, in
+    order.
+    """
     call, operator = tables.Call, tables.Operator
     query: Any = sqlalchemy.select(call.module_path, operator.name, *columns)  # type: ignore[call-overload]
     query = query.join(operator, col(operator.id) == col(call.operator_id))
     return query.where(call.capture_id == capture_id).order_by(col(call.call_index))
 
 
-def stored_values(session: Session, capture_id: int) -> dict[tuple[str, str], list[list[dict[str, Any] | None]]]:
+def stored_values(
+    session: Session, capture_id: int
+) -> dict[tuple[str, str], list[list[dict[str, Any] | None]]]:
     known = _calls(capture_id, tables.Call.data).where(col(tables.Call.data).is_not(None))
     found: dict[tuple[str, str], list[list[dict[str, Any] | None]]] = defaultdict(list)
     for path, name, data in session.execute(known):
@@ -302,9 +357,13 @@ class PlacedCall:
 
 
 def placed_calls(session: Session, capture_id: int, data: str) -> list[PlacedCall]:
-    """Return the calls of a capture in order. ``data``: `Protocol.data`; any value but `seen` applies to all calls."""
+    """Return the calls of a capture in order. ``data``: `Protocol.data`; any value but `seen`
+    applies to all calls.
+    """
     call = tables.Call
-    query = select(call.call_index, call.module_path, call.operator_id, call.data).where(call.capture_id == capture_id)
+    query = select(call.call_index, call.module_path, call.operator_id, call.data).where(
+        call.capture_id == capture_id
+    )
     return [
         PlacedCall(index, path, operator_id, class_of(seen) if data == "seen" else data)
         for index, path, operator_id, seen in session.exec(query.order_by(col(call.call_index)))
@@ -312,33 +371,46 @@ def placed_calls(session: Session, capture_id: int, data: str) -> list[PlacedCal
 
 
 def classes(session: Session, capture_id: int, data: str) -> dict[tuple[str, str], int]:
-    """Return (tuple id, value profile) -> number of calls, sorted by first call. `data`: as in `placed_calls`."""
-    return dict(Counter((call.operator_id, call.data) for call in placed_calls(session, capture_id, data)))
+    """Return (tuple id, value profile) -> number of calls, sorted by first call. `data`: as in
+    `placed_calls`.
+    """
+    return dict(
+        Counter((call.operator_id, call.data) for call in placed_calls(session, capture_id, data))
+    )
 
 
-def predicted_counts(database: Database, capture_id: int, job_id: str, card_id: str) -> tuple[dict[str, int], bool]:
+def predicted_counts(
+    database: Database, capture_id: int, job_id: str, card_id: str
+) -> tuple[dict[str, int], bool]:
     """Return (tuple id -> number of calls, whether the job must verify these calls on a card).
 
-    For a real card the ids are those of tuples without values that decide their work: a card shows other values than a
-    prediction, or the first ones.
+    For a real card the ids are those of tuples without values that decide their work: a card shows
+    other values than a prediction, or the first ones.
 
-    The job must, unless a card has verified them since the job started. A verification also measures the calls in the
-    running model, and these times must be as new as the reading of the whole model. A job with ``--within`` or
-    ``--budget`` saves this time if a card of the same model has ever verified the calls.
-    """
+    The job must, unless a card has verified them since the job started. A verification also
+    measures the calls in the running model, and these times must be as new as the reading of the
+    whole model. A job with ``--within`` or ``--budget`` saves this time if a card of the same model
+    has ever verified the calls."""
     with database.read() as session:
         found = Verification.from_json(session.get_one(tables.Capture, capture_id).verification)
         job, before = session.get_one(Job, job_id), session.get(CardRow, found.card or "")
         card = session.get_one(CardRow, card_id)
         short = job.request.get("within") or job.request.get("budget_s")
-        known = short and before is not None and before.model == card.model and found.ran_as(job.request)
+        known = (
+            short
+            and before is not None
+            and before.model == card.model
+            and found.ran_as(job.request)
+        )
         # A time in the future is of before the clock was set back.
         since_s, now_s = job.created_at_s, read_clock_s(session)
         verified = found.read_at_s is not None and (known or since_s <= found.read_at_s <= now_s)
         old = not verified
         if card.kind == "simulated":
             return counts(session, capture_id), old
-        return _counts_without_values(session, capture_id), old or bool(lacking_values(session, capture_id))
+        return _counts_without_values(session, capture_id), old or bool(
+            lacking_values(session, capture_id)
+        )
 
 
 def _counts_without_values(session: Session, capture_id: int) -> dict[str, int]:
@@ -350,12 +422,16 @@ def _counts_without_values(session: Session, capture_id: int) -> dict[str, int]:
 
 
 def plain_ids(session: Session, capture_id: int) -> dict[str, str]:
-    """Return the id of each tuple of a capture that may describe values -> the id of the same call without them."""
+    """Return the id of each tuple of a capture that may describe values -> the id of the same call
+    without them.
+    """
     return {spec.id: spec.without_values.id for spec in _may_have_values(session, capture_id)}
 
 
 def lacking_values(session: Session, capture_id: int) -> set[str]:
-    """Return the ids of the tuples of a capture whose work is unknown: no card has shown the values that decide it."""
+    """Return the ids of the tuples of a capture whose work is unknown: no card has shown the values
+    that decide it.
+    """
     return {spec.id for spec in _may_have_values(session, capture_id) if lacks_values(spec)}
 
 
@@ -363,7 +439,9 @@ def _may_have_values(session: Session, capture_id: int) -> Iterator[OperatorTupl
     """Yield the tuples of a capture whose operator has an input whose values decide its work."""
     call, operator = tables.Call, tables.Operator
     called = select(call.operator_id).where(call.capture_id == capture_id)
-    query = select(operator.spec).where(col(operator.id).in_(called), col(operator.name).in_(declared_operators()))
+    query = select(operator.spec).where(
+        col(operator.id).in_(called), col(operator.name).in_(declared_operators())
+    )
     for spec in session.exec(query):
         with contextlib.suppress(TupleRejected):  # as in tests with simulated cards
             yield parse(spec)
@@ -372,30 +450,47 @@ def _may_have_values(session: Session, capture_id: int) -> Iterator[OperatorTupl
 def counts(session: Session, capture_id: int) -> dict[str, int]:
     """Return tuple id -> number of calls in a capture."""
     call = tables.Call
-    query = select(call.operator_id, func.count()).where(call.capture_id == capture_id).group_by(col(call.operator_id))
+    query = (
+        select(call.operator_id, func.count())
+        .where(call.capture_id == capture_id)
+        .group_by(col(call.operator_id))
+    )
     return {operator_id: int(number) for operator_id, number in session.execute(query)}
 
 
 def store_observed(
-    database: Database, capture_id: int, observed: Mapping[str, Any] | None, found: Verification, *, card_id: str
+    database: Database,
+    capture_id: int,
+    observed: Mapping[str, Any] | None,
+    found: Verification,
+    *,
+    card_id: str,
 ) -> int | None:
-    """Store the verification of a predicted capture. If the observed calls differ, store them as a capture too.
-    ``observed``: the validated result of the card's benchmark process. Returns the id of the new capture, or None."""
+    """Store the verification of a predicted capture. If the observed calls differ, store them as a
+    capture too. ``observed``: the validated result of the card's benchmark process. Returns the id
+    of the new capture, or None."""
     with database.write() as session:
         predicted = session.get_one(tables.Capture, capture_id)
         seen = [CapturedCall(**call) for call in observed["calls"]] if observed else []
-        known = [call.operator_id for call in session.execute(_calls(capture_id, tables.Call.operator_id))]
+        known = [
+            call.operator_id
+            for call in session.execute(_calls(capture_id, tables.Call.operator_id))
+        ]
         is_same = not seen or known == [call.tuple_id for call in seen]
         found = _labelled(session, found)
         if not is_same and predicted.origin == "observed" and found.matches:
             found = _with_other_values(found)
         unlike = {**mismatches(session, capture_id), **(found.mismatches or {})} or None
-        verification = dataclasses.replace(found, card=card_id, read_at_s=read_clock_s(session), mismatches=unlike)
+        verification = dataclasses.replace(
+            found, card=card_id, read_at_s=read_clock_s(session), mismatches=unlike
+        )
         predicted.verification = verification.to_json()
         if observed is None or is_same:
             return None
         specs = {spec.id: spec for spec in map(parse, observed["tuples"].values())}
-        store_operators(session, {specs[tuple_id]: Cost(**cost) for tuple_id, cost in observed["costs"].items()})
+        store_operators(
+            session, {specs[tuple_id]: Cost(**cost) for tuple_id, cost in observed["costs"].items()}
+        )
         same = {name: getattr(predicted, name) for name in CAPTURE_KEY}
         kept = tables.Capture(
             **same,
@@ -414,12 +509,18 @@ def _with_other_values(found: Verification) -> Verification:
     """Say that a card showed other values than those of the capture, whose tuples were measured."""
     text = "the values that decide the work of some calls are not those of the measured tuples"
     differences = (*(found.differences or ()), text)
-    return dataclasses.replace(found, matches=False, differences=differences, difference_count=len(differences))
+    return dataclasses.replace(
+        found, matches=False, differences=differences, difference_count=len(differences)
+    )
 
 
 def _labelled(session: Session, found: Verification) -> Verification:
-    """Replace the ids of missing tuples in a verification by labels, which the benchmark process does not know."""
-    labels = {row.id: row.label for row in fetch(session, tables.Operator, found.missing or ()).values()}
+    """Replace the ids of missing tuples in a verification by labels, which the benchmark process
+    does not know.
+    """
+    labels = {
+        row.id: row.label for row in fetch(session, tables.Operator, found.missing or ()).values()
+    }
 
     def named(difference: str) -> str:
         words, _, last = difference.rpartition(" ")
@@ -432,9 +533,15 @@ def _labelled(session: Session, found: Verification) -> Verification:
 
 
 def find_readings(
-    session: Session, items: Sequence[Any], request: Request, software_id: str, card_ids: Collection[str]
+    session: Session,
+    items: Sequence[Any],
+    request: Request,
+    software_id: str,
+    card_ids: Collection[str],
 ) -> list[ReadingRow | None]:
-    """Return for each item the reading to reuse, or None. Readings of the chosen cards (``card_ids``) are preferred."""
+    """Return for each item the reading to reuse, or None. Readings of the chosen cards
+    (``card_ids``) are preferred.
+    """
     if request.reuse == "none":
         return [None] * len(items)
     candidates: dict[tuple[str, str], list[ReadingRow]] = defaultdict(list)
@@ -445,21 +552,38 @@ def find_readings(
     )
     if request.reuse != "imported":
         query = query.where(ReadingRow.origin == "")
-    for (reading,) in among(session, query, ReadingRow.subject_id, (item.subject_id for item in items)):
+    for (reading,) in among(
+        session, query, ReadingRow.subject_id, (item.subject_id for item in items)
+    ):
         candidates[reading.subject_id, reading.protocol_id].append(reading)
-    return [_best(candidates[item.subject_id, item.protocol_id], item, request, card_ids) for item in items]
+    return [
+        _best(candidates[item.subject_id, item.protocol_id], item, request, card_ids)
+        for item in items
+    ]
 
 
 def software_of_groups(session: Session, cards: Sequence[CardRow]) -> str | None:
-    """Return the id of the software with which these cards measure together; None if it is unknown or differs."""
+    """Return the id of the software with which these cards measure together; None if it is unknown
+    or differs.
+    """
     libraries = {(card.software_id, (card.links or {}).get("communication", "")) for card in cards}
     software_id, communication = libraries.pop()
-    row = session.get(SoftwareRow, software_id) if software_id and communication and not libraries else None
-    return dataclasses.replace(row.value, communication=communication).id if row is not None else None
+    row = (
+        session.get(SoftwareRow, software_id)
+        if software_id and communication and not libraries
+        else None
+    )
+    return (
+        dataclasses.replace(row.value, communication=communication).id if row is not None else None
+    )
 
 
-def _best(readings: Iterable[ReadingRow], item: Any, request: Request, card_ids: Collection[str]) -> ReadingRow | None:
-    """Return the reading to reuse for an item, or None. Readings of chosen cards come first, then the newest."""
+def _best(
+    readings: Iterable[ReadingRow], item: Any, request: Request, card_ids: Collection[str]
+) -> ReadingRow | None:
+    """Return the reading to reuse for an item, or None. Readings of chosen cards come first, then
+    the newest.
+    """
     if item.role != "tuple":
         serving = [reading for reading in readings if reading.card_id == item.card_id]
     elif request.reuse == "card":
@@ -468,7 +592,11 @@ def _best(readings: Iterable[ReadingRow], item: Any, request: Request, card_ids:
         serving = [reading for reading in readings if reading.card_model == item.card_model]
     wanted = request.stopping.allowing(item.half_width)
     serving = [reading for reading in serving if satisfies(reading, wanted)]
-    return max(serving, key=lambda reading: (reading.card_id in card_ids, reading.created_at_s), default=None)
+    return max(
+        serving,
+        key=lambda reading: (reading.card_id in card_ids, reading.created_at_s),
+        default=None,
+    )
 
 
 #: Flags of doubtful readings: a repetition may be better.
@@ -479,18 +607,29 @@ UNSOUND = DOUBTFUL | {"busy_host"}  # by other programs, also on a CPU
 def sound(reading: ReadingRow) -> bool:
     """True if the reading has the current method of its card and no doubtful flag."""
     current = method_of(reading.card_id)
-    return Details.from_json(reading.details).method == current and not DOUBTFUL & set(reading.flags)
+    return Details.from_json(reading.details).method == current and not DOUBTFUL & set(
+        reading.flags
+    )
 
 
 def tells_others(flags: Iterable[str] | None) -> bool:
-    """True if a reading with these flags may be used outside its job: no doubtful flag, and no study."""
+    """True if a reading with these flags may be used outside its job: no doubtful flag, and no
+    study.
+    """
     return not (DOUBTFUL | {"study"}) & set(flags or ())
 
 
-def sound_readings(session: Session, card_model: str, names: Iterable[str], *chosen: Any) -> Iterator[Any]:
-    """Yield columns of the usable readings of a card model, oldest first: without simulations and studies."""
+def sound_readings(
+    session: Session, card_model: str, names: Iterable[str], *chosen: Any
+) -> Iterator[Any]:
+    """Yield columns of the usable readings of a card model, oldest first: without simulations and
+    studies.
+    """
     query = sqlalchemy.select(*(READING[name] for name in names)).where(
-        READING.card_model == card_model, READING.simulated.is_(False), READING.method.is_not(None), *chosen
+        READING.card_model == card_model,
+        READING.simulated.is_(False),
+        READING.method.is_not(None),
+        *chosen,
     )
     for row in session.execute(query.order_by(READING.created_at_s, READING.id)):
         if tells_others(row.flags):
@@ -502,9 +641,14 @@ def stored_software(session: Session, software_id: str) -> Software:
 
 
 def satisfies(reading: ReadingRow, wanted: Stopping) -> bool:
-    """True if a reading is precise enough, or if its window was as long as the longest wanted window. False for
-    readings that are not `sound`, and for readings of a study, which has its own windows."""
-    if not sound(reading) or "study" in reading.flags or ("rough" in reading.flags and not wanted.rough):
+    """True if a reading is precise enough, or if its window was as long as the longest wanted
+    window. False for readings that are not `sound`, and for readings of a study, which has its own
+    windows."""
+    if (
+        not sound(reading)
+        or "study" in reading.flags
+        or ("rough" in reading.flags and not wanted.rough)
+    ):
         return False
     time_ok = reading.time_half_width_us <= wanted.time_half_width * reading.time_us * 1.001
     energy_ok = (

@@ -1,8 +1,9 @@
-"""The connection to the database: SQLite (WAL, foreign keys, busy timeout) or PostgreSQL, chosen by a URL.
+"""The connection to the database: SQLite (WAL, foreign keys, busy timeout) or PostgreSQL, chosen by
+a URL.
 
-A process has one `Database`; its sessions are short. Write transactions on SQLite start with ``BEGIN IMMEDIATE``. If a
-transaction reads first and writes later while another process writes, it fails at once instead of waiting.
-"""
+A process has one `Database`; its sessions are short. Write transactions on SQLite start with
+``BEGIN IMMEDIATE``. If a transaction reads first and writes later while another process writes, it
+fails at once instead of waiting."""
 
 from __future__ import annotations
 
@@ -19,7 +20,18 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 import sqlalchemy
-from sqlalchemy import URL, ColumnElement, Connection, Engine, create_engine, event, exc, inspect, make_url, text
+from sqlalchemy import (
+    URL,
+    ColumnElement,
+    Connection,
+    Engine,
+    create_engine,
+    event,
+    exc,
+    inspect,
+    make_url,
+    text,
+)
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
 from sqlalchemy.types import Float
@@ -35,25 +47,35 @@ from farm.store.tables import CardRow, Item, Job, JobState, ReadingRow
 MIGRATIONS = Path(__file__).parent / "migrations"
 VERSION_TABLE = "alembic_version"
 SQLITE_BUSY_TIMEOUT_MS = 30_000
-#: PostgreSQL ends a transaction of a connection that writes if its client is silent for half a minute, unless the
-#: server has a limit of its own. The client may be gone, and other processes wait for its locks.
+#: PostgreSQL ends a transaction of a connection that writes if its client is silent for half a
+#: minute, unless the server has a limit of its own. The client may be gone, and other processes
+#: wait for its locks.
 _END_SILENT_TRANSACTIONS = text(
     "SELECT set_config('idle_in_transaction_session_timeout', '30s', false)"
     " WHERE current_setting('idle_in_transaction_session_timeout') = '0'"
 )
 #: The options of a connection to SQLite that a URL can have.
-SQLITE_OPTIONS = {"cached_statements", "check_same_thread", "detect_types", "isolation_level", "timeout"}
+SQLITE_OPTIONS = {
+    "cached_statements",
+    "check_same_thread",
+    "detect_types",
+    "isolation_level",
+    "timeout",
+}
 #: PostgreSQL's error code of a read-only server: a standby, or one that was made read-only.
 READ_ONLY = "25006"
 #: PostgreSQL's error code if the user has no right to read or write a table.
 NO_RIGHT = "42501"
-#: PostgreSQL's error codes if it ends a connection because the transaction was idle or ran for too long.
+#: PostgreSQL's error codes if it ends a connection because the transaction was idle or ran for too
+#: long.
 TIMED_OUT = ("25P03", "25P04")
 UPGRADE_LOCK = 0x6661726D  # "farm": the key of PostgreSQL's advisory lock during an upgrade
 
 
 class database_now(FunctionElement[float]):
-    """SQL function: the database's clock at the start of the statement (not the transaction). Unit: s since 1970."""
+    """SQL function: the database's clock at the start of the statement (not the transaction). Unit:
+    s since 1970.
+    """
 
     type = Float(53)
     inherit_cache = True
@@ -66,7 +88,8 @@ def _sqlite_now(element: Any, compiler: Any, **kw: Any) -> str:
 
 @compiles(database_now, "postgresql")
 def _postgresql_now(element: Any, compiler: Any, **kw: Any) -> str:
-    return "extract(epoch from statement_timestamp())::double precision"  # `clock_timestamp` would prevent indexes
+    # `clock_timestamp` would prevent indexes
+    return "extract(epoch from statement_timestamp())::double precision"
 
 
 def read_clock_s(session: Session) -> float:
@@ -75,23 +98,28 @@ def read_clock_s(session: Session) -> float:
 
 
 def long_ago(time_s: Any, limit_s: float) -> ColumnElement[bool]:
-    """SQL condition: a stored time is more than ``limit_s`` ago. So is a time that is as far in the future: the clock
-    was set back since it was stored. For actions that do no harm if they are too early."""
+    """SQL condition: a stored time is more than ``limit_s`` ago. So is a time that is as far in the
+    future: the clock was set back since it was stored. For actions that do no harm if they are too
+    early."""
     return or_(time_s < database_now() - limit_s, time_s > database_now() + limit_s)
 
 
 class Database:
-    """One engine and its sessions. All methods raise `DatabaseUnreachable` if the database does not answer, is
-    read-only or refuses its user, or its file is damaged."""
+    """One engine and its sessions. All methods raise `DatabaseUnreachable` if the database does not
+    answer, is read-only or refuses its user, or its file is damaged."""
 
     def __init__(self, url: str | URL, *, read_only: bool = False) -> None:
-        """``read_only``: of a SQLite file that no program changes: open it without locks and without a log."""
+        """``read_only``: of a SQLite file that no program changes: open it without locks and
+        without a log.
+        """
         self.url = make_url_or_explain(url)
         keep_secret(url if isinstance(url, str) else self.url.render_as_string(hide_password=False))
         self.engine = _read_only_engine(self.url) if read_only else _engine(self.url)
         self._restoring = f"Delete the file {self.url.database}: the next command makes it again."
         if not read_only:
-            self._restoring = "Restore the file from a backup, or set FARM_DATABASE_URL to another file."
+            self._restoring = (
+                "Restore the file from a backup, or set FARM_DATABASE_URL to another file."
+            )
         self._is_sqlite = self.url.get_backend_name() == "sqlite"
 
     @contextlib.contextmanager
@@ -102,7 +130,9 @@ class Database:
 
     @contextlib.contextmanager
     def write(self) -> Iterator[Session]:
-        """Open a transaction: commit at the end, roll back on any exception. A commit keeps the connection."""
+        """Open a transaction: commit at the end, roll back on any exception. A commit keeps the
+        connection.
+        """
         with self._explained(), self.engine.connect() as connection:
             connection.execution_options(sqlite_begin="IMMEDIATE")
             self._limit_silence(connection)
@@ -112,7 +142,9 @@ class Database:
                 session.commit()
 
     def _limit_silence(self, connection: Connection) -> None:
-        """Set the limit at the first write of a connection. A command that only reads may wait for its reader."""
+        """Set the limit at the first write of a connection. A command that only reads may wait for
+        its reader.
+        """
         if self._is_sqlite or connection.info.get("silence is limited"):
             return
         with connection.begin():
@@ -126,20 +158,33 @@ class Database:
         except exc.DatabaseError as error:
             state = getattr(error.orig, "sqlstate", None)
             # An error while connecting, not of a statement:
-            if isinstance(error, exc.ProgrammingError) and error.statement is None and state is None:
+            if (
+                isinstance(error, exc.ProgrammingError)
+                and error.statement is None
+                and state is None
+            ):
                 raise _unknown_option("PostgreSQL") from None
             line, said = first_line(error), str(error.orig)
             if isinstance(error, exc.OperationalError) or state in TIMED_OUT:
                 problem = f"does not answer: {line}"
-                step = "Check FARM_DATABASE_URL and whether the server runs, then try again. No data was lost."
+                step = (
+                    "Check FARM_DATABASE_URL and whether the server runs, then try again. No data "
+                    "was lost."
+                )
                 if self._is_sqlite:
                     problem, step = f"{problem}.", _sqlite_step(line)
             elif state == READ_ONLY:
                 problem = f"is read-only: {line}."
-                step = "Make the database writable, or set FARM_DATABASE_URL to a writable server. No data was lost."
+                step = (
+                    "Make the database writable, or set FARM_DATABASE_URL to a writable server. "
+                    "No data was lost."
+                )
             elif state == NO_RIGHT:
                 problem = f"refuses its user: {line}."
-                step = "Give the user the rights to read and write all tables, or correct FARM_DATABASE_URL."
+                step = (
+                    "Give the user the rights to read and write all tables, or correct "
+                    "FARM_DATABASE_URL."
+                )
             elif "not a database" in said or "malformed" in said:  # SQLite's NOTADB and CORRUPT
                 problem = f"cannot be read: {line}."
                 step = self._restoring
@@ -149,7 +194,9 @@ class Database:
 
     @property
     def missing(self) -> bool:
-        """True if the database is an SQLite file that does not exist. A connection would create an empty file."""
+        """True if the database is an SQLite file that does not exist. A connection would create an
+        empty file.
+        """
         return not is_there(self.url)
 
     def schema_version(self) -> str | None:
@@ -157,14 +204,18 @@ class Database:
         with self._explained(), self.engine.connect() as connection:
             if not inspect(connection).has_table(VERSION_TABLE):
                 return None
-            version: str | None = connection.scalar(text(f"SELECT version_num FROM {VERSION_TABLE}"))
+            version: str | None = connection.scalar(
+                text(f"SELECT version_num FROM {VERSION_TABLE}")
+            )
             return version
 
     def _readable_schema(self) -> str | None:
-        """Return the schema version; None if the database is empty. Raises `SchemaMismatch` if the schema is newer than
-        this program or too old, or if another program owns the tables."""
+        """Return the schema version; None if the database is empty. Raises `SchemaMismatch` if the
+        schema is newer than this program or too old, or if another program owns the tables."""
         with self._explained(), self.engine.connect() as connection:
-            if _is_empty(connection):  # first: another process may create the tables, and their version, at any time
+            if _is_empty(
+                connection
+            ):  # first: another process may create the tables, and their version, at any time
                 return None
         version, known = self.schema_version(), known_schemas()
         if version in known:
@@ -176,59 +227,73 @@ class Database:
             )
         if version < min(known):
             raise SchemaMismatch(
-                f"The database {self} has the old schema {version}; this program reads {min(known)} and newer.",
-                "Run `farm export` with the program that wrote the database, then `farm import` with this program.",
+                f"The database {self} has the old schema {version}; this program reads "
+                f"{min(known)} and newer.",
+                "Run `farm export` with the program that wrote the database, then `farm import` "
+                "with this program.",
             )
         raise SchemaMismatch(
-            f"The database {self} has schema {version}; this program knows schemas up to {newest_schema()}.",
+            f"The database {self} has schema {version}; this program knows schemas up to "
+            f"{newest_schema()}.",
             "Update farm on this host to the version of the other hosts.",
         )
 
     def check_schema(self) -> None:
-        """Check that the database has the schema of this program. Raises `NoDatabase` if it does not exist or is empty;
-        `SchemaMismatch` if the schema is older or newer, or the tables belong to another program."""
+        """Check that the database has the schema of this program. Raises `NoDatabase` if it does
+        not exist or is empty; `SchemaMismatch` if the schema is older or newer, or the tables
+        belong to another program."""
         if self.missing:
             raise NoDatabase(
                 f"The database {self} does not exist yet.",
-                "`farm run` and `farm import` create the database; `farm db upgrade` creates an empty one.",
+                "`farm run` and `farm import` create the database; `farm db upgrade` creates an "
+                "empty one.",
             )
         version = self._readable_schema()
         if version is None:
-            raise NoDatabase(f"The database {self} has no tables yet.", "Create the tables with `farm db upgrade`.")
+            raise NoDatabase(
+                f"The database {self} has no tables yet.",
+                "Create the tables with `farm db upgrade`.",
+            )
         if version != newest_schema():
             raise SchemaMismatch(
-                f"The database {self} has schema {version}, but this program needs schema {newest_schema()}.",
+                f"The database {self} has schema {version}, but this program needs schema "
+                f"{newest_schema()}.",
                 "Stop the workers, then run `farm db upgrade`.",
             )
 
     def check_writes(self) -> None:
-        """Check that the database accepts writes; change nothing. Raises `DatabaseUnreachable` if it does not, for
-        example because it is a standby or the user has no right to write."""
+        """Check that the database accepts writes; change nothing. Raises `DatabaseUnreachable` if
+        it does not, for example because it is a standby or the user has no right to write."""
         with self.write() as session:
             for table in (Item, CardRow, ReadingRow):
-                session.execute(sqlalchemy.update(table).where(sqlalchemy.false()).values(id=table.id))
+                session.execute(
+                    sqlalchemy.update(table).where(sqlalchemy.false()).values(id=table.id)
+                )
                 none = sqlalchemy.select(table).where(sqlalchemy.false())
                 names = [column.name for column in table.__table__.columns]  # type: ignore[union-attr]
                 session.execute(sqlalchemy.insert(table).from_select(names, none))
 
     def older_schema(self) -> str | None:
-        """Return the schema version if `upgrade` would migrate the database, else None. Raises as `upgrade`."""
+        """Return the schema version if `upgrade` would migrate the database, else None. Raises as
+        `upgrade`.
+        """
         version = None if self.missing else self._readable_schema()
         return None if version == newest_schema() else version
 
     def create_or_check(self) -> None:
         """Create the tables if the database is missing or empty; otherwise check its schema.
 
-        Every command and function that stores something begins with this or `check_stores`. It migrates nothing: other
-        programs may use the database. Raises `SchemaMismatch` if the schema is older or newer, or another program owns
-        the tables.
-        """
+        Every command and function that stores something begins with this or `check_stores`. It
+        migrates nothing: other programs may use the database. Raises `SchemaMismatch` if the schema
+        is older or newer, or another program owns the tables."""
         if self.missing or self._readable_schema() is None:
             self._create()
         self.check_schema()
 
     def check_stores(self) -> None:
-        """Check, before something is measured, that it can be stored: `create_or_check`, then `check_writes`."""
+        """Check, before something is measured, that it can be stored: `create_or_check`, then
+        `check_writes`.
+        """
         self.create_or_check()
         self.check_writes()
 
@@ -242,9 +307,8 @@ class Database:
     def upgrade(self) -> None:
         """Create the tables in an empty database, or migrate an older schema to the newest.
 
-        Only `farm db upgrade` and `farm.store.upgrades` may call this. Raises `SchemaMismatch`, and changes nothing,
-        if the schema is newer or too old, or another program owns the tables.
-        """
+        Only `farm db upgrade` and `farm.store.upgrades` may call this. Raises `SchemaMismatch`, and
+        changes nothing, if the schema is newer or too old, or another program owns the tables."""
         self._make_folder()
         if self._readable_schema() == newest_schema():
             return
@@ -260,23 +324,30 @@ class Database:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[Connection]:
-        """Open a transaction that excludes other upgrades, since several hosts may start at the same time."""
+        """Open a transaction that excludes other upgrades, since several hosts may start at the
+        same time.
+        """
         with self.engine.connect().execution_options(sqlite_begin="IMMEDIATE") as connection:
             if not self._is_sqlite:
                 with connection.begin():
-                    connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": UPGRADE_LOCK})
+                    connection.execute(
+                        text("SELECT pg_advisory_xact_lock(:key)"), {"key": UPGRADE_LOCK}
+                    )
                     yield connection
                 return
             driver: Any = connection.connection.dbapi_connection
-            # SQLite changes a table by copying and dropping it; a drop would cascade to the rows that refer to it.
+            # SQLite changes a table by copying and dropping it; a drop would cascade to the rows
+            # that refer to it.
             driver.execute("PRAGMA foreign_keys=OFF")
             try:
                 with connection.begin():
                     yield connection
                     if broken := connection.exec_driver_sql("PRAGMA foreign_key_check").first():
                         raise SchemaMismatch(
-                            f"The upgrade of the database {self} would break a foreign key of the table {broken[0]}.",
-                            "Nothing was changed. Restore the database from a backup, or report this bug.",
+                            f"The upgrade of the database {self} would break a foreign key of the "
+                            f"table {broken[0]}.",
+                            "Nothing was changed. Restore the database from a backup, or report "
+                            "this bug.",
                         )
             finally:
                 driver.execute("PRAGMA foreign_keys=ON")
@@ -322,19 +393,23 @@ def open_database() -> Database:
 
 
 def is_there(url: str | URL) -> bool:
-    """True unless the URL names an SQLite file that does not exist. Raises `SettingsError` if the URL is malformed."""
+    """True unless the URL names an SQLite file that does not exist. Raises `SettingsError` if the
+    URL is malformed.
+    """
     parsed = make_url_or_explain(url)
     return parsed.get_backend_name() != "sqlite" or Path(parsed.database).exists()
 
 
 def make_url_or_explain(url: str | URL) -> Any:
-    """Parse a database URL. Raises `SettingsError` if it is malformed or names an unsupported database. The message
-    never quotes the URL, because a malformed one may show its password."""
+    """Parse a database URL. Raises `SettingsError` if it is malformed or names an unsupported
+    database. The message never quotes the URL, because a malformed one may show its password."""
     try:
         parsed = make_url(url)
         account = str(url).rpartition("@")[0]
         # A part of the password: a connection error would show it as the host.
-        if "@" in (parsed.host or "") or ("://" in account and "?" in account and isinstance(url, str)):
+        if "@" in (parsed.host or "") or (
+            "://" in account and "?" in account and isinstance(url, str)
+        ):
             raise ValueError("@ or ? in the password")
         if parsed.get_backend_name() == "sqlite" and ":" in account.partition("://")[2]:
             raise ValueError("a server's account in the place of a path")
@@ -343,14 +418,16 @@ def make_url_or_explain(url: str | URL) -> Any:
     except (exc.ArgumentError, ValueError):
         raise SettingsError(
             "The database URL is malformed.",
-            "Write FARM_DATABASE_URL as sqlite:////path/farm.db or postgresql://user@host/farm. In a password, write @ "
+            "Write FARM_DATABASE_URL as sqlite:////path/farm.db or postgresql://user@host/farm. "
+            "In a password, write @ "
             "as %40, : as %3A and ? as %3F.",
         ) from None  # the error may quote the password, and `--debug` shows it
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.get_backend_name() not in ("sqlite", "postgresql"):
         raise SettingsError(
-            f"The database kind '{parsed.get_backend_name()}' is not supported.", "Use SQLite or PostgreSQL."
+            f"The database kind '{parsed.get_backend_name()}' is not supported.",
+            "Use SQLite or PostgreSQL.",
         )
     file, mode = parsed.database, parsed.query.get("mode")
     if parsed.get_backend_name() == "sqlite" and (
@@ -408,7 +485,9 @@ def _postgresql_engine(url: Any) -> Engine:
             pool_pre_ping=True,
         )
 
-    def connect(_dialect: Any, _record: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    def connect(
+        _dialect: Any, _record: Any, arguments: Sequence[Any], options: Mapping[str, Any]
+    ) -> Any:
         return postgresql.connect(*arguments, **options)
 
     event.listen(engine, "do_connect", connect)
@@ -441,15 +520,20 @@ def _read_only_engine(url: Any) -> Engine:
 
 def _unknown_option(program: str) -> SettingsError:
     return SettingsError(
-        f"The database URL has an option after '?' that {program} does not know, or an option with a wrong value.",
+        f"The database URL has an option after '?' that {program} does not know, or an option "
+        "with a wrong value.",
         "Correct the options in FARM_DATABASE_URL; docs/operate.md has an example.",
     )
 
 
 def _create_private(_dialect: Any, _record: Any, arguments: Sequence[Any], _options: Any) -> None:
-    """Create the file with access for this user only, before SQLite does. SQLite's other files get the same mode."""
+    """Create the file with access for this user only, before SQLite does. SQLite's other files get
+    the same mode.
+    """
     if not str(arguments[0]).startswith("file:"):
-        with contextlib.suppress(OSError):  # the file exists, or SQLite reports why it cannot be created
+        with contextlib.suppress(
+            OSError
+        ):  # the file exists, or SQLite reports why it cannot be created
             os.close(os.open(arguments[0], os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
@@ -462,15 +546,18 @@ def _configure_sqlite(connection: Any, _record: Any) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    connection.exec_driver_sql(f"BEGIN {connection.get_execution_options().get('sqlite_begin', 'DEFERRED')}")
+    connection.exec_driver_sql(
+        f"BEGIN {connection.get_execution_options().get('sqlite_begin', 'DEFERRED')}"
+    )
 
 
 _DECODER = json.JSONDecoder()
 
 
 def _from_json(text: str | bytes) -> Any:
-    """Decode a JSON column; return None if it is malformed or nested too deeply: a query must not fail for one bad row.
-    This is faster than `json.loads`: a job has tens of thousands of short values, and half of them are empty lists."""
+    """Decode a JSON column; return None if it is malformed or nested too deeply: a query must not
+    fail for one bad row. This is faster than `json.loads`: a job has tens of thousands of short
+    values, and half of them are empty lists."""
     if text == "[]":
         return []
     try:
@@ -484,9 +571,8 @@ def _from_json(text: str | bytes) -> Any:
 def _write_ahead(connection: Any) -> None:
     """Set a database file to write-ahead logging, which is permanent.
 
-    This needs exclusive access: if another process has the file open, it fails at once and ignores the busy timeout.
-    Other processes do the same with a new file, so another try soon succeeds.
-    """
+    This needs exclusive access: if another process has the file open, it fails at once and ignores
+    the busy timeout. Other processes do the same with a new file, so another try soon succeeds."""
     deadline_s = time.monotonic() + SQLITE_BUSY_TIMEOUT_MS / 1000
     while True:
         try:
@@ -501,8 +587,13 @@ def _write_ahead(connection: Any) -> None:
 def _sqlite_step(problem: str) -> str:
     """Return the next step for an error of an SQLite file."""
     if "locked" in problem:
-        return "Another process writes to the database: try again when it has finished. No data was lost."
-    elsewhere = "or choose another folder with FARM_STATE_DIR (another file with FARM_DATABASE_URL)."
+        return (
+            "Another process writes to the database: try again when it has finished. No data was "
+            "lost."
+        )
+    elsewhere = (
+        "or choose another folder with FARM_STATE_DIR (another file with FARM_DATABASE_URL)."
+    )
     if "full" in problem:
         return f"Free disk space, {elsewhere}"
     if "readonly" in problem or "open" in problem:
@@ -513,7 +604,9 @@ def _sqlite_step(problem: str) -> str:
 @functools.cache
 def known_schemas() -> frozenset[str]:
     """Return the versions of all migrations, from their file names."""
-    return frozenset(file.name.partition("_")[0] for file in (MIGRATIONS / "versions").glob("[0-9]*_*.py"))
+    return frozenset(
+        file.name.partition("_")[0] for file in (MIGRATIONS / "versions").glob("[0-9]*_*.py")
+    )
 
 
 def newest_schema() -> str:
@@ -562,15 +655,25 @@ def fetch(session: Session, table: type[Row], keys: Iterable[Any]) -> dict[Any, 
 
 
 def fetch_values(session: Session, columns: Sequence[Any], keys: Iterable[Any]) -> dict[Any, Any]:
-    """Return key -> named tuple of columns; the first column is the key. Much faster than objects for many rows."""
-    return {row[0]: row for batch in in_batches(keys) for row in values(session, columns, columns[0].in_(batch))}
+    """Return key -> named tuple of columns; the first column is the key. Much faster than objects
+    for many rows.
+    """
+    return {
+        row[0]: row
+        for batch in in_batches(keys)
+        for row in values(session, columns, columns[0].in_(batch))
+    }
 
 
 def values(
-    session: Session, columns: Sequence[Any], *where: Any, in_order_of: Any = None, grouped_by: Sequence[Any] = ()
+    session: Session,
+    columns: Sequence[Any],
+    *where: Any,
+    in_order_of: Any = None,
+    grouped_by: Sequence[Any] = (),
 ) -> list[Any]:
-    """Return columns of all matching rows as named tuples, whose fields are ten times as fast as those of
-    SQLAlchemy."""
+    """Return columns of all matching rows as named tuples, whose fields are ten times as fast as
+    those of SQLAlchemy."""
     query = sqlalchemy.select(*columns).where(*where).group_by(*grouped_by)
     found = session.execute(query if in_order_of is None else query.order_by(in_order_of)).all()
     return list(map(_named(tuple(column.name for column in columns))._make, found))
@@ -582,7 +685,9 @@ def _named(names: tuple[str, ...]) -> Any:
 
 
 def locked(session: Session, table: type[Row], key: str) -> Row | None:
-    """Lock a row until the end of the transaction and return its current state; None if it does not exist."""
+    """Lock a row until the end of the transaction and return its current state; None if it does not
+    exist.
+    """
     return session.get(table, key, populate_existing=True, with_for_update={"key_share": True})
 
 
@@ -590,34 +695,62 @@ def lock_open_jobs(session: Session, job_ids: Iterable[str]) -> dict[str, Job]:
     """Lock jobs and return the open ones, which stay open until the end of the transaction."""
     found: dict[str, Job] = {}
     for batch in in_batches(sorted(job_ids)):
-        query = select(Job).where(col(Job.id).in_(batch)).order_by(col(Job.id)).with_for_update(key_share=True)
-        found.update((job.id, job) for job in session.exec(query.execution_options(populate_existing=True)))
+        query = (
+            select(Job)
+            .where(col(Job.id).in_(batch))
+            .order_by(col(Job.id))
+            .with_for_update(key_share=True)
+        )
+        found.update(
+            (job.id, job) for job in session.exec(query.execution_options(populate_existing=True))
+        )
     return {job_id: job for job_id, job in found.items() if job.state == JobState.OPEN}
 
 
 def lock_with_open_jobs(session: Session, *which: Any) -> tuple[dict[str, Job], list[Item]]:
-    """Lock the jobs, then the items, that match conditions on both; return the open jobs and their items."""
+    """Lock the jobs, then the items, that match conditions on both; return the open jobs and their
+    items.
+    """
     with_job = col(Job.id) == col(Item.job_id)
-    jobs = lock_open_jobs(session, session.exec(select(Item.job_id).join(Job, with_job).where(*which).distinct()))
-    query = select(Item).join(Job, with_job).where(*which).order_by(col(Item.id)).with_for_update(of=Item)
+    jobs = lock_open_jobs(
+        session, session.exec(select(Item.job_id).join(Job, with_job).where(*which).distinct())
+    )
+    query = (
+        select(Item)
+        .join(Job, with_job)
+        .where(*which)
+        .order_by(col(Item.id))
+        .with_for_update(of=Item)
+    )
     return jobs, [item for item in session.exec(query) if item.job_id in jobs]
 
 
 def lock_items(session: Session, *which: Any) -> None:
-    """Lock the matching items in the order of their ids, against deadlocks: an UPDATE locks rows in any order."""
+    """Lock the matching items in the order of their ids, against deadlocks: an UPDATE locks rows in
+    any order.
+    """
     if session.get_bind().dialect.name == "postgresql":
-        session.execute(select(Item.id).where(*which).order_by(col(Item.id)).with_for_update()).all()
+        session.execute(
+            select(Item.id).where(*which).order_by(col(Item.id)).with_for_update()
+        ).all()
 
 
 def without_index(condition: ColumnElement[bool]) -> ColumnElement[bool]:
-    """The same condition as an expression, for which a database searches no index. For a condition beside one that
-    finds few rows: with old statistics, PostgreSQL would rather search the items in work of all cards."""
+    """The same condition as an expression, for which a database searches no index. For a condition
+    beside one that finds few rows: with old statistics, PostgreSQL would rather search the items in
+    work of all cards."""
     return case((condition, 1), else_=0) == 1
 
 
 def id_ranges(session: Session, job_id: str, size: int = 10_000) -> list[ColumnElement[bool]]:
-    """Return conditions that divide the items of a job by id: a statement for a million rows would block others.
-    ``job_id || ''`` has no index: otherwise SQLite would read all items of the job for each condition."""
-    first, last = session.execute(select(func.min(Item.id), func.max(Item.id)).where(Item.job_id == job_id)).one()
+    """Return conditions that divide the items of a job by id: a statement for a million rows would
+    block others. ``job_id || ''`` has no index: otherwise SQLite would read all items of the job
+    for each condition."""
+    first, last = session.execute(
+        select(func.min(Item.id), func.max(Item.id)).where(Item.job_id == job_id)
+    ).one()
     starts = () if first is None else range(first, last + 1, size)
-    return [and_(col(Item.job_id) + "" == job_id, col(Item.id).between(start, start + size - 1)) for start in starts]
+    return [
+        and_(col(Item.job_id) + "" == job_id, col(Item.id).between(start, start + size - 1))
+        for start in starts
+    ]

@@ -1,8 +1,7 @@
 """The data files of the installed package, and their checksums in `farm/data/checksums.json`.
 
-A program that uses such a file for the first time checks it. So a file that an interrupted installation or a failing
-disk has damaged is named, with the way to repair it.
-"""
+A program that uses such a file for the first time checks it. So a file that an interrupted
+installation or a failing disk has damaged is named, with the way to repair it."""
 
 from __future__ import annotations
 
@@ -19,7 +18,9 @@ CHECKSUMS = DATA / "checksums.json"
 
 
 def check_package_files(paths: Iterable[Path]) -> None:
-    """Compare files with their checksums; files outside of `farm/data` are not compared. Raises `DamagedPackage`."""
+    """Compare files with their checksums; files outside of `farm/data` are not compared. Raises
+    `DamagedPackage`.
+    """
     for path in paths:
         if path.is_relative_to(DATA):
             _check(path)
@@ -54,12 +55,16 @@ def _checksums() -> dict[str, str]:
 
 
 def checked_files() -> list[Path]:
-    """Return the files of `farm/data` that have a checksum: the packaged readings and predictors."""
+    """Return the files of `farm/data` that have a checksum: the packaged readings and
+    predictors.
+    """
     patterns = ("*/*.parquet", "*.db.zst", "predictors/*")
     return sorted(path for pattern in patterns for path in DATA.glob(pattern))
 
 
 def write_checksums() -> None:
-    """Write the checksums of the present files. Only a maintainer does this, after a change of the files."""
+    """Write the checksums of the present files. Only a maintainer does this, after a change of the
+    files.
+    """
     found = {path.relative_to(DATA).as_posix(): checksum_of(path) for path in checked_files()}
     CHECKSUMS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -1,8 +1,8 @@
 """A connection to PostgreSQL that does not wait for ever for an answer.
 
-With libpq's options the system notices that a host is gone. They do not help if something between both hosts, such as
-a load balancer, keeps the connection open and forwards nothing. The driver is optional, so it is imported late.
-"""
+With libpq's options the system notices that a host is gone. They do not help if something between
+both hosts, such as a load balancer, keeps the connection open and forwards nothing. The driver is
+optional, so it is imported late."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import time
 from collections.abc import Generator
 from typing import Any
 
-#: A worker must notice a lost network within the time of a lease. Without these options, a statement can hang in the
-#: kernel for 15 minutes.
+#: A worker must notice a lost network within the time of a lease. Without these options, a
+#: statement can hang in the kernel for 15 minutes.
 OPTIONS = {
     "connect_timeout": 10,
     "keepalives_idle": 10,
@@ -20,7 +20,8 @@ OPTIONS = {
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,  # ms
 }
-#: If a statement has no answer for so long, the client asks the server whether it works on it. Unit: s.
+#: If a statement has no answer for so long, the client asks the server whether it works on it.
+#: Unit: s.
 ANSWER_TIMEOUT_S = 5.0
 
 _STATE = "SELECT state FROM pg_stat_activity WHERE pid = %s"
@@ -29,10 +30,9 @@ _STATE = "SELECT state FROM pg_stat_activity WHERE pid = %s"
 def connect(*arguments: Any, **options: Any) -> Any:
     """Connect as `psycopg.connect` does.
 
-    A statement may take minutes, or wait for a lock. So a late answer alone is no error: the client asks the server
-    over another connection whether it works on the statement. If it does not, the connection is closed, and the
-    statement raises `psycopg.OperationalError`.
-    """
+    A statement may take minutes, or wait for a lock. So a late answer alone is no error: the client
+    asks the server over another connection whether it works on the statement. If it does not, the
+    connection is closed, and the statement raises `psycopg.OperationalError`."""
     return _connection_type(asks=True).connect(*arguments, **options)
 
 
@@ -48,7 +48,9 @@ def _connection_type(*, asks: bool) -> Any:
     return Connection
 
 
-def _limited(connection: Any, waiting: Generator[Any, Any, Any], asks: bool) -> Generator[Any, Any, Any]:
+def _limited(
+    connection: Any, waiting: Generator[Any, Any, Any], asks: bool
+) -> Generator[Any, Any, Any]:
     """Pass on what psycopg waits for. It resumes this generator several times per second."""
     heard_at_s = time.monotonic()
     try:
@@ -72,7 +74,9 @@ def _server_works(connection: Any) -> bool:
 
     info = connection.info
     try:
-        with _connection_type(asks=False).connect(info.dsn, password=info.password, autocommit=True) as other:
+        with _connection_type(asks=False).connect(
+            info.dsn, password=info.password, autocommit=True
+        ) as other:
             row = other.execute(_STATE, [info.backend_pid]).fetchone()
     except psycopg.Error:
         return False

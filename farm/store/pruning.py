@@ -1,4 +1,6 @@
-"""Delete old time series and old jobs without readings. Readings and the jobs that have them are never deleted."""
+"""Delete old time series and old jobs without readings. Readings and the jobs that have them are
+never deleted.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from farm.store.tables import Item, Job, JobState, ReadingRow, TraceRow
 
 @dataclass(frozen=True)
 class Prunable:
-    """What to delete: old time series (number, bytes), and ended jobs whose items have no reading (ids)."""
+    """What to delete: old time series (number, bytes), and ended jobs whose items have no reading
+    (ids).
+    """
 
     traces: int
     traces_bytes: int
@@ -22,17 +26,23 @@ class Prunable:
 
 
 def prunable(database: Database, older_than_s: float) -> Prunable:
-    """Return what `prune` would delete. ``older_than_s``: least age of a reading, or least time since a job ended."""
+    """Return what `prune` would delete. ``older_than_s``: least age of a reading, or least time
+    since a job ended.
+    """
     with database.read() as session:
         size_bytes = func.coalesce(func.sum(func.length(TraceRow.packed)), 0)
         series = select(func.count(), size_bytes).where(_of_old_readings(older_than_s))
         traces, traces_bytes = session.exec(series).one()
-        jobs = session.exec(select(Job.id).where(*_without_reading(older_than_s)).order_by(col(Job.id)))
+        jobs = session.exec(
+            select(Job.id).where(*_without_reading(older_than_s)).order_by(col(Job.id))
+        )
         return Prunable(traces, int(traces_bytes), tuple(jobs))
 
 
 def prune(database: Database, older_than_s: float) -> Prunable:
-    """Delete old rows in small transactions, so that other writers do not wait long; return what was deleted."""
+    """Delete old rows in small transactions, so that other writers do not wait long; return what
+    was deleted.
+    """
     found = prunable(database, older_than_s)
     with database.read() as session:
         ids = session.exec(select(TraceRow.reading_id).where(_of_old_readings(older_than_s))).all()
@@ -45,7 +55,9 @@ def prune(database: Database, older_than_s: float) -> Prunable:
         with database.write() as session:
             # A retry may have opened the job again meanwhile.
             if locked(session, Job, job_id) is not None and session.exec(still).first() is not None:
-                session.execute(delete(Job).where(col(Job.id) == job_id))  # rounds, items, verdicts with it
+                session.execute(
+                    delete(Job).where(col(Job.id) == job_id)
+                )  # rounds, items, verdicts with it
                 gone.append(job_id)
     return Prunable(len(ids), found.traces_bytes, tuple(gone))
 
@@ -56,5 +68,11 @@ def _of_old_readings(older_than_s: float) -> Any:
 
 
 def _without_reading(older_than_s: float) -> tuple[Any, ...]:
-    read = select(Item.job_id).where(col(Item.job_id) == col(Job.id), col(Item.reading_id).is_not(None))
-    return (Job.state != JobState.OPEN, col(Job.ended_at_s) <= database_now() - older_than_s, ~read.exists())
+    read = select(Item.job_id).where(
+        col(Item.job_id) == col(Job.id), col(Item.reading_id).is_not(None)
+    )
+    return (
+        Job.state != JobState.OPEN,
+        col(Job.ended_at_s) <= database_now() - older_than_s,
+        ~read.exists(),
+    )

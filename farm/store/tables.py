@@ -1,9 +1,10 @@
-"""The tables of the shared database. The database stores the state of the farm; the queues only transport messages.
+"""The tables of the shared database. The database stores the state of the farm; the queues only
+transport messages.
 
-Columns ending in ``_at_s`` are Unix seconds on the *database's* clock, since the clocks of hosts may differ or step
-(`farm.store.database.database_now`). Content-addressed rows (operators, variants, protocols, software) are
-written once and never changed. ``docs/data-model.md`` has a diagram of all tables.
-"""
+Columns ending in ``_at_s`` are Unix seconds on the *database's* clock, since the clocks of hosts
+may differ or step (`farm.store.database.database_now`). Content-addressed rows (operators,
+variants, protocols, software) are written once and never changed. ``docs/data-model.md`` has a
+diagram of all tables."""
 
 from __future__ import annotations
 
@@ -12,7 +13,18 @@ from enum import StrEnum
 from typing import Any
 
 from pydantic import create_model
-from sqlalchemy import DDL, JSON, BigInteger, Column, Index, Integer, LargeBinary, UniqueConstraint, event, text
+from sqlalchemy import (
+    DDL,
+    JSON,
+    BigInteger,
+    Column,
+    Index,
+    Integer,
+    LargeBinary,
+    UniqueConstraint,
+    event,
+    text,
+)
 from sqlmodel import Field, SQLModel
 
 from farm.types import protocol, reading
@@ -39,13 +51,16 @@ class ItemState(StrEnum):
     CANCELLED = "cancelled"
 
 
-#: The origin of an imported capture begins with this text. Jobs of this farm do not use imported captures.
+#: The origin of an imported capture begins with this text. Jobs of this farm do not use imported
+#: captures.
 IMPORTED = "imported "
 _OF_FARM = " of "
 
 
 def imported_origin(captured: str, farm: str) -> str:
-    """The origin of a capture of another farm. Farms verify a capture on different cards, so each keeps its own."""
+    """The origin of a capture of another farm. Farms verify a capture on different cards, so each
+    keeps its own.
+    """
     return f"{IMPORTED}{captured}{_OF_FARM}{farm}"
 
 
@@ -55,7 +70,9 @@ def captured_as(origin: str) -> str:
 
 
 def farm_of_origin(origin: str) -> str:
-    """Return the farm of an imported capture; "" if it is of this farm, or was imported by an older version."""
+    """Return the farm of an imported capture; "" if it is of this farm, or was imported by an older
+    version.
+    """
     return origin.removeprefix(IMPORTED).partition(_OF_FARM)[2]
 
 
@@ -80,20 +97,26 @@ class CardState(StrEnum):
 
 
 class Row(SQLModel):
-    """Base of all tables. Rows are not validated, so Pydantic builds their validators only on first use."""
+    """Base of all tables. Rows are not validated, so Pydantic builds their validators only on first
+    use.
+    """
 
     model_config = {"defer_build": True}
 
 
 def _json(default: type | None) -> Any:
-    """Define a JSON column: NOT NULL with an empty list or dict as default, or nullable if ``default`` is None."""
+    """Define a JSON column: NOT NULL with an empty list or dict as default, or nullable if
+    ``default`` is None.
+    """
     if default is None:
         return Field(default=None, sa_column=Column(JSON(none_as_null=True), nullable=True))
     return Field(default_factory=default, sa_column=Column(JSON, nullable=False))
 
 
 def _columns_of(record: type) -> Any:
-    """Return a base class with a column for each text, number and boolean field of a record (`farm.types.fields`)."""
+    """Return a base class with a column for each text, number and boolean field of a record
+    (`farm.types.fields`).
+    """
     columns: dict[str, Any] = {}
     for one in fields_of(record):
         if one.type in (str, int, float, bool):
@@ -128,15 +151,20 @@ class CardRow(Row, table=True):
     software_id: str | None = Field(default=None, foreign_key="software.id")
     state: str = CardState.STOPPED
     state_reason: str = ""
-    quarantined_by: str = ""  # the embedded farm that set the quarantine; "": only a person can end it
+    # the embedded farm that set the quarantine; "": only a person can end it
+    quarantined_by: str = ""
     worker: str = Field(default="", index=True)  # the holder name of the worker that serves it
     capabilities: list[str] = _json(list)
     fingerprint: dict[str, Any] = _json(dict)
-    links: dict[str, Any] | None = _json(None)  # to other cards of its host (`farm.devices.host.links_of`)
-    # The newest reservation for an item on several cards, see `farm.jobs.groups`; NULL: the newest item was on one card
+    links: dict[str, Any] | None = _json(
+        None
+    )  # to other cards of its host (`farm.devices.host.links_of`)
+    # The newest reservation for an item on several cards, see `farm.jobs.groups`; NULL: the newest
+    # item was on one card
     group_item_id: int | None = Field(default=None, sa_type=BigInteger)
     group_token: str = ""  # the token of that item's claim
-    origin: str = ""  # the farm from which readings of this card were imported; "": a card of this farm
+    # the farm from which readings of this card were imported; "": a card of this farm
+    origin: str = ""
     registered_at_s: float = 0.0
     last_seen_at_s: float = 0.0
 
@@ -166,12 +194,16 @@ class ModelVariant(_columns_of(protocol.Variant), table=True):  # type: ignore[c
     id: str = Field(primary_key=True, max_length=32)
     model: str = Field(index=True)
     flops: int = Field(default=0, sa_type=BigInteger)
-    model_flops: int = Field(default=0, sa_type=BigInteger)  # PyTorch's own counter over the whole model
+    model_flops: int = Field(
+        default=0, sa_type=BigInteger
+    )  # PyTorch's own counter over the whole model
     bytes_moved: int = Field(default=0, sa_type=BigInteger)
 
 
 class TokenInput(Row, table=True):
-    """The token ids of a text, the input of a language model; ``id`` is `farm.types.tokens.Tokens.id`."""
+    """The token ids of a text, the input of a language model; ``id`` is
+    `farm.types.tokens.Tokens.id`.
+    """
 
     __tablename__ = "token_input"
     id: str = Field(primary_key=True, max_length=32)
@@ -185,13 +217,18 @@ class TokenInput(Row, table=True):
 class Capture(Row, table=True):
     """One capture of a variant: predicted at submit time, or observed on a card.
 
-    ``torch`` is the torch version of the capture. The operators can depend on it and on ``launch``: a model can query
-    whether a CUDA graph is being captured. The kernels of a compiled variant are known only after a card has compiled
+    ``torch`` is the torch version of the capture. The operators can depend on it and on ``launch``:
+    a model can query whether a CUDA graph is being captured. The kernels of a compiled variant are
+    known only after a card has compiled
     it: its predicted capture has no calls.
     """
 
     __tablename__ = "capture"
-    __table_args__ = (UniqueConstraint("variant_id", "device_type", "grad", "torch", "launch", "origin", "card_model"),)
+    __table_args__ = (
+        UniqueConstraint(
+            "variant_id", "device_type", "grad", "torch", "launch", "origin", "card_model"
+        ),
+    )
     id: int | None = Field(default=None, primary_key=True)
     variant_id: str = Field(foreign_key="model_variant.id", index=True)
     device_type: str
@@ -201,13 +238,17 @@ class Capture(Row, table=True):
     origin: str = "predicted"  # predicted | observed; of another farm: `imported_origin`
     card_id: str | None = Field(default=None, foreign_key="card.id")
     verification: dict[str, Any] = _json(dict)
-    card_model: str = ""  # only of a compiled variant: the card model for which its kernels were generated
-    compiled: dict[str, Any] | None = _json(None)  # only of a compiled variant: `choices` and `graph_breaks`
+    # only of a compiled variant: the card model for which its kernels were generated
+    card_model: str = ""
+    compiled: dict[str, Any] | None = _json(
+        None
+    )  # only of a compiled variant: `choices` and `graph_breaks`
     created_at_s: float = 0.0
 
 
 class Call(Row, table=True):
-    """One operator call of a capture. ``call_index`` is the position of the call in the pass, from 0.
+    """One operator call of a capture. ``call_index`` is the position of the call in the pass, from
+    0.
 
     The view ``occurrence`` has the number of calls of each operator in each capture.
     """
@@ -219,14 +260,18 @@ class Call(Row, table=True):
     operator_id: str = Field(foreign_key="operator.id", index=True)
     reads: list[int] = _json(list)
     writes: list[int] = _json(list)
-    part: str = ""  # in a training step: forward, backward, recomputation, accumulation, loss or optimizer
+    # in a training step: forward, backward, recomputation, accumulation, loss or optimizer
+    part: str = ""
     owner: str = ""  # in a training step: the leaf module or function to which the call belongs
-    # The observed values of each activation (`farm.operators.observed_values`); []: unknown; NULL: not observed yet
+    # The observed values of each activation (`farm.operators.observed_values`); []: unknown; NULL:
+    # not observed yet
     data: list[dict[str, Any] | None] | None = _json(None)
 
 
 class ProtocolRow(Row, table=True):
-    """The conditions under which readings are measured; ``id`` is `farm.types.protocol.Protocol.id`."""
+    """The conditions under which readings are measured; ``id`` is
+    `farm.types.protocol.Protocol.id`.
+    """
 
     __tablename__ = "protocol"
     id: str = Field(primary_key=True, max_length=32)
@@ -237,7 +282,9 @@ class ProtocolRow(Row, table=True):
 
 
 class Job(Row, table=True):
-    """One submitted request: a model variant or a sweep, with one protocol, on chosen cards, in one or more rounds."""
+    """One submitted request: a model variant or a sweep, with one protocol, on chosen cards, in one
+    or more rounds.
+    """
 
     __tablename__ = "job"
     id: str = Field(primary_key=True, max_length=16)
@@ -246,7 +293,9 @@ class Job(Row, table=True):
     variant_id: str | None = Field(default=None, foreign_key="model_variant.id", index=True)
     protocol_id: str = Field(foreign_key="protocol.id")
     request: dict[str, Any] = _json(dict)
-    request_id: str = Field(default="", index=True, max_length=32)  # `Request.id`: equal for equal requests
+    request_id: str = Field(
+        default="", index=True, max_length=32
+    )  # `Request.id`: equal for equal requests
     farm: str = ""  # the embedded farm that owns it; empty: any control worker may continue it
     state: str = Field(default=JobState.OPEN, index=True)
     round: int = 0  # the newest round
@@ -276,7 +325,8 @@ class Round(Row, table=True):
     published_at_s: float | None = None  # None: one of its items needs a message
 
 
-#: SQL condition of the items that need a message. Without parameters: databases use the index only for this text.
+#: SQL condition of the items that need a message. Without parameters: databases use the index only
+#: for this text.
 UNSENT = text("published_at_s IS NULL AND state IN ('waiting', 'claimed')")
 _PUT_OFF = text("put_off_at_s IS NOT NULL")
 
@@ -284,22 +334,32 @@ _PUT_OFF = text("put_off_at_s IS NOT NULL")
 class Item(Row, table=True):
     """One subject of a job to measure on one card.
 
-    Only a result with the ``token`` of the newest claim is accepted. A claimed item has a unique ``claim_key``, so two
-    jobs never measure the same subject at the same time.
-    """
+    Only a result with the ``token`` of the newest claim is accepted. A claimed item has a unique
+    ``claim_key``, so two jobs never measure the same subject at the same time."""
 
     __tablename__ = "item"
     __table_args__ = (
         UniqueConstraint("job_id", "subject_kind", "subject_id", "protocol_id", "card_id", "role"),
         Index("ix_item_job_round_state", "job_id", "round", "state"),
         Index("ix_item_card_state", "card_id", "state"),
-        Index("ix_item_state_ended", "state", "ended_at_s"),  # queried for all cards, at every pass of every host
+        Index(
+            "ix_item_state_ended", "state", "ended_at_s"
+        ),  # queried for all cards, at every pass of every host
         Index("ix_item_subject", "subject_id", "protocol_id"),
         Index("ix_item_card_started", "card_id", "started_at_s"),  # when a card last began an item
-        Index("ix_item_unsent", "job_id", "card_id", "id", sqlite_where=UNSENT, postgresql_where=UNSENT),
+        Index(
+            "ix_item_unsent",
+            "job_id",
+            "card_id",
+            "id",
+            sqlite_where=UNSENT,
+            postgresql_where=UNSENT,
+        ),
         Index("ix_item_put_off", "put_off_at_s", sqlite_where=_PUT_OFF, postgresql_where=_PUT_OFF),
     )
-    id: int | None = Field(default=None, sa_column=Column(BigKey, primary_key=True, autoincrement=True))
+    id: int | None = Field(
+        default=None, sa_column=Column(BigKey, primary_key=True, autoincrement=True)
+    )
     job_id: str = Field(foreign_key="job.id", ondelete="CASCADE")
     round: int
     role: str  # tuple | whole | canary
@@ -311,10 +371,13 @@ class Item(Row, table=True):
     cards: int = 1  # the number of cards of one host that measure it together
     state: str = ItemState.WAITING
     expected_s: float = 0.0
-    half_width: float = 0.0  # of the time, as a share, that is enough for the job's sum; 0: that of the request
+    # of the time, as a share, that is enough for the job's sum; 0: that of the request
+    half_width: float = 0.0
     holder: str = ""
     token: str = ""
-    subject_key: str = Field(default="", index=True)  # subject, card or card model, software, protocol
+    subject_key: str = Field(
+        default="", index=True
+    )  # subject, card or card model, software, protocol
     claim_key: str | None = Field(default=None, unique=True)  # the subject key, while claimed
     lease_until_s: float = 0.0
     attempts: int = 0
@@ -325,13 +388,15 @@ class Item(Row, table=True):
     message: str = ""
     created_at_s: float = 0.0
     published_at_s: float | None = None  # time of its newest message; None: it needs a message
-    put_off_at_s: float | None = None  # when its cards were last found in use; None: never since its last claim
+    # when its cards were last found in use; None: never since its last claim
+    put_off_at_s: float | None = None
     message_used: bool = False  # its newest message was used up when it was put off
     started_at_s: float | None = None
     ended_at_s: float | None = None
 
 
-#: Columns of an index for comparisons of readings: first the circumstances, then the compared figures and the id.
+#: Columns of an index for comparisons of readings: first the circumstances, then the compared
+#: figures and the id.
 CIRCUMSTANCES = (
     *("card_model", "software_id", "protocol_id", "subject_id", "method", "subject_kind"),
     *("time_us", "time_half_width_us", "energy_mj", "energy_half_width_mj", "card_id", "id"),
@@ -342,11 +407,18 @@ class ReadingRow(_columns_of(reading.Reading), table=True):  # type: ignore[call
     """One accepted result; fields as in `farm.types.reading.Reading`."""
 
     __tablename__ = "reading"
-    # These indexes contain all columns that comparisons of readings use: the database counts, sorts and averages a
-    # million readings from the index alone, without their long rows.
+    # These indexes contain all columns that comparisons of readings use: the database counts, sorts
+    # and averages a million readings from the index alone, without their long rows.
     __table_args__ = (
         Index(
-            "ix_reading_subject", "subject_id", "card_model", "software_id", "protocol_id", "time_us", "energy_mj", "id"
+            "ix_reading_subject",
+            "subject_id",
+            "card_model",
+            "software_id",
+            "protocol_id",
+            "time_us",
+            "energy_mj",
+            "id",
         ),
         Index("ix_reading_circumstances", *CIRCUMSTANCES),
     )
@@ -364,8 +436,10 @@ class ReadingRow(_columns_of(reading.Reading), table=True):  # type: ignore[call
     details: dict[str, Any] = _json(dict)
     cost_s: dict[str, float] = _json(dict)
     method: int | None = None  # `Details.method`; readings of different methods are not compared
-    origin: str = ""  # the farm from which it was imported (`Origin.name`); "": measured by this farm
-    # For an imported reading: the kernels that one call launches. Captures contain the kernels of own readings.
+    # the farm from which it was imported (`Origin.name`); "": measured by this farm
+    origin: str = ""
+    # For an imported reading: the kernels that one call launches. Captures contain the kernels of
+    # own readings.
     kernels: dict[str, int] | None = _json(None)
     created_at_s: float = 0.0
 
@@ -384,8 +458,8 @@ class Origin(Row, table=True):
 class ImportedVerdict(Row, table=True):
     """A verdict of another farm, unchanged from its export, so that it can be exported again.
 
-    If its readings were imported too, there is an ended job with the same id and an empty `Job.request_id`.
-    """
+    If its readings were imported too, there is an ended job with the same id and an empty
+    `Job.request_id`."""
 
     __tablename__ = "imported_verdict"
     job_id: str = Field(primary_key=True, max_length=16)
@@ -403,7 +477,9 @@ class TraceRow(Row, table=True):
 
 
 class VerdictRow(Row, table=True):
-    """The verdict of one (job, round): sum compared with whole. The unique key makes aggregation idempotent."""
+    """The verdict of one (job, round): sum compared with whole. The unique key makes aggregation
+    idempotent.
+    """
 
     __tablename__ = "verdict"
     __table_args__ = (UniqueConstraint("job_id", "round"),)
@@ -424,7 +500,9 @@ class VerdictRow(Row, table=True):
 
 
 class SignificantOperator(Row, table=True):
-    """An operator type that the accuracy loop measures first. The loop adds types; people edit the set."""
+    """An operator type that the accuracy loop measures first. The loop adds types; people edit the
+    set.
+    """
 
     __tablename__ = "significant_operator"
     name: str = Field(primary_key=True)  # the short name: Conv2d
@@ -437,6 +515,7 @@ event.listen(
     "after_create",
     DDL(
         "CREATE VIEW occurrence AS"
-        ' SELECT capture_id, operator_id, count(*) AS calls FROM "call" GROUP BY capture_id, operator_id'
+        ' SELECT capture_id, operator_id, count(*) AS calls FROM "call"'
+        " GROUP BY capture_id, operator_id"
     ),
 )

@@ -1,9 +1,10 @@
-"""Which programs may upgrade a database: only `farm db upgrade` upgrades one that other programs may use.
+"""Which programs may upgrade a database: only `farm db upgrade` upgrades one that other programs
+may use.
 
-`writable_database` decides this for every other command and function: it creates an empty database, and refuses an
-older schema. The exception is the embedded database: the SQLite file of `farm run` in the user's own state folder. It
-may be upgraded by `farm run`, after a note, with a checked backup beside it, if no other process has it open.
-"""
+`writable_database` decides this for every other command and function: it creates an empty database,
+and refuses an older schema. The exception is the embedded database: the SQLite file of `farm run`
+in the user's own state folder. It may be upgraded by `farm run`, after a note, with a checked
+backup beside it, if no other process has it open."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from farm.types.format import count_of
 
 Say = Callable[[str], object]
 
-#: Free space that an upgrade needs, in sizes of the database: its backup, its write-ahead log, and its growth.
+#: Free space that an upgrade needs, in sizes of the database: its backup, its write-ahead log, and
+#: its growth.
 SPACE_FACTOR = 3
 
 
@@ -33,12 +35,13 @@ def writable_database(announce_upgrade: Say | None = None) -> Database:
     """Open the database of the settings, to store something in it.
 
     Args:
-        announce_upgrade: allows the upgrade of an embedded database, and gets a line before it begins. None: an older
-            schema is refused.
+        announce_upgrade: allows the upgrade of an embedded database, and gets a line before it
+            begins. None: an older schema is refused.
 
     Raises:
         SchemaMismatch: the schema is older or newer, or another program owns the tables.
-        DatabaseUnreachable: the database does not answer or is read-only, or an upgrade has too little disk space.
+        DatabaseUnreachable: the database does not answer or is read-only, or an upgrade has too
+            little disk space.
     """
     database = Database(settings().database)
     if announce_upgrade is not None and _is_embedded(database):
@@ -48,7 +51,9 @@ def writable_database(announce_upgrade: Say | None = None) -> Database:
 
 
 def _is_embedded(database: Database) -> bool:
-    """True if the database is the default file in the state folder, belongs to this user, and no broker is set."""
+    """True if the database is the default file in the state folder, belongs to this user, and no
+    broker is set.
+    """
     current = settings()
     if current.database_url or current.broker_url or database.missing:
         return False
@@ -74,15 +79,18 @@ def _upgrade_embedded(database: Database, announce: Say) -> None:
             return
         backup = backup_of(file, version)
         _check_space(alone, file)
-        announce(f"Upgrading the database {database} from schema {version} to {newest_schema()}. Backup: {backup}")
+        announce(
+            f"Upgrading the database {database} from schema {version} to {newest_schema()}. "
+            f"Backup: {backup}"
+        )
         _back_up(alone, backup)
         alone.upgrade()
     _remove_older_backups(file, backup)
 
 
 def _opened_alone(database: Database, version: str) -> Database:
-    """Open an SQLite database so that no other process can open it until it is closed. Raises `SchemaMismatch` if
-    another process has it open."""
+    """Open an SQLite database so that no other process can open it until it is closed. Raises
+    `SchemaMismatch` if another process has it open."""
     alone = Database(database.url)
 
     def lock_others_out(connection: Any, _record: Any) -> None:
@@ -96,9 +104,11 @@ def _opened_alone(database: Database, version: str) -> Database:
             if "locked" not in str(error):
                 raise
             raise SchemaMismatch(
-                f"The database {database} has schema {version}, but this program needs schema {newest_schema()}. "
+                f"The database {database} has schema {version}, but this program needs schema "
+                f"{newest_schema()}. "
                 "Another process uses the database, so it cannot be upgraded now.",
-                "End the other programs that use the database (a farm run, a notebook), then repeat this command.",
+                "End the other programs that use the database (a farm run, a notebook), then "
+                "repeat this command.",
             ) from None
 
     event.listen(alone.engine, "connect", lock_others_out, insert=True)
@@ -112,14 +122,17 @@ def _check_space(database: Database, file: Path) -> None:
     if free < SPACE_FACTOR * size:
         needed = count_of(SPACE_FACTOR * size, "B")
         raise DatabaseUnreachable(
-            f"The upgrade of the database {database} needs {needed} of disk space with its backup, and "
+            f"The upgrade of the database {database} needs {needed} of disk space with its "
+            "backup, and "
             f"{count_of(free, 'B')} are free in {file.parent}.",
             "Free disk space, then repeat this command. Nothing was changed.",
         )
 
 
 def _back_up(database: Database, backup: Path) -> None:
-    """Copy a database to a file and check the copy. Raises `DatabaseUnreachable` if the copy is not sound."""
+    """Copy a database to a file and check the copy. Raises `DatabaseUnreachable` if the copy is not
+    sound.
+    """
     unfinished = backup.with_name(f".{backup.name}.{os.getpid()}")
     source = database.engine.raw_connection()
     try:
@@ -132,7 +145,8 @@ def _back_up(database: Database, backup: Path) -> None:
         if found != "ok":
             raise DatabaseUnreachable(
                 f"The database {database} is damaged: {found}.",
-                "Restore the file from a backup, or set FARM_STATE_DIR to another folder. Nothing was changed.",
+                "Restore the file from a backup, or set FARM_STATE_DIR to another folder. Nothing "
+                "was changed.",
             )
         _flush_to_disk(unfinished)
         unfinished.replace(backup)
@@ -140,7 +154,8 @@ def _back_up(database: Database, backup: Path) -> None:
     except (OSError, sqlite3.Error) as error:
         raise DatabaseUnreachable(
             f"The backup {backup} cannot be written: {error}.",
-            "Make the folder writable, free disk space, then repeat this command. Nothing was changed.",
+            "Make the folder writable, free disk space, then repeat this command. Nothing was "
+            "changed.",
         ) from error
     finally:
         source.close()

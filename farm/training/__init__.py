@@ -1,1 +1,3 @@
-"""Extracts the operators of a variant; builds and captures training steps, with the lifetime of their tensors."""
+"""Extracts the operators of a variant; builds and captures training steps, with the lifetime of
+their tensors.
+"""

@@ -1,14 +1,15 @@
-"""Captures one training step at the dispatcher: every aten operator that runs a kernel, its owner, and the lifetime of
-tensors.
+"""Captures one training step at the dispatcher: every aten operator that runs a kernel, its owner,
+and the lifetime of tensors.
 
 Requirements:
 
 - The second step is recorded: the first creates the optimizer's state.
-- Autograd's sequence numbers identify the owner of a backward operator: each node of the backward has the sequence
-  number that autograd assigned while its owner ran in the forward. Operators that run between two nodes accumulate
-  gradients.
-- Watching must not change what runs. Autograd sums the gradients of several users in the first gradient's memory if
-  nothing else refers to it; under a dispatch mode it allocates new memory. The recorder restores the sum in place.
+- Autograd's sequence numbers identify the owner of a backward operator: each node of the backward
+  has the sequence number that autograd assigned while its owner ran in the forward. Operators that
+  run between two nodes accumulate gradients.
+- Watching must not change what runs. Autograd sums the gradients of several users in the first
+  gradient's memory if nothing else refers to it; under a dispatch mode it allocates new memory. The
+  recorder restores the sum in place.
 - Operators of `prim` and of the profiler run no kernel; views and allocations do not either.
 """
 
@@ -23,7 +24,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+)
 from torch.overrides import wrap_torch_function
 
 from farm.errors import CaptureError, FarmError, error_text, told
@@ -31,10 +36,23 @@ from farm.models.building import replaced
 from farm.models.tensor_kinds import is_plain
 from farm.operators import collectives
 from farm.operators.allow_list import FUNCTION_NAMES, LEAF_CLASSES
-from farm.operators.capture import Recorder, Storages, WatchedFunctions, WatchedOperators, watched_modules
+from farm.operators.capture import (
+    Recorder,
+    Storages,
+    WatchedFunctions,
+    WatchedOperators,
+    watched_modules,
+)
 from farm.operators.captured import CapturedCall, CapturedPass, Owner, role_in_tuple
 from farm.operators.cost import flop_counter, operator_flops
-from farm.operators.encoding import NotEncodable, TensorTable, costs_something, storage_key, tensors_in, written_tensors
+from farm.operators.encoding import (
+    NotEncodable,
+    TensorTable,
+    costs_something,
+    storage_key,
+    tensors_in,
+    written_tensors,
+)
 from farm.operators.unseen import Unseen
 from farm.training.step import ForwardPass, TrainingStep
 from farm.training.streams import Streams
@@ -45,18 +63,23 @@ _AS_RUN = {torch.ops.aten.__or__.Tensor: torch.ops.aten.bitwise_or.Tensor}
 _ACCUMULATES = "torch::autograd::AccumulateGrad"
 #: Reference count of a storage that one tensor refers to, such as that in autograd's buffer.
 _HELD_BY_AUTOGRAD = torch._C._storage_Use_Count(storage_key(_ALONE := torch.empty(0)))
-#: One call in a forward pass, because PyTorch chooses its operators by the device. A backward needs these operators.
+#: One call in a forward pass, because PyTorch chooses its operators by the device. A backward needs
+#: these operators.
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
 
 
 @torch.enable_grad()
 def capture_step(
-    step: TrainingStep | ForwardPass, *, device_type: str = "cpu", warmed_up: bool = False, **about: Any
+    step: TrainingStep | ForwardPass,
+    *,
+    device_type: str = "cpu",
+    warmed_up: bool = False,
+    **about: Any,
 ) -> CapturedPass:
-    """Runs two steps, or two forward passes of a split model, and records the second; the tensors may be fake. If it is
-    ``warmed_up``, the first step has already run, and FLOPs are not counted. ``about``: of a `Recorder`; ``around``
-    returns the context to enter around each aten operator. Raises `CaptureError` if the step raises an error, or
-    changes the model's structure."""
+    """Runs two steps, or two forward passes of a split model, and records the second; the tensors
+    may be fake. If it is ``warmed_up``, the first step has already run, and FLOPs are not counted.
+    ``about``: of a `Recorder`; ``around`` returns the context to enter around each aten operator.
+    Raises `CaptureError` if the step raises an error, or changes the model's structure."""
     flops, unseen = None, Unseen()
     parameters = {name for name, _ in step.model.named_parameters()}
     try:
@@ -78,25 +101,30 @@ def capture_step(
             raise CaptureError(
                 "The model changes its structure during the training step: "
                 f"'{changed[0]}' was {'added' if added else 'removed'}.",
-                "Create all modules before the first step, because the farm repeats one step many times.",
+                "Create all modules before the first step, because the farm repeats one step many "
+                "times.",
             )
     except FarmError:
         raise
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise CaptureError(
-            f"The operators of the training step depend on values in tensors: on the result of {error}. "
+            "The operators of the training step depend on values in tensors: on the result of "
+            f"{error}. "
             "The capture computes no values.",
-            "Write the step so that its operators do not depend on values. A CUDA graph requires the same.",
+            "Write the step so that its operators do not depend on values. A CUDA graph requires "
+            "the same.",
         ) from error
     except Exception as error:
         if "parameters that were not used in producing loss" in error_text(error):
             raise CaptureError(
-                "DDP waits for the gradient of each parameter, but the step does not use some of them.",
+                "DDP waits for the gradient of each parameter, but the step does not use some of "
+                "them.",
                 "Give --sharding fsdp, or remove these parameters from the model.",
             ) from error
         raise CaptureError(
             f"The training step raised: {told(error)}",
-            "Check that one iteration runs on this input. Shapes that depend on values cannot be captured.",
+            "Check that one iteration runs on this input. Shapes that depend on values cannot be "
+            "captured.",
         ) from error
     return recorder.result(flops)
 
@@ -114,8 +142,12 @@ class StepRecorder(Recorder):
         self.now = "zero_grad"  # the stage
         self.owners: list[Owner] = []
         self.open: int | None = None  # index of the owner whose call runs
-        self.to_recompute: dict[tuple[str, str], list[int]] = {}  # (path, name) -> forward owners, in order
-        self.begins: list[int] = []  # the first sequence number of each owner; `ends` has its end and index
+        self.to_recompute: dict[
+            tuple[str, str], list[int]
+        ] = {}  # (path, name) -> forward owners, in order
+        self.begins: list[
+            int
+        ] = []  # the first sequence number of each owner; `ends` has its end and index
         self.ends: list[tuple[int, int]] = []
         self.node: Any = None  # the node of the backward that runs
         self.first_node: Any = None
@@ -133,8 +165,17 @@ class StepRecorder(Recorder):
 
         # Custom autograd functions call the dispatcher, but are not public functions of PyTorch.
         custom = replaced(torch.autograd.Function, "apply", classmethod(apply))
-        functions, operators = WatchedFunctions(self.call_function), WatchedOperators(self.call_aten)
-        with watched_modules(self.call_module), custom, functions, operators, self.streams.watched():
+        functions, operators = (
+            WatchedFunctions(self.call_function),
+            WatchedOperators(self.call_aten),
+        )
+        with (
+            watched_modules(self.call_module),
+            custom,
+            functions,
+            operators,
+            self.streams.watched(),
+        ):
             yield
 
     @contextlib.contextmanager
@@ -146,7 +187,9 @@ class StepRecorder(Recorder):
     def _enter(self, node: Any) -> None:
         self.node, self.first_node = node, self.first_node or node
 
-    def call_module(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def call_module(
+        self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any
+    ) -> Any:
         if self.unseen.in_other_thread():
             return self.module_elsewhere(original, module, args, kwargs)
         if self.open is not None:
@@ -156,14 +199,18 @@ class StepRecorder(Recorder):
             if type(module) in LEAF_CLASSES:
                 entered.enter_context(self.owner(type(module).__name__))
                 entered.enter_context(torch._C.DisableTorchFunction())
-            elif self.now == "backward" and self.node is not None:  # function modes are off inside backward
+            elif (
+                self.now == "backward" and self.node is not None
+            ):  # function modes are off inside backward
                 entered.enter_context(WatchedFunctions(self.call_function))
             out = original(module, *args, **kwargs)
         self.path = outer
         return out
 
     def call_function(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func is torch.Tensor.backward:  # hooks record when each node of the graph begins and ends
+        if (
+            func is torch.Tensor.backward
+        ):  # hooks record when each node of the graph begins and ends
             visited, waiting = {None}, [args[0].grad_fn]
             while waiting:
                 if (node := waiting.pop()) not in visited:
@@ -199,9 +246,12 @@ class StepRecorder(Recorder):
         finally:
             if not recomputes:
                 waiting.append(self.open)
-                if self.ends and begin < self.ends[-1][0]:  # each thread has its own sequence numbers
+                if (
+                    self.ends and begin < self.ends[-1][0]
+                ):  # each thread has its own sequence numbers
                     self.overlaps.append(
-                        f"{what} at '{self.path}': its backward cannot be identified, because autograd's sequence "
+                        f"{what} at '{self.path}': its backward cannot be identified, because "
+                        "autograd's sequence "
                         "numbers decrease there, as in another thread"
                     )
                 else:
@@ -240,7 +290,11 @@ class StepRecorder(Recorder):
         if self.node is None or self.node.name() == _ACCUMULATES:
             return "accumulation", None
         owner = self._owner_of(self.node)
-        return None if owner is None else ("loss" if self.owners[owner].stage == "loss" else "backward", owner)
+        return (
+            None
+            if owner is None
+            else ("loss" if self.owners[owner].stage == "loss" else "backward", owner)
+        )
 
     def call_aten(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self.in_attention:
@@ -249,7 +303,8 @@ class StepRecorder(Recorder):
             return func(*args, **kwargs)
         with torch._C.DisableTorchFunction():
             added = func is torch.ops.aten.add.Tensor and self.now == "backward"
-            # Between two nodes, autograd adds in place to a gradient that only its own buffer refers to.
+            # Between two nodes, autograd adds in place to a gradient that only its own buffer
+            # refers to.
             if added and self.open is None and self.node is None:
                 alone = torch._C._storage_Use_Count(storage_key(args[0])) <= _HELD_BY_AUTOGRAD
                 func = torch.ops.aten.add_.Tensor if alone else func
@@ -263,7 +318,8 @@ class StepRecorder(Recorder):
             out = as_computed(func, args, out, on_card=self.fakes is not None and self.fakes.stands)
             # The host reads the optimizer's step counts; a graph has them on the card.
             counter = func is torch.ops.aten._local_scalar_dense.default and self.now == "optimizer"
-            # A card gets numbers beside a mask, but not for an assignment, as in a split embedding; fakes get both.
+            # A card gets numbers beside a mask, but not for an assignment, as in a split embedding;
+            # fakes get both.
             scalar = self.fakes is not None and func is torch.ops.aten.scalar_tensor.default
             user = self.owners[self.open].what if scalar and self.open is not None else ""
             everywhere = user in ("where", _ATTENTION.__name__) or self.now == "optimizer"
@@ -275,7 +331,11 @@ class StepRecorder(Recorder):
                 self._record(*within, None, returned=False)
             elif func.namespace != "aten":
                 self._record_collectives(func, args, kwargs, out)
-            elif not counter and user not in ("__setitem__", "Embedding") and costs(func, args, kwargs, out):
+            elif (
+                not counter
+                and user not in ("__setitem__", "Embedding")
+                and costs(func, args, kwargs, out)
+            ):
                 self._record(func, args, kwargs, out)
             if len(self.calls) > calls:
                 self.slots[number] = calls
@@ -288,7 +348,9 @@ class StepRecorder(Recorder):
         return f"A call of {owner.what} at '{owner.path}' in the {self.now}"
 
     def _record_collectives(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Record the collectives of a split model. They have no roles: their inputs are memory of this rank."""
+        """Record the collectives of a split model. They have no roles: their inputs are memory of
+        this rank.
+        """
         try:
             found = collectives.collectives_of(func, args, kwargs)
             outputs = tensors_in(out) if found else ()
@@ -299,21 +361,35 @@ class StepRecorder(Recorder):
                     self._record(torch.ops.aten.clone.default, (sent,), {}, new)
                     sent = new
                 written = [new if received is None else received]
-                self._add(spec, func, [sent], written, self._part(), collectives.is_asynchronous(func, args, kwargs))
+                self._add(
+                    spec,
+                    func,
+                    [sent],
+                    written,
+                    self._part(),
+                    collectives.is_asynchronous(func, args, kwargs),
+                )
         except NotEncodable as error:
             self.gaps.append(f"{func} in the {self.now}: {error}")
 
-    def _record(self, func: Any, args: Any, kwargs: Any, out: Any, *, returned: bool = True) -> None:
+    def _record(
+        self, func: Any, args: Any, kwargs: Any, out: Any, *, returned: bool = True
+    ) -> None:
         kind = "function" if func is _ATTENTION else "aten"
         name = FUNCTION_NAMES[func] if kind == "function" else str(_AS_RUN.get(func, func))
         found = self._part()
         if found is None:
             where = self.node.name() if self.node is not None else f"'{self.path}'"
-            self.gaps.append(f"{name} in the {self.now} at {where}: belongs to no module or function")
+            self.gaps.append(
+                f"{name} in the {self.now} at {where}: belongs to no module or function"
+            )
             return
         inputs, stored = list(tensors_in((args, kwargs))), self.storages
         places = {id(tensor): stored.numbers.get(storage_key(tensor)) for tensor in inputs}
-        roles = {one: "" if place is None else stored.tensors[place].role for one, place in places.items()}
+        roles = {
+            one: "" if place is None else stored.tensors[place].role
+            for one, place in places.items()
+        }
         table = TensorTable({one: role_in_tuple(role) for one, role in roles.items()})
         try:
             described = self.describe(name, kind, args, kwargs, table)
@@ -336,14 +412,22 @@ class StepRecorder(Recorder):
         asynchronous: bool = False,
     ) -> None:
         (part, number), stored = found or (self.now, None), self.storages
-        index, label = len(self.calls), func.__name__ if func is _ATTENTION else func._schema.name.rpartition("::")[2]
+        index, label = (
+            len(self.calls),
+            func.__name__ if func is _ATTENTION else func._schema.name.rpartition("::")[2],
+        )
 
         def numbers(tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
             return tuple(dict.fromkeys(stored.add(tensor, label, "", index) for tensor in tensors))
 
         reads, writes = numbers(inputs), numbers(written)
         owner = self.owners[number] if number is not None else Owner(-1, "", "", "")
-        self.add_call(CapturedCall(index, owner.path, spec.id, reads, writes, part, owner.what, self.now, number), spec)
+        self.add_call(
+            CapturedCall(
+                index, owner.path, spec.id, reads, writes, part, owner.what, self.now, number
+            ),
+            spec,
+        )
         self.streams.launch(index, asynchronous=asynchronous)
         stored.release(index)
 
@@ -362,23 +446,40 @@ class StepRecorder(Recorder):
 
 
 def dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    return torch.native_dropout(x, p, True)[0] if train and 0 < p < 1 else torch.dropout(x, p, train)
+    return (
+        torch.native_dropout(x, p, True)[0] if train and 0 < p < 1 else torch.dropout(x, p, train)
+    )
 
 
 @wrap_torch_function(lambda query, *args, **kwargs: (query,))  # so that a recorder sees the call
 def scaled_dot_product_attention(
-    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0, is_causal: bool = False, **more: Any
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0,
+    is_causal: bool = False,
+    **more: Any,
 ) -> torch.Tensor:
-    """Attention by the operator that PyTorch chooses on a card with compute capability 9.0 and cuDNN 9.15, such as an
-    H100 or H200; `dropout` is the same on all cards."""
+    """Attention by the operator that PyTorch chooses on a card with compute capability 9.0 and
+    cuDNN 9.15, such as an H100 or H200; `dropout` is the same on all cards."""
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
         query, key, value = (one.to(dtype) for one in (query, key, value))
-        attn_mask = attn_mask.to(dtype) if attn_mask is not None and attn_mask.is_floating_point() else attn_mask
+        attn_mask = (
+            attn_mask.to(dtype)
+            if attn_mask is not None and attn_mask.is_floating_point()
+            else attn_mask
+        )
     learned = attn_mask is not None and attn_mask.requires_grad  # cuDNN has no gradient of a mask
     if attn_mask is not None and attn_mask.dtype == torch.bool:
-        attn_mask = torch.where(attn_mask, 0.0, torch.scalar_tensor(-torch.inf, dtype=query.dtype, device=query.device))
-    half, widths = query.dtype in (torch.bfloat16, torch.float16), (query.shape[-1], value.shape[-1])
+        attn_mask = torch.where(
+            attn_mask, 0.0, torch.scalar_tensor(-torch.inf, dtype=query.dtype, device=query.device)
+        )
+    half, widths = (
+        query.dtype in (torch.bfloat16, torch.float16),
+        (query.shape[-1], value.shape[-1]),
+    )
     fits = query.dim() == 4 and not any(width % (8 if half else 4) for width in widths)
     if fits and half and max(widths) <= 256 and key.shape[2] > 1 and not learned:
         fused: Any = torch._scaled_dot_product_cudnn_attention
@@ -386,9 +487,13 @@ def scaled_dot_product_attention(
         fused = torch._scaled_dot_product_efficient_attention
         attn_mask = None if attn_mask is None else attn_mask.expand(*query.shape[:3], key.shape[2])
     else:
-        return torch._scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, is_causal, **more)[0]
+        return torch._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, dropout_p, is_causal, **more
+        )[0]
     trained = torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value))
-    return fused(query, key, value, attn_mask, trained, dropout_p, is_causal, scale=more.get("scale"))[0]
+    return fused(
+        query, key, value, attn_mask, trained, dropout_p, is_causal, scale=more.get("scale")
+    )[0]
 
 
 #: The position of a normalization's weight among its arguments.
@@ -400,16 +505,19 @@ _WEIGHT_OF = {
 
 
 def as_computed(func: Any, args: Any, out: Any, *, on_card: bool) -> Any:
-    """Corrects the dtype or layout of a fake output to match a device; returns real outputs unchanged.
+    """Corrects the dtype or layout of a fake output to match a device; returns real outputs
+    unchanged.
 
-    Under autocast the statistics of a normalization have the dtype of its weights; those of a layer norm on a card are
-    never in half precision. The gradient of the input is contiguous for a layer norm, has the layout of the input for a
-    batch norm, and the layout of a product for hardswish.
+    Under autocast the statistics of a normalization have the dtype of its weights; those of a layer
+    norm on a card are never in half precision. The gradient of the input is contiguous for a layer
+    norm, has the layout of the input for a batch norm, and the layout of a product for hardswish.
     """
     if func in _WEIGHT_OF:
         weight = args[_WEIGHT_OF[func]]
         if on_card and func is torch.ops.aten.native_layer_norm.default:
-            return out[0], *(one.to(torch.promote_types(one.dtype, torch.float32)) for one in out[1:])
+            return out[0], *(
+                one.to(torch.promote_types(one.dtype, torch.float32)) for one in out[1:]
+            )
         if weight is not None and weight.dtype != args[0].dtype:
             return out[0], *(statistics.to(weight.dtype) for statistics in out[1:])
     if func is torch.ops.aten.native_layer_norm_backward.default and out[0] is not None:
@@ -422,7 +530,9 @@ def as_computed(func: Any, args: Any, out: Any, *, on_card: bool) -> Any:
 
 
 class _StepStorages(Storages):
-    """Storages with the names and roles that a step gives them, and the call after which each is released."""
+    """Storages with the names and roles that a step gives them, and the call after which each is
+    released.
+    """
 
     def __init__(self, step: TrainingStep | ForwardPass) -> None:
         super().__init__()
@@ -435,14 +545,28 @@ class _StepStorages(Storages):
             if isinstance(value, torch.Tensor)
         ]
         if step.scaler is not None:
-            state += [(getattr(step.scaler, f"_{name}"), f"scaler.{name}") for name in ("scale", "growth_tracker")]
+            state += [
+                (getattr(step.scaler, f"_{name}"), f"scaler.{name}")
+                for name in ("scale", "growth_tracker")
+            ]
         targets = step.loss.targets if step.loss else ()
         before_the_step: list[tuple[torch.Tensor, str, str]] = [
-            *((weight, name, "parameter") for name, weight in step.model.named_parameters() if is_plain(weight)),
-            *((buffer, name, "buffer") for name, buffer in step.model.named_buffers() if is_plain(buffer)),
+            *(
+                (weight, name, "parameter")
+                for name, weight in step.model.named_parameters()
+                if is_plain(weight)
+            ),
+            *(
+                (buffer, name, "buffer")
+                for name, buffer in step.model.named_buffers()
+                if is_plain(buffer)
+            ),
             *((value, name, "optimizer state") for value, name in state),
             *((one.grad, f"{name}.grad", "gradient") for name, one in _with_gradients(step.model)),
-            *((tensor, f"input {number}", "input") for number, tensor in enumerate(tensors_in(step.inputs))),
+            *(
+                (tensor, f"input {number}", "input")
+                for number, tensor in enumerate(tensors_in(step.inputs))
+            ),
             *((tensor, f"target {number}", "input") for number, tensor in enumerate(targets)),
         ]
         for given, name, role in before_the_step:
@@ -453,17 +577,24 @@ class _StepStorages(Storages):
                     self.integers[number] = tensor.untyped_storage()
 
     def release(self, index: int) -> None:
-        """Records that storages released since the previous check were last held by the call before ``index``."""
-        # All held storages are checked after each call; `StorageWeakRef.expired` would take a sixth of the time.
+        """Records that storages released since the previous check were last held by the call before
+        ``index``.
+        """
+        # All held storages are checked after each call; `StorageWeakRef.expired` would take a sixth
+        # of the time.
         is_expired, references = torch.UntypedStorage._expired, self.references
         for number in [number for number in self.held if is_expired(references[number].cdata)]:
             self.held.discard(number)
             self.change(number, released=max(index - 1, self.tensors[number].born))
 
     def set_roles(self, calls: list[CapturedCall]) -> None:
-        """Sets the roles of tensors that the step made: gradients, and activations that the backward reads."""
+        """Sets the roles of tensors that the step made: gradients, and activations that the
+        backward reads.
+        """
         for name, parameter in _with_gradients(self.step.model):
-            if (number := self.numbers.get(storage_key(collectives.local_part(parameter.grad)))) is not None:
+            if (
+                number := self.numbers.get(storage_key(collectives.local_part(parameter.grad)))
+            ) is not None:
                 self.change(number, role="gradient", name=f"{name}.grad")
         for number, (tensor, uses) in enumerate(zip(self.tensors, self.uses, strict=True)):
             made_before = tensor.born >= 0 and calls[tensor.born].stage in ("forward", "loss")

@@ -1,7 +1,7 @@
 """Extracts the operator tuples of a model variant's forward pass or training step, without a card.
 
-The model is built on meta and runs on fake tensors; only small integers are computed (`farm.operators.fake_pass`).
-"""
+The model is built on meta and runs on fake tensors; only small integers are computed
+(`farm.operators.fake_pass`)."""
 
 from __future__ import annotations
 
@@ -32,9 +32,13 @@ from farm.training.step import ForwardPass, Loss, TrainingStep, checkpoint_modul
 from farm.training.tensor_lifetime import least_peak_bytes
 from farm.types.protocol import Variant
 
-MEASURABLE_ALONE = "Write this part so that its result depends on its arguments only, not on PyTorch's settings."
+MEASURABLE_ALONE = (
+    "Write this part so that its result depends on its arguments only, not on PyTorch's settings."
+)
 MOST_PLACES = 3  # places listed per reason
-MOST_MASK_BYTES = 2**28  # largest mask that is computed if the model reads a value of it: 16 of 4096 x 4096
+MOST_MASK_BYTES = (
+    2**28
+)  # largest mask that is computed if the model reads a value of it: 16 of 4096 x 4096
 MOST_RUN_BYTES = 2 * 2**30  # parameters and buffers of a model that is run with values
 _AMP = {"": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -46,7 +50,8 @@ class Extraction:
     capture: CapturedPass
     costs: dict[str, Cost]  # of one call, by tuple id
     model_flops: int  # of the whole model by PyTorch's counter, to check the sum over the tuples
-    least_peak_bytes: int = 0  # a lower bound of a training step's peak memory; 0 for a forward pass
+    # a lower bound of a training step's peak memory; 0 for a forward pass
+    least_peak_bytes: int = 0
 
     @property
     def flops(self) -> int:
@@ -61,17 +66,28 @@ class Extraction:
         """An error if the model ``name`` cannot be summed from its operators; else None."""
         gaps, overlaps = self.capture.gaps, self.capture.overlaps
         if gaps or overlaps:
-            step = "The sum would miss these calls. Write this part with public PyTorch functions and modules."
+            step = (
+                "The sum would miss these calls. Write this part with public PyTorch functions "
+                "and modules."
+            )
             if gaps and all(UNDER_AUTOCAST in gap for gap in gaps):
-                step = "Remove torch.autocast from the model, and choose one dtype for all of it: --dtype bfloat16."
-            return CaptureError(f"{name} cannot be extracted completely: {_by_reason(gaps + overlaps)}.", step)
+                step = (
+                    "Remove torch.autocast from the model, and choose one dtype for all of it: "
+                    "--dtype bfloat16."
+                )
+            return CaptureError(
+                f"{name} cannot be extracted completely: {_by_reason(gaps + overlaps)}.", step
+            )
         mismatches = self.capture.mismatches
         if mismatches and mismatches.keys() >= self.capture.tuples.keys():
             reasons = "; ".join(dict.fromkeys(mismatches.values()))
             text = f"No operator of {name} can be measured alone as the model runs it: {reasons}."
             return CaptureError(text, MEASURABLE_ALONE)
         if not self.capture.calls:
-            text = f"{name} has no operators to measure: no call on its example input computes or copies data."
+            text = (
+                f"{name} has no operators to measure: no call on its example input computes or "
+                "copies data."
+            )
             return CaptureError(text, "Give an example input that the model computes with.")
         return None
 
@@ -91,23 +107,27 @@ def _by_reason(texts: Iterable[str]) -> str:
     return "; ".join(parts)
 
 
-_kept: dict[tuple[Variant, str, bool], Extraction] = {}  # at most one: the newest version of a user's model
+_kept: dict[
+    tuple[Variant, str, bool], Extraction
+] = {}  # at most one: the newest version of a user's model
 
 
 def keep_extraction(variant: Variant, extraction: Extraction) -> None:
-    """Let `extract` return this extraction for the version of a user's model, for a forward pass on a CPU."""
+    """Let `extract` return this extraction for the version of a user's model, for a forward pass on
+    a CPU.
+    """
     _kept.clear()
     _kept[variant, "cpu", False] = extraction
 
 
 def extract(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -> Extraction:
-    """Extracts the operator tuples that a variant runs on a kind of device; see `Extraction.refusal` for completeness.
-    ``grad``: run the forward pass with grad enabled; a training step always does. Raises `CaptureError` if the model or
-    the step does not run, and as `farm.models.catalog` and `farm.training.step`.
+    """Extracts the operator tuples that a variant runs on a kind of device; see
+    `Extraction.refusal` for completeness. ``grad``: run the forward pass with grad enabled; a
+    training step always does. Raises `CaptureError` if the model or the step does not run, and as
+    `farm.models.catalog` and `farm.training.step`.
 
-    If a forward pass depends on values other than small integers, the model runs on the CPU; its parameters and buffers
-    may have at most `MOST_RUN_BYTES`.
-    """
+    If a forward pass depends on values other than small integers, the model runs on the CPU; its
+    parameters and buffers may have at most `MOST_RUN_BYTES`."""
     if variant.version and (kept := _kept.get((variant, device_type, grad))) is not None:
         return kept
     with refused(f"{variant.model} cannot be captured"):
@@ -117,7 +137,9 @@ def extract(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -
             captured = _checked(_extract_split(variant, device_type, grad=grad), device_type)
             costs = costs_of(captured)
             # PyTorch's counter cannot count one rank's part.
-            return Extraction(captured, costs, sum(costs[call.tuple_id].flops for call in captured.calls))
+            return Extraction(
+                captured, costs, sum(costs[call.tuple_id].flops for call in captured.calls)
+            )
         with captured_code():
             captured, flops = _extract_forward(variant, device_type, grad=grad)
         return Extraction(captured, costs_of(captured), flops)
@@ -126,7 +148,9 @@ def extract(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -
 def _step_extraction(variant: Variant, device_type: str) -> Extraction:
     step = _checked(extract_step(variant, device_type=device_type), device_type)
     assert step.flops is not None, "extract_step counts the FLOPs of each step that it captures"
-    peak_bytes = max(step.memory_bytes) if step.device_type == device_type else least_peak_bytes(step)
+    peak_bytes = (
+        max(step.memory_bytes) if step.device_type == device_type else least_peak_bytes(step)
+    )
     return Extraction(step, costs_of(step), step.flops, peak_bytes)
 
 
@@ -139,18 +163,25 @@ def _extract_forward(variant: Variant, device_type: str, *, grad: bool) -> tuple
     except (UnseenOperators, UnsupportedTensor):
         raise
     except CaptureError as error:
-        if catalog.find(variant.model).origin == "torchvision":  # models of torchvision read no values
+        if (
+            catalog.find(variant.model).origin == "torchvision"
+        ):  # models of torchvision read no values
             raise
         _check_may_run(model, error)
     try:
-        model, inputs = catalog.build(variant, device="cpu"), catalog.example_inputs(variant, device="cpu")
+        model, inputs = (
+            catalog.build(variant, device="cpu"),
+            catalog.example_inputs(variant, device="cpu"),
+        )
         captured = capture(model, inputs, grad_enabled=grad)
         flops = model_flops(model, inputs, computed=True)
         return self_check.checked_on(torch.device("cpu"), captured), flops
     except (UnseenOperators, UnsupportedTensor):
         raise
     except CaptureError as error:
-        raise CaptureError(error.message, f"{error.next_step}{catalog.hint_about_inputs(variant)}") from error
+        raise CaptureError(
+            error.message, f"{error.next_step}{catalog.hint_about_inputs(variant)}"
+        ) from error
 
 
 def _check_may_run(model: torch.nn.Module, error: CaptureError) -> None:
@@ -158,14 +189,20 @@ def _check_may_run(model: torch.nn.Module, error: CaptureError) -> None:
     needed = bytes_of([*model.parameters(), *model.buffers()])
     if needed > MOST_RUN_BYTES:
         raise CaptureError(
-            f"{error.message} A capture with real values is not possible: parameters and buffers take "
+            f"{error.message} A capture with real values is not possible: parameters and buffers "
+            "take "
             f"{needed / 2**30:.1f} GiB, and the limit is {MOST_RUN_BYTES / 2**30:.0f} GiB.",
-            f"{error.next_step} Or choose a smaller variant of the model, for example with --layers.",
+            f"{error.next_step} Or choose a smaller variant of the model, for example with "
+            "--layers.",
         ) from error
 
 
-def _predicted(model: torch.nn.Module, inputs: tuple[Any, ...], **about: Any) -> tuple[CapturedPass, int]:
-    """The operators and the FLOPs of a model. If it reads a value of a large mask, masks are computed."""
+def _predicted(
+    model: torch.nn.Module, inputs: tuple[Any, ...], **about: Any
+) -> tuple[CapturedPass, int]:
+    """The operators and the FLOPs of a model. If it reads a value of a large mask, masks are
+    computed.
+    """
     try:
         return predict(model, inputs, **about), model_flops(model, inputs)
     except (UnseenOperators, UnsupportedTensor):
@@ -178,11 +215,15 @@ def _predicted(model: torch.nn.Module, inputs: tuple[Any, ...], **about: Any) ->
 def _checked(captured: CapturedPass, device_type: str) -> CapturedPass:
     """The capture of a pass on fake tensors with its mismatches."""
     stands = device_type == "cuda" and captured.device_type == "cpu"
-    return self_check.checked(captured, device_type, corrected=functools.partial(as_computed, on_card=stands))
+    return self_check.checked(
+        captured, device_type, corrected=functools.partial(as_computed, on_card=stands)
+    )
 
 
 def _extract_split(variant: Variant, device_type: str, *, grad: bool) -> CapturedPass:
-    """Captures the aten operators and the collectives that one rank of a split model runs in a forward pass."""
+    """Captures the aten operators and the collectives that one rank of a split model runs in a
+    forward pass.
+    """
     there = "cpu" if device_type == "cpu" else STANDS_FOR_A_CARD
     with captured_code(), fake_group(variant.cards):
         model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
@@ -191,18 +232,26 @@ def _extract_split(variant: Variant, device_type: str, *, grad: bool) -> Capture
             return capture_forward(model, fake_inputs, grad=grad, warmed_up=False, fakes=fakes)
 
 
-def capture_forward(model: torch.nn.Module, inputs: tuple[Any, ...], *, grad: bool, **about: Any) -> CapturedPass:
+def capture_forward(
+    model: torch.nn.Module, inputs: tuple[Any, ...], *, grad: bool, **about: Any
+) -> CapturedPass:
     captured = capture_step(ForwardPass(model, inputs, grad=grad), **{"warmed_up": True} | about)
-    calls = tuple(dataclasses.replace(one, part="", owner="", stage="", owner_index=None) for one in captured.calls)
-    return dataclasses.replace(captured, calls=calls, owners=(), grad_enabled=grad, training=model.training)
+    calls = tuple(
+        dataclasses.replace(one, part="", owner="", stage="", owner_index=None)
+        for one in captured.calls
+    )
+    return dataclasses.replace(
+        captured, calls=calls, owners=(), grad_enabled=grad, training=model.training
+    )
 
 
 def extract_step(variant: Variant, *, device_type: str = "cpu") -> CapturedPass:
-    """Captures one training step of a variant as a kind of device would run it, in train mode; nothing is computed.
+    """Captures one training step of a variant as a kind of device would run it, in train mode;
+    nothing is computed.
 
-    Without a CUDA context it records the operators of the CPU, but the attention, dropout and optimizer of a GPU.
-    Raises `CaptureError` if the step does not run, and as `farm.models.catalog` and `farm.training.step`.
-    """
+    Without a CUDA context it records the operators of the CPU, but the attention, dropout and
+    optimizer of a GPU. Raises `CaptureError` if the step does not run, and as `farm.models.catalog`
+    and `farm.training.step`."""
     if variant.phase == "decode":
         text = "A training step cannot use the phase decode (one token with a cache)."
         raise UsageError(text, "Give --phase prefill.")
@@ -215,8 +264,8 @@ def extract_step(variant: Variant, *, device_type: str = "cpu") -> CapturedPass:
 
 
 def _refuse_special(variant: Variant) -> None:
-    """Raises `UnsupportedTensor` with the module's path if the forward pass computes with a special tensor. A step that
-    has one ends with an error of PyTorch, or without the path."""
+    """Raises `UnsupportedTensor` with the module's path if the forward pass computes with a special
+    tensor. A step that has one ends with an error of PyTorch, or without the path."""
     model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
     held = [*model.parameters(), *model.buffers(), *inputs]
     if next(special_tensors(held), None) is None:
@@ -236,17 +285,23 @@ def _extract_step_for(variant: Variant, device_type: str) -> CapturedPass:
     functions = torch.nn.functional
     attention = replaced(functions, "scaled_dot_product_attention", scaled_dot_product_attention)
     with attention, replaced(torch._VF, "dropout", dropout):
-        with contextlib.suppress(Exception):  # some models mix tensors of two devices, which a card allows
+        with contextlib.suppress(
+            Exception
+        ):  # some models mix tensors of two devices, which a card allows
             return _extract_step(variant, device_type, on, STANDS_FOR_A_CARD)
         return _extract_step(variant, device_type, on, on)
 
 
 def _extract_step(variant: Variant, device_type: str, on: str, there: str) -> CapturedPass:
-    """`extract_step` with the operators of one device (``on``); the fake tensors are on another (``there``)."""
+    """`extract_step` with the operators of one device (``on``); the fake tensors are on another
+    (``there``).
+    """
     with captured_code():
         model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(fake_group(variant.cards) if variant.cards > 1 else contextlib.nullcontext())
+            stack.enter_context(
+                fake_group(variant.cards) if variant.cards > 1 else contextlib.nullcontext()
+            )
             fakes, fake_inputs, _ = stack.enter_context(fake_pass(model, inputs, None, there))
             stack.enter_context(checkpoint_modules(model, variant.recompute))
             if variant.cards > 1:
@@ -261,41 +316,63 @@ def _extract_step(variant: Variant, device_type: str, on: str, there: str) -> Ca
             step = TrainingStep(model, fake_inputs, make_loss=loss, **_chosen(variant, device_type))
             if variant.cards > 1:
                 step.forward, step.split = forward, True
-                with contextlib.suppress(Exception):  # `capture_step` runs it again, and explains the error
+                with contextlib.suppress(
+                    Exception
+                ):  # `capture_step` runs it again, and explains the error
                     step.run()  # DDP forms its buckets anew in the second run
             return capture_step(step, device_type=on, fakes=fakes)
 
 
 @torch.enable_grad()
 def build_step(variant: Variant, device: torch.device, *, launch: str = "eager") -> TrainingStep:
-    """Builds a variant's training step on a device with seeded random weights and runs it once; raises as
-    `extract_step`. For a CUDA graph, Adam and AdamW keep their step count on the card."""
+    """Builds a variant's training step on a device with seeded random weights and runs it once;
+    raises as `extract_step`. For a CUDA graph, Adam and AdamW keep their step count on the card."""
     model, inputs = build(variant, device), catalog.example_inputs(variant, device=device)
     checkpoint_modules(model, variant.recompute)
     chosen = _chosen(variant, device.type, launch)
-    step = TrainingStep(model, inputs, make_loss=lambda output: loss_for(variant, output, device), **chosen)
+    step = TrainingStep(
+        model, inputs, make_loss=lambda output: loss_for(variant, output, device), **chosen
+    )
     step.split = variant.cards > 1
     if variant.data_parallel > 1 and variant.sharding == "ddp":
         step.forward = split(model, variant, device.type)
-    # The first run creates the optimizer's state and the loss. DDP needs eleven runs before a CUDA graph records it.
+    # The first run creates the optimizer's state and the loss. DDP needs eleven runs before a CUDA
+    # graph records it.
     for _ in range(11 if step.forward is not model else 1):
         step.run()
     return step
 
 
 def _chosen(variant: Variant, device_type: str, launch: str = "eager") -> dict[str, Any]:
-    optimizer, graph = implementation(variant.optimizer, device_type), device_type == "cuda" and launch == "graph"
-    return {"optimizer": optimizer, "amp": _AMP[variant.amp], "accumulate": variant.accumulate, "capturable": graph}
+    optimizer, graph = (
+        implementation(variant.optimizer, device_type),
+        device_type == "cuda" and launch == "graph",
+    )
+    return {
+        "optimizer": optimizer,
+        "amp": _AMP[variant.amp],
+        "accumulate": variant.accumulate,
+        "capturable": graph,
+    }
 
 
 def loss_for(variant: Variant, output: Any, device: torch.device) -> Loss:
-    """The loss of a variant: the one that the user registered for the model, else one chosen by its output."""
+    """The loss of a variant: the one that the user registered for the model, else one chosen by its
+    output.
+    """
     entry = catalog.find(variant.model)
     if entry.origin == own.NAME and (registered := own.loss(entry.own_name)) is not None:
         return Loss(settings().losses[entry.own_name], (), lambda output, _: registered(output))
-    return loss_of(output, causal=entry.generates, masked=bool(variant.length) and not entry.generates, device=device)
+    return loss_of(
+        output,
+        causal=entry.generates,
+        masked=bool(variant.length) and not entry.generates,
+        device=device,
+    )
 
 
 def implementation(optimizer: str, device_type: str) -> str:
-    """The optimizer's name with its implementation: on a GPU foreach, unless the name has a suffix."""
+    """The optimizer's name with its implementation: on a GPU foreach, unless the name has a
+    suffix.
+    """
     return optimizer if "-" in optimizer or device_type == "cpu" else f"{optimizer}-foreach"

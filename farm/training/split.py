@@ -1,9 +1,9 @@
 """Models that are split over several cards of one host: tensor parallelism, DDP and FSDP2.
 
-The same functions split a model in the ranks of a group, and in a submitter without cards. There a fake process group
-takes the place of the real one: the submitter captures what rank 0 runs, and nothing communicates. All ranks run equal
-operators, because models that cannot be split evenly are refused.
-"""
+The same functions split a model in the ranks of a group, and in a submitter without cards. There a
+fake process group takes the place of the real one: the submitter captures what rank 0 runs, and
+nothing communicates. All ranks run equal operators, because models that cannot be split evenly are
+refused."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ from farm.types.protocol import Variant
 
 @contextlib.contextmanager
 def fake_group(cards: int) -> Iterator[None]:
-    """While active, this process is rank 0 of a group that communicates with nobody. Raises `CaptureError` if this
-    process is a rank of another group."""
+    """While active, this process is rank 0 of a group that communicates with nobody. Raises
+    `CaptureError` if this process is a rank of another group."""
     from torch.distributed.tensor import debug
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if dist.is_initialized():
         raise CaptureError(
-            "A model that is split over cards cannot be captured in a process that is a rank of a group.",
+            "A model that is split over cards cannot be captured in a process that is a rank of a "
+            "group.",
             "Capture it in another process.",
         )
     # The cache of DTensor's rules has the groups of an earlier capture, which no longer exist.
@@ -63,15 +64,17 @@ def build(variant: Variant, device: torch.device) -> nn.Module:
                 local.copy_(kept[name])
             elif local.dim() > 1:
                 # Weights as in most configurations of transformers.
-                local.normal_(std=0.02 if isinstance(tensor, nn.Parameter) else 1.0, generator=generator)
+                local.normal_(
+                    std=0.02 if isinstance(tensor, nn.Parameter) else 1.0, generator=generator
+                )
             else:
                 local.fill_(name.endswith("weight"))
     return model
 
 
 def split(model: nn.Module, variant: Variant, device_type: str) -> Callable[..., Any]:
-    """Split a model in place among the ranks of the group. Return the function that runs its forward pass. Raises
-    `UnsupportedModel` if the model has no plan, or cannot be split evenly."""
+    """Split a model in place among the ranks of the group. Return the function that runs its
+    forward pass. Raises `UnsupportedModel` if the model has no plan, or cannot be split evenly."""
     from torch.distributed.device_mesh import init_device_mesh
 
     if variant.distributed > 1:  # a user's model has split itself
@@ -83,7 +86,8 @@ def split(model: nn.Module, variant: Variant, device_type: str) -> Callable[...,
         parallelize_module(model, mesh, _plan(model, variant), src_data_rank=None)
     elif variant.sharding == "ddp":
         replicated = nn.parallel.DistributedDataParallel(model)
-        # DDP times its first ten runs and every hundredth: in the capture of a CUDA graph it cannot read the events.
+        # DDP times its first ten runs and every hundredth: in the capture of a CUDA graph it cannot
+        # read the events.
         replicated._set_ddp_runtime_logging_sample_rate(2**30)
         return replicated
     else:
@@ -92,7 +96,9 @@ def split(model: nn.Module, variant: Variant, device_type: str) -> Callable[...,
         paths, device = [""], next(model.parameters()).device
         with contextlib.suppress(UsageError):  # a model without a list of blocks is one unit
             paths = [*blocks_of(model), ""]
-        place = replaced(fsdp, "_get_device_from_mesh", lambda mesh: device)  # a mesh does not know "cpu:0"
+        place = replaced(
+            fsdp, "_get_device_from_mesh", lambda mesh: device
+        )  # a mesh does not know "cpu:0"
         with place if device.type == "cpu" else contextlib.nullcontext():
             for path in paths:
                 fsdp.fully_shard(model.get_submodule(path), mesh=mesh)
@@ -106,7 +112,8 @@ def _plan(model: nn.Module, variant: Variant) -> dict[str, Any]:
     for path, style in catalog.tensor_parallel_plan(variant, model).items():
         if style not in styles:
             raise UnsupportedModel(
-                f"The plan of {variant.model} splits '{path}' in the way '{style}', which the farm does not know.",
+                f"The plan of {variant.model} splits '{path}' in the way '{style}', which the "
+                "farm does not know.",
                 "Choose a dense language model, such as llama-3.1-8b.",
             )
         if styles[style] is not None:
@@ -114,7 +121,8 @@ def _plan(model: nn.Module, variant: Variant) -> dict[str, Any]:
             weight: Any = model.get_submodule(path).weight
             if uneven := [size for size in weight.shape if size % variant.tensor_parallel]:
                 raise UnsupportedModel(
-                    f"{variant.model} cannot be split evenly over {variant.tensor_parallel} cards: '{path}' has the "
+                    f"{variant.model} cannot be split evenly over {variant.tensor_parallel} "
+                    f"cards: '{path}' has the "
                     f"size {uneven[0]}.",
                     "Give another number of cards.",
                 )
@@ -122,7 +130,9 @@ def _plan(model: nn.Module, variant: Variant) -> dict[str, Any]:
 
 
 def completed_works(func: Any, args: Any, kwargs: Any) -> Any:
-    """Runs an operator in a fake group. Each all-reduce has a result, as DDP needs; the fake group returns none."""
+    """Runs an operator in a fake group. Each all-reduce has a result, as DDP needs; the fake group
+    returns none.
+    """
     out = func(*args, **kwargs)
     if func is not torch.ops.c10d.allreduce_.default:
         return out
@@ -133,7 +143,9 @@ def completed_works(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _styles() -> dict[str, Any]:
-    """Name in a plan of transformers -> PyTorch's style; None if the weights are whole on each card."""
+    """Name in a plan of transformers -> PyTorch's style; None if the weights are whole on each
+    card.
+    """
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 

@@ -1,4 +1,6 @@
-"""One training iteration in its stages (zero_grad, forward, loss, backward, optimizer), and the loss of a model."""
+"""One training iteration in its stages (zero_grad, forward, loss, backward, optimizer), and the
+loss of a model.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,9 @@ from farm.operators.encoding import tensors_in
 #: So small that weights of every dtype stay unchanged over thousands of steps.
 LEARNING_RATE = 1e-12
 
-#: The initial loss scale under autocast to float16. It is small enough that no gradient of the first step is infinite:
-#: fused SGD would have uninitialized momentum if its first step were skipped.
+#: The initial loss scale under autocast to float16. It is small enough that no gradient of the
+#: first step is infinite: fused SGD would have uninitialized momentum if its first step were
+#: skipped.
 SCALE = 2.0**10
 
 IGNORED = -100  # PyTorch's value for a position without a target
@@ -32,7 +35,9 @@ AroundStage = Callable[[str], contextlib.AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss: ``of(output, targets)`` returns a scalar; ``targets`` are tensors that exist before the step."""
+    """A loss: ``of(output, targets)`` returns a scalar; ``targets`` are tensors that exist before
+    the step.
+    """
 
     name: str
     targets: tuple[torch.Tensor, ...]
@@ -55,10 +60,11 @@ class TrainingStep:
     ) -> None:
         """
         Args:
-            optimizer: sgd, adam or adamw. The suffix -fused or -foreach selects the implementation; without it PyTorch
-                does. -compiled is foreach until `farm.operators.compiled` compiles it.
-            amp: the dtype of autocast. float16 uses a gradient scaler and needs a fused optimizer, which checks for
-                infinite gradients on the card, without waiting.
+            optimizer: sgd, adam or adamw. The suffix -fused or -foreach selects the implementation;
+                without it PyTorch does. -compiled is foreach until `farm.operators.compiled`
+                compiles it.
+            amp: the dtype of autocast. float16 uses a gradient scaler and needs a fused optimizer,
+                which checks for infinite gradients on the card, without waiting.
             accumulate: forward and backward passes per optimizer step.
             capturable: the optimizer keeps its step count on the card, for a CUDA graph.
 
@@ -66,13 +72,19 @@ class TrainingStep:
             UsageError: the model has no parameters to train.
         """
         self.model, self.inputs, self.accumulate, self.amp = model, inputs, accumulate, amp
-        self.forward: Callable[..., Any] = model  # runs the forward pass: the model, or the compiled model
+        # runs the forward pass: the model, or the compiled model
+        self.forward: Callable[..., Any] = model
         self.split = False  # True if the model is split over several cards
-        self.compiles_optimizer = optimizer.endswith("-compiled")  # a compiled step compiles the optimizer, too
+        self.compiles_optimizer = optimizer.endswith(
+            "-compiled"
+        )  # a compiled step compiles the optimizer, too
         self.optimizer = _optimizer(optimizer, model, capturable)
         self._device_type = next(model.parameters()).device.type
-        self.scaler = torch.amp.GradScaler(self._device_type, SCALE) if amp == torch.float16 else None
-        self.loss: Loss | None = None  # created from the model's output in the first step; None before
+        self.scaler = (
+            torch.amp.GradScaler(self._device_type, SCALE) if amp == torch.float16 else None
+        )
+        # created from the model's output in the first step; None before
+        self.loss: Loss | None = None
         self._make_loss = make_loss
 
     @torch.enable_grad()
@@ -80,7 +92,11 @@ class TrainingStep:
         with around("zero_grad"):
             self.optimizer.zero_grad()
         for _ in range(self.accumulate):
-            with torch.autocast(self._device_type, self.amp) if self.amp else contextlib.nullcontext():
+            with (
+                torch.autocast(self._device_type, self.amp)
+                if self.amp
+                else contextlib.nullcontext()
+            ):
                 with around("forward"):
                     output = self.forward(*self.inputs)
                 if self.loss is None:
@@ -103,8 +119,8 @@ class TrainingStep:
                 self.scaler.update()
 
     def count_from_one(self) -> None:
-        """Resets the step count, so that the next step is the second one: Adam's factors depend on the count, and
-        tuples contain the factors.
+        """Resets the step count, so that the next step is the second one: Adam's factors depend on
+        the count, and tuples contain the factors.
 
         A count on the card is not reset: it is a tensor operand, and no tuple depends on its value.
         """
@@ -133,8 +149,13 @@ def _optimizer(name: str, model: nn.Module, capturable: bool) -> torch.optim.Opt
     kind, _, implementation = name.partition("-")
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
-        raise UsageError("The model has no parameters to train.", "Choose a model with parameters, or omit --step.")
-    chosen: dict[str, Any] = {implementation.replace("compiled", "foreach"): True} if implementation else {}
+        raise UsageError(
+            "The model has no parameters to train.",
+            "Choose a model with parameters, or omit --step.",
+        )
+    chosen: dict[str, Any] = (
+        {implementation.replace("compiled", "foreach"): True} if implementation else {}
+    )
     if kind == "sgd":
         return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=0.9, **chosen)
     adam = torch.optim.Adam if kind == "adam" else torch.optim.AdamW
@@ -142,12 +163,13 @@ def _optimizer(name: str, model: nn.Module, capturable: bool) -> torch.optim.Opt
 
 
 def checkpoint_modules(model: nn.Module, recompute: str) -> contextlib.ExitStack:
-    """Recomputes modules in the backward instead of storing their activations, until the returned stack is closed.
+    """Recomputes modules in the backward instead of storing their activations, until the returned
+    stack is closed.
 
-    ``recompute`` has the paths of the modules, separated by commas; "blocks" means the result of `blocks_of`, "" none.
-    The state of the random generator is not restored for the second run: a CUDA graph cannot record that, and dropout
-    costs the same whichever values it drops. Raises `UsageError` if there is no such module.
-    """
+    ``recompute`` has the paths of the modules, separated by commas; "blocks" means the result of
+    `blocks_of`, "" none. The state of the random generator is not restored for the second run: a
+    CUDA graph cannot record that, and dropout costs the same whichever values it drops. Raises
+    `UsageError` if there is no such module."""
     from torch.utils.checkpoint import checkpoint
 
     modules, known = [], dict(model.named_modules(remove_duplicate=False))
@@ -166,17 +188,19 @@ def checkpoint_modules(model: nn.Module, recompute: str) -> contextlib.ExitStack
 
 
 def blocks_of(model: nn.Module) -> list[str]:
-    """The paths of a model's blocks in order, over all its stages; raises `UsageError` if there are none.
+    """The paths of a model's blocks in order, over all its stages; raises `UsageError` if there are
+    none.
 
-    Among lists of modules of one class, choose the list with the most parameters, such as a decoder's layers. Blocks
-    are all modules of its class.
-    """
+    Among lists of modules of one class, choose the list with the most parameters, such as a
+    decoder's layers. Blocks are all modules of its class."""
     lists: list[tuple[int, type[nn.Module]]] = []
     for module in model.modules():
         children = list(module.children())
         kinds = {type(child) for child in children}
         if len(children) > 1 and len(kinds) == 1 and not kinds & {nn.Linear, nn.Conv2d}:
-            lists.append((sum(one.numel() for child in children for one in child.parameters()), kinds.pop()))
+            lists.append(
+                (sum(one.numel() for child in children for one in child.parameters()), kinds.pop())
+            )
     if not lists:
         text = "--recompute blocks: the model has no list of equal blocks."
         raise UsageError(text, "Name the modules: --recompute layer1.0,layer1.1")
@@ -186,18 +210,24 @@ def blocks_of(model: nn.Module) -> list[str]:
 
 
 def loss_of(output: Any, *, causal: bool, masked: bool, device: torch.device) -> Loss:
-    """The loss for a model's output: ``causal`` if the logits of each position predict the next token, ``masked`` if
-    those at some positions predict the token at the same position. Raises `UnsupportedModel` if no tensor of the output
-    requires a gradient."""
+    """The loss for a model's output: ``causal`` if the logits of each position predict the next
+    token, ``masked`` if those at some positions predict the token at the same position. Raises
+    `UnsupportedModel` if no tensor of the output requires a gradient."""
     if not _trained(output):
         raise UnsupportedModel(
-            "The model's output has no tensor that requires a gradient, so no loss can be computed.",
-            'Register a loss function for the model: FARM_LOSSES=\'{"my_net": "my_package.models:my_loss"}\'.',
+            "The model's output has no tensor that requires a gradient, so no loss can be "
+            "computed.",
+            "Register a loss function for the model: "
+            'FARM_LOSSES=\'{"my_net": "my_package.models:my_loss"}\'.',
         )
     logits = getattr(output, "logits", None)
     if isinstance(logits, torch.Tensor) and logits.dim() == 3 and (causal or masked):
         return _of_tokens(logits, causal, device)
-    heads = [one for one in (logits, *(output if type(output).__name__.endswith("Outputs") else ())) if one is not None]
+    heads = [
+        one
+        for one in (logits, *(output if type(output).__name__.endswith("Outputs") else ()))
+        if one is not None
+    ]
     if isinstance(output, torch.Tensor):
         heads = [output]
     if heads and all(isinstance(one, torch.Tensor) and one.dim() == 2 for one in heads):
@@ -205,7 +235,9 @@ def loss_of(output: Any, *, causal: bool, masked: bool, device: torch.device) ->
         return _of_classes(rows, classes, device)
 
     def mean_of_squares(output: Any, targets: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        return functools.reduce(operator.add, (one.float().square().mean() for one in _trained(output)))
+        return functools.reduce(
+            operator.add, (one.float().square().mean() for one in _trained(output))
+        )
 
     return Loss("mean of squares of its outputs", (), mean_of_squares)
 
@@ -215,12 +247,15 @@ def _of_tokens(logits: torch.Tensor, causal: bool, device: torch.device) -> Loss
     generator = torch.Generator().manual_seed(2)
     labels = torch.randint(classes, (rows, length), generator=generator)
     if not causal:
-        labels[torch.rand(rows, length, generator=generator) >= 0.15] = IGNORED  # as in BERT's training
+        # as in BERT's training
+        labels[torch.rand(rows, length, generator=generator) >= 0.15] = IGNORED
 
     def cross_entropy(output: Any, targets: tuple[torch.Tensor, ...]) -> torch.Tensor:
         predicted = output.logits[:, :-1] if causal else output.logits
         expected = targets[0][:, 1:] if causal else targets[0]
-        return functional.cross_entropy(predicted.reshape(-1, classes), expected.reshape(-1), ignore_index=IGNORED)
+        return functional.cross_entropy(
+            predicted.reshape(-1, classes), expected.reshape(-1), ignore_index=IGNORED
+        )
 
     name = "cross-entropy of the next token" if causal else "cross-entropy of masked tokens"
     return Loss(name, (labels.to(device),), cross_entropy)
@@ -232,7 +267,9 @@ def _of_classes(rows: int, classes: int, device: torch.device) -> Loss:
     def cross_entropy(output: Any, targets: tuple[torch.Tensor, ...]) -> torch.Tensor:
         loss = functional.cross_entropy(getattr(output, "logits", output), targets[0])
         for head in output[1:] if type(output).__name__.endswith("Outputs") else ():
-            if head is not None:  # weighted as for GoogLeNet; Inception's reference training has 0.4
+            if (
+                head is not None
+            ):  # weighted as for GoogLeNet; Inception's reference training has 0.4
                 loss = loss + 0.3 * functional.cross_entropy(head, targets[0])
         return loss
 

@@ -1,8 +1,8 @@
-"""Records on which streams of a card the calls of a split model run, and how the streams wait for each other.
+"""Records on which streams of a card the calls of a split model run, and how the streams wait for
+each other.
 
-DDP and FSDP2 run their collectives beside the computation. They order the two by CUDA events, and by streams of the
-communication library.
-"""
+DDP and FSDP2 run their collectives beside the computation. They order the two by CUDA events, and
+by streams of the communication library."""
 
 from __future__ import annotations
 
@@ -20,14 +20,18 @@ COMMUNICATION = -1  # the stream of the communication library, which runs asynch
 
 
 class Streams:
-    """The streams of one pass. `launches` has an entry for each call after `launch`; it stays empty on a CPU."""
+    """The streams of one pass. `launches` has an entry for each call after `launch`; it stays empty
+    on a CPU.
+    """
 
     def __init__(self, device_type: str) -> None:
         self.launches: list[Launch] = []
         self._on_card = device_type == "cuda" and torch.cuda.is_initialized()
         self._main = self._current() if self._on_card else 0
         self._last: dict[int, int] = {}  # stream -> its last call
-        self._waits: dict[int, set[int]] = defaultdict(set)  # stream -> calls for which its next call waits
+        self._waits: dict[int, set[int]] = defaultdict(
+            set
+        )  # stream -> calls for which its next call waits
         self._events: dict[int, set[int]] = {}  # event -> calls that it marks
 
     @contextlib.contextmanager
@@ -46,12 +50,15 @@ class Streams:
             self._waits[self._number(stream)] |= self._events.get(id(event), set())
             wait(event, stream)
 
-        with replaced(torch.cuda.Event, "record", noted_record), replaced(torch.cuda.Event, "wait", noted_wait):
+        with (
+            replaced(torch.cuda.Event, "record", noted_record),
+            replaced(torch.cuda.Event, "wait", noted_wait),
+        ):
             yield
 
     def launch(self, call: int, *, asynchronous: bool) -> None:
-        """Note that a call runs on the current stream; ``asynchronous``: on that of the communication library, which
-        waits for the current stream."""
+        """Note that a call runs on the current stream; ``asynchronous``: on that of the
+        communication library, which waits for the current stream."""
         if not self._on_card:
             return
         stream, priority = self._number(None), torch.cuda.current_stream().priority

@@ -1,9 +1,8 @@
 """The lifetime of every tensor of a step: when it exists, when it is used, and when it is inactive.
 
-The caller gives the time of each call. A tensor is *active* while a call reads or writes it. It is *inactive* while it
-exists and no call uses it. If it exists before and after the step, it is also inactive from its last use to its first
-use in the next step.
-"""
+The caller gives the time of each call. A tensor is *active* while a call reads or writes it. It is
+*inactive* while it exists and no call uses it. If it exists before and after the step, it is also
+inactive from its last use to its first use in the next step."""
 
 from __future__ import annotations
 
@@ -23,8 +22,11 @@ class Inactive:
     """A period in which a tensor waits for its next use."""
 
     tensor: int
-    begin: int  # the index of the first call that does not use the tensor; the number of calls if the last call uses it
-    end: int  # the index of the next call that uses it; if this call is in the next step, at most ``begin``
+    # the index of the first call that does not use the tensor; the number of calls if the last call
+    # uses it
+    begin: int
+    # the index of the next call that uses it; if this call is in the next step, at most ``begin``
+    end: int
     begin_us: float
     time_us: float
     over_the_end: bool
@@ -37,7 +39,9 @@ class Inactive:
 
 @dataclass(frozen=True)
 class PeriodInterval:
-    """The inactive periods in a range of lengths or sizes, from ``least`` to below the next ``least``."""
+    """The inactive periods in a range of lengths or sizes, from ``least`` to below the next
+    ``least``.
+    """
 
     least: float
     periods: int
@@ -63,8 +67,12 @@ class Life:
 
     @functools.cached_property
     def tensors(self) -> tuple[CapturedTensor, ...]:
-        """The tensors that exist during at least one call; without the gradients of the previous step."""
-        return tuple(one for one in self.capture.tensors if self.capture.last_held(one) >= max(one.born, 0))
+        """The tensors that exist during at least one call; without the gradients of the previous
+        step.
+        """
+        return tuple(
+            one for one in self.capture.tensors if self.capture.last_held(one) >= max(one.born, 0)
+        )
 
     @functools.cached_property
     def sizes_bytes(self) -> Mapping[int, int]:
@@ -80,7 +88,9 @@ class Life:
         begins = self.begins_us
         for before, end in itertools.pairwise(tensor.uses):
             if (begin := before + 1) < end:
-                yield Inactive(tensor.number, begin, end, begins[begin], begins[end] - begins[begin], False)
+                yield Inactive(
+                    tensor.number, begin, end, begins[begin], begins[end] - begins[begin], False
+                )
         if tensor.outlives:
             first, behind = (tensor.uses[0], tensor.uses[-1] + 1) if tensor.uses else (0, 0)
             if not tensor.uses or behind < len(self.times_us) or first > 0:
@@ -91,12 +101,17 @@ class Life:
     def inactive_byte_s(self) -> Mapping[int, float]:
         """Tensor number -> size times inactive time, in byte seconds."""
         sizes = self.sizes_bytes
-        return {one: sizes[one] * sum(period.time_us for period in self.periods[one]) / 1e6 for one in sizes}
+        return {
+            one: sizes[one] * sum(period.time_us for period in self.periods[one]) / 1e6
+            for one in sizes
+        }
 
     @functools.cached_property
     def held_by_role(self) -> Mapping[str, tuple[int, ...]]:
         """Role -> for each call, bytes of the tensors that exist during it."""
-        groups = {role: [tensor for tensor in self.tensors if tensor.role == role] for role in ROLES}
+        groups = {
+            role: [tensor for tensor in self.tensors if tensor.role == role] for role in ROLES
+        }
         return {role: self.capture.held_bytes(group) for role, group in groups.items() if group}
 
     @functools.cached_property
@@ -128,24 +143,40 @@ class Life:
 
     def at_peak(self) -> list[CapturedTensor]:
         """The tensors that exist at the peak, the largest first."""
-        there = [one for one in self.tensors if max(one.born, 0) <= self.peak <= self.capture.last_held(one)]
+        there = [
+            one
+            for one in self.tensors
+            if max(one.born, 0) <= self.peak <= self.capture.last_held(one)
+        ]
         return sorted(there, key=lambda tensor: -tensor.size_bytes)
 
     def by_length(self, bounds_us: tuple[float, ...]) -> list[PeriodInterval]:
-        """Inactive periods counted per interval of their length. ``bounds_us``, ascending, separate the intervals."""
+        """Inactive periods counted per interval of their length. ``bounds_us``, ascending, separate
+        the intervals.
+        """
         return self._intervals(bounds_us, lambda size_bytes, time_us: time_us)
 
     def by_size(self, bounds_bytes: tuple[float, ...]) -> list[PeriodInterval]:
-        """Inactive periods counted per interval of tensor size. ``bounds_bytes``, ascending, separate the intervals."""
+        """Inactive periods counted per interval of tensor size. ``bounds_bytes``, ascending,
+        separate the intervals.
+        """
         return self._intervals(bounds_bytes, lambda size_bytes, time_us: size_bytes)
 
-    def _intervals(self, bounds: tuple[float, ...], value: Callable[[int, float], float]) -> list[PeriodInterval]:
+    def _intervals(
+        self, bounds: tuple[float, ...], value: Callable[[int, float], float]
+    ) -> list[PeriodInterval]:
         sizes, rows = self.sizes_bytes, []
-        found = [(sizes[one.tensor], one.time_us) for periods in self.periods.values() for one in periods]
+        found = [
+            (sizes[one.tensor], one.time_us) for periods in self.periods.values() for one in periods
+        ]
         for least, below in itertools.pairwise((0.0, *bounds, float("inf"))):
             inside = [one for one in found if least <= value(*one) < below]
             byte_s = sum(size_bytes * time_us / 1e6 for size_bytes, time_us in inside)
-            rows.append(PeriodInterval(least, len(inside), sum(size_bytes for size_bytes, _ in inside), byte_s))
+            rows.append(
+                PeriodInterval(
+                    least, len(inside), sum(size_bytes for size_bytes, _ in inside), byte_s
+                )
+            )
         return rows
 
 
@@ -154,12 +185,15 @@ def allocated_peak_bytes(capture: CapturedPass) -> int:
     return max(capture.held_bytes(capture.tensors, rounded_to=ALLOCATED_BYTES))
 
 
-#: On a CPU these make larger tensors than on a card: masks of numbers instead of bits, attention with all its scores.
+#: On a CPU these make larger tensors than on a card: masks of numbers instead of bits, attention
+#: with all its scores.
 _SMALLER_ON_A_CARD = names_listed("smaller_on_a_card")
 
 
 def least_peak_bytes(capture: CapturedPass) -> int:
-    """A lower bound of a card's peak memory in bytes, from a capture without the card. It leaves out the tensors that
-    calls of `_SMALLER_ON_A_CARD` create."""
-    made = ((one, capture.calls[one.born].owner if one.born >= 0 else "") for one in capture.tensors)
+    """A lower bound of a card's peak memory in bytes, from a capture without the card. It leaves
+    out the tensors that calls of `_SMALLER_ON_A_CARD` create."""
+    made = (
+        (one, capture.calls[one.born].owner if one.born >= 0 else "") for one in capture.tensors
+    )
     return max(capture.held_bytes(one for one, owner in made if owner not in _SMALLER_ON_A_CARD))

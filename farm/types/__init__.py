@@ -1,1 +1,3 @@
-"""Plain value classes that all packages use: tuple, protocol, reading, request. No torch, no database."""
+"""Plain value classes that all packages use: tuple, protocol, reading, request. No torch, no
+database.
+"""

@@ -1,10 +1,11 @@
-"""Collectives: operators that exchange data between the cards of one host. Their names, sizes and bandwidth; no torch.
+"""Collectives: operators that exchange data between the cards of one host. Their names, sizes and
+bandwidth; no torch.
 
-A collective is a tuple of kind `collective` with one tensor, the input of each rank. Its parameters are the number of
-cards and, for `all_reduce` and `reduce_scatter`, the reduction. Rank 0 is the root of a broadcast. In `send_recv` each
-rank sends to the next one and receives from the previous one, in a ring. With the parameter `beside`, each card
-multiplies two square matrices with so many rows at the same time: such a pair shows how much communication is hidden.
-"""
+A collective is a tuple of kind `collective` with one tensor, the input of each rank. Its parameters
+are the number of cards and, for `all_reduce` and `reduce_scatter`, the reduction. Rank 0 is the
+root of a broadcast. In `send_recv` each rank sends to the next one and receives from the previous
+one, in a ring. With the parameter `beside`, each card multiplies two square matrices with so many
+rows at the same time: such a pair shows how much communication is hidden."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ REDUCTIONS = ("sum", "avg", "product", "max", "min")
 
 
 class Collective(NamedTuple):
-    """``output`` and ``bus`` are multiples of the input's size for n cards: the output of a rank, and the traffic by
-    which nccl-tests computes the bus bandwidth. It is comparable with the peak of a link for any n."""
+    """``output`` and ``bus`` are multiples of the input's size for n cards: the output of a rank,
+    and the traffic by which nccl-tests computes the bus bandwidth. It is comparable with the peak
+    of a link for any n."""
 
     output: Callable[[int], float]
     bus: Callable[[int], float]
@@ -28,7 +30,9 @@ class Collective(NamedTuple):
 
 
 COLLECTIVES: Mapping[str, Collective] = {
-    "all_reduce": Collective(lambda n: 1, lambda n: 2 * (n - 1) / n, lambda n: 2 * (n - 1), reduces=True),
+    "all_reduce": Collective(
+        lambda n: 1, lambda n: 2 * (n - 1) / n, lambda n: 2 * (n - 1), reduces=True
+    ),
     "all_gather": Collective(lambda n: n, lambda n: n - 1),
     "reduce_scatter": Collective(lambda n: 1 / n, lambda n: (n - 1) / n, reduces=True, parts=True),
     "all_to_all": Collective(lambda n: 1, lambda n: (n - 1) / n, parts=True),
@@ -37,7 +41,9 @@ COLLECTIVES: Mapping[str, Collective] = {
 }
 
 
-def problem_of(operator: str, parameters: Mapping[str, Any], shapes: Sequence[Sequence[int]]) -> str:
+def problem_of(
+    operator: str, parameters: Mapping[str, Any], shapes: Sequence[Sequence[int]]
+) -> str:
     """Why this is no collective; "" if it is one."""
     about = COLLECTIVES.get(operator.removeprefix(PREFIX)) if operator.startswith(PREFIX) else None
     if about is None:
@@ -54,7 +60,11 @@ def problem_of(operator: str, parameters: Mapping[str, Any], shapes: Sequence[Se
         return f"needs one of the reductions {', '.join(REDUCTIONS)}"
     if len(shapes) != 1 or len(shapes[0]) != 1:
         return "needs one tensor with one dimension"
-    return "needs an input that can be divided by the number of cards" if about.parts and shapes[0][0] % cards else ""
+    return (
+        "needs an input that can be divided by the number of cards"
+        if about.parts and shapes[0][0] % cards
+        else ""
+    )
 
 
 def bus_bytes(operator: str, cards: int, input_bytes: int) -> float:

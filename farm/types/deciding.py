@@ -1,15 +1,16 @@
 """Inputs whose values decide how much work a call does.
 
-The shapes of a call do not show how many rows each expert of a mixture of experts multiplies. The integers that say it
-are data, and the model produces them. So a tuple describes these integers as a `Distribution`.
+The shapes of a call do not show how many rows each expert of a mixture of experts multiplies. The
+integers that say it are data, and the model produces them. So a tuple describes these integers as a
+`Distribution`.
 
 ``operator_names.toml`` declares the inputs. Each has a form:
 
     ends       the end of each segment of a dimension, ascending: the rows of each expert
     starts     the start of each segment: the bags of an embedding
-    gathered   indices of rows of a large tensor. Their number is a shape; how many differ decides the traffic
-    binned     integers that are counted: equal neighbours are counted one after the other
-    selecting  a mask whose marks are the output
+    gathered   indices of rows of a large tensor. Their number is a shape; how many differ decides
+    the traffic binned     integers that are counted: equal neighbours are counted one after the
+    other selecting  a mask whose marks are the output
 
 This module does not import torch: job planning uses it.
 """
@@ -27,7 +28,8 @@ from farm.types.tuple import OperatorTuple, TensorSpec, table_named, tensor_refe
 #: Operator -> position and name of its declared input, and the form of its values.
 _DECLARED: dict[str, tuple[int, str, str]] = table_named("deciding")
 
-#: Smallest step of the segments of a product: no kernel for Hopper or Blackwell has tiles of fewer rows.
+#: Smallest step of the segments of a product: no kernel for Hopper or Blackwell has tiles of fewer
+#: rows.
 TILE_ROWS = 64
 #: A smaller output is gathered from a cache, whatever its indices are.
 LEAST_GATHERED_BYTES = 2**22
@@ -48,9 +50,8 @@ _DISTRIBUTIONS_OF = {
 class DecidingInput:
     """An input of a call whose values decide how much work it does.
 
-    ``index`` is the index of its tensor. ``bound`` is the length that segments divide, or the number of valid values.
-    ``parts`` is the number of segments, or of values.
-    """
+    ``index`` is the index of its tensor. ``bound`` is the length that segments divide, or the
+    number of valid values. ``parts`` is the number of segments, or of values."""
 
     index: int
     form: str
@@ -111,11 +112,15 @@ def deciding_input(spec: OperatorTuple) -> DecidingInput | None:
     if "int" not in tensor.dtype or form == "selecting":
         return None
     bound = _BOUNDS[form](spec, index)
-    return DecidingInput(index, form, bound, tensor.numel - _last_is_end(spec)) if bound > 0 else None
+    return (
+        DecidingInput(index, form, bound, tensor.numel - _last_is_end(spec)) if bound > 0 else None
+    )
 
 
 def lacks_values(spec: OperatorTuple) -> bool:
-    """True if the work of a call is unknown, because nobody has recorded the values that decide it."""
+    """True if the work of a call is unknown, because nobody has recorded the values that decide
+    it.
+    """
     found = deciding_input(spec)
     return found is not None and found.is_needed and spec.tensors[found.index].values is None
 
@@ -137,11 +142,16 @@ def _tensor(spec: OperatorTuple, position: int, name: str) -> TensorSpec | None:
 
 def _last_is_end(spec: OperatorTuple) -> bool:
     """True if the offsets of an embedding's bags end with the number of indices."""
-    return _argument(spec, 9, "include_last_offset") is True or spec.parameters.get("include_last_offset") is True
+    return (
+        _argument(spec, 9, "include_last_offset") is True
+        or spec.parameters.get("include_last_offset") is True
+    )
 
 
 def _divided_rows(spec: OperatorTuple, index: int) -> int:
-    """The length of the dimension that a grouped product divides: rows, columns, or what both matrices share."""
+    """The length of the dimension that a grouped product divides: rows, columns, or what both
+    matrices share.
+    """
     left, right = _tensor(spec, 0, "self"), _tensor(spec, 1, "mat2")
     if left is None or right is None:
         return 0
@@ -162,11 +172,16 @@ def _gathered_rows(spec: OperatorTuple, index: int) -> int:
         key = key["tuple"]
     if isinstance(key, list):
         key = key[0]
-    if table is None or not table.shape or key not in ({"tensor": index}, 0):  # 0: the dimension of index_select
+    if (
+        table is None or not table.shape or key not in ({"tensor": index}, 0)
+    ):  # 0: the dimension of index_select
         return 0
     rows = max(1, table.shape[0])
     row_bytes = table.numel // rows * table.itemsize_bytes
-    is_large = row_bytes >= LEAST_ROW_BYTES and row_bytes * spec.tensors[index].numel >= LEAST_GATHERED_BYTES
+    is_large = (
+        row_bytes >= LEAST_ROW_BYTES
+        and row_bytes * spec.tensors[index].numel >= LEAST_GATHERED_BYTES
+    )
     return table.shape[0] if is_large else 0
 
 

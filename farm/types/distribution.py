@@ -1,15 +1,20 @@
 """The canonical form of values that decide how much work a call does (`farm.types.deciding`).
 
-A `Distribution` is rounded, so that calls with about the same work are the same tuple, and it has at most
-`MOST_NUMBERS` numbers. It is a form with numbers:
+A `Distribution` is rounded, so that calls with about the same work are the same tuple, and it has
+at most `MOST_NUMBERS` numbers. It is a form with numbers:
 
-    lengths    (class, class, ...): the segments in their order; each has a length above (class - 1) * `LENGTH_STEP` and
-               up to class * `LENGTH_STEP`. For at most `MOST_NUMBERS` segments: which of them are long decides when the
-               last tiles of a product run. On an H100, one order of eight experts takes 9 % longer than another
-    segments   (step, class, number, class, number, ...): so many segments have a length above (class - 1) * step and up
-               to class * step. Products are computed in tiles, so the class decides their number. The order of the
-               segments is not part of it. For more segments than `lengths` can hold
-    places     (distinct, order): 16ths of the largest possible number of different values, and 0, 1 or 2 for random
+    lengths    (class, class, ...): the segments in their order; each has a length above (class - 1)
+    * `LENGTH_STEP` and
+               up to class * `LENGTH_STEP`. For at most `MOST_NUMBERS` segments: which of them are
+               long decides when the last tiles of a product run. On an H100, one order of eight
+               experts takes 9 % longer than another
+    segments   (step, class, number, class, number, ...): so many segments have a length above
+    (class - 1) * step and up
+               to class * step. Products are computed in tiles, so the class decides their number.
+               The order of the segments is not part of it. For more segments than `lengths` can
+               hold
+    places     (distinct, order): 16ths of the largest possible number of different values, and 0, 1
+    or 2 for random
                order, short runs and long runs of ascending or equal values
     marks      (number, order): the number of marks, and 0 or 2 for scattered marks and one block
 
@@ -54,10 +59,16 @@ class Distribution:
 
     @property
     def least_lengths(self) -> list[int]:
-        """The least length of each segment: in order for `lengths`, the longest first for `segments`."""
+        """The least length of each segment: in order for `lengths`, the longest first for
+        `segments`.
+        """
         if self.form == "lengths":
             return [_least_length(place, LENGTH_STEP) for place in self.numbers]
-        return [length for place, number in self.classes for length in [_least_length(place, self.step)] * number]
+        return [
+            length
+            for place, number in self.classes
+            for length in [_least_length(place, self.step)] * number
+        ]
 
     @property
     def segments(self) -> int:
@@ -128,7 +139,9 @@ def ordered_lengths(lengths: Sequence[int]) -> Distribution:
 
 
 def segments_of(lengths: Sequence[int], least_step: int) -> Distribution:
-    """Describe the lengths of segments. The step doubles until there are at most `MOST_CLASSES` classes."""
+    """Describe the lengths of segments. The step doubles until there are at most `MOST_CLASSES`
+    classes.
+    """
     step = least_step
 
     while True:
@@ -142,11 +155,11 @@ def segments_of(lengths: Sequence[int], least_step: int) -> Distribution:
 
 
 def lengths_of(values: Distribution, total: int) -> list[int]:
-    """Return lengths that a distribution describes: in their order, or if that is unknown in a random one, which is the
-    same at each call.
+    """Return lengths that a distribution describes: in their order, or if that is unknown in a
+    random one, which is the same at each call.
 
-    Their sum is ``total``, or less if the segments do not fill it. The caller has checked that they fit.
-    """
+    Their sum is ``total``, or less if the segments do not fill it. The caller has checked that they
+    fit."""
     lengths = values.least_lengths
     step = LENGTH_STEP if values.form == "lengths" else values.step
     used = [index for index, length in enumerate(lengths) if length]

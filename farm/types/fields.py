@@ -1,9 +1,11 @@
-"""Declared fields: name, type, default, meaning, unit, choices and command-line option in one place.
+"""Declared fields: name, type, default, meaning, unit, choices and command-line option in one
+place.
 
-A field of `Variant`, `Protocol`, `Stopping`, `Software`, `Reading` or `Request` is declared once, with `declared`, in
-its class. The texts of fields that users give are in `fields.toml`. Everything else is derived from both: validation,
-JSON and content id (`Record`), database columns (`farm.store.tables`), export columns (`farm.exchange.columns`),
-command-line options (`cli.options`), keys of measurement files (`farm.requests.measurement_file`) and the fields of
+A field of `Variant`, `Protocol`, `Stopping`, `Software`, `Reading` or `Request` is declared once,
+with `declared`, in its class. The texts of fields that users give are in `fields.toml`. Everything
+else is derived from both: validation, JSON and content id (`Record`), database columns
+(`farm.store.tables`), export columns (`farm.exchange.columns`), command-line options
+(`cli.options`), keys of measurement files (`farm.requests.measurement_file`) and the fields of
 `farm.requests.partial_request.PartialRequest`.
 
 This module imports neither torch nor Pydantic, because every command loads it at start.
@@ -48,8 +50,10 @@ class Field:
     option: tuple[str, ...] = ()  # flags of the command-line option; () if there is none
     metavar: str | None = None  # placeholder for the value in the help text
     given: bool = True  # True if users give the value; False if the farm computes it
-    several: bool = False  # True if the option accepts several values, separated by commas; each value creates a job
-    always: bool = False  # True if JSON contains the field even at its default; see `Record.to_json`
+    # True if the option accepts several values, separated by commas; each value creates a job
+    several: bool = False
+    # True if JSON contains the field even at its default; see `Record.to_json`
+    always: bool = False
 
     @property
     def kind(self) -> str:
@@ -79,7 +83,9 @@ def number_of(text: Any) -> float:
 
 
 def declared(default: Any, description: str = "", **more: Any) -> Any:
-    """Declare a field of a frozen dataclass. `more`: see `Field`. What `fields.toml` has of the field is added."""
+    """Declare a field of a frozen dataclass. `more`: see `Field`. What `fields.toml` has of the
+    field is added.
+    """
     metadata = {"description": description, **more} if description else more
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
@@ -87,7 +93,9 @@ def declared(default: Any, description: str = "", **more: Any) -> Any:
 
 
 def original(default: Any, description: str = "", **more: Any) -> Any:
-    """Declare a field that JSON contains even at its default. Only fields of the first version; else use `declared`."""
+    """Declare a field that JSON contains even at its default. Only fields of the first version;
+    else use `declared`.
+    """
     return declared(default, description, always=True, **more)
 
 
@@ -105,7 +113,9 @@ def fields_of(kind: Any) -> tuple[Field, ...]:
     for one in dataclasses.fields(kind):
         more = {"always": one.default is MISSING, **of_kind.get(one.name, {}), **one.metadata}
         option = tuple(more.pop("option", "").split())
-        found.append(Field(one.name, _plain_type(hints[one.name]), one.default, option=option, **more))
+        found.append(
+            Field(one.name, _plain_type(hints[one.name]), one.default, option=option, **more)
+        )
     return tuple(found)
 
 
@@ -116,7 +126,9 @@ def names_of(kind: Any) -> tuple[str, ...]:
 
 
 def _plain_type(hint: Any) -> Any:
-    """Return ``int`` for ``int | None``, ``tuple`` for ``tuple[str, ...]``, ``str`` for ``Literal["a", "b"]``."""
+    """Return ``int`` for ``int | None``, ``tuple`` for ``tuple[str, ...]``, ``str`` for
+    ``Literal["a", "b"]``.
+    """
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         hint = next(one for one in typing.get_args(hint) if one is not types.NoneType)
     if typing.get_origin(hint) is typing.Literal:
@@ -125,8 +137,12 @@ def _plain_type(hint: Any) -> Any:
 
 
 def content_id(data: Any) -> str:
-    """Return the content hash of plain JSON: the first 32 hex digits of the SHA-256 of its canonical form."""
-    text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    """Return the content hash of plain JSON: the first 32 hex digits of the SHA-256 of its
+    canonical form.
+    """
+    text = json.dumps(
+        data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+    )
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -145,7 +161,9 @@ class Record:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - not a field
 
     def __post_init__(self) -> None:
-        """Raise `UsageError` with the name of a field whose value is not an allowed choice or is out of range."""
+        """Raise `UsageError` with the name of a field whose value is not an allowed choice or is
+        out of range.
+        """
         for one in fields_of(type(self)):  # type: ignore[arg-type]
             value = getattr(self, one.name)
             if one.choices and value not in one.choices and not self._accepts(one.name, value):
@@ -165,8 +183,8 @@ class Record:
         return False
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON by field name. A field at its default is left out unless it is `original`. So adding a field does
-        not change the JSON and the ids of existing records."""
+        """Plain JSON by field name. A field at its default is left out unless it is `original`. So
+        adding a field does not change the JSON and the ids of existing records."""
         values = [(one, getattr(self, one.name)) for one in fields_of(type(self))]  # type: ignore[arg-type]
         return {
             one.name: value.to_json() if isinstance(value, Record) else value

@@ -36,7 +36,9 @@ def quantity(value: float | None, units: Units, digits: int = 3) -> str:
 
 
 def interval(figure: ValueWithInterval | None, units: Units) -> str:
-    """Format ``7.460 ± 0.021 ms``: two significant digits for the half-width, as many decimals for the value."""
+    """Format ``7.460 ± 0.021 ms``: two significant digits for the half-width, as many decimals for
+    the value.
+    """
     if figure is None:
         return NOTHING
     unit, factor = fitting_unit(figure.value, units)
@@ -61,7 +63,11 @@ def percent(fraction: float | None, decimals: int = 1) -> str:
 
 def gap(figure: ValueWithInterval | None) -> str:
     """Format a relative gap with its sign: ``+0.3 ± 0.4 %``."""
-    return NOTHING if figure is None else f"{figure.value * 100:+z.1f} ± {figure.half_width * 100:.1f} %"
+    return (
+        NOTHING
+        if figure is None
+        else f"{figure.value * 100:+z.1f} ± {figure.half_width * 100:.1f} %"
+    )
 
 
 def count_of(number: float | None, unit: str) -> str:
@@ -79,7 +85,11 @@ def span(seconds: float | None) -> str:
     if 0 < seconds < 0.5:
         return quantity(seconds * 1e6, TIME, 2)
     whole = max(0, round(seconds))
-    for size, unit, smaller, smaller_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+    for size, unit, smaller, smaller_unit in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
         if whole >= size:
             rest = whole % size // smaller
             return f"{whole // size} {unit}" + (f" {rest} {smaller_unit}" if rest else "")

@@ -1,9 +1,8 @@
 """The label of an operator tuple, one readable line: 'Conv2d 64->128 k3 s2 | 32x64x56x56 fp32'.
 
-Labels are shown and stored, never parsed. Tuples of one model should have different labels. So a label has the
-properties that often differ: arguments that are not tensors, and which tensors are parameters or buffers. If a label is
-too long, it is cut and ends with the beginning of the id.
-"""
+Labels are shown and stored, never parsed. Tuples of one model should have different labels. So a
+label has the properties that often differ: arguments that are not tensors, and which tensors are
+parameters or buffers. If a label is too long, it is cut and ends with the beginning of the id."""
 
 from __future__ import annotations
 
@@ -40,7 +39,12 @@ def label_of(spec: OperatorTuple) -> str:
     head = " ".join([spec.short_name, *_parameter_words(spec)])
     called = " ".join(_call_words(spec))
     zeros = max((tensor.zeros for tensor in spec.tensors), default=0.0)
-    words = [_inputs(spec), _dtype(spec), *_layout_words(spec), f"zeros {zeros * 100:g} %" if zeros else ""]
+    words = [
+        _inputs(spec),
+        _dtype(spec),
+        *_layout_words(spec),
+        f"zeros {zeros * 100:g} %" if zeros else "",
+    ]
     words += [values_in_words(tensor.values) for tensor in spec.tensors if tensor.values]
     tail = " ".join(filter(None, [*words, "train" if spec.training else ""]))
     tail = f" | {tail}" if tail else ""
@@ -60,19 +64,27 @@ def call_of(spec: OperatorTuple) -> str:
 
 
 def told_apart(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return id -> label. If several tuples have the same label, the beginning of the id is appended."""
+    """Return id -> label. If several tuples have the same label, the beginning of the id is
+    appended.
+    """
     number = Counter(labels.values())
-    return {id_: text if number[text] == 1 else f"{text} #{id_[:_MARK]}" for id_, text in labels.items()}
+    return {
+        id_: text if number[text] == 1 else f"{text} #{id_[:_MARK]}" for id_, text in labels.items()
+    }
 
 
 def fused_names(text: str) -> list[str]:
-    """Split the names of aten operators that a generated kernel computes, which underscores join."""
+    """Split the names of aten operators that a generated kernel computes, which underscores
+    join.
+    """
     return _FUSED.findall(text)
 
 
 def _inputs(spec: OperatorTuple) -> str:
     tensors = [
-        spec.tensors[index] for tree in (*spec.arguments, *spec.keywords.values()) for index in tensor_references(tree)
+        spec.tensors[index]
+        for tree in (*spec.arguments, *spec.keywords.values())
+        for index in tensor_references(tree)
     ]
     if spec.kind == "kernel":  # its outputs: its inputs are many
         tensors = [spec.tensors[index] for index in spec.parameters["writes"]]
@@ -122,8 +134,8 @@ def _layout_words(spec: OperatorTuple) -> Iterator[str]:
 
 
 def _call_words(spec: OperatorTuple) -> Iterator[str]:
-    """Yield the arguments that are not tensors. Arguments that are None or False are left out. For a generated kernel,
-    yield the names of the operators that it computes."""
+    """Yield the arguments that are not tensors. Arguments that are None or False are left out. For
+    a generated kernel, yield the names of the operators that it computes."""
     if spec.kind == "kernel":
         yield "+".join(fused_names(spec.parameters["fused"]))
         return
@@ -190,7 +202,9 @@ def _parameter_words(spec: OperatorTuple) -> list[str]:
         every = name == "output_size" and isinstance(value, list)
         words.append(f"{letter}{'x'.join(map(str, value)) if every else size(value)}")
     if spec.kind == "collective":
-        words += [str(values[name]) for name in ("reduction",) if name in values] + [f"{values['cards']} cards"]
+        words += [str(values[name]) for name in ("reduction",) if name in values] + [
+            f"{values['cards']} cards"
+        ]
         words += [f"beside a product of {values['beside']}"] if "beside" in values else []
     if spec.short_name.endswith("Dropout"):
         words.append(f"p{values.get('p')}")

@@ -1,8 +1,8 @@
-"""Classes that describe a measurement: its object (`Variant`, `Subject`), conditions (`Protocol`) and `Software`.
+"""Classes that describe a measurement: its object (`Variant`, `Subject`), conditions (`Protocol`)
+and `Software`.
 
-The farm sends these records as JSON to a benchmark process; the result is a `farm.types.reading.Reading`. Each field is
-declared here, once (`farm.types.fields`).
-"""
+The farm sends these records as JSON to a benchmark process; the result is a
+`farm.types.reading.Reading`. Each field is declared here, once (`farm.types.fields`)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,27 @@ from typing import Any, Literal, Self, get_args
 
 from farm.errors import UsageError
 from farm.types.collective import MOST_CARDS
-from farm.types.fields import LARGEST_NUMBER, ContentAddressed, Record, content_id, declared, original
+from farm.types.fields import (
+    LARGEST_NUMBER,
+    ContentAddressed,
+    Record,
+    content_id,
+    declared,
+    original,
+)
 from farm.types.value_profiles import is_class
 
 Launch = Literal["graph", "eager"]
 Residency = Literal["resident", "reuse", "stream", "chain"]
-#: The optimizers of a training step. SGD has momentum. Without a suffix, PyTorch chooses the implementation.
+#: The optimizers of a training step. SGD has momentum. Without a suffix, PyTorch chooses the
+#: implementation.
 OPTIMIZERS = tuple(
-    f"{kind}{how}" for kind in ("sgd", "adam", "adamw") for how in ("", "-foreach", "-fused", "-compiled")
+    f"{kind}{how}"
+    for kind in ("sgd", "adam", "adamw")
+    for how in ("", "-foreach", "-fused", "-compiled")
 )
-#: The modes of torch.compile. `max-autotune` is measured without the compiler's own CUDA graphs: the farm records one.
+#: The modes of torch.compile. `max-autotune` is measured without the compiler's own CUDA graphs:
+#: the farm records one.
 COMPILE_MODES = ("", "default", "max-autotune")
 #: Called at the start of each phase of a measurement, with the phase's name and details.
 OnPhase = Callable[[str, dict[str, Any]], None]
@@ -37,7 +48,8 @@ class Protocol(ContentAddressed):
 
     launch: Launch = original("graph", choices=get_args(Launch))
     residency: Residency = original("resident", choices=get_args(Residency))
-    # If it is `seen`, a job uses the value profile (`farm.types.value_profiles`) of each call instead.
+    # If it is `seen`, a job uses the value profile (`farm.types.value_profiles`) of each call
+    # instead.
     data: str = original("normal", choices=("normal", "zeros", "seen", "copied"))
     grad: bool = original(False)
     tf32: bool = original(False)
@@ -58,12 +70,16 @@ class Protocol(ContentAddressed):
         return dataclasses.replace(self, placement=placement)
 
     def with_data(self, data: str) -> Self:
-        """Return the same protocol with another data class. A job with `seen` uses the profile of each call."""
+        """Return the same protocol with another data class. A job with `seen` uses the profile of
+        each call.
+        """
         return dataclasses.replace(self, data=data)
 
     @property
     def measures_context(self) -> bool:
-        """True if the protocol represents a running model. Then tuples are also timed among other operators."""
+        """True if the protocol represents a running model. Then tuples are also timed among other
+        operators.
+        """
         return self.launch == "graph" and self.residency == "resident" and not self.placement
 
     @property
@@ -72,22 +88,30 @@ class Protocol(ContentAddressed):
         return self.with_data("normal") if self.data in ("seen", "copied") else self
 
     def __str__(self) -> str:
-        extras = [name for name in ("grad", "tf32", "cudnn_benchmark", "cudnn_deterministic") if getattr(self, name)]
+        extras = [
+            name
+            for name in ("grad", "tf32", "cudnn_benchmark", "cudnn_deterministic")
+            if getattr(self, name)
+        ]
         slow = [f"{self.placement} slow"] if self.placement else []
         slow += [f"{self.cards} cards"] if self.cards > 1 else []
-        return ", ".join([f"{self.launch} launch", f"{self.residency} data ({self.data})", *extras, *slow])
+        return ", ".join(
+            [f"{self.launch} launch", f"{self.residency} data ({self.data})", *extras, *slow]
+        )
 
 
-#: If a job allows an interval of the energy as wide as this, a tuple's window is rough: it does not wait for the chip's
-#: temperature, and ends as soon as its interval is narrow enough.
+#: If a job allows an interval of the energy as wide as this, a tuple's window is rough: it does not
+#: wait for the chip's temperature, and ends as soon as its interval is narrow enough.
 ROUGH = 0.05
-#: A sum of energies is wanted within this many times the half-width of the sum of times: its sensor is less precise.
+#: A sum of energies is wanted within this many times the half-width of the sum of times: its sensor
+#: is less precise.
 ENERGY_PER_TIME = 3.0
 
 
 @dataclass(frozen=True)
 class Stopping(Record):
-    """When a window ends. Not part of a protocol's id: a more precise reading satisfies a less strict request.
+    """When a window ends. Not part of a protocol's id: a more precise reading satisfies a less
+    strict request.
 
     Half-widths belong to the 95 % interval and are relative to the value.
     """
@@ -100,7 +124,8 @@ class Stopping(Record):
     rough: bool = declared(False, given=False)
 
     def allowing(self, half_width: float) -> Self:
-        """Return the rule if this half-width of the time, and `ENERGY_PER_TIME` times it for the energy, is enough.
+        """Return the rule if this half-width of the time, and `ENERGY_PER_TIME` times it for the
+        energy, is enough.
 
         A rule never becomes stricter: 0 returns an equal one.
         """
@@ -110,12 +135,15 @@ class Stopping(Record):
         )
         if ENERGY_PER_TIME * half_width < ROUGH:
             return wider
-        return dataclasses.replace(wider, rough=True, warm_up_s=min(self.warm_up_s, 0.05), minimum_s=0.0, maximum_s=0.6)
+        return dataclasses.replace(
+            wider, rough=True, warm_up_s=min(self.warm_up_s, 0.05), minimum_s=0.0, maximum_s=0.6
+        )
 
 
 @dataclass(frozen=True)
 class Variant(ContentAddressed):
-    """A model variant: all options that decide the computation. Models are built with seeded random weights.
+    """A model variant: all options that decide the computation. Models are built with seeded random
+    weights.
 
     A field that the model does not use has its default, such as the image size of a language model.
     """
@@ -133,7 +161,8 @@ class Variant(ContentAddressed):
     cache: int = declared(0, minimum=0, several=True)
     compile: str = declared("", choices=COMPILE_MODES)
     layers: int = declared(0, minimum=0)
-    # The content id of the token ids. Users give a file instead (`farm.requests.partial_request.TextFiles`).
+    # The content id of the token ids. Users give a file instead
+    # (`farm.requests.partial_request.TextFiles`).
     text: str = declared("")
     step: str = declared("", choices=("", "training"))
     optimizer: str = declared("", choices=("", *OPTIMIZERS))
@@ -149,7 +178,8 @@ class Variant(ContentAddressed):
     def __post_init__(self) -> None:
         if self.compile == "reduce-overhead":
             raise UsageError(
-                "The mode reduce-overhead runs the kernels of default in CUDA graphs of the compiler; the farm records "
+                "The mode reduce-overhead runs the kernels of default in CUDA graphs of the "
+                "compiler; the farm records "
                 "a graph of its own.",
                 "Give --compile default: it has the same kernels and is measured in a CUDA graph.",
             )
@@ -157,20 +187,51 @@ class Variant(ContentAddressed):
         self._check_split()
         if not self.input_size and not (self.length or self.phase):
             raise UsageError(
-                f"The input size is 0; it must be from 1 to {LARGEST_NUMBER}.", "Give --input-size 224, for example."
+                f"The input size is 0; it must be from 1 to {LARGEST_NUMBER}.",
+                "Give --input-size 224, for example.",
             )
 
     def _check_split(self) -> None:
         """Refuse combinations of options of split models that the farm does not measure."""
-        both = sum(number > 1 for number in (self.tensor_parallel, self.data_parallel, self.distributed)) > 1
+        both = (
+            sum(
+                number > 1
+                for number in (self.tensor_parallel, self.data_parallel, self.distributed)
+            )
+            > 1
+        )
         step_too = self.step and self.data_parallel == 1 < self.cards
         for wrong, problem, step in (
-            (both, "--tensor-parallel, --data-parallel and --cards do not work together.", "Give one of them."),
-            (self.data_parallel > 1 and not self.step, "--data-parallel is for training.", "Add --step training."),
-            (step_too, "--step training on several cards needs --data-parallel.", "Give it instead."),
-            (self.sharding == "fsdp" and self.data_parallel == 1, "--sharding needs --data-parallel.", "Add it."),
-            (self.cards > MOST_CARDS, f"At most {MOST_CARDS} cards work together.", "Give fewer cards."),
-            (self.cards > 1 and self.compile, "--compile does not work with several cards.", "Omit --compile."),
+            (
+                both,
+                "--tensor-parallel, --data-parallel and --cards do not work together.",
+                "Give one of them.",
+            ),
+            (
+                self.data_parallel > 1 and not self.step,
+                "--data-parallel is for training.",
+                "Add --step training.",
+            ),
+            (
+                step_too,
+                "--step training on several cards needs --data-parallel.",
+                "Give it instead.",
+            ),
+            (
+                self.sharding == "fsdp" and self.data_parallel == 1,
+                "--sharding needs --data-parallel.",
+                "Add it.",
+            ),
+            (
+                self.cards > MOST_CARDS,
+                f"At most {MOST_CARDS} cards work together.",
+                "Give fewer cards.",
+            ),
+            (
+                self.cards > 1 and self.compile,
+                "--compile does not work with several cards.",
+                "Omit --compile.",
+            ),
         ):
             if wrong:
                 raise UsageError(problem, step)
@@ -195,10 +256,14 @@ class Variant(ContentAddressed):
             return self.titled(f"decode {self.batch} beside {self.cache} tokens")
         size = f"{self.batch}x{self.length or self.input_size}{' tokens' if self.phase else ''}"
         size += f" and {self.input_size} px" if self.phase and self.input_size else ""
-        return self.titled(f"{self.phase} {size}" if self.phase == "prefill" and not self.step else size)
+        return self.titled(
+            f"{self.phase} {size}" if self.phase == "prefill" and not self.step else size
+        )
 
     def titled(self, size: str) -> str:
-        """Return the title, with the size of the input: 'resnet50 32x224 float32', 'bert 8x128 float32'."""
+        """Return the title, with the size of the input: 'resnet50 32x224 float32', 'bert 8x128
+        float32'.
+        """
         extras = [
             self.memory_format if self.memory_format != "contiguous" else "",
             self.mode if self.mode != "eval" and not self.step else "",
@@ -227,13 +292,19 @@ class Subject(Record):
     kind: Literal["operator", "variant"]
     id: str
     spec: dict[str, Any]
-    tokens: dict[str, Any] | None = None  # only for a variant with a text: `farm.types.tokens.Tokens` as JSON
-    compiled: dict[str, Any] | None = None  # only for a compiled variant and its tuples: `CompiledSource` as JSON
+    # only for a variant with a text: `farm.types.tokens.Tokens` as JSON
+    tokens: dict[str, Any] | None = None
+    # only for a compiled variant and its tuples: `CompiledSource` as JSON
+    compiled: dict[str, Any] | None = None
 
     def cards(self, protocol: Protocol) -> int:
-        """The number of cards of one host that a measurement of the subject under a protocol needs."""
+        """The number of cards of one host that a measurement of the subject under a protocol
+        needs.
+        """
         spec = self.spec
-        own = math.prod(spec.get(name, 1) for name in ("tensor_parallel", "data_parallel", "distributed"))
+        own = math.prod(
+            spec.get(name, 1) for name in ("tensor_parallel", "data_parallel", "distributed")
+        )
         if self.kind == "operator" and spec.get("kind") == "collective":
             own = spec["parameters"]["cards"]
         return max(protocol.cards, own)
@@ -252,7 +323,8 @@ class Software(ContentAddressed):
     platform: str = original("", "the host's system", note="not part of the software's identity")
     communication: str = declared(
         "",
-        "of a reading on several cards: communication library, link between the cards, and settings of the environment"
+        "of a reading on several cards: communication library, link between the cards, and "
+        "settings of the environment"
         " that change the algorithm",
         note="empty: one card",
     )
@@ -261,7 +333,9 @@ class Software(ContentAddressed):
     def id(self) -> str:
         # The versions of Python and the operating system do not affect the kernels on the card.
         kept = {"torch": self.torch, "cuda": self.cuda, "cudnn": self.cudnn, "driver": self.driver}
-        return content_id(kept | ({"communication": self.communication} if self.communication else {}))
+        return content_id(
+            kept | ({"communication": self.communication} if self.communication else {})
+        )
 
     @property
     def of_one_card(self) -> Self:
@@ -270,7 +344,9 @@ class Software(ContentAddressed):
 
 
 def software_values(of: Iterable[Any], name: str) -> set[str]:
-    """The values of a field that readings differ in. Only readings on several cards have a communication library."""
+    """The values of a field that readings differ in. Only readings on several cards have a
+    communication library.
+    """
     return {str(getattr(one, name)) for one in of} - ({""} if name == "communication" else set())
 
 
@@ -279,9 +355,11 @@ def software_values(of: Iterable[Any], name: str) -> set[str]:
 
 Placements = Literal["none", "each", "all"]
 PLACEMENTS = get_args(Placements)
-#: Up to this number n of tensors, all 2^n configurations are measured; above it, each tensor alone and all together.
+#: Up to this number n of tensors, all 2^n configurations are measured; above it, each tensor alone
+#: and all together.
 FEW = 5
-#: Above this number of tensors (such as an optimizer's call), only all tensors together are measured.
+#: Above this number of tensors (such as an optimizer's call), only all tensors together are
+#: measured.
 MANY = 64
 _PART = re.compile(r"(in|out)(0|[1-9]\d{0,5})(?:-([1-9]\d{0,5}))?")
 
@@ -321,14 +399,17 @@ class Placement:
 
 
 def configurations(inputs: Collection[int], outputs: int, how: str) -> list[str]:
-    """Return the words of all requested configurations. The one with all tensors in fast memory is left out.
+    """Return the words of all requested configurations. The one with all tensors in fast memory is
+    left out.
 
     Args:
         inputs: the numbers of the input storages that can be in slow memory.
-        how: ``each`` (each tensor alone, and all together), ``all`` (every subset; above `FEW` tensors as ``each``) or
-            ``none``.
+        how: ``each`` (each tensor alone, and all together), ``all`` (every subset; above `FEW`
+            tensors as ``each``) or ``none``.
     """
-    tensors = [("in", number) for number in sorted(inputs)] + [("out", number) for number in range(outputs)]
+    tensors = [("in", number) for number in sorted(inputs)] + [
+        ("out", number) for number in range(outputs)
+    ]
     if how == "none" or not tensors:
         return []
     every = len(tensors)
@@ -337,8 +418,13 @@ def configurations(inputs: Collection[int], outputs: int, how: str) -> list[str]
     else:
         sizes = range(1, every + 1) if how == "all" and every <= FEW else sorted({1, every})
     words = []
-    for chosen in itertools.chain.from_iterable(itertools.combinations(tensors, size) for size in sizes):
-        slow = {wanted: frozenset(number for kind, number in chosen if kind == wanted) for wanted in ("in", "out")}
+    for chosen in itertools.chain.from_iterable(
+        itertools.combinations(tensors, size) for size in sizes
+    ):
+        slow = {
+            wanted: frozenset(number for kind, number in chosen if kind == wanted)
+            for wanted in ("in", "out")
+        }
         words.append(str(Placement(slow["in"], slow["out"])))
     return words
 
@@ -352,5 +438,6 @@ def _ranges(kind: str, numbers: Collection[int]) -> Iterator[str]:
 def _unknown(word: str) -> UsageError:
     return UsageError(
         f"'{word[:80]}' is not a placement of tensors in slow memory.",
-        "Name the slow tensors, inputs before outputs, in rising order: in0, in0+out0 or in1-3+out0.",
+        "Name the slow tensors, inputs before outputs, in rising order: in0, in0+out0 or "
+        "in1-3+out0.",
     )

@@ -1,9 +1,9 @@
-"""The result of a measurement (`Reading` with `Trace` and `Details`), and the `Verification` of a capture.
+"""The result of a measurement (`Reading` with `Trace` and `Details`), and the `Verification` of a
+capture.
 
-The benchmark process sends a reading to the farm, which stores its figures as columns and its details as JSON. Only
-this module writes and parses that JSON. Field names end with the unit. None means "not examined" or "the card cannot
-report it", never zero.
-"""
+The benchmark process sends a reading to the farm, which stores its figures as columns and its
+details as JSON. Only this module writes and parses that JSON. Field names end with the unit. None
+means "not examined" or "the card cannot report it", never zero."""
 
 from __future__ import annotations
 
@@ -20,10 +20,18 @@ from farm.errors import Unmeasurable, Unreadable
 from farm.types.fields import adapter, declared, names_of
 
 METHOD = 5  # increased if a code change changes results; readings of another method are not reused
-CPU_METHOD = 8  # the same for readings of a CPU. 5 and earlier: like a GPU; 6: one window; 7: outputs in the cache
+# the same for readings of a CPU. 5 and earlier: like a GPU; 6: one window; 7: outputs in the cache
+CPU_METHOD = 8
 TimeFigure = Literal["mean", "median", "fastest"]  # the figure of a window in `Reading.time_us`
-REPEATED = frozenset({"throttled_thermal", "shared", "drifting", "starved"})  # flags: the measurement repeats at once
-_INSIDE = ("warm_up", "window", "burst", "canary_window")  # phases in which the measured operator, model or canary runs
+REPEATED = frozenset(
+    {"throttled_thermal", "shared", "drifting", "starved"}
+)  # flags: the measurement repeats at once
+_INSIDE = (
+    "warm_up",
+    "window",
+    "burst",
+    "canary_window",
+)  # phases in which the measured operator, model or canary runs
 
 
 def method_of(card_id: str) -> int:
@@ -36,7 +44,8 @@ def inside_s(cost_s: Mapping[str, float]) -> float:
     return math.fsum(cost_s.get(name, 0.0) for name in _INSIDE)
 
 
-#: Most bytes of the JSON of a reading's series. An hour of five series at 100 values per second has 40 MB.
+#: Most bytes of the JSON of a reading's series. An hour of five series at 100 values per second has
+#: 40 MB.
 MOST_TRACE_BYTES = 64 << 20
 _MEASURE_AGAIN = "Measure it again: `farm run MODEL --reuse none`."
 
@@ -54,18 +63,27 @@ class Trace:
 
     def pack(self) -> bytes:
         """Return the compressed form for the database."""
-        return zlib.compress(json.dumps({"window_s": self.window_s, "series": self.series}).encode(), 6)
+        return zlib.compress(
+            json.dumps({"window_s": self.window_s, "series": self.series}).encode(), 6
+        )
 
     @classmethod
     def unpack(cls, packed: bytes) -> Self:
-        """The inverse of `pack`. Raises `Unreadable` for data that is damaged, or larger than `MOST_TRACE_BYTES`."""
+        """The inverse of `pack`. Raises `Unreadable` for data that is damaged, or larger than
+        `MOST_TRACE_BYTES`.
+        """
         unpacking = zlib.decompressobj()
         try:
             unpacked = unpacking.decompress(packed, MOST_TRACE_BYTES)
         except zlib.error as error:
-            raise Unreadable(f"The sampled series of a reading are damaged: {error}.", _MEASURE_AGAIN) from error
+            raise Unreadable(
+                f"The sampled series of a reading are damaged: {error}.", _MEASURE_AGAIN
+            ) from error
         if not unpacking.eof:
-            text = f"The sampled series of a reading are cut off, or larger than {MOST_TRACE_BYTES} bytes."
+            text = (
+                f"The sampled series of a reading are cut off, or larger than {MOST_TRACE_BYTES} "
+                "bytes."
+            )
             raise Unreadable(text, _MEASURE_AGAIN)
         data = json.loads(unpacked)
         series = {name: (times, values) for name, (times, values) in data["series"].items()}
@@ -74,41 +92,56 @@ class Trace:
 
 @dataclass(frozen=True)
 class Burst:
-    """The measurement of a power-limited operator in bursts with pauses, which allow higher clocks. Figures are for one
-    pass. Half-widths are absolute, for the 95 % interval. See `farm.benchmark.clock`."""
+    """The measurement of a power-limited operator in bursts with pauses, which allow higher clocks.
+    Figures are for one pass. Half-widths are absolute, for the 95 % interval. See
+    `farm.benchmark.clock`."""
 
     time_us: float = declared(
-        MISSING, "time of one pass in bursts at full clocks, if the loop reaches the power limit", unit="µs"
+        MISSING,
+        "time of one pass in bursts at full clocks, if the loop reaches the power limit",
+        unit="µs",
     )
-    time_half_width_us: float | None = declared(None, "half-width of the 95 % interval of burst_time_us", unit="µs")
-    power_w: float | None = declared(None, "mean power in bursts", unit="W")  # during a pass, without the pauses
+    time_half_width_us: float | None = declared(
+        None, "half-width of the 95 % interval of burst_time_us", unit="µs"
+    )
+    power_w: float | None = declared(
+        None, "mean power in bursts", unit="W"
+    )  # during a pass, without the pauses
     power_half_width_w: float | None = None
     energy_mj: float | None = declared(None, "energy of one pass in bursts", unit="mJ")
-    energy_half_width_mj: float | None = declared(None, "half-width of the 95 % interval of burst_energy_mj", unit="mJ")
+    energy_half_width_mj: float | None = declared(
+        None, "half-width of the 95 % interval of burst_energy_mj", unit="mJ"
+    )
     # The mean over both duty cycles:
-    sm_clock_mhz: float | None = declared(None, "mean clock of the multiprocessors in bursts", unit="MHz")
+    sm_clock_mhz: float | None = declared(
+        None, "mean clock of the multiprocessors in bursts", unit="MHz"
+    )
     pause_power_w: float | None = None  # power between two bursts
-    duties: tuple[float, ...] | None = None  # duty cycles (share of time with work), the higher first
+    # duty cycles (share of time with work), the higher first
+    duties: tuple[float, ...] | None = None
     duty_power_w: tuple[float, ...] | None = None  # mean power at each duty cycle
-    throttle_shares: Mapping[str, float] | None = None  # reason -> share of samples, the larger of both duty cycles
+    # reason -> share of samples, the larger of both duty cycles
+    throttle_shares: Mapping[str, float] | None = None
     passes: int | None = None  # number of passes in both duty cycles
 
 
 @dataclass(frozen=True)
 class InContext:
-    """The time of an operator in a loop, and how much longer it takes among other operators. Unit: µs per pass. Both
-    are measured on the same memory at the same clocks (`farm.benchmark.cache`)."""
+    """The time of an operator in a loop, and how much longer it takes among other operators. Unit:
+    µs per pass. Both are measured on the same memory at the same clocks
+    (`farm.benchmark.cache`)."""
 
     alone_us: float  # time in a loop, with as much of weights and inputs in the cache as possible
     effect_us: float  # time that the other operators add
     effect_half_width_us: float | None = None  # of the 95 % interval
-    passes: int | None = None  # passes among others; 0: not timed, as the effect on a long pass is negligible
+    # passes among others; 0: not timed, as the effect on a long pass is negligible
+    passes: int | None = None
 
 
 @dataclass(frozen=True)
 class Place:
-    """The time that a call takes longer at its place in a model than in a loop on warm data: mean over the calls. See
-    `farm.benchmark.call_context`."""
+    """The time that a call takes longer at its place in a model than in a loop on warm data: mean
+    over the calls. See `farm.benchmark.call_context`."""
 
     effect_us: float
     half_width_us: float  # of the 95 % interval
@@ -117,8 +150,9 @@ class Place:
 
 @dataclass(frozen=True)
 class InOrder:
-    """One pass of all calls of a model, replayed in order from its tuples, without events between them. Its energy
-    shows the power while kernels wait for code and data (`farm.verdict.aggregate.waiting_share`)."""
+    """One pass of all calls of a model, replayed in order from its tuples, without events between
+    them. Its energy shows the power while kernels wait for code and data
+    (`farm.verdict.aggregate.waiting_share`)."""
 
     time_us: float
     time_half_width_us: float
@@ -129,8 +163,9 @@ class InOrder:
 
 @dataclass(frozen=True)
 class CanaryNote:
-    """The last measurement of the reference operator before a reading, in the same process (`farm.benchmark.checks`).
-    Figures are for one pass. Changes are relative to the first undisturbed canary of the process."""
+    """The last measurement of the reference operator before a reading, in the same process
+    (`farm.benchmark.checks`). Figures are for one pass. Changes are relative to the first
+    undisturbed canary of the process."""
 
     number: int  # number of the canary in its process, from 1
     time_us: float
@@ -147,10 +182,11 @@ class CanaryNote:
 
 @dataclass(frozen=True)
 class Overlap:
-    """A collective and a matrix product that run at the same time, and each alone. Times of one pass, in µs.
+    """A collective and a matrix product that run at the same time, and each alone. Times of one
+    pass, in µs.
 
-    What the pair takes longer than the product is the exposed communication. The rest of the collective is hidden.
-    """
+    What the pair takes longer than the product is the exposed communication. The rest of the
+    collective is hidden."""
 
     collective_us: float
     product_us: float
@@ -178,23 +214,30 @@ class RankFigures:
 
 
 class _Stored:
-    """A record that is stored as JSON. `other` contains the keys that this version does not know."""
+    """A record that is stored as JSON. `other` contains the keys that this version does not
+    know.
+    """
 
     other: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON: field name -> value, without fields that are None."""
         values = {name: getattr(self, name) for name in names_of(type(self)) if name != "other"}  # type: ignore[arg-type]
-        return {**self.other, **{name: _plain(value) for name, value in values.items() if value is not None}}
+        return {
+            **self.other,
+            **{name: _plain(value) for name, value in values.items() if value is not None},
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any] | None) -> Self:
-        """Parse JSON of any version. Missing keys become None; unknown keys are stored in `other`."""
+        """Parse JSON of any version. Missing keys become None; unknown keys are stored in
+        `other`.
+        """
         data = data or {}
         names = frozenset(names_of(cls)) - {"other"}  # type: ignore[arg-type]
         values = {name: _parsed(name, value) for name, value in data.items() if name in names}
-        # A job has tens of thousands of readings, and few of the fifty fields of `Details` are set. So only these are
-        # assigned; the other fields use the defaults of the class.
+        # A job has tens of thousands of readings, and few of the fifty fields of `Details` are set.
+        # So only these are assigned; the other fields use the defaults of the class.
         found = cls.__new__(cls)
         vars(found).update(values, other={name: data[name] for name in data.keys() - names})
         return found
@@ -211,7 +254,9 @@ def _plain(value: Any) -> Any:
 
 
 def _parsed(name: str, value: Any) -> Any:
-    """Parse a field's value: lists become tuples, objects become records; an incomplete record becomes None."""
+    """Parse a field's value: lists become tuples, objects become records; an incomplete record
+    becomes None.
+    """
     if value is None or name not in _PARTS:
         return tuple(value) if isinstance(value, list) else value
     try:
@@ -224,7 +269,9 @@ def _parsed(name: str, value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Details(_Stored):
-    """The details of a reading. Times are for one pass. Half-widths are absolute, for the 95 % interval."""
+    """The details of a reading. Times are for one pass. Half-widths are absolute, for the 95 %
+    interval.
+    """
 
     method: int | None = None  # `METHOD` or `CPU_METHOD` of the code that measured
 
@@ -233,19 +280,29 @@ class Details(_Stored):
     passes_per_round: int | None = None  # a round is launched and timed as one
     copies_wanted_more: bool | None = None  # True: too few copies for the requested residency
     parameter_bytes: int | None = None  # of a whole model, with buffers
-    activation_peak_bytes: int | None = None  # of a whole model: peak memory that one pass allocates
-    allocated_peak_bytes: int | None = None  # of a training step on a GPU: peak of all allocated memory
-    reserved_peak_bytes: int | None = None  # of a training step: memory that PyTorch's allocator reserved
-    workspace_bytes: int | None = None  # part of the allocated memory: workspaces that cuBLAS keeps between calls
-    found_again: float | None = None  # share of a pass's data that is still in the cache at the next pass, 0 to 1
+    # of a whole model: peak memory that one pass allocates
+    activation_peak_bytes: int | None = None
+    # of a training step on a GPU: peak of all allocated memory
+    allocated_peak_bytes: int | None = None
+    # of a training step: memory that PyTorch's allocator reserved
+    reserved_peak_bytes: int | None = None
+    # part of the allocated memory: workspaces that cuBLAS keeps between calls
+    workspace_bytes: int | None = None
+    # share of a pass's data that is still in the cache at the next pass, 0 to 1
+    found_again: float | None = None
     threads: int | None = None  # of a CPU
     slow_memory: str | None = None  # of a tuple with a placement: which memory was slow
-    workspaces: str | None = None  # where library workspaces were: fast, or possibly with the output
-    restore_us: float | None = None  # of a kernel or collective: what restored its inputs before each pass; subtracted
+    # where library workspaces were: fast, or possibly with the output
+    workspaces: str | None = None
+    # of a kernel or collective: what restored its inputs before each pass; subtracted
+    restore_us: float | None = None
     # Of a CUDA graph, by operator (`farm.benchmark.host_steps`):
-    host_copies: Mapping[str, int] | None = None  # copies between host and card in a pass, with values recorded before
-    left_out_us: Mapping[str, float] | None = None  # eager time of the operators that the pass leaves out
-    attempts: int | None = None  # number of windows, if the first was hot, shared, drifting or starved
+    # copies between host and card in a pass, with values recorded before
+    host_copies: Mapping[str, int] | None = None
+    # eager time of the operators that the pass leaves out
+    left_out_us: Mapping[str, float] | None = None
+    # number of windows, if the first was hot, shared, drifting or starved
+    attempts: int | None = None
 
     # the window: time
     rounds: int | None = None
@@ -257,8 +314,10 @@ class Details(_Stored):
     time_median_half_width_us: float | None = None
     time_trimmed_half_width_us: float | None = None
     turns_group: str | None = None  # of a CPU: id of the readings whose subjects were timed in turn
-    without_turn_us: tuple[float, ...] | None = None  # of a CPU: for each turn, `time_us` without its passes
-    ceiling_s: float | None = None  # longest allowed window, if the window ended before it converged
+    # of a CPU: for each turn, `time_us` without its passes
+    without_turn_us: tuple[float, ...] | None = None
+    # longest allowed window, if the window ended before it converged
+    ceiling_s: float | None = None
 
     # the window: power
     ticks: int | None = None  # ticks of the energy counter within the window
@@ -268,14 +327,18 @@ class Details(_Stored):
     power_drift: float | None = None  # relative change between the halves of the window, if large
 
     # the card during the window
-    lacks: tuple[str, ...] | None = None  # sensors that the card lacks, but that checks of a reading need
+    # sensors that the card lacks, but that checks of a reading need
+    lacks: tuple[str, ...] | None = None
     throttle_shares: Mapping[str, float] | None = None  # reason -> share of the samples
     foreign_processes: tuple[int, ...] | None = None  # ids of other processes on the card
-    waited_share: float | None = None  # of a CPU: share of the window in which it did other work, 0 to 1
+    # of a CPU: share of the window in which it did other work, 0 to 1
+    waited_share: float | None = None
     temperature_slope_c_per_s: float | None = None  # during the window
-    warm_up_slope_c_per_s: float | None = None  # before the window of a whole, at the end of the window of a tuple
+    # before the window of a whole, at the end of the window of a tuple
+    warm_up_slope_c_per_s: float | None = None
     memory_temperature_c: float | None = None
-    sampler_busy_share: float | None = None  # share of the time that the sampler's thread spent in the driver
+    # share of the time that the sampler's thread spent in the driver
+    sampler_busy_share: float | None = None
 
     # of a reading on several cards
     ranks: tuple[RankFigures, ...] | None = None  # in order
@@ -287,56 +350,72 @@ class Details(_Stored):
     burst: Burst | None = None
     context: InContext | None = None
     context_missing: str | None = None  # why it is missing
-    eager_time_us: float | None = None  # of a whole in a CUDA graph: the median pass with eager launch
+    # of a whole in a CUDA graph: the median pass with eager launch
+    eager_time_us: float | None = None
     eager_time_half_width_us: float | None = None
     eager_time_missing: str | None = None  # why it is missing
     places: Mapping[str, Place] | None = None  # of a whole in a CUDA graph: by tuple id
-    looped_us: Mapping[str, float] | None = None  # of a whole on several cards: loops of the tuples, by tuple id
-    added: Mapping[str, Place] | None = None  # of collectives: effect relative to a pass without them, not to a loop
-    in_order: InOrder | None = None  # with the places, if the card has an energy counter and is below its power limit
-    layouts_half_width_us: float | None = None  # of a pass whose data lie at other addresses; with `in_order`
+    # of a whole on several cards: loops of the tuples, by tuple id
+    looped_us: Mapping[str, float] | None = None
+    # of collectives: effect relative to a pass without them, not to a loop
+    added: Mapping[str, Place] | None = None
+    # with the places, if the card has an energy counter and is below its power limit
+    in_order: InOrder | None = None
+    # of a pass whose data lie at other addresses; with `in_order`
+    layouts_half_width_us: float | None = None
     places_missing: str | None = None  # why they are missing
     added_missing: str | None = None  # why it is missing
     in_order_missing: str | None = None  # why it is missing
     canary: CanaryNote | None = None
     unverified: str | None = None  # why a whole could not be verified on its card
     study: Mapping[str, Any] | None = None  # its study: id, name, circumstances
-    revision: str | None = None  # of an own model or a test: commit, its time in s, and dirty or clean
+    # of an own model or a test: commit, its time in s, and dirty or clean
+    revision: str | None = None
 
     other: Mapping[str, Any] = field(default_factory=dict)  # keys of other versions
 
     def to_json(self) -> dict[str, Any]:
         data = super().to_json()
         if self.activation_peak_bytes is not None:
-            data["found_again"] = self.found_again  # examined: null means that it could not be determined
+            data["found_again"] = (
+                self.found_again
+            )  # examined: null means that it could not be determined
         return data
 
 
 def canary_of(details: Mapping[str, Any]) -> CanaryNote | None:
-    """Return the canary's note from the JSON of a reading's details. Much faster than parsing all details."""
+    """Return the canary's note from the JSON of a reading's details. Much faster than parsing all
+    details.
+    """
     return cast("CanaryNote | None", _parsed("canary", details.get("canary")))
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The result for a tuple or model, card, software and protocol: time, power, energy, their intervals, and flags.
+    """The result for a tuple or model, card, software and protocol: time, power, energy, their
+    intervals, and flags.
 
-    Times are of one pass, in microseconds. Half-widths are absolute, of the 95 % interval. If the card cannot report a
-    value, the value is None and a flag says so.
-    """
+    Times are of one pass, in microseconds. Half-widths are absolute, of the 95 % interval. If the
+    card cannot report a value, the value is None and a flag says so."""
 
     time_us: float = declared(
         MISSING, "one pass: the mean over the window (the median if there is no power)", unit="µs"
     )
     time_half_width_us: float = declared(MISSING, "half of its 95 % interval", unit="µs")
     time_median_us: float = declared(MISSING, "median over the window", unit="µs")
-    time_trimmed_us: float = declared(MISSING, "mean without values beyond three standard deviations", unit="µs")
+    time_trimmed_us: float = declared(
+        MISSING, "mean without values beyond three standard deviations", unit="µs"
+    )
     passes: int = declared(MISSING, "passes in the window")
     window_s: float = declared(MISSING, "length of the window", unit="s")
     warm_up_s: float = declared(MISSING, "length of the warm-up", unit="s")
-    power_w: float | None = declared(None, "mean over the window; empty if the card has no sensor", unit="W")
+    power_w: float | None = declared(
+        None, "mean over the window; empty if the card has no sensor", unit="W"
+    )
     power_half_width_w: float | None = declared(None, "half of its 95 % interval", unit="W")
-    power_source: str = declared("", "energy_counter, instant_power, average_power, rapl or simulated")
+    power_source: str = declared(
+        "", "energy_counter, instant_power, average_power, rapl or simulated"
+    )
     energy_mj: float | None = declared(None, "one pass, gross", unit="mJ")
     energy_half_width_mj: float | None = declared(None, "half of its 95 % interval", unit="mJ")
     idle_power_w: float | None = declared(None, "the card at rest", unit="W")
@@ -347,7 +426,9 @@ class Reading:
     throttle_reasons: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     details: Details = field(default_factory=Details)  # other states, cross-checks
-    cost_s: dict[str, float] = field(default_factory=dict)  # card time by phase: rebuild, warm_up, window ...
+    cost_s: dict[str, float] = field(
+        default_factory=dict
+    )  # card time by phase: rebuild, warm_up, window ...
     trace: Trace | None = None
 
     def noting(self, **found: Any) -> Self:
@@ -355,10 +436,11 @@ class Reading:
         return dataclasses.replace(self, details=dataclasses.replace(self.details, **found))
 
     def without(self, other: Self) -> Self:
-        """Return the reading of a pass without the work of another reading, which each pass contains.
+        """Return the reading of a pass without the work of another reading, which each pass
+        contains.
 
-        Bursts are at most a little faster than the other reading's window, because that work is limited by memory.
-        """
+        Bursts are at most a little faster than the other reading's window, because that work is
+        limited by memory."""
         values: dict[str, Any] = {
             name: getattr(self, name) - getattr(other, name)
             for name in ("time_us", "time_median_us", "time_trimmed_us")
@@ -369,25 +451,35 @@ class Reading:
             values["energy_mj"] = self.energy_mj - other.energy_mj
             half_widths_mj = self.energy_half_width_mj or 0.0, other.energy_half_width_mj or 0.0
             values["energy_half_width_mj"] = math.hypot(*half_widths_mj)
-            values["power_w"] = values["energy_mj"] / values["time_us"] * 1e3 if values["time_us"] > 0 else 0.0
+            values["power_w"] = (
+                values["energy_mj"] / values["time_us"] * 1e3 if values["time_us"] > 0 else 0.0
+            )
         if (burst := details.burst) is not None and burst.time_us:
-            energy_mj = None if burst.energy_mj is None else burst.energy_mj - (other.energy_mj or 0.0)
-            burst = dataclasses.replace(burst, time_us=burst.time_us - other.time_us, energy_mj=energy_mj)
+            energy_mj = (
+                None if burst.energy_mj is None else burst.energy_mj - (other.energy_mj or 0.0)
+            )
+            burst = dataclasses.replace(
+                burst, time_us=burst.time_us - other.time_us, energy_mj=energy_mj
+            )
             details = dataclasses.replace(details, burst=burst)
         flags = tuple(sorted({*self.flags, *other.flags}))
         return dataclasses.replace(self, **values, details=details, flags=flags)
 
     def plausible(self) -> Self:
-        """Return the reading without powers and energies that are not positive. The flag `no_energy` replaces them.
-        Further figures in its details that are not positive are left out, with the reason. Raises `Unmeasurable` if a
-        time of the reading is not positive."""
+        """Return the reading without powers and energies that are not positive. The flag
+        `no_energy` replaces them. Further figures in its details that are not positive are left
+        out, with the reason. Raises `Unmeasurable` if a time of the reading is not positive."""
         for name in ("time_us", "time_median_us", "time_trimmed_us"):
             value = getattr(self, name)
             if value <= 0:
                 text = f"The measured time of a pass is not positive: {name} is {value:.6g}."
                 raise Unmeasurable("not_positive", text, "Measure it again, with a longer window.")
         found, why = self, "the measured figures are not positive"
-        burst, replay, eager_us = self.details.burst, self.details.in_order, self.details.eager_time_us
+        burst, replay, eager_us = (
+            self.details.burst,
+            self.details.in_order,
+            self.details.eager_time_us,
+        )
         if burst is not None and _is_not_positive(burst.time_us, burst.power_w, burst.energy_mj):
             found = found.noting(burst=None)
         if replay is not None and _is_not_positive(replay.time_us, replay.energy_mj):
@@ -428,7 +520,8 @@ def _is_not_positive(*values: float | None) -> bool:
 
 
 def of_ranks(readings: Sequence[Reading], card_ids: Sequence[str]) -> Reading:
-    """The reading of a group from those of its ranks: the time of the slowest, the power and energy of all cards.
+    """The reading of a group from those of its ranks: the time of the slowest, the power and energy
+    of all cards.
 
     Ranks that share a card, such as the CPU, have measured the same power: it counts once.
     """
@@ -454,7 +547,9 @@ def of_ranks(readings: Sequence[Reading], card_ids: Sequence[str]) -> Reading:
     about["looped_us"] = {
         key: math.fsum(one[key] for one in loops) / len(loops) for key in loops[0] if key in shared
     } or None
-    about["in_order_missing"] = next((why for one in readings if (why := one.details.in_order_missing)), None)
+    about["in_order_missing"] = next(
+        (why for one in readings if (why := one.details.in_order_missing)), None
+    )
     for name in ("places", "added"):
         about[name] = _mean_places([getattr(one.details, name) or {} for one in readings])
     traces = [one.trace for one in readings]
@@ -468,7 +563,9 @@ def of_ranks(readings: Sequence[Reading], card_ids: Sequence[str]) -> Reading:
         **_totals(list(of_card), *summed, "base_power_w"),
         idle_power_w=None,  # a card with ranks does not reach its idle power
         sm_clock_mhz=math.fsum(clocks) / len(clocks) if clocks else None,
-        temperature_c=max((one.temperature_c for one in readings if one.temperature_c is not None), default=None),
+        temperature_c=max(
+            (one.temperature_c for one in readings if one.temperature_c is not None), default=None
+        ),
         throttle_reasons=tuple(sorted({name for one in readings for name in one.throttle_reasons})),
         flags=tuple(sorted({name for one in readings for name in one.flags})),
         details=dataclasses.replace(slowest.details, **about),
@@ -477,23 +574,33 @@ def of_ranks(readings: Sequence[Reading], card_ids: Sequence[str]) -> Reading:
 
 
 def _mean_places(of_ranks: Sequence[Mapping[str, Place]]) -> dict[str, Place] | None:
-    """The mean over the ranks, because a rank that is early waits in a collective for the others."""
+    """The mean over the ranks, because a rank that is early waits in a collective for the
+    others.
+    """
     found = {}
     for tuple_id, one in of_ranks[0].items():
         each = [places[tuple_id] for places in of_ranks if tuple_id in places]
         half_width_us = math.hypot(*(place.half_width_us for place in each)) / len(each)
-        found[tuple_id] = Place(math.fsum(place.effect_us for place in each) / len(each), half_width_us, one.calls)
+        found[tuple_id] = Place(
+            math.fsum(place.effect_us for place in each) / len(each), half_width_us, one.calls
+        )
     return found or None
 
 
 def _totals(figures: Sequence[Any], *names: str) -> dict[str, Any]:
-    """The sums of fields over all cards; None if one card lacks the figure. Half-widths add up in squares."""
+    """The sums of fields over all cards; None if one card lacks the figure. Half-widths add up in
+    squares.
+    """
     values = {name: [getattr(one, name) for one in figures] for name in names}
-    add = {name: math.hypot if "half_width" in name else lambda *each: math.fsum(each) for name in names}
+    add = {
+        name: math.hypot if "half_width" in name else lambda *each: math.fsum(each)
+        for name in names
+    }
     return {name: None if None in each else add[name](*each) for name, each in values.items()}
 
 
-# ----- the verification of a capture on a card (`farm.benchmark.verification`), stored as JSON with the capture
+# ----- the verification of a capture on a card (`farm.benchmark.verification`), stored as JSON with
+# the capture
 
 
 @dataclass(frozen=True)
@@ -508,10 +615,13 @@ class Launches:
 class InModelTimes:
     """The time of each call in the running model: the median over several passes."""
 
-    calls_us: Mapping[str, tuple[float | None, ...]] | None = None  # by tuple id; None: kernels of a call unknown
-    source: str | None = None  # kernels (the sum of a call's kernel times, without gaps) or ranges (wall-clock time)
+    # by tuple id; None: kernels of a call unknown
+    calls_us: Mapping[str, tuple[float | None, ...]] | None = None
+    # kernels (the sum of a call's kernel times, without gaps) or ranges (wall-clock time)
+    source: str | None = None
     passes: int | None = None
-    attributed_share: float | None = None  # share of the kernel time that was assigned to calls, 0 to 1; 1 for ranges
+    # share of the kernel time that was assigned to calls, 0 to 1; 1 for ranges
+    attributed_share: float | None = None
     sum_us: float | None = None  # sum over the calls with known times
 
 
@@ -530,7 +640,8 @@ class Eagerly:
     """The differences between an eager pass and the measured run."""
 
     operators: tuple[OtherCalls, ...] = ()
-    # Name -> launches in the measured run and eagerly, if they differ. Older records: {"launched": 0, "eager": 12}.
+    # Name -> launches in the measured run and eagerly, if they differ. Older records: {"launched":
+    # 0, "eager": 12}.
     kernels: Mapping[str, tuple[int, int] | Mapping[str, int]] = field(default_factory=dict)
     kernel_time_us: float | None = None  # of all kernels of a pass in the measured run
     eager_kernel_time_us: float | None = None
@@ -540,22 +651,30 @@ class Eagerly:
 class Verification(_Stored):
     """The comparison of a capture with a pass of the model on a card. None: not examined."""
 
-    launch: str | None = None  # of the examined run, graph or eager; None in old records, which are eager
+    # of the examined run, graph or eager; None in old records, which are eager
+    launch: str | None = None
     not_captured: str | None = None  # why the run is eager although a graph was requested
     eagerly: Eagerly | None = None  # the differences of an eager pass; None if there are none
-    matches: bool | None = None  # True if prediction and observation agree and the observation changed nothing
-    observer_effect: tuple[str, ...] | None = None  # differences of the observed from the unobserved pass, in words
+    # True if prediction and observation agree and the observation changed nothing
+    matches: bool | None = None
+    # differences of the observed from the unobserved pass, in words
+    observer_effect: tuple[str, ...] | None = None
     missing: Mapping[str, int] | None = None  # tuple id -> predicted calls that did not occur
     unexpected: Mapping[str, int] | None = None  # tuple id -> calls that were not predicted
-    mismatches: Mapping[str, str] | None = None  # tuple id -> how its rebuilt operator differs from the model's call
+    # tuple id -> how its rebuilt operator differs from the model's call
+    mismatches: Mapping[str, str] | None = None
     gaps: tuple[str, ...] | None = None  # in the observed capture, in words
     overlaps: tuple[str, ...] | None = None
     unobserved_kernels: int | None = None  # number of kernels launched in the unobserved pass
-    kernels: Mapping[str, Launches] | None = None  # name -> launches, for the heaviest of these kernels
-    tuple_kernels: Mapping[str, Mapping[str, int]] | None = None  # tuple id -> kernel -> launches, rebuilt tuple
+    # name -> launches, for the heaviest of these kernels
+    kernels: Mapping[str, Launches] | None = None
+    # tuple id -> kernel -> launches, rebuilt tuple
+    tuple_kernels: Mapping[str, Mapping[str, int]] | None = None
     in_model: InModelTimes | None = None  # the time of each call in the running model
-    numerics: Mapping[str, bool] | None = None  # the numeric flags (tf32 ...), which decide kernels and times
-    differences: tuple[str, ...] | None = None  # from the prediction, in words; only some of `difference_count`
+    # the numeric flags (tf32 ...), which decide kernels and times
+    numerics: Mapping[str, bool] | None = None
+    # from the prediction, in words; only some of `difference_count`
+    differences: tuple[str, ...] | None = None
     difference_count: int | None = None
     card: str | None = None  # the id of the card
     read_at_s: float | None = None  # when it was stored, by the database's clock, in s since 1970
@@ -565,7 +684,9 @@ class Verification(_Stored):
     def ran_as(self, request: Mapping[str, Any]) -> bool:
         """True if the pass had the numeric flags of a job's request."""
         protocol = request.get("protocol") or {}
-        return all(protocol.get(name, False) == value for name, value in (self.numerics or {}).items())
+        return all(
+            protocol.get(name, False) == value for name, value in (self.numerics or {}).items()
+        )
 
 
 def _holds_record(hint: Any) -> bool:

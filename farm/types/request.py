@@ -1,4 +1,6 @@
-"""A job's request: a model variant or a sweep, the protocol, the stopping rule and how readings are reused."""
+"""A job's request: a model variant or a sweep, the protocol, the stopping rule and how readings are
+reused.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,17 @@ from farm.types.fields import ContentAddressed, adapter, content_id, declared, o
 from farm.types.protocol import PLACEMENTS, Placements, Protocol, Stopping, Variant
 
 Reuse = Literal["model", "card", "imported", "none"]
-CALIBRATION = "calibration"  # `Sweep.operator` of the packaged list of tuples that calibrate predictions for a card
+# `Sweep.operator` of the packaged list of tuples that calibrate predictions for a card
+CALIBRATION = "calibration"
 
 
 @dataclass(frozen=True)
 class Sweep(ContentAddressed):
-    """A grid over one operator's parameters and input sizes: every combination is one operator tuple.
+    """A grid over one operator's parameters and input sizes: every combination is one operator
+    tuple.
 
-    ``grid`` maps a name to its values, for example ``{"in_channels": [64, 128], "kernel_size": [1, 3]}``.
-    `farm.operators.sweep` knows the names of each operator and makes the tuples.
-    """
+    ``grid`` maps a name to its values, for example ``{"in_channels": [64, 128], "kernel_size": [1,
+    3]}``. `farm.operators.sweep` knows the names of each operator and makes the tuples."""
 
     operator: str  # short name, such as Conv2d
     grid: dict[str, tuple[Any, ...]]
@@ -38,13 +41,17 @@ class Sweep(ContentAddressed):
 
 
 def named(operators: Sequence[str]) -> tuple[str, ...]:
-    """Return the operators that a request names; () if it requests all or the accuracy loop chooses them."""
+    """Return the operators that a request names; () if it requests all or the accuracy loop chooses
+    them.
+    """
     return () if {"all", "auto"} & set(operators) else tuple(operators)
 
 
 @dataclass(frozen=True)
 class Request(ContentAddressed):
-    """One entry of a measurement file, or one model of ``farm submit``. Exactly one of variant and sweep is set."""
+    """One entry of a measurement file, or one model of ``farm submit``. Exactly one of variant and
+    sweep is set.
+    """
 
     variant: Variant | None = original(None)
     sweep: Sweep | None = original(None)
@@ -71,30 +78,52 @@ class Request(ContentAddressed):
         data, step = self.protocol.data, bool(self.variant and self.variant.step)
         compiled = bool(self.variant and self.variant.compile)
         if (self.variant is None) == (self.sweep is None):
-            yield "A job needs either a model or a sweep.", "Name a model, or a sweep in a measurement file."
+            yield (
+                "A job needs either a model or a sweep.",
+                "Name a model, or a sweep in a measurement file.",
+            )
         if not 0 < self.target <= 1:
-            yield f"The target is {self.target}; it must be above 0 and at most 1.", "Give --target 0.95, for example."
+            yield (
+                f"The target is {self.target}; it must be above 0 and at most 1.",
+                "Give --target 0.95, for example.",
+            )
         if data == "seen" and (step or (self.variant is not None and self.variant.cards > 1)):
             why = "input values are recorded in a forward pass only, on one card"
             problem = f"--data seen does not work for a training step or several cards: {why}."
-            yield problem, "Omit --data to use standard normal values, or name a value profile: --data zeros-50+."
+            yield (
+                problem,
+                "Omit --data to use standard normal values, or name a value profile: --data "
+                "zeros-50+.",
+            )
         if compiled and data not in ("copied", "zeros"):
             why = "the kernels get copies of the values in the running model"
-            yield f"--data {data} does not work with --compile: {why}.", "Omit --data, or give --data copied."
+            yield (
+                f"--data {data} does not work with --compile: {why}.",
+                "Omit --data, or give --data copied.",
+            )
         if not compiled and data == "copied":
             yield "--data copied needs a compiled model.", "Give --compile, or --data seen."
         if compiled and self.placements != "none":
             why = "the farm cannot put tensors of kernels in slow memory"
-            yield f"--placements does not work with --compile: {why}.", "Omit --placements, or --compile."
+            yield (
+                f"--placements does not work with --compile: {why}.",
+                "Omit --placements, or --compile.",
+            )
         if compiled and self.operators == ("auto",):
-            problem = "--operators auto does not work with --compile: the kernels are known only after compiling."
+            problem = (
+                "--operators auto does not work with --compile: the kernels are known only after "
+                "compiling."
+            )
             yield problem, "Give --operators all, or kinds of kernels: pointwise,reduction."
         yield from self._problems_of_precision()
         if self.variant is not None and self.protocol.placement:
             problem = "A placement names the tensors of one tuple; a model has many tuples."
             yield problem, "Give --placements all, each or none."
         if not self.operators:
-            yield "No operators were named.", "Give --operators all, auto, or names such as Conv2d,Linear."
+            yield (
+                "No operators were named.",
+                "Give --operators all, auto, or names such as Conv2d,Linear.",
+            )
 
     def _problems_of_precision(self) -> Iterator[tuple[str, str]]:
         for option, value, most, example in (
@@ -102,18 +131,30 @@ class Request(ContentAddressed):
             ("--budget", self.budget_s, math.inf, "--budget 60s"),
         ):
             if not 0 <= value < most:
-                yield f"{option} is {value:g}; it must be above 0 and below {most:g}.", f"Give {example}."
+                yield (
+                    f"{option} is {value:g}; it must be above 0 and below {most:g}.",
+                    f"Give {example}.",
+                )
             if value and self.variant is None:
                 yield f"{option} is about the sum of a model; a sweep has none.", f"Omit {option}."
             if value and self.placements != "none":
-                yield f"{option} does not work with --placements.", f"Omit {option} or --placements."
+                yield (
+                    f"{option} does not work with --placements.",
+                    f"Omit {option} or --placements.",
+                )
         if self.within and self.budget_s:
-            yield "--within and --budget both decide how precise the tuples are.", "Give one of them."
+            yield (
+                "--within and --budget both decide how precise the tuples are.",
+                "Give one of them.",
+            )
 
     def as_precise_as(self, other: Request) -> bool:
         """True if readings that this request accepts are precise enough for another request."""
         mine, its = self.stopping, other.stopping
-        narrow = mine.time_half_width <= its.time_half_width and mine.energy_half_width <= its.energy_half_width
+        narrow = (
+            mine.time_half_width <= its.time_half_width
+            and mine.energy_half_width <= its.energy_half_width
+        )
         rough = (self.within, self.budget_s) not in ((0.0, 0.0), (other.within, other.budget_s))
         return (narrow or mine.maximum_s >= its.maximum_s) and not rough
 
@@ -123,14 +164,18 @@ class Request(ContentAddressed):
 
     @property
     def id(self) -> str:
-        """The content id. Stopping rule, target and reuse policy do not affect it, so equal work has equal ids."""
+        """The content id. Stopping rule, target and reuse policy do not affect it, so equal work
+        has equal ids.
+        """
         data = self.to_json()
         names = ("variant", "sweep", "protocol", "operators", "placements")
         return content_id({name: data[name] for name in names if name in data})
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Request:
-        """The inverse of `to_json`. Other keys are ignored. Raises `Unreadable`, which names the first problem."""
+        """The inverse of `to_json`. Other keys are ignored. Raises `Unreadable`, which names the
+        first problem.
+        """
         try:
             return adapter(Request).validate_python(data)  # type: ignore[no-any-return]
         except (ValueError, FarmError) as error:

@@ -1,7 +1,8 @@
-"""The token ids of a language model's input. They are sent and stored with a variant. The text itself is not.
+"""The token ids of a language model's input. They are sent and stored with a variant. The text
+itself is not.
 
-This module does not import torch. It validates data from files, messages and the database, with bounded sizes.
-"""
+This module does not import torch. It validates data from files, messages and the database, with
+bounded sizes."""
 
 from __future__ import annotations
 
@@ -32,9 +33,9 @@ class TokensRejected(ValueError):
 class Tokens:
     """The input of a language model: ``batch`` rows of ``length`` ids.
 
-    ``row_lengths`` is the number of ids of text in each row. The rest of a row is padding, on the side ``padding``.
-    ``packed`` holds all rows one after the other as little-endian 32-bit integers.
-    """
+    ``row_lengths`` is the number of ids of text in each row. The rest of a row is padding, on the
+    side ``padding``. ``packed`` holds all rows one after the other as little-endian 32-bit
+    integers."""
 
     batch: int
     length: int
@@ -46,15 +47,23 @@ class Tokens:
         check_size(self.batch, self.length)
         if self.padding not in SIDES:
             raise TokensRejected(f"padding is {self.padding!r}, neither right nor left")
-        if len(self.row_lengths) != self.batch or not all(1 <= row <= self.length for row in self.row_lengths):
-            raise TokensRejected(f"the lengths of the rows are not {self.batch} numbers from 1 to {self.length}")
+        if len(self.row_lengths) != self.batch or not all(
+            1 <= row <= self.length for row in self.row_lengths
+        ):
+            raise TokensRejected(
+                f"the lengths of the rows are not {self.batch} numbers from 1 to {self.length}"
+            )
         if len(self.packed) != self.batch * self.length * 4:
-            raise TokensRejected(f"the ids have {len(self.packed)} bytes; {self.batch}x{self.length} ids need 4 each")
+            raise TokensRejected(
+                f"the ids have {len(self.packed)} bytes; {self.batch}x{self.length} ids need 4 each"
+            )
         if self.ids.min() < 0:
             raise TokensRejected("a token id is below 0")
 
     @classmethod
-    def of_rows(cls, rows: Sequence[Sequence[int] | np.ndarray], length: int, *, pad: int, padding: str) -> Self:
+    def of_rows(
+        cls, rows: Sequence[Sequence[int] | np.ndarray], length: int, *, pad: int, padding: str
+    ) -> Self:
         """Create tokens from rows of 1 to `length` ids. Each row is padded to `length`."""
         import numpy as np
 
@@ -69,7 +78,11 @@ class Tokens:
         """The ids: shape (batch, length), int64, read-only. `torch.from_numpy` needs a copy."""
         import numpy as np
 
-        found = np.frombuffer(self.packed, dtype="<i4").reshape(self.batch, self.length).astype(np.int64)
+        found = (
+            np.frombuffer(self.packed, dtype="<i4")
+            .reshape(self.batch, self.length)
+            .astype(np.int64)
+        )
         found.flags.writeable = False
         return found
 
@@ -98,7 +111,10 @@ class Tokens:
         return content_id({**self._sizes(), "ids": hashlib.sha256(self.packed).hexdigest()})
 
     def _sizes(self) -> dict[str, Any]:
-        return {**{name: getattr(self, name) for name in _SIZES}, "row_lengths": list(self.row_lengths)}
+        return {
+            **{name: getattr(self, name) for name in _SIZES},
+            "row_lengths": list(self.row_lengths),
+        }
 
     def compressed(self) -> bytes:
         """The ids as stored in the database; see `of_compressed`."""
@@ -108,7 +124,9 @@ class Tokens:
     def of_compressed(
         cls, batch: int, length: int, row_lengths: Sequence[int], padding: str, compressed: bytes
     ) -> Self:
-        """Decompress at most this size. Raises `TokensRejected` if the data is not an input of this size."""
+        """Decompress at most this size. Raises `TokensRejected` if the data is not an input of this
+        size.
+        """
         check_size(batch, length)
         size = batch * length * 4
         try:
@@ -123,16 +141,30 @@ class Tokens:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The inverse of `to_json`. Raises `TokensRejected` for any other data."""
-        from pydantic import Base64Bytes, StrictInt, ValidationError, create_model  # late: only stored ids need it
+        from pydantic import (
+            Base64Bytes,
+            StrictInt,
+            ValidationError,
+            create_model,
+        )  # late: only stored ids need it
 
-        sizes = {"batch": StrictInt, "length": StrictInt, "row_lengths": list[StrictInt], "padding": str}
-        form = cast(Any, create_model)("ids", __config__={"extra": "forbid"}, **sizes, ids=Base64Bytes)
+        sizes = {
+            "batch": StrictInt,
+            "length": StrictInt,
+            "row_lengths": list[StrictInt],
+            "padding": str,
+        }
+        form = cast(Any, create_model)(
+            "ids", __config__={"extra": "forbid"}, **sizes, ids=Base64Bytes
+        )
         try:
             found = form.model_validate(data)
         except ValidationError as error:
             first = error.errors()[0]
             raise TokensRejected(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-        return cls.of_compressed(**{name: getattr(found, name) for name in _SIZES}, compressed=found.ids)
+        return cls.of_compressed(
+            **{name: getattr(found, name) for name in _SIZES}, compressed=found.ids
+        )
 
 
 _SIZES = ("batch", "length", "row_lengths", "padding")
@@ -148,6 +180,7 @@ def check_size(batch: int, length: int) -> None:
             raise UsageError(f"The {what} is {value}; it must be from 1 to {LARGEST_NUMBER}.", step)
     if batch * length > MOST_TOKENS:
         raise UsageError(
-            f"An input of {batch}x{length} tokens has {batch * length} tokens; at most {MOST_TOKENS} are allowed.",
+            f"An input of {batch}x{length} tokens has {batch * length} tokens; at most "
+            f"{MOST_TOKENS} are allowed.",
             "Choose a smaller batch or length.",
         )

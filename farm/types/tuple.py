@@ -1,23 +1,26 @@
-"""An operator tuple: the description of one operator call as plain JSON, which is sent, stored and measured.
+"""An operator tuple: the description of one operator call as plain JSON, which is sent, stored and
+measured.
 
 Requirements:
 
-- A tuple is a description, not code. JSON from elsewhere is validated here, with bounded sizes, before it is used.
-  Nothing in it is evaluated, unpickled or imported.
-- Its id is a hash of its canonical form. It is equal on every machine, in every process and Python version. It does
-  not depend on the model, its weights or the addresses of its tensors.
-- It contains everything that decides which kernels run: parameters, shapes, dtypes, strides, which arguments are the
-  same tensor (self-attention on one tensor uses a different path than on three clones of it), and which tensors share a
-  storage, with their offsets.
+- A tuple is a description, not code. JSON from elsewhere is validated here, with bounded sizes,
+  before it is used. Nothing in it is evaluated, unpickled or imported.
+- Its id is a hash of its canonical form. It is equal on every machine, in every process and Python
+  version. It does not depend on the model, its weights or the addresses of its tensors.
+- It contains everything that decides which kernels run: parameters, shapes, dtypes, strides, which
+  arguments are the same tensor (self-attention on one tensor uses a different path than on three
+  clones of it), and which tensors share a storage, with their offsets.
 
-This module does not import torch: the command line, the queues and the simulated cards use tuples without it.
+This module does not import torch: the command line, the queues and the simulated cards use tuples
+without it.
 
-Values that JSON lacks are written as an object with one key: ``{"tensor": 0}`` (an index into ``tensors``),
-``{"tuple": [...]}``, ``{"dict": [[key, value], ...]}``, ``{"slice": [start, stop, step]}``, ``{"ellipsis": true}``,
-``{"dtype": "float32"}``, ``{"device": "run"}`` (always the device of the run), ``{"memory_format": "channels_last"}``,
-``{"layout": "strided"}``, ``{"float": "inf"}``, ``{"complex": [real, imaginary]}``, ``{"integers": [5, 3]}`` (a tensor
-of 64-bit integers in the memory of the host) and ``{"named_tuple": ["PackedSequence", [...]]}``. A JSON list is a list.
-"""
+Values that JSON lacks are written as an object with one key: ``{"tensor": 0}`` (an index into
+``tensors``), ``{"tuple": [...]}``, ``{"dict": [[key, value], ...]}``, ``{"slice": [start, stop,
+step]}``, ``{"ellipsis": true}``, ``{"dtype": "float32"}``, ``{"device": "run"}`` (always the device
+of the run), ``{"memory_format": "channels_last"}``, ``{"layout": "strided"}``, ``{"float":
+"inf"}``, ``{"complex": [real, imaginary]}``, ``{"integers": [5, 3]}`` (a tensor of 64-bit integers
+in the memory of the host) and ``{"named_tuple": ["PackedSequence", [...]]}``. A JSON list is a
+list."""
 
 from __future__ import annotations
 
@@ -54,7 +57,9 @@ def words(text: str) -> frozenset[str]:
 
 @functools.cache
 def _names() -> dict[str, Any]:
-    return tomllib.loads(Path(__file__).with_name("operator_names.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(
+        Path(__file__).with_name("operator_names.toml").read_text(encoding="utf-8")
+    )
 
 
 def names_listed(key: str) -> frozenset[str]:
@@ -69,7 +74,9 @@ def table_named(key: str) -> dict[str, Any]:
 
 
 #: dtype -> (bytes of one element, short form for labels)
-DTYPES: dict[str, tuple[int, str]] = {name: (size, short) for name, (size, short) in table_named("dtypes").items()}
+DTYPES: dict[str, tuple[int, str]] = {
+    name: (size, short) for name, (size, short) in table_named("dtypes").items()
+}
 
 
 def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -84,9 +91,9 @@ def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
 def canonical_stride(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...] | None:
     """Return the canonical form of a stride; None for the contiguous stride.
 
-    The stride of a dimension of size 1 has no effect, and real and fake tensors have different ones. So it is replaced
-    by the contiguous stride, unless that changes whether a one-pixel image counts as channels_last.
-    """
+    The stride of a dimension of size 1 has no effect, and real and fake tensors have different
+    ones. So it is replaced by the contiguous stride, unless that changes whether a one-pixel image
+    counts as channels_last."""
     if 0 in shape:
         return None
     plain_stride = list(stride)
@@ -95,7 +102,9 @@ def canonical_stride(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[i
             last = index == len(shape) - 1
             plain_stride[index] = 1 if last else plain_stride[index + 1] * shape[index + 1]
     chosen = tuple(plain_stride)
-    if len(shape) in (4, 5) and _like_channels_last(shape, stride) != _like_channels_last(shape, chosen):
+    if len(shape) in (4, 5) and _like_channels_last(shape, stride) != _like_channels_last(
+        shape, chosen
+    ):
         chosen = stride
     return None if chosen == contiguous_stride(shape) else chosen
 
@@ -118,12 +127,12 @@ def _like_channels_last(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool
 class TensorSpec:
     """One distinct tensor of a call.
 
-    ``stride`` and ``offset`` count elements; a contiguous ``stride`` is None. Tensors of the same ``storage`` share
-    memory. ``name`` is the name within the operator's module and empty for arguments. ``zeros`` is the share of zeros
-    in the data (a hint of sweeps, 0 to 1). ``bits``: "conj" and "neg" for a conjugation or a negation that PyTorch has
-    put off until the data is read; the call then includes it. ``values`` describes integers that decide how much work
-    the call does.
-    """
+    ``stride`` and ``offset`` count elements; a contiguous ``stride`` is None. Tensors of the same
+    ``storage`` share memory. ``name`` is the name within the operator's module and empty for
+    arguments. ``zeros`` is the share of zeros in the data (a hint of sweeps, 0 to 1). ``bits``:
+    "conj" and "neg" for a conjugation or a negation that PyTorch has put off until the data is
+    read; the call then includes it. ``values`` describes integers that decide how much work the
+    call does."""
 
     role: str
     name: str
@@ -142,7 +151,9 @@ class TensorSpec:
 
     @property
     def held(self) -> bool:
-        """True for a buffer or parameter of the model that is an argument (not the leaf module's own)."""
+        """True for a buffer or parameter of the model that is an argument (not the leaf module's
+        own).
+        """
         return self.role != "activation" and not self.name
 
     @property
@@ -160,19 +171,30 @@ class TensorSpec:
     @property
     def extent(self) -> int:
         """The number of storage elements from the first to the last one that the tensor uses."""
-        return self.numel and 1 + sum((size - 1) * step for size, step in zip(self.shape, self.strides, strict=True))
+        return self.numel and 1 + sum(
+            (size - 1) * step for size, step in zip(self.shape, self.strides, strict=True)
+        )
 
     @property
     def distinct_bytes(self) -> int:
-        """The number of bytes that the tensor uses. An expanded dimension (stride 0) counts once."""
-        touched = math.prod(size for size, step in zip(self.shape, self.strides, strict=True) if step != 0 or size == 0)
+        """The number of bytes that the tensor uses. An expanded dimension (stride 0) counts
+        once.
+        """
+        touched = math.prod(
+            size
+            for size, step in zip(self.shape, self.strides, strict=True)
+            if step != 0 or size == 0
+        )
         return min(touched, self.extent) * self.itemsize_bytes
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON by field name, without optional fields at their defaults."""
         found = {name: value for name, value in vars(self).items() if value or name in _REQUIRED}
         found |= {"values": self.values.to_json()} if self.values else {}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in found.items()
+        }
 
 
 _REQUIRED = ("role", "shape", "dtype", "storage")
@@ -182,12 +204,12 @@ _REQUIRED = ("role", "shape", "dtype", "storage")
 class OperatorTuple:
     """An operator, its parameters and the specs of its inputs. Equal if the ids are equal.
 
-    ``kind`` is 'module', 'function' (of PyTorch's public API), 'aten' (called by these, forward and backward; its
-    name includes the overload: ``aten.convolution_backward.default``) or 'kernel' (generated by torch.compile, see
-    `farm.operators.kernels`; named by language and kind: ``triton.reduction``) or 'collective'
-    (`farm.types.collective`). ``parameters`` are the constructor's arguments of a module (empty for functions),
-    ``arguments`` and ``keywords`` those of the call. All three are JSON trees (see the module docstring).
-    """
+    ``kind`` is 'module', 'function' (of PyTorch's public API), 'aten' (called by these, forward and
+    backward; its name includes the overload: ``aten.convolution_backward.default``) or 'kernel'
+    (generated by torch.compile, see `farm.operators.kernels`; named by language and kind:
+    ``triton.reduction``) or 'collective' (`farm.types.collective`). ``parameters`` are the
+    constructor's arguments of a module (empty for functions), ``arguments`` and ``keywords`` those
+    of the call. All three are JSON trees (see the module docstring)."""
 
     operator: str
     kind: str
@@ -215,7 +237,10 @@ class OperatorTuple:
     def to_json(self) -> dict[str, Any]:
         data = {"schema": SCHEMA, **{name: getattr(self, name) for name in names_of(OperatorTuple)}}
         data |= {"parameters": dict(self.parameters), "arguments": list(self.arguments)}
-        return data | {"keywords": dict(self.keywords), "tensors": [tensor.to_json() for tensor in self.tensors]}
+        return data | {
+            "keywords": dict(self.keywords),
+            "tensors": [tensor.to_json() for tensor in self.tensors],
+        }
 
     @functools.cached_property
     def without_values(self) -> OperatorTuple:
@@ -235,17 +260,24 @@ class OperatorTuple:
 
     @property
     def input_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The shapes of the tensors passed in the call, in order. A tensor that is passed twice is listed twice."""
+        """The shapes of the tensors passed in the call, in order. A tensor that is passed twice is
+        listed twice.
+        """
         trees = [*self.arguments, *self.keywords.values()]
-        return tuple(self.tensors[index].shape for tree in trees for index in tensor_references(tree))
+        return tuple(
+            self.tensors[index].shape for tree in trees for index in tensor_references(tree)
+        )
 
     def parameters_for_query(self) -> dict[str, Any]:
-        """The parameters as a flat object for a JSON column: ``{"in_channels": 64, "kernel_size": [3, 3]}``.
+        """The parameters as a flat object for a JSON column: ``{"in_channels": 64, "kernel_size":
+        [3, 3]}``.
 
-        It also holds the arguments of the call that are not tensors; a positional one is named ``argument_1``.
-        """
+        It also holds the arguments of the call that are not tensors; a positional one is named
+        ``argument_1``."""
         flat = dict(self.parameters)
-        call = {f"argument_{index}": tree for index, tree in enumerate(self.arguments)} | dict(self.keywords)
+        call = {f"argument_{index}": tree for index, tree in enumerate(self.arguments)} | dict(
+            self.keywords
+        )
         for name, value in call.items():
             if not holds_tensor(value):
                 flat.setdefault(name, value)
@@ -256,12 +288,12 @@ class OperatorTuple:
 class Cost:
     """The cost of one call of an operator tuple.
 
-    ``flops`` counts 2 per multiply-add and, like PyTorch's counter, only matrix products, convolutions and attention.
-    ``bytes`` is the least number of bytes to read and write: inputs, parameters and outputs, each distinct element once
-    (expanded elements are not repeated). Tensors that are written in place count twice. If an operator uses only a part
-    of a tensor (some rows of a table), only that part counts. ``output_shapes`` are the shapes of the returned tensors;
-    None if unknown.
-    """
+    ``flops`` counts 2 per multiply-add and, like PyTorch's counter, only matrix products,
+    convolutions and attention. ``bytes`` is the least number of bytes to read and write: inputs,
+    parameters and outputs, each distinct element once (expanded elements are not repeated). Tensors
+    that are written in place count twice. If an operator uses only a part of a tensor (some rows of
+    a table), only that part counts. ``output_shapes`` are the shapes of the returned tensors; None
+    if unknown."""
 
     flops: int
     bytes: int
@@ -280,7 +312,8 @@ class NeededTuple:
     calls: Mapping[str, int]  # how often the model calls it in each class of data ("" if unknown)
     spec: Mapping[str, Any]  # its description (`OperatorTuple.to_json`)
     outputs: Sequence[Sequence[int]] | None = None  # their shapes
-    mismatch: str = ""  # why a reading of the tuple is not that of the model's calls (`farm.operators.self_check`)
+    # why a reading of the tuple is not that of the model's calls (`farm.operators.self_check`)
+    mismatch: str = ""
 
     @property
     def all_calls(self) -> int:
@@ -296,13 +329,21 @@ class NeededTuple:
 def shapes_passed(spec: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
     """Return `OperatorTuple.input_shapes` for a stored description."""
     trees = [*(spec.get("arguments") or ()), *(spec.get("keywords") or {}).values()]
-    return tuple(tuple(spec["tensors"][index]["shape"]) for tree in trees for index in tensor_references(tree))
+    return tuple(
+        tuple(spec["tensors"][index]["shape"])
+        for tree in trees
+        for index in tensor_references(tree)
+    )
 
 
 def dtype_of_call(spec: Mapping[str, Any]) -> str | None:
-    """Return the dtype of the first floating-point tensor, else of the first tensor; None if there is no tensor."""
+    """Return the dtype of the first floating-point tensor, else of the first tensor; None if there
+    is no tensor.
+    """
     dtypes = [tensor["dtype"] for tensor in spec.get("tensors") or ()]
-    floating = (name for name in dtypes if name in DTYPES and DTYPES[name][1][0] in "fb" and name != "bool")
+    floating = (
+        name for name in dtypes if name in DTYPES and DTYPES[name][1][0] in "fb" and name != "bool"
+    )
     return next(floating, dtypes[0] if dtypes else None)
 
 
@@ -317,7 +358,14 @@ def short_name_of(operator: str) -> str:
     return _DUNDER.get(name.strip("_"), name.strip("_")) if name.startswith("__") else name
 
 
-_DUNDER = {"iadd": "add_", "isub": "sub_", "imul": "mul_", "itruediv": "div_", "radd": "add", "rmul": "mul"}
+_DUNDER = {
+    "iadd": "add_",
+    "isub": "sub_",
+    "imul": "mul_",
+    "itruediv": "div_",
+    "radd": "add",
+    "rmul": "mul",
+}
 _DUNDER |= {"rsub": "rsub", "truediv": "div"}
 
 
@@ -356,7 +404,8 @@ def plain(tree: Any) -> Any:
 
 # The bounds are far above what models need, and far below sizes that harm a worker.
 _MAX_TEXT = 200
-_MAX_TENSORS = 8192  # an optimizer updates all parameters in one call: five lists of 897 of efficientnet_v2_l
+# an optimizer updates all parameters in one call: five lists of 897 of efficientnet_v2_l
+_MAX_TENSORS = 8192
 _MAX_DIMENSIONS = 16
 _MAX_SIZE = 2**40
 _MAX_INTEGER = 2**63 - 1
@@ -372,17 +421,21 @@ def _reject(where: str, problem: str) -> TupleRejected:
 
 
 def parse(data: Any) -> OperatorTuple:
-    """Validate ``data`` (the result of ``json.loads``) and return the tuple that it describes. Raises only
-    `TupleRejected`, with the name of the wrong key."""
+    """Validate ``data`` (the result of ``json.loads``) and return the tuple that it describes.
+    Raises only `TupleRejected`, with the name of the wrong key."""
     try:
         return _parse(data)
     except TupleRejected:
         raise
     except ValueError as error:
         first = error.errors()[0]  # type: ignore[attr-defined]  # Pydantic's ValidationError
-        raise _reject(".".join(map(str, first["loc"])) or "it", f"is wrong: {first['msg']}") from error
+        raise _reject(
+            ".".join(map(str, first["loc"])) or "it", f"is wrong: {first['msg']}"
+        ) from error
     except Exception as error:  # an unforeseen error must not end the worker
-        raise TupleRejected(f"Not an operator tuple: {type(error).__name__}.", _NEXT_STEP) from error
+        raise TupleRejected(
+            f"Not an operator tuple: {type(error).__name__}.", _NEXT_STEP
+        ) from error
 
 
 @functools.cache
@@ -451,20 +504,31 @@ def _parse(data: Any) -> OperatorTuple:
     for index, tensor in enumerate(tensors):
         if not tensor.name and index not in used:
             raise _reject(f"tensors.{index}", "is used by no argument")
-    given = {name: getattr(found, name) for name in ("operator", "kind", "parameters", "keywords", "training")}
+    given = {
+        name: getattr(found, name)
+        for name in ("operator", "kind", "parameters", "keywords", "training")
+    }
     return OperatorTuple(**given, arguments=tuple(found.arguments), tensors=tensors)
 
 
 def _check_kernel(parameters: Mapping[str, Any], tensors: int) -> None:
-    """Check the parameters of a generated kernel (`farm.operators.kernels`); `_check_tree` checks their values."""
+    """Check the parameters of a generated kernel (`farm.operators.kernels`); `_check_tree` checks
+    their values.
+    """
     needed, source = {"source", "fused", "config", "writes", "outputs"}, parameters.get("source")
     if set(parameters) - {"compiler"} != needed:
         raise _reject("parameters", "are not those of a generated kernel")
-    if type(source) is not str or not re.fullmatch("[0-9a-f]{32}", source) or type(parameters["fused"]) is not str:
+    if (
+        type(source) is not str
+        or not re.fullmatch("[0-9a-f]{32}", source)
+        or type(parameters["fused"]) is not str
+    ):
         raise _reject("parameters.source", "is not the hash of a source")
     for name in ("writes", "outputs"):
         numbers = parameters[name]
-        if type(numbers) is not list or any(type(one) is not int or not 0 <= one < tensors for one in numbers):
+        if type(numbers) is not list or any(
+            type(one) is not int or not 0 <= one < tensors for one in numbers
+        ):
             raise _reject(f"parameters.{name}", f"refers to none of the {tensors} tensors")
 
 
@@ -475,7 +539,9 @@ def _tensors(found: Any) -> tuple[TensorSpec, ...]:
     for index, one in enumerate(found.tensors):
         where = f"tensors.{index}"
         if one.name and (found.kind != "module" or one.role == "activation" or one.name in names):
-            raise _reject(f"{where}.name", "must be unique, and only a module's own tensors have names")
+            raise _reject(
+                f"{where}.name", "must be unique, and only a module's own tensors have names"
+            )
         if one.stride is not None and len(one.stride) != len(one.shape):
             raise _reject(f"{where}.stride", "must have as many entries as the shape")
         if one.storage > storages:
@@ -528,7 +594,9 @@ def _check_tree(tree: Any, where: str, tensors: int, budget: list[int], depth: i
         raise _reject(where, "contains a value that an operator tuple cannot have")
 
 
-def _check_tag(tag: Any, value: Any, where: str, tensors: int, budget: list[int], depth: int) -> None:
+def _check_tag(
+    tag: Any, value: Any, where: str, tensors: int, budget: list[int], depth: int
+) -> None:
     if tag == "tensor":
         if type(value) is not int or not 0 <= value < tensors:
             raise _reject(where, f"refers to none of the {tensors} tensors")
@@ -537,10 +605,20 @@ def _check_tag(tag: Any, value: Any, where: str, tensors: int, budget: list[int]
             _check_tree(entry, where, tensors, budget, depth + 1)
     elif tag == "dict" and type(value) is list:
         for pair in value:
-            if type(pair) is not list or len(pair) != 2 or type(pair[0]) is not str or len(pair[0]) > _MAX_TEXT:
+            if (
+                type(pair) is not list
+                or len(pair) != 2
+                or type(pair[0]) is not str
+                or len(pair[0]) > _MAX_TEXT
+            ):
                 raise _reject(where, "contains a dict that is not a list of pairs with text keys")
             _check_tree(pair[1], where, tensors, budget, depth + 1)
-    elif tag == "named_tuple" and type(value) is list and len(value) == 2 and value[0] in NAMED_TUPLES:
+    elif (
+        tag == "named_tuple"
+        and type(value) is list
+        and len(value) == 2
+        and value[0] in NAMED_TUPLES
+    ):
         _check_tree(value[1], where, tensors, budget, depth + 1)
     elif tag == "integers" and type(value) is list and len(value) <= MOST_INTEGERS:
         if any(type(number) is not int or not 0 <= number <= _MAX_SIZE for number in value):
@@ -551,7 +629,11 @@ def _check_tag(tag: Any, value: Any, where: str, tensors: int, budget: list[int]
     elif tag == "float" and type(value) is str and len(value) <= 32:
         if not re.fullmatch(r"-?(inf|nan|[0-9.]+e[+-]?[0-9]{1,3})", value, re.ASCII):
             raise _reject(where, "contains a malformed number")
-    elif tag not in _CHOICES or type(value) is not type(_CHOICES[tag][0]) or value not in _CHOICES[tag]:
+    elif (
+        tag not in _CHOICES
+        or type(value) is not type(_CHOICES[tag][0])
+        or value not in _CHOICES[tag]
+    ):
         raise _reject(where, "contains a value of an unknown kind")
 
 

@@ -1,10 +1,12 @@
-"""Value profiles (data classes): a small set of named classes of input values that all models share.
+"""Value profiles (data classes): a small set of named classes of input values that all models
+share.
 
-Switching power depends on the values: half of the inputs of a convolution after a ReLU are zeros, and in many networks
-whole channels are zero or nearly constant. But a reading must not depend on the model that requested it. So the
-statistics of a call's values are rounded to a class: the share of zeros in quarters, whether any value is negative, and
-the share of the total variance that is between channels. The class is part of a reading's protocol: two calls of a
-tuple with different classes have different readings. The classes are coarse, because the effect is small
+Switching power depends on the values: half of the inputs of a convolution after a ReLU are zeros,
+and in many networks whole channels are zero or nearly constant. But a reading must not depend on
+the model that requested it. So the statistics of a call's values are rounded to a class: the share
+of zeros in quarters, whether any value is negative, and the share of the total variance that is
+between channels. The class is part of a reading's protocol: two calls of a tuple with different
+classes have different readings. The classes are coarse, because the effect is small
 (docs/method.md) and every class needs another reading.
 
 A class is one word for all activations, or one word per activation, separated by commas:
@@ -16,8 +18,8 @@ A class is one word for all activations, or one word per activation, separated b
     zeros-50+c90    the same, from a ReLU whose channels differ
     zeros-0+        all values positive
 
-Some arguments of a call are buffers or parameters, such as caches. If their contents are not random weights, a slash
-and one word (for all of them) or one word each describe the contents:
+Some arguments of a call are buffers or parameters, such as caches. If their contents are not random
+weights, a slash and one word (for all of them) or one word each describe the contents:
 
     normal/zeros-100        an empty cache
     normal/used-50d2        a cache that is half full: the first half along dimension 2
@@ -41,8 +43,8 @@ _HELD = re.compile(r"normal|same|zeros-(25|50|75|100)|used-(25|50|75)d(\d)")
 
 @dataclass(frozen=True)
 class Filling:
-    """The values of one activation: the share of zeros, whether the others are positive, and the share of the variance
-    that is between channels (before a ReLU)."""
+    """The values of one activation: the share of zeros, whether the others are positive, and the
+    share of the variance that is between channels (before a ReLU)."""
 
     zeros: float = 0.0
     positive: bool = False
@@ -51,8 +53,8 @@ class Filling:
 
 @dataclass(frozen=True)
 class HeldFilling:
-    """The values of a buffer or parameter: the share of zeros, and whether they are at random places or after the used
-    part of a dimension; or one value everywhere."""
+    """The values of a buffer or parameter: the share of zeros, and whether they are at random
+    places or after the used part of a dimension; or one value everywhere."""
 
     zeros: float = 0.0
     dimension: int | None = None
@@ -62,19 +64,25 @@ class HeldFilling:
 def is_class(name: str) -> bool:
     """True if `name` is the name of a class."""
     seen, stroke, held = name.partition("/")
-    return all(map(_WORD.fullmatch, seen.split(","))) and (not stroke or all(map(_HELD.fullmatch, held.split(","))))
+    return all(map(_WORD.fullmatch, seen.split(","))) and (
+        not stroke or all(map(_HELD.fullmatch, held.split(",")))
+    )
 
 
 def fillings(name: str, activations: int) -> list[Filling]:
-    """Return one filling per activation of a tuple, in the order of its tensors. Raises ValueError if the name is not a
-    class, or has another number of words than activations."""
+    """Return one filling per activation of a tuple, in the order of its tensors. Raises ValueError
+    if the name is not a class, or has another number of words than activations."""
     matches = (_matched(_WORD, word) for word in _words(name, name.partition("/")[0], activations))
-    return [Filling(int(match[1] or 0) / 100, bool(match[2]), int(match[3] or 0) / 100) for match in matches]
+    return [
+        Filling(int(match[1] or 0) / 100, bool(match[2]), int(match[3] or 0) / 100)
+        for match in matches
+    ]
 
 
 def held_fillings(name: str, held: int) -> list[HeldFilling]:
-    """Return one filling for each buffer or parameter that is an argument of the tuple, in the order of its tensors.
-    Raises ValueError if the name is not a class, or has another number of words than such arguments."""
+    """Return one filling for each buffer or parameter that is an argument of the tuple, in the
+    order of its tensors. Raises ValueError if the name is not a class, or has another number of
+    words than such arguments."""
     found = []
     for word in _words(name, name.partition("/")[2] or NORMAL, held):
         match = _matched(_HELD, word)
@@ -97,14 +105,17 @@ def _words(name: str, part: str, number: int) -> list[str]:
 
 
 def class_of(seen: Sequence[Mapping[str, Any] | None] | None) -> str:
-    """Return the name of the class of the values at one call. ``seen``: the statistics: first one entry per activation
-    with `zeros` and `channels` (shares) and `least`, or None; then one entry with `held` per buffer or parameter that
-    is an argument."""
+    """Return the name of the class of the values at one call. ``seen``: the statistics: first one
+    entry per activation with `zeros` and `channels` (shares) and `least`, or None; then one entry
+    with `held` per buffer or parameter that is an argument."""
     held = _joined([_held_word(entry) for entry in seen or () if entry and entry.get("held")])
     activations = [entry for entry in seen or () if not (entry and entry.get("held"))]
     if len(activations) > SINGLE:
         known = [entry for entry in activations if entry]
-        pooled = {name: sum(one.get(name, 0.0) for one in known) / len(activations) for name in ("zeros", "channels")}
+        pooled = {
+            name: sum(one.get(name, 0.0) for one in known) / len(activations)
+            for name in ("zeros", "channels")
+        }
         least = min((entry["least"] for entry in known), default=0.0)
         activations = [{**pooled, "least": least} if len(known) == len(activations) else None]
     word = _joined([_word(entry) for entry in activations])
@@ -112,7 +123,9 @@ def class_of(seen: Sequence[Mapping[str, Any] | None] | None) -> str:
 
 
 def _joined(words: Sequence[str]) -> str:
-    """Join words with commas. If all are equal, return one word; if there are none, return `NORMAL`."""
+    """Join words with commas. If all are equal, return one word; if there are none, return
+    `NORMAL`.
+    """
     return ",".join(words) if len(set(words)) > 1 else words[0] if words else NORMAL
 
 
@@ -120,7 +133,11 @@ def _held_word(entry: Mapping[str, Any]) -> str:
     zeros = round(entry.get("zeros", 0.0) * 4) * 25
     if zeros == 100:
         return "zeros-100"
-    if entry.get("used_dimension") is not None and (used := round(entry["used"] * 4) * 25) in (25, 50, 75):
+    if entry.get("used_dimension") is not None and (used := round(entry["used"] * 4) * 25) in (
+        25,
+        50,
+        75,
+    ):
         return f"used-{used}d{entry['used_dimension']}"
     return f"zeros-{zeros}" if zeros else "same" if entry.get("same") else NORMAL
 

@@ -1,9 +1,9 @@
 """The interval of a sum of readings as a statement about a whole model that has no reading.
 
-The interval of a sum contains the errors of its readings. A run of the whole model also differs from the sum by what
-differs between two processes, such as the addresses of the data (`farm.verdict.aggregate.BETWEEN_JOBS`). So an
-estimate, which stands for a run of the whole model, contains both.
-"""
+The interval of a sum contains the errors of its readings. A run of the whole model also differs
+from the sum by what differs between two processes, such as the addresses of the data
+(`farm.verdict.aggregate.BETWEEN_JOBS`). So an estimate, which stands for a run of the whole model,
+contains both."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ Quantity = Literal["time", "energy"]
 
 
 def expected_whole(total: Figure, quantity: Quantity, gap: Figure | None = None) -> Figure:
-    """Return a sum with the 95 % interval of the whole model that it stands for, in the unit of the sum.
+    """Return a sum with the 95 % interval of the whole model that it stands for, in the unit of the
+    sum.
 
     Args:
         total: the sum over all calls, with the errors of its readings.
         quantity: what is summed; the difference between processes is known for time and for energy.
-        gap: the measured gap of the same operators in a smaller model, if there is one. The sum may be wrong by as
-            much, so the interval contains the gap.
+        gap: the measured gap of the same operators in a smaller model, if there is one. The sum may
+            be wrong by as much, so the interval contains the gap.
     """
     relative = [total.relative, BETWEEN_JOBS[quantity]]
     if gap is not None:

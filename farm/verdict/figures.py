@@ -30,13 +30,17 @@ class Figure:
         return self.half_width / abs(self.value) if self.value else 0.0
 
     def deviation_from(self, reference: Figure) -> Figure:
-        """Return ``self / reference - 1`` for independent errors. The value of the reference must not be 0."""
+        """Return ``self / reference - 1`` for independent errors. The value of the reference must
+        not be 0.
+        """
         ratio = self.value / reference.value
         return Figure(ratio - 1, abs(ratio) * math.hypot(self.relative, reference.relative))
 
 
 def total_of(terms: Iterable[tuple[Figure | None, int]]) -> Figure | None:
-    """Return the sum of figure x exact number, for independent errors; None if a figure is missing."""
+    """Return the sum of figure x exact number, for independent errors; None if a figure is
+    missing.
+    """
     values, half_widths = [], []  # lists, because a Figure for each of thousands of terms is slow
     for figure, number in terms:
         if figure is None:
@@ -52,8 +56,8 @@ def share_of(value: float | None, total: float | None) -> float | None:
 
 
 def figure_json(name: str, unit: str, figure: Figure | None) -> dict[str, float | None]:
-    """Return the keys ``name_unit`` and ``name_half_width_unit`` (without a unit: ``name`` and ``name_half_width``)
-    with a figure's values; None without a figure."""
+    """Return the keys ``name_unit`` and ``name_half_width_unit`` (without a unit: ``name`` and
+    ``name_half_width``) with a figure's values; None without a figure."""
     end = f"_{unit}" if unit else ""
     value, half_width = (figure.value, figure.half_width) if figure else (None, None)
     return {f"{name}{end}": value, f"{name}_half_width{end}": half_width}
@@ -61,7 +65,9 @@ def figure_json(name: str, unit: str, figure: Figure | None) -> dict[str, float 
 
 @dataclass(frozen=True)
 class ReadingView:
-    """The columns of a stored reading that a verdict uses. Figures are for one call, or one pass of the whole model."""
+    """The columns of a stored reading that a verdict uses. Figures are for one call, or one pass of
+    the whole model.
+    """
 
     time_us: float
     time_half_width_us: float = 0.0
@@ -81,32 +87,43 @@ class ReadingView:
     def of(cls, row: Any) -> Self:
         """Create a view from a row of the table of readings."""
         same = {name: getattr(row, name) for name in _SAME}
-        listed: dict[str, Any] = {name: tuple(getattr(row, name)) for name in ("throttle_reasons", "flags")}
+        listed: dict[str, Any] = {
+            name: tuple(getattr(row, name)) for name in ("throttle_reasons", "flags")
+        }
         return cls(**same, **listed, details=Details.from_json(row.details), reading_id=row.id)
 
     def on_cards(self, cards: int) -> Self:
-        """The reading if this number of cards runs the subject at the same time. It has the energy of all cards.
+        """The reading if this number of cards runs the subject at the same time. It has the energy
+        of all cards.
 
-        A tuple of a split model is measured on one card, and each card runs it. A group's reading is unchanged.
-        """
+        A tuple of a split model is measured on one card, and each card runs it. A group's reading
+        is unchanged."""
         factor = cards / len(self.details.ranks or (None,))
         if factor == 1:
             return self
-        scaled: dict[str, Any] = {name: _times(getattr(self, name), factor) for name in _OF_ALL_CARDS}
+        scaled: dict[str, Any] = {
+            name: _times(getattr(self, name), factor) for name in _OF_ALL_CARDS
+        }
         if burst := self.details.burst:
-            of_burst: dict[str, Any] = {name: _times(getattr(burst, name), factor) for name in _OF_ALL_CARDS[:2]}
+            of_burst: dict[str, Any] = {
+                name: _times(getattr(burst, name), factor) for name in _OF_ALL_CARDS[:2]
+            }
             scaled["details"] = replace(self.details, burst=replace(burst, **of_burst))
         return replace(self, **scaled)
 
     def towards_bursts(self, share: float) -> Self:
-        """The reading between its steady figures (0) and those of its bursts (1), without the bursts."""
+        """The reading between its steady figures (0) and those of its bursts (1), without the
+        bursts.
+        """
         if (burst := self.details.burst) is None or not burst.time_us:
             return self
         energy_mj = self.energy_mj
         if energy_mj is not None and burst.energy_mj is not None:
             energy_mj += share * (burst.energy_mj - energy_mj)
         time_us = self.time_us + share * (burst.time_us - self.time_us)
-        return replace(self, time_us=time_us, energy_mj=energy_mj, details=replace(self.details, burst=None))
+        return replace(
+            self, time_us=time_us, energy_mj=energy_mj, details=replace(self.details, burst=None)
+        )
 
     @property
     def time(self) -> Figure:
@@ -114,16 +131,27 @@ class ReadingView:
 
     @property
     def energy(self) -> Figure | None:
-        return None if self.energy_mj is None else Figure(self.energy_mj, self.energy_half_width_mj or 0.0)
+        return (
+            None
+            if self.energy_mj is None
+            else Figure(self.energy_mj, self.energy_half_width_mj or 0.0)
+        )
 
     @property
     def power_throttled(self) -> bool:
         """True if the card lowered its clocks for power (not for heat) during this reading."""
-        return "throttled_power" in self.flags or any("power" in reason.lower() for reason in self.throttle_reasons)
+        return "throttled_power" in self.flags or any(
+            "power" in reason.lower() for reason in self.throttle_reasons
+        )
 
 
 _OF_ALL_CARDS = ("energy_mj", "energy_half_width_mj", "idle_power_w", "base_power_w")
-_OTHER = ("throttle_reasons", "flags", "details", "reading_id")  # these columns have another name or type in a row
+_OTHER = (
+    "throttle_reasons",
+    "flags",
+    "details",
+    "reading_id",
+)  # these columns have another name or type in a row
 _SAME = [entry.name for entry in fields(ReadingView) if entry.name not in _OTHER]
 #: The columns of a reading that `ReadingView.of` needs.
 VIEW_COLUMNS = ("id", *_SAME, "throttle_reasons", "flags", "details")
@@ -135,7 +163,9 @@ def _times(value: float | None, factor: float) -> float | None:
 
 @dataclass(frozen=True)
 class Part:
-    """One operator tuple of a model: the number of its calls, its estimated cost, and its reading."""
+    """One operator tuple of a model: the number of its calls, its estimated cost, and its
+    reading.
+    """
 
     operator_id: str
     short_name: str
@@ -159,7 +189,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Whole:
-    """The whole model on one card; `reason` says why there is no reading: in its first line, with details below."""
+    """The whole model on one card; `reason` says why there is no reading: in its first line, with
+    details below.
+    """
 
     card_id: str
     reading: ReadingView | None = None
@@ -173,12 +205,17 @@ class Whole:
     def without_replay(self) -> Whole:
         if self.reading is None:
             return self
-        return replace(self, reading=replace(self.reading, details=replace(self.reading.details, in_order=None)))
+        return replace(
+            self,
+            reading=replace(self.reading, details=replace(self.reading.details, in_order=None)),
+        )
 
 
 @dataclass(frozen=True)
 class CanaryReading:
-    """One reading of a reference tuple. Several readings of one tuple show drift and differences between cards."""
+    """One reading of a reference tuple. Several readings of one tuple show drift and differences
+    between cards.
+    """
 
     subject_id: str
     card_id: str
@@ -187,15 +224,19 @@ class CanaryReading:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Time and energy that one call adds to the sum over a model's calls, computed from the reading of its tuple."""
+    """Time and energy that one call adds to the sum over a model's calls, computed from the reading
+    of its tuple.
+    """
 
     time: Figure
     energy: Figure | None
     used: Used
     why: str = ""
-    context_us: float = 0.0  # part of the time: the effect of neighbouring operators, relative to the loop
+    # part of the time: the effect of neighbouring operators, relative to the loop
+    context_us: float = 0.0
     context_mj: float = 0.0  # part of the energy: the same effect
-    waiting_mj: float = 0.0  # the same effect at the operator's own power, minus that at the card's power without work
+    # the same effect at the operator's own power, minus that at the card's power without work
+    waiting_mj: float = 0.0
     warmth_mj: float = 0.0  # part of the energy: the whole model had another temperature
     unsure_us: float = 0.0  # half-width of an error that all tuples share: it adds linearly
     unsure_mj: float = 0.0
@@ -211,16 +252,21 @@ class HasValue(Protocol):
 
 @dataclass(frozen=True)
 class PerToken:
-    """Tokens per second and energy per token; None if the time or energy is unknown. `tokens` is the number of tokens
-    of one pass: all tokens of a prompt or text; in a decode, one per sequence."""
+    """Tokens per second and energy per token; None if the time or energy is unknown. `tokens` is
+    the number of tokens of one pass: all tokens of a prompt or text; in a decode, one per
+    sequence."""
 
     tokens: int
     tokens_per_s: float | None
     energy_per_token_mj: float | None
 
     @classmethod
-    def of(cls, variant: Variant | None, time: HasValue | None, energy: HasValue | None) -> PerToken:
-        """Compute the cost per token from the time (µs) and energy (mJ) of one pass of the whole model."""
+    def of(
+        cls, variant: Variant | None, time: HasValue | None, energy: HasValue | None
+    ) -> PerToken:
+        """Compute the cost per token from the time (µs) and energy (mJ) of one pass of the whole
+        model.
+        """
         if variant is None or not variant.tokens:
             return cls(0, None, None)
         tokens_per_s = variant.tokens / time.value * 1e6 if time and time.value else None
@@ -230,7 +276,13 @@ class PerToken:
         """``8 tokens a pass: 12.3 k tokens/s, 4.2 mJ a token``; "" for a model without tokens."""
         if not self.tokens:
             return ""
-        figures = [f"{count_of(self.tokens_per_s, '').strip()} tokens/s"] if self.tokens_per_s else []
-        figures += [f"{quantity(self.energy_per_token_mj, ENERGY)} a token"] if self.energy_per_token_mj else []
+        figures = (
+            [f"{count_of(self.tokens_per_s, '').strip()} tokens/s"] if self.tokens_per_s else []
+        )
+        figures += (
+            [f"{quantity(self.energy_per_token_mj, ENERGY)} a token"]
+            if self.energy_per_token_mj
+            else []
+        )
         a_pass = f"{self.tokens} {plural('token', self.tokens)} a pass"
         return f"{a_pass}: {', '.join(figures)}" if figures else a_pass

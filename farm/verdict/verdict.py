@@ -1,8 +1,8 @@
-"""The classes of a verdict: comparison of sum and whole, tuples in the sum, adjustments, and unmeasured tuples.
+"""The classes of a verdict: comparison of sum and whole, tuples in the sum, adjustments, and
+unmeasured tuples.
 
-They are plain values without the arithmetic (`farm.verdict.aggregate`), so a stored verdict can be shown without
-computing it again. In JSON every key ends with its unit.
-"""
+They are plain values without the arithmetic (`farm.verdict.aggregate`), so a stored verdict can be
+shown without computing it again. In JSON every key ends with its unit."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ VERDICT_SCHEMA = 4
 
 @dataclass(frozen=True)
 class Comparison:
-    """The sum of the tuples (`total`) and the whole model, in one quantity such as time. `gap` is relative and signed.
+    """The sum of the tuples (`total`) and the whole model, in one quantity such as time. `gap` is
+    relative and signed.
 
-    `common` is the part of the sum's half-width that longer windows cannot reduce: errors that all tuples share, caused
-    by neighbours in the model or by clocks at the power limit. `between` is the half-width of the gap for differences
-    between jobs. `off` is the known part of the sum's half-width, its difference from the replay in order; it adds to
-    the other errors linearly. These three are not stored. `held` is False if the readings do not represent the model,
-    for example on a busy host. Then there is no gap. `paired` is the half-width of the gap if tuples and whole were
-    timed in turn: their errors are then not independent. None: the errors are independent.
-    """
+    `common` is the part of the sum's half-width that longer windows cannot reduce: errors that all
+    tuples share, caused by neighbours in the model or by clocks at the power limit. `between` is
+    the half-width of the gap for differences between jobs. `off` is the known part of the sum's
+    half-width, its difference from the replay in order; it adds to the other errors linearly. These
+    three are not stored. `held` is False if the readings do not represent the model, for example on
+    a busy host. Then there is no gap. `paired` is the half-width of the gap if tuples and whole
+    were timed in turn: their errors are then not independent. None: the errors are independent."""
 
     total: Figure
     whole: Figure | None = None
@@ -46,7 +47,9 @@ class Comparison:
     def gap(self) -> Figure | None:
         if self.whole is None or not self.whole.value or not self.held:
             return None
-        gap = replace(self.total, half_width=self.total.half_width - self.off).deviation_from(self.whole)
+        gap = replace(self.total, half_width=self.total.half_width - self.off).deviation_from(
+            self.whole
+        )
         half_width = self.off / self.whole.value + math.hypot(gap.half_width, self.between)
         return Figure(gap.value, half_width if self.paired is None else self.paired)
 
@@ -57,7 +60,9 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Adjustment:
-    """A power-limited tuple whose steady figure is not used in the sum, and the effect of that on the sum."""
+    """A power-limited tuple whose steady figure is not used in the sum, and the effect of that on
+    the sum.
+    """
 
     operator_id: str
     label: str
@@ -105,11 +110,17 @@ class TupleRow:
     context_us: float | None = None  # part of the time: the effect of neighbouring operators
     bus: str = ""  # of a collective: its bandwidth and overlap, in words
     in_model_us: float | None = None  # one call in the running model: the median over its calls
-    kernels: Mapping[str, int] = field(default_factory=dict)  # launches of one call, if a card was observed
+    kernels: Mapping[str, int] = field(
+        default_factory=dict
+    )  # launches of one call, if a card was observed
 
     @property
     def power_w(self) -> float | None:
-        return None if self.energy_mj is None or not self.time_us else self.energy_mj / self.time_us * 1e3
+        return (
+            None
+            if self.energy_mj is None or not self.time_us
+            else self.energy_mj / self.time_us * 1e3
+        )
 
     @property
     def total_us(self) -> float:
@@ -117,7 +128,9 @@ class TupleRow:
         return self.calls * (self.time_us or 0.0)
 
 
-Sums = Mapping[str, Mapping[str, Any]]  # operator type -> figure -> sum over all calls of its tuples
+Sums = Mapping[
+    str, Mapping[str, Any]
+]  # operator type -> figure -> sum over all calls of its tuples
 
 
 def sums_of(rows: Iterable[TupleRow], before: Sums | None = None) -> Sums:
@@ -126,8 +139,15 @@ def sums_of(rows: Iterable[TupleRow], before: Sums | None = None) -> Sums:
     for row in rows:
         read = row.time_us is not None
         figures = {"time_us": row.total_us, "energy_mj": row.calls * (row.energy_mj or 0)}
-        figures |= {name: row.calls * getattr(row, name) for name in ("flops", "bytes_moved", "estimated_us")}
-        figures |= {"tuples": 1, "measured_tuples": +read, "without_energy": +(read and row.energy_mj is None)}
+        figures |= {
+            name: row.calls * getattr(row, name)
+            for name in ("flops", "bytes_moved", "estimated_us")
+        }
+        figures |= {
+            "tuples": 1,
+            "measured_tuples": +read,
+            "without_energy": +(read and row.energy_mj is None),
+        }
         sums.setdefault(row.short_name, Counter()).update(figures | {"calls": row.calls})  # type: ignore[arg-type]
     return sums
 
@@ -137,7 +157,9 @@ _SUMMED = ("flops", "bytes_moved", "estimated_us", "time_us", "energy_mj")
 
 @dataclass(frozen=True)
 class Verdict:
-    """The comparison of sum and whole for one round of a job, with all details that a report shows."""
+    """The comparison of sum and whole for one round of a job, with all details that a report
+    shows.
+    """
 
     outcome: Outcome
     reasons: tuple[str, ...]  # sentences: why it does not pass, and what limits it
@@ -161,33 +183,48 @@ class Verdict:
     kernels: KernelAudit | None = None
     context_time_us: float | None = None  # part of the sum: the effect of neighbouring operators
     context_energy_mj: float | None = None
-    weights_in_cache: float | None = None  # share of the weights that a pass of the whole finds in the cache
-    temperature_energy_mj: float | None = None  # part of the sum: energies restated to the temperature of the whole
+    # share of the weights that a pass of the whole finds in the cache
+    weights_in_cache: float | None = None
+    # part of the sum: energies restated to the temperature of the whole
+    temperature_energy_mj: float | None = None
     between_jobs_time: float = 0.0  # relative half-widths of the gaps for differences between jobs
     between_jobs_energy: float = 0.0
-    collectives_alone_us: float | None = None  # in loops, if the sum has what they add to a pass instead
+    # in loops, if the sum has what they add to a pass instead
+    collectives_alone_us: float | None = None
     host_steps: str = ""  # what the graph of the whole does with operators for which the host waits
-    asked_for: tuple[str, ...] = ()  # the requested operator types, if these alone cannot reach the target
+    asked_for: tuple[
+        str, ...
+    ] = ()  # the requested operator types, if these alone cannot reach the target
     asked_share: float | None = None  # share of these types in the estimated cost
-    tuples: tuple[TupleRow, ...] = field(default=(), compare=False)  # stored, but not part of the JSON
-    types: Sums = field(default_factory=dict)  # only if `tuples` are the heaviest ones of more: sums over all
+    tuples: tuple[TupleRow, ...] = field(
+        default=(), compare=False
+    )  # stored, but not part of the JSON
+    types: Sums = field(
+        default_factory=dict
+    )  # only if `tuples` are the heaviest ones of more: sums over all
 
     @property
     def communication_us(self) -> tuple[float, float] | None:
-        """The time of all collectives alone, and the exposed part: what they add to a pass. The rest is hidden behind
-        computation. Without replays of the pass, the exposed part is what the whole takes longer than the other tuples.
-        None without collectives or a whole."""
+        """The time of all collectives alone, and the exposed part: what they add to a pass. The
+        rest is hidden behind computation. Without replays of the pass, the exposed part is what the
+        whole takes longer than the other tuples. None without collectives or a whole."""
         summed_us = math.fsum(row.total_us for row in self.tuples if row.short_name in COLLECTIVES)
         if not summed_us or self.time.whole is None:
             return None
         if self.collectives_alone_us is not None:
             return self.collectives_alone_us, summed_us
-        return summed_us, min(summed_us, max(0.0, self.time.whole.value - self.time.total.value + summed_us))
+        return summed_us, min(
+            summed_us, max(0.0, self.time.whole.value - self.time.total.value + summed_us)
+        )
 
     @property
     def missed(self) -> bool:
-        """True if the verdict does not pass. False if only a part of the model was requested and all of it measured."""
-        partial = bool(self.asked_for) and all(entry.reason == NOT_IN_SCOPE for entry in self.unmeasured)
+        """True if the verdict does not pass. False if only a part of the model was requested and
+        all of it measured.
+        """
+        partial = bool(self.asked_for) and all(
+            entry.reason == NOT_IN_SCOPE for entry in self.unmeasured
+        )
         return self.outcome != "pass" and not partial
 
     @property
@@ -201,7 +238,9 @@ class Verdict:
         return replace(self, outcome="none", reasons=(reason,), asked_for=(), asked_share=None)
 
     def columns(self) -> dict[str, Any]:
-        """Return the values for the table of verdicts. The tuples are stored as one list per field."""
+        """Return the values for the table of verdicts. The tuples are stored as one list per
+        field.
+        """
         energy, whole = self.energy, self.time.whole
         tuples = {name: [getattr(row, name) for row in self.tuples] for name in _STORED}
         return {
@@ -218,22 +257,39 @@ class Verdict:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON with units in the key names; gaps, accuracies, shares and coverage are fractions."""
-        plain = adapter(Verdict).dump_python(self, mode="json", exclude={*_UNITS, "wholes", "tuples"})
+        """Plain JSON with units in the key names; gaps, accuracies, shares and coverage are
+        fractions.
+        """
+        plain = adapter(Verdict).dump_python(
+            self, mode="json", exclude={*_UNITS, "wholes", "tuples"}
+        )
         plain["wholes"] = [_whole_to_json(whole) for whole in self.wholes]
         data: dict[str, Any] = {"schema": VERDICT_SCHEMA}
-        for name in (entry.name for entry in fields(self) if entry.name not in ("types", "tuples")[bool(self.types) :]):
-            data |= _comparison_to_json(name, getattr(self, name)) if name in _UNITS else {name: plain[name]}
+        for name in (
+            entry.name
+            for entry in fields(self)
+            if entry.name not in ("types", "tuples")[bool(self.types) :]
+        ):
+            data |= (
+                _comparison_to_json(name, getattr(self, name))
+                if name in _UNITS
+                else {name: plain[name]}
+            )
         return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Verdict:
-        """Parse the JSON of `to_json`, or stored details with tuples. Wholes have only the columns that are in JSON."""
+        """Parse the JSON of `to_json`, or stored details with tuples. Wholes have only the columns
+        that are in JSON.
+        """
         stored = data.get("tuples") or {}
         made = {
             **{name: _comparison_from_json(name, data) for name in _UNITS},
             "wholes": [_whole_from_json(entry) for entry in data["wholes"]],
-            "tuples": [dict(zip(stored, cells, strict=True)) for cells in zip(*stored.values(), strict=True)],
+            "tuples": [
+                dict(zip(stored, cells, strict=True))
+                for cells in zip(*stored.values(), strict=True)
+            ],
         }
         return adapter(Verdict).validate_python({**data, **made})
 
@@ -244,12 +300,15 @@ _OF_WHOLE = (
     *("reading_id", "time_us", "time_half_width_us", "energy_mj", "energy_half_width_mj"),
     *("idle_power_w", "sm_clock_mhz", "throttle_reasons", "flags"),
 )
-#: The stored fields of a tuple. The other fields come from the capture's verification, which may be done later.
+#: The stored fields of a tuple. The other fields come from the capture's verification, which may be
+#: done later.
 _STORED = [entry.name for entry in fields(TupleRow) if entry.name not in ("in_model_us", "kernels")]
 
 
 def _comparison_to_json(name: str, comparison: Comparison | None) -> dict[str, float | None]:
-    total, whole, gap = (comparison.total, comparison.whole, comparison.gap) if comparison else (None, None, None)
+    total, whole, gap = (
+        (comparison.total, comparison.whole, comparison.gap) if comparison else (None, None, None)
+    )
     return {
         **figure_json(f"sum_{name}", _UNITS[name], total),
         **figure_json(f"whole_{name}", _UNITS[name], whole),
@@ -261,7 +320,11 @@ def _comparison_to_json(name: str, comparison: Comparison | None) -> dict[str, f
 def _comparison_from_json(name: str, data: Mapping[str, Any]) -> Comparison | None:
     def figure(prefix: str) -> Figure | None:
         value = data[f"{prefix}_{name}_{_UNITS[name]}"]
-        return None if value is None else Figure(value, data[f"{prefix}_{name}_half_width_{_UNITS[name]}"])
+        return (
+            None
+            if value is None
+            else Figure(value, data[f"{prefix}_{name}_half_width_{_UNITS[name]}"])
+        )
 
     total, whole = figure("sum"), figure("whole")
     held = not (whole and whole.value) or data[f"gap_{name}"] is not None
@@ -295,7 +358,9 @@ KEPT = 30  # largest length of each list of kernels
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel: its launches in the whole and in all tuples together, and its time in the whole."""
+    """One kernel: its launches in the whole and in all tuples together, and its time in the
+    whole.
+    """
 
     name: str
     whole: int
@@ -305,8 +370,9 @@ class Kernel:
 
 @dataclass(frozen=True)
 class KernelAudit:
-    """The kernels of the whole compared with those of its tuples. `explained` is the share of the whole's kernel time
-    in launches that the tuples make too. Each list holds at most the 30 heaviest kernels; the counts include all."""
+    """The kernels of the whole compared with those of its tuples. `explained` is the share of the
+    whole's kernel time in launches that the tuples make too. Each list holds at most the 30
+    heaviest kernels; the counts include all."""
 
     explained: float
     time_us: float  # time of all kernels of one unobserved pass
@@ -327,8 +393,8 @@ class KernelAudit:
 
 
 def audit_kernels(seen: Verification, parts: Iterable[Part]) -> KernelAudit | None:
-    """Compare the kernels of a whole (from the verification on a card) with those of its parts. None if the kernels of
-    the whole or those of all parts are unknown."""
+    """Compare the kernels of a whole (from the verification on a card) with those of its parts.
+    None if the kernels of the whole or those of all parts are unknown."""
     whole, of_tuples = seen.kernels or {}, seen.tuple_kernels or {}
     expected: Counter[str] = Counter()
     unknown = known = 0
@@ -343,12 +409,19 @@ def audit_kernels(seen: Verification, parts: Iterable[Part]) -> KernelAudit | No
     total_us = sum(launches.time_us for launches in whole.values())
     if not total_us or not known:
         return None
-    both = [Kernel(name, launches.count, expected[name], launches.time_us) for name, launches in whole.items()]
+    both = [
+        Kernel(name, launches.count, expected[name], launches.time_us)
+        for name, launches in whole.items()
+    ]
     both.sort(key=lambda kernel: -kernel.time_us)
     only_whole = [kernel for kernel in both if not kernel.tuples]
     other_counts = [kernel for kernel in both if kernel.tuples and kernel.tuples != kernel.whole]
-    only_tuples = [Kernel(name, 0, launches) for name, launches in expected.most_common() if name not in whole]
-    explained_us = sum(kernel.time_us * min(1.0, kernel.tuples / kernel.whole) for kernel in both if kernel.whole)
+    only_tuples = [
+        Kernel(name, 0, launches) for name, launches in expected.most_common() if name not in whole
+    ]
+    explained_us = sum(
+        kernel.time_us * min(1.0, kernel.tuples / kernel.whole) for kernel in both if kernel.whole
+    )
     return KernelAudit(
         explained=explained_us / total_us,
         time_us=total_us,

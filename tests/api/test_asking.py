@@ -1,4 +1,6 @@
-"""Functions of `import farm` that ask: estimates, look-ups, summaries, and what a block of code costs."""
+"""Functions of `import farm` that ask: estimates, look-ups, summaries, and what a block of code
+costs.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,37 @@ from farm.errors import UsageError  # noqa: E402
 
 @pytest.fixture(scope="module")
 def captured():
-    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 10)).eval()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 10)
+    ).eval()
     return farm.capture_model(model, torch.randn(32, 64))
 
 
 def test_a_summary_has_shapes_counts_and_costs_of_each_call(captured):
     found = farm.summary(captured, card="H200")
     first, *_, last = found.rows
-    assert (first.module_path, first.call, first.output_sizes) == ("0", "Linear 64->256", ((32, 256),))
-    assert (first.parameters, last.parameters, found.parameters) == (64 * 256 + 256, 2570, 16640 + 2570)
+    assert (first.module_path, first.call, first.output_sizes) == (
+        "0",
+        "Linear 64->256",
+        ((32, 256),),
+    )
+    assert (first.parameters, last.parameters, found.parameters) == (
+        64 * 256 + 256,
+        2570,
+        16640 + 2570,
+    )
     assert first.flops == 2 * 32 * 64 * 256
     assert all(row.time_us > 0 and row.energy_mj > 0 for row in found.rows)
     text = str(found)
-    assert text.splitlines()[0].split() == ["module", "call", "output", "parameters", "FLOPs", "time", "energy"]
+    assert text.splitlines()[0].split() == [
+        "module",
+        "call",
+        "output",
+        "parameters",
+        "FLOPs",
+        "time",
+        "energy",
+    ]
     assert f"~{found.rows[0].time_us:.2f} µs" in text  # marked as a prediction
     assert "on NVIDIA H200" in repr(found)
     assert "\n" not in repr(found)
@@ -39,7 +59,11 @@ def test_a_summary_has_shapes_counts_and_costs_of_each_call(captured):
 def test_a_summary_marks_measured_calls_apart_from_predicted_ones(captured, tmp_path):
     database = farm.open_database(tmp_path / "farm.db")
     farm.measure_tuples(captured.tuples[:1], database=database, card="cpu", quick=True)
-    model = farm.readings(database).to_pydict() if hasattr(farm.readings(database), "to_pydict") else None
+    model = (
+        farm.readings(database).to_pydict()
+        if hasattr(farm.readings(database), "to_pydict")
+        else None
+    )
     card = model["card_model"][0] if model else farm.readings(database)["card_model"][0]
     found = farm.summary(captured, card=card, database=database)
     assert found.estimate.covered_tuples == 1
@@ -151,7 +175,9 @@ def test_commands_that_ask_work_without_celery_redis_and_flower(tmp_path):
         "doctor",
         "submit alexnet",
     )
-    done = subprocess.run([sys.executable, "-c", BLOCKED, *asking], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED, *asking], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "blocked" not in done.stderr
     assert "is not installed.\n→ Install the farm with its dependencies" in done.stderr

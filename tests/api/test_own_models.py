@@ -1,4 +1,6 @@
-"""A model in hand: captured, named by its calls, measured on this host's card, and left as it was."""
+"""A model in hand: captured, named by its calls, measured on this host's card, and left as it
+was.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ from farm.types.protocol import Protocol, Stopping, Subject
 from farm.types.reading import Verification
 from tests.operators.routed import routed
 
-SHORT = Stopping(warm_up_s=0.0, minimum_s=0.0, maximum_s=0.1, time_half_width=1.0, energy_half_width=1.0)
+SHORT = Stopping(
+    warm_up_s=0.0, minimum_s=0.0, maximum_s=0.1, time_half_width=1.0, energy_half_width=1.0
+)
 
 
 class Masked(torch.nn.Module):
@@ -55,7 +59,9 @@ def database(tmp_path: Path) -> farm.Database:
 
 
 def test_a_model_in_hand_is_one_variant_by_its_calls_whatever_its_weights() -> None:
-    one, same, other = (farm.capture_model(Masked(width).eval(), torch.randn(3, 4)) for width in (8, 8, 16))
+    one, same, other = (
+        farm.capture_model(Masked(width).eval(), torch.randn(3, 4)) for width in (8, 8, 16)
+    )
     assert one.variant == same.variant != other.variant
     assert one.variant.model.startswith("Masked-")
     assert (one.variant.batch, one.variant.dtype, one.variant.mode) == (3, "float32", "eval")
@@ -75,7 +81,9 @@ def test_the_rows_of_experts_are_those_of_the_model_in_hand_and_not_part_of_its_
 
 def test_keyword_inputs_count_and_training_is_another_variant() -> None:
     model, values = Masked().eval(), torch.randn(3, 4)
-    plain, masked = (farm.capture_model(model, (values,), named) for named in ({}, {"mask": torch.ones(3, 8)}))
+    plain, masked = (
+        farm.capture_model(model, (values,), named) for named in ({}, {"mask": torch.ones(3, 8)})
+    )
     assert "mul" in [spec.short_name for spec in masked.tuples]
     before = copy.deepcopy(model.state_dict())
     training = farm.capture_model(model.train(), values)
@@ -104,14 +112,18 @@ class Uncopyable(torch.nn.Linear):
 
 
 def test_every_error_of_a_capture_is_an_error_of_the_farm() -> None:
-    with pytest.raises(CaptureError, match=r"a copy of the model, which cannot be made: TypeError: cannot pickle"):
+    with pytest.raises(
+        CaptureError, match=r"a copy of the model, which cannot be made: TypeError: cannot pickle"
+    ):
         farm.capture_model(Uncopyable(3, 3), torch.ones(2, 3))
 
 
 def test_a_model_of_another_dtype_is_a_variant_of_it() -> None:
     doubled = farm.capture_model(torch.nn.Linear(3, 3).double(), torch.ones(2, 3).double())
     assert doubled.variant.dtype == "float64"
-    complex_ = farm.capture_model(torch.nn.Linear(3, 3).to(torch.complex64), torch.ones(2, 3).to(torch.complex64))
+    complex_ = farm.capture_model(
+        torch.nn.Linear(3, 3).to(torch.complex64), torch.ones(2, 3).to(torch.complex64)
+    )
     assert complex_.variant.dtype == "float32"
 
 
@@ -142,9 +154,13 @@ def test_what_needs_values_has_a_cost_wherever_its_tuples_go() -> None:
 
 
 @pytest.mark.usefixtures("simulated")
-def test_tuples_are_read_on_a_held_card_and_kept_where_a_database_is_given(database: farm.Database) -> None:
+def test_tuples_are_read_on_a_held_card_and_kept_where_a_database_is_given(
+    database: farm.Database,
+) -> None:
     captured = farm.capture_model(Masked().eval(), torch.randn(3, 4))
-    first, second = farm.measure_tuples([captured.tuples[0], captured.tuples[1].to_json()], database=database)
+    first, second = farm.measure_tuples(
+        [captured.tuples[0], captured.tuples[1].to_json()], database=database
+    )
     assert (first.spec, second.spec) == captured.tuples[:2]
     assert first.time_us > 0
     assert first.reading_id != second.reading_id
@@ -169,10 +185,14 @@ def test_a_model_is_a_job_to_its_verdict_without_a_broker(database: farm.Databas
     with database.read() as session:
         from farm.store import tables
 
-        assert session.get_one(tables.CardRow, report.report.cards[0].id).state != "idle", "nobody waits on it any more"
+        assert session.get_one(tables.CardRow, report.report.cards[0].id).state != "idle", (
+            "nobody waits on it any more"
+        )
 
 
-def test_on_the_cpu_the_whole_is_read_in_this_process_and_the_model_left_as_it_was(database: farm.Database) -> None:
+def test_on_the_cpu_the_whole_is_read_in_this_process_and_the_model_left_as_it_was(
+    database: farm.Database,
+) -> None:
     model = Masked().train()
     before, threads = copy.deepcopy(model.state_dict()), torch.get_num_threads()
     captured = farm.capture_model(model, (torch.randn(64, 4),), {"mask": torch.ones(64, 8)})
@@ -183,7 +203,9 @@ def test_on_the_cpu_the_whole_is_read_in_this_process_and_the_model_left_as_it_w
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert torch.get_num_threads() == threads
     with pytest.raises(UsageError, match="graphs"):
-        farm.measure_model(captured, database=database, card="cpu", protocol=Protocol(launch="graph"))
+        farm.measure_model(
+            captured, database=database, card="cpu", protocol=Protocol(launch="graph")
+        )
 
 
 @pytest.mark.usefixtures("simulated")
@@ -195,16 +217,30 @@ def test_the_whole_is_measured_first_and_what_the_card_does_not_run_is_not_measu
     asked: list[str] = []
     answered = BenchmarkProcess.measure
 
-    def measure(process: BenchmarkProcess, subject: Subject, *more: Any, **options: Any) -> Measured:
+    def measure(
+        process: BenchmarkProcess, subject: Subject, *more: Any, **options: Any
+    ) -> Measured:
         asked.append(subject.kind)
         answer = answered(process, subject, *more, **{**options, "verify": False})
         if subject.kind == "operator":
             return answer
         first = captured.extraction.capture.calls[0]  # all that the card runs
         observed = {
-            "calls": [{"index": 0, "module_path": "", "tuple_id": first.tuple_id, "reads": [], "writes": []}],
-            "tuples": {first.tuple_id: captured.extraction.capture.tuples[first.tuple_id].to_json()},
-            "costs": {first.tuple_id: dataclasses.asdict(captured.extraction.costs[first.tuple_id])},
+            "calls": [
+                {
+                    "index": 0,
+                    "module_path": "",
+                    "tuple_id": first.tuple_id,
+                    "reads": [],
+                    "writes": [],
+                }
+            ],
+            "tuples": {
+                first.tuple_id: captured.extraction.capture.tuples[first.tuple_id].to_json()
+            },
+            "costs": {
+                first.tuple_id: dataclasses.asdict(captured.extraction.costs[first.tuple_id])
+            },
         }
         return dataclasses.replace(answer, observed=observed, verification=Verification())
 
@@ -212,7 +248,9 @@ def test_the_whole_is_measured_first_and_what_the_card_does_not_run_is_not_measu
     known = measure_module._store(database, captured, Protocol(), "simulated", torch_version())
     opened = measure_module.open_job
     monkeypatch.setattr(
-        measure_module, "open_job", lambda *about, **more: opened(*about, **{**more, "tuples": known, "title": "t"})
+        measure_module,
+        "open_job",
+        lambda *about, **more: opened(*about, **{**more, "tuples": known, "title": "t"}),
     )
     report = farm.measure_model(captured.variant, database=database, protocol=Protocol()).report
     assert asked == ["variant", "operator"]
@@ -229,9 +267,13 @@ def test_the_lease_of_an_item_is_renewed_while_it_is_measured(
     left_s: list[float] = []
     complete = items.complete
 
-    def watched(database: farm.Database, claimed: items.Claim, *more: Any, **about: Any) -> items.Closed:
+    def watched(
+        database: farm.Database, claimed: items.Claim, *more: Any, **about: Any
+    ) -> items.Closed:
         with database.read() as session:
-            left_s.append(session.get_one(tables.Item, claimed.item_id).lease_until_s - read_clock_s(session))
+            left_s.append(
+                session.get_one(tables.Item, claimed.item_id).lease_until_s - read_clock_s(session)
+            )
         return complete(database, claimed, *more, **about)
 
     monkeypatch.setattr(items, "complete", watched)
@@ -249,7 +291,10 @@ def test_a_card_in_quarantine_or_drained_measures_no_model(database: farm.Databa
         farm.measure_model(captured, database=database)
     assert farm.measure_tuples(captured.tuples, database=database), "no job takes it, a person may"
     cards.quarantine(database, reading.card.id, "a sum came out wrong")
-    for measure in (farm.measure_tuples, lambda tuples, database: farm.measure_model(captured, database=database)):
+    for measure in (
+        farm.measure_tuples,
+        lambda tuples, database: farm.measure_model(captured, database=database),
+    ):
         with pytest.raises(CardUnavailable, match="quarantined"):
             measure(captured.tuples, database=database)
 
@@ -300,11 +345,18 @@ def test_a_process_that_must_stop_does_not_time_the_items_behind_the_claimed_one
     database: farm.Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     turns_begun: list[str] = []
-    monkeypatch.setattr(measure_module._JobDriver, "phase", lambda self, claimed, name, _: turns_begun.append(name))
-    monkeypatch.setattr(measure_module._JobDriver, "stop_requested", lambda self: turns_begun.count("window") == 2)
+    monkeypatch.setattr(
+        measure_module._JobDriver, "phase", lambda self, claimed, name, _: turns_begun.append(name)
+    )
+    monkeypatch.setattr(
+        measure_module._JobDriver, "stop_requested", lambda self: turns_begun.count("window") == 2
+    )
     caplog.set_level("INFO", logger="farm.worker")
     farm.measure_model(
-        farm.capture_model(Masked().eval(), torch.randn(3, 4)), database=database, card="cpu", stopping=SHORT
+        farm.capture_model(Masked().eval(), torch.randn(3, 4)),
+        database=database,
+        card="cpu",
+        stopping=SHORT,
     )
     assert "is measured without the items behind it" in caplog.text
     assert len(turns(database)) == len(set(turns(database))) == 3

@@ -1,4 +1,6 @@
-"""A language model with the caller's own text: ids are made here, stored, and passed to the measuring process."""
+"""A language model with the caller's own text: ids are made here, stored, and passed to the
+measuring process.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from farm.types.request import Request
 from tests.own_text import write_own_text
 from tests.planned import claim, items_of, register
 
-SHORT = farm.Stopping(warm_up_s=0.0, minimum_s=0.0, maximum_s=0.1, time_half_width=1.0, energy_half_width=1.0)
+SHORT = farm.Stopping(
+    warm_up_s=0.0, minimum_s=0.0, maximum_s=0.1, time_half_width=1.0, energy_half_width=1.0
+)
 
 
 @pytest.fixture
@@ -29,11 +33,18 @@ def variant(tmp_path: Path) -> farm.Variant:
 
 
 @pytest.mark.slow
-def test_it_is_measured_by_a_process_that_was_handed_the_ids(variant: farm.Variant, tmp_path: Path) -> None:
+def test_it_is_measured_by_a_process_that_was_handed_the_ids(
+    variant: farm.Variant, tmp_path: Path
+) -> None:
     database = farm.open_database(tmp_path / "farm.db")
     how = Protocol(launch="eager", data="seen")
     report = farm.measure_model(
-        variant, database=database, card="cpu", protocol=how, stopping=SHORT, operators=("Embedding",)
+        variant,
+        database=database,
+        card="cpu",
+        protocol=how,
+        stopping=SHORT,
+        operators=("Embedding",),
     )
     items = items_of(database, report.report.job_id)
     assert {item.role: (item.state, item.message) for item in items if item.role != "canary"} == {
@@ -43,17 +54,27 @@ def test_it_is_measured_by_a_process_that_was_handed_the_ids(variant: farm.Varia
     assert variant.text[:8] in report.report.title
 
 
-def test_workers_find_the_ids_in_the_database(any_database: farm.Database, variant: farm.Variant) -> None:
+def test_workers_find_the_ids_in_the_database(
+    any_database: farm.Database, variant: farm.Variant
+) -> None:
     cards = register(any_database, 0)
     ids = texts.tokens_of_text(variant.text)
-    opened = open_job(any_database, Request(variant=variant, protocol=Protocol(launch="eager", data="seen")), cards)
+    opened = open_job(
+        any_database,
+        Request(variant=variant, protocol=Protocol(launch="eager", data="seen")),
+        cards,
+    )
     with any_database.read() as session:
         assert find_tokens(session, variant.text) == ids
     (whole,) = items_of(any_database, opened.job_id, "whole")
     assert claim(any_database, whole).subject.tokens == ids.to_json()
 
     texts._held.clear()  # another process takes it apart, for another kind of card
-    open_job(any_database, Request(variant=variant, protocol=Protocol(launch="graph", data="seen")), cards)
+    open_job(
+        any_database,
+        Request(variant=variant, protocol=Protocol(launch="graph", data="seen")),
+        cards,
+    )
     assert texts.tokens_of_text(variant.text) == ids
 
 
@@ -70,8 +91,12 @@ def test_a_variant_of_another_farm_whose_ids_are_not_here_is_refused_when_it_is_
         assert not session.exec(select(TokenInput.id)).all()
 
 
-def test_an_item_whose_ids_were_lost_is_refused_with_the_reason(database: farm.Database, variant: farm.Variant) -> None:
-    opened = open_job(database, Request(variant=variant, protocol=Protocol(launch="eager")), register(database, 0))
+def test_an_item_whose_ids_were_lost_is_refused_with_the_reason(
+    database: farm.Database, variant: farm.Variant
+) -> None:
+    opened = open_job(
+        database, Request(variant=variant, protocol=Protocol(launch="eager")), register(database, 0)
+    )
     with database.write() as session:
         session.delete(session.get_one(TokenInput, variant.text))
     claim(database, *items_of(database, opened.job_id, "whole"))

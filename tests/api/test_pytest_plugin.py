@@ -1,8 +1,8 @@
-"""The pytest plugin: real sessions of pytest in temporary git repositories, which measure on the CPU.
+"""The pytest plugin: real sessions of pytest in temporary git repositories, which measure on the
+CPU.
 
-One comparison, by the step of the GitHub Action, serves most tests: it starts six processes that import torch, so these
-tests are slow ones.
-"""
+One comparison, by the step of the GitHub Action, serves most tests: it starts six processes that
+import torch, so these tests are slow ones."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def test_without_it():
 """
 # Asks for a measurement and imports nothing: enough where no test runs.
 ASKS_ONLY = "def test_it(farm_benchmark):\n    pass\n"
-# The machine that runs these tests may be busy; test_busy alone is always on a busy host. Few turns save time.
+# The machine that runs these tests may be busy; test_busy alone is always on a busy host. Few turns
+# save time.
 CONFTEST = """
 import pytest
 
@@ -81,7 +82,9 @@ def never_busy(monkeypatch):
 
 def git(folder: Path, *arguments: str) -> str:
     who = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
-    return subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        ["git", *who, *arguments], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout
 
 
 def make_repository(folder: Path) -> Path:
@@ -102,9 +105,15 @@ def make_repository(folder: Path) -> Path:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """The environment of a session: no other plugins, which take a second to load; everything under one folder."""
+    """The environment of a session: no other plugins, which take a second to load; everything under
+    one folder.
+    """
     (folder / "temporary").mkdir(exist_ok=True)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("FARM_", "PYTEST_", "GITHUB_"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("FARM_", "PYTEST_", "GITHUB_"))
+    }
     return {
         **kept,
         "FARM_STATE_DIR": str(folder / "state"),
@@ -120,7 +129,13 @@ def environment(folder: Path) -> dict[str, str]:
 def run_pytest(repository: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-p", PLUGIN, "--farm-quick", *arguments]
     return subprocess.run(
-        command, cwd=repository, env=environment(repository.parent), stdout=-1, stderr=-2, text=True, timeout=280
+        command,
+        cwd=repository,
+        env=environment(repository.parent),
+        stdout=-1,
+        stderr=-2,
+        text=True,
+        timeout=280,
     )
 
 
@@ -128,7 +143,9 @@ def compare(repository: Path, base: str, *arguments: str) -> subprocess.Complete
     """Run the script of CI systems."""
     command = [ROOT / "deploy/ci/compare-revisions", base, "--farm-quick", *arguments]
     variables = environment(repository.parent)
-    return subprocess.run(command, cwd=repository, env=variables, stdout=-1, stderr=-2, text=True, timeout=280)
+    return subprocess.run(
+        command, cwd=repository, env=variables, stdout=-1, stderr=-2, text=True, timeout=280
+    )
 
 
 @pytest.fixture
@@ -146,7 +163,9 @@ def light(repository):
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    """A pull request that makes one function slower, breaks one and adds a test, compared by the GitHub Action."""
+    """A pull request that makes one function slower, breaks one and adds a test, compared by the
+    GitHub Action.
+    """
     folder = tmp_path_factory.mktemp("compared")
     repository = make_repository(folder / "repository")
     base = git(repository, "rev-parse", "HEAD").strip()
@@ -158,10 +177,23 @@ def compared(tmp_path_factory):
     (step,) = yaml.safe_load((ROOT / "deploy/github/action.yml").read_text())["runs"]["steps"]
     assert (step["shell"], set(step["env"])) == ("bash", {"BASE", "TESTS", "FAIL_ABOVE", "ROUNDS"})
     given = {"BASE": base, "TESTS": "tests --farm-quick -rs", "FAIL_ABOVE": "50%", "ROUNDS": "3"}
-    runner = {"GITHUB_ACTION_PATH": str(ROOT / "deploy/github"), "GITHUB_STEP_SUMMARY": str(folder / "summary")}
-    shell = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]  # as a runner calls it
+    runner = {
+        "GITHUB_ACTION_PATH": str(ROOT / "deploy/github"),
+        "GITHUB_STEP_SUMMARY": str(folder / "summary"),
+    }
+    shell = [
+        "bash",
+        "--noprofile",
+        "--norc",
+        "-eo",
+        "pipefail",
+        "-c",
+        step["run"],
+    ]  # as a runner calls it
     variables = {**environment(folder), **given, **runner}
-    done = subprocess.run(shell, cwd=repository, env=variables, stdout=-1, stderr=-2, text=True, timeout=280)
+    done = subprocess.run(
+        shell, cwd=repository, env=variables, stdout=-1, stderr=-2, text=True, timeout=280
+    )
     return repository, done
 
 
@@ -182,7 +214,9 @@ def test_a_test_whose_code_became_slower_fails_with_both_times_and_what_to_do(co
 
 
 @pytest.mark.slow
-def test_a_new_test_and_one_on_a_busy_host_are_skipped_with_the_reason_and_the_others_pass(compared):
+def test_a_new_test_and_one_on_a_busy_host_are_skipped_with_the_reason_and_the_others_pass(
+    compared,
+):
     _, done = compared
     assert "2 failed, 3 passed, 2 skipped" in done.stdout, done.stdout
     assert "does not have this test" in done.stdout
@@ -190,7 +224,9 @@ def test_a_new_test_and_one_on_a_busy_host_are_skipped_with_the_reason_and_the_o
 
 
 @pytest.mark.slow
-def test_a_test_that_breaks_at_the_head_is_told_after_the_first_round_and_the_others_are_measured(compared):
+def test_a_test_that_breaks_at_the_head_is_told_after_the_first_round_and_the_others_are_measured(
+    compared,
+):
     repository, done = compared
     first_round, second_round = done.stdout.split("farm: round 2 of 3", 1)
     told = "farm: tests/test_net.py::test_half fails at the head and is not measured again:"
@@ -229,7 +265,9 @@ def test_a_comparison_that_judged_nothing_has_an_exit_code_and_a_line_of_its_own
     git(light, "commit", "-q", "-am", "skips")
     done = compare(light, "main")
     assert (done.returncode, "1 skipped" in done.stdout) == (6, True), done.stdout
-    assert "farm: no test was judged, so --farm-require-verdict ends with exit code 6." in done.stdout
+    assert (
+        "farm: no test was judged, so --farm-require-verdict ends with exit code 6." in done.stdout
+    )
     assert "the card is away" in done.stdout
 
 
@@ -242,10 +280,14 @@ def test_a_test_that_was_skipped_at_the_head_is_skipped_with_its_reason(light):
     )
     git(light, "commit", "-q", "-am", "skips")
     done = run_pytest(light, "--farm-base", "main", "-rs")
-    assert "skipped at the head: the host is busy: another program measures" in done.stdout, done.stdout
+    assert "skipped at the head: the host is busy: another program measures" in done.stdout, (
+        done.stdout
+    )
 
 
-@pytest.mark.parametrize("base", ["--upload-pack=touch evil; true", "--output=evil", "+main:main", "a b", "x^{/y}"])
+@pytest.mark.parametrize(
+    "base", ["--upload-pack=touch evil; true", "--output=evil", "+main:main", "a b", "x^{/y}"]
+)
 def test_a_base_is_never_an_option(light, base):
     done = compare(light, base)
     assert done.returncode == 2, done.stdout
@@ -299,7 +341,10 @@ def test_base_and_head_were_measured_alternately_with_their_revisions(compared, 
         assert [base, head, head, base, base, head] == [
             {base[:12]: base, head[:12]: head}[version] for (version,) in order
         ]
-    assert [(row["revision"], row["dirty"], row["readings"]) for row in rows] == [(base, False, 3), (head, False, 3)]
+    assert [(row["revision"], row["dirty"], row["readings"]) for row in rows] == [
+        (base, False, 3),
+        (head, False, 3),
+    ]
     assert rows[0]["time_change"] is None
     assert rows[1]["time_change"].value > 1
 
@@ -312,17 +357,25 @@ def test_nothing_of_the_base_is_left(compared):
     assert git(repository, "status", "--porcelain") == ""
 
 
-def test_a_measurement_is_stored_with_the_name_of_its_test_and_the_revision_also_on_a_busy_host(repository):
+def test_a_measurement_is_stored_with_the_name_of_its_test_and_the_revision_also_on_a_busy_host(
+    repository,
+):
     (repository / "src/net.py").write_text(NET + "\n# edited\n")
     tests = (f"tests/test_net.py::{name}" for name in ("test_work", "test_busy"))
     done = run_pytest(repository, "-s", "-rs", *tests)
     assert "1 passed, 1 skipped" in done.stdout, done.stdout
     assert "the host is busy: Other programs used the CPU" in done.stdout
-    assert re.search(r"<Benchmark tests/test_net\.py::test_work: [\d.]+ ± [\d.]+ µs.*>", done.stdout)
+    assert re.search(
+        r"<Benchmark tests/test_net\.py::test_work: [\d.]+ ± [\d.]+ µs.*>", done.stdout
+    )
     with open_database(repository.parent / "farm.db").read() as session:
         (row,) = history(session, "tests/test_net.py::test_work")
     commit, committed_at_s = git(repository, "log", "-1", "--format=%H %ct").split()
-    assert (row["revision"], row["committed_at_s"], row["dirty"]) == (commit, float(committed_at_s), True)
+    assert (row["revision"], row["committed_at_s"], row["dirty"]) == (
+        commit,
+        float(committed_at_s),
+        True,
+    )
 
 
 def test_an_interruption_removes_the_worktree(repository):
@@ -379,11 +432,16 @@ def test_a_base_that_imports_the_code_of_the_head_is_refused(repository):
 
 
 def test_the_plugin_loads_by_its_entry_point_and_imports_nothing_heavy(tmp_path):
-    (entry_points,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"].items()
+    (entry_points,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "entry-points"
+    ].items()
     metadata = tmp_path / "installed/plugin-1.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1\n")
-    lines = [f"[{entry_points[0]}]", *(f"{name} = {target}" for name, target in entry_points[1].items())]
+    lines = [
+        f"[{entry_points[0]}]",
+        *(f"{name} = {target}" for name, target in entry_points[1].items()),
+    ]
     (metadata / "entry_points.txt").write_text("\n".join(lines))
     (tmp_path / "test_it.py").write_text(
         "import sys\n"
@@ -392,12 +450,21 @@ def test_the_plugin_loads_by_its_entry_point_and_imports_nothing_heavy(tmp_path)
         "    heavy = {'torch', 'sqlalchemy', 'sqlmodel', 'celery', 'pydantic', 'numpy'}\n"
         "    assert not heavy.intersection(sys.modules)\n"
     )
-    variables = {**environment(tmp_path), "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path / 'installed'}"}
+    variables = {
+        **environment(tmp_path),
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path / 'installed'}",
+    }
     command = [sys.executable, "-m", "pytest", "test_it.py", "-p", PLUGIN, "-p", "no:cacheprovider"]
     for autoload in ("1", ""):  # by -p, and by the entry point and -p
         variables["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = autoload
-        options = command if autoload else [*command[:4], *command[6:], "-p", "no:hypothesispytest", "-p", "no:anyio"]
-        done = subprocess.run(options, cwd=tmp_path, env=variables, stdout=-1, stderr=-2, text=True, timeout=120)
+        options = (
+            command
+            if autoload
+            else [*command[:4], *command[6:], "-p", "no:hypothesispytest", "-p", "no:anyio"]
+        )
+        done = subprocess.run(
+            options, cwd=tmp_path, env=variables, stdout=-1, stderr=-2, text=True, timeout=120
+        )
         assert "1 passed" in done.stdout, done.stdout
 
 

@@ -36,7 +36,9 @@ def capturing(answer: bool = True) -> Iterator[None]:
 
 
 def record(run: Callable[[], object]) -> Callable[[], object]:
-    """Where there are no graphs: what runs while one would be captured runs again when it would be replayed."""
+    """Where there are no graphs: what runs while one would be captured runs again when it would be
+    replayed.
+    """
 
     def again() -> object:
         with capturing():

@@ -1,4 +1,6 @@
-"""A device whose sensors say what a test wants, with the manners of a real one: a counter that ticks."""
+"""A device whose sensors say what a test wants, with the manners of a real one: a counter that
+ticks.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,12 @@ class FakeDevice(Device):
         self.calls = 0
         self.reasons: tuple[str, ...] = ()
         self.processes: list[frozenset[int]] = []
-        self._power_w, self._tick_s, self._lacks, self._instant_factor = power_w, tick_s, lacks, instant_factor
+        self._power_w, self._tick_s, self._lacks, self._instant_factor = (
+            power_w,
+            tick_s,
+            lacks,
+            instant_factor,
+        )
         self._energy_mj, self._ticked_s = 1000.0, self.began_s
 
     @property

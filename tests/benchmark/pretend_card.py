@@ -1,4 +1,6 @@
-"""A card whose tensors are in host memory and say `cuda`, with graphs that refuse what CUDA graphs refuse."""
+"""A card whose tensors are in host memory and say `cuda`, with graphs that refuse what CUDA graphs
+refuse.
+"""
 
 from __future__ import annotations
 
@@ -60,10 +62,17 @@ class PretendCard(TorchDispatchMode):
         plain_args, plain_kwargs = tree_map_only(OnCard, lambda one: one.inner, (args, kwargs))
         with torch._C._DisableTorchDispatch():
             out = func(*plain_args, **plain_kwargs)
-        if self.nodes is not None and torch.Tag.inplace_view not in func.tags:  # such a change of a shape is no node
+        if (
+            self.nodes is not None and torch.Tag.inplace_view not in func.tags
+        ):  # such a change of a shape is no node
             with torch._C._DisableTorchDispatch():  # of their present shapes
                 self.nodes.append(
-                    (func, *tree_map_only(torch.Tensor, torch.Tensor.detach, (plain_args, plain_kwargs, out)))
+                    (
+                        func,
+                        *tree_map_only(
+                            torch.Tensor, torch.Tensor.detach, (plain_args, plain_kwargs, out)
+                        ),
+                    )
                 )
         wrap = lambda one: inner.get(id(one)) if id(one) in inner else OnCard(one)  # noqa: E731
         if func is _aten.copy_.default:
@@ -75,17 +84,24 @@ def _refused(func: Any, args: Any, kwargs: Any, given: list[OnCard], here: bool)
     if func in (_aten.copy_.default, _aten._to_copy.default):
         source = args[1] if func is _aten.copy_.default else args[0]
         to_card = isinstance(args[0], OnCard) if func is _aten.copy_.default else here
-        waits = not (kwargs.get("non_blocking") or (func is _aten.copy_.default and args[2:3] == (True,)))
+        waits = not (
+            kwargs.get("non_blocking") or (func is _aten.copy_.default and args[2:3] == (True,))
+        )
         return to_card != isinstance(source, OnCard) and waits
     if not given:
         return False
     if func in _INDEXING:
-        return any(one is not None and (not isinstance(one, OnCard) or one.dtype == torch.bool) for one in args[1])
+        return any(
+            one is not None and (not isinstance(one, OnCard) or one.dtype == torch.bool)
+            for one in args[1]
+        )
     return bool({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(func.tags))
 
 
 def capture(calls: list[Callable[[], object]]) -> Callable[[], None]:
-    """Record the operators of the calls; return a function that runs them again on the same memory."""
+    """Record the operators of the calls; return a function that runs them again on the same
+    memory.
+    """
     nodes: list[tuple[Any, Any, Any, Any]] = []
     with (
         mock.patch.object(PretendCard, "nodes", nodes),
@@ -127,7 +143,9 @@ def present() -> Iterator[None]:
         def call(one: torch.Tensor, index: Any, *value: Any) -> Any:
             if isinstance(one, OnCard) and not torch._C._is_torch_function_mode_enabled():
                 parts = index if isinstance(index, tuple) else (index,)
-                index = tuple(tensor(part, device=CARD) if isinstance(part, list) else part for part in parts)
+                index = tuple(
+                    tensor(part, device=CARD) if isinstance(part, list) else part for part in parts
+                )
             return indexed(one, index, *value)
 
         return mock.patch.object(torch.Tensor, name, call)
@@ -151,7 +169,11 @@ def moved(model: nn.Module) -> nn.Module:
             for name, tensor in place.items():
                 if tensor is not None:
                     one = OnCard(tensor.detach())
-                    place[name] = nn.Parameter(one, requires_grad=False) if place is module._parameters else one
+                    place[name] = (
+                        nn.Parameter(one, requires_grad=False)
+                        if place is module._parameters
+                        else one
+                    )
     return model
 
 

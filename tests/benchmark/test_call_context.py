@@ -1,4 +1,6 @@
-"""The calls of a model played again from its tuples: each on the memory that the calls before it wrote."""
+"""The calls of a model played again from its tuples: each on the memory that the calls before it
+wrote.
+"""
 
 import dataclasses
 import math
@@ -50,14 +52,17 @@ def played(seen):
 def test_a_call_is_given_what_the_calls_before_it_made_and_weights_of_its_own():
     seen = capture(Residual().eval(), (torch.randn(2, 8, 16, 16),))
     (first, *_), (relu, *_), (second, *_), (add, *_) = steps = played(seen)
-    assert [call.tuple_id for call in seen.calls] == [one.tuple_id for one in (first, relu, second, add)]
+    assert [call.tuple_id for call in seen.calls] == [
+        one.tuple_id for one in (first, relu, second, add)
+    ]
     given = [dict(zip(step[0].reads, dict.fromkeys(step[1]), strict=True)) for step in steps]
     made = {storage: step[3] for step in steps for storage in step[0].writes}
     for call, addresses in zip(seen.calls, given, strict=True):
         assert all(addresses[storage] == made[storage] for storage in call.reads if storage in made)
     assert first.tuple_id == second.tuple_id
     weights = [
-        {address for storage, address in one.items() if seen.tensors[storage].role != "activation"} for one in given
+        {address for storage, address in one.items() if seen.tensors[storage].role != "activation"}
+        for one in given
     ]
     assert not weights[0] & weights[2]
     (image,) = set(first.reads) & set(add.reads)
@@ -143,7 +148,9 @@ def test_a_step_is_played_through_its_backward_and_its_optimizer(optimizer):
         (torch.randint(500, (2, 6)),),
         optimizer=optimizer,
         make_loss=lambda output: Loss(
-            "", (torch.randint(500, (12,)),), lambda out, to: nn.functional.cross_entropy(out.flatten(0, 1), *to)
+            "",
+            (torch.randint(500, (12,)),),
+            lambda out, to: nn.functional.cross_entropy(out.flatten(0, 1), *to),
         ),
     )
     seen = capture_step(step)
@@ -154,7 +161,11 @@ def test_a_step_is_played_through_its_backward_and_its_optimizer(optimizer):
         assert all(made[storage] == given[storage] for storage in call.reads if storage in made)
         fresh = [tensor.untyped_storage().data_ptr() for tensor in tensors_in(out)]
         new = [storage for storage in call.writes if storage not in call.reads]
-        made |= zip(new, (address for address in dict.fromkeys(fresh) if address not in addresses), strict=True)
+        made |= zip(
+            new,
+            (address for address in dict.fromkeys(fresh) if address not in addresses),
+            strict=True,
+        )
         assert all(torch.isfinite(tensor).all() for tensor in tensors_in(out))
     assert {call.part for call, *_ in steps} == {"forward", "loss", "backward", "optimizer"}
 
@@ -175,7 +186,15 @@ def test_a_call_on_another_stream_waits_for_what_it_needs_and_for_what_the_model
             call(6, (4,), ()),
         ),
         tensors=(),
-        launches=(Launch(0), Launch(7), Launch(0), Launch(0), Launch(7, (2, 1)), Launch(7), Launch(0)),
+        launches=(
+            Launch(0),
+            Launch(7),
+            Launch(0),
+            Launch(0),
+            Launch(7, (2, 1)),
+            Launch(7),
+            Launch(0),
+        ),
     )
     # Call 5 waits for call 3, the last of those that it needs; call 6 only for call 4.
     assert seen.waits == ((), (0,), (), (1,), (2,), (3,), (4,))
@@ -184,7 +203,9 @@ def test_a_call_on_another_stream_waits_for_what_it_needs_and_for_what_the_model
 
 
 def test_what_all_collectives_add_is_shared_out_by_what_each_adds():
-    shares = shared_out([100.0, 102.0, 98.0, 100.0], {"a": 30.0, "b": 10.0, "c": 0.0}, {"a": 5, "b": 1, "c": 2})
+    shares = shared_out(
+        [100.0, 102.0, 98.0, 100.0], {"a": 30.0, "b": 10.0, "c": 0.0}, {"a": 5, "b": 1, "c": 2}
+    )
     assert [round(shares[one].effect_us, 1) for one in "abc"] == [15.0, 25.0, 0.0]
     half_width_us = intervals.batch_half_width([100.0, 102.0, 98.0, 100.0], intervals.midmean)
     together_us = math.hypot(*(one.calls * one.half_width_us for one in shares.values()))

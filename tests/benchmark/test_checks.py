@@ -1,4 +1,6 @@
-"""Checks of a card: a product with a known result, and the canary that shows what changes between two tuples."""
+"""Checks of a card: a product with a known result, and the canary that shows what changes between
+two tuples.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from tests.benchmark.fake_device import FakeDevice
 from tests.benchmark.operators import linear
 
 EAGER = Protocol(launch="eager")
-SHORT = Stopping(warm_up_s=0.02, minimum_s=0.1, maximum_s=0.2, time_half_width=0.5, energy_half_width=0.5)
+SHORT = Stopping(
+    warm_up_s=0.02, minimum_s=0.1, maximum_s=0.2, time_half_width=0.5, energy_half_width=0.5
+)
 
 
 @pytest.fixture
@@ -38,11 +42,15 @@ def test_the_reference_is_read_again_every_few_tuples() -> None:
     inside = [reading.cost_s.get("canary_window", 0.0) for reading in readings]
     assert inside[0] > 0.1 < inside[2]
     assert inside[1] == 0
-    assert all(reading.cost_s["canary"] >= 0 for reading in readings), "its window is not charged twice"
+    assert all(reading.cost_s["canary"] >= 0 for reading in readings), (
+        "its window is not charged twice"
+    )
 
 
 @pytest.mark.usefixtures("virtual_time", "small")
-def test_a_reference_that_cannot_be_read_fails_no_tuple_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reference_that_cannot_be_read_fails_no_tuple_and_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     prepare, calls = checks.prepare_canary, 0
 
     def fails_at_first(size: int, device: torch.device) -> Workload:
@@ -60,7 +68,9 @@ def test_a_reference_that_cannot_be_read_fails_no_tuple_and_is_tried_again(monke
 
 
 @pytest.mark.usefixtures("virtual_time", "small")
-def test_the_reference_is_the_same_for_jobs_with_other_numeric_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reference_is_the_same_for_jobs_with_other_numeric_flags(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     prepare, seen = checks.prepare_canary, []
 
     def notes(size: int, device: torch.device) -> Workload:
@@ -94,10 +104,14 @@ def test_readings_around_a_changed_reference_are_flagged() -> None:
     assert reading.details.canary is None, "a shared CPU has none"
     note = CanaryNote(1, 10.0, time_change=0.0, energy_change=-0.04)
     assert "canary_off" in checks.with_canary(reading, note).flags
-    assert "canary_off" not in checks.with_canary(reading, dataclasses.replace(note, energy_change=None)).flags
+    assert (
+        "canary_off"
+        not in checks.with_canary(reading, dataclasses.replace(note, energy_change=None)).flags
+    )
 
 
-# ------------------------------------------------------------------------------------------ health check
+# ------------------------------------------------------------------------------------------ health
+# check
 
 
 def test_this_cpu_is_healthy():

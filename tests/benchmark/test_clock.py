@@ -15,7 +15,9 @@ def rounds(*took_ms: float, late: tuple[int, ...] = ()) -> list[TimedRound]:
 
 def test_what_late_rounds_take_beyond_the_usual_is_time_in_which_the_card_waited() -> None:
     assert starved_share(rounds(2, 2, 2, 6, 2, late=(3,))) == pytest.approx(4 / 14)
-    assert starved_share(rounds(2, 2, 2, 2, late=(1, 2))) == 0, "late by a moment that the card did not notice"
+    assert starved_share(rounds(2, 2, 2, 2, late=(1, 2))) == 0, (
+        "late by a moment that the card did not notice"
+    )
 
 
 def test_a_host_that_is_late_with_most_rounds_hides_behind_no_median_and_one_that_is_late_with_all_tells_no_time() -> (

@@ -34,7 +34,9 @@ def test_a_benchmark_process_takes_the_fingerprint_of_its_card_and_the_roofline_
 
 
 @pytest.mark.parametrize(("delay_s", "average_s"), [(0.0, 0.1), (0.05, 1.0)])
-def test_lag_and_averaging_of_a_power_sensor_are_read_from_a_step(delay_s: float, average_s: float) -> None:
+def test_lag_and_averaging_of_a_power_sensor_are_read_from_a_step(
+    delay_s: float, average_s: float
+) -> None:
     def power_w(when: float) -> float:
         return 100 + 500 * min(1.0, max(0.0, (when - delay_s) / average_s))
 
@@ -105,16 +107,28 @@ def test_a_fingerprint_stands_until_the_driver_changes(tmp_path) -> None:  # typ
     assert not needs_fingerprint(database, "GPU-1", "580")
     assert needs_fingerprint(database, "GPU-1", "590")
     assert not needs_fingerprint(database, "SIM-1", "580")
-    for damaged in ({**sound, "copy_bytes_per_s": "4e12"}, {**sound, "copy_bytes_per_s": 0}, [1], None):
+    for damaged in (
+        {**sound, "copy_bytes_per_s": "4e12"},
+        {**sound, "copy_bytes_per_s": 0},
+        [1],
+        None,
+    ):
         with database.write() as session:
             damaged_text = {"fingerprint": json.dumps(damaged), "id": "GPU-1"}
-            session.execute(text("UPDATE card SET fingerprint = :fingerprint WHERE id = :id"), damaged_text)
+            session.execute(
+                text("UPDATE card SET fingerprint = :fingerprint WHERE id = :id"), damaged_text
+            )
         assert needs_fingerprint(database, "GPU-1", "580"), damaged
 
 
 def test_damaged_entries_of_a_fingerprint_are_not_used() -> None:
     rates = {"float32": 51e12}
-    stored = {"copy_bytes_per_s": "4e12", "matmul_flops_per_s": rates, "power_instant": {"lag_s": 1.0}, "w_per_c": 3}
+    stored = {
+        "copy_bytes_per_s": "4e12",
+        "matmul_flops_per_s": rates,
+        "power_instant": {"lag_s": 1.0},
+        "w_per_c": 3,
+    }
     assert sound_fingerprint(stored) == {"matmul_flops_per_s": rates}
     assert sound_fingerprint("{") == {}
     sheet = roofline_of("cuda", "NVIDIA H200")

@@ -29,7 +29,9 @@ from tests.benchmark.fake_device import FakeDevice
 from tests.benchmark.operators import linear
 
 EAGER = Protocol(launch="eager")
-SHORT = Stopping(warm_up_s=0.02, minimum_s=0.1, maximum_s=0.2, time_half_width=0.5, energy_half_width=0.5)
+SHORT = Stopping(
+    warm_up_s=0.02, minimum_s=0.1, maximum_s=0.2, time_half_width=0.5, energy_half_width=0.5
+)
 CARD = Card("CPU-1", "cpu", "a CPU", 2**30)
 CPU = torch.device("cpu")
 
@@ -68,11 +70,19 @@ def test_calls_of_modules_in_another_thread_make_no_time_negative() -> None:
 
 def test_subjects_are_timed_in_turn_and_the_whole_three_times_in_each() -> None:
     order: list[str] = []
-    first, long = timer(lambda: order.append("first")), timer(lambda: (order.append("long"), time.sleep(0.3)))
+    first, long = (
+        timer(lambda: order.append("first")),
+        timer(lambda: (order.append("long"), time.sleep(0.3))),
+    )
     whole = timer(lambda: order.append("whole"))
     whole.whole = True
     take_turns([whole, first, long])
-    assert [key for key, _ in itertools.groupby(order)][:8] == ["first", "whole", "long", "whole"] * 2
+    assert [key for key, _ in itertools.groupby(order)][:8] == [
+        "first",
+        "whole",
+        "long",
+        "whole",
+    ] * 2
     assert LEAST_TURNS <= len(first.turns) == len(whole.turns) <= TURNS
     assert len(long.turns) == 4, "the visits of long passes end after five times the longest window"
     assert len({one.group for one in (first, long, whole)}) == 1
@@ -80,7 +90,9 @@ def test_subjects_are_timed_in_turn_and_the_whole_three_times_in_each() -> None:
 
 def test_a_turn_in_which_everything_was_slow_does_not_change_the_time_of_a_pass() -> None:
     one = timer()
-    one.turns = [[TimedRound(0.0, took, 1, sections_s=(took,)) for took in (1e-6, 1.1e-6)] for _ in range(9)]
+    one.turns = [
+        [TimedRound(0.0, took, 1, sections_s=(took,)) for took in (1e-6, 1.1e-6)] for _ in range(9)
+    ]
     before_us, _ = one.time_us()
     one.turns += [[TimedRound(0.0, 9e-6, 1, sections_s=(9e-6,))] * 2 for _ in range(3)]
     after_us, half_width_us = one.time_us()
@@ -91,7 +103,9 @@ def test_a_turn_in_which_everything_was_slow_does_not_change_the_time_of_a_pass(
 
 def test_an_item_that_was_timed_in_turn_is_not_timed_again() -> None:
     bench = Bench(CpuDevice(CARD), "cpu")
-    broken = dataclasses.replace(linear(16, 64, 64), id="broken", spec={"operator": "no such operator"})
+    broken = dataclasses.replace(
+        linear(16, 64, 64), id="broken", spec={"operator": "no such operator"}
+    )
     wide, narrow = linear(16, 64, 64), linear(16, 64, 32)
     assert bench.time_in_turn([(wide, EAGER), (broken, EAGER), (narrow, EAGER)], SHORT) == [0, 2]
     phases: list[str] = []
@@ -108,8 +122,12 @@ def test_of_each_section_the_fastest_passes_count() -> None:
     def passes(*sections: tuple[float, ...]) -> list[TimedRound]:
         return [TimedRound(0.0, sum(one), 1, sections_s=one) for one in sections]
 
-    assert fastest_us(passes((1e-6, 9e-6), (5e-6, 2e-6), (4e-6, 4e-6), (3e-6, 3e-6))) == pytest.approx(1 + 2)
-    assert fastest_us(passes((1e-6, 9e-6), (5e-6,))) == pytest.approx(5), "a pass that runs other modules"
+    assert fastest_us(
+        passes((1e-6, 9e-6), (5e-6, 2e-6), (4e-6, 4e-6), (3e-6, 3e-6))
+    ) == pytest.approx(1 + 2)
+    assert fastest_us(passes((1e-6, 9e-6), (5e-6,))) == pytest.approx(5), (
+        "a pass that runs other modules"
+    )
 
 
 def test_a_section_begins_with_each_call_of_a_module_and_calls_are_as_before_afterwards() -> None:
@@ -117,13 +135,17 @@ def test_a_section_begins_with_each_call_of_a_module_and_calls_are_as_before_aft
     before = torch.nn.Module.__call__
     one = timer(lambda: model(torch.ones(4)))
     one.visit(0)
-    assert {len(each.sections_s) for each in one.rounds} == {4}  # to the model, to each of its modules, the rest
+    assert {len(each.sections_s) for each in one.rounds} == {
+        4
+    }  # to the model, to each of its modules, the rest
     assert all(sum(each.sections_s) == pytest.approx(each.took_s) for each in one.rounds)
     assert torch.nn.Module.__call__ is before
 
 
 @pytest.mark.parametrize(("residency", "written"), [("resident", True), ("reuse", False)])
-def test_an_operator_finds_inputs_that_were_just_written_as_in_a_model(residency: str, written: bool) -> None:
+def test_an_operator_finds_inputs_that_were_just_written_as_in_a_model(
+    residency: str, written: bool
+) -> None:
     protocol = Protocol(launch="eager", residency=residency)  # type: ignore[arg-type]
     with applied(protocol):
         workload = prepare(linear(16, 64, 64), protocol, CPU)
@@ -141,7 +163,9 @@ def test_a_reading_of_a_cpu_names_its_own_method_and_runs_in_one_thread() -> Non
 
 
 def test_the_energy_of_a_cpu_is_its_power_in_a_loop_times_the_time_of_a_pass() -> None:
-    device = FakeDevice(tick_s=0.001)  # a coarse counter misses a part of a short window on a busy machine
+    device = FakeDevice(
+        tick_s=0.001
+    )  # a coarse counter misses a part of a short window on a busy machine
     device.card = CARD
     reading = read(device)
     assert reading.power_w == pytest.approx(300, rel=0.1)
@@ -160,7 +184,9 @@ def crowded_core() -> Iterator[None]:
     busy = f"import os\nos.sched_setaffinity(0, {{{core}}})\nprint(flush=True)\nwhile True: pass"
     with contextlib.ExitStack() as stack:
         for _ in range(3):
-            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", busy], stdout=subprocess.PIPE))
+            process = stack.enter_context(
+                subprocess.Popen([sys.executable, "-c", busy], stdout=subprocess.PIPE)
+            )
             stack.callback(process.kill)
             assert process.stdout is not None
             process.stdout.readline()  # it is busy from now on

@@ -1,4 +1,6 @@
-"""Passes with host steps become graphs that compute what an eager pass computes, on a card that is only pretended."""
+"""Passes with host steps become graphs that compute what an eager pass computes, on a card that is
+only pretended.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ def rectified(x: torch.Tensor) -> torch.Tensor:
 
 
 class OnBoth(Trained):
-    """Its scale is computed on the host, its positions on the card, and the rest in a scripted function."""
+    """Its scale is computed on the host, its positions on the card, and the rest in a scripted
+    function.
+    """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         scale = torch.arange(4).sum().sqrt()
@@ -101,8 +105,16 @@ def test_a_graph_with_recorded_values_computes_the_same_in_each_replay(waiting):
         steps = HostSteps.of(lambda: moved(given), CARD)
         replay = capture([steps.around(lambda: found.append(moved(given)))] * 2)
     details = steps.details()
-    assert details["host_copies"] == {"aten._local_scalar_dense.default": 2, "aten._to_copy.default": 1}
-    left_out = {"torch.tensor", "aten.nonzero.default", "aten.masked_select.default", "aten._to_copy.default"}
+    assert details["host_copies"] == {
+        "aten._local_scalar_dense.default": 2,
+        "aten._to_copy.default": 1,
+    }
+    left_out = {
+        "torch.tensor",
+        "aten.nonzero.default",
+        "aten.masked_select.default",
+        "aten._to_copy.default",
+    }
     assert set(details["left_out_us"]) == left_out
     for _ in range(2):
         for out in found:
@@ -142,7 +154,10 @@ def test_a_training_step_with_host_steps_computes_the_same_gradients_in_each_rep
     torch.manual_seed(0)
     x, expected = torch.randn(6, 8), Trained()
     found = copy.deepcopy(expected)
-    about: dict[str, Any] = {"optimizer": "sgd-foreach", "make_loss": lambda _: Loss("sum", (), lambda out, _: out)}
+    about: dict[str, Any] = {
+        "optimizer": "sgd-foreach",
+        "make_loss": lambda _: Loss("sum", (), lambda out, _: out),
+    }
     TrainingStep(expected, (x,), **about).run()
     with present():
         pretend_card.moved(found).requires_grad_()
@@ -156,7 +171,10 @@ def test_a_training_step_with_host_steps_computes_the_same_gradients_in_each_rep
         capture([steps.around(lambda: observed.append(observe()))])
     details = steps.details()
     # Also in the backward: the gradient on the host is copied to it.
-    assert details["host_copies"] == {"aten._local_scalar_dense.default": 1, "aten._to_copy.default": 2}
+    assert details["host_copies"] == {
+        "aten._local_scalar_dense.default": 1,
+        "aten._to_copy.default": 2,
+    }
     assert {"aten.nonzero.default", "aten.masked_select.default"} <= set(details["left_out_us"])
     assert not observed[0].gaps
     for gradient in gradients:
@@ -231,7 +249,13 @@ def test_a_list_in_an_index_is_part_of_the_tuple():
     with present():
         given = on_card(x)
         steps = HostSteps.of(lambda: Listed()(given), CARD)
-        capture([steps.around(lambda: found.append(capture_calls(Listed(), (given,), device_type="cuda")))])
+        capture(
+            [
+                steps.around(
+                    lambda: found.append(capture_calls(Listed(), (given,), device_type="cuda"))
+                )
+            ]
+        )
     assert Counter(found[0].counts) == Counter(predicted.counts)
     assert not found[0].gaps
     assert set(steps.details()["left_out_us"]) == {"torch.tensor"}
@@ -248,7 +272,10 @@ def test_a_tuple_with_a_list_in_its_index_is_a_graph():
 
 
 def test_a_training_step_on_a_card_leaves_out_what_the_host_computes():
-    about: dict[str, Any] = {"optimizer": "sgd-foreach", "make_loss": lambda _: Loss("sum", (), lambda out, _: out)}
+    about: dict[str, Any] = {
+        "optimizer": "sgd-foreach",
+        "make_loss": lambda _: Loss("sum", (), lambda out, _: out),
+    }
     x = torch.randn(3, 8)
     with fake_pass(model := OnBoth(), (x,), None, STANDS_FOR_A_CARD) as (fakes, inputs, _):
         predicted = capture_step(TrainingStep(model, inputs, **about), fakes=fakes)
@@ -257,7 +284,11 @@ def test_a_training_step_on_a_card_leaves_out_what_the_host_computes():
         ran = capture_step(TrainingStep(moved, (on_card(x),), **about), device_type="cuda")
     for found in (predicted, ran):
         assert not found.gaps
-        names = [found.tuples[call.tuple_id].short_name for call in found.calls if call.stage == "forward"]
+        names = [
+            found.tuples[call.tuple_id].short_name
+            for call in found.calls
+            if call.stage == "forward"
+        ]
         assert [one for one in names if one not in ("t", "view", "detach")] == [
             "addmm",
             "arange",
@@ -281,7 +312,18 @@ def test_a_number_that_is_read_on_the_host_is_part_of_the_tuple():
 
 
 #: Views of tensors of the pretended card have storages of their own, so each view is a call.
-VIEWS = {"chunk", "contiguous", "expand", "getitem", "permute", "reshape", "squeeze", "transpose", "unsqueeze", "view"}
+VIEWS = {
+    "chunk",
+    "contiguous",
+    "expand",
+    "getitem",
+    "permute",
+    "reshape",
+    "squeeze",
+    "transpose",
+    "unsqueeze",
+    "view",
+}
 
 
 @pytest.mark.parametrize("name", ["deberta-base", "mpnet-base", "t5-small"])
@@ -291,7 +333,12 @@ def test_the_prediction_is_what_a_card_runs(name):
     predicted = extract(variant, device_type="cuda").capture
     with present():
         model = pretend_card.moved(catalog.build(variant, device="cpu"))
-        ran = capture_calls(model, on_card(catalog.example_inputs(variant, device="cpu")), device_type="cuda")
-    ours, theirs = (Counter(one.tuples[call.tuple_id].short_name for call in one.calls) for one in (predicted, ran))
+        ran = capture_calls(
+            model, on_card(catalog.example_inputs(variant, device="cpu")), device_type="cuda"
+        )
+    ours, theirs = (
+        Counter(one.tuples[call.tuple_id].short_name for call in one.calls)
+        for one in (predicted, ran)
+    )
     assert not ours - theirs
     assert set(theirs - ours) <= VIEWS

@@ -1,4 +1,6 @@
-"""What each call takes where it stands in the running model, and which kernel belongs to which call."""
+"""What each call takes where it stands in the running model, and which kernel belongs to which
+call.
+"""
 
 from dataclasses import dataclass, field
 
@@ -45,9 +47,16 @@ def test_every_call_that_costs_something_is_timed_and_views_are_not():
     model, x = Block().eval(), torch.randn(512, 1024)
     seen = capture(model, (x,))
     timed = time_in_model(
-        lambda around: run_with_owners(model, (x,), device_type="cpu", around=around), seen, torch.device("cpu")
+        lambda around: run_with_owners(model, (x,), device_type="cpu", around=around),
+        seen,
+        torch.device("cpu"),
     )
-    assert [seen.tuples[call.tuple_id].short_name for call in seen.calls] == ["Linear", "relu", "Linear", "softmax"]
+    assert [seen.tuples[call.tuple_id].short_name for call in seen.calls] == [
+        "Linear",
+        "relu",
+        "Linear",
+        "softmax",
+    ]
     assert len(seen.slots) == 6  # view and transpose owned the slot as well
     times_us = [value for (value,) in timed.calls_us.values()]
     assert len(times_us) == 4
@@ -98,7 +107,13 @@ class Linked:
 def test_where_the_clocks_disagree_kernels_are_found_through_their_operators():
     first, second = Event("farm.call 0", 1, Range(0, 10)), Event("farm.call 1", 2, Range(12, 30))
     outer = Event("aten::linear", 3, Range(1, 9), cpu_parent=first)
-    inner = Event("aten::addmm", 4, Range(2, 8), cpu_parent=outer, kernels=(Linked("gemm", 50), Linked("Memset", 9)))
+    inner = Event(
+        "aten::addmm",
+        4,
+        Range(2, 8),
+        cpu_parent=outer,
+        kernels=(Linked("gemm", 50), Linked("Memset", 9)),
+    )
     add = Event("aten::add", 5, Range(13, 20), cpu_parent=second, kernels=(Linked("add", 25),))
     events = [
         first,
@@ -127,15 +142,23 @@ def test_ranges_of_the_profiler_stand_around_the_calls_and_change_no_operator():
     def names(profile):
         return sorted(event.name for event in profile.events() if event.name.startswith("aten::"))
 
-    with torch.no_grad(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as plain:
+    with (
+        torch.no_grad(),
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as plain,
+    ):
         model(x)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as named:
         run_with_owners(
-            model, (x,), device_type="cpu", around=lambda number: torch.profiler.record_function(f"farm.call {number}")
+            model,
+            (x,),
+            device_type="cpu",
+            around=lambda number: torch.profiler.record_function(f"farm.call {number}"),
         )
     ranges = [event for event in named.events() if event.name.startswith("farm.call ")]
     assert len(ranges) == len(seen.slots)
     assert names(named) == names(plain)
-    below = [event for event in named.events() if event.name == "aten::_transformer_encoder_layer_fwd"]
+    below = [
+        event for event in named.events() if event.name == "aten::_transformer_encoder_layer_fwd"
+    ]
     assert below
     assert below[0].cpu_parent.name == "farm.call 0"

@@ -70,7 +70,9 @@ def test_the_interval_holds_for_correlated_values_where_the_plain_one_fails() ->
         return values
 
     windows = [window() for _ in range(400)]
-    plain = fmean([abs(fmean(values) - 100) <= 1.96 * stdev(values) / math.sqrt(300) for values in windows])
+    plain = fmean(
+        [abs(fmean(values) - 100) <= 1.96 * stdev(values) / math.sqrt(300) for values in windows]
+    )
     assert plain < 0.5
     assert coverage(windows, 100) > 0.75
 
@@ -99,7 +101,9 @@ def test_a_slope_over_a_fluctuating_power_is_not_too_sure() -> None:
 
 
 def test_the_average_over_time_weighs_uneven_samples() -> None:
-    assert time_average([0.0, 1.0, 4.0], [10.0, 10.0, 40.0], 0.0, 4.0) == pytest.approx((10 + 75) / 4)
+    assert time_average([0.0, 1.0, 4.0], [10.0, 10.0, 40.0], 0.0, 4.0) == pytest.approx(
+        (10 + 75) / 4
+    )
     assert time_average([0.0, 9.0], [1.0, 2.0], 3.0, 5.0) is None
     assert time_average([4.0], [2.0], 3.0, 5.0) == 2.0
 
@@ -111,10 +115,14 @@ def test_relative_widths_of_a_product_add_in_quadrature() -> None:
 def test_leaving_out_groups_gives_a_mean_the_interval_of_batches_and_the_fastest_values_a_narrow_one():
     values = [1.0 + (index * 37 % 41) / 100 for index in range(40)]
 
-    def without_each_tenth(values: list[float], figure: Callable[[Sequence[float]], float]) -> list[float]:
+    def without_each_tenth(
+        values: list[float], figure: Callable[[Sequence[float]], float]
+    ) -> list[float]:
         return [figure([*values[:low], *values[low + 4 :]]) for low in range(0, 40, 4)]
 
-    assert jackknife_half_width(without_each_tenth(values, fmean)) == pytest.approx(batch_half_width(values))
+    assert jackknife_half_width(without_each_tenth(values, fmean)) == pytest.approx(
+        batch_half_width(values)
+    )
     slowed = [5.0 if index % 2 else 1.0 for index in range(40)]
     assert jackknife_half_width(without_each_tenth(slowed, fastest)) == 0
     assert jackknife_half_width([1.0, 2.0]) == math.inf

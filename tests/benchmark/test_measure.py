@@ -1,6 +1,6 @@
-"""The whole of a measurement, with real operators on the CPU, sensors that say what a test wants, and time that passes
-as it says (`tests.benchmark.virtual_time`). In real time: `test_measure_in_real_time.py`.
-"""
+"""The whole of a measurement, with real operators on the CPU, sensors that say what a test wants,
+and time that passes as it says (`tests.benchmark.virtual_time`). In real time:
+`test_measure_in_real_time.py`."""
 
 from __future__ import annotations
 
@@ -32,14 +32,20 @@ from tests.benchmark.virtual_time import VirtualTime
 
 EAGER = Protocol(launch="eager")
 pytestmark = pytest.mark.usefixtures("virtual_time")
-SHORT = Stopping(warm_up_s=0.05, minimum_s=0.1, maximum_s=0.4, time_half_width=0.5, energy_half_width=0.5)
+SHORT = Stopping(
+    warm_up_s=0.05, minimum_s=0.1, maximum_s=0.4, time_half_width=0.5, energy_half_width=0.5
+)
 
 
 def read(device: FakeDevice, what: Subject | None = None, stopping: Stopping = SHORT) -> Reading:
-    return Bench(device, "cpu", idle_power_w=80.0).measure(what or linear(16, 64, 64), EAGER, stopping)
+    return Bench(device, "cpu", idle_power_w=80.0).measure(
+        what or linear(16, 64, 64), EAGER, stopping
+    )
 
 
-def test_a_reading_has_figures_intervals_units_and_where_the_time_went(virtual_time: VirtualTime) -> None:
+def test_a_reading_has_figures_intervals_units_and_where_the_time_went(
+    virtual_time: VirtualTime,
+) -> None:
     reading = read(FakeDevice())
     assert reading.time_us == pytest.approx(virtual_time.pass_s * 1e6, rel=0.002)
     assert 0 < reading.time_half_width_us < 0.01 * reading.time_us
@@ -64,8 +70,12 @@ def test_a_reading_has_figures_intervals_units_and_where_the_time_went(virtual_t
         "close",
     }
     assert set(reading.cost_s) == parts | {"total"}
-    assert sum(reading.cost_s[part] for part in parts) == pytest.approx(reading.cost_s["total"], rel=0.05)
-    assert Reading.from_json(json.loads(json.dumps(reading.to_json()))).to_json() == reading.to_json()
+    assert sum(reading.cost_s[part] for part in parts) == pytest.approx(
+        reading.cost_s["total"], rel=0.05
+    )
+    assert (
+        Reading.from_json(json.loads(json.dumps(reading.to_json()))).to_json() == reading.to_json()
+    )
 
 
 def test_the_window_begins_and_ends_on_ticks_of_the_counter() -> None:
@@ -94,7 +104,9 @@ def test_a_rough_reading_ends_with_the_first_step_of_the_counter_that_is_precise
 
 
 def test_the_window_is_as_short_as_the_interval_allows_and_flagged_at_the_ceiling() -> None:
-    impossible = Stopping(warm_up_s=0.05, minimum_s=0.1, maximum_s=0.4, time_half_width=1e-9, energy_half_width=1e-9)
+    impossible = Stopping(
+        warm_up_s=0.05, minimum_s=0.1, maximum_s=0.4, time_half_width=1e-9, energy_half_width=1e-9
+    )
     easy, hard = read(FakeDevice()), read(FakeDevice(), stopping=impossible)
     tick_s = 0.02
     assert easy.window_s < 0.1 + FLOOR_TICKS * tick_s
@@ -103,8 +115,12 @@ def test_the_window_is_as_short_as_the_interval_allows_and_flagged_at_the_ceilin
     assert "not_converged" in hard.flags
 
 
-def test_a_window_goes_on_until_times_that_scatter_are_known_well_enough(virtual_time: VirtualTime) -> None:
-    stopping = Stopping(warm_up_s=0.05, minimum_s=0.1, maximum_s=20.0, time_half_width=0.01, energy_half_width=0.05)
+def test_a_window_goes_on_until_times_that_scatter_are_known_well_enough(
+    virtual_time: VirtualTime,
+) -> None:
+    stopping = Stopping(
+        warm_up_s=0.05, minimum_s=0.1, maximum_s=20.0, time_half_width=0.01, energy_half_width=0.05
+    )
     steady = read(FakeDevice(), stopping=stopping)
     virtual_time.jitter = 0.9
     scattered = read(FakeDevice(), stopping=stopping)
@@ -114,7 +130,9 @@ def test_a_window_goes_on_until_times_that_scatter_are_known_well_enough(virtual
 
 
 def test_the_ramp_of_the_power_is_left_out_of_the_window(virtual_time: VirtualTime) -> None:
-    stopping = Stopping(warm_up_s=0.02, minimum_s=0.4, maximum_s=0.6, time_half_width=0.5, energy_half_width=0.5)
+    stopping = Stopping(
+        warm_up_s=0.02, minimum_s=0.4, maximum_s=0.6, time_half_width=0.5, energy_half_width=0.5
+    )
     began_s = virtual_time.now_s
     window_s = float("inf")
     device = FakeDevice(power_w=lambda now_s: 100.0 if began_s + now_s < window_s + 0.05 else 300.0)
@@ -130,7 +148,9 @@ def test_the_ramp_of_the_power_is_left_out_of_the_window(virtual_time: VirtualTi
     assert reading.power_w == pytest.approx(300, rel=0.01)
 
 
-def test_a_window_does_not_contain_the_time_in_which_the_temperature_rises(virtual_time: VirtualTime) -> None:
+def test_a_window_does_not_contain_the_time_in_which_the_temperature_rises(
+    virtual_time: VirtualTime,
+) -> None:
     device = FakeDevice()
     hot_s = virtual_time.now_s + 0.5
     device.temperature_c = lambda: float(int(40 + 30 * (min(virtual_time.now_s, hot_s) - hot_s)))  # type: ignore[method-assign]
@@ -148,10 +168,14 @@ def test_a_window_that_had_to_open_while_it_warmed_up_is_flagged(virtual_time: V
     assert "unsettled" not in read(FakeDevice(lacks=frozenset({"temperature_c"}))).flags
 
 
-def test_a_wait_too_short_to_tell_the_slope_by_its_span_goes_by_what_there_is(virtual_time: VirtualTime) -> None:
+def test_a_wait_too_short_to_tell_the_slope_by_its_span_goes_by_what_there_is(
+    virtual_time: VirtualTime,
+) -> None:
     device = FakeDevice()
     device.temperature_c = lambda: 40 + 30 * virtual_time.now_s  # type: ignore[method-assign]
-    reading = read(device, stopping=Stopping(**{**SHORT.to_json(), "maximum_s": 0.15}))  # a wait of 0.225 s
+    reading = read(
+        device, stopping=Stopping(**{**SHORT.to_json(), "maximum_s": 0.15})
+    )  # a wait of 0.225 s
     assert "unsettled" in reading.flags
     assert reading.details.warm_up_slope_c_per_s == pytest.approx(30, rel=0.01)
 
@@ -176,19 +200,29 @@ def test_power_that_the_instant_sensor_does_not_confirm_is_flagged() -> None:
         ({"energy_counter_mj", "power_instant_w", "power_average_w"}, "", "no_energy"),
     ],
 )
-def test_a_card_that_lacks_a_sensor_gives_a_lesser_source_and_a_flag(lacks: set[str], source: str, flag: str) -> None:
+def test_a_card_that_lacks_a_sensor_gives_a_lesser_source_and_a_flag(
+    lacks: set[str], source: str, flag: str
+) -> None:
     reading = read(FakeDevice(lacks=frozenset(lacks)))
     assert reading.power_source == source
     assert flag in reading.flags
     if flag == "no_energy":
-        assert (reading.power_w, reading.energy_mj, reading.energy_half_width_mj) == (None, None, None)
+        assert (reading.power_w, reading.energy_mj, reading.energy_half_width_mj) == (
+            None,
+            None,
+            None,
+        )
     else:
         assert reading.power_w == pytest.approx(300, rel=0.02)
 
 
 @pytest.mark.parametrize(
     ("reason", "flag"),
-    [("thermal", "throttled_thermal"), ("hardware_thermal", "throttled_thermal"), ("power_brake", "throttled_other")],
+    [
+        ("thermal", "throttled_thermal"),
+        ("hardware_thermal", "throttled_thermal"),
+        ("power_brake", "throttled_other"),
+    ],
 )
 def test_throttling_is_in_the_reading(reason: str, flag: str) -> None:
     device = FakeDevice()
@@ -202,7 +236,9 @@ def test_at_the_power_limit_the_subject_is_read_in_bursts_too_and_the_pauses_are
     virtual_time: VirtualTime,
 ) -> None:
     began_s = virtual_time.now_s
-    device = FakeDevice(power_w=lambda now_s: 600.0 if virtual_time.working(began_s + now_s) else 120.0)
+    device = FakeDevice(
+        power_w=lambda now_s: 600.0 if virtual_time.working(began_s + now_s) else 120.0
+    )
     device.reasons = ("power_cap",)
     reading = read(device)
     assert "throttled_power" in reading.flags
@@ -228,30 +264,47 @@ def test_foreign_processes_are_flagged_and_our_own_is_not() -> None:
 
 def test_idle_processes_of_the_farm_on_the_card_are_not_foreign() -> None:
     device, other = FakeDevice(), FakeDevice()
-    other.processes, other.card = [frozenset(), frozenset({99})], dataclasses.replace(other.card, id="GPU-other")
+    other.processes, other.card = (
+        [frozenset(), frozenset({99})],
+        dataclasses.replace(other.card, id="GPU-other"),
+    )
     bench = Bench(other, "cpu", idle_power_w=80.0)
     register_process(other.card.id, bench.own_processes, settings().lock_dir)
     device.processes = [frozenset({99}), frozenset({77, 99}), frozenset({77, 99})]
     assert "shared" not in read(device).flags
 
 
-def test_a_foreign_process_that_comes_and_goes_within_a_window_is_seen(virtual_time: VirtualTime) -> None:
+def test_a_foreign_process_that_comes_and_goes_within_a_window_is_seen(
+    virtual_time: VirtualTime,
+) -> None:
     device = FakeDevice()
     begin_s = virtual_time.now_s
     # The window is open from a tenth of a second on, for half a second.
     inside = lambda: frozenset({99}) if 0.25 < virtual_time.now_s - begin_s < 0.55 else frozenset()  # noqa: E731
     device.compute_processes = inside  # type: ignore[method-assign]
-    reading = read(device, stopping=Stopping(**{**SHORT.to_json(), "minimum_s": 0.8, "maximum_s": 1.0}))
+    reading = read(
+        device, stopping=Stopping(**{**SHORT.to_json(), "minimum_s": 0.8, "maximum_s": 1.0})
+    )
     assert "shared" in reading.flags
     assert reading.trace is not None
     assert max(reading.trace.series["foreign_processes"][1]) == 1
 
 
-def test_who_is_this_process_is_known_where_the_driver_shows_it_and_said_not_to_be_where_not() -> None:
-    assert own_processes(frozenset({5}), frozenset({5, 77}), 1) == ({1, 77}, True), "a container: an id of the host"
-    assert own_processes(frozenset(), frozenset({1, 99}), 1) == ({1}, True), "99 came at the same moment"
-    assert own_processes(frozenset({1}), frozenset({1, 77}), 1) == ({1, 77}, True), "the host has a process of our id"
-    assert own_processes(frozenset(), frozenset(), 1) == ({1}, False), "a list that shows nobody shows no other either"
+def test_who_is_this_process_is_known_where_the_driver_shows_it_and_said_not_to_be_where_not() -> (
+    None
+):
+    assert own_processes(frozenset({5}), frozenset({5, 77}), 1) == ({1, 77}, True), (
+        "a container: an id of the host"
+    )
+    assert own_processes(frozenset(), frozenset({1, 99}), 1) == ({1}, True), (
+        "99 came at the same moment"
+    )
+    assert own_processes(frozenset({1}), frozenset({1, 77}), 1) == ({1, 77}, True), (
+        "the host has a process of our id"
+    )
+    assert own_processes(frozenset(), frozenset(), 1) == ({1}, False), (
+        "a list that shows nobody shows no other either"
+    )
     assert own_processes(frozenset(), frozenset({77, 99}), 1)[1] is False
 
 
@@ -280,7 +333,9 @@ def test_a_poor_reading_is_taken_again_and_the_number_of_attempts_is_told() -> N
     def processes() -> frozenset[int]:
         nonlocal calls
         calls += 1
-        return frozenset({99}) if calls in (3, 4) else frozenset()  # before and within the first window
+        return (
+            frozenset({99}) if calls in (3, 4) else frozenset()
+        )  # before and within the first window
 
     device.compute_processes = processes  # type: ignore[method-assign]
     bench = Bench(device, "cpu", idle_power_w=80.0, repeats=2)
@@ -294,9 +349,12 @@ def test_a_poor_reading_is_taken_again_and_the_number_of_attempts_is_told() -> N
 
 
 @pytest.mark.parametrize(
-    "lacks", ["compute_processes", "throttle_reasons", "temperature_c", "sm_clock_mhz", "power_instant_w"]
+    "lacks",
+    ["compute_processes", "throttle_reasons", "temperature_c", "sm_clock_mhz", "power_instant_w"],
 )
-def test_a_card_that_lacks_a_sensor_for_judging_a_reading_gives_a_flag_that_says_so(lacks: str) -> None:
+def test_a_card_that_lacks_a_sensor_for_judging_a_reading_gives_a_flag_that_says_so(
+    lacks: str,
+) -> None:
     reading = read(FakeDevice(lacks=frozenset({lacks})))
     assert "lacks_sensors" in reading.flags
     assert reading.details.lacks == (lacks,)
@@ -388,7 +446,9 @@ def test_the_window_of_a_whole_goes_on_until_half_of_the_requested_interval_of_t
     def noisy(what: Subject | None, maximum_s: float) -> Reading:
         noise = random.Random(0)
         device = FakeDevice(lambda _: 300.0 + 150.0 * noise.uniform(-1.0, 1.0), tick_s=0.1)
-        stopping = Stopping(warm_up_s=0.05, minimum_s=0.1, maximum_s=maximum_s, energy_half_width=0.04)
+        stopping = Stopping(
+            warm_up_s=0.05, minimum_s=0.1, maximum_s=maximum_s, energy_half_width=0.04
+        )
         return read(device, what, stopping)
 
     long = noisy(whole, 30.0)

@@ -1,4 +1,6 @@
-"""A measurement with the machine's own clock and the sampler's own thread, whatever else the machine does meanwhile."""
+"""A measurement with the machine's own clock and the sampler's own thread, whatever else the
+machine does meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,17 @@ from tests.benchmark.fake_device import FakeDevice
 from tests.benchmark.operators import linear
 
 EAGER = Protocol(launch="eager")
-SHORT = Stopping(warm_up_s=0.05, minimum_s=0.1, maximum_s=0.4, time_half_width=0.5, energy_half_width=0.5)
+SHORT = Stopping(
+    warm_up_s=0.05, minimum_s=0.1, maximum_s=0.4, time_half_width=0.5, energy_half_width=0.5
+)
 
 
 @pytest.mark.parametrize(
     "subject",
-    [linear(64, 256, 256), Subject("variant", (variant := Variant("squeezenet1_1", 1, 64)).id, variant.to_json())],
+    [
+        linear(64, 256, 256),
+        Subject("variant", (variant := Variant("squeezenet1_1", 1, 64)).id, variant.to_json()),
+    ],
 )
 def test_a_reading_tells_what_the_clock_and_the_sensors_told(subject: Subject) -> None:
     device = FakeDevice(power_w=lambda _: 300.0)
@@ -27,7 +34,9 @@ def test_a_reading_tells_what_the_clock_and_the_sensors_told(subject: Subject) -
     assert reading.power_source == "energy_counter"
     assert 0 < reading.time_us * reading.passes * 1e-6 <= took_s
     assert 0 < reading.window_s <= took_s
-    assert 0 < sum(reading.cost_s[name] for name in ("rebuild", "warm_up", "window")) <= took_s + 1e-3
+    assert (
+        0 < sum(reading.cost_s[name] for name in ("rebuild", "warm_up", "window")) <= took_s + 1e-3
+    )
     assert reading.energy_mj == pytest.approx(reading.power_w * reading.time_us * 1e-3)
     assert reading.trace is not None
     assert len(reading.trace.series["energy_mj"][0]) > 2

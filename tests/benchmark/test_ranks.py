@@ -1,4 +1,6 @@
-"""Two ranks with other clocks, noise and sensors run the same passes: otherwise NCCL would wait for ever."""
+"""Two ranks with other clocks, noise and sensors run the same passes: otherwise NCCL would wait for
+ever.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ from farm.types.protocol import Protocol, Stopping, Subject, Variant
 from tests.benchmark.fake_device import FakeDevice
 from tests.benchmark_process.test_group import TINY
 
-STOPPING = Stopping(warm_up_s=0.05, minimum_s=0.1, maximum_s=0.4, time_half_width=0.02, energy_half_width=0.02)
+STOPPING = Stopping(
+    warm_up_s=0.05, minimum_s=0.1, maximum_s=0.4, time_half_width=0.02, energy_half_width=0.02
+)
 
 
 @pytest.fixture
@@ -40,8 +44,16 @@ def pair(monkeypatch, tmp_path):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
 
     def run(name):
-        command = [sys.executable, "-m", "tests.benchmark.test_ranks", str(tmp_path / "rendezvous"), name]
-        started = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE) for rank in range(2)]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.benchmark.test_ranks",
+            str(tmp_path / "rendezvous"),
+            name,
+        ]
+        started = [
+            subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE) for rank in range(2)
+        ]
         try:
             return [json.loads(process.communicate(timeout=120)[0]) for process in started]
         finally:
@@ -63,7 +75,9 @@ def test_ranks_that_see_other_times_run_the_same_passes(pair):
 
 
 @pytest.mark.slow
-def test_split_models_run_what_was_captured_without_cards_and_are_replayed_on_all_ranks(pair, monkeypatch, tmp_path):
+def test_split_models_run_what_was_captured_without_cards_and_are_replayed_on_all_ranks(
+    pair, monkeypatch, tmp_path
+):
     pytest.importorskip("transformers")
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     monkeypatch.setenv("FARM_MODELS", json.dumps({"tiny": str(tmp_path)}))
@@ -85,7 +99,10 @@ def test_a_failure_of_one_rank_is_a_failure_of_all_and_a_rank_knows_if_it_failed
     first, second = pair("fail")
     assert first["error"].startswith("RuntimeError: Another rank failed")
     assert second["error"].startswith("MemoryError")
-    assert [(found["together"], found["alone"]) for found in (first, second)] == [(True, None), (True, False)]
+    assert [(found["together"], found["alone"]) for found in (first, second)] == [
+        (True, None),
+        (True, False),
+    ]
 
 
 def test_a_failure_keeps_no_memory():
@@ -121,15 +138,25 @@ def fail(rank: int) -> dict[str, object]:
 
 def split_variants() -> list[Variant]:
     training = {"step": "training", "data_parallel": 2, "optimizer": "adamw-foreach"}
-    how = [{"tensor_parallel": 2}, {"tensor_parallel": 2, "phase": "decode"}, training, training | {"sharding": "fsdp"}]
+    how = [
+        {"tensor_parallel": 2},
+        {"tensor_parallel": 2, "phase": "decode"},
+        training,
+        training | {"sharding": "fsdp"},
+    ]
     return [catalog.variant("tiny", 2, **said) for said in how]
 
 
 def split(rank: int) -> dict[str, list[dict[str, int]]]:
     """FSDP2 gathers into memory of which the input of the collective is a part."""
     parallel = catalog.variant("tiny", 2, length=8, phase="prefill", tensor_parallel=2)
-    sharded = catalog.variant("tiny", 2, length=8, step="training", data_parallel=2, sharding="fsdp")
-    return {"ran": [observe(one) for one in split_variants()], "replayed": [replay(one) for one in (parallel, sharded)]}
+    sharded = catalog.variant(
+        "tiny", 2, length=8, step="training", data_parallel=2, sharding="fsdp"
+    )
+    return {
+        "ran": [observe(one) for one in split_variants()],
+        "replayed": [replay(one) for one in (parallel, sharded)],
+    }
 
 
 def observe(variant: Variant) -> dict[str, int]:
@@ -139,13 +166,17 @@ def observe(variant: Variant) -> dict[str, int]:
         step = build_step(variant, cpu)
         step.split = True
     else:
-        step = ForwardPass(build(variant, cpu), catalog.example_inputs(variant, device=cpu), grad=False)
+        step = ForwardPass(
+            build(variant, cpu), catalog.example_inputs(variant, device=cpu), grad=False
+        )
         step.run()
     return capture_step(step, warmed_up=True).counts
 
 
 def replay(asked: Variant) -> dict[str, int]:
-    """Replay the calls of a split model. Count those that read other memory than an earlier call has written."""
+    """Replay the calls of a split model. Count those that read other memory than an earlier call
+    has written.
+    """
     variant = versioned(asked)
     subject = Subject("variant", variant.id, variant.to_json())
     passes = variant_passes(subject, Protocol(launch="eager"), torch.device("cpu"))
@@ -154,13 +185,16 @@ def replay(asked: Variant) -> dict[str, int]:
     def step(call, operator):
         given = dict.fromkeys(tensor.untyped_storage().data_ptr() for tensor in operator.tensors)
         found["elsewhere"] += sum(
-            made.get(one, address) != address for one, address in zip(call.reads, given, strict=True)
+            made.get(one, address) != address
+            for one, address in zip(call.reads, given, strict=True)
         )
         found["collectives"] += capture.tuples[call.tuple_id].kind == "collective"
         out = operator.run()
         if isinstance(out, torch.Tensor):
             same = () if operator.spec.kind == "collective" else call.reads
-            made.update(dict.fromkeys(set(call.writes) - set(same), out.untyped_storage().data_ptr()))
+            made.update(
+                dict.fromkeys(set(call.writes) - set(same), out.untyped_storage().data_ptr())
+            )
         return out
 
     Player(capture, torch.device("cpu")).play(step, once=True)
@@ -168,7 +202,9 @@ def replay(asked: Variant) -> dict[str, int]:
 
 
 def measure(rank: int) -> dict[str, object]:
-    """Measure a collective as one of two ranks; the second is late, noisy, hot, shared and at its power limit."""
+    """Measure a collective as one of two ranks; the second is late, noisy, hot, shared and at its
+    power limit.
+    """
     seen = {"rounds": 0, "decisions": 0}
     noise, step, largest = random.Random(rank), clock.Clock.step, ranks.largest
 
@@ -182,12 +218,17 @@ def measure(rank: int) -> dict[str, object]:
         return largest(value)
 
     clock.Clock.step, ranks.largest = noisy_step, counted  # type: ignore[method-assign]
-    device = FakeDevice(lambda now_s: 300.0 + rank * 100.0 * noise.random() + rank * 200.0 * now_s, 0.02 + 0.03 * rank)
+    device = FakeDevice(
+        lambda now_s: 300.0 + rank * 100.0 * noise.random() + rank * 200.0 * now_s,
+        0.02 + 0.03 * rank,
+    )
     device.reasons, device.processes = ("power_cap",) * rank, [frozenset({99})] * rank
     device.temperature_c = lambda: 40.0 + rank * 30.0 * (time.perf_counter() % 1.0)  # type: ignore[method-assign]
     bench = Bench(device, "cpu", idle_power_w=80.0, canary_every=9, repeats=1)
     spec = collective_tuple("all_reduce", 4096, "float32", 2)
-    reading = bench.measure(Subject("operator", spec.id, spec.to_json()), Protocol(launch="eager"), STOPPING)
+    reading = bench.measure(
+        Subject("operator", spec.id, spec.to_json()), Protocol(launch="eager"), STOPPING
+    )
     burst, repeated = reading.details.burst is not None, reading.details.attempts
     return {**seen, "flags": reading.flags, "burst": burst, "repeated": repeated}
 

@@ -18,14 +18,18 @@ from tests.benchmark.fake_device import FakeDevice
 from tests.benchmark.virtual_time import VirtualTime
 
 
-def test_the_counters_ticks_are_seen_within_milliseconds_and_give_the_power(virtual_time: VirtualTime) -> None:
+def test_the_counters_ticks_are_seen_within_milliseconds_and_give_the_power(
+    virtual_time: VirtualTime,
+) -> None:
     device = FakeDevice(tick_s=0.05)
     with virtual_time.sampler(device) as sampler:
         virtual_time.sleep(0.6)
     times, energies = sampler.ticks()
     assert len(times) >= 10
     phases_s = [(moment - device.began_s + 0.025) % 0.05 - 0.025 for moment in times]
-    assert max(abs(phase_s) for phase_s in phases_s[:2]) < 0.005  # not known yet when the next is due
+    assert (
+        max(abs(phase_s) for phase_s in phases_s[:2]) < 0.005
+    )  # not known yet when the next is due
     assert max(abs(phase_s) for phase_s in phases_s[2:]) < 0.002
     assert slope(times, energies).rate / 1e3 == pytest.approx(300, rel=0.01)
     assert sampler.tick_s == pytest.approx(0.05, rel=0.02)
@@ -45,7 +49,9 @@ def test_a_window_holds_what_lies_in_it(virtual_time: VirtualTime) -> None:
     assert window.temperature_slope_c_per_s == pytest.approx(1.0, rel=0.001)
 
 
-def test_a_long_window_drifts_only_by_what_the_scatter_of_its_steps_does_not_explain(virtual_time: VirtualTime) -> None:
+def test_a_long_window_drifts_only_by_what_the_scatter_of_its_steps_does_not_explain(
+    virtual_time: VirtualTime,
+) -> None:
     def seen(power_w: Callable[[float], float]) -> float:
         device = FakeDevice(power_w=power_w, tick_s=0.05)
         with virtual_time.sampler(device) as sampler:
@@ -58,7 +64,9 @@ def test_a_long_window_drifts_only_by_what_the_scatter_of_its_steps_does_not_exp
     assert abs(seen(lambda s: scattered[int(s / 0.05)])) < 0.03
 
 
-def test_what_limited_the_card_before_a_window_is_none_of_the_windows(virtual_time: VirtualTime) -> None:
+def test_what_limited_the_card_before_a_window_is_none_of_the_windows(
+    virtual_time: VirtualTime,
+) -> None:
     device = FakeDevice()
     device.reasons = ("power_cap",)
     with virtual_time.sampler(device) as sampler:
@@ -166,7 +174,9 @@ def test_the_power_of_the_passes_is_without_the_pauses_wherever_they_fall():
 
 def test_the_power_of_a_sensor_is_without_the_pauses():
     card = Paused((0.03, 0.041), (0.42, 0.425), (0.495, 0.506), (0.93, 0.94))
-    power = window_power(card, 0.0, 0.15, pauses=Pauses(card.until_s, 100.0))  # too short for three steps
+    power = window_power(
+        card, 0.0, 0.15, pauses=Pauses(card.until_s, 100.0)
+    )  # too short for three steps
     assert (power.source, power.power_w) == ("instant_power", pytest.approx(500))
 
 
@@ -179,21 +189,34 @@ def test_a_step_of_the_counter_in_which_the_card_only_paused_does_not_count():
 Changes = tuple[list[float], list[float], set[float]]
 
 
-def changes(late_s: Callable[[random.Random], float], count: int, *, real: bool = False, seed: int = 0) -> Changes:
-    """Changes of a counter at 500 W, every 0.1 s, as queries see them: times in s, values in mJ, sharp times.
+def changes(
+    late_s: Callable[[random.Random], float], count: int, *, real: bool = False, seed: int = 0
+) -> Changes:
+    """Changes of a counter at 500 W, every 0.1 s, as queries see them: times in s, values in mJ,
+    sharp times.
 
     real: the counter itself changes at these times, so longer steps have more energy.
     """
     chance = random.Random(f"{count} {seed}")
     late = [late_s(chance) for _ in range(count)]
     times_s = [1e6 + number * 0.1 + one_s for number, one_s in enumerate(late)]
-    energies_mj = [500e3 * (moment_s if real else 1e6 + number * 0.1) for number, moment_s in enumerate(times_s)]
-    return times_s, energies_mj, {at for at, one_s in zip(times_s, late, strict=True) if real or one_s < 0.008}
+    energies_mj = [
+        500e3 * (moment_s if real else 1e6 + number * 0.1)
+        for number, moment_s in enumerate(times_s)
+    ]
+    return (
+        times_s,
+        energies_mj,
+        {at for at, one_s in zip(times_s, late, strict=True) if real or one_s < 0.008},
+    )
 
 
 def powers_w(period: CounterPeriod, seen: Changes) -> list[float]:
     times_s, energies_mj, sharp_s = seen
-    return [power_w for *_, power_w in power_by_step(period.regular(times_s, sorted(sharp_s)), energies_mj)]
+    return [
+        power_w
+        for *_, power_w in power_by_step(period.regular(times_s, sorted(sharp_s)), energies_mj)
+    ]
 
 
 def late_s(chance: random.Random) -> float:
@@ -202,17 +225,26 @@ def late_s(chance: random.Random) -> float:
 
 def test_queries_that_see_the_changes_late_do_not_blur_the_power() -> None:
     period, few = CounterPeriod(), changes(late_s, 3)
-    assert max(abs(power_w / 500 - 1) for power_w in powers_w(period, few)) > 0.01  # the period is not known yet
+    assert (
+        max(abs(power_w / 500 - 1) for power_w in powers_w(period, few)) > 0.01
+    )  # the period is not known yet
     for count in range(20, 60):
         period.learn(*changes(late_s, count))
     assert period.period_s == 0.1
     for seed in range(200):
         seen = changes(late_s, 8, seed=seed)
         assert powers_w(period, seen) == pytest.approx([500] * 7, rel=0.001)
-        without = *(values[:4] + values[5:] for values in seen[:2]), seen[2]  # no query came between two changes
+        without = (
+            *(values[:4] + values[5:] for values in seen[:2]),
+            seen[2],
+        )  # no query came between two changes
         assert powers_w(period, without) == pytest.approx([500] * 6, rel=0.001)
     times_s, energies_mj, sharp_s = changes(lambda _: 0.001, 8)
-    much_later = [at + 0.095 * (number == 3) for number, at in enumerate(times_s)], energies_mj, sharp_s
+    much_later = (
+        [at + 0.095 * (number == 3) for number, at in enumerate(times_s)],
+        energies_mj,
+        sharp_s,
+    )
     assert powers_w(period, much_later) == pytest.approx([500] * 7, rel=0.001)
 
 
@@ -220,9 +252,12 @@ def test_a_few_changes_tell_the_period_and_jumps_of_the_power_do_not_hide_it() -
     known = 0
     for seed in range(100):
         period = CounterPeriod()
-        times_s, energies_mj, sharp_s = changes(lambda chance: chance.uniform(0, 0.007), 12, seed=seed)
+        times_s, energies_mj, sharp_s = changes(
+            lambda chance: chance.uniform(0, 0.007), 12, seed=seed
+        )
         jumps = [
-            energy_mj - 400e3 * min(0.0, at - 1e6 - 0.55) for at, energy_mj in zip(times_s, energies_mj, strict=True)
+            energy_mj - 400e3 * min(0.0, at - 1e6 - 0.55)
+            for at, energy_mj in zip(times_s, energies_mj, strict=True)
         ]
         period.learn(times_s, jumps, sharp_s)
         assert period.period_s in (0.1, None)
@@ -240,12 +275,18 @@ def test_a_counter_that_changes_at_irregular_times_keeps_the_times_of_the_querie
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_driver_that_other_programs_use_does_not_blur_the_power(virtual_time: VirtualTime, seed: int) -> None:
+def test_a_driver_that_other_programs_use_does_not_blur_the_power(
+    virtual_time: VirtualTime, seed: int
+) -> None:
     chance = random.Random(seed)
 
     class Used(FakeDevice):
         def energy_counter_mj(self) -> float | None:
-            before_s = chance.choice([0.0, 0.04, 0.09]) if chance.random() < 0.01 else chance.uniform(0.0, 0.002)
+            before_s = (
+                chance.choice([0.0, 0.04, 0.09])
+                if chance.random() < 0.01
+                else chance.uniform(0.0, 0.002)
+            )
             virtual_time.now_s += before_s
             value_mj = super().energy_counter_mj()
             virtual_time.now_s += 0.06 if chance.random() < 0.003 else chance.uniform(0.0, 0.002)
@@ -261,7 +302,10 @@ def test_a_driver_that_other_programs_use_does_not_blur_the_power(virtual_time: 
             virtual_time.sleep(3.0)
     times_s, _ = sampler.ticks()
     assert len(times_s) >= 17
-    seen = [slope(*(values[k : k + 2] for values in sampler.ticks())).rate / 1e3 for k in range(len(times_s) - 1)]
+    seen = [
+        slope(*(values[k : k + 2] for values in sampler.ticks())).rate / 1e3
+        for k in range(len(times_s) - 1)
+    ]
     steps = [window_power(sampler, a, b, rough=True) for a, b in itertools.pairwise(times_s)]
     used = [step.power_w for step in steps if step.ticks == 2]  # others wait for a further step
     assert max(abs(power_w / 300 - 1) for power_w in seen) > 0.02

@@ -1,4 +1,6 @@
-"""A training step as a subject: measured as a whole, looked at on its card, its parts told apart in a report."""
+"""A training step as a subject: measured as a whole, looked at on its card, its parts told apart in
+a report.
+"""
 
 import dataclasses
 
@@ -47,16 +49,22 @@ def test_what_a_card_allocates_for_a_step_is_what_its_tensors_are_and_workspaces
     assert told.workspace_bytes >= 0
     assert told.allocated_peak_bytes <= told.reserved_peak_bytes
     beyond_bytes = told.allocated_peak_bytes - told.workspace_bytes - allocated_peak_bytes(seen)
-    assert 0 <= beyond_bytes <= 0.05 * told.allocated_peak_bytes  # what cuDNN has for the time of a call
+    assert (
+        0 <= beyond_bytes <= 0.05 * told.allocated_peak_bytes
+    )  # what cuDNN has for the time of a call
 
 
 def test_a_step_runs_on_its_card_what_was_predicted():
     step = dataclasses.replace(variant(optimizer="adam"), batch=2)
     predicted = extract(step).capture
-    observed, found = verify(Subject("variant", step.id, step.to_json()), EAGERLY, CPU, predicted.counts)
+    observed, found = verify(
+        Subject("variant", step.id, step.to_json()), EAGERLY, CPU, predicted.counts
+    )
     assert found.matches, found.differences
     assert observed is None
-    assert {tuple_id: len(times_us) for tuple_id, times_us in found.in_model.calls_us.items()} == dict(predicted.counts)
+    assert {
+        tuple_id: len(times_us) for tuple_id, times_us in found.in_model.calls_us.items()
+    } == dict(predicted.counts)
     assert all(time_us > 0 for times_us in found.in_model.calls_us.values() for time_us in times_us)
 
 
@@ -66,4 +74,7 @@ def test_what_a_card_runs_otherwise_tells_whose_part_it_is():
     assert not found.matches
     parts = {call["part"] for call in observed["calls"]}
     assert parts == {"forward", "backward", "loss", "optimizer", "accumulation"}
-    assert {call["owner"] for call in observed["calls"] if call["part"] == "backward"} >= {"Conv2d", "ReLU"}
+    assert {call["owner"] for call in observed["calls"] if call["part"] == "backward"} >= {
+        "Conv2d",
+        "ReLU",
+    }

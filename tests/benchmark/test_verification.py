@@ -1,4 +1,6 @@
-"""What is looked at is the run that is measured, also of a model that runs something else while a graph is captured."""
+"""What is looked at is the run that is measured, also of a model that runs something else while a
+graph is captured.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ def asking(monkeypatch: pytest.MonkeyPatch):
 
 
 def names(observed) -> list[str]:
-    return [observed["tuples"][call["tuple_id"]]["operator"].rsplit(".", 1)[-1] for call in observed["calls"]]
+    return [
+        observed["tuples"][call["tuple_id"]]["operator"].rsplit(".", 1)[-1]
+        for call in observed["calls"]
+    ]
 
 
 def test_the_operators_are_those_of_the_run_that_is_measured(asking):

@@ -1,9 +1,10 @@
-"""Time that passes only when work is done, so that what is tested is a rule and not the speed of this machine.
+"""Time that passes only when work is done, so that what is tested is a rule and not the speed of
+this machine.
 
-Under `virtual_time` the benchmark's modules read one clock that stands still, but for sleeping and for the passes of
-the measured operator, which last what the test says. The operators themselves are real; the sampler is real too,
-except that the clock calls it where otherwise its thread would wake up.
-"""
+Under `virtual_time` the benchmark's modules read one clock that stands still, but for sleeping and
+for the passes of the measured operator, which last what the test says. The operators themselves are
+real; the sampler is real too, except that the clock calls it where otherwise its thread would wake
+up."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ Pass = Callable[[], object]
 
 
 class VirtualTime:
-    """The clock. `pass_s` is how long a pass lasts, give or take a random part of `jitter` (seeded)."""
+    """The clock. `pass_s` is how long a pass lasts, give or take a random part of `jitter`
+    (seeded).
+    """
 
     def __init__(self, pass_s: float = 0.5e-3, jitter: float = 0.01) -> None:
         self.now_s = 1000.0
@@ -59,7 +62,9 @@ class VirtualTime:
 
         return run
 
-    def sampler(self, device: Device, own_processes: frozenset[int] | None = None) -> SteppedSampler:
+    def sampler(
+        self, device: Device, own_processes: frozenset[int] | None = None
+    ) -> SteppedSampler:
         """A sampler on this clock."""
         return SteppedSampler(device, self, own_processes)
 
@@ -97,7 +102,9 @@ class VirtualTime:
 class SteppedSampler(sampler.Sampler):
     """A sampler without a thread: the clock calls it when it would have woken up."""
 
-    def __init__(self, device: Device, clock: VirtualTime, own_processes: frozenset[int] | None = None) -> None:
+    def __init__(
+        self, device: Device, clock: VirtualTime, own_processes: frozenset[int] | None = None
+    ) -> None:
         super().__init__(device, own_processes)
         self.clock = clock
 

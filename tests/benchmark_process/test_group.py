@@ -1,4 +1,6 @@
-"""Groups of benchmark processes: real processes that communicate with gloo on the CPU, or simulated cards."""
+"""Groups of benchmark processes: real processes that communicate with gloo on the CPU, or simulated
+cards.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def models(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pair(models):
     """Two ranks on the CPU."""
-    with contextlib.closing(BenchmarkGroup([settings().cpu_card_id] * 2, {"FARM_MODELS": models})) as group:
+    with contextlib.closing(
+        BenchmarkGroup([settings().cpu_card_id] * 2, {"FARM_MODELS": models})
+    ) as group:
         yield group
 
 
@@ -79,13 +83,17 @@ def test_each_collective_has_a_reading_of_all_ranks(pair, name):
     moved = COLLECTIVES[name].bus(2) * 256 * 4
     assert reading.details.bus_bytes_per_s == pytest.approx(moved / reading.time_us * 1e6, rel=1e-3)
     assert answer.software.communication == "gloo"
-    assert links_of(answer.card)["communication"] == "gloo", "as the worker of the card registers it"
+    assert links_of(answer.card)["communication"] == "gloo", (
+        "as the worker of the card registers it"
+    )
     assert answer.software.id != dataclasses.replace(answer.software, communication="").id
     assert reading.from_json(reading.to_json()) == reading
 
 
 def test_a_pair_of_collective_and_product_says_how_much_is_hidden(pair):
-    overlap = pair.measure(collective("all_gather", beside=64), EAGER, SHORT, timeout_s=60.0).reading.details.overlap
+    overlap = pair.measure(
+        collective("all_gather", beside=64), EAGER, SHORT, timeout_s=60.0
+    ).reading.details.overlap
     assert overlap.exposed_us == pytest.approx(overlap.together_us - overlap.product_us)
     assert overlap.hidden_us == pytest.approx(overlap.collective_us - overlap.exposed_us)
 
@@ -100,13 +108,18 @@ def test_a_split_model_is_one_subject_of_all_ranks(pair, models, monkeypatch):
     assert len(pair.measure(subject, EAGER, SHORT, timeout_s=120.0).reading.details.ranks) == 2
 
 
-def test_rank_0_compares_the_operators_of_a_split_model_or_step_with_the_prediction(pair, models, monkeypatch):
+def test_rank_0_compares_the_operators_of_a_split_model_or_step_with_the_prediction(
+    pair, models, monkeypatch
+):
     pytest.importorskip("transformers")
     monkeypatch.setenv("FARM_MODELS", models)
     settings.cache_clear()
     decode = versioned(catalog.variant("tiny", 2, phase="decode", tensor_parallel=2))
     about = {"input_size": 32, "step": "training", "data_parallel": 2}
-    for variant in (*(catalog.variant("squeezenet1_1", 2, sharding=one, **about) for one in ("fsdp", "ddp")), decode):
+    for variant in (
+        *(catalog.variant("squeezenet1_1", 2, sharding=one, **about) for one in ("fsdp", "ddp")),
+        decode,
+    ):
         subject = Subject("variant", variant.id, variant.to_json())
         protocol = dataclasses.replace(EAGER, grad=bool(variant.step))
         predicted = dict(extract(variant).capture.counts)
@@ -142,7 +155,9 @@ def ending(pair, act, timeout_s=60.0):
     pair.wait_ready()
     pids, began_s = pair.pids, time.monotonic()
     with pytest.raises((Unmeasurable, KeyboardInterrupt)) as caught:
-        pair.measure(collective("all_reduce"), EAGER, endless, timeout_s=timeout_s, on_phase=on_phase)
+        pair.measure(
+            collective("all_reduce"), EAGER, endless, timeout_s=timeout_s, on_phase=on_phase
+        )
     assert time.monotonic() - began_s < 30.0
     assert not pair.alive
     assert all_gone(pids)
@@ -169,7 +184,9 @@ def test_a_cancelled_measurement_ends_the_group(pair):
         raise KeyboardInterrupt
 
     assert isinstance(ending(pair, cancel), KeyboardInterrupt)
-    assert pair.measure(collective("broadcast"), EAGER, SHORT, timeout_s=60.0).reading.time_us > 0  # a new group
+    assert (
+        pair.measure(collective("broadcast"), EAGER, SHORT, timeout_s=60.0).reading.time_us > 0
+    )  # a new group
 
 
 def test_a_group_of_simulated_cards_sums_their_energies():
@@ -181,14 +198,18 @@ def test_a_group_of_simulated_cards_sums_their_energies():
         assert group.wait_ready().communication == "simulated"
         reading = group.measure(subject, Protocol(cards=3), Stopping()).reading
         assert [rank.card for rank in reading.details.ranks] == cards
-        assert reading.energy_mj == pytest.approx(sum(rank.energy_mj for rank in reading.details.ranks))
+        assert reading.energy_mj == pytest.approx(
+            sum(rank.energy_mj for rank in reading.details.ranks)
+        )
         folder = group._folder
         left = tempfile.mkdtemp(prefix="farm-group-")  # of a process that was killed
         assert os.stat(folder).st_mode & 0o777 == 0o700
         threading.Timer(0.5, os.kill, (group.pids[2], signal.SIGKILL)).start()
         spec = {"operator": "torch.nn.ReLU", "parameters": {"simulate": "hang"}}
         with pytest.raises(Unmeasurable, match=r"Rank 2 of 3 on SIM-here-2.*SIGKILL") as caught:
-            group.measure(Subject("operator", content_id(spec), spec), Protocol(), Stopping(), timeout_s=60.0)
+            group.measure(
+                Subject("operator", content_id(spec), spec), Protocol(), Stopping(), timeout_s=60.0
+            )
         assert caught.value.reason == "crashed"
         with contextlib.closing(BenchmarkGroup(cards[:2], env)) as other:
             other.start()
@@ -205,7 +226,9 @@ def test_the_ranks_of_an_item_wait_for_the_next_one_on_the_same_cards(monkeypatc
     kept, watched = KeptGroup(), []
 
     def pids(*numbers, error=None):
-        with kept.used([f"SIM-here-{number}" for number in numbers], lambda: watched.append(numbers)) as group:
+        with kept.used(
+            [f"SIM-here-{number}" for number in numbers], lambda: watched.append(numbers)
+        ) as group:
             group.wait_ready()
             if error is not None:
                 raise error
@@ -221,7 +244,9 @@ def test_the_ranks_of_an_item_wait_for_the_next_one_on_the_same_cards(monkeypatc
     assert all_gone(others), "an error may have left the ranks in the middle of something"
     idle = pids(2, 3)
     os.kill(idle[1], signal.SIGKILL)
-    os.waitid(os.P_PID, idle[1], os.WEXITED | os.WNOWAIT)  # a zombie may still have threads that end
+    os.waitid(
+        os.P_PID, idle[1], os.WEXITED | os.WNOWAIT
+    )  # a zombie may still have threads that end
     renewed = pids(2, 3)
     assert not set(idle) & set(renewed), "a rank died while it waited: the item gets new ones"
     assert all_gone(idle)

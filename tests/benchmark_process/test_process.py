@@ -61,7 +61,9 @@ def gone(pid: int, within_s: float = 30.0) -> bool:
 
 def test_a_reading_comes_back_with_its_phases_card_and_software(process: BenchmarkProcess) -> None:
     phases: list[str] = []
-    answer = process.measure(subject(), PROTOCOL, STOPPING, on_phase=lambda phase, _: phases.append(phase))
+    answer = process.measure(
+        subject(), PROTOCOL, STOPPING, on_phase=lambda phase, _: phases.append(phase)
+    )
     assert phases == ["rebuild", "warm-up", "window"]
     assert answer.reading.flags == ("simulated",)
     assert answer.reading.power_source == "simulated"
@@ -70,7 +72,9 @@ def test_a_reading_comes_back_with_its_phases_card_and_software(process: Benchma
 
 
 def test_two_cards_agree_on_a_subject(process: BenchmarkProcess) -> None:
-    with BenchmarkProcess("SIM-here-1", {"FARM_SIMULATED_CARDS": "2", "FARM_HOST": "here"}) as other:
+    with BenchmarkProcess(
+        "SIM-here-1", {"FARM_SIMULATED_CARDS": "2", "FARM_HOST": "here"}
+    ) as other:
         first = process.measure(subject(), PROTOCOL, STOPPING).reading
         second = other.measure(subject(), PROTOCOL, STOPPING).reading
     assert (first.time_us, first.energy_mj) == (second.time_us, second.energy_mj)
@@ -79,9 +83,13 @@ def test_two_cards_agree_on_a_subject(process: BenchmarkProcess) -> None:
 def test_a_whole_is_the_sum_of_its_predicted_tuples(process: BenchmarkProcess) -> None:
     parts = [subject(number=number) for number in range(3)]
     sum_us = sum(2 * process.measure(part, PROTOCOL, STOPPING).reading.time_us for part in parts)
-    answer = process.measure(subject("variant"), PROTOCOL, STOPPING, predicted={part.id: 2 for part in parts})
+    answer = process.measure(
+        subject("variant"), PROTOCOL, STOPPING, predicted={part.id: 2 for part in parts}
+    )
     assert answer.reading.time_us == pytest.approx(sum_us)
-    assert answer.verification == Verification(launch="graph", matches=True, differences=(), simulated=True)
+    assert answer.verification == Verification(
+        launch="graph", matches=True, differences=(), simulated=True
+    )
 
 
 @pytest.mark.parametrize(("behaviour", "reason"), [("oom", "out_of_memory"), ("raise", "raised")])
@@ -98,7 +106,9 @@ def test_what_the_card_refuses_is_a_reason_and_the_process_goes_on(
 
 
 @pytest.mark.parametrize("behaviour", ["crash", "exit"])
-def test_a_crash_ends_the_process_and_the_next_item_gets_a_fresh_one(process: BenchmarkProcess, behaviour: str) -> None:
+def test_a_crash_ends_the_process_and_the_next_item_gets_a_fresh_one(
+    process: BenchmarkProcess, behaviour: str
+) -> None:
     process.wait_ready()
     starts = process.starts
     with pytest.raises(Unmeasurable) as caught:
@@ -112,7 +122,11 @@ def test_a_crash_ends_the_process_and_the_next_item_gets_a_fresh_one(process: Be
 
 def test_a_card_without_slow_memory_runs_no_planned_step(process: BenchmarkProcess) -> None:
     about = subject("variant"), PROTOCOL
-    for request in (StepCaptureRequest(*about), WireRequest(*about), PlannedStepRequest(*about, calls=(), plans=())):
+    for request in (
+        StepCaptureRequest(*about),
+        WireRequest(*about),
+        PlannedStepRequest(*about, calls=(), plans=()),
+    ):
         with pytest.raises(Unmeasurable, match="it has no slow memory"):
             process.call(request)
     process.measure(subject(), PROTOCOL, STOPPING)
@@ -121,7 +135,10 @@ def test_a_card_without_slow_memory_runs_no_planned_step(process: BenchmarkProce
 def test_slow_readings_of_a_host_take_turns(own_process: BenchmarkProcess) -> None:
     placed = Protocol(placement="in0")
     with turn("slow-memory", settings().lock_dir, 10.0):
-        assert own_process.measure(subject(), Protocol(), Stopping(), timeout_s=10.0).reading.time_us > 0
+        assert (
+            own_process.measure(subject(), Protocol(), Stopping(), timeout_s=10.0).reading.time_us
+            > 0
+        )
         with pytest.raises(Unmeasurable, match=r"slow-memory was in use for 0\.1 s"):
             own_process.measure(subject(), placed, Stopping(), timeout_s=0.1)
     assert own_process.measure(subject(), placed, Stopping(), timeout_s=10.0).reading.time_us > 0
@@ -144,7 +161,9 @@ def verifying() -> Iterator[BenchmarkProcess]:
         yield made
 
 
-def test_a_variant_is_verified_in_a_process_that_stands_by_and_ends(verifying: BenchmarkProcess) -> None:
+def test_a_variant_is_verified_in_a_process_that_stands_by_and_ends(
+    verifying: BenchmarkProcess,
+) -> None:
     verifying.wait_ready()
     assert verifying._verifier is not None
     measures, verifies = verifying.pid, verifying._verifier.pid
@@ -174,10 +193,13 @@ def test_the_verifier_outlives_a_thread_that_waited_for_both(verifying: Benchmar
     assert verifying._verifier.alive
 
 
-def test_a_variant_that_cannot_be_verified_apart_is_measured_and_says_so(verifying: BenchmarkProcess) -> None:
+def test_a_variant_that_cannot_be_verified_apart_is_measured_and_says_so(
+    verifying: BenchmarkProcess,
+) -> None:
     verifying.wait_ready()
     assert verifying._verifier is not None
-    verifying._verifier._env["FARM_SIMULATED_CARDS"] = "0"  # as if the card admitted one process only
+    # as if the card admitted one process only
+    verifying._verifier._env["FARM_SIMULATED_CARDS"] = "0"
     verifying._verifier.close()
     answer = verifying.measure(subject("variant"), PROTOCOL, STOPPING, predicted={"a": 1})
     assert answer.verification is None
@@ -190,7 +212,10 @@ def test_a_verifier_that_was_lost_is_started_again(verifying: BenchmarkProcess) 
     assert verifying._verifier.pid is not None
     os.kill(verifying._verifier.pid, signal.SIGKILL)
     assert gone(verifying._verifier.pid)
-    assert verifying.measure(subject("variant"), PROTOCOL, STOPPING, predicted={}).verification is not None
+    assert (
+        verifying.measure(subject("variant"), PROTOCOL, STOPPING, predicted={}).verification
+        is not None
+    )
 
 
 def test_a_hang_is_ended_after_its_time(process: BenchmarkProcess) -> None:
@@ -272,7 +297,14 @@ def test_garbage_is_refused_line_by_line_and_does_no_harm() -> None:
     assert child.stdin is not None
     assert child.stdout is not None
     assert json.loads(child.stdout.readline())["event"] == "ready"
-    garbage = [b"\x00\xff\xfe\n", b"{\n", b"[]\n", b'{"request": "measure"}\n', b"[" * 100_000 + b"\n", b"1e999\n"]
+    garbage = [
+        b"\x00\xff\xfe\n",
+        b"{\n",
+        b"[]\n",
+        b'{"request": "measure"}\n',
+        b"[" * 100_000 + b"\n",
+        b"1e999\n",
+    ]
     for line in garbage:
         child.stdin.write(line)
     child.stdin.write(request(1, subject()).replace(b'"launch"', b'"lunch"'))
@@ -305,7 +337,8 @@ def test_it_dies_with_its_parent() -> None:
     program = (
         "import os, sys, time\n"
         "from farm.benchmark_process.client import BenchmarkProcess\n"
-        f"process = BenchmarkProcess({CARD!r}, {{'FARM_SIMULATED_CARDS': '1', 'FARM_HOST': 'here'}})\n"
+        f"process = BenchmarkProcess({CARD!r}, "
+        f"{{'FARM_SIMULATED_CARDS': '1', 'FARM_HOST': 'here'}})\n"
         "process.wait_ready()\n"
         "print(process.pid, flush=True)\n"
         "time.sleep(60)\n"

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from cli import output
 from cli.main import app
-from farm.memory_report import step_memory
+from farm.addons.memory import step_memory
 from farm.settings import settings
 
 _extracted_once = functools.cache(step_memory._captured)
@@ -29,7 +29,9 @@ def farm(monkeypatch):
 
     def run(*arguments):
         result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        assert result.exception is None or isinstance(result.exception, SystemExit), (
+            result.exception
+        )
         return Said(result.exit_code, result.stdout, result.stderr)
 
     return run

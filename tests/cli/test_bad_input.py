@@ -1,4 +1,6 @@
-"""Bad input: one clear message, the next step, the fitting exit code and no traceback; nothing is begun."""
+"""Bad input: one clear message, the next step, the fitting exit code and no traceback; nothing is
+begun.
+"""
 
 import os
 import shutil
@@ -26,22 +28,47 @@ def _on_the_cpu(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "code", "message", "next_step"),
     [
-        ("run", 2, "There is nothing to measure: no model and no file is given.", "farm run resnet18"),
+        (
+            "run",
+            2,
+            "There is nothing to measure: no model and no file is given.",
+            "farm run resnet18",
+        ),
         ("run --bach 3", 2, "There is no option '--bach'.", "Did you mean --batch"),
-        ("run --nonsense", 2, "There is no option '--nonsense'.", "`farm run -h` describes its arguments and options."),
+        (
+            "run --nonsense",
+            2,
+            "There is no option '--nonsense'.",
+            "`farm run -h` describes its arguments and options.",
+        ),
         ("run -b", 2, "-b needs a value.", "`farm run -h`"),
-        ("--nonsense", 2, "There is no option '--nonsense'.", "`farm -h` describes its arguments and options."),
+        (
+            "--nonsense",
+            2,
+            "There is no option '--nonsense'.",
+            "`farm -h` describes its arguments and options.",
+        ),
         ("rnu", 2, "There is no command 'farm rnu'.", "Did you mean run"),
         ("nonsense", 2, "There is no command 'farm nonsense'.", "`farm -h` lists the commands."),
         ("db upgarde", 2, "There is no command 'farm db upgarde'.", "Did you mean upgrade?"),
         ("report", 2, "Give either the ids of jobs, or --trace READING.", "`farm jobs`"),
         ("cancel", 2, "JOB is missing.", "`farm cancel -h`"),
-        ("settings more", 2, "`farm settings` does not take the argument 'more'.", "`farm settings -h`"),
+        (
+            "settings more",
+            2,
+            "`farm settings` does not take the argument 'more'.",
+            "`farm settings -h`",
+        ),
         ("run resnet81", 2, "There is no model named 'resnet81'.", "resnet18"),
         ("run resnet8*", 2, "No model name matches 'resnet8*'.", "farm models"),
         ("run gpt2 --layers 99", 2, "gpt2 has 12 layers, not 99.", "--layers 12 or less"),
         ("run gpt2 --layers 0", 2, "--layers is 0; it must be at least 1.", "Omit --layers"),
-        ("run gpt2 --phase decode --cache 0", 2, "--cache is 0; it must be at least 1.", "Omit --cache"),
+        (
+            "run gpt2 --phase decode --cache 0",
+            2,
+            "--cache is 0; it must be at least 1.",
+            "Omit --cache",
+        ),
         ("run resnet18 --layers 2", 2, "resnet18 cannot be cut to 2 layers.", "Omit --layers"),
         ("run fasterrcnn_resnet50_fpn", 2, "is a detection model", "farm models"),
         ("run resnet18 -b 0", 2, "batch is 0", "-b 1"),
@@ -53,17 +80,42 @@ def _on_the_cpu(monkeypatch):
             "farm run -h",
         ),
         ("jobs -n 0", 2, "--limit needs a number from 1 to 2147483647, not '0'.", "farm jobs -h"),
-        ("jobs -n 99999999999999999999", 2, "--limit needs a number from 1 to 2147483647, not", "farm jobs -h"),
+        (
+            "jobs -n 99999999999999999999",
+            2,
+            "--limit needs a number from 1 to 2147483647, not",
+            "farm jobs -h",
+        ),
         ("run resnet18 -b 99999999999999999999999", 2, "it must be from 1 to 2147483647.", "-b 1"),
         ("operators resnet18 -b 2147483648", 2, "it must be from 1 to 2147483647.", "-b 1"),
-        ("run resnet18 --window inf", 2, "maximum_s is inf; it must be above 0 and finite.", "--window 3"),
-        ("run resnet18 --window nan", 2, "maximum_s is nan; it must be above 0 and finite.", "--window 3"),
+        (
+            "run resnet18 --window inf",
+            2,
+            "maximum_s is inf; it must be above 0 and finite.",
+            "--window 3",
+        ),
+        (
+            "run resnet18 --window nan",
+            2,
+            "maximum_s is nan; it must be above 0 and finite.",
+            "--window 3",
+        ),
         ("run resnet18 --dtype int3", 2, "dtype 'int3' is unknown", "float32, float16, bfloat16"),
-        ("run resnet18 --memory-format odd", 2, "memory format 'odd' is unknown", "contiguous, channels_last"),
+        (
+            "run resnet18 --memory-format odd",
+            2,
+            "memory format 'odd' is unknown",
+            "contiguous, channels_last",
+        ),
         ("run vit_b_16 --input-size 160", 2, "vit_b_16 takes images of 224 px only", "224"),
         ("run inception_v3 --input-size 50", 2, "from 75", "299"),
         ("run bert-base --text none.txt", 2, "--text needs --tokenizer", "Give both"),
-        ("run bert-base --text none.txt --tokenizer t", 2, "The text none.txt does not exist", "the path of a file"),
+        (
+            "run bert-base --text none.txt --tokenizer t",
+            2,
+            "The text none.txt does not exist",
+            "the path of a file",
+        ),
         (
             "operators resnet18 --text t --tokenizer t",
             2,
@@ -75,11 +127,21 @@ def _on_the_cpu(monkeypatch):
         ("run resnet18 --operators all,Conv2d", 2, "mixes 'all' with names", "Conv2d,Linear"),
         ("run resnet18 --operators ,", 2, "--operators has no names", "Conv2d,Linear"),
         ("run resnet18 --target 3", 2, "The target is 3.0", "--target 0.95"),
-        ("run resnet18 --reuse maybe", 2, "reuse 'maybe' is unknown", "model, card, imported, none"),
+        (
+            "run resnet18 --reuse maybe",
+            2,
+            "reuse 'maybe' is unknown",
+            "model, card, imported, none",
+        ),
         ("run resnet18 --launch graph --card cpu", 2, "no CUDA graphs", "--launch eager"),
         ("run resnet18 --residency hot", 2, "residency 'hot' is unknown", "resident"),
         ("run resnet18 --window 0", 2, "maximum_s is 0.0", "--window 3"),
-        ("run resnet18 -b 2147483647 --card cpu", 2, "its inputs take 1,293,025.7 GB", "a smaller batch"),
+        (
+            "run resnet18 -b 2147483647 --card cpu",
+            2,
+            "its inputs take 1,293,025.7 GB",
+            "a smaller batch",
+        ),
         ("run resnet18 --card h100", 2, "No card matches 'h100'", "The cards are: "),
         ("run -f none.yml", 2, "none.yml: No such file", "docs/measurement-files.md"),
         ("submit resnet18", 3, "No broker is configured.", "farm run"),
@@ -114,7 +176,10 @@ def test_a_mistake_in_a_file_is_named_by_file_line_and_key(farm, tmp_path):
     assert "→ Did you mean batch?" in said.stderr
 
     path.write_text("- model: resnet18\n- model: resnet81\n")
-    assert f"{path}:2: entries[1].model: There is no model named 'resnet81'." in farm("run", "-f", path).stderr
+    assert (
+        f"{path}:2: entries[1].model: There is no model named 'resnet81'."
+        in farm("run", "-f", path).stderr
+    )
 
     # Only with the card does it show that the entry is impossible; its line is named even so.
     path.write_text("- model: resnet18\n  protocol: {launch: graph}\n")
@@ -132,9 +197,15 @@ def test_a_settings_file_of_somebody_else_is_named(tmp_path, verb):
             pytest.skip("needs setpriv, to be root without root's rights")
         command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *command]
     said = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "FARM_CONFIG": str(config)}, capture_output=True, text=True
+        command,
+        cwd=ROOT,
+        env={**os.environ, "FARM_CONFIG": str(config)},
+        capture_output=True,
+        text=True,
     )
-    *_, first, second = said.stderr.strip().splitlines()  # a note of progress may precede them on a busy host
+    *_, first, second = (
+        said.stderr.strip().splitlines()
+    )  # a note of progress may precede them on a busy host
     assert (said.returncode, said.stdout) == (2, "")
     assert first == f"error: FARM_CONFIG names '{config}', which cannot be read: Permission denied."
     assert "use an account of the farm's group" in second
@@ -238,7 +309,9 @@ def test_a_refused_run_leaves_nothing_behind(farm):
     assert not os.path.exists(settings().state_dir)
 
 
-def test_a_worker_that_is_gone_is_named_with_the_cards_that_are_there(farm, monkeypatch, broker, database):
+def test_a_worker_that_is_gone_is_named_with_the_cards_that_are_there(
+    farm, monkeypatch, broker, database
+):
     monkeypatch.setenv("FARM_BROKER_URL", broker.url)
     monkeypatch.setenv("FARM_DATABASE_URL", str(database.url))
     settings.cache_clear()
@@ -249,25 +322,39 @@ def test_a_worker_that_is_gone_is_named_with_the_cards_that_are_there(farm, monk
     assert said.code == 3
     assert "This farm has no running worker" in said.stderr
     with database.write() as session:
-        session.add(tables.CardRow(id="GPU-1", kind="cuda", model="NVIDIA H200", state="stopped", host="far"))
+        session.add(
+            tables.CardRow(
+                id="GPU-1", kind="cuda", model="NVIDIA H200", state="stopped", host="far"
+            )
+        )
     said = farm("submit", "resnet18", "--card", "h200")
     assert said.code == 3
-    assert "No worker accepts items for the card 'h200': NVIDIA H200 (GPU-1) is stopped." in said.stderr
+    assert (
+        "No worker accepts items for the card 'h200': NVIDIA H200 (GPU-1) is stopped."
+        in said.stderr
+    )
     with database.write() as session:
         session.get_one(tables.CardRow, "GPU-1").state = "draining"
     said = farm("submit", "resnet18")
     assert said.code == 3
-    assert "Every card with a worker is draining and accepts no new items: NVIDIA H200 (GPU-1)." in said.stderr
+    assert (
+        "Every card with a worker is draining and accepts no new items: NVIDIA H200 (GPU-1)."
+        in said.stderr
+    )
     assert "farm cards resume GPU-1" in said.stderr
 
 
 def test_ctrl_c_while_modules_load_ends_it_without_a_word(tmp_path):
     # In typer's place, a module that interrupts the process which imports it.
-    (tmp_path / "typer.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(30)\n")
+    (tmp_path / "typer.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(30)\n"
+    )
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     code = (
         "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "runpy.run_module('cli', run_name='__main__')"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")

@@ -35,8 +35,13 @@ def test_a_fingerprint_is_shown_with_its_units() -> None:
 
 def test_a_figure_within_its_interval_is_not_told_as_one() -> None:
     for value, half_width in ((1.9, 28.9), (-0.3, 0.4)):
-        shown = dict(lines({**ROW, "fingerprint": {"w_per_c": {"value": value, "half_width": half_width}}}))
-        assert shown["rise of power with temperature, under load"] == f"no clear effect ({value} ± {half_width} W/°C)"
+        shown = dict(
+            lines({**ROW, "fingerprint": {"w_per_c": {"value": value, "half_width": half_width}}})
+        )
+        assert (
+            shown["rise of power with temperature, under load"]
+            == f"no clear effect ({value} ± {half_width} W/°C)"
+        )
     shown = dict(lines({**ROW, "fingerprint": {"w_per_c": {"value": -1.5, "half_width": 0.4}}}))
     assert shown["rise of power with temperature, under load"] == "-1.5 ± 0.4 W/°C"
 
@@ -48,10 +53,23 @@ def test_a_card_that_is_left_out_says_why_in_full() -> None:
 
 
 def test_what_a_card_does_and_runs_is_shown() -> None:
-    software = {"id": "abcd", "torch": "2.11.0+cu130", "cuda": "13.0", "cudnn": "", "python": "3.11.2"}
+    software = {
+        "id": "abcd",
+        "torch": "2.11.0+cu130",
+        "cuda": "13.0",
+        "cudnn": "",
+        "python": "3.11.2",
+    }
     shown = dict(
         lines(
-            {**ROW, "waiting": 7, "deferred": 2, "done_last_hour": 1500, "queue": "card.GPU-1234", "software": software}
+            {
+                **ROW,
+                "waiting": 7,
+                "deferred": 2,
+                "done_last_hour": 1500,
+                "queue": "card.GPU-1234",
+                "software": software,
+            }
         )
     )
     assert shown["software"] == "torch 2.11.0+cu130, CUDA 13.0, Python 3.11.2 (abcd)"

@@ -28,7 +28,8 @@ def _models(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_compiled_models_end_with_a_verdict_and_a_list_of_kernels_is_used_again(farm, tmp_path):
     file = tmp_path / "jobs.yml"
     file.write_text(
-        "- {model: [refused, two], compile: default}\n- {model: alexnet, input_size: 64, compile: default}\n"
+        "- {model: [refused, two], compile: default}\n- {model: alexnet, input_size: 64, compile: "
+        "default}\n"
     )
     said = farm("run", "-f", file, *QUICK)
     assert said.code == 0, said.stderr
@@ -39,7 +40,9 @@ def test_compiled_models_end_with_a_verdict_and_a_list_of_kernels_is_used_again(
     assert [one["reason"] for one in report["rounds"]] == ["first", "the card listed its kernels"]
     for one in (report, alexnet):
         assert one["verdict"]["coverage"] == 1.0
-        assert one["verdict"]["sum_time_us"] > 0  # on a busy machine the short windows may not converge: no verdict
+        assert (
+            one["verdict"]["sum_time_us"] > 0
+        )  # on a busy machine the short windows may not converge: no verdict
         assert one["verdict"]["whole_time_us"] > 0
 
     # Another model of the file fails in one line, with the compiler's reason and the next step.
@@ -57,22 +60,42 @@ def test_compiled_models_end_with_a_verdict_and_a_list_of_kernels_is_used_again(
     (again,) = json.loads(said.stdout)["reports"]
     assert "3 calls of 3 operator tuples" in said.stderr
     assert [one["reason"] for one in again["rounds"]] == ["first"]
-    assert {row["operator_id"] for row in again["tuples"]} == {row["operator_id"] for row in report["tuples"]}
+    assert {row["operator_id"] for row in again["tuples"]} == {
+        row["operator_id"] for row in report["tuples"]
+    }
 
 
 @pytest.mark.parametrize(
     ("options", "message", "step"),
     [
         (["--compile=fast"], "compile 'fast' is unknown", "default, max-autotune"),
-        (["--compile", "reduce-overhead"], "reduce-overhead runs the kernels of default", "--compile default"),
-        (["--compile", "--placements", "all"], "--placements does not work with --compile", "Omit --placements"),
-        (["--compile", "--data", "seen"], "--data seen does not work with --compile", "Omit --data"),
-        (["--compile", "--operators", "auto"], "--operators auto does not work with --compile", "pointwise"),
+        (
+            ["--compile", "reduce-overhead"],
+            "reduce-overhead runs the kernels of default",
+            "--compile default",
+        ),
+        (
+            ["--compile", "--placements", "all"],
+            "--placements does not work with --compile",
+            "Omit --placements",
+        ),
+        (
+            ["--compile", "--data", "seen"],
+            "--data seen does not work with --compile",
+            "Omit --data",
+        ),
+        (
+            ["--compile", "--operators", "auto"],
+            "--operators auto does not work with --compile",
+            "pointwise",
+        ),
         (["--compile", "--operators", "poitwise"], "has no operator named 'poitwise'", "pointwise"),
         (["--data", "copied"], "--data copied needs a compiled model", "--compile"),
     ],
 )
-def test_what_does_not_work_with_a_compiled_model_is_refused_in_one_line(farm, options, message, step):
+def test_what_does_not_work_with_a_compiled_model_is_refused_in_one_line(
+    farm, options, message, step
+):
     said = farm("run", "two", *options, "--card", "cpu", "--dry-run")
     assert (said.code, said.stdout) == (2, "")
     first, second = said.stderr.strip().splitlines()

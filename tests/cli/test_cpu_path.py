@@ -50,7 +50,9 @@ def out_of_range():
 
 @pytest.fixture
 def cpu_farm(tmp_path, broker, postgres_url):
-    """A broker, a database and a real ``farm worker`` for the CPU; two models of the user's in its settings."""
+    """A broker, a database and a real ``farm worker`` for the CPU; two models of the user's in its
+    settings.
+    """
     (tmp_path / "models_of_mine.py").write_text(MODELS)
     environment = {
         **os.environ,
@@ -96,7 +98,10 @@ def check_rows_of_experts(farm, report):
 
 def test_a_model_of_ones_own_is_measured_once_and_one_that_fails_says_why(cpu_farm, tmp_path):
     file = tmp_path / "jobs.yml"
-    models = "- {model: residual}\n- {model: residual, mode: train}\n- {model: experts}\n- {model: out_of_range}\n"
+    models = (
+        "- {model: residual}\n- {model: residual, mode: train}\n- {model: experts}\n- {model: "
+        "out_of_range}\n"
+    )
     file.write_text(models)
     report, trained, of_experts, failed = submit(cpu_farm, "-f", str(file), "-b", "4")
     assert report["state"] == "done"
@@ -119,9 +124,13 @@ def test_a_model_of_ones_own_is_measured_once_and_one_that_fails_says_why(cpu_fa
     assert {item.reused for item in cpu_farm.items(again["job_id"])} == {True}
 
     # What the file says now is measured, by the worker that has imported it as it was.
-    older = MODELS.replace("self.dropout(self.linear(embedded))", "self.linear(self.dropout(self.linear(embedded)))")
+    older = MODELS.replace(
+        "self.dropout(self.linear(embedded))", "self.linear(self.dropout(self.linear(embedded)))"
+    )
     (tmp_path / "models_of_mine.py").write_text(older)
-    done = cpu_farm.say("submit", "residual", "-b", "4", "--quick", "--window", "0.1", "--wait", "--json")
+    done = cpu_farm.say(
+        "submit", "residual", "-b", "4", "--quick", "--window", "0.1", "--wait", "--json"
+    )
     (edited,) = json.loads(done.stdout)["reports"]
     assert f"residual changed since job {again['job_id']}: +1 call of Linear" in done.stderr
     assert {row["short_name"]: row["calls"] for row in edited["types"]} == {
@@ -134,9 +143,12 @@ def test_a_model_of_ones_own_is_measured_once_and_one_that_fails_says_why(cpu_fa
     assert states == {("tuple", "done", True), ("whole", "done", False)}
     assert edited["title"].startswith(f"{report['title']} version ")
 
-    # A host whose file differs from that of the submitting one refuses the whole, once, and says why.
+    # A host whose file differs from that of the submitting one refuses the whole, once, and says
+    # why.
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "models_of_mine.py").write_text(MODELS.replace(" * scale", " - scale"))
+    (tmp_path / "elsewhere" / "models_of_mine.py").write_text(
+        MODELS.replace(" * scale", " - scale")
+    )
     elsewhere = {**cpu_farm.environment, "FARM_MODELS_PATH": str(tmp_path / "elsewhere")}
     done = Farm(cpu_farm.database, elsewhere, cpu_farm.log).ask(
         "submit", "residual", "-b", "4", "--quick", "--window", "0.1", "--wait", "--json"
@@ -148,8 +160,15 @@ def test_a_model_of_ones_own_is_measured_once_and_one_that_fails_says_why(cpu_fa
     assert "on this host has version " in whole.message
     assert "the job was submitted with " in whole.message
 
-    # In training, dropout is work; the rest is the same, but for modules that know which of the two it is.
-    assert {row["short_name"] for row in trained["types"]} == {"Embedding", "Linear", "Dropout", "add", "mul"}
+    # In training, dropout is work; the rest is the same, but for modules that know which of the two
+    # it is.
+    assert {row["short_name"] for row in trained["types"]} == {
+        "Embedding",
+        "Linear",
+        "Dropout",
+        "add",
+        "mul",
+    }
 
     # The products of experts are measured after the whole model has shown their rows.
     check_rows_of_experts(cpu_farm, of_experts)

@@ -40,7 +40,9 @@ def test_a_host_without_a_farm_is_fine(farm):
     assert "`farm run` starts its own" in said.stdout
 
 
-def test_what_does_not_answer_is_a_problem_with_a_next_step_and_without_its_password(farm, monkeypatch):
+def test_what_does_not_answer_is_a_problem_with_a_next_step_and_without_its_password(
+    farm, monkeypatch
+):
     monkeypatch.setenv("FARM_BROKER_URL", "redis://:verysecret@127.0.0.1:1/0")
     monkeypatch.setenv("FARM_DATABASE_URL", "postgresql://a:verysecret@127.0.0.1:1/x")
     settings.cache_clear()
@@ -51,7 +53,11 @@ def test_what_does_not_answer_is_a_problem_with_a_next_step_and_without_its_pass
         said = farm(*arguments)
         assert said.code == 1
         assert "verysecret" not in said.stdout + said.stderr
-    broken = {check["name"]: check for check in json.loads(said.stdout)["checks"] if check["level"] == "problem"}
+    broken = {
+        check["name"]: check
+        for check in json.loads(said.stdout)["checks"]
+        if check["level"] == "problem"
+    }
     assert set(broken) == {"broker", "database"}
     assert all(check["next_step"] for check in broken.values())
 
@@ -66,7 +72,9 @@ def test_what_does_not_answer_is_a_problem_with_a_next_step_and_without_its_pass
         "rediss://127.0.0.1:1/0?ssl_cert_reqs=perhaps",
     ],
 )
-def test_a_broker_url_that_is_wrong_is_one_problem_and_the_rest_is_examined(examined, monkeypatch, url):
+def test_a_broker_url_that_is_wrong_is_one_problem_and_the_rest_is_examined(
+    examined, monkeypatch, url
+):
     from tasks.app import configure
 
     monkeypatch.setenv("FARM_BROKER_URL", url)
@@ -84,7 +92,10 @@ def test_wrong_settings_are_problems_and_the_rest_is_examined(examined, monkeypa
     monkeypatch.setenv("FARM_HEARTBEAT_S", "-1")
     monkeypatch.setenv("FARM_TARGET", "much")
     checks = examined()
-    assert ["FARM_HEARTBEAT_S" in told or "FARM_TARGET" in told for _, told in levels(checks, "settings")] == [True] * 2
+    assert [
+        "FARM_HEARTBEAT_S" in told or "FARM_TARGET" in told
+        for _, told in levels(checks, "settings")
+    ] == [True] * 2
     assert {"state folder", "lock folder", "driver"} <= {check["name"] for check in checks}
 
 
@@ -97,22 +108,30 @@ def test_an_empty_database_is_to_be_upgraded(examined, any_database_url, monkeyp
 
 def test_the_cards_of_the_farm_are_judged(examined, any_database, monkeypatch):
     monkeypatch.setenv("FARM_DATABASE_URL", any_database.url.render_as_string(hide_password=False))
-    for number, (host, torch) in enumerate([("gpu1", "2.11.0"), ("gpu2", "2.12.0"), ("gpu3", "2.12.0")]):
+    for number, (host, torch) in enumerate(
+        [("gpu1", "2.11.0"), ("gpu2", "2.12.0"), ("gpu3", "2.12.0")]
+    ):
         card = Card(id=f"GPU-{number}", kind="cuda", model="NVIDIA H200", memory_bytes=1, host=host)
-        cards.register(any_database, card, Software(torch=torch, driver="580"), holder=f"h{number}", queue="q")
+        cards.register(
+            any_database, card, Software(torch=torch, driver="580"), holder=f"h{number}", queue="q"
+        )
     cards.quarantine(any_database, "GPU-2", "a known sum came out wrong")
     checks = examined()
     assert levels(checks, "schema")[0][0] == "ok"
     assert levels(checks, "clock")[0][0] == "ok"
     assert levels(checks, "cards") == [("ok", "workers serve 2 cards on 2 hosts")]
-    assert levels(checks, "card gpu3:0") == [("problem", "GPU-2 is quarantined: a known sum came out wrong")]
+    assert levels(checks, "card gpu3:0") == [
+        ("problem", "GPU-2 is quarantined: a known sum came out wrong")
+    ]
     ((level, told),) = levels(checks, "versions")
     assert level == "warning"
     assert "gpu1: torch 2.11.0" in told
     assert "driver" not in told
 
 
-def test_a_card_that_takes_nothing_while_its_items_wait_is_a_problem(examined, database, monkeypatch):
+def test_a_card_that_takes_nothing_while_its_items_wait_is_a_problem(
+    examined, database, monkeypatch
+):
     monkeypatch.setenv("FARM_DATABASE_URL", database.url.render_as_string(hide_password=False))
     register(database, 0)
     plan(database, ["SIM-0"], number=2)
@@ -132,22 +151,34 @@ def test_cards_that_get_ready_do_not_serve_yet(examined, any_database, monkeypat
     settings.cache_clear()
     configure(settings())
     for number in range(2):
-        card = Card(id=f"GPU-{number}", kind="cuda", model="NVIDIA H200", memory_bytes=1, host="gpu1")
+        card = Card(
+            id=f"GPU-{number}", kind="cuda", model="NVIDIA H200", memory_bytes=1, host="gpu1"
+        )
         cards.announce(any_database, card.id, card, holder=f"h{number}", queue="q")
-    assert levels(examined(), "cards") == [("warning", "no worker is ready yet; 2 workers starting")]
-    cards.register(any_database, card, Software(torch="2.11.0", driver="580"), holder="h1", queue="q")
-    assert levels(examined(), "cards") == [("ok", "workers serve 1 card on 1 host; 1 more starting")]
+    assert levels(examined(), "cards") == [
+        ("warning", "no worker is ready yet; 2 workers starting")
+    ]
+    cards.register(
+        any_database, card, Software(torch="2.11.0", driver="580"), holder="h1", queue="q"
+    )
+    assert levels(examined(), "cards") == [
+        ("ok", "workers serve 1 card on 1 host; 1 more starting")
+    ]
 
 
 @pytest.mark.parametrize("host", ["this", "another"])
-def test_a_run_that_was_killed_is_no_worker_to_look_after(examined, any_database, monkeypatch, host):
+def test_a_run_that_was_killed_is_no_worker_to_look_after(
+    examined, any_database, monkeypatch, host
+):
     monkeypatch.setenv("FARM_DATABASE_URL", any_database.url.render_as_string(hide_password=False))
     ended = subprocess.Popen(["true"])
     ended.wait()
     farm = cards.farm_name(settings().host if host == "this" else host, ended.pid, "ab")
     card = Card(id="GPU-1", kind="cuda", model="NVIDIA H200", memory_bytes=1, host=host)
     holder = cards.holder_name("GPU-1", host, 7, "ab", farm)
-    cards.register(any_database, card, Software(torch="2.11.0", driver="580"), holder=holder, queue="q")
+    cards.register(
+        any_database, card, Software(torch="2.11.0", driver="580"), holder=holder, queue="q"
+    )
     if host == "another":  # its end shows only when it is seen no more
         with any_database.write() as session:
             session.get_one(tables.CardRow, "GPU-1").last_seen_at_s -= 3600
@@ -183,10 +214,14 @@ def test_a_far_broker_is_reached_with_a_checked_certificate(url, level):
 def test_versions_that_the_database_does_not_tell_are_compared_between_the_workers():
     here = {"farm": "0.1.0", "Python": "3.11.2", "torch": "2.11.0", "torchvision": "0.26.0"}
     without_torch = {"farm": "0.1.0", "Python": "3.11.2"}
-    same = broker_checks.programs({"this host": without_torch, "control@gpu1": here, "card-GPU-1@gpu1": here})
+    same = broker_checks.programs(
+        {"this host": without_torch, "control@gpu1": here, "card-GPU-1@gpu1": here}
+    )
     assert same.level == "ok"
     other = {**here, "torchvision": "0.25.0", "farm": "0.2.0"}
-    found = broker_checks.programs({"this host": without_torch, "control@gpu1": here, "control@gpu2": other})
+    found = broker_checks.programs(
+        {"this host": without_torch, "control@gpu1": here, "control@gpu2": other}
+    )
     assert found.level == "warning"
     assert "gpu1: farm 0.1.0 torchvision 0.26.0" in found.message
     assert "gpu2: farm 0.2.0 torchvision 0.25.0" in found.message
@@ -222,7 +257,9 @@ def test_gpus_that_are_hidden_are_told(examined, monkeypatch):
     with behind_pynvml(monkeypatch) as library:
         library.uuids = [UUID, OTHER_UUID]
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        assert levels(examined(), "GPUs") == [("ok", "the farm sees all 2 GPUs that the driver lists")]
+        assert levels(examined(), "GPUs") == [
+            ("ok", "the farm sees all 2 GPUs that the driver lists")
+        ]
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
         ((level, told),) = levels(examined(), "GPUs")
         assert level == "warning"
@@ -244,7 +281,9 @@ def test_a_clock_that_is_off_is_told(examined, postgres_url, monkeypatch):
     ]
 
 
-def test_a_live_farm_is_fine_and_a_broker_that_forgets_is_not(examined, monkeypatch, broker, sqlite_url, database):
+def test_a_live_farm_is_fine_and_a_broker_that_forgets_is_not(
+    examined, monkeypatch, broker, sqlite_url, database
+):
     import redis
 
     from tasks.app import configure
@@ -305,7 +344,9 @@ def test_a_gpu_host_is_examined_through_its_driver(examined, monkeypatch):
     assert ": 1 (" in here[1][1]
 
 
-def test_a_gpu_that_does_not_answer_is_a_warning_beside_another_and_a_problem_alone(examined, monkeypatch):
+def test_a_gpu_that_does_not_answer_is_a_warning_beside_another_and_a_problem_alone(
+    examined, monkeypatch
+):
     with behind_pynvml(monkeypatch) as library:
         library.uuids = [UUID, OTHER_UUID]
         library.faults["nvmlDeviceGetHandleByIndex_v2", 1] = pynvml.NVML_ERROR_GPU_IS_LOST
@@ -393,7 +434,9 @@ def test_folders_room_and_secrets_are_looked_at(examined, monkeypatch, tmp_path)
     assert "hidden" not in json.dumps(checks)
 
 
-def test_a_folder_that_the_kernel_refuses_or_that_is_a_file_cannot_be_made(examined, monkeypatch, tmp_path):
+def test_a_folder_that_the_kernel_refuses_or_that_is_a_file_cannot_be_made(
+    examined, monkeypatch, tmp_path
+):
     (tmp_path / "file").touch()
     monkeypatch.setenv("FARM_LOCK_DIR", "/proc/nope")
     monkeypatch.setenv("FARM_STATE_DIR", str(tmp_path / "file"))
@@ -402,7 +445,10 @@ def test_a_folder_that_the_kernel_refuses_or_that_is_a_file_cannot_be_made(exami
     assert level == "problem"
     assert "/proc/nope cannot be created" in told
     assert levels(checks, "state folder") == [
-        ("problem", f"the folder {tmp_path / 'file'} cannot be created: {tmp_path / 'file'} is a file")
+        (
+            "problem",
+            f"the folder {tmp_path / 'file'} cannot be created: {tmp_path / 'file'} is a file",
+        )
     ]
     assert levels(checks, "disk") == []
 
@@ -441,4 +487,6 @@ def test_files_that_the_spool_put_aside_are_told(examined):
     (aside.parent / "2-b.json.refused").write_text("{}")
     ((level, told),) = levels(examined(), "spool")
     assert level == "problem"
-    assert told.startswith(f"2 readings in {aside.parent} could not be stored: 1-a.json, 2-b.json.refused")
+    assert told.startswith(
+        f"2 readings in {aside.parent} could not be stored: 1-a.json, 2-b.json.refused"
+    )

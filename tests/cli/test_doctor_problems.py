@@ -80,7 +80,9 @@ def does_not_save(admin, server):
     ],
     ids=["no replica", "full", "a replica", "no disk"],
 )
-def test_a_broker_that_answers_and_takes_no_messages_is_a_problem(examined, server, admin, at, refuse, told):
+def test_a_broker_that_answers_and_takes_no_messages_is_a_problem(
+    examined, server, admin, at, refuse, told
+):
     assert problems(examined(), "broker") == []
     refuse(admin, server)
     (message,) = problems(examined(), "broker")
@@ -99,17 +101,28 @@ def test_a_broker_that_answers_and_takes_no_messages_is_a_problem(examined, serv
         ("~* &* +@all -@write", "LPUSH, RPUSH, BRPOP"),
     ],
 )
-def test_a_user_who_may_not_send_what_the_farm_sends_is_a_problem(examined, admin, at, rights, named):
-    admin.execute_command("ACL", "SETUSER", "someone", "reset", "on", f">{PASSWORD}", *rights.split())
+def test_a_user_who_may_not_send_what_the_farm_sends_is_a_problem(
+    examined, admin, at, rights, named
+):
+    admin.execute_command(
+        "ACL", "SETUSER", "someone", "reset", "on", f">{PASSWORD}", *rights.split()
+    )
     at(f"someone:{PASSWORD}@")
     (message,) = problems(examined(), "broker")
     assert f"refuses commands to this user: {named}" in message
     assert PASSWORD not in message
 
 
-def test_the_rights_that_a_farm_needs_are_enough_and_the_check_leaves_nothing_behind(examined, server, admin, at):
-    rights = "~card.* ~control ~unacked* ~_kombu.* ~celery-taskset-meta-* &* +@all -@admin -@dangerous +info"
-    admin.execute_command("ACL", "SETUSER", "someone", "reset", "on", f">{PASSWORD}", *rights.split())
+def test_the_rights_that_a_farm_needs_are_enough_and_the_check_leaves_nothing_behind(
+    examined, server, admin, at
+):
+    rights = (
+        "~card.* ~control ~unacked* ~_kombu.* ~celery-taskset-meta-* &* +@all -@admin -@dangerous "
+        "+info"
+    )
+    admin.execute_command(
+        "ACL", "SETUSER", "someone", "reset", "on", f">{PASSWORD}", *rights.split()
+    )
     at(f"someone:{PASSWORD}@")
     admin.flushall()
     admin.lpush("card.SIM-0", "a message")
@@ -121,7 +134,9 @@ def test_the_rights_that_a_farm_needs_are_enough_and_the_check_leaves_nothing_be
             sent.append(command)
     assert any(command.startswith("BRPOP") for command in sent)
     assert admin.lrange("card.SIM-0", 0, -1) == [b"a message"]
-    left = [key for key in admin.keys("*") if b"_kombu.binding" not in key]  # Celery's, for the answers to the ping
+    left = [
+        key for key in admin.keys("*") if b"_kombu.binding" not in key
+    ]  # Celery's, for the answers to the ping
     assert left == [b"card.SIM-0"]
 
 
@@ -138,7 +153,10 @@ def test_a_broker_that_still_loads_its_file_is_a_problem(examined, at):
             client.mset({f"key-{number}": "x" * 100 for number in range(2000)})
             client.save()
         broker.kill()
-        broker.options = {"key-load-delay": "10000", "loading-process-events-interval-bytes": "1024"}  # 10 ms per key
+        broker.options = {
+            "key-load-delay": "10000",
+            "loading-process-events-interval-bytes": "1024",
+        }  # 10 ms per key
         broker.start()
         at(broker=broker)
         (message,) = problems(examined(), "broker")
@@ -155,7 +173,9 @@ def test_a_broker_that_accepts_connections_and_never_answers_is_a_problem(examin
     assert "does not answer" in message
 
 
-def test_a_database_that_takes_no_writes_is_a_problem(examined, postgres_server, postgres_database, monkeypatch):
+def test_a_database_that_takes_no_writes_is_a_problem(
+    examined, postgres_server, postgres_database, monkeypatch
+):
     url = postgres_database.url.render_as_string(hide_password=False)
     monkeypatch.setenv("FARM_DATABASE_URL", url)
     assert problems(examined(), "database") == []
@@ -176,7 +196,11 @@ def test_a_database_that_takes_no_writes_is_a_problem(examined, postgres_server,
 
 def unseen(database, card_id):
     with database.write() as session:
-        session.execute(update(tables.CardRow).where(col(tables.CardRow.id) == card_id).values(last_seen_at_s=1.0))
+        session.execute(
+            update(tables.CardRow)
+            .where(col(tables.CardRow.id) == card_id)
+            .values(last_seen_at_s=1.0)
+        )
 
 
 @pytest.mark.parametrize(
@@ -187,9 +211,21 @@ def unseen(database, card_id):
             "SIM-0 is quarantined",
             "farm cards release",
         ),
-        (lambda database: cards.drain(database, "SIM-0"), "SIM-0 is draining", "farm cards resume SIM-0"),
-        (lambda database: cards.stopped(database, "holder-0"), "SIM-0 is stopped", "Start `farm worker` on here"),
-        (lambda database: unseen(database, "SIM-0"), "SIM-0 is lost", "Start `farm worker` on here"),
+        (
+            lambda database: cards.drain(database, "SIM-0"),
+            "SIM-0 is draining",
+            "farm cards resume SIM-0",
+        ),
+        (
+            lambda database: cards.stopped(database, "holder-0"),
+            "SIM-0 is stopped",
+            "Start `farm worker` on here",
+        ),
+        (
+            lambda database: unseen(database, "SIM-0"),
+            "SIM-0 is lost",
+            "Start `farm worker` on here",
+        ),
     ],
     ids=["quarantined", "drained", "stopped", "lost"],
 )
@@ -204,14 +240,18 @@ def test_items_that_wait_without_a_card_that_could_measure_them_are_a_problem(
     leave(database)
     checks = examined()
     (message,) = problems(checks, "cards")
-    assert message.startswith("no worker serves a card of model a card, but 2 items must be measured there: ")
+    assert message.startswith(
+        "no worker serves a card of model a card, but 2 items must be measured there: "
+    )
     assert told in message
     assert any(step in check["next_step"] for check in checks if check["name"] == "cards")
     register(database, 2)  # one of the same model and software
     assert problems(examined(), "cards") == []
 
 
-def test_items_of_a_run_that_was_killed_wait_for_no_card_of_the_farm(examined, database, monkeypatch):
+def test_items_of_a_run_that_was_killed_wait_for_no_card_of_the_farm(
+    examined, database, monkeypatch
+):
     monkeypatch.setenv("FARM_DATABASE_URL", database.url.render_as_string(hide_password=False))
     register(database, 0)
     plan(database, ["SIM-0"])
@@ -221,12 +261,16 @@ def test_items_of_a_run_that_was_killed_wait_for_no_card_of_the_farm(examined, d
     assert problems(examined(), "cards") == []
 
 
-def test_workers_that_do_not_answer_while_items_wait_are_a_problem(examined, database, at, monkeypatch):
+def test_workers_that_do_not_answer_while_items_wait_are_a_problem(
+    examined, database, at, monkeypatch
+):
     monkeypatch.setenv("FARM_DATABASE_URL", database.url.render_as_string(hide_password=False))
     register(database, 0)
     assert problems(examined(), "workers") == []
     plan(database, ["SIM-0"])
-    assert problems(examined(), "workers") == ["no worker listens to the broker, but 1 item must be measured"]
+    assert problems(examined(), "workers") == [
+        "no worker listens to the broker, but 1 item must be measured"
+    ]
 
 
 def test_a_card_whose_worker_was_not_seen_for_long_is_a_problem(examined, database, monkeypatch):

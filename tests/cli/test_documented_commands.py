@@ -1,9 +1,10 @@
-"""What the docs and the README tell people to type: every command is run here as it stands, or says what it needs.
+"""What the docs and the README tell people to type: every command is run here as it stands, or says
+what it needs.
 
-A block of commands is indented, or fenced as `console`; everything else is fenced with its language. `<!-- needs: a
-card -->` stands before a block that cannot be run here, `<!-- this page needs: many hosts -->` before all of a page.
-Such commands are still parsed, so that no option or name is told that is not there.
-"""
+A block of commands is indented, or fenced as `console`; everything else is fenced with its
+language. `<!-- needs: a card -->` stands before a block that cannot be run here, `<!-- this page
+needs: many hosts -->` before all of a page. Such commands are still parsed, so that no option or
+name is told that is not there."""
 
 from __future__ import annotations
 
@@ -30,7 +31,12 @@ from tests.report import filled, rows
 from tests.report.measured import measured
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "cli/glossary.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "cli/glossary.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 NEEDS = re.compile(r"<!-- (this page )?needs: (.+) -->")
 #: What a command that is not run may need; a reader without it knows that it is not for them.
 REASONS = {"a card", "a network", "many hosts", "another farm's export"}
@@ -68,7 +74,9 @@ def _blocks(page: Path) -> Iterator[Block]:
             else:
                 needs = found[2]
         elif token.type in ("fence", "code_block"):
-            language = token.info.split()[0] if token.info else "text" if token.type == "fence" else ""
+            language = (
+                token.info.split()[0] if token.info else "text" if token.type == "fence" else ""
+            )
             language = "" if language == "console" else language
             title = re.search(r'title="(.+?)"', token.info)
             where = name_of(page), (token.map or [0])[0] + 1
@@ -113,18 +121,26 @@ def commands(text: str) -> Iterator[list[str]]:
 def of_farm(words: list[str]) -> list[str] | None:
     """The arguments of `farm`, where it is what a command calls, by whatever way."""
     for index, word in enumerate(words):
-        if word.endswith("bin/farm") or (word == "farm" and all("=" in before for before in words[:index])):
+        if word.endswith("bin/farm") or (
+            word == "farm" and all("=" in before for before in words[:index])
+        ):
             return words[index + 1 :]
     return None
 
 
 def known_options(command) -> set[str]:
-    options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    options = {
+        option
+        for parameter in command.params
+        for option in (*parameter.opts, *parameter.secondary_opts)
+    }
     return {*options, "-h", "--help"}
 
 
 def parse(arguments: list[str], *, whole: bool) -> None:
-    """Parse as `farm` does, without calling anything; of what is not whole, only the names of verbs and options."""
+    """Parse as `farm` does, without calling anything; of what is not whole, only the names of verbs
+    and options.
+    """
     command, path, rest = COMMAND, "farm", list(arguments)
     while hasattr(command, "commands"):
         while rest and rest[0].startswith("-"):
@@ -132,14 +148,20 @@ def parse(arguments: list[str], *, whole: bool) -> None:
             rest.pop(0)
         if not rest or (not whole and (rest[0].isupper() or rest[0] == "...")):
             return
-        assert rest[0] in command.commands or not command.no_args_is_help, f"there is no `{path} {rest[0]}`"
+        assert rest[0] in command.commands or not command.no_args_is_help, (
+            f"there is no `{path} {rest[0]}`"
+        )
         if rest[0] not in command.commands:
             break
         command, path = command.commands[rest[0]], f"{path} {rest.pop(0)}"
     if whole:
         command.make_context(path, rest)
     else:
-        told = {re.split(r"[=\]]", word.lstrip("["))[0] for word in rest if re.match(r"\[?--?[a-z]", word)}
+        told = {
+            re.split(r"[=\]]", word.lstrip("["))[0]
+            for word in rest
+            if re.match(r"\[?--?[a-z]", word)
+        }
         assert told <= known_options(command), f"{path}: {told - known_options(command)}"
 
 
@@ -155,9 +177,13 @@ def test_what_is_not_run_says_what_it_needs():
 
 
 def write_module(block, folder, monkeypatch):
-    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if not Path(folder, block.file).exists()])
+    monkeypatch.setattr(
+        sys, "path", [folder for folder in sys.path if not Path(folder, block.file).exists()]
+    )
     (folder / block.file).write_text(block.text)
-    monkeypatch.setitem(sys.modules, Path(block.file).stem, sys)  # other tests have modules of that name:
+    monkeypatch.setitem(
+        sys.modules, Path(block.file).stem, sys
+    )  # other tests have modules of that name:
     del sys.modules[Path(block.file).stem]  # theirs is put aside, and this page's taken away
 
 
@@ -169,8 +195,15 @@ def test_every_command_that_is_told_can_be_parsed(tmp_path, monkeypatch):
     monkeypatch.setenv("FARM_MODELS", '{"my_net": "my_models:net"}')
     monkeypatch.setenv("FARM_MODELS_PATH", str(tmp_path))
     settings.cache_clear()
-    told = [(block, words) for block in all_blocks() if not block.language for words in commands(block.text)]
-    calls = [(block, arguments) for block, words in told if (arguments := of_farm(words)) is not None]
+    told = [
+        (block, words)
+        for block in all_blocks()
+        if not block.language
+        for words in commands(block.text)
+    ]
+    calls = [
+        (block, arguments) for block, words in told if (arguments := of_farm(words)) is not None
+    ]
     assert len(calls) > 40
     for block, arguments in calls:
         try:
@@ -189,33 +222,50 @@ def test_every_command_in_a_sentence_is_there():
 
 @pytest.fixture(scope="module")
 def farm_with_jobs(tmp_path_factory):
-    """The file of a database as the pages take it for given: two jobs on an H200, and other readings."""
+    """The file of a database as the pages take it for given: two jobs on an H200, and other
+    readings.
+    """
     home = tmp_path_factory.mktemp("documented")
     database = Database(f"sqlite:///{home / 'farm.db'}")
     database.upgrade()
     measured(database, rows.VARIANT, JOB)
     measured(database, rows.VARIANT, LATER_JOB)
     newer = Software(
-        torch="2.12.0+cu130", torchvision="0.27.0", cuda="13.0", cudnn="91900", driver="580.1", python="3.12"
+        torch="2.12.0+cu130",
+        torchvision="0.27.0",
+        cuda="13.0",
+        cudnn="91900",
+        driver="580.1",
+        python="3.12",
     )
     for dtype in ("float32", "bfloat16"):
         filled.fill(database, Variant("resnet18", 32, 224, dtype=dtype), software=newer)
-    filled.fill(database, Variant("resnet18", 32, 224), software=newer, card="GPU-1", model="NVIDIA H100")
+    filled.fill(
+        database, Variant("resnet18", 32, 224), software=newer, card="GPU-1", model="NVIDIA H100"
+    )
     database.close()
     return home / "farm.db"
 
 
 FOLLOWED = ROOT / "docs/tutorial.md"  # with what its commands print: tests/test_tutorial.py
-SLOW = [ROOT / f"docs/{name}.md" for name in ("python", "memory", "prediction")]  # they measure, capture steps and fit
+SLOW = [
+    ROOT / f"docs/{name}.md" for name in ("python", "memory", "prediction")
+]  # they measure, capture steps and fit
 
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=[pytest.mark.slow] * (page in SLOW)) for page in PAGES if page != FOLLOWED],
+    [
+        pytest.param(page, marks=[pytest.mark.slow] * (page in SLOW))
+        for page in PAGES
+        if page != FOLLOWED
+    ],
     ids=name_of,
 )
 @pytest.mark.usefixtures("steps_extracted_once")
-def test_the_commands_of_a_page_run_in_their_order(page, farm, farm_with_jobs, tmp_path, monkeypatch):
+def test_the_commands_of_a_page_run_in_their_order(
+    page, farm, farm_with_jobs, tmp_path, monkeypatch
+):
     shutil.copy(farm_with_jobs, tmp_path / "farm.db")
     monkeypatch.setenv("FARM_DATABASE_URL", f"sqlite:///{tmp_path / 'farm.db'}")
     monkeypatch.setenv("PWD", str(tmp_path))

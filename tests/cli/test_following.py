@@ -30,7 +30,9 @@ def test_the_job_that_did_the_same_is_told_and_skips_an_entry_of_a_file(database
         for where, reuse in (("", "model"), ("jobs.yml:1", "model"), ("jobs.yml:2", "none"))
     )
     other = PlannedJob(PartialRequest(), sweep(2), [])
-    left = (submissions := Submissions(print)).still_to_do(database, [typed, written, afresh, other])
+    left = (submissions := Submissions(print)).still_to_do(
+        database, [typed, written, afresh, other]
+    )
     assert [(job.partial, job.done_by) for job in left] == [
         (typed.partial, job_id),
         (afresh.partial, ""),
@@ -40,14 +42,19 @@ def test_the_job_that_did_the_same_is_told_and_skips_an_entry_of_a_file(database
 
 
 def test_a_preview_of_a_short_job_does_not_take_0_s(capsys):
-    job, submissions = PlannedJob(PartialRequest(), sweep(1), [Card("CARD-1", "cpu", "a card", 1)]), Submissions(print)
+    job, submissions = (
+        PlannedJob(PartialRequest(), sweep(1), [Card("CARD-1", "cpu", "a card", 1)]),
+        Submissions(print),
+    )
     preview([(job, JobPreview("ReLU", ("CARD-1",), 1, 1, 1, 0, 0.28))], submissions, as_json=False)
     assert "1 to measure, at least 280 ms" in capsys.readouterr().out
 
 
 def test_a_rougher_job_does_not_do_an_entry(database):
     (card,) = register(database, 0)
-    quick = sweep(1).replace(stopping=Stopping(maximum_s=0.5, time_half_width=0.03, energy_half_width=0.06))
+    quick = sweep(1).replace(
+        stopping=Stopping(maximum_s=0.5, time_half_width=0.03, energy_half_width=0.06)
+    )
     job_id = plan(database, [card])
     with database.write() as session:
         job = session.get_one(Job, job_id)
@@ -73,5 +80,7 @@ def test_an_interruption_says_what_is_kept(database, kind):
 
     card = Card("CARD-1", kind, "a card", 1)
     with pytest.raises(Interrupted, match="the same command continues") as told:
-        interruptible(lambda ending: measure(database, batches(), [card], Submissions(print), ending))
+        interruptible(
+            lambda ending: measure(database, batches(), [card], Submissions(print), ending)
+        )
     assert ("Items that were not stored are timed again" in str(told.value)) == (kind == "cpu")

@@ -15,8 +15,14 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def test_every_flag_reason_state_and_label_of_a_report_has_an_entry():
-    flags = re.search(r"^## Flags\n(.*?)^## ", (ROOT / "docs" / "method.md").read_text(), re.MULTILINE | re.DOTALL)
-    wanted = {*re.findall(r"^\| `(\w+)`", flags[1], re.MULTILINE), *Unmeasurable.REASONS, *CardState}
+    flags = re.search(
+        r"^## Flags\n(.*?)^## ", (ROOT / "docs" / "method.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    wanted = {
+        *re.findall(r"^\| `(\w+)`", flags[1], re.MULTILINE),
+        *Unmeasurable.REASONS,
+        *CardState,
+    }
     report = (ROOT / "tests" / "report" / "golden" / "model.txt").read_text()
     wanted |= set(re.findall(r"^  ([a-z][a-z ]*?) {2,}", report, re.MULTILINE))
     remarks = (ROOT / "farm" / "report" / "remarks.txt").read_text()
@@ -27,19 +33,27 @@ def test_every_flag_reason_state_and_label_of_a_report_has_an_entry():
 
 
 def heads_of_tables(module: Path) -> Iterator[str]:
-    """The heads of columns and the labels of rows in a module with tables, as far as they are constants."""
+    """The heads of columns and the labels of rows in a module with tables, as far as they are
+    constants.
+    """
     for node in ast.walk(ast.parse(module.read_text())):
         name = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
         if name in ("filled", "ruled"):
             yield from texts(node.args[name == "filled"], columns=name == "filled")
         elif name == "row" and len(node.args) > 2:
             yield from texts(node.args[1])
-        elif isinstance(node, ast.Assign) and re.fullmatch(r"heads|columns|lines", ast.unparse(node.targets[0])):
-            yield from texts(node.value, columns=not ast.unparse(node.targets[0]).startswith("heads"))
+        elif isinstance(node, ast.Assign) and re.fullmatch(
+            r"heads|columns|lines", ast.unparse(node.targets[0])
+        ):
+            yield from texts(
+                node.value, columns=not ast.unparse(node.targets[0]).startswith("heads")
+            )
 
 
 def texts(node, *, columns=False) -> Iterator[str]:
-    """The constant texts of a list of heads, also those in an f-string; of `columns` the first one of each tuple."""
+    """The constant texts of a list of heads, also those in an f-string; of `columns` the first one
+    of each tuple.
+    """
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value
     elif isinstance(node, ast.Dict):
@@ -47,22 +61,29 @@ def texts(node, *, columns=False) -> Iterator[str]:
     else:
         several = [*getattr(node, "values", ()), *getattr(node, "elts", ())]
         several = several[:1] if columns and isinstance(node, ast.Tuple) else several
-        for one in [*several, *(getattr(node, name) for name in ("value", "body", "orelse") if hasattr(node, name))]:
+        for one in [
+            *several,
+            *(getattr(node, name) for name in ("value", "body", "orelse") if hasattr(node, name)),
+        ]:
             if isinstance(one, ast.AST):
                 yield from texts(one, columns=columns)
 
 
 def heads_of_pages() -> Iterator[str]:
-    for template in (ROOT / "farm" / "pages" / "templates").glob("*.html"):
+    for template in (ROOT / "farm" / "addons" / "pages" / "templates").glob("*.html"):
         text = template.read_text()
         yield from re.findall(r"""(?:head|line)\("([^"]+)\"""", text)
         found = re.findall(r"<(?:th|dt)\b[^>]*>(.*?)</(?:th|dt)>", text)
         yield from (re.sub(r"{{.*?}}|{%.*?%}|<.*?>", "", one) for one in found)
 
 
-@pytest.mark.parametrize("name", ["report_tables", "prediction_tables", "memory_table", "lists", "pages"])
+@pytest.mark.parametrize(
+    "name", ["report_tables", "prediction_tables", "memory_table", "lists", "pages"]
+)
 def test_every_head_of_a_table_is_explained(name):
-    heads = list(heads_of_pages() if name == "pages" else heads_of_tables(ROOT / "cli" / f"{name}.py"))
+    heads = list(
+        heads_of_pages() if name == "pages" else heads_of_tables(ROOT / "cli" / f"{name}.py")
+    )
     assert len(heads) > 20
     unexplained = {text: words for text in heads if (words := find(text)[1])}
     assert not unexplained

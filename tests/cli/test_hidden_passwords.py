@@ -80,7 +80,10 @@ MORE = [
     "valkey://Zq7xA@127.0.0.1:1/0",
     "':Zq7xA@127.0.0.1:1'",
 ]
-URLS = [*(("FARM_DATABASE_URL", url) for url in DATABASES), *(("FARM_BROKER_URL", url) for url in BROKERS)]
+URLS = [
+    *(("FARM_DATABASE_URL", url) for url in DATABASES),
+    *(("FARM_BROKER_URL", url) for url in BROKERS),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +102,13 @@ def test_no_command_shows_a_password(farm, monkeypatch, variable, url):
     monkeypatch.setenv(variable, url)
     settings.cache_clear()
     configure(settings())
-    for command in ("settings", "settings --json", "doctor", "--debug jobs", "--debug submit resnet18"):
+    for command in (
+        "settings",
+        "settings --json",
+        "doctor",
+        "--debug jobs",
+        "--debug submit resnet18",
+    ):
         said = farm(*command.split())
         shown = said.stdout + said.stderr
         assert not any(half in shown for half in PASSWORD), command
@@ -128,7 +137,9 @@ def test_an_unknown_option_is_an_error_of_the_url(farm, monkeypatch, variable, u
 
 
 @pytest.mark.parametrize("formatter", [logs.PlainLines, logs.JsonLines])
-@pytest.mark.parametrize(("variable", "url"), [*URLS, *(("FARM_DATABASE_URL", url) for url in MORE)])
+@pytest.mark.parametrize(
+    ("variable", "url"), [*URLS, *(("FARM_DATABASE_URL", url) for url in MORE)]
+)
 def test_a_log_shows_no_password(monkeypatch, variable, url, formatter):
     monkeypatch.setenv(variable, url)
     settings.cache_clear()
@@ -139,7 +150,9 @@ def test_a_log_shows_no_password(monkeypatch, variable, url, formatter):
     try:
         raise ValueError(f"cannot use {url!r} or {url}, port {url.partition('Zq')[1]}7xA")
     except ValueError as error:
-        record = logging.LogRecord("x", logging.ERROR, "", 0, "Failed with %s", (error,), sys.exc_info())
+        record = logging.LogRecord(
+            "x", logging.ERROR, "", 0, "Failed with %s", (error,), sys.exc_info()
+        )
     handler.handle(record)
     assert "Failed with" in stream.getvalue()
     assert not any(half in stream.getvalue() for half in PASSWORD)

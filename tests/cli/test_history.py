@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 import farm as api
-from farm.pages import page
+from farm.addons.pages import page
 from farm.report.history import history, mean_of
 from farm.settings import settings
 from farm.store import content, tables
@@ -18,7 +18,9 @@ from farm.verdict.figures import Figure
 from tests.report import rows
 
 FIRST, SECOND = "a" * 40, "b" * 40
-SHORT = Stopping(warm_up_s=0.0, minimum_s=0.0, maximum_s=0.1, time_half_width=1.0, energy_half_width=1.0)
+SHORT = Stopping(
+    warm_up_s=0.0, minimum_s=0.0, maximum_s=0.1, time_half_width=1.0, energy_half_width=1.0
+)
 NET = """
 import torch
 
@@ -29,7 +31,9 @@ def net():
 
 @pytest.fixture
 def known(database, monkeypatch):
-    """resnet18 with two versions of PyTorch, and a test of which the second revision was measured first."""
+    """resnet18 with two versions of PyTorch, and a test of which the second revision was measured
+    first.
+    """
     monkeypatch.setenv("FARM_DATABASE_URL", database.url.render_as_string())
     settings.cache_clear()
     with database.write() as session:
@@ -37,9 +41,13 @@ def known(database, monkeypatch):
         session.add(tables.SoftwareRow(id="newer", torch="2.12.0"))
         session.flush()
         whole = {"subject_kind": "variant"}
-        rows.reading(session, rows.VARIANT.id, 1000.0, 500.0, created_at_s=2e9, software_id="newer", **whole)
+        rows.reading(
+            session, rows.VARIANT.id, 1000.0, 500.0, created_at_s=2e9, software_id="newer", **whole
+        )
         rows.reading(session, rows.VARIANT.id, 1100.0, 560.0, created_at_s=1e9, **whole)
-        rows.reading(session, rows.VARIANT.id, 900.0, 450.0, created_at_s=1e9, card=rows.OTHER_CARD, **whole)
+        rows.reading(
+            session, rows.VARIANT.id, 900.0, 450.0, created_at_s=1e9, card=rows.OTHER_CARD, **whole
+        )
         for commit, time_us, at_s, flags in (
             (SECOND, 20.0, 1e9, []),
             (FIRST, 10.0, 2e9, []),
@@ -50,7 +58,10 @@ def known(database, monkeypatch):
             variant = Variant("tests/test_net.py::test_net", 1, 1, version=commit[:12])
             content.store_variant(session, variant)
             committed_at_s = {FIRST: 100, SECOND: 200}[commit]
-            details = {"method": 5, "revision": f"{commit} {committed_at_s} {'dirty' if at_s == 1e9 else 'clean'}"}
+            details = {
+                "method": 5,
+                "revision": f"{commit} {committed_at_s} {'dirty' if at_s == 1e9 else 'clean'}",
+            }
             more = {"created_at_s": at_s, "flags": flags, "details": details, **whole}
             rows.reading(session, variant.id, time_us, None, **more)
     return database
@@ -72,7 +83,9 @@ def test_revisions_are_in_the_order_of_their_commits_with_the_change_and_its_int
     assert second["time_change"] == pytest.approx(20 / 19 - 1)
 
 
-def test_a_model_of_the_catalog_has_a_row_for_each_version_of_pytorch_and_a_series_for_each_card(farm, known):
+def test_a_model_of_the_catalog_has_a_row_for_each_version_of_pytorch_and_a_series_for_each_card(
+    farm, known
+):
     found = json.loads(farm("history", "resnet18", "--json").stdout)["rows"]
     assert [(row["card_id"], row["torch"], row["revision"]) for row in found] == [
         *((rows.CARD, "2.11.0", ""), (rows.CARD, "2.12.0", "")),
@@ -87,17 +100,25 @@ def test_a_model_of_the_catalog_has_a_row_for_each_version_of_pytorch_and_a_seri
 
 def test_a_pattern_names_several_and_an_unknown_name_is_refused(farm, known):
     both = json.loads(farm("history", "*net*", "--json").stdout)["rows"]
-    assert {row["title"] for row in both} == {"resnet18 32x224 float32", "tests/test_net.py::test_net"}
+    assert {row["title"] for row in both} == {
+        "resnet18 32x224 float32",
+        "tests/test_net.py::test_net",
+    }
     said = farm("history", "tests/test_net.py::test_nut")
     assert (said.code, said.stdout) == (2, "")
     assert "Did you mean tests/test_net.py::test_net" in said.stderr
 
 
-def test_the_page_has_a_chart_and_a_table_for_each_series_and_needs_nothing_from_outside(farm, known, tmp_path):
+def test_the_page_has_a_chart_and_a_table_for_each_series_and_needs_nothing_from_outside(
+    farm, known, tmp_path
+):
     said = farm("history", "*net*", "--html", tmp_path / "page.html")
     assert said.code == 0, said.stderr
     text = (tmp_path / "page.html").read_text()
-    charts = [json.loads(one) for one in re.findall(r'<script type="application/json">(.*?)</script>', text, re.DOTALL)]
+    charts = [
+        json.loads(one)
+        for one in re.findall(r'<script type="application/json">(.*?)</script>', text, re.DOTALL)
+    ]
     assert len(charts) == 3
     (points,) = charts[-1]["data"]
     assert points["x"] == [f"1: {FIRST[:12]}", f"2: {SECOND[:12]}", f"3: {SECOND[:12]}"]
@@ -111,14 +132,22 @@ def test_the_mean_of_repeated_readings_has_the_larger_half_width():
     assert mean_of([]) is None
     assert mean_of([Figure(3.0, 0.5)]) == Figure(3.0, 0.5)
     assert mean_of([Figure(3.0, 0.6), Figure(3.0, 0.8)]) == Figure(3.0, 0.5)
-    assert mean_of([Figure(2.0, 0.1), Figure(4.0, 0.1)]).half_width == pytest.approx(12.706, abs=0.01)
+    assert mean_of([Figure(2.0, 0.1), Figure(4.0, 0.1)]).half_width == pytest.approx(
+        12.706, abs=0.01
+    )
 
 
 def test_the_whole_of_an_own_model_has_the_revision_of_its_source(farm, tmp_path, monkeypatch):
     (tmp_path / "my_revised_net.py").write_text(NET)
-    for command in ("init -q", "add -A", "-c user.name=A -c user.email=a@example.org commit -qm first"):
+    for command in (
+        "init -q",
+        "add -A",
+        "-c user.name=A -c user.email=a@example.org commit -qm first",
+    ):
         subprocess.run(["git", *command.split()], cwd=tmp_path, check=True, capture_output=True)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=tmp_path, capture_output=True, text=True).stdout.strip()
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=tmp_path, capture_output=True, text=True
+    ).stdout.strip()
     monkeypatch.setenv("FARM_MODELS", '{"my_net": "my_revised_net:net"}')
     monkeypatch.setenv("FARM_MODELS_PATH", str(tmp_path))
     monkeypatch.setenv("FARM_DATABASE_URL", f"sqlite:///{tmp_path / 'farm.db'}")

@@ -22,7 +22,11 @@ def jobs(tmp_path_factory):
     for name, batch in (("resnet18", 1), ("resnet50", 32), ("alexnet", 1)):
         measured(database, Variant(name, batch, 224), f"{name}-{batch}")
     with database.write() as session:
-        session.execute(update(tables.Job).where(tables.Job.id == "alexnet-1").values(kind="sweep", state="cancelled"))
+        session.execute(
+            update(tables.Job)
+            .where(tables.Job.id == "alexnet-1")
+            .values(kind="sweep", state="cancelled")
+        )
     database.close()
     return file
 

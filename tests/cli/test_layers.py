@@ -27,7 +27,9 @@ def job(database, monkeypatch, tmp_path):
 def test_several_jobs_are_several_reports(farm, job):
     alone = json.loads(farm("report", job, "--json").stdout)
     assert alone["job_id"] == job
-    assert farm("report", job, job, "--json").stdout == farm("report", job, "--json").stdout  # one job is one
+    assert (
+        farm("report", job, job, "--json").stdout == farm("report", job, "--json").stdout
+    )  # one job is one
     assert farm("report", job, "no-such-job").code != 0
 
 

@@ -11,12 +11,12 @@ import torch
 from pydantic import TypeAdapter
 from sqlmodel import select
 
+from farm.addons.memory import offload_plan
+from farm.addons.memory import planned_step as benchmarked
 from farm.api import planned_step
 from farm.benchmark_process import requests
 from farm.models import catalog
 from farm.settings import settings
-from farm.slow_memory import offload_plan
-from farm.slow_memory import planned_step as benchmarked
 from farm.store import tables
 from tests.report import filled, measured
 from tests.slow_memory.test_offload import Fake
@@ -27,29 +27,53 @@ pytestmark = pytest.mark.usefixtures("steps_extracted_once")
 
 def test_memory_tells_the_peak_and_what_it_is_made_of(farm):
     said = farm(
-        "memory", "resnet18", "-b", "2", "--input-size", "64", "--optimizer", "adamw", "--json", "--card", "A100"
+        "memory",
+        "resnet18",
+        "-b",
+        "2",
+        "--input-size",
+        "64",
+        "--optimizer",
+        "adamw",
+        "--json",
+        "--card",
+        "A100",
     )
     assert said.code == 0, said.stderr
     found = json.loads(said.stdout)
     assert found["loss"] == "cross-entropy"
-    assert (found["times"]["from"], found["times"]["card"], found["times"]["read_calls"]) == ("roofline", "A100", 0)
+    assert (found["times"]["from"], found["times"]["card"], found["times"]["read_calls"]) == (
+        "roofline",
+        "A100",
+        0,
+    )
     peak = found["peak"]
-    assert sum(peak["bytes_by_role"].values()) == peak["bytes"] == max(row["held_bytes"] for row in found["kernels"])
+    assert (
+        sum(peak["bytes_by_role"].values())
+        == peak["bytes"]
+        == max(row["held_bytes"] for row in found["kernels"])
+    )
     assert peak["bytes"] <= peak["allocated_bytes"]
-    assert found["base_bytes"] == sum(row["size_bytes"] for row in found["tensors"] if row["global"])
+    assert found["base_bytes"] == sum(
+        row["size_bytes"] for row in found["tensors"] if row["global"]
+    )
     assert found["step_us"] == pytest.approx(sum(row["time_us"] for row in found["kernels"]))
     (weight,) = [row for row in found["tensors"] if row["name"] == "conv1.weight"]
     assert (weight["role"], weight["shape"], weight["birth"]) == ("parameter", [64, 3, 7, 7], None)
     (state,) = [row for row in found["tensors"] if row["name"] == "conv1.weight.exp_avg"]
     assert state["inactive_periods"][-1]["over_the_end"]  # the optimizer alone uses it
-    convolutions = [row for row in found["kernels"] if row["operator"] == "aten.convolution.default"]
+    convolutions = [
+        row for row in found["kernels"] if row["operator"] == "aten.convolution.default"
+    ]
     assert len(convolutions) == 20
     assert min(row["flops"] for row in convolutions) > 0
 
 
 def test_memory_says_what_its_times_and_operators_are(farm):
     told = farm("memory", "resnet18", "-b", "512", "--input-size", "64", "--fit", "1GB")
-    assert "Using the packaged readings" in told.stderr  # of the optimizer's calls, whatever the batch is
+    assert (
+        "Using the packaged readings" in told.stderr
+    )  # of the optimizer's calls, whatever the batch is
     said = told.stdout
     assert "The step was captured on the CPU. A card may run other operators." in said
     assert "estimated from the peak rates of the H200" in said
@@ -64,7 +88,8 @@ LINE = r"tensor(\d+), Name: (\S+), Is global\?: ([01]): Size in byte: (\d+), "
 def test_text_files_have_the_form_of_g10s_tool(farm, tmp_path):
     found = json.loads(farm(*SMALL, "--config", tmp_path, "--json").stdout)
     kernels, tensors, lives = (
-        (tmp_path / f"{name}.config").read_text() for name in ("kernels", "tensors", "liveness_analysis")
+        (tmp_path / f"{name}.config").read_text()
+        for name in ("kernels", "tensors", "liveness_analysis")
     )
     listed = re.findall(rf"^{LINE}$", tensors, re.MULTILINE)
     assert [(int(number), int(size)) for number, _, _, size in listed] == [
@@ -74,11 +99,17 @@ def test_text_files_have_the_form_of_g10s_tool(farm, tmp_path):
     assert re.findall(r"^Kernel ID: (\d+), Name: torch.ops.aten\.", kernels, re.MULTILINE) == list(
         map(str, range(found["calls"]))
     )
-    assert "Name: torch.ops.aten.relu_.default(native_batch_norm)\nInput Tensors:\ntensor" in kernels
-    assert re.search(rf"Output Tensors:\n{LINE}Dimensions: f32\[2, 64, 32, 32\]$", kernels, re.MULTILINE)
+    assert (
+        "Name: torch.ops.aten.relu_.default(native_batch_norm)\nInput Tensors:\ntensor" in kernels
+    )
+    assert re.search(
+        rf"Output Tensors:\n{LINE}Dimensions: f32\[2, 64, 32, 32\]$", kernels, re.MULTILINE
+    )
     convolution = r"Name: convolution, Is global\?: 0: Size in byte: 524288, \n"
     assert re.search(convolution + r"Liveness: Birth: 0, Death: \d+\.\n(_ )+\n", lives)
-    assert re.search(convolution + r"Inactive Periods:\nPeriod 0: \d+-{8}\d+\nEstimated Time:[\d.]+us\n", lives)
+    assert re.search(
+        convolution + r"Inactive Periods:\nPeriod 0: \d+-{8}\d+\nEstimated Time:[\d.]+us\n", lives
+    )
 
 
 def test_tables_trace_and_drawings_are_files(farm, tmp_path):
@@ -91,10 +122,16 @@ def test_tables_trace_and_drawings_are_files(farm, tmp_path):
     trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     held = [sum(event["args"].values()) for event in trace if event["name"] == "held, bytes"]
     assert held == [row["held_bytes"] for row in found["kernels"]]
-    owners = [event["name"] for event in trace if event["ph"] == "X" and event["name"].startswith("backward of")]
+    owners = [
+        event["name"]
+        for event in trace
+        if event["ph"] == "X" and event["name"].startswith("backward of")
+    ]
     assert "backward of conv1 (Conv2d)" in owners
     slices = [
-        (event["ts"], event["ts"] + event["dur"]) for event in trace if event.get("tid") == 2 and event["ph"] == "X"
+        (event["ts"], event["ts"] + event["dur"])
+        for event in trace
+        if event.get("tid") == 2 and event["ph"] == "X"
     ]
     assert not [
         one for one in slices if any(one[0] < other[0] < one[1] < other[1] for other in slices)
@@ -128,18 +165,26 @@ def told(farm, *more):
     return json.loads(said.stdout)
 
 
-def test_times_are_those_that_were_read_and_the_share_is_told(database, farm, monkeypatch, tmp_path):
+def test_times_are_those_that_were_read_and_the_share_is_told(
+    database, farm, monkeypatch, tmp_path
+):
     estimated = told(farm)
     monkeypatch.setenv("FARM_DATABASE_URL", str(database))
     settings.cache_clear()
     assert told(farm)["kernels"] == estimated["kernels"]  # no reading is there
-    filled.fill(database, STEP, leave_out=lambda spec: spec.short_name == "convolution", whole=False)
+    filled.fill(
+        database, STEP, leave_out=lambda spec: spec.short_name == "convolution", whole=False
+    )
     filled.fill(database, STEP, model="NVIDIA H100", card="GPU-1", whole=False)
     found = told(farm)
     read = [row for row in found["kernels"] if row["time_from"] == "reading"]
-    assert {row["operator"] for row in found["kernels"] if row not in read} == {"aten.convolution.default"}
+    assert {row["operator"] for row in found["kernels"] if row not in read} == {
+        "aten.convolution.default"
+    }
     assert found["times"]["read_calls"] == len(read)
-    assert found["times"]["read_share"] == pytest.approx(sum(row["time_us"] for row in read) / found["step_us"])
+    assert found["times"]["read_share"] == pytest.approx(
+        sum(row["time_us"] for row in read) / found["step_us"]
+    )
     assert found["times"]["from"] == "both"
     assert all(
         row["time_us"] != before["time_us"]
@@ -152,14 +197,17 @@ def test_times_are_those_that_were_read_and_the_share_is_told(database, farm, mo
     said = farm(*SMALL, "--out", tmp_path).stdout
     assert " % of this sum measured (" in said
     assert "; at least " in said, "the rest of the step is a lower bound"
-    assert "NVIDIA H200, torch 2.11.0+cu130, graph launch); the rest is a lower bound, estimated from" in " ".join(
-        said.split()
+    assert (
+        "NVIDIA H200, torch 2.11.0+cu130, graph launch); the rest is a lower bound, estimated from"
+        in " ".join(said.split())
     )
     assert " % measured, rest estimated" in (tmp_path / "memory.svg").read_text()
     assert "of this sum measured" in (tmp_path / "memory.html").read_text()
 
 
-def test_what_no_operator_sees_is_a_row_of_its_own_where_the_whole_was_read(database, farm, monkeypatch):
+def test_what_no_operator_sees_is_a_row_of_its_own_where_the_whole_was_read(
+    database, farm, monkeypatch
+):
     monkeypatch.setenv("FARM_DATABASE_URL", str(database))
     settings.cache_clear()
     filled.fill(database, STEP)
@@ -167,8 +215,13 @@ def test_what_no_operator_sees_is_a_row_of_its_own_where_the_whole_was_read(data
     assert (unread["unseen_bytes"], unread["read"]) == (None, None)
     assert "unknown: no whole step was measured on an H200" in farm(*SMALL).stdout
     with database.write() as session:
-        whole = session.exec(select(tables.ReadingRow).where(tables.ReadingRow.subject_id == STEP.id)).one()
-        known = {"allocated_peak_bytes": unread["allocated_bytes"] + 40_000_000, "workspace_bytes": 33_554_432}
+        whole = session.exec(
+            select(tables.ReadingRow).where(tables.ReadingRow.subject_id == STEP.id)
+        ).one()
+        known = {
+            "allocated_peak_bytes": unread["allocated_bytes"] + 40_000_000,
+            "workspace_bytes": 33_554_432,
+        }
         whole.details = {**whole.details, **known, "reserved_peak_bytes": 300_000_000}
         session.add(whole)
     peak = told(farm)["peak"]
@@ -189,10 +242,27 @@ def test_times_are_those_of_a_job_that_is_named(database, farm, monkeypatch):
     report = json.loads(farm("report", job, "--json").stdout)
     read = {row["operator_id"]: row["time_us"] for row in report["tuples"]}
     assert all(row["time_us"] == pytest.approx(read[row["tuple"]]) for row in found["kernels"])
-    other = farm("memory", "squeezenet1_1", "-b", "2", "--input-size", "64", "--dtype", "bfloat16", "--job", job)
+    other = farm(
+        "memory",
+        "squeezenet1_1",
+        "-b",
+        "2",
+        "--input-size",
+        "64",
+        "--dtype",
+        "bfloat16",
+        "--job",
+        job,
+    )
     assert (other.code, other.stdout) == (2, "")
-    assert f"Job {job} has no reading of a tuple of squeezenet1_1 2x64 bfloat16 training sgd." in other.stderr
-    assert "farm run resnet18 --batch 2 --input-size 64 --step training --optimizer sgd" in other.stderr
+    assert (
+        f"Job {job} has no reading of a tuple of squeezenet1_1 2x64 bfloat16 training sgd."
+        in other.stderr
+    )
+    assert (
+        "farm run resnet18 --batch 2 --input-size 64 --step training --optimizer sgd"
+        in other.stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -204,13 +274,22 @@ def test_times_are_those_of_a_job_that_is_named(database, farm, monkeypatch):
         (("gpt2", "--phase", "decode"), "Omit --phase."),
         (("resnet18", "--fit", "a lot"), "--fit needs an amount of memory, not 'a lot'."),
         (("resnet18", "--offload", "0"), "--offload needs a bandwidth, not '0'."),
-        (("resnet18", "-b", "2", "--input-size", "64", "--fit", "100MB"), "Not even a batch of 1 fits"),
+        (
+            ("resnet18", "-b", "2", "--input-size", "64", "--fit", "100MB"),
+            "Not even a batch of 1 fits",
+        ),
         (("resnet18", "--job", "none", "--card", "H200"), "--card cannot be combined with --job"),
         (("resnet18", "--run"), "--slow-bandwidth, --moves and --run need a plan"),
-        (("resnet18", "--fast", "1GB", "--run", "--fit", "1GB"), "--fit cannot be combined with --run"),
+        (
+            ("resnet18", "--fast", "1GB", "--run", "--fit", "1GB"),
+            "--fit cannot be combined with --run",
+        ),
         (("resnet18", "--fast", "50%,0%"), "--fast needs a share above 0, not '0%'"),
         (("resnet18", "--fast", "50%,some"), "--fast needs an amount of memory, not 'some'"),
-        (("resnet18", "--what-if-recompute", "--recompute", "layer1.0"), "--what-if-recompute cannot be combined with"),
+        (
+            ("resnet18", "--what-if-recompute", "--recompute", "layer1.0"),
+            "--what-if-recompute cannot be combined with",
+        ),
     ],
 )
 def test_what_cannot_be_asked_is_one_line(farm, asked, told):
@@ -219,10 +298,21 @@ def test_what_cannot_be_asked_is_one_line(farm, asked, told):
     assert told in said.stderr
 
 
-def test_a_plan_says_what_lies_in_slow_memory_and_what_other_amounts_would_give(farm, tmp_path, monkeypatch):
+def test_a_plan_says_what_lies_in_slow_memory_and_what_other_amounts_would_give(
+    farm, tmp_path, monkeypatch
+):
     monkeypatch.setattr(offload_plan, "POINTS", 5)
     peak_bytes = told(farm)["peak"]["bytes"]
-    said = farm(*SMALL, "--fast", str(peak_bytes - 10**6), "--slow-bandwidth", "55GB/s", "--out", tmp_path, "--json")
+    said = farm(
+        *SMALL,
+        "--fast",
+        str(peak_bytes - 10**6),
+        "--slow-bandwidth",
+        "55GB/s",
+        "--out",
+        tmp_path,
+        "--json",
+    )
     found = json.loads(said.stdout)
     plan = found["placement"]
     names = {row["number"]: row for row in found["tensors"]}
@@ -232,7 +322,9 @@ def test_a_plan_says_what_lies_in_slow_memory_and_what_other_amounts_would_give(
     assert plan["peak_bytes"] <= plan["fast_bytes"]
     assert plan["slow_bytes_per_s"] == 55e9
     assert plan["read_share"] < 0.01  # of a size that next to nobody has read
-    assert [row["size_bytes"] for row in plan["slow"]] == [names[row["tensor"]]["size_bytes"] for row in plan["slow"]]
+    assert [row["size_bytes"] for row in plan["slow"]] == [
+        names[row["tensor"]]["size_bytes"] for row in plan["slow"]
+    ]
     times = [point["time_us"] for point in plan["curve"]]
     assert times == sorted(times, reverse=True)
     assert times[-1] == plan["all_fast_us"]
@@ -246,12 +338,16 @@ def test_a_plan_without_enough_memory_or_a_wire_is_refused(farm):
     less = farm(*SMALL, "--fast", "1MB", "--slow-bandwidth", "55GB/s")
     assert (less.code, less.stdout) == (2, "")
     assert re.search(
-        r"1\.00 MB of fast memory are too little for the largest operator: aten\.\S+ \(call \d+\)", less.stderr
+        r"1\.00 MB of fast memory are too little for the largest operator: aten\.\S+ \(call \d+\)",
+        less.stderr,
     )
     unread = farm(*SMALL, "--card", "cpu", "--fast", "1GB")
     assert unread.code == 2
     command = " ".join(unread.stderr.split())
-    assert all(word in command for word in ("resnet18", "--batch 2", "--input-size 64", "--step training", "each"))
+    assert all(
+        word in command
+        for word in ("resnet18", "--batch 2", "--input-size 64", "--step training", "each")
+    )
     assert farm(*SMALL, "--moves").code == 2
     assert farm(*SMALL, "--fast", "1GB", "--moves").code == 2
 
@@ -315,7 +411,9 @@ def test_a_step_is_run_under_each_plan_against_its_prediction(farm, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("a_cpu_with_slow_memory")
-def test_a_step_is_run_with_moves_that_are_planned_by_what_copies_get_beside_it(farm, tmp_path, monkeypatch):
+def test_a_step_is_run_with_moves_that_are_planned_by_what_copies_get_beside_it(
+    farm, tmp_path, monkeypatch
+):
     monkeypatch.setattr(offload_plan, "POINTS", 2)
     small = ("memory", "squeezenet1_1", "-b", "2", "--input-size", "32")
     asked = (*small, "--fast", "90%", "--moves", "--run", "--card", "cpu")
@@ -325,7 +423,10 @@ def test_a_step_is_run_with_moves_that_are_planned_by_what_copies_get_beside_it(
     sizes = {row["number"]: row["size_bytes"] for row in found["tensors"]}
     (plan,) = placed["plans"]
     assert plan["moved_bytes"] == sum(sizes[row["tensor"]] for row in plan["moved"]) > 0
-    assert (plan["run"]["moves"], plan["run"]["moved_bytes"]) == (len(plan["moved"]), plan["moved_bytes"])
+    assert (plan["run"]["moves"], plan["run"]["moved_bytes"]) == (
+        len(plan["moved"]),
+        plan["moved_bytes"],
+    )
     page = (tmp_path / "memory.html").read_text()
     assert "moves per step" in page
     assert "keeps its fast memory reserved while it is in slow memory" in page
@@ -347,7 +448,14 @@ def test_a_plan_goes_by_what_was_read_with_tensors_in_slow_memory(database, farm
     others = {"leave_out": lambda spec: spec.short_name != "convolution"}
     filled.fill(database, STEP, whole=False)
     for word, slower in (("in0", 3.0), ("in1", 2.0), ("out0", 4.0), ("in0-1+out0", 5.0)):
-        filled.fill(database, STEP, whole=False, protocol=filled.PROTOCOL.with_placement(word), slower=slower, **others)
+        filled.fill(
+            database,
+            STEP,
+            whole=False,
+            protocol=filled.PROTOCOL.with_placement(word),
+            slower=slower,
+            **others,
+        )
     found = told(farm, "--fast", "1GB")
     plan = found["placement"]
     assert plan["sum_over_together"] == pytest.approx((1 + 2 + 1 + 3) / 5)

@@ -1,4 +1,6 @@
-"""A command refuses a database with an older schema as `farm jobs` does; `farm run` may upgrade its own."""
+"""A command refuses a database with an older schema as `farm jobs` does; `farm run` may upgrade its
+own.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ STORING = [
 ]
 
 
-def test_every_command_refuses_an_older_schema_as_the_list_of_jobs_does(farm, any_database_url, monkeypatch):
+def test_every_command_refuses_an_older_schema_as_the_list_of_jobs_does(
+    farm, any_database_url, monkeypatch
+):
     make_older(any_database_url)
     monkeypatch.setenv("FARM_DATABASE_URL", any_database_url)
     settings.cache_clear()

@@ -1,4 +1,6 @@
-"""Models of a person's own through the command line: what they do wrong is said, and what they print is no result."""
+"""Models of a person's own through the command line: what they do wrong is said, and what they
+print is no result.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def _models(monkeypatch, tmp_path):
     (tmp_path / "models_that_do_wrong.py").write_text(MODELS)
     monkeypatch.syspath_prepend(tmp_path)
     names = ("autocast", "ends", "ends_early", "nothing", "loud", "half")
-    monkeypatch.setenv("FARM_MODELS", json.dumps({name: f"models_that_do_wrong:{name}" for name in names}))
+    monkeypatch.setenv(
+        "FARM_MODELS", json.dumps({name: f"models_that_do_wrong:{name}" for name in names})
+    )
     settings.cache_clear()
 
 
@@ -57,7 +61,9 @@ def _models(monkeypatch, tmp_path):
 def test_an_input_size_that_would_be_ignored_is_refused(farm, verb):
     said = farm(verb, "loud", "--input-size", "64")
     assert (said.code, said.stdout) == (2, "")
-    assert "loud defines its own example inputs, and --input-size cannot change them." in said.stderr
+    assert (
+        "loud defines its own example inputs, and --input-size cannot change them." in said.stderr
+    )
 
 
 def test_a_model_with_gaps_is_listed_and_refused_each_reason_once(farm):
@@ -72,17 +78,24 @@ def test_a_model_with_gaps_is_listed_and_refused_each_reason_once(farm):
     assert "1 tuple" in shown.stdout
 
 
-def test_one_of_several_that_cannot_be_extracted_is_left_out_and_alone_an_error(farm, monkeypatch, tmp_path):
+def test_one_of_several_that_cannot_be_extracted_is_left_out_and_alone_an_error(
+    farm, monkeypatch, tmp_path
+):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     written = tmp_path / "jobs.yml"
     written.write_text("- {model: autocast}\n- {model: loud, batch: [1, 4]}\n")
     for what in (("auto*", "loud"), ("-f", written)):
         said = farm("run", *what, "--dry-run")
-        assert (said.code, "loud 2x8 float32 on 1 card" in said.stdout) == (1, "-f" not in what), said.stderr
+        assert (said.code, "loud 2x8 float32 on 1 card" in said.stdout) == (1, "-f" not in what), (
+            said.stderr
+        )
         assert "Nothing was started" in said.stdout
         at_once, _, end = said.stderr.partition("error: ")
         where = f"{written}:1: " if "-f" in what else ""
-        assert f"{where}autocast 2x8 float32 is left out: autocast cannot be extracted completely:" in at_once
+        assert (
+            f"{where}autocast 2x8 float32 is left out: autocast cannot be extracted completely:"
+            in at_once
+        )
         refused = f"1 of {3 if where else 2} requests cannot be measured:"
         assert f"{refused}\n  autocast 2x8 float32: autocast cannot be" in end
     foreseen = farm("run", "-f", written, "--dry-run", "--json")
@@ -107,13 +120,16 @@ def test_what_a_model_prints_is_no_result(farm):
         (
             "ends_early",
             2,
-            "'models_that_do_wrong:ends_early' could not build the model 'ends_early': SystemExit: no such card",
+            "'models_that_do_wrong:ends_early' could not build the model 'ends_early': "
+            "SystemExit: no such card",
         ),
         ("ends", 1, "SystemExit: no licence"),
         ("nothing", 1, "nothing has no operators"),
     ],
 )
-def test_a_model_that_ends_the_program_or_has_no_operators_is_refused_with_the_reason(farm, model, code, message):
+def test_a_model_that_ends_the_program_or_has_no_operators_is_refused_with_the_reason(
+    farm, model, code, message
+):
     said = farm("operators", model)
     assert (said.code, said.stdout) == (code, "")
     assert message in said.stderr
@@ -123,7 +139,9 @@ def test_a_model_that_ends_the_program_or_has_no_operators_is_refused_with_the_r
 def test_what_differs_from_the_users_model_is_said_in_a_line_each(farm):
     said = farm("operators", "half", "--dtype", "float32")
     assert said.code == 0
-    assert "half has tensors of float16; they are measured as float32, as --dtype says." in said.stderr
+    assert (
+        "half has tensors of float16; they are measured as float32, as --dtype says." in said.stderr
+    )
     assert "half was returned in train mode and is measured in eval mode" in said.stderr
     as_it_is = farm("operators", "half", "--mode", "train", "--json")
     assert as_it_is.code == 0

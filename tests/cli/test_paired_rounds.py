@@ -1,4 +1,6 @@
-"""`farm compare --run` measures two models alternately, with real servers and workers on a simulated card."""
+"""`farm compare --run` measures two models alternately, with real servers and workers on a
+simulated card.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,18 @@ def jobs_of(database):
 @pytest.mark.slow
 def test_two_sizes_of_a_model_are_measured_alternately_anew_in_each_round(farm, known_resnet18):
     sides = (f"resnet18 {FEW}", f"resnet18 -b 8 {FEW}")
-    said = farm("compare", "--run", *sides, "--rounds", "3", "--scope", "time:type", "--fail-above", "3%", "--json")
+    said = farm(
+        "compare",
+        "--run",
+        *sides,
+        "--rounds",
+        "3",
+        "--scope",
+        "time:type",
+        "--fail-above",
+        "3%",
+        "--json",
+    )
     found = json.loads(said.stdout)
     jobs = jobs_of(known_resnet18)
     assert [job.request["comparison"].split("/")[-2:] for job in jobs] == [
@@ -71,7 +84,17 @@ def test_two_sizes_of_a_model_are_measured_alternately_anew_in_each_round(farm, 
     assert len(found["gate"]["findings"]) == len(slower)
 
     # The other way round, the other rows fail. A finished comparison is not continued.
-    back = farm("compare", "--run", *sides[::-1], "--rounds", "3", "--scope", "time:type", "--fail-above", "3%")
+    back = farm(
+        "compare",
+        "--run",
+        *sides[::-1],
+        "--rounds",
+        "3",
+        "--scope",
+        "time:type",
+        "--fail-above",
+        "3%",
+    )
     assert back.code == (5 if any(row["change"] < -0.03 for row in rows.values()) else 0)
     assert "3 rounds on simulated card" in back.stdout
     assert "round 3 of 3: whole model time " in back.stderr
@@ -79,7 +102,9 @@ def test_two_sizes_of_a_model_are_measured_alternately_anew_in_each_round(farm, 
 
 
 @pytest.mark.slow
-def test_a_model_against_itself_passes_and_a_finished_comparison_is_measured_again(farm, known_resnet18):
+def test_a_model_against_itself_passes_and_a_finished_comparison_is_measured_again(
+    farm, known_resnet18
+):
     side = f"resnet18 {FEW}"
     for number in (1, 2):
         said = farm("compare", "--run", side, side, "--rounds", "3", "--fail-above", "0%")
@@ -87,14 +112,32 @@ def test_a_model_against_itself_passes_and_a_finished_comparison_is_measured_aga
         assert len(jobs_of(known_resnet18)) == 6 * number
 
 
-def test_an_interrupted_comparison_continues_with_the_round_that_was_not_complete(farm, known_resnet18, monkeypatch):
+def test_an_interrupted_comparison_continues_with_the_round_that_was_not_complete(
+    farm, known_resnet18, monkeypatch
+):
     monkeypatch.setenv("FARM_SIMULATED_CARDS", "1")
     settings.cache_clear()
     side = f"resnet18 {FEW}"
-    command = [sys.executable, "-m", "cli", "compare", "--run", side, side, "--rounds", "3", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "cli",
+        "compare",
+        "--run",
+        side,
+        side,
+        "--rounds",
+        "3",
+        "--json",
+    ]
     environment = {**os.environ, "FARM_SIMULATED_ITEM_S": "0.3"}
     with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as run:
         deadline = time.monotonic() + 180
         while "round 1 of 3" not in run.stderr.readline():

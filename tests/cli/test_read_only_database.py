@@ -1,4 +1,6 @@
-"""Commands and functions that store something say in one line that the database is read-only, and what to do."""
+"""Commands and functions that store something say in one line that the database is read-only, and
+what to do.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,18 @@ STORING = [
 
 @pytest.fixture
 def read_only_url(postgres_database, monkeypatch):
-    url = postgres_database.url.update_query_dict({"options": "-c default_transaction_read_only=on"})
+    url = postgres_database.url.update_query_dict(
+        {"options": "-c default_transaction_read_only=on"}
+    )
     monkeypatch.setenv("FARM_DATABASE_URL", url.render_as_string(hide_password=False))
     monkeypatch.setenv("FARM_SIMULATED_CARDS", "1")
     settings.cache_clear()
     return url
 
 
-def test_a_read_only_database_is_told_in_one_line(farm, postgres_database, read_only_url, broker, monkeypatch):
+def test_a_read_only_database_is_told_in_one_line(
+    farm, postgres_database, read_only_url, broker, monkeypatch
+):
     (card,) = register(postgres_database, 0)
     job = plan(postgres_database, [card], number=1)
     monkeypatch.setenv("FARM_BROKER_URL", broker.url)

@@ -25,8 +25,14 @@ def nvml(monkeypatch):
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ({"faults": {("nvmlDeviceGetHandleByIndex_v2", 0): pynvml.NVML_ERROR_GPU_IS_LOST}}, "GPU is lost"),
-        ({"lacks": {"nvmlDeviceGetCount_v2": pynvml.NVML_ERROR_NO_PERMISSION}}, "Insufficient Permissions"),
+        (
+            {"faults": {("nvmlDeviceGetHandleByIndex_v2", 0): pynvml.NVML_ERROR_GPU_IS_LOST}},
+            "GPU is lost",
+        ),
+        (
+            {"lacks": {"nvmlDeviceGetCount_v2": pynvml.NVML_ERROR_NO_PERMISSION}},
+            "Insufficient Permissions",
+        ),
         ({"mig": 1}, "MIG mode"),
     ],
 )
@@ -52,7 +58,10 @@ def test_a_run_that_was_told_to_take_the_gpu_does_not_take_the_cpu(farm, nvml):
 def test_a_mig_instance_that_is_named_is_told(farm, nvml, monkeypatch):
     nvml.mig = 1
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-aaaa")
-    assert "Not usable: MIG instance (MIG-aaaa): it is an instance of a card in MIG mode" in farm(*NO_GRAPHS).stderr
+    assert (
+        "Not usable: MIG instance (MIG-aaaa): it is an instance of a card in MIG mode"
+        in farm(*NO_GRAPHS).stderr
+    )
 
 
 def test_what_is_said_of_it_goes_into_the_log_where_lines_have_a_form(nvml, capsys):
@@ -74,17 +83,25 @@ def test_cards_lists_what_does_not_answer_beside_what_does(farm, nvml):
     nvml.uuids = [UUID, OTHER_UUID]
     nvml.faults["nvmlDeviceGetUUID", 1] = pynvml.NVML_ERROR_NO_PERMISSION
     rows = json.loads(farm("cards", "--local", "--json").stdout)["cards"]
-    assert [(row["kind"], row["state"]) for row in rows] == [("cuda", "here"), ("cuda", "refused"), ("cpu", "here")]
+    assert [(row["kind"], row["state"]) for row in rows] == [
+        ("cuda", "here"),
+        ("cuda", "refused"),
+        ("cpu", "here"),
+    ]
     assert "Insufficient Permissions" in rows[1]["state_reason"]
     shown = " ".join(farm("cards", "NVIDIA-", "--local").stdout.split())
     assert f"not usable {rows[1]['state_reason']}" in shown
 
 
-def test_a_card_that_joined_once_is_shown_with_what_its_driver_says_now(farm, nvml, any_database, monkeypatch):
+def test_a_card_that_joined_once_is_shown_with_what_its_driver_says_now(
+    farm, nvml, any_database, monkeypatch
+):
     monkeypatch.setenv("FARM_DATABASE_URL", any_database.url.render_as_string(hide_password=False))
     settings.cache_clear()
     card = Card(id=UUID, kind="cuda", model="NVIDIA H200", memory_bytes=1, host=settings().host)
-    cards.register(any_database, card, Software(torch="2.11.0", driver="580"), holder="h", queue="q")
+    cards.register(
+        any_database, card, Software(torch="2.11.0", driver="580"), holder="h", queue="q"
+    )
     nvml.faults["nvmlDeviceGetName", 0] = pynvml.NVML_ERROR_NO_PERMISSION
 
     def shown():
@@ -115,7 +132,9 @@ def test_a_worker_does_not_serve_nothing_where_every_gpu_is_refused(farm, nvml):
     assert "--card cpu" in told.stderr
 
 
-@pytest.mark.parametrize("lacks", [pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH])
+@pytest.mark.parametrize(
+    "lacks", [pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH]
+)
 @pytest.mark.parametrize("card", ["gpu", UUID])
 def test_a_worker_of_gpus_waits_for_a_driver_that_comes_late(farm, nvml, lacks, card):
     """Right after a host has started, or while its driver is updated: never the CPU instead."""

@@ -26,7 +26,9 @@ GOLDEN = Path(__file__).parent.parent / "report" / "golden"
 
 
 def text(renderable, width=100, terminal=False):
-    console = Console(file=io.StringIO(), width=width, highlight=False, force_terminal=terminal, color_system=None)
+    console = Console(
+        file=io.StringIO(), width=width, highlight=False, force_terminal=terminal, color_system=None
+    )
     console.print(renderable)
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
     assert max(map(len, lines)) <= width
@@ -42,7 +44,9 @@ def golden(request, name, found):
     path = GOLDEN / name
     if request.config.getoption("--regenerate-golden", default=False):
         path.write_text(found)
-    assert found == path.read_text(), f"{path} differs; look at it, then run pytest with --regenerate-golden"
+    assert found == path.read_text(), (
+        f"{path} differs; look at it, then run pytest with --regenerate-golden"
+    )
 
 
 def test_the_report_of_a_model(request, database):
@@ -61,7 +65,9 @@ def test_the_report_of_a_large_sweep_says_how_many_of_its_tuples_are_listed(data
     with database.write() as session:
         third = rows.operator(session, "Conv2d", "256->64 k3")
         session.flush()
-        rows.item(session, job_id, "tuple", third, reading_id=rows.reading(session, third, 64.0, 9.0))
+        rows.item(
+            session, job_id, "tuple", third, reading_id=rows.reading(session, third, 64.0, 9.0)
+        )
     found = shown(database, job_id)
     assert "and 1 more; --json lists the 2 heaviest of 3" in found
     assert "3 of 3 tuples measured" in found
@@ -85,11 +91,15 @@ def test_how_old_the_times_in_the_model_are_is_said(database):
     job_id = rows.model_job(database)
     with database.write() as session:
         capture = session.exec(select(tables.Capture)).one()
-        timed = {"in_model": {"source": "clock", "passes": 3, "calls_us": {}}, "read_at_s": time.time() - 7205.0}
+        timed = {
+            "in_model": {"source": "clock", "passes": 3, "calls_us": {}},
+            "read_at_s": time.time() - 7205.0,
+        }
         capture.verification = {**capture.verification, **timed, "card": rows.CARD}
     found = " ".join(shown(database, job_id).split())
     found_text = (
-        "in model time of each call in the running model by the host's clock, median of 3 passes, measured 2 h ago"
+        "in model time of each call in the running model by the host's clock, median of 3 passes, "
+        "measured 2 h ago"
     )
     assert found_text in found
 
@@ -110,9 +120,15 @@ def test_check_asks_no_verdict_of_a_few_operators_or_of_a_sweep(database):
         whole = report.build(session, job_id)
     with pytest.raises(BelowTarget):
         follow.check_verdicts([whole])
-    unmeasured = tuple(entry for entry in whole.verdict.unmeasured if entry.reason == "not in scope")
-    few = dataclasses.replace(whole.verdict, outcome="none", asked_for=("Conv2d",), unmeasured=unmeasured)
-    follow.check_verdicts([dataclasses.replace(whole, verdict=few), dataclasses.replace(whole, kind="sweep")])
+    unmeasured = tuple(
+        entry for entry in whole.verdict.unmeasured if entry.reason == "not in scope"
+    )
+    few = dataclasses.replace(
+        whole.verdict, outcome="none", asked_for=("Conv2d",), unmeasured=unmeasured
+    )
+    follow.check_verdicts(
+        [dataclasses.replace(whole, verdict=few), dataclasses.replace(whole, kind="sweep")]
+    )
 
 
 def test_rounds_are_shown_where_there_are_several(database):
@@ -160,7 +176,9 @@ def progress(state="open", **more):
 
 
 def test_progress_shows_items_cards_and_time_left():
-    found = text(follow.progress_bars([progress(message="waits for a card"), progress("done", current=())]))
+    found = text(
+        follow.progress_bars([progress(message="waits for a card"), progress("done", current=())])
+    )
     for expected in (
         "31/61",
         "12 reused, 1 failed, round 2, 3 min 20 s left",
@@ -169,12 +187,18 @@ def test_progress_shows_items_cards_and_time_left():
     ):
         assert expected in found
     assert "done in 1 min 15 s" in found
-    assert follow.progress_line(progress()).startswith("resnet50 32x224 float32 [ab12] 31/61 12 reused")
+    assert follow.progress_line(progress()).startswith(
+        "resnet50 32x224 float32 [ab12] 31/61 12 reused"
+    )
     cancelled = progress("cancelled", counts={"done": 30, "failed": 1, "cancelled": 30}, round=1)
-    assert follow.progress_line(cancelled).endswith("31/61 12 reused, 1 failed, 30 cancelled after 1 min 15 s")
+    assert follow.progress_line(cancelled).endswith(
+        "31/61 12 reused, 1 failed, 30 cancelled after 1 min 15 s"
+    )
 
 
-def test_without_a_terminal_several_jobs_have_a_line_each_at_their_end_and_one_line_in_a_minute(capsys):
+def test_without_a_terminal_several_jobs_have_a_line_each_at_their_end_and_one_line_in_a_minute(
+    capsys,
+):
     jobs = [progress(job_id=name) for name in ("ab12", "cd34", "ef56")]
     lines = follow._plain_lines()
     for done in range(len(jobs) + 1):
@@ -182,23 +206,55 @@ def test_without_a_terminal_several_jobs_have_a_line_each_at_their_end_and_one_l
             lines([progress("done", job_id=job.job_id) for job in jobs[:done]] + jobs[done:])
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith("0 of 3 jobs ended; resnet50 32x224 float32 [ab12] 31/61")
-    assert ["[ab12]" in said[1], "[cd34]" in said[2], "[ef56]" in said[3], len(said)] == [True, True, True, 4]
+    assert ["[ab12]" in said[1], "[cd34]" in said[2], "[ef56]" in said[3], len(said)] == [
+        True,
+        True,
+        True,
+        4,
+    ]
 
 
 def test_lists_bear_what_is_missing_and_what_is_long():
-    card = {"id": rows.CARD, "model": "A very long name of a card with 24 cores", "host": "h" * 40, "index": 3}
-    assert "GPU-aaaa0000…" in text(lists.cards([card, {"id": "CPU-1", "state": "lost", "measuring": "x" * 200}]))
+    card = {
+        "id": rows.CARD,
+        "model": "A very long name of a card with 24 cores",
+        "host": "h" * 40,
+        "index": 3,
+    }
+    assert "GPU-aaaa0000…" in text(
+        lists.cards([card, {"id": "CPU-1", "state": "lost", "measuring": "x" * 200}])
+    )
     shown = text(
-        lists.cards([{**card, "state": "busy", "waiting": 12, "done_last_hour": 3456, "last_seen_ago_s": 2.0}])
+        lists.cards(
+            [
+                {
+                    **card,
+                    "state": "busy",
+                    "waiting": 12,
+                    "done_last_hour": 3456,
+                    "last_seen_ago_s": 2.0,
+                }
+            ]
+        )
     )
     assert "items/h" in shown
     assert "3456" in shown
-    assert "PASS" in text(lists.jobs([{"id": "a", "outcome": "pass", "accuracy_time": 0.9996}, {"id": "b"}], NOW_S))
+    assert "PASS" in text(
+        lists.jobs([{"id": "a", "outcome": "pass", "accuracy_time": 0.9996}, {"id": "b"}], NOW_S)
+    )
     operators = [
-        {"label": "getitem[0]", "count": 2, "flops_per_call": 0, "bytes_per_call": 10, "estimated_cost_share": 1.0}
+        {
+            "label": "getitem[0]",
+            "count": 2,
+            "flops_per_call": 0,
+            "bytes_per_call": 10,
+            "estimated_cost_share": 1.0,
+        }
     ]
     assert "getitem[0]" in text(lists.operators(operators, "resnet18"))
-    assert "224 px" in text(lists.models([{"name": "resnet18", "input_size": 224}, {"name": "mine"}]))
+    assert "224 px" in text(
+        lists.models([{"name": "resnet18", "input_size": 224}, {"name": "mine"}])
+    )
 
 
 NARROW = pytest.mark.parametrize("width", [60, 72, 80, 100, 200])
@@ -217,7 +273,12 @@ def test_the_age_of_a_job_goes_by_the_clock_of_the_database(farm, database, monk
 
 @NARROW
 def test_a_head_of_two_lines_has_two_lines_at_any_width(width):
-    job = {"id": "a", "title": "resnet50 of a long name " * 3, "created_at_s": NOW_S, "accuracy_time": 0.99}
+    job = {
+        "id": "a",
+        "title": "resnet50 of a long name " * 3,
+        "created_at_s": NOW_S,
+        "accuracy_time": 0.99,
+    }
     found = text(lists.jobs([job], NOW_S), width, terminal=True)
     assert "accuracy" in found
     assert "\\n" not in found
@@ -227,7 +288,9 @@ def test_a_head_of_two_lines_has_two_lines_at_any_width(width):
 def test_a_narrow_terminal_cuts_no_name_and_no_number_of_a_report(database, width):
     job_id = rows.model_job(database)
     with database.read() as session:
-        found = text(report_tables.report(report.build(session, job_id), tuples=3), width, terminal=True)
+        found = text(
+            report_tables.report(report.build(session, job_id), tuples=3), width, terminal=True
+        )
     lines = found.splitlines()
     for whole in (
         "Conv2d",
@@ -243,9 +306,9 @@ def test_a_narrow_terminal_cuts_no_name_and_no_number_of_a_report(database, widt
     for name in ("time", "power", "energy"):
         assert any(line.startswith(f"{name} ") and "±" in line for line in lines)
     # What dropped out is named.
-    assert ("estimate" in lines[next(n for n, line in enumerate(lines) if line.startswith("operator "))]) == (
-        width > 72
-    )
+    assert (
+        "estimate" in lines[next(n for n, line in enumerate(lines) if line.startswith("operator "))]
+    ) == (width > 72)
     assert ("  columns left out, as the terminal is too narrow: estimate" in found) == (width <= 72)
 
 
@@ -267,7 +330,9 @@ def test_a_pipe_gets_full_lines_unless_it_is_told_its_width(farm, database, monk
     title = "a title " * 40
     with database.write() as session:
         session.get_one(tables.Job, job_id).title = title
-        session.exec(select(tables.CardRow)).first().model = "A very long name of a card with 24 cores and more"
+        session.exec(
+            select(tables.CardRow)
+        ).first().model = "A very long name of a card with 24 cores and more"
     monkeypatch.delenv("COLUMNS", raising=False)
     assert title.strip() in farm("report", job_id).stdout
     assert title.strip() in farm("jobs").stdout
@@ -278,7 +343,13 @@ def test_a_pipe_gets_full_lines_unless_it_is_told_its_width(farm, database, monk
 
 NOW_S = 1000.0
 JOBS = [
-    {"id": "bubtgyg3", "title": "resnet18 32x224 float32", "state": "cancelled", "items": 107, "closed": 2},
+    {
+        "id": "bubtgyg3",
+        "title": "resnet18 32x224 float32",
+        "state": "cancelled",
+        "items": 107,
+        "closed": 2,
+    },
     {
         "id": "kq7mzzp2",
         "title": "fasterrcnn_mobilenet_v3_large_320_fpn 4x320 bfloat16",
@@ -312,7 +383,10 @@ LONG = ["fasterrcnn_mobilenet_v3_large_320_fpn", "scaled_dot_product_attention",
 
 @pytest.mark.parametrize("width", [72, 80, 100])
 def test_no_title_and_no_name_of_an_operator_is_broken(database, width):
-    jobs = [{**JOBS[1], "title": f"{name} 32x224 bfloat16", "items": 1234, "closed": 1234} for name in LONG]
+    jobs = [
+        {**JOBS[1], "title": f"{name} 32x224 bfloat16", "items": 1234, "closed": 1234}
+        for name in LONG
+    ]
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     console.print(lists.jobs(jobs, NOW_S))
     found = console.file.getvalue()
@@ -320,7 +394,9 @@ def test_no_title_and_no_name_of_an_operator_is_broken(database, width):
         assert f" {name}" in found
     job_id = rows.model_job(database)
     with database.write() as session:
-        session.execute(update(tables.Operator).values(short_name=LONG[1], label=f"{LONG[1]} 32x12x197x64"))
+        session.execute(
+            update(tables.Operator).values(short_name=LONG[1], label=f"{LONG[1]} 32x12x197x64")
+        )
     with database.read() as session:
         console.print(report_tables.report(report.build(session, job_id), tuples=3))
     # By type, by tuple, and what is not measured.
@@ -329,7 +405,17 @@ def test_no_title_and_no_name_of_an_operator_is_broken(database, width):
 
 def test_a_pipe_gets_every_column_and_where_it_is_told_a_width_no_broken_word():
     head = text(lists.jobs(JOBS, NOW_S), 1000).splitlines()[1]
-    assert head.split() == ["job", "title", "state", "items", "time", "energy", "coverage", "verdict", "age"]
+    assert head.split() == [
+        "job",
+        "title",
+        "state",
+        "items",
+        "time",
+        "energy",
+        "coverage",
+        "verdict",
+        "age",
+    ]
     narrow = text(lists.jobs(JOBS, NOW_S), 80)
     assert all(job["id"] in narrow for job in JOBS)
 
@@ -339,7 +425,9 @@ def test_why_a_card_takes_nothing_stands_with_its_state(width):
     card = {"id": rows.CARD, "model": "NVIDIA H200", "host": "gpu-host", "index": 3}
     drained = {**card, "state": "draining", "state_reason": "drained by a person"}
     found = text(
-        lists.cards([drained, {**card, "state": "busy", "measuring": "Conv2d 64->64 k3"}]), width, terminal=True
+        lists.cards([drained, {**card, "state": "busy", "measuring": "Conv2d 64->64 k3"}]),
+        width,
+        terminal=True,
     )
     assert "GPU-aaaa0000…" in found
     lines = found.splitlines()

@@ -1,4 +1,6 @@
-"""Output in every terminal: encodings, closed and full streams, and results that nothing else is mixed with."""
+"""Output in every terminal: encodings, closed and full streams, and results that nothing else is
+mixed with.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,10 @@ def shown(monkeypatch):
 
 
 def table():
-    table = ruled(["operator", ">µs", "gap"], [["Conv2d → é", "1.5 µs", "+0.4 ± 1.7 %"], ["日本", "2 µs", "× 3 …"]])
+    table = ruled(
+        ["operator", ">µs", "gap"],
+        [["Conv2d → é", "1.5 µs", "+0.4 ± 1.7 %"], ["日本", "2 µs", "× 3 …"]],
+    )
     output.show(table)
     output.show(facts([("note", Text("a sum Σ of 3 · 4 °C"))]))
 
@@ -76,7 +81,9 @@ def test_a_terminal_with_latin_1_gets_the_characters_that_it_has(shown):
 
 def test_a_terminal_with_unicode_gets_all_characters(shown):
     text = shown("utf-8", table)
-    assert all(part in text for part in ("───", "Conv2d → é", "±", "日本", "× 3 …", "Σ of 3 · 4 °C"))
+    assert all(
+        part in text for part in ("───", "Conv2d → é", "±", "日本", "× 3 …", "Σ of 3 · 4 °C")
+    )
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
@@ -106,9 +113,14 @@ def test_the_program_writes_in_the_encoding_of_its_terminal(encoding):
     assert wrong.stderr.decode("ascii").splitlines()[1].startswith("-> `python -m cli -h`")
 
 
-@pytest.mark.parametrize("arguments", [("--quiet", "help", "interval"), ("run", "-h"), ("--quiet", "models", "--json")])
+@pytest.mark.parametrize(
+    "arguments", [("--quiet", "help", "interval"), ("run", "-h"), ("--quiet", "models", "--json")]
+)
 def test_a_stdout_that_cannot_be_written_is_an_error_in_two_lines(arguments):
-    for shell, reason in (("{} >&-", "stdout is closed"), ("{} >/dev/full", "No space left on device")):
+    for shell, reason in (
+        ("{} >&-", "stdout is closed"),
+        ("{} >/dev/full", "No space left on device"),
+    ):
         done = run(*arguments, shell=shell)
         problem, step = done.stderr.decode().splitlines()
         assert done.returncode == 1
@@ -143,10 +155,18 @@ def test_a_name_of_5000_characters_is_an_error_in_two_lines(tmp_path):
 
 def test_json_alone_is_on_stdout_whatever_the_code_of_the_user_writes(tmp_path):
     (tmp_path / "noisy.py").write_text(NOISY)
-    done = run("--quiet", "operators", f"{tmp_path}/noisy.py:net", "--json", FARM_STATE_DIR=str(tmp_path))
+    done = run(
+        "--quiet", "operators", f"{tmp_path}/noisy.py:net", "--json", FARM_STATE_DIR=str(tmp_path)
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["operators"][0]["operator"] == "linear"
-    for noise in (b"an extension", b"the C library", b"the module", b"the first stdout", b"a child"):
+    for noise in (
+        b"an extension",
+        b"the C library",
+        b"the module",
+        b"the first stdout",
+        b"a child",
+    ):
         assert noise in done.stderr
 
 
@@ -154,7 +174,8 @@ def test_json_alone_is_on_stdout_whatever_the_code_of_the_user_writes(tmp_path):
 def test_a_thread_of_the_users_code_that_ends_the_process_is_an_error(tmp_path):
     (tmp_path / "thread.py").write_text(
         "import os, threading\ndef net():\n"
-        "    thread = threading.Thread(target=os._exit, args=(0,))\n    thread.start()\n    thread.join()\n"
+        "    thread = threading.Thread(target=os._exit, args=(0,))\n    thread.start()\n    "
+        "thread.join()\n"
     )
     done = run("operators", f"{tmp_path}/thread.py:net", FARM_STATE_DIR=str(tmp_path))
     assert done.returncode == 1

@@ -56,7 +56,9 @@ def test_a_curve_says_at_which_size_it_is(farm, monkeypatch):
 def test_models_lists_by_part_of_a_name_and_by_pattern(farm):
     everything = json.loads(farm("models", "--json").stdout)["models"]
     assert len([model for model in everything if model["task"] == "classification"]) == 80
-    assert {model["name"] for model in json.loads(farm("models", "vit_l_*", "--json").stdout)["models"]} == {
+    assert {
+        model["name"] for model in json.loads(farm("models", "vit_l_*", "--json").stdout)["models"]
+    } == {
         "vit_l_16",
         "vit_l_32",
     }
@@ -76,12 +78,18 @@ def test_operators_extracts_a_model_without_a_farm(farm):
     assert listed["flops"] == listed["model_flops"]
     assert sum(row["estimated_cost_share"] for row in listed["operators"]) == pytest.approx(1)
     assert not settings().state_dir.exists()
-    assert "Conv2d 3->64 k7 s2 p3 | 4x3x224x224 fp32" in farm("operators", "resnet18", "-b", "4").stdout
+    assert (
+        "Conv2d 3->64 k7 s2 p3 | 4x3x224x224 fp32"
+        in farm("operators", "resnet18", "-b", "4").stdout
+    )
 
 
 def test_operators_takes_the_batch_that_a_job_would_get(farm, database, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert "resnet18 4x224 float32 (the default batch on a CPU)" in farm("operators", "resnet18").stdout
+    assert (
+        "resnet18 4x224 float32 (the default batch on a CPU)"
+        in farm("operators", "resnet18").stdout
+    )
     assert "default batch" not in farm("operators", "resnet18", "-b", "4").stdout
     # A host without a GPU, of a farm that has one.
     monkeypatch.setenv("FARM_BROKER_URL", "redis://127.0.0.1:1/0")
@@ -90,10 +98,15 @@ def test_operators_takes_the_batch_that_a_job_would_get(farm, database, monkeypa
     assert json.loads(farm("operators", "resnet18", "--json").stdout)["variant"]["batch"] == 4
     with database.write() as session:
         session.add(tables.CardRow(id="GPU-1", kind="cuda", model="NVIDIA H200"))
-    assert "resnet18 32x224 float32 (the default batch on a GPU)" in farm("operators", "resnet18").stdout
+    assert (
+        "resnet18 32x224 float32 (the default batch on a GPU)"
+        in farm("operators", "resnet18").stdout
+    )
 
 
-@pytest.mark.parametrize(("name", "meant"), [("resnet?8", ["resnet18"]), ("ViT_L_*", ["vit_l_16", "vit_l_32"])])
+@pytest.mark.parametrize(
+    ("name", "meant"), [("resnet?8", ["resnet18"]), ("ViT_L_*", ["vit_l_16", "vit_l_32"])]
+)
 def test_a_pattern_means_every_model_that_fits(name, meant):
     assert [partial.model for partial in CliOptions(models=[name, "resnet18"]).requests()] == list(
         dict.fromkeys([*meant, "resnet18"])
@@ -109,7 +122,9 @@ def test_a_dry_run_says_what_it_would_measure_and_begins_nothing(farm, monkeypat
     assert "to measure, 0 measured already; " in first
     assert "Nothing was started (--dry-run)." in last
     foreseen = json.loads(farm("run", "alexnet", "--dry-run", "--json").stdout)
-    assert foreseen["jobs"][0]["items_new"] == foreseen["jobs"][0]["tuples"] + 1, "the tuples and the whole"
+    assert foreseen["jobs"][0]["items_new"] == foreseen["jobs"][0]["tuples"] + 1, (
+        "the tuples and the whole"
+    )
     assert foreseen["expected_s"] == foreseen["jobs"][0]["expected_s"] > 0
     assert not settings().state_dir.exists()
 
@@ -121,7 +136,9 @@ def test_the_database_is_made_and_checked(farm):
     assert farm("db", "check").code == 0
 
 
-def test_a_dry_run_of_submit_plans_for_the_farms_cards_and_makes_no_job(farm, database, broker, monkeypatch):
+def test_a_dry_run_of_submit_plans_for_the_farms_cards_and_makes_no_job(
+    farm, database, broker, monkeypatch
+):
     (card,) = register(database, 0)
     with database.write() as session:
         session.get_one(tables.CardRow, card).state = "idle"
@@ -142,7 +159,11 @@ def test_what_is_pruned_is_said_first_and_asked_for(farm, database, monkeypatch)
         job = session.get_one(tables.Job, job_id)
         more = {"id": "empty", "state": "cancelled", "created_at_s": 1.0, "ended_at_s": 1.0}
         session.add(tables.Job(**{**job.model_dump(), **more}))
-        session.add(tables.TraceRow(reading_id=session.exec(select(tables.ReadingRow.id)).first(), packed=b"12345678"))
+        session.add(
+            tables.TraceRow(
+                reading_id=session.exec(select(tables.ReadingRow.id)).first(), packed=b"12345678"
+            )
+        )
     monkeypatch.setenv("FARM_DATABASE_URL", str(database.url))
     settings.cache_clear()
     what = "1 time series of readings (8 B) and 1 job without a reading"
@@ -151,7 +172,10 @@ def test_what_is_pruned_is_said_first_and_asked_for(farm, database, monkeypatch)
     assert (refused.code, refused.stdout) == (2, "")
     assert f"error: This would delete {what}.\n→ Add --yes" in refused.stderr
     assert f"{what} deleted." in farm("db", "prune", "--yes").stdout
-    assert "0 time series of readings (0 B) and 0 jobs without a reading to delete." in farm("db", "prune").stdout
+    assert (
+        "0 time series of readings (0 B) and 0 jobs without a reading to delete."
+        in farm("db", "prune").stdout
+    )
     with database.read() as session:
         assert session.exec(select(tables.Job.id)).all() == [job_id]
 
@@ -161,18 +185,28 @@ def test_quiet_leaves_results_and_errors(farm):
     assert farm("status").stderr
     assert farm("--quiet", "status").stderr == ""
     assert farm("-q", "jobs").stdout
-    assert farm("-q", "report", "nothing").stderr.startswith("error: There is no job 'nothing'.\n→ ")
+    assert farm("-q", "report", "nothing").stderr.startswith(
+        "error: There is no job 'nothing'.\n→ "
+    )
     assert farm("status").stderr
 
 
 @pytest.mark.parametrize("command", ["models resnet18", "--help", "doctor"])
 def test_no_color_is_honoured(command):
-    environment = {**os.environ, "FORCE_COLOR": "1", "TERM": "xterm-256color", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {
+        **os.environ,
+        "FORCE_COLOR": "1",
+        "TERM": "xterm-256color",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     colour = re.compile(r"\x1b\[[0-9;]*(3[0-7]|38;)")
 
     def said(**more):
         done = subprocess.run(
-            [sys.executable, "-m", "cli", *command.split()], env=environment | more, capture_output=True, text=True
+            [sys.executable, "-m", "cli", *command.split()],
+            env=environment | more,
+            capture_output=True,
+            text=True,
         )
         return done.stdout + done.stderr
 
@@ -191,7 +225,10 @@ def test_significant_operators_are_shown_and_edited(farm):
     assert farm("db", "significant", "--add", "Conv2d", "--add", "Linear").code == 0
     assert farm("db", "significant", "--add", "Conv2d").code == 0
     shown = json.loads(farm("db", "significant", "--json").stdout)["significant"]
-    assert shown == [{"operator": "Conv2d", "added_by": "person"}, {"operator": "Linear", "added_by": "person"}]
+    assert shown == [
+        {"operator": "Conv2d", "added_by": "person"},
+        {"operator": "Linear", "added_by": "person"},
+    ]
     wrong = farm("db", "significant", "--remove", "Linaer")
     assert wrong.code == 2
     assert "Did you mean Linear?" in wrong.stderr
@@ -215,7 +252,10 @@ def test_settings_are_shown_with_their_source_and_without_secrets(farm, monkeypa
         "value": "redis://user:***@broker:6379/0",
         "source": "environment",
     }
-    assert (rows["flower_basic_auth"]["value"], rows["flower_basic_auth"]["source"]) == ("***", "file")
+    assert (rows["flower_basic_auth"]["value"], rows["flower_basic_auth"]["source"]) == (
+        "***",
+        "file",
+    )
     assert rows["target"]["source"] == "default"
     assert "hidden" not in farm("settings").stdout
 
@@ -226,7 +266,8 @@ def test_local_cards_ask_no_database(farm, monkeypatch):
     settings.cache_clear()
     local = json.loads(farm("cards", "--local", "--json").stdout)["cards"]
     assert len(local) == 3
-    # Without --local the farm's cards are missing, and that is said; this host's are there all the same.
+    # Without --local the farm's cards are missing, and that is said; this host's are there all the
+    # same.
     said = farm("cards", "--json")
     assert json.loads(said.stdout)["cards"] == local
     assert "The list has only the cards of this host" in said.stderr
@@ -277,7 +318,12 @@ def test_a_trace_is_drawn_with_its_window(farm, database, monkeypatch):
     assert said.code == 0, said.stderr
     assert "window from 0.300 to 1.000 s" in said.stdout
     assert "100 to 110" in said.stdout
-    assert json.loads(farm("report", "--trace", "abc", "--json").stdout)["series"]["power_w"]["values"][0] == 100.0
+    assert (
+        json.loads(farm("report", "--trace", "abc", "--json").stdout)["series"]["power_w"][
+            "values"
+        ][0]
+        == 100.0
+    )
     assert farm("report", "--trace", "zzz").code == 2
     with database.write() as session:
         session.delete(session.get_one(tables.TraceRow, "abc1"))
@@ -294,10 +340,16 @@ def test_a_sparkline_rises_with_its_values_and_dots_what_is_outside_the_window()
     assert sparkline([], [], (0, 1)) == ""
 
 
-@pytest.mark.parametrize("command", ["models", "models --json", "settings", "db upgrade", "doctor", "--version"])
+@pytest.mark.parametrize(
+    "command", ["models", "models --json", "settings", "db upgrade", "doctor", "--version"]
+)
 def test_an_output_that_cannot_be_written_is_said_to_be_so(command):
     done = subprocess.run(
-        f"{sys.executable} -m cli {command} > /dev/full", shell=True, capture_output=True, text=True, check=False
+        f"{sys.executable} -m cli {command} > /dev/full",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 1
     assert "The output cannot be written: No space left on device." in done.stderr
@@ -323,7 +375,10 @@ def test_the_end_of_watching_names_every_job(farm, database, monkeypatch):
     settings.cache_clear()
     monkeypatch.setattr(follow, "follow", lambda *_, **__: None)
     assert "`farm report job1` shows the result." in farm("status", "job1", "--watch").stderr
-    assert "`farm report job1`, `farm report job1` show the results." in farm("status", "job1", "job1", "-w").stderr
+    assert (
+        "`farm report job1`, `farm report job1` show the results."
+        in farm("status", "job1", "job1", "-w").stderr
+    )
 
 
 @pytest.mark.parametrize("how", [["--watch"], ["--watch", "--json"]])
@@ -367,19 +422,33 @@ def test_submit_says_how_to_follow_every_job_and_what_was_left_out(farm, monkeyp
 
 def test_a_reader_that_goes_away_is_no_error():
     done = subprocess.run(
-        f"{sys.executable} -m cli -q models | head -1", shell=True, capture_output=True, text=True, check=True
+        f"{sys.executable} -m cli -q models | head -1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stderr == ""
 
 
 def test_every_option_has_a_text_and_every_text_an_option():
     commands = [main._imported(name) for name in main.COMMANDS]
-    functions = [one.callback for app in commands for one in getattr(app, "registered_commands", ())]
+    functions = [
+        one.callback for app in commands for one in getattr(app, "registered_commands", ())
+    ]
     functions += [one for one in commands if inspect.isfunction(one)]
     known = {one.__name__.rstrip("_"): set(inspect.signature(one).parameters) for one in functions}
-    known |= {group.__name__: {one.name for one in fields(group)} for group in (CliOptions, EstimateOptions, Readings)}
+    known |= {
+        group.__name__: {one.name for one in fields(group)}
+        for group in (CliOptions, EstimateOptions, Readings)
+    }
     texts = tomllib.loads((Path(main.__file__).parent / "options.toml").read_text())
-    assert [(owner, name) for owner, found in texts.items() for name in found if name not in known[owner]] == []
+    assert [
+        (owner, name)
+        for owner, found in texts.items()
+        for name in found
+        if name not in known[owner]
+    ] == []
 
     def parameters(command):
         for one in getattr(command, "commands", {}).values():

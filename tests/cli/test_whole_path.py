@@ -1,4 +1,6 @@
-"""From a model's name to a report, through the command line, with real servers and workers on simulated cards."""
+"""From a model's name to a report, through the command line, with real servers and workers on
+simulated cards.
+"""
 
 import json
 import os
@@ -101,7 +103,10 @@ def test_a_sweep_and_models_from_a_file_run_once_and_are_skipped_then(farm, tmp_
     assert said.code == 1, said.stderr
     (refused,) = json.loads(said.stdout)["refused"]
     assert f"jobs.yml:4: {refused['title']} is left out: {refused['reason']}" in said.stderr
-    assert f"error: 1 of 4 requests cannot be measured:\n  {refused['title']}: {refused['reason']}" in said.stderr
+    assert (
+        f"error: 1 of 4 requests cannot be measured:\n  {refused['title']}: {refused['reason']}"
+        in said.stderr
+    )
     reports = json.loads(said.stdout)["reports"]
     assert [report["kind"] for report in reports] == ["sweep", "model", "model"]
     assert len(reports[0]["tuples"]) == 2
@@ -159,8 +164,12 @@ def says_that_it_was_interrupted(run, sign):
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["starting", "measuring"])
 def test_an_impatient_ctrl_c_ends_a_run_in_order_too(known_resnet18, moment):
-    """Pressed again and again until the command has ended, through all that it puts in order on its way."""
-    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as temporary:  # short enough for a socket
+    """Pressed again and again until the command has ended, through all that it puts in order on its
+    way.
+    """
+    with tempfile.TemporaryDirectory(
+        prefix="t", dir="/tmp"
+    ) as temporary:  # short enough for a socket
         with a_run(FARM_SIMULATED_ITEM_S="0.5", TMPDIR=temporary) as run:
             begins = "Starting" if moment == "starting" else "job "
             wait_for(lambda: run.stderr.readline().startswith(begins), run)
@@ -174,7 +183,9 @@ def test_an_impatient_ctrl_c_ends_a_run_in_order_too(known_resnet18, moment):
         assert "Traceback" not in stderr
         _, alive = psutil.wait_procs(theirs, timeout=60)
         assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
-        assert left_in(temporary) == [], "its broker's folder, its logs and its workers' temporary files are gone"
+        assert left_in(temporary) == [], (
+            "its broker's folder, its logs and its workers' temporary files are gone"
+        )
 
 
 def test_a_killed_run_takes_its_workers_and_servers_with_it(known_resnet18):
@@ -188,12 +199,18 @@ def test_a_killed_run_takes_its_workers_and_servers_with_it(known_resnet18):
         _, alive = psutil.wait_procs(theirs, timeout=60)
         assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
         (left,) = left_in(temporary)
-        assert left.startswith("farm-"), "all that is left lies in the folder that the next run sweeps away"
+        assert left.startswith("farm-"), (
+            "all that is left lies in the folder that the next run sweeps away"
+        )
 
 
 def left_in(folder):
-    """What is left in a temporary folder, apart from the one that PyTorch makes for each account."""
-    return [path.name for path in Path(folder).iterdir() if not path.name.startswith("torchinductor_")]
+    """What is left in a temporary folder, apart from the one that PyTorch makes for each
+    account.
+    """
+    return [
+        path.name for path in Path(folder).iterdir() if not path.name.startswith("torchinductor_")
+    ]
 
 
 def test_submit_goes_through_the_workers_of_a_running_farm(shared_farm, farm):
@@ -206,14 +223,22 @@ def test_submit_goes_through_the_workers_of_a_running_farm(shared_farm, farm):
     assert waited.code == 0, waited.stderr
     assert "resnet18 32x224 float32" in waited.stdout
     with shared_farm.read() as session:
-        (waited_job,) = (job.id for job in session.exec(select(Job)) if job.id not in jobs and job.request["pinned"])
+        (waited_job,) = (
+            job.id
+            for job in session.exec(select(Job))
+            if job.id not in jobs and job.request["pinned"]
+        )
     assert farm("status", *jobs, "--watch").code == 0
-    # Every card reads a whole that is the sum of the tuples, also where another has verified it before.
+    # Every card reads a whole that is the sum of the tuples, also where another has verified it
+    # before.
     for job in [*jobs, waited_job]:
         verdict = json.loads(farm("report", job, "--json").stdout)["verdict"]
         assert verdict["outcome"] == "pass", verdict["reasons"]
         assert len({round(whole["time_us"], 6) for whole in verdict["wholes"]}) == 1
-    assert {card["state"] for card in json.loads(farm("cards", "--json").stdout)["cards"]} <= {"idle", "busy"}
+    assert {card["state"] for card in json.loads(farm("cards", "--json").stdout)["cards"]} <= {
+        "idle",
+        "busy",
+    }
 
     # Ctrl-C ends the waiting, not the job.
     command = [sys.executable, "-m", "cli", "submit", "resnet18", "--wait"]

@@ -1,7 +1,9 @@
-"""The documents of the golden corpus: what the farm says about fixed models and about the packaged readings.
+"""The documents of the golden corpus: what the farm says about fixed models and about the packaged
+readings.
 
-A test compares a digest of each document with the digest on file (`test_corpus.py`). To see what a change does to the
-documents themselves, write them before and after the change, and compare the folders:
+A test compares a digest of each document with the digest on file (`test_corpus.py`). To see what a
+change does to the documents themselves, write them before and after the change, and compare the
+folders:
 
     python -m tests.corpus.documents before
     git switch my-change
@@ -86,7 +88,9 @@ def job_document(session: Session, job_id: str) -> Document:
 
 
 def export_document(session: Session, table: str) -> Document:
-    """Return the digest of each column of an exported table of the packaged readings, sorted by its first columns."""
+    """Return the digest of each column of an exported table of the packaged readings, sorted by its
+    first columns.
+    """
     arrow = as_table(session, table)  # type: ignore[arg-type]
     rows = arrow.to_pylist()
     rows.sort(key=lambda row: json.dumps(row, sort_keys=True, default=str))

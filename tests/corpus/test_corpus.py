@@ -1,8 +1,9 @@
-"""What the farm said before a change of its structure, it says after it: captures, reports and exports.
+"""What the farm said before a change of its structure, it says after it: captures, reports and
+exports.
 
-`digests.json` holds a digest of each document (`documents.py`). If a change is meant to alter a document, regenerate
-the file with `--regenerate-golden`, and say in the commit which documents changed and why.
-"""
+`digests.json` holds a digest of each document (`documents.py`). If a change is meant to alter a
+document, regenerate the file with `--regenerate-golden`, and say in the commit which documents
+changed and why."""
 
 import json
 from pathlib import Path
@@ -18,7 +19,8 @@ DIGESTS = json.loads(FILE.read_text()) if FILE.exists() else {"torch": "", "docu
 
 #: A capture lists the operators of one version of PyTorch.
 of_this_torch = pytest.mark.skipif(
-    DIGESTS["torch"] not in ("", torch.__version__.partition("+")[0]), reason="the captures are of another torch"
+    DIGESTS["torch"] not in ("", torch.__version__.partition("+")[0]),
+    reason="the captures are of another torch",
 )
 
 
@@ -35,7 +37,9 @@ def compare(request):
             return
         expected = {name: DIGESTS["documents"].get(name) for name in current}
         changed = sorted(name for name in current if current[name] != expected[name])
-        assert not changed, "compare the documents with those of an earlier commit (tests/corpus/documents.py)"
+        assert not changed, (
+            "compare the documents with those of an earlier commit (tests/corpus/documents.py)"
+        )
 
     return compare
 
@@ -53,11 +57,15 @@ def test_the_capture_of_another_variant_is_the_one_on_file(variant, compare):
     compare({f"captures/{variant}": documents.digest(documents.capture_document(variant))})
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2, 3))])
+@pytest.mark.parametrize(
+    "part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2, 3))]
+)
 def test_the_reports_of_the_packaged_jobs_are_those_on_file(part, compare):
     with packaged_database().read() as session:
         jobs = documents.packaged_jobs(session)[part::4]
-        compare({f"jobs/{job}": documents.digest(documents.job_document(session, job)) for job in jobs})
+        compare(
+            {f"jobs/{job}": documents.digest(documents.job_document(session, job)) for job in jobs}
+        )
 
 
 @pytest.mark.slow

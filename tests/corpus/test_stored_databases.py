@@ -1,8 +1,8 @@
-"""A PostgreSQL database that an earlier version wrote is migrated and read as the SQLite database of the same readings.
+"""A PostgreSQL database that an earlier version wrote is migrated and read as the SQLite database
+of the same readings.
 
-`farm.sql.xz` is a dump (`pg_dump --inserts`) of a database with the export in `tests/store/golden/export`. Do not make
-it again: it stands for the databases of users.
-"""
+`farm.sql.xz` is a dump (`pg_dump --inserts`) of a database with the export in
+`tests/store/golden/export`. Do not make it again: it stands for the databases of users."""
 
 import lzma
 from pathlib import Path
@@ -29,7 +29,9 @@ def restored(postgres_url):
     # Lines with a backslash are commands of psql, not SQL.
     statements = "\n".join(line for line in dump.splitlines() if not line.startswith("\\"))
     url = make_url(postgres_url)
-    with psycopg.connect(host=url.query["host"], user="postgres", dbname=url.database) as connection:
+    with psycopg.connect(
+        host=url.query["host"], user="postgres", dbname=url.database
+    ) as connection:
         connection.execute(statements)
     database = Database(postgres_url)
     database.upgrade()

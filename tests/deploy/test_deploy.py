@@ -1,4 +1,6 @@
-"""What lies under ``deploy/`` does what it says, as far as it can be tried without containers and without root."""
+"""What lies under ``deploy/`` does what it says, as far as it can be tried without containers and
+without root.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,12 @@ from tests.tls import TlsProxy
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 COMPOSE = ["compose.yml", "compose.worker.yml"]
-SCRIPTS = ["ci/compare-revisions", "make-secrets", "postgres/10-roles.sh", "slurm/farm-worker.sbatch"]
+SCRIPTS = [
+    "ci/compare-revisions",
+    "make-secrets",
+    "postgres/10-roles.sh",
+    "slurm/farm-worker.sbatch",
+]
 
 
 @pytest.fixture(scope="session")
@@ -45,17 +52,23 @@ def secrets(tmp_path_factory):
     if not shutil.which("openssl"):
         pytest.skip("needs openssl")
     folder = tmp_path_factory.mktemp("deploy") / "secrets"
-    subprocess.run([DEPLOY / "make-secrets", "broker.example", folder], check=True, capture_output=True)
+    subprocess.run(
+        [DEPLOY / "make-secrets", "broker.example", folder], check=True, capture_output=True
+    )
     return folder
 
 
 @pytest.fixture
 def farm_toml(secrets, tmp_path, monkeypatch):
-    """The settings that every host gets, with another port and the certificate where it lies here."""
+    """The settings that every host gets, with another port and the certificate where it lies
+    here.
+    """
 
     def rewritten(port):
         path = tmp_path / "farm.toml"
-        content = (secrets / "farm.toml").read_text().replace("/etc/farm/ca.crt", str(secrets / "ca.crt"))
+        content = (
+            (secrets / "farm.toml").read_text().replace("/etc/farm/ca.crt", str(secrets / "ca.crt"))
+        )
         path.write_text(re.sub(r"@broker\.example:\d+", f"@localhost:{port}", content))
         monkeypatch.setenv("FARM_CONFIG", str(path))
         settings.cache_clear()
@@ -66,14 +79,18 @@ def farm_toml(secrets, tmp_path, monkeypatch):
 
 def test_secrets_are_for_their_owner_and_never_overwritten(secrets):
     assert {stat.S_IMODE(path.stat().st_mode) for path in secrets.iterdir()} == {0o600}
-    again = subprocess.run([DEPLOY / "make-secrets", "broker.example", secrets], capture_output=True, text=True)
+    again = subprocess.run(
+        [DEPLOY / "make-secrets", "broker.example", secrets], capture_output=True, text=True
+    )
     assert again.returncode != 0
     assert "exists" in again.stderr
 
 
 @pytest.mark.parametrize("host", ["--help", "a,DNS:evil", 'a"\nbroker_url = "x', "a b"])
 def test_a_host_is_neither_an_option_nor_a_part_of_a_file(host, tmp_path):
-    done = subprocess.run([DEPLOY / "make-secrets", host, tmp_path / "secrets"], capture_output=True, text=True)
+    done = subprocess.run(
+        [DEPLOY / "make-secrets", host, tmp_path / "secrets"], capture_output=True, text=True
+    )
     assert done.returncode == 2
     assert "is no name or address of a host" in done.stderr
     assert not (tmp_path / "secrets").exists()
@@ -88,7 +105,15 @@ def test_a_folder_of_secrets_is_never_an_option(tmp_path):
 @pytest.mark.parametrize("server", ["redis", "postgres"])
 def test_certificates_are_for_the_broker_host_alone(secrets, server):
     def verify(host):
-        command = ["openssl", "verify", "-CAfile", "ca.crt", "-verify_hostname", host, f"{server}.crt"]
+        command = [
+            "openssl",
+            "verify",
+            "-CAfile",
+            "ca.crt",
+            "-verify_hostname",
+            host,
+            f"{server}.crt",
+        ]
         return subprocess.run(command, cwd=secrets, capture_output=True).returncode
 
     assert verify("broker.example") == 0
@@ -96,7 +121,9 @@ def test_certificates_are_for_the_broker_host_alone(secrets, server):
 
 
 def a_farm_works(tmp_path, current):
-    """Worker, `farm submit` and Flower with the settings that the hosts get: verdict, queues and workers are there."""
+    """Worker, `farm submit` and Flower with the settings that the hosts get: verdict, queues and
+    workers are there.
+    """
     database_url = f"sqlite:///{tmp_path / 'farm.db'}"
     with (
         running(tmp_path, current.broker_url, database_url, FARM_SIMULATED_ITEM_S="0.02") as farm,
@@ -109,8 +136,12 @@ def a_farm_works(tmp_path, current):
         def queues():
             status, told = page.get("/api/queues/length")
             assert status == 200, farm.log.read_text()[-3000:]
-            found = {queue["name"]: queue["messages"] for queue in json.loads(told)["active_queues"]}
-            return found if len(found) == 2 else None  # it asks the workers for them every now and then
+            found = {
+                queue["name"]: queue["messages"] for queue in json.loads(told)["active_queues"]
+            }
+            return (
+                found if len(found) == 2 else None
+            )  # it asks the workers for them every now and then
 
         found = farm.wait_for(queues)
         assert found == {"control": 0, f"card.{farm.alive()[0].id}": 0}
@@ -128,7 +159,9 @@ def test_a_farm_needs_no_more_than_the_broker_allows(secrets, farm_toml, tmp_pat
 
 def test_strangers_get_nothing_from_the_broker(secrets, farm_toml):
     with BrokerServer(options={"aclfile": str(secrets / "users.acl")}, ping_as="health") as broker:
-        health = redis.Redis(unix_socket_path=str(broker.socket), username="health", password="none")
+        health = redis.Redis(
+            unix_socket_path=str(broker.socket), username="health", password="none"
+        )
         assert health.ping()
         with pytest.raises(redis.exceptions.NoPermissionError):
             health.llen("control")
@@ -136,14 +169,24 @@ def test_strangers_get_nothing_from_the_broker(secrets, farm_toml):
             redis.Redis(unix_socket_path=str(broker.socket)).ping()
         password = farm_toml(0).broker_url.split(":")[2].partition("@")[0]
         farm = redis.Redis(unix_socket_path=str(broker.socket), username="farm", password=password)
-        for forbidden in (["FLUSHALL"], ["CONFIG", "GET", "*"], ["ACL", "LIST"], ["SHUTDOWN"], ["KEYS", "*"]):
+        for forbidden in (
+            ["FLUSHALL"],
+            ["CONFIG", "GET", "*"],
+            ["ACL", "LIST"],
+            ["SHUTDOWN"],
+            ["KEYS", "*"],
+        ):
             with pytest.raises(redis.exceptions.NoPermissionError):
                 farm.execute_command(*forbidden)
 
 
 def test_the_broker_accepts_its_configuration(secrets, tmp_path):
     # Without the lines on TLS, which the wheel's server was built without.
-    lines = [line for line in (DEPLOY / "redis/redis.conf").read_text().splitlines() if not line.startswith("tls-")]
+    lines = [
+        line
+        for line in (DEPLOY / "redis/redis.conf").read_text().splitlines()
+        if not line.startswith("tls-")
+    ]
     (tmp_path / "redis.conf").write_text("\n".join(lines).replace("/etc/farm-broker", str(secrets)))
     with BrokerServer(config=tmp_path / "redis.conf", ping_as="health") as broker:
         assert broker.pid
@@ -156,10 +199,14 @@ def test_a_redis_with_tls_takes_the_configuration_as_it_is(secrets, farm_toml, t
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     content = (DEPLOY / "redis/redis.conf").read_text().replace("/etc/farm-broker", str(secrets))
-    (tmp_path / "redis.conf").write_text(content.replace("tls-port 6379", f"tls-port {port}\nbind 127.0.0.1"))
+    (tmp_path / "redis.conf").write_text(
+        content.replace("tls-port 6379", f"tls-port {port}\nbind 127.0.0.1")
+    )
     log = tmp_path / "redis.log"
     with log.open("w") as output:
-        server = subprocess.Popen([program, tmp_path / "redis.conf", "--dir", tmp_path], stdout=output, stderr=output)
+        server = subprocess.Popen(
+            [program, tmp_path / "redis.conf", "--dir", tmp_path], stdout=output, stderr=output
+        )
     try:
         url = farm_toml(port).broker_url
         deadline = time.monotonic() + 60
@@ -184,8 +231,12 @@ def test_a_redis_with_tls_takes_the_configuration_as_it_is(secrets, farm_toml, t
         server.wait()
 
 
-def test_the_database_url_works_over_tls_and_refuses_another_certificate(secrets, farm_toml, postgres_server):
-    with TlsProxy(postgres_server.socket, secrets / "postgres.crt", secrets / "postgres.key", postgres=True) as proxy:
+def test_the_database_url_works_over_tls_and_refuses_another_certificate(
+    secrets, farm_toml, postgres_server
+):
+    with TlsProxy(
+        postgres_server.socket, secrets / "postgres.crt", secrets / "postgres.key", postgres=True
+    ) as proxy:
         with postgres_server.connect() as connection:
             connection.execute("CREATE ROLE farm SUPERUSER LOGIN")
             connection.execute("CREATE DATABASE farm OWNER farm")
@@ -201,13 +252,21 @@ def test_the_database_url_works_over_tls_and_refuses_another_certificate(secrets
 
 @pytest.fixture
 def tls_postgres(secrets, postgres_server):
-    """The port of a PostgreSQL of the system, which has TLS as the wheel's has not, set up as compose.yml does it."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: int(path.parts[4]))
+    """The port of a PostgreSQL of the system, which has TLS as the wheel's has not, set up as
+    compose.yml does it.
+    """
+    found = sorted(
+        Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: int(path.parts[4])
+    )
     if not found:
         pytest.skip("needs a PostgreSQL in /usr/lib/postgresql")
     programs, folder = found[-1].parent, postgres_server.folder / "tls"
     owner = (postgres_server.data / "base").stat()  # it refuses to run as root, as the wheel's does
-    who = {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []} if os.geteuid() == 0 else {}
+    who = (
+        {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []}
+        if os.geteuid() == 0
+        else {}
+    )
     folder.mkdir(mode=0o700)
     for name in ("postgres.crt", "postgres.key", "postgres_password"):
         shutil.copy(secrets / name, folder)
@@ -225,7 +284,9 @@ def tls_postgres(secrets, postgres_server):
         "-E",
         "utf8",
     ]
-    made = subprocess.run([programs / "initdb", *words], cwd=folder, capture_output=True, text=True, **who)
+    made = subprocess.run(
+        [programs / "initdb", *words], cwd=folder, capture_output=True, text=True, **who
+    )
     assert made.returncode == 0, made.stderr
     access = folder / "data/pg_hba.conf"
     access.write_text("hostssl all farm all scram-sha-256\n")
@@ -242,7 +303,12 @@ def tls_postgres(secrets, postgres_server):
         "password_encryption": "scram-sha-256",
         "fsync": "off",
     }
-    command = [programs / "postgres", "-D", "data", *(f"--{name}={value}" for name, value in options.items())]
+    command = [
+        programs / "postgres",
+        "-D",
+        "data",
+        *(f"--{name}={value}" for name, value in options.items()),
+    ]
     log = folder / "log"
     with log.open("w") as output:
         server = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, **who)
@@ -259,7 +325,9 @@ def tls_postgres(secrets, postgres_server):
         shutil.rmtree(folder)
 
 
-def test_a_postgresql_with_tls_takes_the_hosts_url_and_nothing_less(secrets, farm_toml, tls_postgres):
+def test_a_postgresql_with_tls_takes_the_hosts_url_and_nothing_less(
+    secrets, farm_toml, tls_postgres
+):
     url = farm_toml(tls_postgres).database_url
     with psycopg.connect(url.replace("/farm?", "/postgres?"), autocommit=True) as connection:
         connection.execute("CREATE DATABASE farm")
@@ -267,7 +335,9 @@ def test_a_postgresql_with_tls_takes_the_hosts_url_and_nothing_less(secrets, far
     database.upgrade()
     database.check_schema()
     with database.engine.connect() as connection:
-        used = connection.execute(text("SELECT ssl, version FROM pg_stat_ssl WHERE pid = pg_backend_pid()")).one()
+        used = connection.execute(
+            text("SELECT ssl, version FROM pg_stat_ssl WHERE pid = pg_backend_pid()")
+        ).one()
     assert used.ssl
     assert used.version in ("TLSv1.2", "TLSv1.3")
     database.close()
@@ -285,7 +355,9 @@ def test_a_postgresql_with_tls_takes_the_hosts_url_and_nothing_less(secrets, far
 def other_authority(secrets):
     folder = secrets.parent / "other"
     if not folder.exists():
-        subprocess.run([DEPLOY / "make-secrets", "broker.example", folder], check=True, capture_output=True)
+        subprocess.run(
+            [DEPLOY / "make-secrets", "broker.example", folder], check=True, capture_output=True
+        )
     return folder / "ca.crt"
 
 
@@ -315,7 +387,8 @@ def test_compose_files_are_what_their_specification_allows(name):
 
 
 @pytest.mark.parametrize(
-    ("schema", "name"), [("github-actions", "github/action.yml"), ("gitlab-ci", "gitlab/farm.gitlab-ci.yml")]
+    ("schema", "name"),
+    [("github-actions", "github/action.yml"), ("gitlab-ci", "gitlab/farm.gitlab-ci.yml")],
 )
 def test_the_examples_for_ci_systems_are_what_their_schemas_allow(schema, name):
     """tests/api/test_pytest_plugin.py runs the step of the action."""
@@ -327,7 +400,9 @@ def test_the_broker_hosts_image_is_built_without_cuda_as_its_name_says():
     for service in yaml.safe_load((DEPLOY / "compose.yml").read_text())["services"].values():
         if "build" in service:
             assert service["image"] == "${FARM_IMAGE:-operator-farm:cpu}"
-            assert re.fullmatch(r"\$\{TORCH_INDEX-https://\S+/cpu\}", service["build"]["args"]["TORCH_INDEX"])
+            assert re.fullmatch(
+                r"\$\{TORCH_INDEX-https://\S+/cpu\}", service["build"]["args"]["TORCH_INDEX"]
+            )
 
 
 def test_the_image_is_built_by_the_rules():
@@ -337,7 +412,9 @@ def test_the_image_is_built_by_the_rules():
 def checked(program, *arguments):
     """Run one of the checkers that come as wheels, where there is one for this machine."""
     beside = Path(sys.executable).parent
-    if not (found := shutil.which(program, path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")):
+    if not (
+        found := shutil.which(program, path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
+    ):
         pytest.skip(f"needs {program}, of the extra dev")
     said = subprocess.run([found, *arguments], capture_output=True, text=True)
     assert said.returncode == 0, said.stdout + said.stderr
@@ -345,7 +422,10 @@ def checked(program, *arguments):
 
 @pytest.mark.parametrize("name", COMPOSE)
 def test_compose_reads_its_files(name, monkeypatch):
-    if not shutil.which("docker") or subprocess.run(["docker", "compose", "version"], capture_output=True).returncode:
+    if (
+        not shutil.which("docker")
+        or subprocess.run(["docker", "compose", "version"], capture_output=True).returncode
+    ):
         pytest.skip("needs docker compose")
     for variable in ("BROKER_HOST", "FARM_HOST"):
         monkeypatch.setenv(variable, "broker.example")
@@ -354,10 +434,14 @@ def test_compose_reads_its_files(name, monkeypatch):
 
 def test_every_secret_of_the_compose_file_is_made(secrets):
     declared = yaml.safe_load((DEPLOY / "compose.yml").read_text())["secrets"]
-    assert {Path(secret["file"]).name for secret in declared.values()} <= {path.name for path in secrets.iterdir()}
+    assert {Path(secret["file"]).name for secret in declared.values()} <= {
+        path.name for path in secrets.iterdir()
+    }
 
 
-@pytest.mark.parametrize("unit", sorted((DEPLOY / "systemd").glob("*.service")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "unit", sorted((DEPLOY / "systemd").glob("*.service")), ids=lambda path: path.name
+)
 def test_systemd_accepts_the_unit(unit, tmp_path):
     if not shutil.which("systemd-analyze"):
         pytest.skip("needs systemd-analyze")
@@ -365,7 +449,9 @@ def test_systemd_accepts_the_unit(unit, tmp_path):
     content = re.sub(r"(?m)^ExecStart=\S+", "ExecStart=/bin/true", unit.read_text())
     (tmp_path / unit.name).write_text(content)
     verified = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", tmp_path / unit.name], capture_output=True, text=True
+        ["systemd-analyze", "verify", "--man=no", tmp_path / unit.name],
+        capture_output=True,
+        text=True,
     )
     # Faults of the machine's own units are told as well.
     assert unit.stem not in verified.stderr + verified.stdout
@@ -374,7 +460,9 @@ def test_systemd_accepts_the_unit(unit, tmp_path):
 def test_services_give_a_worker_longer_than_it_gives_its_item():
     unit = (DEPLOY / "systemd/farm-worker.service").read_text()
     worker = yaml.safe_load((DEPLOY / "compose.worker.yml").read_text())["services"]["worker"]
-    given = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.M) + re.findall(r"^(\d+)s$", worker["stop_grace_period"])
+    given = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.M) + re.findall(
+        r"^(\d+)s$", worker["stop_grace_period"]
+    )
     assert len(given) == 2
     assert min(map(int, given)) > stop_grace_s(Settings())
 
@@ -388,7 +476,9 @@ def test_scripts_are_well_formed(script):
 
 @pytest.fixture
 def role_maker(postgres_server):
-    """Run 10-roles.sh as the image does, once: as the server's own user, with the password of a file."""
+    """Run 10-roles.sh as the image does, once: as the server's own user, with the password of a
+    file.
+    """
     folder = postgres_server.folder / "init"
     folder.mkdir()
     server = (postgres_server.data / "base").stat()
@@ -403,8 +493,14 @@ def role_maker(postgres_server):
             "POSTGRES_DB": url.rpartition("/")[2].partition("?")[0],
             "GRAFANA_PASSWORD_FILE": str(password_file),
         }
-        who = {"user": server.st_uid, "group": server.st_gid, "extra_groups": []} if os.geteuid() == 0 else {}
-        return subprocess.run(["bash", script], env=environment, cwd=folder, capture_output=True, text=True, **who)
+        who = (
+            {"user": server.st_uid, "group": server.st_gid, "extra_groups": []}
+            if os.geteuid() == 0
+            else {}
+        )
+        return subprocess.run(
+            ["bash", script], env=environment, cwd=folder, capture_output=True, text=True, **who
+        )
 
     make.url, make.folder, make.user, make.group = url, folder, server.st_uid, server.st_gid
     yield make
@@ -417,21 +513,31 @@ def role_maker(postgres_server):
 def stored_password(postgres_server):
     """What the server keeps of the password of Grafana's role, or None without such a role."""
     with postgres_server.connect() as connection:
-        found = connection.execute("SELECT coalesce(rolpassword, '') FROM pg_authid WHERE rolname = 'grafana'")
+        found = connection.execute(
+            "SELECT coalesce(rolpassword, '') FROM pg_authid WHERE rolname = 'grafana'"
+        )
         return next((password for (password,) in found), None)
 
 
 def opens(password, stored):
     """Whether a password is the one of which PostgreSQL stored this."""
     _, iterations, salt, key, _ = re.split(r"[$:]", stored)
-    salted = hashlib.pbkdf2_hmac("sha256", password.encode(), base64.b64decode(salt), int(iterations))
-    return hashlib.sha256(hmac.digest(salted, b"Client Key", "sha256")).digest() == base64.b64decode(key)
+    salted = hashlib.pbkdf2_hmac(
+        "sha256", password.encode(), base64.b64decode(salt), int(iterations)
+    )
+    return hashlib.sha256(
+        hmac.digest(salted, b"Client Key", "sha256")
+    ).digest() == base64.b64decode(key)
 
 
 def test_the_read_only_role_can_read_and_nothing_else(role_maker, postgres_server, secrets):
-    """With the secrets as the host has them, for root alone, and with the step of compose.yml that runs as root."""
+    """With the secrets as the host has them, for root alone, and with the step of compose.yml that
+    runs as root.
+    """
     there = role_maker.folder / "farm-database"
-    command = yaml.safe_load((DEPLOY / "compose.yml").read_text())["services"]["postgres"]["command"][0]
+    command = yaml.safe_load((DEPLOY / "compose.yml").read_text())["services"]["postgres"][
+        "command"
+    ][0]
     for before, after in {
         "$$": "$",
         "/run/secrets": str(secrets),
@@ -446,7 +552,10 @@ def test_the_read_only_role_can_read_and_nothing_else(role_maker, postgres_serve
     for _ in range(2):
         made = role_maker(there / "grafana_database_password")
         assert made.returncode == 0, made.stderr
-    assert opens((secrets / "grafana_database_password").read_text().strip(), stored_password(postgres_server))
+    assert opens(
+        (secrets / "grafana_database_password").read_text().strip(),
+        stored_password(postgres_server),
+    )
 
     database = Database(role_maker.url)
     database.upgrade()
@@ -478,7 +587,12 @@ def test_no_password_is_given_to_psql_as_an_argument():
 
 def test_every_query_of_the_dashboard_runs_on_the_schema(postgres_url):
     dashboard = json.loads((DEPLOY / "grafana/dashboards/farm.json").read_text())
-    queries = [target["rawSql"] for panel in dashboard["panels"] for target in panel["targets"] if "rawSql" in target]
+    queries = [
+        target["rawSql"]
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+        if "rawSql" in target
+    ]
     assert len(queries) > 10
     database = Database(postgres_url)
     database.upgrade()
@@ -558,7 +672,9 @@ def test_prometheus_asks_the_workers_and_flower():
     assert {"farm", "flower"} <= set(jobs)
     (found,) = jobs["farm"]["file_sd_configs"]
     for file in found["files"]:
-        assert isinstance(yaml.safe_load((DEPLOY / "prometheus" / Path(file).name).read_text()), list)
+        assert isinstance(
+            yaml.safe_load((DEPLOY / "prometheus" / Path(file).name).read_text()), list
+        )
 
 
 def test_alerts_ask_for_metrics_that_there_are_and_are_documented():

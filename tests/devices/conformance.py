@@ -1,4 +1,6 @@
-"""What every `Device` class keeps. A new class passes `check` before anything else uses it: see test_conformance.py."""
+"""What every `Device` class keeps. A new class passes `check` before anything else uses it: see
+test_conformance.py.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,23 @@ from farm.benchmark_process.requests import from_json, to_json
 from farm.devices.device import Card, Device
 
 GETTERS = sorted(
-    name for name, _ in inspect.getmembers(Device, inspect.isfunction) if name not in ("close", "__init__")
+    name
+    for name, _ in inspect.getmembers(Device, inspect.isfunction)
+    if name not in ("close", "__init__")
 )
 NOT_SENSORS = {"simulated"}  # a word for a kind of card
 LEAST = {"temperature_c": -50.0, "memory_temperature_c": -50.0}
 MOST = {"power_instant_w": 5e3, "power_average_w": 5e3, "power_limit_w": 5e3, "sm_clock_mhz": 2e4}
 MOST |= {"memory_clock_mhz": 5e4, "temperature_c": 150.0, "memory_temperature_c": 150.0}
-REASONS = {"idle", "clocks_set", "power_cap", "hardware_slowdown", "sync_boost", "thermal", "hardware_thermal"}
+REASONS = {
+    "idle",
+    "clocks_set",
+    "power_cap",
+    "hardware_slowdown",
+    "sync_boost",
+    "thermal",
+    "hardware_thermal",
+}
 REASONS |= {"power_brake", "display_clocks"}
 
 

@@ -1,7 +1,8 @@
-"""Cards that exist only as an NVML library: it stands behind the real `pynvml`, in place of libnvidia-ml.so.1.
+"""Cards that exist only as an NVML library: it stands behind the real `pynvml`, in place of
+libnvidia-ml.so.1.
 
-Only the C functions are replaced, so everything that `pynvml` does with pointers, structures and error codes is real.
-"""
+Only the C functions are replaced, so everything that `pynvml` does with pointers, structures and
+error codes is real."""
 
 from __future__ import annotations
 
@@ -20,10 +21,11 @@ Function = Callable[..., int]
 
 
 class FakeNvml:
-    """Set the attributes; give `lacks` the C functions (and `lacking_fields` the field ids) that answer an error.
+    """Set the attributes; give `lacks` the C functions (and `lacking_fields` the field ids) that
+    answer an error.
 
-    One card unless `uuids` holds more; in `faults` are the functions that answer an error for the card of an index.
-    """
+    One card unless `uuids` holds more; in `faults` are the functions that answer an error for the
+    card of an index."""
 
     def __init__(self) -> None:
         self.uuids = [UUID]
@@ -40,7 +42,8 @@ class FakeNvml:
         self.processes: list[int] = []
         self.mig = 0
         self.nvlinks: list[int] = []  # 1: active, 0: not connected
-        self.access: bool | None = None  # whether each card can read the memory of the others; None: not reported
+        # whether each card can read the memory of the others; None: not reported
+        self.access: bool | None = None
         self.lacks: dict[str, int] = {}
         self.lacking_fields: dict[int, int] = {}
         self.missing: set[str] = set()  # not in the library at all, as with an old driver
@@ -107,11 +110,17 @@ class FakeNvml:
         active._obj.value = self.nvlinks[link]
         return None
 
-    def _nvmlDeviceGetP2PStatus(self, handle: Any, other: Any, what: int, status: Any) -> int | None:
+    def _nvmlDeviceGetP2PStatus(
+        self, handle: Any, other: Any, what: int, status: Any
+    ) -> int | None:
         assert what in (0, pynvml.NVML_P2P_CAPS_INDEX_NVLINK), "reading, or by NVLink"
         if self.access is None:
             return pynvml.NVML_ERROR_NOT_SUPPORTED
-        status._obj.value = pynvml.NVML_P2P_STATUS_OK if self.access else pynvml.NVML_P2P_STATUS_CHIPSET_NOT_SUPPORTED
+        status._obj.value = (
+            pynvml.NVML_P2P_STATUS_OK
+            if self.access
+            else pynvml.NVML_P2P_STATUS_CHIPSET_NOT_SUPPORTED
+        )
         return None
 
     def _nvmlDeviceGetName(self, handle: Any, text: Any, size: Any) -> None:
@@ -154,7 +163,9 @@ class FakeNvml:
 
     _nvmlDeviceGetCurrentClocksThrottleReasons = _nvmlDeviceGetCurrentClocksEventReasons
 
-    def _nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Any, count: Any, entries: Any) -> int | None:
+    def _nvmlDeviceGetComputeRunningProcesses_v3(
+        self, handle: Any, count: Any, entries: Any
+    ) -> int | None:
         if entries is None:
             count._obj.value = len(self.processes)
             return pynvml.NVML_ERROR_INSUFFICIENT_SIZE if self.processes else None

@@ -1,15 +1,18 @@
-"""A stand-in for the Python package `amdsmi`, with answers of real cards: no AMD card runs these tests.
+"""A stand-in for the Python package `amdsmi`, with answers of real cards: no AMD card runs these
+tests.
 
 Recorded, all published by AMD or by users of its cards:
 
-- NAVI21: identity, clocks, temperatures, power, power limit and processes, from the output of the library's own
-  integration tests (README of the Python tests of ROCm/amdsmi); its energy counter is 0, as on other Radeon cards
-  (recorded on a Navi 23 with the metrics used here).
-- MI100: the energy counter (AMDResearch/hpcfund, issue 21); the older key `power` has today's `energy_accumulator`.
-- MI300: the counters of throttling (changelog of AMD SMI for ROCm 6.3); hip_uuid and hip_id have the form of ROCm 6.4.
+- NAVI21: identity, clocks, temperatures, power, power limit and processes, from the output of the
+  library's own integration tests (README of the Python tests of ROCm/amdsmi); its energy counter is
+  0, as on other Radeon cards (recorded on a Navi 23 with the metrics used here).
+- MI100: the energy counter (AMDResearch/hpcfund, issue 21); the older key `power` has today's
+  `energy_accumulator`.
+- MI300: the counters of throttling (changelog of AMD SMI for ROCm 6.3); hip_uuid and hip_id have
+  the form of ROCm 6.4.
 
-Values that no record has (the power of an MI300, its clocks, its memory) are made up and say so with `MADE_UP`.
-"""
+Values that no record has (the power of an MI300, its clocks, its memory) are made up and say so
+with `MADE_UP`."""
 
 from __future__ import annotations
 
@@ -51,15 +54,32 @@ def radeon() -> dict[str, Any]:
     return {
         "gpu_asic_info": {"market_name": "NAVI21", "asic_serial": "0xF8FFEB47A027DE4D"},
         "gpu_memory_total": 17_163_091_968,
-        "gpu_driver_info": {"driver_name": "amdgpu", "driver_version": "6.9.2", "driver_date": "2015/01/01 00:00"},
+        "gpu_driver_info": {
+            "driver_name": "amdgpu",
+            "driver_version": "6.9.2",
+            "driver_date": "2015/01/01 00:00",
+        },
         "gpu_enumeration_info": {"drm_render": 128, "hsa_id": 1, "hip_id": 1, "hip_uuid": "N/A"},
         "gpu_compute_partition": AmdSmiLibraryException(NOT_SUPPORTED),
-        "energy_count": {"power": 0, "energy_accumulator": 0, "counter_resolution": 15.3, "timestamp": 1},
-        "power_info": {"current_socket_power": "N/A", "average_socket_power": 39, "power_limit": 272_000_000},
+        "energy_count": {
+            "power": 0,
+            "energy_accumulator": 0,
+            "counter_resolution": 15.3,
+            "timestamp": 1,
+        },
+        "power_info": {
+            "current_socket_power": "N/A",
+            "average_socket_power": 39,
+            "power_limit": 272_000_000,
+        },
         "clock_info": {Kind.GFX: {"clk": 500}, Kind.MEM: {"clk": 96}},
         "temp_metric": {Kind.HOTSPOT: 35, Kind.VRAM: 32},
         "power_cap_info": {"power_cap": 272_000_000, "dpm_cap": 1},
-        "gpu_metrics_info": {"throttle_status": False, "indep_throttle_status": False, "energy_accumulator": 0},
+        "gpu_metrics_info": {
+            "throttle_status": False,
+            "indep_throttle_status": False,
+            "energy_accumulator": 0,
+        },
         "gpu_process_list": [],
     }
 
@@ -67,13 +87,28 @@ def radeon() -> dict[str, Any]:
 def instinct() -> dict[str, Any]:
     residencies = {"prochot": 0, "ppt": 585_613, "socket_thm": 2190, "vr_thm": 0, "hbm_thm": 0}
     return {
-        "gpu_asic_info": {"market_name": "AMD Instinct MI308X", "asic_serial": "0xBB0AC32B1C2C644A"},
+        "gpu_asic_info": {
+            "market_name": "AMD Instinct MI308X",
+            "asic_serial": "0xBB0AC32B1C2C644A",
+        },
         "gpu_memory_total": 192 * 2**30,
-        "gpu_driver_info": {"driver_name": "amdgpu", "driver_version": "6.12.12", "driver_date": "N/A"},
+        "gpu_driver_info": {
+            "driver_name": "amdgpu",
+            "driver_version": "6.12.12",
+            "driver_date": "N/A",
+        },
         "gpu_enumeration_info": {"drm_render": 131, "hsa_id": 5, "hip_id": 0, "hip_uuid": UUID},
         "gpu_compute_partition": "SPX",
-        "energy_count": {"energy_accumulator": 8_152_136, "counter_resolution": 15.300000190734863, "timestamp": 3},
-        "power_info": {"current_socket_power": MADE_UP, "average_socket_power": "N/A", "power_limit": 750_000_000},
+        "energy_count": {
+            "energy_accumulator": 8_152_136,
+            "counter_resolution": 15.300000190734863,
+            "timestamp": 3,
+        },
+        "power_info": {
+            "current_socket_power": MADE_UP,
+            "average_socket_power": "N/A",
+            "power_limit": 750_000_000,
+        },
         "clock_info": {Kind.GFX: {"clk": MADE_UP}, Kind.MEM: {"clk": MADE_UP}},
         "temp_metric": {Kind.HOTSPOT: 43, Kind.VRAM: 38},
         "power_cap_info": {"power_cap": 750_000_000, "dpm_cap": 0},
@@ -87,7 +122,9 @@ def instinct() -> dict[str, Any]:
 
 
 class RecordedAmdSmi(SimpleNamespace):
-    """The package. `cards` has the answers of each card by the name of the function after ``amdsmi_get_``."""
+    """The package. `cards` has the answers of each card by the name of the function after
+    ``amdsmi_get_``.
+    """
 
     AmdSmiException, AmdSmiLibraryException = AmdSmiException, AmdSmiLibraryException
     AmdSmiClkType = AmdSmiTemperatureType = AmdSmiTemperatureMetric = Kind
@@ -118,7 +155,9 @@ class RecordedAmdSmi(SimpleNamespace):
 
 
 @contextmanager
-def rocm(monkeypatch: pytest.MonkeyPatch, kfd: Path = Path("/dev/null")) -> Iterator[RecordedAmdSmi]:
+def rocm(
+    monkeypatch: pytest.MonkeyPatch, kfd: Path = Path("/dev/null")
+) -> Iterator[RecordedAmdSmi]:
     """A host with ROCm, a PyTorch for ROCm and two cards."""
     library = RecordedAmdSmi()
     with monkeypatch.context() as patch:
@@ -126,7 +165,9 @@ def rocm(monkeypatch: pytest.MonkeyPatch, kfd: Path = Path("/dev/null")) -> Iter
             patch.delenv(variable, raising=False)
         patch.setitem(sys.modules, "amdsmi", library)
         patch.setattr(amd, "KFD", kfd)
-        patch.setattr(host, "installed_torch", lambda: host.Installed("2.11.0+rocm7.0", None, "7.0.51831"))
+        patch.setattr(
+            host, "installed_torch", lambda: host.Installed("2.11.0+rocm7.0", None, "7.0.51831")
+        )
         amd._library.cache_clear()
         yield library
     amd._library.cache_clear()

@@ -64,7 +64,11 @@ def test_every_getter_gives_its_unit(smi: RecordedAmdSmi) -> None:
 
 def test_a_radeon_has_averaged_power_and_no_energy_counter(smi: RecordedAmdSmi) -> None:
     card = device(RADEON_UUID)
-    assert (card.energy_counter_mj(), card.power_instant_w(), card.power_average_w()) == (None, None, 39)
+    assert (card.energy_counter_mj(), card.power_instant_w(), card.power_average_w()) == (
+        None,
+        None,
+        39,
+    )
     assert not card.capabilities & {"energy_counter_mj", "power_instant_w"}
     assert (card.sm_clock_mhz(), card.memory_clock_mhz(), card.power_limit_w()) == (500, 96, 272)
     assert card.throttle_reasons() == ()
@@ -92,7 +96,9 @@ def test_a_counter_that_goes_back_gives_no_value(smi: RecordedAmdSmi) -> None:
     assert card.energy_counter_mj() == before
 
 
-def test_a_sensor_that_is_not_supported_is_lacking_and_an_error_in_passing_is_not(smi: RecordedAmdSmi) -> None:
+def test_a_sensor_that_is_not_supported_is_lacking_and_an_error_in_passing_is_not(
+    smi: RecordedAmdSmi,
+) -> None:
     smi.cards[1]["energy_count"] = AmdSmiLibraryException(2)
     card, metrics = device(), smi.cards[1]["gpu_metrics_info"]
     assert "energy_counter_mj" not in card.capabilities
@@ -111,7 +117,9 @@ def test_one_die_of_two_has_no_power(smi: RecordedAmdSmi) -> None:
 
 def test_a_partitioned_card_is_refused_with_the_reason(smi: RecordedAmdSmi) -> None:
     smi.cards[1]["gpu_compute_partition"] = "CPX"
-    with pytest.raises(NoSuchCard, match=r"partition mode CPX.*`amd-smi set --compute-partition SPX` ends the mode"):
+    with pytest.raises(
+        NoSuchCard, match=r"partition mode CPX.*`amd-smi set --compute-partition SPX` ends the mode"
+    ):
         device()
     assert device(RADEON_UUID).temperature_c() == 35
 
@@ -134,7 +142,9 @@ def test_hidden_cards_are_left_out(smi: RecordedAmdSmi, monkeypatch, variables, 
 
 
 @pytest.mark.parametrize("uuids", [[], [UUID], [RADEON_UUID, UUID]])
-def test_a_process_that_is_pinned_sees_its_cards_only(smi: RecordedAmdSmi, monkeypatch, uuids) -> None:
+def test_a_process_that_is_pinned_sees_its_cards_only(
+    smi: RecordedAmdSmi, monkeypatch, uuids
+) -> None:
     for name, value in visible_only(uuids).items():
         monkeypatch.setenv(name, value)
     assert {card.id for card in discover(settings()) if card.kind == "cuda"} == set(uuids)
@@ -145,7 +155,9 @@ def test_pytorchs_device_of_a_card_is_found_by_hips_uuid(smi: RecordedAmdSmi, mo
 
     formatted = [uuid.removeprefix("GPU-").encode().hex() for uuid in (RADEON_UUID, UUID)]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=formatted[index]))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=formatted[index])
+    )
     assert _torch_device(find_card(UUID, settings())) == torch.device("cuda", 1)
 
 
@@ -156,14 +168,17 @@ def test_software_of_a_rocm_build_is_recognized(smi: RecordedAmdSmi) -> None:
 
 
 @pytest.mark.parametrize("named", [None, "0", UUID])
-def test_without_the_library_one_line_says_what_to_install(smi: RecordedAmdSmi, monkeypatch, named) -> None:
+def test_without_the_library_one_line_says_what_to_install(
+    smi: RecordedAmdSmi, monkeypatch, named
+) -> None:
     monkeypatch.setitem(sys.modules, "amdsmi", None)
     if named:
         monkeypatch.setenv("ROCR_VISIBLE_DEVICES", named)
     (card,) = discover(settings())
     assert card.kind == "cuda"
     assert (
-        "amdsmi is not installed; install the version of your ROCm: `pip install 'operator-farm[amd]'`" in card.refusal
+        "amdsmi is not installed; install the version of your ROCm: `pip install "
+        "'operator-farm[amd]'`" in card.refusal
     )
     with pytest.raises(NoSuchCard, match="amdsmi is not installed"):
         find_card(UUID, settings())
@@ -172,7 +187,10 @@ def test_without_the_library_one_line_says_what_to_install(smi: RecordedAmdSmi, 
 def test_a_library_that_fails_is_quoted_in_one_line(smi: RecordedAmdSmi) -> None:
     smi.fault = AmdSmiLibraryException(34)
     (card,) = discover(settings())
-    assert card.refusal == "AMD SMI says 'Error code: 34 | AMDSMI_STATUS'; read the output of `amd-smi list`"
+    assert (
+        card.refusal
+        == "AMD SMI says 'Error code: 34 | AMDSMI_STATUS'; read the output of `amd-smi list`"
+    )
 
 
 def test_without_the_driver_of_rocm_the_cpu_is_the_card(monkeypatch, tmp_path: Path) -> None:
@@ -180,9 +198,12 @@ def test_without_the_driver_of_rocm_the_cpu_is_the_card(monkeypatch, tmp_path: P
         assert [card.kind for card in discover(settings())] == ["cpu"]
 
 
-def test_the_doctor_and_the_cards_say_that_no_hardware_was_tested(smi: RecordedAmdSmi, monkeypatch) -> None:
+def test_the_doctor_and_the_cards_say_that_no_hardware_was_tested(
+    smi: RecordedAmdSmi, monkeypatch
+) -> None:
     monkeypatch.setattr(
-        "farm.doctor.host.installed_torch", lambda: SimpleNamespace(version="2.11", cuda=None, hip="7.0")
+        "farm.doctor.host.installed_torch",
+        lambda: SimpleNamespace(version="2.11", cuda=None, hip="7.0"),
     )
     checks = {check.name: check for check in host_checks(settings())}
     assert (checks["torch"].level, checks["torch"].message) == ("ok", "built for ROCm 7.0")

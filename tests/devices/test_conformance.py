@@ -1,4 +1,6 @@
-"""Every `Device` class of the farm passes the conformance suite. To add a class, add a function that makes a device."""
+"""Every `Device` class of the farm passes the conformance suite. To add a class, add a function
+that makes a device.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def cpu(monkeypatch: pytest.MonkeyPatch, folder: Path, stack: ExitStack) -> Devi
 
 
 @maker
-def cpu_with_an_energy_counter(monkeypatch: pytest.MonkeyPatch, folder: Path, stack: ExitStack) -> Device:
+def cpu_with_an_energy_counter(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, stack: ExitStack
+) -> Device:
     package(folder, "intel-rapl:0", "package-0", 500_000)
     return CpuDevice(cpu_card(settings()), folder)
 
@@ -48,7 +52,9 @@ def fake(monkeypatch: pytest.MonkeyPatch, folder: Path, stack: ExitStack) -> Dev
 
 
 @maker
-def nvidia_on_a_fake_library(monkeypatch: pytest.MonkeyPatch, folder: Path, stack: ExitStack) -> Device:
+def nvidia_on_a_fake_library(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, stack: ExitStack
+) -> Device:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     stack.enter_context(fake_nvml.behind_pynvml(monkeypatch))
     return open_device(find_card(fake_nvml.UUID, settings()))
@@ -67,7 +73,9 @@ def nvidia(monkeypatch: pytest.MonkeyPatch, folder: Path, stack: ExitStack) -> D
 
 
 @maker
-def amd_instinct_recorded(monkeypatch: pytest.MonkeyPatch, folder: Path, stack: ExitStack) -> Device:
+def amd_instinct_recorded(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, stack: ExitStack
+) -> Device:
     stack.enter_context(recorded_amdsmi.rocm(monkeypatch))
     return open_device(find_card(recorded_amdsmi.UUID, settings()))
 
@@ -79,7 +87,9 @@ def amd_radeon_recorded(monkeypatch: pytest.MonkeyPatch, folder: Path, stack: Ex
 
 
 @pytest.fixture(params=MAKERS)
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Device]:
+def device(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Device]:
     with ExitStack() as stack:
         yield MAKERS[request.param](monkeypatch, tmp_path, stack)
 

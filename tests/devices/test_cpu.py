@@ -25,7 +25,9 @@ def test_the_cpu_says_what_it_is() -> None:
     assert find_card(card.id, settings()) == card
 
 
-def test_where_the_kernel_shows_no_rapl_energy_is_not_available_rather_than_zero(tmp_path: Path) -> None:
+def test_where_the_kernel_shows_no_rapl_energy_is_not_available_rather_than_zero(
+    tmp_path: Path,
+) -> None:
     device = CpuDevice(cpu_card(settings()), tmp_path / "absent")
     assert device.energy_counter_mj() is None
     assert device.capabilities == frozenset()

@@ -30,11 +30,15 @@ time.sleep(60)
 
 def test_a_second_worker_refuses_and_names_the_first_until_it_is_killed(tmp_path: Path) -> None:
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, CARD, str(tmp_path / "locks")], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLDER, CARD, str(tmp_path / "locks")],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
-    with pytest.raises(CardBusy, match=rf"{CARD} is in use by `python\S* -c` \(process {holder.pid} on ") as caught:
+    with pytest.raises(
+        CardBusy, match=rf"{CARD} is in use by `python\S* -c` \(process {holder.pid} on "
+    ) as caught:
         CardLock(CARD, tmp_path / "locks").acquire()
     assert caught.value.exit_code == 4
     holder.kill()
@@ -45,9 +49,15 @@ def test_a_second_worker_refuses_and_names_the_first_until_it_is_killed(tmp_path
 
 
 @pytest.mark.parametrize(
-    "words", [["python", "/opt/bin/farm", "run", "resnet18"], ["python3.11", "-m", "cli", "run", "resnet18"]]
+    "words",
+    [
+        ["python", "/opt/bin/farm", "run", "resnet18"],
+        ["python3.11", "-m", "cli", "run", "resnet18"],
+    ],
 )
-def test_who_holds_a_card_for_a_command_names_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words) -> None:
+def test_who_holds_a_card_for_a_command_names_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words
+) -> None:
     monkeypatch.setattr(psutil.Process, "cmdline", lambda process: words)
     with CardLock(CARD, tmp_path, started_by=os.getppid()):
         told = rf"in use by `farm run resnet18` \(process {os.getppid()} on "
@@ -56,7 +66,9 @@ def test_who_holds_a_card_for_a_command_names_that(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(("cards", "offered"), [("1", False), ("2", True)])
-def test_another_card_is_offered_where_there_is_one(tmp_path: Path, monkeypatch, cards, offered) -> None:
+def test_another_card_is_offered_where_there_is_one(
+    tmp_path: Path, monkeypatch, cards, offered
+) -> None:
     monkeypatch.setenv("FARM_SIMULATED_CARDS", cards)
     settings.cache_clear()
     card = simulated_cards(settings())[0].id
@@ -95,7 +107,9 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
 
 def test_a_pipe_in_its_place_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / f"{CARD}.lock")
-    with pytest.raises(SettingsError, match=rf"{CARD} cannot be locked: .*{CARD}\.lock is not a regular") as caught:
+    with pytest.raises(
+        SettingsError, match=rf"{CARD} cannot be locked: .*{CARD}\.lock is not a regular"
+    ) as caught:
         CardLock(CARD, tmp_path).acquire()
     assert caught.value.next_step.startswith("Delete ")
 
@@ -161,7 +175,9 @@ def test_no_turn_is_taken_where_there_can_be_no_lock(tmp_path: Path) -> None:
 def test_who_waits_too_long_for_a_turn_is_told_who_had_it(tmp_path: Path) -> None:
     with (
         turn("slow-memory", tmp_path, 0.0),
-        pytest.raises(CardBusy, match=rf"slow-memory was in use for 0.05 s, last by .*process {os.getpid()} "),
+        pytest.raises(
+            CardBusy, match=rf"slow-memory was in use for 0.05 s, last by .*process {os.getpid()} "
+        ),
         turn("slow-memory", tmp_path, 0.05),
     ):
         pass

@@ -42,15 +42,21 @@ def test_a_card_is_found_by_its_uuid(nvml: FakeNvml) -> None:
     assert from_json(Card, to_json(card)) == card
 
 
-@pytest.mark.parametrize(("visible", "count"), [("0", 1), (UUID, 1), (UUID[:12], 1), ("1", 0), ("", 0)])
-def test_hidden_cards_are_left_out(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, visible: str, count: int) -> None:
+@pytest.mark.parametrize(
+    ("visible", "count"), [("0", 1), (UUID, 1), (UUID[:12], 1), ("1", 0), ("", 0)]
+)
+def test_hidden_cards_are_left_out(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, visible: str, count: int
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert sum(card.kind == "cuda" for card in discover(settings())) == count
     assert find_card(UUID, settings()).id == UUID
 
 
 def test_every_getter_gives_its_unit(nvml: FakeNvml) -> None:
-    nvml.throttle_mask = pynvml.nvmlClocksEventReasonSwPowerCap | pynvml.nvmlClocksEventReasonHwThermalSlowdown
+    nvml.throttle_mask = (
+        pynvml.nvmlClocksEventReasonSwPowerCap | pynvml.nvmlClocksEventReasonHwThermalSlowdown
+    )
     nvml.processes = [17, 23]
     card = device()
     assert card.energy_counter_mj() == 123_456_789
@@ -88,7 +94,9 @@ def test_every_getter_gives_its_unit(nvml: FakeNvml) -> None:
         ("nvmlDeviceGetEnforcedPowerLimit", "power_limit_w"),
     ],
 )
-def test_what_a_card_lacks_is_none_and_not_asked_again(nvml: FakeNvml, code: int, function: str, getter: str) -> None:
+def test_what_a_card_lacks_is_none_and_not_asked_again(
+    nvml: FakeNvml, code: int, function: str, getter: str
+) -> None:
     nvml.lacks[function] = code
     nvml.missing.add("nvmlDeviceGetCurrentClocksThrottleReasons")
     card = device()
@@ -111,7 +119,10 @@ def test_a_counter_of_zero_is_a_counter_that_is_not_there(nvml: FakeNvml) -> Non
 
 
 def test_functions_missing_from_an_old_driver_are_lacks_too(nvml: FakeNvml) -> None:
-    nvml.missing |= {"nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetComputeRunningProcesses_v3"}
+    nvml.missing |= {
+        "nvmlDeviceGetTotalEnergyConsumption",
+        "nvmlDeviceGetComputeRunningProcesses_v3",
+    }
     card = device()
     assert card.energy_counter_mj() is None
     assert card.compute_processes() is None
@@ -205,7 +216,14 @@ def test_whoever_looks_for_a_lost_card_is_told_which_does_not_answer(nvml: FakeN
 
 @pytest.mark.parametrize(
     ("visible", "indexes"),
-    [("0", [0]), ("1", [1]), ("0,1", [0, 1]), (UUID, [0]), (OTHER_UUID, [1]), (f"{UUID},{OTHER_UUID}", [0, 1])],
+    [
+        ("0", [0]),
+        ("1", [1]),
+        ("0,1", [0, 1]),
+        (UUID, [0]),
+        (OTHER_UUID, [1]),
+        (f"{UUID},{OTHER_UUID}", [0, 1]),
+    ],
 )
 def test_a_card_without_a_uuid_is_hidden_unless_it_may_be_meant(
     nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, visible: str, indexes: list[int]
@@ -228,7 +246,12 @@ def test_a_card_without_a_uuid_is_hidden_unless_it_may_be_meant(
 )
 @pytest.mark.parametrize("visible", [None, "0", "1", UUID])
 def test_a_driver_that_counts_no_cards_is_refused_as_one(
-    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, visible: str | None, function: str, code: int, said: str
+    nvml: FakeNvml,
+    monkeypatch: pytest.MonkeyPatch,
+    visible: str | None,
+    function: str,
+    code: int,
+    said: str,
 ) -> None:
     nvml.lacks[function] = code
     if visible is not None:
@@ -269,7 +292,9 @@ def test_a_mig_instance_that_is_named_is_refused_with_the_reason(
             open_device(card)
 
 
-@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_LIBRARY_NOT_FOUND])
+@pytest.mark.parametrize(
+    "code", [pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_LIBRARY_NOT_FOUND]
+)
 @pytest.mark.parametrize("visible", [None, "0", "MIG-aaaa"])
 def test_without_a_driver_the_cpu_is_the_card(
     nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, visible: str | None, code: int
@@ -299,11 +324,15 @@ def test_the_links_of_a_card_are_what_the_driver_reports_of_them(nvml: FakeNvml)
     assert links("GPU-unknown") == {}
 
 
-def test_the_software_with_which_the_cards_communicate_is_known_without_torch(nvml: FakeNvml, monkeypatch, tmp_path):
+def test_the_software_with_which_the_cards_communicate_is_known_without_torch(
+    nvml: FakeNvml, monkeypatch, tmp_path
+):
     card, cpu = device().card, cpu_card(settings())
     nvml.uuids, nvml.nvlinks, nvml.access = [UUID, OTHER_UUID], [1, 1, 0], True
     (tmp_path / "nvidia_nccl_cu13-2.28.9.dist-info").mkdir()
-    (tmp_path / "nvidia_nccl_cu13-2.28.9.dist-info/METADATA").write_text("Name: nvidia-nccl-cu13\nVersion: 2.28.9\n")
+    (tmp_path / "nvidia_nccl_cu13-2.28.9.dist-info/METADATA").write_text(
+        "Name: nvidia-nccl-cu13\nVersion: 2.28.9\n"
+    )
     (tmp_path / "nccl.conf").write_text("NCCL_ALGO=Ring\nNCCL_DEBUG=INFO\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(host, "installed_torch", lambda: host.Installed("2.11.0+cu130", "13.0"))
@@ -311,8 +340,12 @@ def test_the_software_with_which_the_cards_communicate_is_known_without_torch(nv
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
     known = host.links_of(card)
     assert host.link_between([UUID, OTHER_UUID]) == ("NVLink x2", 2 * 26_562e6)
-    nvml.lacking_fields[pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON] = pynvml.NVML_ERROR_NOT_SUPPORTED
-    assert host.link_between([UUID, OTHER_UUID]) == ("NVLink x2", 2 * 25e9), "the data sheet of the H200"
+    nvml.lacking_fields[pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON] = (
+        pynvml.NVML_ERROR_NOT_SUPPORTED
+    )
+    assert host.link_between([UUID, OTHER_UUID]) == ("NVLink x2", 2 * 25e9), (
+        "the data sheet of the H200"
+    )
     assert known["communication"] == "nccl 2.28.9 NCCL_ALGO=Ring NCCL_NVLS_ENABLE=0 over NVLink x2"
     monkeypatch.setattr(host, "installed_torch", lambda: host.Installed("2.11.0+cpu", None))
     assert host.links_of(card) == {"nvlinks": 2, "peers": [OTHER_UUID]}, "unknown"

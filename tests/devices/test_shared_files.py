@@ -1,4 +1,6 @@
-"""Files and folders that another user has made, or put in the way: they are refused, and nothing else changes."""
+"""Files and folders that another user has made, or put in the way: they are refused, and nothing
+else changes.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,16 @@ from farm.devices.shared_files import (
     replacing_file,
     why_not_own,
 )
-from tests.other_user import IN_PLACE_OF_A_FILE, USER, Victim, as_other_user, needs_root, plant, shared, victim
+from tests.other_user import (
+    IN_PLACE_OF_A_FILE,
+    USER,
+    Victim,
+    as_other_user,
+    needs_root,
+    plant,
+    shared,
+    victim,
+)
 
 __all__ = ["shared", "victim"]  # fixtures
 pytestmark = needs_root
@@ -60,9 +71,13 @@ def test_the_mode_of_a_folder_that_exists_stays(shared: Path, mode: int) -> None
 
 
 @pytest.mark.parametrize("below", ["", "below", "below/it"])
-def test_a_link_in_a_shared_folder_is_not_followed(shared: Path, victim: Victim, below: str) -> None:
+def test_a_link_in_a_shared_folder_is_not_followed(
+    shared: Path, victim: Victim, below: str
+) -> None:
     plant("link to a folder", shared / "link", victim)
-    with pytest.raises(UntrustedPath, match="is a symbolic link of user nobody, in a folder that other") as caught:
+    with pytest.raises(
+        UntrustedPath, match="is a symbolic link of user nobody, in a folder that other"
+    ) as caught:
         open_folder(shared / "link" / below, create=SHARED)
     assert caught.value.filename == str(shared / "link")
 
@@ -91,7 +106,9 @@ def test_a_link_in_a_folder_of_this_user_is_followed(tmp_path: Path) -> None:
         open_folder(tmp_path / "round")
 
 
-def test_a_path_from_the_present_folder_and_one_with_dots_are_the_same_folder(tmp_path: Path, monkeypatch) -> None:
+def test_a_path_from_the_present_folder_and_one_with_dots_are_the_same_folder(
+    tmp_path: Path, monkeypatch
+) -> None:
     (tmp_path / "a").mkdir()
     monkeypatch.chdir(tmp_path / "a")
     open_folder("../b", create=PRIVATE).close()
@@ -100,7 +117,9 @@ def test_a_path_from_the_present_folder_and_one_with_dots_are_the_same_folder(tm
 
 
 @pytest.mark.parametrize("kind", IN_PLACE_OF_A_FILE)
-def test_only_a_regular_file_with_one_name_is_opened(shared: Path, victim: Victim, kind: str) -> None:
+def test_only_a_regular_file_with_one_name_is_opened(
+    shared: Path, victim: Victim, kind: str
+) -> None:
     plant(kind, shared / "name", victim)
     with open_folder(shared) as folder:
         for flags in (os.O_RDONLY, os.O_RDWR):
@@ -158,7 +177,10 @@ def test_reading_is_bounded(shared: Path) -> None:
             file.truncate(1 << 40)
 
     as_other_user(act)
-    with open_folder(shared) as folder, pytest.raises(UntrustedPath, match="is larger than 100 bytes"):
+    with (
+        open_folder(shared) as folder,
+        pytest.raises(UntrustedPath, match="is larger than 100 bytes"),
+    ):
         folder.read("huge", 100)
 
 

@@ -1,10 +1,12 @@
-"""The printed intervals contain the measured value that stands beside them, over all packaged jobs."""
+"""The printed intervals contain the measured value that stands beside them, over all packaged
+jobs.
+"""
 
 import pytest
 from sqlmodel import select
 
+from farm.addons.predict.query import EstimateQuery
 from farm.errors import FarmError
-from farm.estimation.query import EstimateQuery
 from farm.exchange.packaged import packaged_database
 from farm.store import tables
 from farm.types.request import Request
@@ -21,16 +23,24 @@ def inside(low, value, high):
 @pytest.mark.parametrize("quantity", ["time", "energy"])
 def test_the_interval_of_a_gap_contains_zero(quantity):
     with packaged_database().read() as session:
-        verdicts = [Verdict.from_json(row.details) for row in session.exec(select(tables.VerdictRow))]
+        verdicts = [
+            Verdict.from_json(row.details) for row in session.exec(select(tables.VerdictRow))
+        ]
     complete = [verdict for verdict in verdicts if (verdict.coverage or 0) > COMPLETE]
-    gaps = [comparison.gap for verdict in complete if (comparison := getattr(verdict, quantity)) and comparison.gap]
+    gaps = [
+        comparison.gap
+        for verdict in complete
+        if (comparison := getattr(verdict, quantity)) and comparison.gap
+    ]
     assert len(gaps) > 100
     share = sum(abs(gap.value) <= gap.half_width for gap in gaps) / len(gaps)
     assert share >= LEAST_SHARE
 
 
 def packaged_variants(session):
-    """The variants of the packaged jobs that the farm can estimate, each once, with the request of a job."""
+    """The variants of the packaged jobs that the farm can estimate, each once, with the request of
+    a job.
+    """
     requests = {}
     for job in session.exec(select(tables.Job).where(tables.Job.kind == "model")):
         request = Request.from_json(job.request)
@@ -45,7 +55,9 @@ def test_the_interval_of_a_sum_of_parts_contains_the_measured_whole_model():
     times, energies = [], []
     with packaged_database().read() as session:
         for request in packaged_variants(session)[::2]:
-            query = EstimateQuery("H200", launch=request.protocol.launch, tf32=request.protocol.tf32)
+            query = EstimateQuery(
+                "H200", launch=request.protocol.launch, tf32=request.protocol.tf32
+            )
             try:
                 estimate = query.estimate(session, request.variant)
             except FarmError:  # a model of another user, or without readings on this card

@@ -1,4 +1,6 @@
-"""The copy of the packaged readings proves itself; a damaged file of the package is named, with what to do."""
+"""The copy of the packaged readings proves itself; a damaged file of the package is named, with
+what to do.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,9 @@ def test_a_copy_that_is_not_as_it_was_written_is_made_again(exported, tmp_path, 
     damage(copy)
     assert readings(database_of([exported], tmp_path / "cache")) == number > 0
     assert copy.stat().st_ino != before or damage is remove
-    assert {path.suffix for path in (tmp_path / "cache").iterdir()} == {".db", ".json", ""}, "no rest of a copy"
+    assert {path.suffix for path in (tmp_path / "cache").iterdir()} == {".db", ".json", ""}, (
+        "no rest of a copy"
+    )
 
 
 def test_a_sound_copy_is_used_as_it_is_whatever_its_time(exported, tmp_path):
@@ -108,7 +112,10 @@ def test_a_sound_copy_is_used_as_it_is_whatever_its_time(exported, tmp_path):
 
 def test_two_processes_that_make_a_copy_at_the_same_time_both_get_it(exported, tmp_path):
     words = [sys.executable, "-c", READ, str(exported), str(tmp_path / "cache")]
-    both = [subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    both = [
+        subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
     for process in both:
         process.stdin.close()
     numbers = [process.stdout.read() for process in both]
@@ -131,7 +138,9 @@ def test_a_copy_that_finds_no_space_says_what_to_do(tmp_path):
     with SmallDisk(tmp_path / "disk") as disk:
         disk.fill()
         copy = DatabaseCopy(disk.path / "cache.db", lambda path: path.write_bytes(bytes(10_000)))
-        with pytest.raises(DatabaseUnreachable, match=r"cannot be written: .*No space left") as caught:
+        with pytest.raises(
+            DatabaseUnreachable, match=r"cannot be written: .*No space left"
+        ) as caught:
             copy.open()
         assert "FARM_STATE_DIR" in caught.value.next_step
 
@@ -150,7 +159,9 @@ def installed(tmp_path_factory):
 
 def run(installed, state, *words):
     environment = {**os.environ, "PYTHONPATH": str(installed), "FARM_STATE_DIR": str(state)}
-    return subprocess.run([sys.executable, "-P", *words], env=environment, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-P", *words], env=environment, capture_output=True, text=True
+    )
 
 
 @contextlib.contextmanager
@@ -183,7 +194,9 @@ def test_a_damaged_file_of_the_package_is_named(installed, tmp_path, damaged, wo
 
 @pytest.mark.parametrize("damaged", ["predictors/*.npz", "predictors/*.json"])
 def test_a_damaged_predictor_of_the_package_is_named(installed, tmp_path, damaged):
-    code = "from farm.prediction import stored_predictor as s; s.find([s.PACKAGED], 'NVIDIA H200')"
+    code = (
+        "from farm.addons.predict import stored_predictor as s; s.find([s.PACKAGED], 'NVIDIA H200')"
+    )
     with damaged_file(installed, damaged) as file:
         said = run(installed, tmp_path / "state", "-c", code)
     assert f"UsageError: The file '{file}' of the installed package" in said.stderr
@@ -193,7 +206,10 @@ def test_a_damaged_predictor_of_the_package_is_named(installed, tmp_path, damage
 def test_the_checksums_are_those_of_the_files():
     """If this fails, run ``python benchmarks/package_readings.py`` and commit the new files."""
     checksums = json.loads(package_files.CHECKSUMS.read_text())
-    files = {path.relative_to(package_files.DATA).as_posix(): path for path in package_files.checked_files()}
+    files = {
+        path.relative_to(package_files.DATA).as_posix(): path
+        for path in package_files.checked_files()
+    }
     assert checksums == {name: package_files.checksum_of(path) for name, path in files.items()}
     parquet = [file for folder in packaged_files() for file in folder.glob("*.parquet")]
     assert set(parquet) <= set(files.values())

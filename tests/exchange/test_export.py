@@ -72,16 +72,28 @@ def test_calls_captures_and_verdicts_are_further_tables(database, tmp_path):
     rows.model_job(database)
     with database.write() as session:
         details = {"sum_time_us": 700.0, "parts": 5}
-        session.add(tables.VerdictRow(job_id="job1", round=1, outcome="pass", target=0.95, details=details))
+        session.add(
+            tables.VerdictRow(job_id="job1", round=1, outcome="pass", target=0.95, details=details)
+        )
     exported(database, tmp_path)
     calls = pq.read_table(tmp_path / "calls.parquet").to_pylist()
     assert len(calls) == 11
-    assert (calls[0]["call_index"], calls[0]["operator"], calls[0]["model"]) == (0, "Conv2d", "resnet18")
+    assert (calls[0]["call_index"], calls[0]["operator"], calls[0]["model"]) == (
+        0,
+        "Conv2d",
+        "resnet18",
+    )
     (verdict,) = pq.read_table(tmp_path / "verdicts.parquet").to_pylist()
-    assert (verdict["job_id"], verdict["outcome"], verdict["sum_time_us"]) == ("job1", "pass", 700.0)
+    assert (verdict["job_id"], verdict["outcome"], verdict["sum_time_us"]) == (
+        "job1",
+        "pass",
+        700.0,
+    )
     assert verdict["card_models"] == ["NVIDIA H200"]
     exported(database, tmp_path, "ReLU")
-    assert pq.read_metadata(tmp_path / "verdicts.parquet").num_rows == 0  # none of its readings is of that
+    assert (
+        pq.read_metadata(tmp_path / "verdicts.parquet").num_rows == 0
+    )  # none of its readings is of that
 
 
 def test_the_file_says_what_it_is_and_what_its_columns_mean(database, tmp_path):
@@ -118,12 +130,16 @@ def test_other_formats_hold_the_same(database, tmp_path):
     exported(database, tmp_path, form="parquet")
     for form in ("csv", "jsonl"):
         exported(database, tmp_path, form=form)
-    parquet = {row["reading_id"]: row for row in pq.read_table(tmp_path / "readings.parquet").to_pylist()}
+    parquet = {
+        row["reading_id"]: row for row in pq.read_table(tmp_path / "readings.parquet").to_pylist()
+    }
     with (tmp_path / "readings.csv").open() as lines:
         for row in csv.DictReader(lines):
             own = parquet[row["reading_id"]]
             assert float(row["time_us"]) == own["time_us"]
-            assert row["kernel_size"] == ("" if own["kernel_size"] is None else "x".join(map(str, own["kernel_size"])))
+            assert row["kernel_size"] == (
+                "" if own["kernel_size"] is None else "x".join(map(str, own["kernel_size"]))
+            )
     lines = (tmp_path / "readings.jsonl").read_text().splitlines()
     assert len(lines) == len(parquet)
     own = json.loads(lines[0])
@@ -147,7 +163,13 @@ def test_a_text_is_never_a_formula_of_a_spreadsheet_and_numbers_stay_numbers(dat
 
 def test_filters_take_what_columns_say(database, tmp_path):
     filled.fill(database)
-    filled.fill(database, Variant("resnet18", 2, 64, "bfloat16"), model="NVIDIA H100", card="GPU-1", created_at_s=1.8e9)
+    filled.fill(
+        database,
+        Variant("resnet18", 2, 64, "bfloat16"),
+        model="NVIDIA H100",
+        card="GPU-1",
+        created_at_s=1.8e9,
+    )
 
     def found(*words, **options):
         exported(database, tmp_path / "some.parquet", *words, **options)
@@ -218,7 +240,9 @@ def test_a_folder_that_cannot_be_written_is_told_and_leaves_nothing(database, tm
     with pytest.raises(UsageError, match=r"does not end in \.csv"):
         exported(database, tmp_path / "x.parquet", form="csv")
     assert [
-        path.name for path in tmp_path.iterdir() if path.name not in ("farm.db", "farm.db-wal", "farm.db-shm", "file")
+        path.name
+        for path in tmp_path.iterdir()
+        if path.name not in ("farm.db", "farm.db-wal", "farm.db-shm", "file")
     ] == []
 
 
@@ -236,20 +260,30 @@ def test_large_values_are_divided_into_row_groups_that_an_import_accepts(
     exported(database, tmp_path / "whole")
     monkeypatch.setattr("farm.exchange.export.MOST_GROUP_BYTES", 3000)
     exported(database, tmp_path / "divided")
-    whole, divided = (pq.ParquetFile(tmp_path / name / "readings.parquet") for name in ("whole", "divided"))
+    whole, divided = (
+        pq.ParquetFile(tmp_path / name / "readings.parquet") for name in ("whole", "divided")
+    )
     assert whole.metadata.num_row_groups == 1
     assert 1 < divided.metadata.num_row_groups <= divided.metadata.num_rows
     assert divided.read() == whole.read()
-    (readings,) = (one for one in import_export(other_database, tmp_path / "divided") if one.table == "readings")
+    (readings,) = (
+        one
+        for one in import_export(other_database, tmp_path / "divided")
+        if one.table == "readings"
+    )
     assert readings.new == readings.rows == whole.metadata.num_rows
 
 
-def test_an_export_with_filters_says_what_it_leaves_out_and_why(database, tmp_path, farm, monkeypatch):  # noqa: F811
+def test_an_export_with_filters_says_what_it_leaves_out_and_why(
+    database, tmp_path, farm, monkeypatch
+):
     measured(database)
     with database.write() as session:
         copied(session, "job2", state=tables.JobState.CANCELLED)
     whole = exported(database, tmp_path / "whole")
-    assert [str(one) for one in whole.left_out] == ["1 verdict: their jobs were cancelled before they had all readings"]
+    assert [str(one) for one in whole.left_out] == [
+        "1 verdict: their jobs were cancelled before they had all readings"
+    ]
     convolutions = exported(database, tmp_path / "convolutions", "Conv2d")
     readings = whole.files["readings"][1] - convolutions.files["readings"][1]
     assert str(convolutions.left_out[0]) == f"{readings} readings: Conv2d does not select them"
@@ -268,7 +302,11 @@ def test_an_export_with_filters_says_what_it_leaves_out_and_why(database, tmp_pa
     said = farm("export", tmp_path / "again", "Conv2d")
     assert f"Left out: {readings} readings: Conv2d does not select them.\n" in said.stderr
     shown = json.loads(farm("export", tmp_path / "again", "Conv2d", "--json").stdout)
-    assert shown["left_out"][0] == {"table": "readings", "rows": readings, "why": "Conv2d does not select them"}
+    assert shown["left_out"][0] == {
+        "table": "readings",
+        "rows": readings,
+        "why": "Conv2d does not select them",
+    }
 
 
 def test_a_verdict_without_a_job_goes_with_its_readings(database, other_database, tmp_path):
@@ -279,11 +317,15 @@ def test_a_verdict_without_a_job_goes_with_its_readings(database, other_database
     assert kept.files["verdicts"][1] == 1
     assert kept.left_out == ()
     with other_database.write() as session:
-        session.execute(delete(tables.ReadingRow).where(tables.ReadingRow.subject_kind == "operator"))
+        session.execute(
+            delete(tables.ReadingRow).where(tables.ReadingRow.subject_kind == "operator")
+        )
         made_of_nothing = session.exec(select(tables.ImportedVerdict)).one()
         made_of_nothing.row = {**made_of_nothing.row, "job_id": "job1"}
     lost = exported(other_database, tmp_path / "lost", "subject_kind=operator")
-    assert str(lost.left_out[-1]).startswith("1 verdict: other farms measured them, and the database has none")
+    assert str(lost.left_out[-1]).startswith(
+        "1 verdict: other farms measured them, and the database has none"
+    )
 
 
 def copied(session, job_id, **changes):

@@ -1,4 +1,6 @@
-"""Another farm's export is taken in without duplicates, keeps its origin, and is believed nothing."""
+"""Another farm's export is taken in without duplicates, keeps its origin, and is believed
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ import pytest
 from sqlalchemy import delete, text
 from sqlmodel import col, select
 
+from farm.addons.pages import page
 from farm.errors import UsageError
 from farm.exchange import importer
 from farm.exchange.columns import ADDED, FORMAT, TABLES
@@ -22,7 +25,6 @@ from farm.exchange.importer import ImportRefused, import_export
 from farm.jobs import listing
 from farm.jobs.jobs import done_entries
 from farm.models import catalog
-from farm.pages import page
 from farm.report.layers import layers
 from farm.report.report import build
 from farm.store import tables
@@ -44,16 +46,24 @@ def exported(database, folder, **options):
 
 def rows_of(folder, table):
     rows = pq.read_table(folder / f"{table}.parquet").to_pylist()
-    return sorted(({**row, "origin": ""} for row in rows), key=lambda row: json.dumps(row, sort_keys=True))
+    return sorted(
+        ({**row, "origin": ""} for row in rows), key=lambda row: json.dumps(row, sort_keys=True)
+    )
 
 
 def test_exported_imported_and_exported_again_is_the_same(any_database, other_database, tmp_path):
     taken = filled.fill(other_database)
     with other_database.write() as session:
-        session.add(tables.Job(id="job1", kind="model", title="<b>resnet18</b>", protocol_id=filled.PROTOCOL.id))
+        session.add(
+            tables.Job(
+                id="job1", kind="model", title="<b>resnet18</b>", protocol_id=filled.PROTOCOL.id
+            )
+        )
         session.flush()
         details = {"sum_time_us": 7.0}
-        session.add(tables.VerdictRow(job_id="job1", round=1, outcome="pass", target=0.95, details=details))
+        session.add(
+            tables.VerdictRow(job_id="job1", round=1, outcome="pass", target=0.95, details=details)
+        )
     exported(other_database, tmp_path / "h200", traces=True)
     found = {one.table: one for one in import_export(any_database, tmp_path / "h200")}
     assert found["readings"].new == len(taken.capture.tuples) + 1
@@ -61,13 +71,17 @@ def test_exported_imported_and_exported_again_is_the_same(any_database, other_da
     exported(any_database, tmp_path / "again", traces=True)
     for table in TABLES:
         assert rows_of(tmp_path / "again", table) == rows_of(tmp_path / "h200", table), table
-    assert set(pq.read_table(tmp_path / "again" / "readings.parquet").column("origin").to_pylist()) == {"h200"}
+    assert set(
+        pq.read_table(tmp_path / "again" / "readings.parquet").column("origin").to_pylist()
+    ) == {"h200"}
     again = import_export(any_database, tmp_path / "h200")
     assert {one.new for one in again} == {0}
 
 
 def test_a_training_step_is_taken_in_whole(database, other_database, tmp_path):
-    step = catalog.variant("squeezenet1_1", 1, input_size=32, step="training", optimizer="adam", accumulate=2)
+    step = catalog.variant(
+        "squeezenet1_1", 1, input_size=32, step="training", optimizer="adam", accumulate=2
+    )
     taken = filled.fill(other_database, step)
     exported(other_database, tmp_path / "h200")
     import_export(database, tmp_path / "h200")
@@ -75,8 +89,12 @@ def test_a_training_step_is_taken_in_whole(database, other_database, tmp_path):
     for table in ("readings", "captures", "calls", "verdicts"):
         assert rows_of(tmp_path / "again", table) == rows_of(tmp_path / "h200", table), table
     calls = pq.read_table(tmp_path / "again" / "calls.parquet").to_pylist()
-    assert {(row["part"], row["owner"]) for row in calls} == {(call.part, call.owner) for call in taken.capture.calls}
-    assert {(row["step"], row["optimizer"], row["accumulate"]) for row in calls} == {("training", "adam", 2)}
+    assert {(row["part"], row["owner"]) for row in calls} == {
+        (call.part, call.owner) for call in taken.capture.calls
+    }
+    assert {(row["step"], row["optimizer"], row["accumulate"]) for row in calls} == {
+        ("training", "adam", 2)
+    }
 
 
 def test_one_s_own_readings_stay_one_s_own(database, tmp_path):
@@ -93,13 +111,18 @@ def test_a_file_of_readings_alone_will_do(database, other_database, tmp_path):
     (taken,) = import_export(database, tmp_path / "h200.parquet", origin="the lab's")
     assert taken.new == taken.rows
     exported(database, tmp_path / "again.parquet")
-    first, second = (pq.read_table(tmp_path / name).drop(["origin"]) for name in ("h200.parquet", "again.parquet"))
+    first, second = (
+        pq.read_table(tmp_path / name).drop(["origin"])
+        for name in ("h200.parquet", "again.parquet")
+    )
     assert first.sort_by("reading_id").equals(second.sort_by("reading_id"))
     with database.read() as session:
         assert session.exec(select(tables.Origin)).one().name == "the lab's"
 
 
-def test_calls_without_their_captures_are_left_out_with_the_reason(database, other_database, tmp_path):
+def test_calls_without_their_captures_are_left_out_with_the_reason(
+    database, other_database, tmp_path
+):
     taken = filled.fill(other_database)
     exported(other_database, tmp_path / "h200")
     (found,) = import_export(database, tmp_path / "h200" / "calls.parquet")
@@ -107,7 +130,9 @@ def test_calls_without_their_captures_are_left_out_with_the_reason(database, oth
     assert "captures.parquet" in found.left_out
 
 
-def test_a_farm_needs_a_name_of_which_the_folder_s_will_do(database, other_database, tmp_path, monkeypatch):
+def test_a_farm_needs_a_name_of_which_the_folder_s_will_do(
+    database, other_database, tmp_path, monkeypatch
+):
     filled.fill(other_database, whole=False)
     exported(other_database, tmp_path / "berlin")
     for named in ("x" * 301, "\x1b[31m"):
@@ -129,13 +154,18 @@ def test_all_files_of_a_folder_are_taken_in(database, other_database, tmp_path):
     assert all(one.rows == one.new > 0 for one in found)
 
 
-def test_own_jobs_neither_go_by_imported_captures_nor_offer_imported_cards(database, other_database, tmp_path):
+def test_own_jobs_neither_go_by_imported_captures_nor_offer_imported_cards(
+    database, other_database, tmp_path
+):
     filled.fill(other_database)
     exported(other_database, tmp_path / "h200")
     import_export(database, tmp_path / "h200")
     with database.read() as session:
         like = tables.Capture(
-            variant_id=filled.VARIANT.id, device_type="cuda", torch=filled.SOFTWARE.torch, launch="graph"
+            variant_id=filled.VARIANT.id,
+            device_type="cuda",
+            torch=filled.SOFTWARE.torch,
+            launch="graph",
         )
         assert find_capture(session, like) is None
         assert listing.registered_cards(session, 5.0) == []
@@ -183,7 +213,9 @@ def test_what_no_farm_writes_is_refused_and_nothing_imported(
     filled.fill(other_database, whole=False)
     exported(other_database, tmp_path / "h200")
     with pytest.raises(ImportRefused) as refused:
-        import_export(database, mangled(tmp_path / "h200", tmp_path / "bad.parquet", **{column: value}))
+        import_export(
+            database, mangled(tmp_path / "h200", tmp_path / "bad.parquet", **{column: value})
+        )
     assert message in refused.value.message
     assert "bad.parquet, table readings, row 1" in refused.value.message
     row_rule = column in ("subject_id", "launch") or value == 0.0
@@ -192,17 +224,25 @@ def test_what_no_farm_writes_is_refused_and_nothing_imported(
         assert session.exec(select(tables.ReadingRow)).all() == []
 
 
-def test_the_row_and_the_column_of_a_later_file_are_named_and_no_file_is_imported(database, other_database, tmp_path):
+def test_the_row_and_the_column_of_a_later_file_are_named_and_no_file_is_imported(
+    database, other_database, tmp_path
+):
     filled.fill(other_database)
     exported(other_database, tmp_path / "h200")
     calls = pq.read_table(tmp_path / "h200" / "calls.parquet")
     rows = calls.to_pylist()
     rows[7]["reads"] = "[-1]"
     pq.write_table(pa.Table.from_pylist(rows, calls.schema), tmp_path / "h200" / "calls.parquet")
-    with pytest.raises(ImportRefused, match=r"row 8, column reads: 0: .* greater than or equal to 0, not '-1'"):
+    with pytest.raises(
+        ImportRefused, match=r"row 8, column reads: 0: .* greater than or equal to 0, not '-1'"
+    ):
         import_export(database, tmp_path / "h200")
     with database.read() as session:
-        assert session.exec(select(tables.ReadingRow)).all() == session.exec(select(tables.Origin)).all() == []
+        assert (
+            session.exec(select(tables.ReadingRow)).all()
+            == session.exec(select(tables.Origin)).all()
+            == []
+        )
 
 
 def test_the_time_of_an_import_is_the_database_s(database, other_database, tmp_path, monkeypatch):
@@ -211,7 +251,9 @@ def test_the_time_of_an_import_is_the_database_s(database, other_database, tmp_p
     monkeypatch.setattr("time.time", lambda: 1.0)
     import_export(database, tmp_path / "h200.parquet")
     with database.read() as session:
-        assert session.exec(select(tables.Origin)).one().imported_at_s == pytest.approx(read_clock_s(session), abs=60)
+        assert session.exec(select(tables.Origin)).one().imported_at_s == pytest.approx(
+            read_clock_s(session), abs=60
+        )
 
 
 def test_a_file_is_read_once(database, other_database, tmp_path, monkeypatch):
@@ -220,7 +262,9 @@ def test_a_file_is_read_once(database, other_database, tmp_path, monkeypatch):
     read = []
     batches = pq.ParquetFile.iter_batches
     monkeypatch.setattr(
-        pq.ParquetFile, "iter_batches", lambda self, *a, **k: read.append(self) or batches(self, *a, **k)
+        pq.ParquetFile,
+        "iter_batches",
+        lambda self, *a, **k: read.append(self) or batches(self, *a, **k),
     )
     import_export(database, tmp_path / "h200")
     assert len(read) == len(set(map(id, read))) == 4
@@ -264,7 +308,12 @@ LONG = "x" * 60_000
 
 @pytest.mark.parametrize(
     ("name", "one", "dictionary"),
-    [("platform", LONG, True), ("platform", LONG, False), ("flags", [LONG], True), ("flags", ["x"] * 1001, True)],
+    [
+        ("platform", LONG, True),
+        ("platform", LONG, False),
+        ("flags", [LONG], True),
+        ("flags", ["x"] * 1001, True),
+    ],
     ids=["a text that repeats", "a text in full", "a list", "many in a list"],
 )
 def test_a_small_file_that_unpacks_to_gigabytes_is_refused_before(
@@ -277,7 +326,9 @@ def test_a_small_file_that_unpacks_to_gigabytes_is_refused_before(
     column = pa.repeat(pa.scalar(one, rows.schema.field(at).type), importer.BATCH)
     path = tmp_path / "big.parquet"
     options = {"use_dictionary": dictionary, "dictionary_pagesize_limit": 1 << 26}
-    pq.write_table(many.set_column(at, rows.schema.field(at), column), path, compression="zstd", **options)
+    pq.write_table(
+        many.set_column(at, rows.schema.field(at), column), path, compression="zstd", **options
+    )
     assert path.stat().st_size < 500_000
     del many
     pa.default_memory_pool().release_unused()
@@ -321,22 +372,35 @@ def less_is_too_large(monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "values"),
-    [("platform", ["x" * 80_000_000]), ("details", [f'{{"x{number}": "{LONG}"}}' for number in range(1200)])],
+    [
+        ("platform", ["x" * 80_000_000]),
+        ("details", [f'{{"x{number}": "{LONG}"}}' for number in range(1200)]),
+    ],
     ids=["one text", "different documents"],
 )
-def test_a_small_file_of_large_values_is_refused_before(other_database, tmp_path, name, values, less_is_too_large):
+def test_a_small_file_of_large_values_is_refused_before(
+    other_database, tmp_path, name, values, less_is_too_large
+):
     small_bomb(other_database, tmp_path / "big.parquet", name, values)
-    assert needed_kib(lambda: refused_as_too_large(other_database, tmp_path / "big.parquet")) < 32 << 10
+    assert (
+        needed_kib(lambda: refused_as_too_large(other_database, tmp_path / "big.parquet"))
+        < 32 << 10
+    )
 
 
-def test_a_file_whose_metadata_state_less_than_its_pages_is_refused_before(other_database, tmp_path, less_is_too_large):
+def test_a_file_whose_metadata_state_less_than_its_pages_is_refused_before(
+    other_database, tmp_path, less_is_too_large
+):
     """A reader allocates what the header of a page states, whatever the metadata state."""
     path = tmp_path / "big.parquet"
     small_bomb(other_database, path, "platform", ["x" * 80_000_000])
     written = bytearray(path.read_bytes())
     footer_begin = len(written) - 8 - int.from_bytes(written[-8:-4], "little")
     group = pq.read_metadata(path).row_group(0)
-    sizes = [group.total_byte_size, *(group.column(at).total_uncompressed_size for at in range(group.num_columns))]
+    sizes = [
+        group.total_byte_size,
+        *(group.column(at).total_uncompressed_size for at in range(group.num_columns)),
+    ]
     for size in (size for size in sizes if size > 1 << 26):
         stated = varint(size)
         at = written.index(stated, footer_begin)
@@ -376,11 +440,21 @@ def test_a_job_is_reported_as_at_home_and_asks_for_nothing(any_database, other_d
         own, theirs = build(home, "job1"), build(here, "job1")
         assert theirs.origin == "h200"
         assert theirs.verdict == own.verdict
-        assert (theirs.types, theirs.readings, theirs.protocol) == (own.types, own.readings, own.protocol)
-        assert {row.reading_id: row.calls for row in theirs.tuples} == {row.reading_id: row.calls for row in own.tuples}
+        assert (theirs.types, theirs.readings, theirs.protocol) == (
+            own.types,
+            own.readings,
+            own.protocol,
+        )
+        assert {row.reading_id: row.calls for row in theirs.tuples} == {
+            row.reading_id: row.calls for row in own.tuples
+        }
         assert layers(here, theirs, "module").rows == layers(home, own, "module").rows
         (listed,) = listing.jobs(here, 10)
-        assert (listed["origin"], listed["outcome"], listed["state"]) == ("h200", own.verdict.outcome, "done")
+        assert (listed["origin"], listed["outcome"], listed["state"]) == (
+            "h200",
+            own.verdict.outcome,
+            "done",
+        )
         assert not done_entries(here, [Request.from_json(own.request)])
         assert page.publish(here, tmp_path / "site") == 5
     exported(any_database, tmp_path / "again")
@@ -393,7 +467,9 @@ def test_a_job_is_reported_as_at_home_and_asks_for_nothing(any_database, other_d
     assert {one.new for one in own_job} == {0}
 
 
-def test_a_part_of_a_job_and_a_file_of_before_are_verdicts_alone(database, other_database, tmp_path):
+def test_a_part_of_a_job_and_a_file_of_before_are_verdicts_alone(
+    database, other_database, tmp_path
+):
     measured(other_database)
     exported(other_database, tmp_path / "part", filters=parse(["Conv2d"]))
     before = pq.read_table(tmp_path / "part" / "verdicts.parquet").drop(sorted(ADDED["verdicts"]))
@@ -426,19 +502,38 @@ def test_what_the_buffers_of_a_model_held_comes_along(database, other_database, 
     import_export(database, tmp_path / "h200")
     with database.read() as session:
         assert held in [call.data for call in session.exec(select(tables.Call))]
-    for seen in ([{"held": 1.0, "used_dimension": 12, "used": 0.5}], [{"held": 1.0, "zeros": "all"}], [{"zeros": 1.0}]):
-        mangled(tmp_path / "h200", tmp_path / "h200" / "calls.parquet", "calls", seen=json.dumps(seen))
+    for seen in (
+        [{"held": 1.0, "used_dimension": 12, "used": 0.5}],
+        [{"held": 1.0, "zeros": "all"}],
+        [{"zeros": 1.0}],
+    ):
+        mangled(
+            tmp_path / "h200", tmp_path / "h200" / "calls.parquet", "calls", seen=json.dumps(seen)
+        )
         with pytest.raises(ImportRefused, match="seen"):
             import_export(database, tmp_path / "h200")
 
 
 @pytest.mark.slow
-def test_a_check_keeps_one_batch_in_memory_and_a_bad_last_row_imports_nothing(database, tmp_path, monkeypatch):
+def test_a_check_keeps_one_batch_in_memory_and_a_bad_last_row_imports_nothing(
+    database, tmp_path, monkeypatch
+):
     def peak_bytes(rows):
-        """The most memory of Python objects in the check of a file of so many rows, of which the last is bad."""
+        """The most memory of Python objects in the check of a file of so many rows, of which the
+        last is bad.
+        """
         ids = [f"{number:032x}" for number in range(1, rows)]
-        columns = [[*ids, "bad"], ["power_w"] * rows, [0.0] * rows, [1.0] * rows, [[0.5]] * rows, [[300.0]] * rows]
-        many = pa.Table.from_arrays([pa.array(column) for column in columns], schema=schema_of("traces"))
+        columns = [
+            [*ids, "bad"],
+            ["power_w"] * rows,
+            [0.0] * rows,
+            [1.0] * rows,
+            [[0.5]] * rows,
+            [[300.0]] * rows,
+        ]
+        many = pa.Table.from_arrays(
+            [pa.array(column) for column in columns], schema=schema_of("traces")
+        )
         pq.write_table(many, tmp_path / "traces.parquet", row_group_size=importer.BATCH)
         del ids, columns, many
         tracemalloc.start()
@@ -459,7 +554,9 @@ IN_MODEL = {"source": "kernels", "passes": 3, "attributed_share": 1.0}
 
 
 def other_farm(folder, job_id, card, model, time_us):
-    """The export of a farm with a job of the same variant on another card, which verified the same capture."""
+    """The export of a farm with a job of the same variant on another card, which verified the same
+    capture.
+    """
     database = Database(f"sqlite:///{folder}.db")
     database.create_or_check()
     measured(database, filled.VARIANT, job_id)
@@ -467,17 +564,24 @@ def other_farm(folder, job_id, card, model, time_us):
         connection.exec_driver_sql("COMMIT")
         connection.exec_driver_sql("PRAGMA foreign_keys=OFF")
         for table, column in (("card", "id"), ("reading", "card_id"), ("item", "card_id")):
-            connection.execute(text(f"UPDATE {table} SET {column} = replace({column}, 'aaaa', :card)"), {"card": card})
+            connection.execute(
+                text(f"UPDATE {table} SET {column} = replace({column}, 'aaaa', :card)"),
+                {"card": card},
+            )
         for table, column in (("card", "model"), ("reading", "card_model"), ("item", "card_model")):
             connection.execute(text(f"UPDATE {table} SET {column} = :model"), {"model": model})
         if card != "aaaa":  # an older version counted more bytes, and knew no shapes of outputs
-            connection.execute(text("UPDATE operator SET bytes_moved = bytes_moved + 1000, output_shapes = NULL"))
+            connection.execute(
+                text("UPDATE operator SET bytes_moved = bytes_moved + 1000, output_shapes = NULL")
+            )
     with database.write() as session:
         (capture,) = session.exec(select(tables.Capture)).all()
         (used,) = set(session.exec(select(tables.Item.card_id)).all())
         calls = Counter(session.exec(select(tables.Call.operator_id)).all())
         times = {"calls_us": {id_: [time_us] * number for id_, number in calls.items()}, **IN_MODEL}
-        capture.verification = Verification(card=used, read_at_s=1e9, in_model=InModelTimes(**times)).to_json()
+        capture.verification = Verification(
+            card=used, read_at_s=1e9, in_model=InModelTimes(**times)
+        ).to_json()
     exported(database, folder)
     database.close()
     return folder
@@ -500,7 +604,9 @@ def reports_of(database):
     return found
 
 
-def test_exports_that_are_imported_in_either_order_give_the_same_reports(database, other_database, two_farms):
+def test_exports_that_are_imported_in_either_order_give_the_same_reports(
+    database, other_database, two_farms
+):
     for path in two_farms:
         import_export(database, path)
     for path in reversed(two_farms):
@@ -523,10 +629,15 @@ def test_an_import_changes_no_cost_that_this_farm_counted(database, two_farms):
         before = session.execute(text("SELECT id, bytes_moved FROM operator ORDER BY id")).all()
     import_export(database, two_farms[0])
     with database.read() as session:
-        assert session.execute(text("SELECT id, bytes_moved FROM operator ORDER BY id")).all() == before
+        assert (
+            session.execute(text("SELECT id, bytes_moved FROM operator ORDER BY id")).all()
+            == before
+        )
 
 
-def test_an_import_beside_an_own_capture_keeps_the_times_of_the_other_card(database, two_farms, tmp_path):
+def test_an_import_beside_an_own_capture_keeps_the_times_of_the_other_card(
+    database, two_farms, tmp_path
+):
     measured(database, filled.VARIANT, "own")
     import_export(database, two_farms[1])
     with database.read() as session:
@@ -555,7 +666,12 @@ def test_a_newer_export_of_the_same_farm_has_the_newer_verification(database, tw
     again = other_farm(tmp_path / "h100", "job2", "cccc", "NVIDIA H100 80GB HBM3", 30.0)
     rows = pq.read_table(again / "captures.parquet").to_pylist()
     verification = json.loads(rows[0]["verification"])
-    mangled(again, again / "captures.parquet", "captures", verification=json.dumps({**verification, "read_at_s": 2e9}))
+    mangled(
+        again,
+        again / "captures.parquet",
+        "captures",
+        verification=json.dumps({**verification, "read_at_s": 2e9}),
+    )
     import_export(database, again)
     with database.read() as session:
         assert len(session.exec(select(tables.Capture)).all()) == 1

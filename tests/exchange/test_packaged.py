@@ -1,4 +1,6 @@
-"""The readings that come with the package: what they must be, and that what farms measure can be added to them."""
+"""The readings that come with the package: what they must be, and that what farms measure can be
+added to them.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,20 @@ pq = pytest.importorskip("pyarrow.parquet")
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(("name", "card_model"), [("h100", "NVIDIA H100 80GB HBM3"), ("h200", "NVIDIA H200")])
+@pytest.mark.parametrize(
+    ("name", "card_model"), [("h100", "NVIDIA H100 80GB HBM3"), ("h200", "NVIDIA H200")]
+)
 def test_packaged_readings_are_small_and_by_the_current_method(name, card_model):
     folder = packaged_named(name)
     assert folder == FOLDER / name
     assert {file.name for file in folder.iterdir()} == {
-        *("readings.parquet", "calls.parquet", "captures.parquet", "verdicts.parquet", "dictionary.md")
+        *(
+            "readings.parquet",
+            "calls.parquet",
+            "captures.parquet",
+            "verdicts.parquet",
+            "dictionary.md",
+        )
     }
     size = sum(file.stat().st_size for file in folder.iterdir())
     assert size <= 6_000_000, "the limit of benchmarks/package_readings.py"
@@ -50,7 +60,12 @@ def test_of_two_errors_the_one_about_the_model_is_shown(sqlite_url, monkeypatch)
         database.upgrade()
     monkeypatch.setenv("FARM_DATABASE_URL", sqlite_url)
     settings.cache_clear()
-    errors = iter([UsageError("The database has no readings of a card 'H200'."), UnsupportedModel("It has 32 heads.")])
+    errors = iter(
+        [
+            UsageError("The database has no readings of a card 'H200'."),
+            UnsupportedModel("It has 32 heads."),
+        ]
+    )
 
     def ask(session):
         raise next(errors)
@@ -69,7 +84,9 @@ def test_the_compressed_database_has_all_packaged_readings(tmp_path, monkeypatch
     monkeypatch.setattr("farm.exchange.importer.import_export", None)  # it is not imported again
     with database_of(packaged_files(), tmp_path).read() as session:
         number = session.scalar(select(func.count()).select_from(tables.ReadingRow))
-    assert number == sum(pq.read_metadata(path / "readings.parquet").num_rows for path in packaged_files())
+    assert number == sum(
+        pq.read_metadata(path / "readings.parquet").num_rows for path in packaged_files()
+    )
 
 
 def test_what_a_farm_measured_is_added_once(tmp_path, monkeypatch):
@@ -92,7 +109,10 @@ def test_what_a_farm_measured_is_added_once(tmp_path, monkeypatch):
     add_job(Variant("resnet18", 1, 224), "job2")
     database.close()
     assert package_readings.add([tmp_path / "farm.db"], target)["verdicts"] == 1
-    assert set(pq.read_table(target / "verdicts.parquet").column("job_id").to_pylist()) == {"job1", "job2"}
+    assert set(pq.read_table(target / "verdicts.parquet").column("job_id").to_pylist()) == {
+        "job1",
+        "job2",
+    }
     monkeypatch.setattr(package_readings, "MOST_BYTES", 1000)
     with pytest.raises(FarmError, match="more than"):
         package_readings.add([tmp_path / "farm.db"], tmp_path / "other" / "h200")

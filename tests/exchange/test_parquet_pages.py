@@ -31,9 +31,19 @@ def chunks(metadata):
 @pytest.mark.parametrize("dictionary", [True, False])
 def test_the_pages_have_the_size_that_the_metadata_state(version, compression, dictionary):
     written = io.BytesIO()
-    options = {"use_dictionary": dictionary, "write_page_checksum": dictionary, "write_page_index": dictionary}
+    options = {
+        "use_dictionary": dictionary,
+        "write_page_checksum": dictionary,
+        "write_page_index": dictionary,
+    }
     pq.write_table(
-        TABLE, written, 2000, data_page_version=version, compression=compression, data_page_size=10_000, **options
+        TABLE,
+        written,
+        2000,
+        data_page_version=version,
+        compression=compression,
+        data_page_size=10_000,
+        **options,
     )
     for chunk in chunks(pq.read_metadata(written)):
         pages = list(pages_of(written, chunk))
@@ -60,9 +70,19 @@ def test_damaged_headers_are_refused():
 
 @pytest.mark.parametrize(
     "header",
-    [b"", b"\x15", b"\x00", b"\x19\xfc" * 100, b"\x1c" * 100, b"\x15" + b"\xff" * 100, b"\x1b\x01\x88\x01\x02"],
+    [
+        b"",
+        b"\x15",
+        b"\x00",
+        b"\x19\xfc" * 100,
+        b"\x1c" * 100,
+        b"\x15" + b"\xff" * 100,
+        b"\x1b\x01\x88\x01\x02",
+    ],
 )
 def test_what_is_no_header_is_refused(header):
-    chunk = SimpleNamespace(data_page_offset=0, has_dictionary_page=False, total_compressed_size=len(header) or 1)
+    chunk = SimpleNamespace(
+        data_page_offset=0, has_dictionary_page=False, total_compressed_size=len(header) or 1
+    )
     with pytest.raises(DamagedPage):
         list(pages_of(io.BytesIO(header), chunk))

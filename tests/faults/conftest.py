@@ -1,4 +1,6 @@
-"""A real farm on simulated cards with short leases, the ways to hurt it, and what must hold afterwards."""
+"""A real farm on simulated cards with short leases, the ways to hurt it, and what must hold
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,25 @@ from tests.farms import QUICK, TIMEOUT_S, Farm, SharedFarm, running
 
 
 class Hurt:
-    """One farm under test: its processes by what they do, and the promise that is checked after each fault."""
+    """One farm under test: its processes by what they do, and the promise that is checked after
+    each fault.
+    """
 
     def __init__(self, farm: Farm, broker: BrokerServer) -> None:
         self.farm = farm
         self.broker = broker
         self._log_begins = farm.log.stat().st_size if farm.log.exists() else 0
-        self.delivered_again: list[tuple[str, Any]] = []  # task and id of messages that nobody had acknowledged
+        self.delivered_again: list[
+            tuple[str, Any]
+        ] = []  # task and id of messages that nobody had acknowledged
 
-    # ------------------------------------------------------------------------------------------- processes
+    # -------------------------------------------------------------------------------------------
+    # processes
 
     def benchmark(self, card: int = 0) -> psutil.Process:
-        """The benchmark process of a card; its parent is the pool process, whose parent is the worker."""
+        """The benchmark process of a card; its parent is the pool process, whose parent is the
+        worker.
+        """
 
         def find() -> psutil.Process | None:
             for process in self.farm.processes("farm.benchmark_process.server"):
@@ -63,7 +72,8 @@ class Hurt:
         """What the farm has logged since the test began."""
         return self.farm.log.read_bytes()[self._log_begins :].decode()
 
-    # ------------------------------------------------------------------------------------------------ items
+    # ------------------------------------------------------------------------------------------------
+    # items
 
     def submit(self, behaviours: Sequence[str], seconds: float | None = None, **how: Any) -> str:
         return self.farm.submit(behaviours, seconds, **how)
@@ -81,14 +91,15 @@ class Hurt:
 
     def done(self, job_id: str, number: int = 1) -> None:
         """Wait until so many items are done."""
-        self.farm.wait_for(lambda: sum(item.state == ItemState.DONE for item in self.farm.items(job_id)) >= number)
+        self.farm.wait_for(
+            lambda: sum(item.state == ItemState.DONE for item in self.farm.items(job_id)) >= number
+        )
 
     def settled(self, job_id: str, timeout_s: float = TIMEOUT_S) -> Counter[str]:
         """Wait for the job's end and check what must always hold; its items by state.
 
-        One terminal row per item, one accepted reading at most, one verdict per job and round, no message that waits,
-        and none that comes back later and begins anything.
-        """
+        One terminal row per item, one accepted reading at most, one verdict per job and round, no
+        message that waits, and none that comes back later and begins anything."""
         self.farm.wait_for(lambda: self.farm.ended(job_id), timeout_s)
         self.check(job_id)
         return Counter(item.state for item in self.farm.items(job_id))
@@ -103,45 +114,63 @@ class Hurt:
         items = self.farm.items(job_id)
         with self.farm.database.read() as session:
             subjects = {item.subject_id for item in items}
-            read = Counter(r.subject_id for r in session.exec(select(tables.ReadingRow)) if r.subject_id in subjects)
+            read = Counter(
+                r.subject_id
+                for r in session.exec(select(tables.ReadingRow))
+                if r.subject_id in subjects
+            )
             verdicts = Counter(
-                v.round for v in session.exec(select(tables.VerdictRow).where(tables.VerdictRow.job_id == job_id))
+                v.round
+                for v in session.exec(
+                    select(tables.VerdictRow).where(tables.VerdictRow.job_id == job_id)
+                )
             )
             job = session.get_one(tables.Job, job_id)
         assert all(item.state in CLOSED for item in items)
         assert len({(item.subject_id, item.role, item.card_id) for item in items}) == len(items)
         assert all(number == 1 for number in read.values()), read
         assert all(
-            (item.reading_id is not None) == (item.state == ItemState.DONE) for item in items if job.state == "done"
+            (item.reading_id is not None) == (item.state == ItemState.DONE)
+            for item in items
+            if job.state == "done"
         )
         if job.state == "done":
             assert verdicts == {number: 1 for number in range(1, job.round + 1)}
 
     def messages(self) -> int:
         """That wait, in all the queues."""
-        with redis.Redis.from_url(self.broker.redis_url) as client, contextlib.suppress(redis.ConnectionError):
+        with (
+            redis.Redis.from_url(self.broker.redis_url) as client,
+            contextlib.suppress(redis.ConnectionError),
+        ):
             return sum(client.llen(key) for key in [*client.keys("card.*"), CONTROL_QUEUE])
         return -1
 
     def _deliver_again(self, job_id: str) -> None:
-        """Do at once what the broker does after the visibility timeout: give out again what was never acknowledged.
+        """Do at once what the broker does after the visibility timeout: give out again what was
+        never acknowledged.
 
-        A worker that was killed leaves its message so. None may be of an open item or round, which would wait that
-        long, and none may begin an item again.
-        """
+        A worker that was killed leaves its message so. None may be of an open item or round, which
+        would wait that long, and none may begin an item again."""
         before = {item.id: item.attempts for item in self.farm.items(job_id)}
         self.farm.wait_for(lambda: not self._awaited(job_id))
         with redis.Redis.from_url(self.broker.redis_url) as client:
             for tag, entry in self._unacknowledged(client, job_id).items():
                 message, _exchange, queue = json.loads(entry)
                 with client.pipeline() as together:
-                    together.hdel("unacked", tag).zrem("unacked_index", tag).rpush(queue, json.dumps(message)).execute()
+                    together.hdel("unacked", tag).zrem("unacked_index", tag).rpush(
+                        queue, json.dumps(message)
+                    ).execute()
                 self.delivered_again.append(_task(entry))
-            self.farm.wait_for(lambda: self.messages() == 0 and not self._unacknowledged(client, job_id))
+            self.farm.wait_for(
+                lambda: self.messages() == 0 and not self._unacknowledged(client, job_id)
+            )
         assert {item.id: item.attempts for item in self.farm.items(job_id)} == before
 
     def _unacknowledged(self, client: redis.Redis, job_id: str) -> dict[bytes, bytes]:
-        """The broker's list of messages that a worker took and is not through with, as far as they are of a job."""
+        """The broker's list of messages that a worker took and is not through with, as far as they
+        are of a job.
+        """
         items = {item.id for item in self.farm.items(job_id)}
         found = {}
         for tag, entry in client.hgetall("unacked").items():
@@ -165,7 +194,9 @@ class Hurt:
 
 
 def _task(entry: bytes) -> tuple[str, Any]:
-    """The task of an entry in the broker's list of the unacknowledged, and the id that it carries."""
+    """The task of an entry in the broker's list of the unacknowledged, and the id that it
+    carries.
+    """
     message = json.loads(entry)[0]
     return message["headers"]["task"], json.loads(base64.b64decode(message["body"]))[0][0]
 
@@ -191,12 +222,27 @@ def private_broker() -> Iterator[BrokerServer]:
 
 @pytest.fixture
 def start(tmp_path: Path, private_broker: BrokerServer, sqlite_url: str) -> Iterator[object]:
-    """Start a farm of one's own, for other settings than those of `hurt`: ``start(cards=2, FARM_HARD_LIMIT_S="5")``."""
+    """Start a farm of one's own, for other settings than those of `hurt`: ``start(cards=2,
+    FARM_HARD_LIMIT_S="5")``.
+    """
     with contextlib.ExitStack() as stack:
 
-        def begin(*, cards: int = 1, fit: int | None = None, database_url: str = sqlite_url, **settings: str) -> Hurt:
+        def begin(
+            *,
+            cards: int = 1,
+            fit: int | None = None,
+            database_url: str = sqlite_url,
+            **settings: str,
+        ) -> Hurt:
             farm = stack.enter_context(
-                running(tmp_path, private_broker.url, database_url, cards=cards, fit=fit, **{**QUICK, **settings})
+                running(
+                    tmp_path,
+                    private_broker.url,
+                    database_url,
+                    cards=cards,
+                    fit=fit,
+                    **{**QUICK, **settings},
+                )
             )
             return Hurt(farm, private_broker)
 

@@ -1,4 +1,6 @@
-"""Cards that a person drains, that fail their check, or that vanish: their work goes on elsewhere."""
+"""Cards that a person drains, that fail their check, or that vanish: their work goes on
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -19,22 +21,33 @@ from tasks.control import lost_after_s
 
 def card_of(hurt, number):
     with hurt.farm.database.read() as session:
-        return next(card for card in session.exec(tables.CardRow.__table__.select()) if card.id.endswith(f"-{number}"))
+        return next(
+            card
+            for card in session.exec(tables.CardRow.__table__.select())
+            if card.id.endswith(f"-{number}")
+        )
 
 
 def measured_on(hurt, job_id, since=0.0):
-    return {item.card_id for item in hurt.farm.items(job_id) if item.started_at_s and item.started_at_s > since}
+    return {
+        item.card_id
+        for item in hurt.farm.items(job_id)
+        if item.started_at_s and item.started_at_s > since
+    }
 
 
 def suspended(hurt, processes):
-    """Suspend processes of this host and return True; False if one would keep the database locked meanwhile.
+    """Suspend processes of this host and return True; False if one would keep the database locked
+    meanwhile.
 
     A host that is cut off from a database server holds no lock: the server ends its transactions.
     """
     for process in processes:
         process.suspend()
     try:
-        with contextlib.closing(sqlite3.connect(hurt.farm.database.engine.url.database, timeout=0)) as connection:
+        with contextlib.closing(
+            sqlite3.connect(hurt.farm.database.engine.url.database, timeout=0)
+        ) as connection:
             connection.execute("BEGIN IMMEDIATE")
     except sqlite3.OperationalError:
         for process in processes:
@@ -45,12 +58,16 @@ def suspended(hurt, processes):
 
 def test_a_lost_cards_items_are_on_its_peer_soon_and_its_late_reading_is_fenced_out(pair):
     job_id = pair.submit(["slow"] * 6, 2.0)
-    pair.farm.wait_for(lambda: len({i.card_id for i in pair.farm.items(job_id) if i.state == "claimed"}) == 2)
+    pair.farm.wait_for(
+        lambda: len({i.card_id for i in pair.farm.items(job_id) if i.state == "claimed"}) == 2
+    )
     # Stopped, not killed: to the farm that looks like a host that is cut off, and then comes back.
     frozen = [pair.supervisor(), pair.worker(), pair.pool(), pair.benchmark()]
     lost = card_of(pair, 0).id
     pair.farm.wait_for(lambda: suspended(pair, frozen[1:]))
-    pair.farm.wait_for(lambda: all(i.state == "done" for i in pair.farm.items(job_id) if i.card_id == lost))
+    pair.farm.wait_for(
+        lambda: all(i.state == "done" for i in pair.farm.items(job_id) if i.card_id == lost)
+    )
     for process in frozen[1:]:
         process.resume()
     assert pair.settled(job_id) == {"done": 6}
@@ -70,7 +87,11 @@ def test_a_worker_that_hangs_in_its_turn_stops_only_its_own_lease(pair):
         for path in Path(pair.farm.environment["FARM_STATE_DIR"]).glob("heartbeats-*"):
             with contextlib.suppress(ValueError):  # it is being written
                 notes = json.loads(path.read_text())
-                turn = [holder for holder, one in notes["workers"].items() if one["at_s"] == notes["begun_at_s"]]
+                turn = [
+                    holder
+                    for holder, one in notes["workers"].items()
+                    if one["at_s"] == notes["begun_at_s"]
+                ]
                 if turn and len(notes["workers"]) == 2:
                     return turn[0], notes["workers"][turn[0]]["pid"]
         return None
@@ -80,9 +101,15 @@ def test_a_worker_that_hangs_in_its_turn_stops_only_its_own_lease(pair):
         with pair.farm.database.read() as session:
             now_s = read_clock_s(session)
         items = pair.farm.items(job_id)
-        return {item.id for item in items if holders.get(item.id) == item.holder and item.lease_until_s > now_s}
+        return {
+            item.id
+            for item in items
+            if holders.get(item.id) == item.holder and item.lease_until_s > now_s
+        }
 
-    pair.farm.wait_for(lambda: sum(item.state == "claimed" for item in pair.farm.items(job_id)) == 2)
+    pair.farm.wait_for(
+        lambda: sum(item.state == "claimed" for item in pair.farm.items(job_id)) == 2
+    )
     holders = {item.id: item.holder for item in pair.farm.items(job_id)}
     holder, pid = pair.farm.wait_for(first)
     (other,) = [item_id for item_id in holders if holders[item_id] != holder]
@@ -118,7 +145,9 @@ def test_a_card_that_fails_its_check_is_quarantined_until_a_person_releases_it(p
     assert sick in measured_on(pair, job_id)
 
 
-def test_a_card_that_is_unfit_from_its_first_start_is_shown_and_tried_again_when_released(start, tmp_path):
+def test_a_card_that_is_unfit_from_its_first_start_is_shown_and_tried_again_when_released(
+    start, tmp_path
+):
     bad = tmp_path / "bad"
     sick = f"SIM-{Settings().host}-0"
     bad.write_text(sick)

@@ -36,7 +36,9 @@ def on_postgres(tmp_path_factory, postgres):
         postgres.start()
         return postgres.new_database()
 
-    with contextlib.closing(SharedFarm(lambda: tmp_path_factory.mktemp("farm"), 2, new_database)) as shared:
+    with contextlib.closing(
+        SharedFarm(lambda: tmp_path_factory.mktemp("farm"), 2, new_database)
+    ) as shared:
         yield shared
 
 
@@ -75,7 +77,9 @@ def test_a_reading_that_ends_while_the_database_is_away_is_kept(pair, postgres, 
     pair.farm.wait_for(lambda: _answers(pair))
     assert pair.settled(job_id) == {"done": 6}
     (kept,) = [one for one in pair.farm.items(job_id) if one.id == item.id]
-    assert (kept.attempts, kept.repeated) == (1, 0), "it was read once, before the database came back"
+    assert (kept.attempts, kept.repeated) == (1, 0), (
+        "it was read once, before the database came back"
+    )
 
 
 @pytest.mark.slow
@@ -90,11 +94,15 @@ def test_a_database_that_was_frozen_for_25_s_delays_repairs_no_longer_than_that(
     assert pair.settled(job_id, 60) == {"done": 12}
     found = {one.id: one for one in pair.farm.items(job_id)}
     assert (found[item.id].attempts, found[item.id].repeated) == (1, 0)
-    assert {(one.attempts, one.repeated) for one in found.values()} == {(1, 0)}, "no card was taken for lost"
+    assert {(one.attempts, one.repeated) for one in found.values()} == {(1, 0)}, (
+        "no card was taken for lost"
+    )
 
 
 def test_a_database_that_takes_no_writes_is_waited_for(start, postgres):
-    """Like a standby, or a server closed by its operator. One card only: a peer would take over items without lease."""
+    """Like a standby, or a server closed by its operator. One card only: a peer would take over
+    items without lease.
+    """
     postgres.start()
     hurt = start(database_url=postgres.new_database())
     job_id = hurt.submit(["slow"] * 6, 0.5)
@@ -112,7 +120,10 @@ def test_a_worker_that_only_waits_for_the_database_stops_at_once(pair, postgres)
     job_id = pair.submit(["slow"] * 16, 0.5)  # enough for a database that stops slowly
     pair.done(job_id)
     postgres.stop()
-    time.sleep(3)  # each card's worker ends its item and waits; it logs that only if it did not wait a minute ago
+    time.sleep(
+        3
+        # each card's worker ends its item and waits; it logs that only if it did not wait a minute ago
+    )
     supervisor = pair.supervisor()
     supervisor.terminate()
     supervisor.wait(15)
@@ -123,16 +134,22 @@ def test_a_worker_that_only_waits_for_the_database_stops_at_once(pair, postgres)
     assert sum(item.attempts - 1 + item.repeated for item in pair.farm.items(job_id)) <= 2
 
 
-def test_a_database_that_refuses_its_user_is_told_once_and_a_worker_that_starts_waits_for_it(pair, postgres):
+def test_a_database_that_refuses_its_user_is_told_once_and_a_worker_that_starts_waits_for_it(
+    pair, postgres
+):
     _writes(postgres, "off")
     pair.farm.wait_for(lambda: pair.said().count("has no heartbeat: The database") == 2)
     pair.worker().kill()  # its supervisor starts another one
     pair.farm.wait_for(lambda: "does not start: The database" in pair.said())
     time.sleep(3)
     told = [line.partition("  ")[2] for line in pair.said().splitlines() if "The database" in line]
-    assert len(told) == pair.said().count("is read-only") <= 2 + 1 + 1, "of two cards, the new worker, the reconciler"
+    assert len(told) == pair.said().count("is read-only") <= 2 + 1 + 1, (
+        "of two cards, the new worker, the reconciler"
+    )
     _writes(postgres, "on")
-    pair.farm.wait_for(lambda: pair.said().count("it works again") == len(told) - 1)  # not of the killed worker
+    pair.farm.wait_for(
+        lambda: pair.said().count("it works again") == len(told) - 1
+    )  # not of the killed worker
     pair.farm.wait_for(lambda: len(pair.farm.alive()) == 2)
     assert pair.settled(pair.submit(["", ""])) == {"done": 2}
 
@@ -140,7 +157,9 @@ def test_a_database_that_refuses_its_user_is_told_once_and_a_worker_that_starts_
 def _writes(postgres, allowed):
     with postgres.connect() as connection:
         connection.execute("SET default_transaction_read_only = off")
-        connection.execute(f"ALTER SYSTEM SET default_transaction_read_only = {'off' if allowed == 'on' else 'on'}")
+        connection.execute(
+            f"ALTER SYSTEM SET default_transaction_read_only = {'off' if allowed == 'on' else 'on'}"
+        )
         connection.execute("SELECT pg_reload_conf()")
 
 
@@ -151,15 +170,20 @@ def _answers(hurt):
         return False
 
 
-@pytest.mark.parametrize("spool_on", [pytest.param("another disk", marks=pytest.mark.slow), "the same disk"])
+@pytest.mark.parametrize(
+    "spool_on", [pytest.param("another disk", marks=pytest.mark.slow), "the same disk"]
+)
 def test_a_full_disk_loses_no_reading(small_disk, start, tmp_path, spool_on):
     state = (small_disk.path if spool_on == "the same disk" else tmp_path) / "state"
-    hurt = start(cards=2, database_url=f"sqlite:///{small_disk.path / 'farm.db'}", FARM_STATE_DIR=str(state))
+    hurt = start(
+        cards=2, database_url=f"sqlite:///{small_disk.path / 'farm.db'}", FARM_STATE_DIR=str(state)
+    )
     spool = Spool(state / "spool")
     job_id = hurt.submit(["slow"] * 6, 1.0)
     item = hurt.in_work(job_id)
     with hurt.farm.database.engine.connect() as connection:
-        # Its write-ahead log is written over from the beginning where it can be: now that wants room as well.
+        # Its write-ahead log is written over from the beginning where it can be: now that wants
+        # room as well.
         connection.exec_driver_sql("COMMIT")
         assert connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").one()[0] == 0
     small_disk.fill()
@@ -170,12 +194,15 @@ def test_a_full_disk_loses_no_reading(small_disk, start, tmp_path, spool_on):
         hurt.farm.wait_for(lambda: len(spool) > 0)
     done = sum(one.state == "done" for one in hurt.farm.items(job_id))
     time.sleep(6)  # longer than a lease, and than a card may be unseen
-    assert sum(one.state == "done" for one in hurt.farm.items(job_id)) == done, "it is full, so nothing goes on"
+    assert sum(one.state == "done" for one in hurt.farm.items(job_id)) == done, (
+        "it is full, so nothing goes on"
+    )
     small_disk.make_room()
     assert hurt.settled(job_id) == {"done": 6}
     assert len(spool) == 0
     (kept,) = [one for one in hurt.farm.items(job_id) if one.id == item.id]
-    # Its lease ended long ago: whoever comes first once there is room, this reading or a peer, gets the item.
+    # Its lease ended long ago: whoever comes first once there is room, this reading or a peer, gets
+    # the item.
     assert kept.attempts - 1 == kept.repeated <= 1
 
 
@@ -245,7 +272,9 @@ time.time = lambda: _real() + float(open(os.environ["CLOCK_STEP"]).read() or 0)
 
 
 def test_the_clock_of_a_host_steps(start, tmp_path):
-    """Leases, heartbeats and losses are on the database's clock, so no host's own clock decides anything."""
+    """Leases, heartbeats and losses are on the database's clock, so no host's own clock decides
+    anything.
+    """
     folder = tmp_path / "clock"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(STEPPING)

@@ -1,4 +1,6 @@
-"""Items on several cards of one host: whatever ends, the group ends with it, and nothing is lost or doubled."""
+"""Items on several cards of one host: whatever ends, the group ends with it, and nothing is lost or
+doubled.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def four(shared):
 
 
 def ranks(hurt):
-    """Card number -> the rank of a group on it, for the cards that the group's worker does not serve itself."""
+    """Card number -> the rank of a group on it, for the cards that the group's worker does not
+    serve itself.
+    """
     found = {}
     for process in hurt.farm.processes("farm.benchmark_process.server"):
         with contextlib.suppress(psutil.Error, IndexError):
@@ -69,7 +73,8 @@ def test_groups_and_items_on_one_card_share_a_host(four):
         assert all((item.attempts, item.repeated) == (1, 0) for item in four.farm.items(job_id))
     assert {item.card_id for item in four.farm.items(four_of_four)} == {CARD + "0"}
     assert {item.card_id for item in four.farm.items(pairs)} == {CARD + "0", CARD + "2"}
-    # No card measured an item alone while it measured one with others. An item's measurement takes 0.05 s at least.
+    # No card measured an item alone while it measured one with others. An item's measurement takes
+    # 0.05 s at least.
     spans = [(item.card_id, item.started_at_s, item.ended_at_s) for item in four.farm.items(alone)]
     for item in four.farm.items(four_of_four):
         middle_s = item.ended_at_s - float(QUICK["FARM_SIMULATED_ITEM_S"]) / 2
@@ -77,9 +82,12 @@ def test_groups_and_items_on_one_card_share_a_host(four):
     assert held(four) == {}
 
 
-@pytest.mark.parametrize("victim", ["rank", pytest.param("pool", marks=pytest.mark.slow), "worker", "worker of a peer"])
+@pytest.mark.parametrize(
+    "victim", ["rank", pytest.param("pool", marks=pytest.mark.slow), "worker", "worker of a peer"]
+)
 def test_kill_9_of_one_process_of_a_group(four, victim):
-    # The ranks do not depend on the worker of a peer. The group ends when that worker starts again or counts as lost.
+    # The ranks do not depend on the worker of a peer. The group ends when that worker starts again
+    # or counts as lost.
     job_id = four.submit(["slow"], 8.0 if victim == "worker of a peer" else 4.0, cards=4)
     alone = four.submit([""] * 4)
     four.in_work(job_id)  # a process that dies before the claim costs no attempt
@@ -128,7 +136,10 @@ def test_a_group_ends_with_a_card_that_is_taken_away_and_waits_for_it(four, how)
     assert four.settled(alone) == {"done": 3}
     assert [item.state for item in four.farm.items(job_id)] == ["waiting"], "it needs four cards"
     bad.write_text("")
-    assert four.farm.say("cards", "resume" if how == "drained" else "release", CARD + "3").returncode == 0
+    assert (
+        four.farm.say("cards", "resume" if how == "drained" else "release", CARD + "3").returncode
+        == 0
+    )
     assert four.settled(job_id) == {"done": 1}
     assert [item.attempts for item in four.farm.items(job_id)] == [1 if how == "drained" else 2]
 

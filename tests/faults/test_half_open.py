@@ -1,4 +1,6 @@
-"""Connections become half-open: no worker stays without messages, and no item is lost or measured twice."""
+"""Connections become half-open: no worker stays without messages, and no item is lost or measured
+twice.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class Site:
         self.to_database = stack.enter_context(HalfOpenProxy(postgres.socket, address))
         self.broker_url = f"redis://{address}:{self.to_broker.port}/0"
         name = make_url(url).database
-        self.database_url = f"postgresql+psycopg://postgres@{address}:{self.to_database.port}/{name}"
+        self.database_url = (
+            f"postgresql+psycopg://postgres@{address}:{self.to_database.port}/{name}"
+        )
         self.farm: Farm | None = None
 
     @property

@@ -1,4 +1,6 @@
-"""The broker dies, forgets or repeats; publishers die half-way: the database brings every job to its end."""
+"""The broker dies, forgets or repeats; publishers die half-way: the database brings every job to
+its end.
+"""
 
 from __future__ import annotations
 
@@ -56,11 +58,18 @@ def test_a_broker_that_refuses_commands_ends_no_measurement_and_is_told_once(hur
     assert hurt.settled(job_id) == {"done": 4}
     (begun,) = [one for one in hurt.farm.items(job_id) if one.id == item.id]
     assert (begun.attempts, begun.repeated) == (1, 0), "its measurement went on"
-    lines = [line.partition("  ")[2].partition(": ")[0] for line in said.splitlines() if "The broker" in line]
+    lines = [
+        line.partition("  ")[2].partition(": ")[0]
+        for line in said.splitlines()
+        if "The broker" in line
+    ]
     assert len(lines) == len(set(lines)), said
     assert {line.partition("@")[0] for line in lines} >= {"card-" + item.card_id, "control"}
-    # Celery reports once, with three tracebacks, that it could not store the result of the item in work.
-    assert said.count("Traceback (most recent call last)") <= (3 if refusing == "without its replicas" else 0)
+    # Celery reports once, with three tracebacks, that it could not store the result of the item in
+    # work.
+    assert said.count("Traceback (most recent call last)") <= (
+        3 if refusing == "without its replicas" else 0
+    )
     hurt.farm.wait_for(lambda: hurt.said().count("gets no messages: it works again") == 2)
 
 
@@ -81,21 +90,31 @@ def test_a_message_delivered_again_is_dropped(hurt):
 
 
 def test_the_broker_delivers_a_running_item_again(start):
-    """An item that outlasts the visibility timeout: the broker gives its message away once more while it runs."""
+    """An item that outlasts the visibility timeout: the broker gives its message away once more
+    while it runs.
+    """
     hurt = start(FARM_VISIBILITY_TIMEOUT_S="1")
     job_id = hurt.submit(["slow"] * 2, 6.0)
     item = hurt.in_work(job_id)
     with client_of(hurt) as client:
         hurt.farm.wait_for(lambda: item.id in redelivered(client))
     (running,) = [one for one in hurt.farm.items(job_id) if one.id == item.id]
-    assert (running.state, running.attempts) == ("claimed", 1), "the copy waits while the first is at work"
+    assert (running.state, running.attempts) == ("claimed", 1), (
+        "the copy waits while the first is at work"
+    )
     assert hurt.settled(job_id) == {"done": 2}
     assert all((one.attempts, one.repeated) == (1, 0) for one in hurt.farm.items(job_id))
 
 
 def redelivered(client):
-    """The items of whose messages the broker took a second copy out of its list of the unfinished."""
-    waiting = [json.loads(message) for key in client.keys("card.*") for message in client.lrange(key, 0, -1)]
+    """The items of whose messages the broker took a second copy out of its list of the
+    unfinished.
+    """
+    waiting = [
+        json.loads(message)
+        for key in client.keys("card.*")
+        for message in client.lrange(key, 0, -1)
+    ]
     return {
         json.loads(base64.b64decode(message["body"]))[0][0]
         for message in waiting
@@ -107,7 +126,9 @@ def test_a_running_item_never_looks_abandoned():
     current = Settings(broker_url="redis://nowhere", item_timeout_s=1000)
     try:
         configure(current)
-        assert app.conf.broker_transport_options["visibility_timeout"] >= 4 * app.conf.task_time_limit
+        assert (
+            app.conf.broker_transport_options["visibility_timeout"] >= 4 * app.conf.task_time_limit
+        )
         assert app.conf.task_time_limit == hard_time_limit_s(current) > 1000
     finally:
         configure(Settings())
@@ -135,7 +156,9 @@ def test_a_broker_away_for_a_minute(start):
 
 
 def test_the_broker_keeps_nothing_of_what_is_done(hurt):
-    """It refuses rather than forgets when it is full: results that nobody reads would stop the farm in the end."""
+    """It refuses rather than forgets when it is full: results that nobody reads would stop the farm
+    in the end.
+    """
     job_id = hurt.submit(["", "oom", "crash", *[""] * 20])
     assert hurt.settled(job_id) == {"done": 21, "failed": 2}
     with client_of(hurt) as client:
@@ -161,7 +184,9 @@ def test_a_chord_that_never_completes_is_forgotten(hurt):
 
 @pytest.mark.slow
 def test_the_broker_stands_still_while_an_item_ends(hurt):
-    """Longer than the deadlines of two tries, so that the message of the item cannot be acknowledged."""
+    """Longer than the deadlines of two tries, so that the message of the item cannot be
+    acknowledged.
+    """
     job_id = hurt.submit(["slow"] * 4, 2.0)
     hurt.in_work(job_id)
     process = psutil.Process(hurt.broker.pid)

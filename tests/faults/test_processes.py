@@ -1,4 +1,6 @@
-"""Processes of a worker are killed in the middle of an item: nothing is lost and nothing counted twice."""
+"""Processes of a worker are killed in the middle of an item: nothing is lost and nothing counted
+twice.
+"""
 
 from __future__ import annotations
 
@@ -38,17 +40,31 @@ def test_kill_9_of_everything_in_the_middle_of_an_item(hurt):
 
 def test_items_that_kill_or_poison_their_process_end_with_their_reason_and_harm_no_other(start):
     hurt = start(FARM_ITEM_TIMEOUT_S="2")
-    job_id = hurt.submit(["", "crash", "exit", "poison", "oom", "raise", "hang", "print", "not_capturable", ""])
+    job_id = hurt.submit(
+        ["", "crash", "exit", "poison", "oom", "raise", "hang", "print", "not_capturable", ""]
+    )
     assert hurt.settled(job_id) == {"done": 3, "failed": 7}
     reasons = [item.reason for item in sorted(hurt.farm.items(job_id), key=lambda item: item.id)]
-    assert reasons == ["", "crashed", "crashed", "raised", "out_of_memory", "raised", "hung", "", "not_capturable", ""]
+    assert reasons == [
+        "",
+        "crashed",
+        "crashed",
+        "raised",
+        "out_of_memory",
+        "raised",
+        "hung",
+        "",
+        "not_capturable",
+        "",
+    ]
     assert hurt.farm.say("resume", "--failed", job_id).returncode == 0
     assert hurt.settled(job_id) == {"done": 3, "failed": 7}
 
 
 def test_the_hard_time_limit_kills_the_process_that_supervises_a_hanging_item(start):
     """The backstop: the item's own time limit, which would end it as hung, is out of reach."""
-    # So long that a busy machine still sees the first of its two attempts, and not the item after them.
+    # So long that a busy machine still sees the first of its two attempts, and not the item after
+    # them.
     hurt = start(FARM_HARD_LIMIT_S="5", FARM_ITEM_TIMEOUT_S="600")
     job_id = hurt.submit(["", "hang", ""])
     hurt.in_work(job_id)
@@ -78,7 +94,9 @@ def test_sigterm_to_everything(hurt):
     hurt.in_work(job_id)
     processes = hurt.everything()
     for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):  # those that were told first may have ended others already
+        with contextlib.suppress(
+            psutil.NoSuchProcess
+        ):  # those that were told first may have ended others already
             process.terminate()
     _, alive = psutil.wait_procs(processes, TIMEOUT_S)
     assert not alive
@@ -94,11 +112,15 @@ def test_a_worker_that_is_told_to_stop_finishes_its_item(hurt):
     psutil.wait_procs([supervisor], TIMEOUT_S)
     states = {one.id: (one.state, one.attempts) for one in hurt.farm.items(job_id)}
     assert states[item.id] == ("done", 1)
-    # Of what it said, each line is the farm's or its workers': no hint at options of Celery's own, nothing of the
-    # migrations.
+    # Of what it said, each line is the farm's or its workers': no hint at options of Celery's own,
+    # nothing of the migrations.
     lines = [line for line in hurt.said().splitlines() if line]
     assert any("shutdown" in line for line in lines)
-    assert [line for line in lines if not re.match(r"[\d-]+ [\d:,]+ (INFO|WARNING) +(farm|celery)\.", line)] == []
+    assert [
+        line
+        for line in lines
+        if not re.match(r"[\d-]+ [\d:,]+ (INFO|WARNING) +(farm|celery)\.", line)
+    ] == []
     hurt.farm.start_again()
     assert hurt.settled(job_id) == {"done": 3}
     assert all(one.attempts == 1 for one in hurt.farm.items(job_id))
@@ -140,7 +162,9 @@ def test_cancel_in_the_middle(hurt):
     item = hurt.in_work(job_id)
     assert hurt.farm.say("cancel", job_id).returncode == 0
     hurt.check(job_id)
-    hurt.farm.wait_for(lambda: any(one.id == item.id and one.reading_id for one in hurt.farm.items(job_id)))
+    hurt.farm.wait_for(
+        lambda: any(one.id == item.id and one.reading_id for one in hurt.farm.items(job_id))
+    )
     assert {one.state for one in hurt.farm.items(job_id)} <= {"cancelled", "done"}
     follower = hurt.submit([""])
     assert hurt.settled(follower) == {"done": 1}
@@ -154,7 +178,9 @@ if any("billiard.spawn" in word for word in sys.orig_argv):
 
 
 def test_a_host_that_is_slow_to_start_its_processes_starts_them(start, tmp_path):
-    """As where all cards' workers start at once on a few cores; Celery itself would give each process 4 s."""
+    """As where all cards' workers start at once on a few cores; Celery itself would give each
+    process 4 s.
+    """
     folder = tmp_path / "slow"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(SLOW_TO_IMPORT)

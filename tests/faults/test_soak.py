@@ -1,4 +1,6 @@
-"""A minute of the soak benchmark: faults of many kinds in three hosts, and the audit that must find any loss."""
+"""A minute of the soak benchmark: faults of many kinds in three hosts, and the audit that must find
+any loss.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from benchmarks.soak.hosts import DATABASE, KeptPostgres
 from benchmarks.soak.schedule import Fault, Outcome, Record, drawn
 from tests.farms import ROOT
 
-#: Faults that no other test injects into three hosts with items on several cards, and some of the others.
+#: Faults that no other test injects into three hosts with items on several cards, and some of the
+#: others.
 RARE = (
     "link to the broker half-open",
     "rank killed",
@@ -34,14 +37,30 @@ CHOSEN = (*RARE, "worker killed", "broker restarted", "database restarted", "net
 @pytest.fixture(scope="module")
 def soak():
     """(the folder of a soak that has ended, its result)"""
-    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # PostgreSQL, as another user, must be able to enter it
+    with tempfile.TemporaryDirectory(
+        dir="/tmp"
+    ) as name:  # PostgreSQL, as another user, must be able to enter it
         folder = Path(name)
         result = folder / "result.json"
-        words = ["--items", "80", "--cards", "2", "--item-s", "0.3", "--every", "0.8", "--minutes", "1.5", "--last"]
+        words = [
+            "--items",
+            "80",
+            "--cards",
+            "2",
+            "--item-s",
+            "0.3",
+            "--every",
+            "0.8",
+            "--minutes",
+            "1.5",
+            "--last",
+        ]
         words += ["--faults", str(len(CHOSEN)), "--kinds", ",".join(CHOSEN)]
         words += ["--seed", "1", "--folder", name, "--json", str(result)]
         command = [sys.executable, "-m", "benchmarks.soak", *words]
-        said = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=280)
+        said = subprocess.run(
+            command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=280
+        )
         assert said.returncode == 0, said.stdout[-5000:] + said.stderr[-3000:]
         yield folder, json.loads(result.read_text())
 
@@ -83,16 +102,24 @@ PLANTED = {
     "UPDATE item SET attempts = attempts + 1 WHERE id = {item}": (
         "items whose number of attempts is not their claims less those handed back"
     ),
-    "UPDATE item SET reading_id = NULL WHERE id = {item}": "items done without a reading of their subject",
+    "UPDATE item SET reading_id = NULL WHERE id = {item}": (
+        "items done without a reading of their subject"
+    ),
     "UPDATE item SET reading_id = (SELECT min(id) FROM reading) WHERE reading_id > (SELECT min(id) FROM reading)": (
         "readings without an item"
     ),
     "UPDATE reading SET subject_id = (SELECT min(subject_id) FROM reading)": "subjects with two readings",
     "UPDATE reading SET time_us = 2 * time_us": "readings with the value of another subject",
-    "UPDATE soak_event SET at_s = at_s - 3600": ("readings without a measurement that ended on their card before"),
-    "UPDATE soak_event SET at_s = at_s + 3600": "measurements without a claim of their item on their card",
+    "UPDATE soak_event SET at_s = at_s - 3600": (
+        "readings without a measurement that ended on their card before"
+    ),
+    "UPDATE soak_event SET at_s = at_s + 3600": (
+        "measurements without a claim of their item on their card"
+    ),
     "DELETE FROM verdict": "jobs without exactly one verdict",
-    "UPDATE job SET state = 'cancelled'": "jobs that are not done, and cancelled jobs that nobody cancelled",
+    "UPDATE job SET state = 'cancelled'": (
+        "jobs that are not done, and cancelled jobs that nobody cancelled"
+    ),
 }
 
 
@@ -100,7 +127,9 @@ PLANTED = {
 @pytest.mark.parametrize("change", PLANTED)
 def test_the_audit_finds_what_is_wrong(soak, connection, change):
     folder, found = soak
-    item = connection.execute("SELECT min(id) FROM item WHERE state = 'done' AND NOT reused").fetchone()[0]
+    item = connection.execute(
+        "SELECT min(id) FROM item WHERE state = 'done' AND NOT reused"
+    ).fetchone()[0]
     connection.execute(change.format(item=item))
     assert audit(connection, folder).checks[PLANTED[change]] > 0
     assert found["checks"][PLANTED[change]] == 0

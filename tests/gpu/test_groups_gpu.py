@@ -1,7 +1,8 @@
-"""Collectives and split models on two real NVIDIA cards of one host, through NCCL. Skipped without them.
+"""Collectives and split models on two real NVIDIA cards of one host, through NCCL. Skipped without
+them.
 
-With -s each reading is printed: time, bus bandwidth, energy of both cards, flags and where the time went.
-"""
+With -s each reading is printed: time, bus bandwidth, energy of both cards, flags and where the time
+went."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ TRAINING = {"input_size": 64, "step": "training", "data_parallel": 2, "dtype": "
 
 @pytest.fixture(scope="module")
 def pair():
-    with contextlib.closing(BenchmarkGroup([card.id for card in discover(settings())[:2]])) as group:
+    with contextlib.closing(
+        BenchmarkGroup([card.id for card in discover(settings())[:2]])
+    ) as group:
         yield group
 
 
@@ -50,8 +53,9 @@ def read(pair, subject, protocol=GRAPH) -> Reading:
     answer = pair.measure(subject, protocol, Stopping(), timeout_s=180.0)
     reading, details = answer.reading, answer.reading.details
     rate = f", {details.bus_bytes_per_s / 1e9:.1f} GB/s" if details.bus_bytes_per_s else ""
-    print(  # noqa: T201
-        f"\n{answer.software.communication}\n{reading.time_us:.1f} us ± {reading.time_half_width_us:.2f}{rate}, "
+    print(
+        f"\n{answer.software.communication}\n{reading.time_us:.1f} us ± "
+        f"{reading.time_half_width_us:.2f}{rate}, "
         f"{reading.energy_mj} mJ = {[one.energy_mj for one in details.ranks]}, {reading.flags}, "
         f"{details.foreign_processes}, {time.monotonic() - began_s:.1f} s: {reading.cost_s}"
     )
@@ -68,7 +72,9 @@ def test_collectives_in_a_graph(pair, name, elements):
     reading = read(pair, collective(name, elements))
     assert reading.details.context is not None, reading.details.context_missing
     if elements == 2**24:
-        assert reading.details.bus_bytes_per_s > 20e9, "slower than PCI Express: the cards have no direct access"
+        assert reading.details.bus_bytes_per_s > 20e9, (
+            "slower than PCI Express: the cards have no direct access"
+        )
 
 
 def test_the_ranks_stay_for_the_next_item(pair):
@@ -80,7 +86,7 @@ def test_the_ranks_stay_for_the_next_item(pair):
 
 def test_a_collective_beside_a_matrix_product(pair):
     overlap = read(pair, collective("all_reduce", 2**26, beside=8192)).details.overlap
-    print(overlap)  # noqa: T201
+    print(overlap)
     assert overlap.collective_us > 0
     assert overlap.together_us < overlap.collective_us + overlap.product_us
 
@@ -100,7 +106,11 @@ def test_a_language_model_on_two_cards(pair, phase):
 @pytest.mark.parametrize(
     "variant",
     [
-        ("llama-3.1-8b", 4, {"phase": "decode", "layers": 2, "dtype": "bfloat16", "tensor_parallel": 2}),
+        (
+            "llama-3.1-8b",
+            4,
+            {"phase": "decode", "layers": 2, "dtype": "bfloat16", "tensor_parallel": 2},
+        ),
         ("resnet18", 32, TRAINING),
         ("resnet18", 32, TRAINING | {"sharding": "fsdp"}),
     ],
@@ -109,11 +119,14 @@ def test_a_language_model_on_two_cards(pair, phase):
 def test_rank_0_verifies_the_operators(pair, variant):
     model, batch, said = variant
     variant = versioned(catalog.variant(model, batch, **said))
-    subject, protocol = Subject("variant", variant.id, variant.to_json()), Protocol(grad=bool(variant.step))
+    subject, protocol = (
+        Subject("variant", variant.id, variant.to_json()),
+        Protocol(grad=bool(variant.step)),
+    )
     predicted = dict(extract(variant, device_type="cuda").capture.counts)
     answer = pair.measure(subject, protocol, Stopping(), predicted=predicted, timeout_s=180.0)
     assert answer.reading.details.unverified is None
-    print(answer.verification.differences)  # noqa: T201
+    print(answer.verification.differences)
     assert answer.verification.launch == "graph"
     if not variant.step:
         assert answer.verification.matches
@@ -123,10 +136,14 @@ def test_rank_0_verifies_the_operators(pair, variant):
 @pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
 def test_a_training_step_on_two_cards(pair, sharding, launch):
     variant = catalog.variant("resnet18", 32, sharding=sharding, **TRAINING)
-    read(pair, Subject("variant", variant.id, variant.to_json()), Protocol(launch=launch, grad=True))
+    read(
+        pair, Subject("variant", variant.id, variant.to_json()), Protocol(launch=launch, grad=True)
+    )
 
 
-@pytest.mark.parametrize(("sent", "reason"), [(signal.SIGKILL, "crashed"), (signal.SIGSTOP, "hung")])
+@pytest.mark.parametrize(
+    ("sent", "reason"), [(signal.SIGKILL, "crashed"), (signal.SIGSTOP, "hung")]
+)
 def test_a_rank_that_dies_or_hangs_inside_nccl_ends_the_group(pair, sent, reason):
     endless = dataclasses.replace(Stopping(), minimum_s=300.0, maximum_s=600.0)
     pair.wait_ready()
@@ -138,7 +155,9 @@ def test_a_rank_that_dies_or_hangs_inside_nccl_ends_the_group(pair, sent, reason
             ended.append(time.monotonic())
 
     with pytest.raises(Unmeasurable) as caught:
-        pair.measure(collective("all_reduce", 2**20), GRAPH, endless, timeout_s=25.0, on_phase=on_phase)
+        pair.measure(
+            collective("all_reduce", 2**20), GRAPH, endless, timeout_s=25.0, on_phase=on_phase
+        )
     assert caught.value.reason == reason
     assert time.monotonic() - ended[0] < 40.0
     assert not pair.alive

@@ -63,13 +63,22 @@ def test_wholes_with_host_steps_are_verified_and_measured_as_graphs() -> None:
         catalog.variant(f"transformers/{name}", dtype="float32", layers=1)
         for name in ("bloom-560m", "deberta-base", "mpnet-base")
     ]
-    with BenchmarkProcess(discover(settings())[0].id) as process:  # its start takes longer than a whole
+    with BenchmarkProcess(
+        discover(settings())[0].id
+    ) as process:  # its start takes longer than a whole
         for variant in variants:
             predicted = extract(variant, device_type="cuda").capture.counts
             whole = Subject("variant", variant.id, variant.to_json())
-            answer = process.measure(whole, Protocol(), Stopping(maximum_s=1), predicted=dict(predicted))
+            answer = process.measure(
+                whole, Protocol(), Stopping(maximum_s=1), predicted=dict(predicted)
+            )
             found = answer.verification
             assert found is not None
-            assert (found.launch, found.not_captured, found.missing, found.unexpected) == ("graph", None, {}, {})
+            assert (found.launch, found.not_captured, found.missing, found.unexpected) == (
+                "graph",
+                None,
+                {},
+                {},
+            )
             assert bool(answer.reading.details.left_out_us) == ("deberta" not in variant.model)
             assert answer.reading.details.places

@@ -65,12 +65,19 @@ def test_an_operator_among_others_is_timed_on_the_same_memory(bench: Bench) -> N
     assert 0 < context.alone_us < 1.5 * reading.time_us
     assert -0.1 * context.alone_us < context.effect_us < 20
     assert context.effect_half_width_us < 1
-    assert bench.measure(linear(32, 1024, 1024), Protocol(residency="reuse"), Stopping()).details.context is None
+    assert (
+        bench.measure(
+            linear(32, 1024, 1024), Protocol(residency="reuse"), Stopping()
+        ).details.context
+        is None
+    )
 
 
 def test_a_whole_model_tells_what_it_holds_and_what_of_it_stays_in_the_cache(bench: Bench) -> None:
     variant = Variant("resnet18", 2, 224)
-    details = bench.measure(Subject("variant", variant.id, variant.to_json()), Protocol(), Stopping()).details
+    details = bench.measure(
+        Subject("variant", variant.id, variant.to_json()), Protocol(), Stopping()
+    ).details
     assert details.parameter_bytes > 40e6
     assert details.activation_peak_bytes > 2 * 64 * 112 * 112 * 4
     assert 0 <= details.found_again <= 1
@@ -82,7 +89,9 @@ def test_a_whole_model_tells_what_it_holds_and_what_of_it_stays_in_the_cache(ben
 
 def test_a_replayed_whole_is_also_launched_eagerly_and_that_takes_longer(bench: Bench) -> None:
     variant = Variant("resnet18", 1, 224)
-    reading = bench.measure(Subject("variant", variant.id, variant.to_json()), Protocol(), Stopping())
+    reading = bench.measure(
+        Subject("variant", variant.id, variant.to_json()), Protocol(), Stopping()
+    )
     assert reading.details.eager_time_us > reading.time_us
     assert 0 < reading.details.eager_time_half_width_us < reading.details.eager_time_us
 
@@ -112,9 +121,13 @@ def test_all_work_of_a_process_is_on_one_stream_which_is_not_the_default_one(ben
     assert torch.cuda.current_stream(device) == stream == another._stream == bench._stream
 
 
-def test_rounds_are_as_long_for_a_whole_model_that_is_short_on_the_card_and_long_to_launch(bench: Bench) -> None:
+def test_rounds_are_as_long_for_a_whole_model_that_is_short_on_the_card_and_long_to_launch(
+    bench: Bench,
+) -> None:
     variant = Variant("mobilenet_v2", 1, 224)
-    reading = bench.measure(Subject("variant", variant.id, variant.to_json()), Protocol(), Stopping())
+    reading = bench.measure(
+        Subject("variant", variant.id, variant.to_json()), Protocol(), Stopping()
+    )
     assert reading.details.passes_per_round * reading.time_us > 2000
     assert 0 < reading.details.paused_share < 0.04
     assert "starved" not in reading.flags

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
+from farm.addons.memory.memory_tier import PinnedMemory
+from farm.addons.memory.offload import offload
 from farm.benchmark.passes import numeric_flags, operator_passes
 from farm.benchmark.torch_device import capture_graph
 from farm.benchmark.workload import prepare
 from farm.errors import Unmeasurable
 from farm.operators.capture import capture
 from farm.operators.encoding import tensors_in
-from farm.slow_memory.memory_tier import PinnedMemory
-from farm.slow_memory.offload import offload
 from farm.types.protocol import Protocol, Subject
 from tests.gpu import NEEDS_A_CARD
 
@@ -38,7 +38,9 @@ class Known(PinnedMemory):
 
     def holds(self, tensor: torch.Tensor) -> bool:
         address = tensor.data_ptr()
-        return any(host.data_ptr() <= address < host.data_ptr() + host.nbytes for host in self._held)
+        return any(
+            host.data_ptr() <= address < host.data_ptr() + host.nbytes for host in self._held
+        )
 
 
 #: module, inputs, whether a pool is needed for its output
@@ -76,9 +78,14 @@ def on_one_stream():
 @pytest.mark.parametrize("placement", ["in0", "out0", "in0+out0"])
 def test_what_is_slow_is_read_and_written_where_it_lies(name: str, placement: str) -> None:
     subject, slow = subject_of(name), Known(CARD)
-    wanted = next(tensors_in(operator_passes(subject, Protocol(residency="reuse"), CARD).first())).clone()
+    wanted = next(
+        tensors_in(operator_passes(subject, Protocol(residency="reuse"), CARD).first())
+    ).clone()
     passes = operator_passes(
-        subject, Protocol(residency="reuse", placement=placement), CARD, partial(offload, memory=slow)
+        subject,
+        Protocol(residency="reuse", placement=placement),
+        CARD,
+        partial(offload, memory=slow),
     )
     found = next(tensors_in(passes.first()))
     torch.testing.assert_close(found, wanted)
@@ -86,13 +93,15 @@ def test_what_is_slow_is_read_and_written_where_it_lies(name: str, placement: st
     assert (passes.pool is not None) == (TUPLES[name][2] and "out0" in placement)
     del found
     results: list[object] = []
-    graph = capture_graph([lambda: results.append(passes.first())], CARD, passes.pool.id if passes.pool else None)
+    graph = capture_graph(
+        [lambda: results.append(passes.first())], CARD, passes.pool.id if passes.pool else None
+    )
     graph.replay()
     torch.cuda.synchronize()
     found = next(tensors_in(results))
     torch.testing.assert_close(found, wanted)
     assert slow.holds(found) == ("out0" in placement)
-    print(name, placement, passes.details.workspaces)  # noqa: T201 - for who runs it with -s
+    print(name, placement, passes.details.workspaces)
     results.clear()
     del found, graph
 
@@ -101,7 +110,9 @@ def test_what_is_slow_is_read_and_written_where_it_lies(name: str, placement: st
 def test_of_outputs_as_small_as_each_other_one_is_placed_alone_or_none(number: int) -> None:
     subject, slow = subject_of("small_layer_norm"), Known(CARD)
     try:
-        passes = operator_passes(subject, Protocol(placement=f"out{number}"), CARD, partial(offload, memory=slow))
+        passes = operator_passes(
+            subject, Protocol(placement=f"out{number}"), CARD, partial(offload, memory=slow)
+        )
     except Unmeasurable as error:
         assert error.reason == "not_available"  # noqa: PT017 - either is right
     else:

@@ -1,4 +1,5 @@
-"""Tuples with tensors in the memory of another GPU, on a host with two NVIDIA cards. Skipped without them.
+"""Tuples with tensors in the memory of another GPU, on a host with two NVIDIA cards. Skipped
+without them.
 
 With -s the times are printed: all fast, in the other GPU's memory and in the host's.
 """
@@ -18,6 +19,9 @@ from benchmarks.studies import STUDIES, results
 from benchmarks.studies.in_situ import changes_of, time_changes, together
 from benchmarks.studies.laboratory import StudyOptions
 from benchmarks.studies.peer_memory import PeerMemory
+from farm.addons.memory import memory_tier
+from farm.addons.memory.memory_tier import PinnedMemory, SlowMemory
+from farm.addons.memory.offload import offload
 from farm.benchmark.passes import Passes, numeric_flags, operator_passes
 from farm.benchmark.torch_device import capture_graph
 from farm.benchmark_process.client import BenchmarkProcess
@@ -27,9 +31,6 @@ from farm.errors import Unmeasurable
 from farm.operators.capture import capture
 from farm.operators.encoding import tensors_in
 from farm.settings import settings
-from farm.slow_memory import memory_tier
-from farm.slow_memory.memory_tier import PinnedMemory, SlowMemory
-from farm.slow_memory.offload import offload
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
 
 pytestmark = [
@@ -51,7 +52,9 @@ class Known(PeerMemory):
 
     def holds(self, tensor: torch.Tensor) -> bool:
         address = tensor.data_ptr()
-        return any(there.data_ptr() < address < there.data_ptr() + there.nbytes for there in self._held)
+        return any(
+            there.data_ptr() < address < there.data_ptr() + there.nbytes for there in self._held
+        )
 
 
 #: module, inputs, storages it is given, whether a pool is needed for its output
@@ -99,7 +102,9 @@ def time_us(run: Callable[[], object], times: int = 20) -> float:
 
 def replayed(passes: Passes) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
     results: list[object] = []
-    graph = capture_graph([lambda: results.append(passes.first())], CARD, passes.pool.id if passes.pool else None)
+    graph = capture_graph(
+        [lambda: results.append(passes.first())], CARD, passes.pool.id if passes.pool else None
+    )
     return graph, next(tensors_in(results))
 
 
@@ -122,7 +127,7 @@ def test_what_it_hands_out_lies_on_the_other_gpu_and_is_given_back() -> None:
     assert (slow.device, card_of(values), card_of(slow)) == (CARD, 0, 1)
     assert memory.holds(slow)
     assert torch.cuda.memory_allocated(PEER) - before >= slow.nbytes
-    print("free on the other GPU:", free_bytes, "->", torch.cuda.mem_get_info(PEER)[0])  # noqa: T201 - for who runs it with -s
+    print("free on the other GPU:", free_bytes, "->", torch.cuda.mem_get_info(PEER)[0])
     torch.testing.assert_close(slow + 1, values + 1, rtol=0, atol=0)  # a kernel reads it
     slow.mul_(2)  # and writes it
     torch.testing.assert_close(slow.cpu(), 2 * values.cpu(), rtol=0, atol=0)
@@ -148,16 +153,23 @@ def test_more_than_the_other_gpu_has_is_out_of_memory() -> None:
 
 @pytest.mark.parametrize("name", TUPLES)
 @pytest.mark.parametrize("which", ["in0", "in1", "out0", "all"])
-def test_what_is_slow_is_read_and_written_on_the_other_gpu_and_a_graph_replays_it(name: str, which: str) -> None:
+def test_what_is_slow_is_read_and_written_on_the_other_gpu_and_a_graph_replays_it(
+    name: str, which: str
+) -> None:
     subject, slow = subject_of(name), Known(CARD)
     placement = all_of(name) if which == "all" else which
     wanted = next(tensors_in(operator_passes(subject, REUSED, CARD).first())).clone()
     passes = operator_passes(
-        subject, Protocol(residency="reuse", placement=placement), CARD, partial(offload, memory=slow)
+        subject,
+        Protocol(residency="reuse", placement=placement),
+        CARD,
+        partial(offload, memory=slow),
     )
     assert passes.details.slow_memory == "memory of another GPU"
     assert (passes.pool is not None) == (TUPLES[name][3] and "out0" in placement)
-    if which == "all" or placement == f"in{TUPLES[name][2] - 1}":  # a module's own tensors come before what it is given
+    if (
+        which == "all" or placement == f"in{TUPLES[name][2] - 1}"
+    ):  # a module's own tensors come before what it is given
         assert card_of(passes.inputs[-1]) == 1
     found = next(tensors_in(passes.first()))
     torch.testing.assert_close(found, wanted)
@@ -182,7 +194,10 @@ def test_it_takes_longer_than_all_fast(name: str) -> None:
 
     def took_us(placement: str, memory: SlowMemory | None) -> float:
         passes = operator_passes(
-            subject, Protocol(residency="reuse", placement=placement), CARD, partial(offload, memory=memory)
+            subject,
+            Protocol(residency="reuse", placement=placement),
+            CARD,
+            partial(offload, memory=memory),
         )
         graph, _ = replayed(passes)
         return time_us(graph.replay)
@@ -191,22 +206,26 @@ def test_it_takes_longer_than_all_fast(name: str) -> None:
     fast_us = took_us("", None)
     there = {word: took_us(word, PeerMemory(CARD)) for word in words}
     here = {word: took_us(word, PinnedMemory(CARD)) for word in words}
-    print(f"\n{name}: all fast {fast_us:.1f} us")  # noqa: T201 - for who runs it with -s
+    print(f"\n{name}: all fast {fast_us:.1f} us")
     for word in words:
-        print(f"  {word:12} other GPU {there[word]:9.1f} us  host {here[word]:9.1f} us")  # noqa: T201
+        print(f"  {word:12} other GPU {there[word]:9.1f} us  host {here[word]:9.1f} us")
     assert there[all_of(name)] > fast_us
     if name == "add":
         assert min(there["in0"], there["in1"], there["out0"]) > 1.2 * fast_us
 
 
 def test_calls_are_timed_where_they_stand() -> None:
-    model = nn.Sequential(nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.Sigmoid()).to(CARD).eval()
+    model = (
+        nn.Sequential(nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.Sigmoid())
+        .to(CARD)
+        .eval()
+    )
     seen = capture(model, (torch.randn(512, 2048, device=CARD),), device_type="cuda")
     changes = changes_of(seen, "each")
     found = time_changes(seen, together(seen, changes), lambda: PeerMemory(CARD), CARD)
     for change, one in found.found.items():
-        print(change, one)  # noqa: T201 - for who runs it with -s
-    print(found.left_out)  # noqa: T201
+        print(change, one)
+    print(found.left_out)
     assert len(found.found) > len(changes) / 2
     assert all(one.time_us > 0 for one in found.found.values())
 
@@ -228,13 +247,17 @@ def test_a_benchmark_process_with_a_peer_measures_its_own_card_and_takes_slow_me
             process.wait_ready()
             assert (process.card.id, process.unhealthy) == (pair[0].id, "")
             for word in ("", "in0", "out0"):
-                reading = process.measure(subject, Protocol(placement=word), Stopping(0.1, 0.2, 0.4)).reading
+                reading = process.measure(
+                    subject, Protocol(placement=word), Stopping(0.1, 0.2, 0.4)
+                ).reading
                 assert reading.details.slow_memory == (name if word else None)
                 times[name, word] = reading.time_median_us
-                print(name, word or "all fast", f"{reading.time_median_us:.1f} us", reading.flags)  # noqa: T201
+                print(name, word or "all fast", f"{reading.time_median_us:.1f} us", reading.flags)
     for word in ("in0", "out0"):
         assert times["memory of another GPU", word] > 1.2 * times["memory of another GPU", ""]
-    assert times["memory of another GPU", ""] == pytest.approx(times["pinned host memory", ""], rel=0.1)
+    assert times["memory of another GPU", ""] == pytest.approx(
+        times["pinned host memory", ""], rel=0.1
+    )
 
 
 def test_the_study_reads_both_memories(database, pair: tuple[Card, Card]) -> None:  # type: ignore[no-untyped-def]
@@ -242,8 +265,8 @@ def test_the_study_reads_both_memories(database, pair: tuple[Card, Card]) -> Non
     plan = StudyOptions(Variant("resnet18", 8, 224), True, 2, (pair[1],))
     made = results.perform(STUDIES["peer"], database, pair[0], plan, print)
     for row in made.rows:
-        print(row)  # noqa: T201 - for who runs it with -s
-    print(*made.notes, made.failures, sep="\n")  # noqa: T201
+        print(row)
+    print(*made.notes, made.failures, sep="\n")
     assert made.rows
     assert made.drawable
     assert any(row["change_host"] is not None for row in made.rows)

@@ -51,14 +51,18 @@ def test_a_model_that_runs_something_else_while_it_is_captured_is_taken_as_it_is
     settings.cache_clear()
     assert answer.observed is not None
     assert answer.verification is not None
-    names = [answer.observed["tuples"][call["tuple_id"]]["operator"] for call in answer.observed["calls"]]
+    names = [
+        answer.observed["tuples"][call["tuple_id"]]["operator"] for call in answer.observed["calls"]
+    ]
     assert [name.rsplit(".", 1)[-1] for name in names] == ["Linear", "mul", "add"]
     assert answer.verification.launch == "graph"
     assert answer.verification.eagerly is not None
     (apart,) = answer.verification.eagerly.operators
     assert (apart.launched, apart.eager) == (1, 0)
     counts = Counter(call["tuple_id"] for call in answer.observed["calls"])
-    audit = audit_kernels(answer.verification, [Part(tuple_id, "", "", count) for tuple_id, count in counts.items()])
+    audit = audit_kernels(
+        answer.verification, [Part(tuple_id, "", "", count) for tuple_id, count in counts.items()]
+    )
     assert audit is not None
     assert audit.same, audit
     assert audit.launch == "graph"
@@ -66,18 +70,23 @@ def test_a_model_that_runs_something_else_while_it_is_captured_is_taken_as_it_is
 
 
 def test_processes_agree_on_what_a_graph_with_memory_operations_takes() -> None:
-    # Ten in a pass. Once a process had worked on a second stream, for its health check say, each took 14 us longer.
+    # Ten in a pass. Once a process had worked on a second stream, for its health check say, each
+    # took 14 us longer.
     variant = Variant("swin_t", 1, 224)
     subject = Subject("variant", variant.id, variant.to_json())
     times_us = []
     for _ in range(2):
         with BenchmarkProcess(discover(settings())[0].id) as process:
-            times_us += [process.measure(subject, Protocol(), Stopping()).reading.time_us for _ in range(2)]
+            times_us += [
+                process.measure(subject, Protocol(), Stopping()).reading.time_us for _ in range(2)
+            ]
     assert max(times_us) < 1.02 * min(times_us), times_us
 
 
 def test_a_process_that_measures_never_uses_the_profiler() -> None:
-    variant = Variant("swin_t", 1, 224)  # short kernels: with the profiler in the process a tenth slower
+    variant = Variant(
+        "swin_t", 1, 224
+    )  # short kernels: with the profiler in the process a tenth slower
     subject = Subject("variant", variant.id, variant.to_json())
     with BenchmarkProcess(discover(settings())[0].id) as process:
         before = process.measure(subject, Protocol(), Stopping()).reading

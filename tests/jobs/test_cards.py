@@ -1,4 +1,6 @@
-"""The row of a card: announced by its worker, registered when it can measure, drained, quarantined, released."""
+"""The row of a card: announced by its worker, registered when it can measure, drained, quarantined,
+released.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,15 @@ from tests import planned
 from tests.farms import store_operators
 from tests.statements import meanwhile
 
-CARD = Card(id="GPU-1", kind="cuda", model="NVIDIA H200", memory_bytes=2**37, driver="580", index=3, host="gpu1")
+CARD = Card(
+    id="GPU-1",
+    kind="cuda",
+    model="NVIDIA H200",
+    memory_bytes=2**37,
+    driver="580",
+    index=3,
+    host="gpu1",
+)
 
 
 def announce(database, holder="new", card=CARD):
@@ -49,7 +59,11 @@ def test_what_a_card_does_and_runs_is_listed(any_database):
     done, held, _ = planned.items_of(any_database, first)
     planned.complete(any_database, planned.claim(any_database, done), "SIM-0")
     planned.claim(any_database, held)
-    same = next(item for item in planned.items_of(any_database, second) if item.subject_id == held.subject_id)
+    same = next(
+        item
+        for item in planned.items_of(any_database, second)
+        if item.subject_id == held.subject_id
+    )
     assert planned.claim(any_database, same).why is DeclineReason.DEFERRED
     with any_database.read() as session:
         (row,) = listing.registered_cards(session, 10.0)
@@ -60,14 +74,23 @@ def test_what_a_card_does_and_runs_is_listed(any_database):
 
 def taking(database):
     with database.read() as session:
-        return [view.card.id for view in cards.views(session, 10.0) if view.state in ("idle", "busy")]
+        return [
+            view.card.id for view in cards.views(session, 10.0) if view.state in ("idle", "busy")
+        ]
 
 
-def test_a_card_is_listed_from_its_workers_start_and_takes_items_once_it_is_registered(any_database):
+def test_a_card_is_listed_from_its_workers_start_and_takes_items_once_it_is_registered(
+    any_database,
+):
     announce(any_database)
     shown = view(any_database)
     assert shown.state == "starting"
-    assert (shown.card.model, shown.card.host, shown.card.index, shown.card.worker) == ("NVIDIA H200", "gpu1", 3, "new")
+    assert (shown.card.model, shown.card.host, shown.card.index, shown.card.worker) == (
+        "NVIDIA H200",
+        "gpu1",
+        3,
+        "new",
+    )
     assert shown.card.registered_at_s
     assert taking(any_database) == []
     register(any_database)
@@ -105,7 +128,9 @@ def test_a_card_that_is_taken_out_while_its_worker_writes_stays_out(any_database
     register(any_database)
     if write is register:
         announce(any_database)
-    with meanwhile(any_database, "UPDATE card SET", lambda: take_out(any_database, CARD.id, "a reason")):
+    with meanwhile(
+        any_database, "UPDATE card SET", lambda: take_out(any_database, CARD.id, "a reason")
+    ):
         write(any_database)
     assert (view(any_database).state, view(any_database).card.state_reason) == (
         "draining" if take_out is cards.drain else "quarantined",
@@ -115,7 +140,11 @@ def test_a_card_that_is_taken_out_while_its_worker_writes_stays_out(any_database
 
 def test_a_quarantine_outlives_a_drain_of_the_same_moment(any_database):
     register(any_database)
-    with meanwhile(any_database, "UPDATE card SET", lambda: cards.quarantine(any_database, CARD.id, "a wrong sum")):
+    with meanwhile(
+        any_database,
+        "UPDATE card SET",
+        lambda: cards.quarantine(any_database, CARD.id, "a wrong sum"),
+    ):
         cards.drain(any_database, CARD.id)
     assert view(any_database).state == "quarantined"
 
@@ -180,7 +209,9 @@ def test_after_the_clock_was_set_back_a_card_is_silent_since_its_newest_item(any
 
     assert silent_s() == pytest.approx(3600, abs=30)
     set_times(any_database, started_at_s=database_now() - 10)
-    assert silent_s() == pytest.approx(10, abs=30), "it has begun an item since the clock was set back"
+    assert silent_s() == pytest.approx(10, abs=30), (
+        "it has begun an item since the clock was set back"
+    )
 
 
 def set_times(database, **times):

@@ -27,7 +27,9 @@ def measure(database, job_id):
 
 def verdicts(database, job_id):
     with database.read() as session:
-        return list(session.exec(select(tables.VerdictRow).where(tables.VerdictRow.job_id == job_id)))
+        return list(
+            session.exec(select(tables.VerdictRow).where(tables.VerdictRow.job_id == job_id))
+        )
 
 
 def test_a_round_is_closed_once_and_only_when_nothing_is_open(any_database):
@@ -43,17 +45,23 @@ def test_a_round_is_closed_once_and_only_when_nothing_is_open(any_database):
 def only_a_part_is_predicted(database):
     """A model job, read to its end, that wants a second round."""
     (card,) = register(database, 0)
-    job_id = plan_model(database, [card], ["Conv2d", "ReLU"], operators=("auto",), scope=("Conv2d",), target=0.999)
+    job_id = plan_model(
+        database, [card], ["Conv2d", "ReLU"], operators=("auto",), scope=("Conv2d",), target=0.999
+    )
     measure(database, job_id)
     return job_id
 
 
 def test_a_job_that_is_cancelled_while_its_round_closes_has_nothing_left_to_measure(any_database):
     job_id = only_a_part_is_predicted(any_database)
-    with meanwhile(any_database, "INSERT INTO verdict", lambda: jobs.cancel(any_database, job_id)) as cancelled:
+    with meanwhile(
+        any_database, "INSERT INTO verdict", lambda: jobs.cancel(any_database, job_id)
+    ) as cancelled:
         assert close_round(any_database, job_id, 1).next_round == 2
     assert cancelled == [1]
-    assert {item.state for item in items_of(any_database, job_id) if item.round == 2} == {"cancelled"}
+    assert {item.state for item in items_of(any_database, job_id) if item.round == 2} == {
+        "cancelled"
+    }
 
 
 def test_a_job_that_is_tried_again_while_its_round_closes_waits_in_its_newest_round(any_database):
@@ -61,7 +69,9 @@ def test_a_job_that_is_tried_again_while_its_round_closes_waits_in_its_newest_ro
     failing, *_ = items_of(any_database, job_id, "tuple")
     items.fail(any_database, claim(any_database, failing), "raised", "no")
     measure(any_database, job_id)
-    with meanwhile(any_database, "INSERT INTO verdict", lambda: jobs.retry_failed(any_database, job_id)) as again:
+    with meanwhile(
+        any_database, "INSERT INTO verdict", lambda: jobs.retry_failed(any_database, job_id)
+    ) as again:
         assert close_round(any_database, job_id, 1).closing is Closing.DONE
     assert again == [1]
     assert verdicts(any_database, job_id) == []
@@ -74,7 +84,9 @@ def observe(database, job_id):
     with database.write() as session:
         job = session.get_one(tables.Job, job_id)
         calls = session.exec(select(tables.Call)).all()
-        extra = session.get_one(tables.Operator, calls[0].operator_id).model_copy(update={"id": "observed"})
+        extra = session.get_one(tables.Operator, calls[0].operator_id).model_copy(
+            update={"id": "observed"}
+        )
         session.add(tables.Operator(**extra.model_dump()))
         session.flush()
         observed = [
@@ -85,7 +97,12 @@ def observe(database, job_id):
             session,
             observed,
             tables.Capture(
-                variant_id=job.variant_id, device_type="cpu", grad=False, torch="t", launch="eager", origin="observed"
+                variant_id=job.variant_id,
+                device_type="cpu",
+                grad=False,
+                torch="t",
+                launch="eager",
+                origin="observed",
             ),
         )
 
@@ -96,7 +113,9 @@ def test_other_operators_on_the_card_than_predicted_make_a_further_round(any_dat
     observe(any_database, job_id)
     closed = close_round(any_database, job_id, 1)
     assert (closed.closing, closed.next_round) == (Closing.NEXT, 2)
-    assert [item.subject_id for item in items_of(any_database, job_id) if item.round == 2] == ["observed"]
+    assert [item.subject_id for item in items_of(any_database, job_id) if item.round == 2] == [
+        "observed"
+    ]
     assert close_round(any_database, job_id, 1).closing is Closing.ALREADY
     measure(any_database, job_id)
     assert close_round(any_database, job_id, 2).closing is Closing.DONE
@@ -124,15 +143,24 @@ def test_what_a_card_did_not_see_is_named_by_its_label(any_database):
         operator = session.exec(select(tables.Operator)).first()
     told = [f"predicted, but not run on the card: 1x {operator.id}", "gap: aten.mul at ''"]
     content.store_observed(
-        any_database, capture_id, None, Verification(missing={operator.id: 1}, differences=tuple(told)), card_id="CPU-0"
+        any_database,
+        capture_id,
+        None,
+        Verification(missing={operator.id: 1}, differences=tuple(told)),
+        card_id="CPU-0",
     )
     with any_database.read() as session:
         kept = session.get_one(tables.Capture, capture_id).verification
-    assert kept["differences"] == [f"predicted, but not run on the card: 1x {operator.label}", told[1]]
+    assert kept["differences"] == [
+        f"predicted, but not run on the card: 1x {operator.label}",
+        told[1],
+    ]
     assert kept["missing"] == {operator.id: 1}
 
 
-def test_what_a_card_says_of_a_prediction_is_asked_once_a_job_and_renewed_with_the_next(any_database):
+def test_what_a_card_says_of_a_prediction_is_asked_once_a_job_and_renewed_with_the_next(
+    any_database,
+):
     def asked(job_id):
         with any_database.read() as session:
             capture_id = session.get_one(tables.Round, (job_id, 1)).capture_id
@@ -167,7 +195,14 @@ def test_what_a_card_says_of_a_prediction_is_asked_once_a_job_and_renewed_with_t
 
 def test_the_accuracy_loop_adds_operators_until_there_are_none_left(any_database):
     (card,) = register(any_database, 0)
-    job_id = plan_model(any_database, [card], ["Conv2d", "ReLU"], operators=("auto",), scope=("Conv2d",), target=0.999)
+    job_id = plan_model(
+        any_database,
+        [card],
+        ["Conv2d", "ReLU"],
+        operators=("auto",),
+        scope=("Conv2d",),
+        target=0.999,
+    )
     assert [item.role for item in items_of(any_database, job_id)] == ["tuple", "whole"]
     rounds = 0
     while True:
@@ -182,9 +217,13 @@ def test_the_accuracy_loop_adds_operators_until_there_are_none_left(any_database
 
 
 @pytest.mark.parametrize("changes", [{"flags": ("busy_host",)}, {"time_us": 20.0}])
-def test_the_accuracy_loop_adds_nothing_to_a_sum_that_says_nothing_or_is_too_large(database, changes):
+def test_the_accuracy_loop_adds_nothing_to_a_sum_that_says_nothing_or_is_too_large(
+    database, changes
+):
     (card,) = register(database, 0)
-    job_id = plan_model(database, [card], ["Conv2d", "ReLU"], operators=("auto",), scope=("Conv2d",), target=0.9)
+    job_id = plan_model(
+        database, [card], ["Conv2d", "ReLU"], operators=("auto",), scope=("Conv2d",), target=0.9
+    )
     for item in items_of(database, job_id):
         changed = item.role == "tuple" or "flags" in changes
         reading = dataclasses.replace(READING, **changes) if changed else READING
@@ -194,13 +233,22 @@ def test_the_accuracy_loop_adds_nothing_to_a_sum_that_says_nothing_or_is_too_lar
         assert significant(session) == set()
     (verdict,) = verdicts(database, job_id)
     if verdict.outcome == "fail":
-        reason = "No operator type was added, because the sum is already larger than the whole model."
+        reason = (
+            "No operator type was added, because the sum is already larger than the whole model."
+        )
         assert verdict.details["reasons"][-1] == reason
 
 
 def test_where_no_further_round_can_be_planned_the_verdict_stands_and_says_why(any_database):
     (card,) = register(any_database, 0)
-    job_id = plan_model(any_database, [card], ["Conv2d", "ReLU"], operators=("auto",), scope=("Conv2d",), target=0.999)
+    job_id = plan_model(
+        any_database,
+        [card],
+        ["Conv2d", "ReLU"],
+        operators=("auto",),
+        scope=("Conv2d",),
+        target=0.999,
+    )
     measure(any_database, job_id)
     with any_database.write() as session:
         job = session.get_one(tables.Job, job_id)
@@ -221,7 +269,12 @@ def test_readings_of_two_softwares_are_not_summed(any_database):
     with any_database.write() as session:
         content.store_software(session, newer)
     for item in others:
-        complete(any_database, claim(any_database, item, software_id=newer.id), card, software_id=newer.id)
+        complete(
+            any_database,
+            claim(any_database, item, software_id=newer.id),
+            card,
+            software_id=newer.id,
+        )
     assert close_round(any_database, job_id, 1).closing is Closing.DONE
     (verdict,) = verdicts(any_database, job_id)
     (reason,) = verdict.details["reasons"]
@@ -233,8 +286,14 @@ def test_readings_of_two_softwares_are_not_summed(any_database):
 def test_a_round_that_cannot_be_judged_ends_its_job_with_the_reason(any_database):
     job_id = plan(any_database, register(any_database, 0))
     measure(any_database, job_id)
-    assert close_round(any_database, job_id, 1, failed="The sum could not be made: KeyError").closing is Closing.DONE
+    assert (
+        close_round(any_database, job_id, 1, failed="The sum could not be made: KeyError").closing
+        is Closing.DONE
+    )
     assert close_round(any_database, job_id, 1, failed="again").closing is Closing.ALREADY
     assert close_round(any_database, job_id, 1).closing is Closing.ALREADY
     (verdict,) = verdicts(any_database, job_id)
-    assert (verdict.outcome, verdict.details["reasons"]) == ("none", ["The sum could not be made: KeyError"])
+    assert (verdict.outcome, verdict.details["reasons"]) == (
+        "none",
+        ["The sum could not be made: KeyError"],
+    )

@@ -23,9 +23,12 @@ from tests.planned import claim, complete, items_of, plan, register
 from tests.statements import values_at_once
 
 SWEEP = Request(
-    sweep=Sweep("Linear", {"in_features": (16, 32), "out_features": (16,)}, "a test"), protocol=Protocol(launch="eager")
+    sweep=Sweep("Linear", {"in_features": (16, 32), "out_features": (16,)}, "a test"),
+    protocol=Protocol(launch="eager"),
 )
-MODEL = Request(variant=Variant("alexnet", batch=1, input_size=224), protocol=Protocol(launch="eager"))
+MODEL = Request(
+    variant=Variant("alexnet", batch=1, input_size=224), protocol=Protocol(launch="eager")
+)
 
 
 def test_cards_may_register_while_a_request_is_extracted(database):
@@ -66,7 +69,9 @@ def test_a_step_that_a_card_cannot_hold_is_refused_before_there_is_a_job(databas
     with database.write() as session:
         session.get_one(CardRow, cards[0]).memory_bytes = 10_000_000
         session.get_one(CardRow, cards[1]).memory_bytes = 10**9
-    with pytest.raises(UsageError, match=r"does not fit into the 0.0 GB of a card: the step holds at least") as caught:
+    with pytest.raises(
+        UsageError, match=r"does not fit into the 0.0 GB of a card: the step holds at least"
+    ) as caught:
         open_job(database, request, cards)
     assert "farm memory squeezenet1_1 --fit" in caught.value.next_step
     with database.read() as session:
@@ -86,7 +91,9 @@ def small_batches(monkeypatch):
     monkeypatch.setattr(sweeps, "BATCH", 3)
 
 
-def test_a_sweep_is_measured_while_it_is_planned_and_its_round_stays_open_until_it_is(any_database, small_batches):
+def test_a_sweep_is_measured_while_it_is_planned_and_its_round_stays_open_until_it_is(
+    any_database, small_batches
+):
     (card,) = register(any_database, 0)
     seen = []
 
@@ -100,15 +107,24 @@ def test_a_sweep_is_measured_while_it_is_planned_and_its_round_stays_open_until_
             assert jobs.progress(session, opened.job_id).message == "more items are being planned"
 
     opened = open_job(any_database, TEN, [card], grown=grown)
-    assert seen == [(2, 2, Closing.OPEN), (5, 5, Closing.OPEN), (8, 8, Closing.OPEN), (10, 10, Closing.OPEN)]
+    assert seen == [
+        (2, 2, Closing.OPEN),
+        (5, 5, Closing.OPEN),
+        (8, 8, Closing.OPEN),
+        (10, 10, Closing.OPEN),
+    ]
     assert (opened.tuples, opened.new, opened.reused) == (10, 10, 0)
     assert len(items_of(any_database, opened.job_id)) == 10
     assert close_round(any_database, opened.job_id, 1).closing is Closing.DONE
 
 
-def test_combinations_of_different_batches_that_give_the_same_tuple_are_one_item(any_database, small_batches):
+def test_combinations_of_different_batches_that_give_the_same_tuple_are_one_item(
+    any_database, small_batches
+):
     cards = register(any_database, 0)
-    twice = Request(sweep=Sweep("Linear", {**TEN.sweep.grid, "batch": (1, 1)}, "twice"), protocol=TEN.protocol)
+    twice = Request(
+        sweep=Sweep("Linear", {**TEN.sweep.grid, "batch": (1, 1)}, "twice"), protocol=TEN.protocol
+    )
     opened = open_job(any_database, twice, cards)
     assert (opened.tuples, opened.new, opened.reused) == (10, 10, 0)
     assert len(items_of(any_database, opened.job_id)) == 10
@@ -124,7 +140,9 @@ def killed_after(batches):
     return grown
 
 
-def test_a_job_whose_planner_was_killed_is_taken_back_and_can_be_gone_on_with(any_database, small_batches):
+def test_a_job_whose_planner_was_killed_is_taken_back_and_can_be_gone_on_with(
+    any_database, small_batches
+):
     (card,) = register(any_database, 0)
     with pytest.raises(SystemExit):
         open_job(any_database, TEN, [card], grown=killed_after(2))
@@ -135,7 +153,9 @@ def test_a_job_whose_planner_was_killed_is_taken_back_and_can_be_gone_on_with(an
     control._cancel_interrupted_planning(any_database, "")
     with any_database.write() as session:
         assert session.get_one(Job, job_id).state == "open", "it may only be slow"
-        session.execute(update(Round).values(planning_at_s=Round.planning_at_s - control.PLANNING_PATIENCE_S))
+        session.execute(
+            update(Round).values(planning_at_s=Round.planning_at_s - control.PLANNING_PATIENCE_S)
+        )
     control._cancel_interrupted_planning(any_database, "")
     with any_database.read() as session:
         assert session.get_one(Job, job_id).state == "cancelled"
@@ -154,7 +174,12 @@ def test_a_job_whose_planner_was_killed_is_taken_back_and_can_be_gone_on_with(an
 def test_who_cancels_a_job_while_it_is_planned_ends_that(any_database, small_batches):
     (card,) = register(any_database, 0)
     with pytest.raises(NoSuchJob, match="ended before its planning was complete"):
-        open_job(any_database, TEN, [card], grown=lambda opened, _: jobs.cancel(any_database, opened.job_id))
+        open_job(
+            any_database,
+            TEN,
+            [card],
+            grown=lambda opened, _: jobs.cancel(any_database, opened.job_id),
+        )
     with any_database.read() as session:
         assert set(session.exec(select(Item.state))) == {"cancelled"}
 
@@ -175,15 +200,20 @@ def test_each_tuple_is_only_as_precise_as_its_share_of_the_sum_needs(database):
 
 def test_a_budget_makes_the_tuples_as_precise_as_it_allows(database):
     cards = register(database, 0)
-    large, small = (open_job(database, MODEL.replace(budget_s=seconds), cards) for seconds in (600.0, 16.0))
+    large, small = (
+        open_job(database, MODEL.replace(budget_s=seconds), cards) for seconds in (600.0, 16.0)
+    )
     assert small.expected_s <= 16.0 < large.expected_s
     assert all(item.half_width == 0 for item in items_of(database, large.job_id))
     assert max(item.half_width for item in items_of(database, small.job_id)) > 0.01
 
 
-def test_a_users_model_in_another_dtype_says_why_earlier_readings_do_not_serve(database, tmp_path, monkeypatch):
+def test_a_users_model_in_another_dtype_says_why_earlier_readings_do_not_serve(
+    database, tmp_path, monkeypatch
+):
     (tmp_path / "measured_in_16_bits.py").write_text(
-        "import torch\ndef net(): return torch.nn.Linear(8, 8).half().eval(), torch.ones(2, 8).half()\n"
+        "import torch\ndef net(): return torch.nn.Linear(8, 8).half().eval(), torch.ones(2, "
+        "8).half()\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(settings(), "models", {"sixteen": "measured_in_16_bits:net"})
@@ -191,11 +221,15 @@ def test_a_users_model_in_another_dtype_says_why_earlier_readings_do_not_serve(d
 
     def opened(**fields):
         variant = versioned(catalog.variant("sixteen", 2, **fields))
-        return open_job(database, Request(variant=variant, protocol=Protocol(launch="eager")), cards)
+        return open_job(
+            database, Request(variant=variant, protocol=Protocol(launch="eager")), cards
+        )
 
     before = opened(dtype="float32")
     now = opened()
     assert before.changed == ""
-    assert f"sixteen is measured in float16; job {before.job_id} measured it in float32" in now.changed
+    assert (
+        f"sixteen is measured in float16; job {before.job_id} measured it in float32" in now.changed
+    )
     assert (now.new, now.reused) == (1 + 1, 0)
     assert opened().changed == ""

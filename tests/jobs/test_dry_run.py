@@ -12,16 +12,20 @@ from farm.types.protocol import Protocol, Variant
 from farm.types.request import Request, Sweep
 from tests.planned import claim, complete, items_of, register
 
-MODEL = Request(variant=Variant("alexnet", batch=1, input_size=224), protocol=Protocol(launch="eager"))
+MODEL = Request(
+    variant=Variant("alexnet", batch=1, input_size=224), protocol=Protocol(launch="eager")
+)
 SWEEP = Request(
-    sweep=Sweep("Linear", {"in_features": (16, 32), "out_features": (16,)}, "a test"), protocol=Protocol(launch="eager")
+    sweep=Sweep("Linear", {"in_features": (16, 32), "out_features": (16,)}, "a test"),
+    protocol=Protocol(launch="eager"),
 )
 
 
 def rows_of(database):
     with database.read() as session:
         return {
-            name: session.execute(sqlalchemy.select(table)).all() for name, table in SQLModel.metadata.tables.items()
+            name: session.execute(sqlalchemy.select(table)).all()
+            for name, table in SQLModel.metadata.tables.items()
         }
 
 
@@ -41,8 +45,16 @@ def test_what_is_foreseen_is_what_comes_and_nothing_is_written(any_database):
                 opened.new,
                 opened.reused,
             )
-            assert (again.new, again.reused, again.expected_s) == (0, opened.new + opened.reused, 0.0)
-            item = next(item for item in items_of(any_database, opened.job_id, "tuple") if item.state == "waiting")
+            assert (again.new, again.reused, again.expected_s) == (
+                0,
+                opened.new + opened.reused,
+                0.0,
+            )
+            item = next(
+                item
+                for item in items_of(any_database, opened.job_id, "tuple")
+                if item.state == "waiting"
+            )
             complete(any_database, claim(any_database, item), item.card_id)
         assert foreseen.reused > 0
         assert foreseen.expected_s > 0
@@ -57,7 +69,9 @@ def test_before_there_is_a_database_everything_is_new():
 
 def test_the_expected_time_contains_the_start_of_the_workers_once():
     card = Card(id="CPU-1", kind="cpu", model="a CPU", memory_bytes=1, host="here")
-    other = SWEEP.replace(sweep=Sweep("Linear", {"in_features": (64,), "out_features": (64,)}, "another test"))
+    other = SWEEP.replace(
+        sweep=Sweep("Linear", {"in_features": (64,), "out_features": (64,)}, "another test")
+    )
     with dry_running(None, [card]) as rehearsal:
         first = rehearsal.preview(SWEEP, [card.id])
         second = rehearsal.preview(other, [card.id])

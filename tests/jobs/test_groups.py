@@ -1,4 +1,6 @@
-"""Items on several cards: all cards or none, in turn with the items on one card, and each group in its turn."""
+"""Items on several cards: all cards or none, in turn with the items on one card, and each group in
+its turn.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def published(database, *job_ids):
     """As after their messages were sent."""
     with database.write() as session:
         its = tables.Item.job_id.in_(job_ids)
-        session.execute(update(tables.Item).where(its).values(published_at_s=database_now(), message_used=False))
+        session.execute(
+            update(tables.Item).where(its).values(published_at_s=database_now(), message_used=False)
+        )
 
 
 def card_rows(database):
@@ -63,11 +67,20 @@ def four(any_database):
 
 @pytest.mark.parametrize(
     ("leading", "number", "block"),
-    [(0, 2, (0, 1)), (1, 2, (0, 1)), (3, 2, (2, 3)), (4, 2, (3, 4)), (2, 5, (0, 1, 2, 3, 4)), (2, 6, ())],
+    [
+        (0, 2, (0, 1)),
+        (1, 2, (0, 1)),
+        (3, 2, (2, 3)),
+        (4, 2, (3, 4)),
+        (2, 5, (0, 1, 2, 3, 4)),
+        (2, 6, ()),
+    ],
 )
 def test_the_cards_of_a_host_form_blocks(leading, number, block):
     cards_of_host = [row(place) for place in (3, 1, 0, 2, 4)]
-    assert block_of(cards_of_host, f"here-{leading}", number) == tuple(f"here-{place}" for place in block)
+    assert block_of(cards_of_host, f"here-{leading}", number) == tuple(
+        f"here-{place}" for place in block
+    )
 
 
 def test_a_group_leads_a_block_of_a_host_that_has_enough_cards():
@@ -79,7 +92,9 @@ def test_a_group_leads_a_block_of_a_host_that_has_enough_cards():
 
 
 def test_a_job_for_more_cards_than_a_host_has_is_refused(any_database, four):
-    with pytest.raises(UsageError, match="needs 5 cards of one host, but no host has more than 4") as refused:
+    with pytest.raises(
+        UsageError, match="needs 5 cards of one host, but no host has more than 4"
+    ) as refused:
         plan(any_database, four, cards=5)
     assert "farm cards" in refused.value.next_step
 
@@ -99,9 +114,13 @@ def test_a_claim_reserves_all_cards_and_its_reading_releases_them(any_database, 
 
 
 @pytest.mark.parametrize("library", ["simulated", "nccl 2.28.9 NCCL_ALGO=Ring over NVLink x18", ""])
-def test_a_reading_of_a_group_serves_other_jobs_with_the_same_communication(any_database, four, library):
+def test_a_reading_of_a_group_serves_other_jobs_with_the_same_communication(
+    any_database, four, library
+):
     with any_database.write() as session:
-        together = content.store_software(session, dataclasses.replace(SOFTWARE, communication="simulated"))
+        together = content.store_software(
+            session, dataclasses.replace(SOFTWARE, communication="simulated")
+        )
     first = only(any_database, plan(any_database, four, cards=4))
     waits = only(any_database, plan(any_database, four, operators=[first.subject_id], cards=4))
     claimed = claim(any_database, first)
@@ -113,10 +132,16 @@ def test_a_reading_of_a_group_serves_other_jobs_with_the_same_communication(any_
     assert (again.state == ItemState.DONE) == (library == "simulated")
     assert alone.state == ItemState.WAITING
     found = claim(any_database, waits)
-    assert (found.why is DeclineReason.REUSED) if library == "simulated" else (found.cards == tuple(four))
+    assert (
+        (found.why is DeclineReason.REUSED)
+        if library == "simulated"
+        else (found.cards == tuple(four))
+    )
 
 
-@pytest.mark.parametrize("end", ["lease", "cancel", "fail", "hand back", "worker", "worker of a peer"])
+@pytest.mark.parametrize(
+    "end", ["lease", "cancel", "fail", "hand back", "worker", "worker of a peer"]
+)
 def test_a_reservation_ends_with_its_claim(any_database, four, end):
     item = only(any_database, plan(any_database, four, cards=4))
     claimed = claim(any_database, item, "holder-0", lease_s=-1 if end == "lease" else 60)
@@ -138,14 +163,19 @@ def test_a_reservation_ends_with_its_claim(any_database, four, end):
 
 
 def test_a_peer_ends_the_item_that_it_has_begun(any_database, four):
-    alone = [claim(any_database, item, item.card_id) for item in items_of(any_database, plan(any_database, four))]
+    alone = [
+        claim(any_database, item, item.card_id)
+        for item in items_of(any_database, plan(any_database, four))
+    ]
     group = claim(any_database, only(any_database, plan(any_database, four, cards=4)))
     assert peers_at_work(any_database, group)
     assert complete(any_database, alone[0], four[0]).accepted
     assert not peers_at_work(any_database, group)
 
 
-def test_a_group_whose_cards_are_in_use_waits_without_a_message_until_they_are_free(any_database, four):
+def test_a_group_whose_cards_are_in_use_waits_without_a_message_until_they_are_free(
+    any_database, four
+):
     first, second = (only(any_database, plan(any_database, four, cards=4)) for _ in range(2))
     published(any_database, first.job_id, second.job_id)
     claimed = claim(any_database, first)
@@ -168,7 +198,9 @@ def test_between_two_groups_each_card_begins_an_item_that_waits(any_database, fo
     assert claim(any_database, second).why is DeclineReason.PUT_OFF
     for number, card_id in enumerate(four):
         assert groups.due(any_database, "") == []
-        begun = claim(any_database, next(item for item in alone if item.card_id == card_id), card_id)
+        begun = claim(
+            any_database, next(item for item in alone if item.card_id == card_id), card_id
+        )
         assert begun.after_group
         assert number < 3 or groups.due(any_database, "") == [second.id]
     assert claim(any_database, second).cards == tuple(four), "the others of the eight wait now"
@@ -181,7 +213,9 @@ def test_a_group_never_takes_a_card_that_an_older_one_waits_for(any_database, fo
     published(any_database, lower.job_id, whole.job_id, upper.job_id)
     claimed = claim(any_database, lower)
     assert claim(any_database, whole).why is DeclineReason.PUT_OFF
-    assert claim(any_database, upper).why is DeclineReason.PUT_OFF, "its cards are free, but the older needs them"
+    assert claim(any_database, upper).why is DeclineReason.PUT_OFF, (
+        "its cards are free, but the older needs them"
+    )
     complete(any_database, claimed, four[0])
     assert groups.due(any_database, "") == [whole.id]
     complete(any_database, claim(any_database, whole), four[0])
@@ -192,13 +226,17 @@ def test_a_group_never_takes_a_card_that_an_older_one_waits_for(any_database, fo
 
 
 def test_groups_on_other_cards_of_a_host_measure_at_the_same_time(any_database, four):
-    lower, upper = (only(any_database, plan(any_database, ids, cards=2)) for ids in (four[:2], four[2:]))
+    lower, upper = (
+        only(any_database, plan(any_database, ids, cards=2)) for ids in (four[:2], four[2:])
+    )
     assert claim(any_database, lower).cards == tuple(four[:2])
     assert claim(any_database, upper, "another").cards == tuple(four[2:])
 
 
 @pytest.mark.parametrize("state", ["draining", "quarantined", "stopped", "lost"])
-def test_a_group_needs_all_its_cards_at_work_and_ends_when_one_is_not(any_database, four, clock, state):
+def test_a_group_needs_all_its_cards_at_work_and_ends_when_one_is_not(
+    any_database, four, clock, state
+):
     item = only(any_database, plan(any_database, four, cards=4))
     claimed = claim(any_database, item, lease_s=600)
     assert interruption(any_database, claimed) == ("", False)
@@ -237,15 +275,22 @@ def test_a_group_moves_to_a_host_that_has_enough_cards(any_database, four):
     cards.drain(any_database, four[1])
     assert claim(any_database, item).why is DeclineReason.PUT_OFF
     with any_database.read() as session:
-        rows = {card_id: session.get_one(CardRow, card_id) for card_id in (*four, *(card.id for card in others))}
+        rows = {
+            card_id: session.get_one(CardRow, card_id)
+            for card_id in (*four, *(card.id for card in others))
+        }
     present = [card for card_id, card in rows.items() if card_id != four[1]]
-    assert groups.move_stranded(any_database, present[:3], {four[1]}, "") == [], "no other host has four"
+    assert groups.move_stranded(any_database, present[:3], {four[1]}, "") == [], (
+        "no other host has four"
+    )
     assert groups.move_stranded(any_database, present, {four[1]}, "") == [item.id]
     assert only(any_database, item.job_id).card_id == "there-0"
 
 
 def test_a_group_sees_an_item_that_a_card_begins_at_the_same_time(any_database):
-    """The claim of the item has read the card's row without a reservation, and has not ended yet."""
+    """The claim of the item has read the card's row without a reservation, and has not ended
+    yet.
+    """
     ids = register(any_database, 0, 1)
     alone = only(any_database, plan(any_database, ids[1:]))
     group = only(any_database, plan(any_database, ids, cards=2))

@@ -1,4 +1,6 @@
-"""An item changes only by the transitions of one table: nothing else sets its state, and the docs show the table."""
+"""An item changes only by the transitions of one table: nothing else sets its state, and the docs
+show the table.
+"""
 
 from __future__ import annotations
 
@@ -51,10 +53,18 @@ def test_the_documentation_shows_the_table():
 
 @functools.cache
 def sources():
-    """The syntax trees of all files with a state of something, except the table of transitions itself."""
-    paths = [path for room in ("farm", "tasks", "cli") for path in sorted((ROOT / room).rglob("*.py"))]
+    """The syntax trees of all files with a state of something, except the table of transitions
+    itself.
+    """
+    paths = [
+        path for room in ("farm", "tasks", "cli") for path in sorted((ROOT / room).rglob("*.py"))
+    ]
     paths.remove(Path(item_state.__file__))
-    return {str(path.relative_to(ROOT)): ast.parse(text) for path in paths if "state" in (text := path.read_text())}
+    return {
+        str(path.relative_to(ROOT)): ast.parse(text)
+        for path in paths
+        if "state" in (text := path.read_text())
+    }
 
 
 def names_in(node):
@@ -63,19 +73,29 @@ def names_in(node):
 
 
 def states_written(tree):
-    """The expressions that a file writes into a column or attribute `state`, and those that it gives to a new item."""
+    """The expressions that a file writes into a column or attribute `state`, and those that it
+    gives to a new item.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 pairs = [(target, node.value)]
                 if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                    pairs = zip(target.elts, node.value.elts, strict=False)  # one of them may be starred
-                yield from (value for one, value in pairs if isinstance(one, ast.Attribute) and one.attr == "state")
+                    pairs = zip(
+                        target.elts, node.value.elts, strict=False
+                    )  # one of them may be starred
+                yield from (
+                    value
+                    for one, value in pairs
+                    if isinstance(one, ast.Attribute) and one.attr == "state"
+                )
         elif isinstance(node, ast.Dict):
             yield from (
                 value
                 for key, value in zip(node.keys, node.values, strict=True)
-                if isinstance(key, ast.Constant) and key.value == "state" and "ItemState" in names_in(value)
+                if isinstance(key, ast.Constant)
+                and key.value == "state"
+                and "ItemState" in names_in(value)
             )
         elif isinstance(node, ast.Call):
             stated = [one.value for one in node.keywords if one.arg == "state"]
@@ -88,19 +108,24 @@ def states_written(tree):
 
 
 def test_every_event_of_the_table_happens():
-    names = [name for name, way in vars(item_state).items() if isinstance(way, item_state.Transition)]
+    names = [
+        name for name, way in vars(item_state).items() if isinstance(way, item_state.Transition)
+    ]
     assert len({way.event for way in item_state.TABLE}) == len(names) == len(item_state.TABLE)
     used = {
         node.attr
         for tree in sources().values()
         for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "item_state"
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "item_state"
     }
     assert set(names) <= used
 
 
 def test_nothing_but_the_table_sets_an_items_state():
-    # A state that is written must be visibly one of a job, a card or a check; whatever else it is may be an item's.
+    # A state that is written must be visibly one of a job, a card or a check; whatever else it is
+    # may be an item's.
     others = {"JobState", "CardState", "state"}
     found = [
         f"{path}:{value.lineno} {ast.unparse(value)}"
@@ -128,7 +153,12 @@ def test_the_ways_around_the_table_are_noticed(code):
 
 def test_an_imported_item_has_a_state_of_the_table():
     columns = item_state.IMPORT.values(reading_id="r", reused=False, ended_at_s=1.0)
-    assert columns == {"state": ItemState.DONE, "reading_id": "r", "reused": False, "ended_at_s": 1.0}
+    assert columns == {
+        "state": ItemState.DONE,
+        "reading_id": "r",
+        "reused": False,
+        "ended_at_s": 1.0,
+    }
 
 
 def test_a_way_that_does_not_begin_in_an_items_state_is_refused():
@@ -144,21 +174,29 @@ def watched(database):
     with database.write() as session:
         session.execute(text("CREATE TABLE went (before TEXT, after TEXT)"))
         session.execute(
-            text("CREATE TRIGGER made AFTER INSERT ON item BEGIN INSERT INTO went VALUES ('', new.state); END")
+            text(
+                "CREATE TRIGGER made AFTER INSERT ON item BEGIN INSERT INTO went VALUES ('', "
+                "new.state); END"
+            )
         )
         session.execute(
             text(
-                "CREATE TRIGGER changed AFTER UPDATE ON item BEGIN INSERT INTO went VALUES (old.state, new.state); END"
+                "CREATE TRIGGER changed AFTER UPDATE ON item BEGIN INSERT INTO went VALUES "
+                "(old.state, new.state); END"
             )
         )
 
 
 def went(database):
     with database.read() as session:
-        return {(before, after) for before, after in session.execute(text("SELECT before, after FROM went"))}
+        return {
+            (before, after)
+            for before, after in session.execute(text("SELECT before, after FROM went"))
+        }
 
 
-#: From and to which state a row may go. A reading that is there closes an item before it is first written down.
+#: From and to which state a row may go. A reading that is there closes an item before it is first
+#: written down.
 ALLOWED = {("", ItemState.DONE)} | {
     (before, way.next or before) for way in item_state.TABLE for before in (way.found or ("",))
 }
@@ -170,10 +208,15 @@ def sound(item: Item) -> bool:
     return {
         ItemState.WAITING: nobodys and item.ended_at_s is None,
         ItemState.DEFERRED: nobodys and bool(item.subject_key),
-        ItemState.CLAIMED: bool(item.token and item.holder) and item.ended_at_s is None and not item.reading_id,
+        ItemState.CLAIMED: bool(item.token and item.holder)
+        and item.ended_at_s is None
+        and not item.reading_id,
         ItemState.DONE: bool(item.reading_id) and item.claim_key is None,
-        ItemState.FAILED: bool(item.reason and item.message) and item.claim_key is None and not item.reading_id,
-        ItemState.CANCELLED: item.ended_at_s is not None and not (item.claim_key and item.reading_id),
+        ItemState.FAILED: bool(item.reason and item.message)
+        and item.claim_key is None
+        and not item.reading_id,
+        ItemState.CANCELLED: item.ended_at_s is not None
+        and not (item.claim_key and item.reading_id),
     }[ItemState(item.state)]
 
 
@@ -191,7 +234,15 @@ class Farm:
         self.random.choice(
             [self.claim] * 8
             + [self.complete] * 2
-            + [self.fail, self.note, self.renew, self.release_card, self.hand_back, self.exhaust, self.wake]
+            + [
+                self.fail,
+                self.note,
+                self.renew,
+                self.release_card,
+                self.hand_back,
+                self.exhaust,
+                self.wake,
+            ]
             + [self.move, self.rebalance, self.give_up, self.cancel, self.retry, self.close]
             + [self.plan] * 2
         )()
@@ -238,7 +289,9 @@ class Farm:
     def complete(self):
         held, card_id = self.a_claim()
         if held:
-            read = dataclasses.replace(READING, flags=self.random.choice([(), ("shared",), ("shared",)]))
+            read = dataclasses.replace(
+                READING, flags=self.random.choice([(), ("shared",), ("shared",)])
+            )
             items.complete(self.database, held, read, card_id=card_id, software_id=SOFTWARE.id)
 
     def fail(self):

@@ -38,7 +38,9 @@ def test_a_claimed_item_is_nobody_elses(any_database, card):
     item = only(any_database, plan(any_database, [card]))
     assert isinstance(claim(any_database, item), Claim)
     assert claim(any_database, item, "another").why is DeclineReason.GONE
-    assert isinstance(claim(any_database, item), Claim), "the holder itself starts over after its process died"
+    assert isinstance(claim(any_database, item), Claim), (
+        "the holder itself starts over after its process died"
+    )
     assert only(any_database, item.job_id).attempts == 2
 
 
@@ -71,7 +73,12 @@ def test_an_energy_that_is_not_positive_is_absent_and_flagged(any_database, card
     assert complete(any_database, claim(any_database, item), card, reading=found).accepted
     with any_database.read() as session:
         row = session.exec(select(tables.ReadingRow)).one()
-    assert (row.time_us, row.energy_mj, row.energy_half_width_mj, row.power_w) == (10.0, None, None, None)
+    assert (row.time_us, row.energy_mj, row.energy_half_width_mj, row.power_w) == (
+        10.0,
+        None,
+        None,
+        None,
+    )
     assert row.flags == ["no_energy"]
 
 
@@ -111,12 +118,18 @@ def test_attempts_are_bounded_and_the_last_reason_is_kept(any_database, card):
     assert refused.why is DeclineReason.EXHAUSTED
     assert refused.closed.rounds == ((item.job_id, 1),)
     item = only(any_database, item.job_id)
-    assert (item.state, item.reason, item.message) == (ItemState.FAILED, "crashed", "signal SIGSEGV")
+    assert (item.state, item.reason, item.message) == (
+        ItemState.FAILED,
+        "crashed",
+        "signal SIGSEGV",
+    )
 
 
 def test_an_item_whose_last_attempt_nobody_ends_is_closed_without_a_card(any_database, card):
     operators = store_operators(any_database, [""])
-    last, other = (only(any_database, plan(any_database, [card], operators=operators)) for _ in range(2))
+    last, other = (
+        only(any_database, plan(any_database, [card], operators=operators)) for _ in range(2)
+    )
     late = claim(any_database, last, "first", lease_s=-1, max_attempts=2)
     assert not close_exhausted(any_database).accepted, "it may be begun once more"
     late = claim(any_database, last, "second", max_attempts=2)
@@ -143,7 +156,10 @@ def test_an_item_handed_back_waits_and_its_attempt_does_not_count(any_database, 
     held = claim(any_database, item, worker)
     claim(any_database, other, holder_name(card, "here_1", 77, "ab"))
     claim(any_database, spooled, worker)
-    assert items.hand_back(any_database, holder_of_process(card, "here_1", 7), spooled=[spooled.id]) == 1
+    assert (
+        items.hand_back(any_database, holder_of_process(card, "here_1", 7), spooled=[spooled.id])
+        == 1
+    )
     item, other, spooled = items_of(any_database, item.job_id)
     assert (item.state, item.attempts) == (ItemState.WAITING, 0)
     assert {(one.state, one.attempts) for one in (other, spooled)} == {(ItemState.CLAIMED, 1)}
@@ -152,7 +168,9 @@ def test_an_item_handed_back_waits_and_its_attempt_does_not_count(any_database, 
 
 def test_two_jobs_that_share_a_tuple_measure_it_once(any_database, card):
     operators = store_operators(any_database, [""])
-    first, second = (only(any_database, plan(any_database, [card], operators=operators)) for _ in range(2))
+    first, second = (
+        only(any_database, plan(any_database, [card], operators=operators)) for _ in range(2)
+    )
     held = claim(any_database, first)
     assert claim(any_database, second).why is DeclineReason.DEFERRED
     closed = complete(any_database, held, card)
@@ -166,11 +184,17 @@ SHARED = dataclasses.replace(READING, flags=("shared",))
 
 
 @pytest.mark.parametrize("reading", [LOOSE, SHARED], ids=["too loose", "beside another process"])
-def test_a_reading_that_is_not_good_enough_for_a_deferred_item_wakes_it(any_database, card, reading):
+def test_a_reading_that_is_not_good_enough_for_a_deferred_item_wakes_it(
+    any_database, card, reading
+):
     operators = store_operators(any_database, [""])
     quick = sweep(stopping=Stopping(time_half_width=0.05))
-    first = only(any_database, jobs.create(any_database, quick, [card], operator_ids=operators).job_id)
-    alike = only(any_database, jobs.create(any_database, quick, [card], operator_ids=operators).job_id)
+    first = only(
+        any_database, jobs.create(any_database, quick, [card], operator_ids=operators).job_id
+    )
+    alike = only(
+        any_database, jobs.create(any_database, quick, [card], operator_ids=operators).job_id
+    )
     wants_more = only(any_database, plan(any_database, [card], operators=operators))
     held = claim(any_database, first)
     for behind in (alike, wants_more):
@@ -178,13 +202,17 @@ def test_a_reading_that_is_not_good_enough_for_a_deferred_item_wakes_it(any_data
     closed = items.complete(any_database, held, reading, card_id=card, software_id=SOFTWARE.id)
     served = {alike.id} if reading is LOOSE else set()
     assert set(closed.woken) == {alike.id, wants_more.id} - served
-    assert closed.rounds == tuple(sorted((item.job_id, 1) for item in (first, alike) if item.id in {first.id, *served}))
+    assert closed.rounds == tuple(
+        sorted((item.job_id, 1) for item in (first, alike) if item.id in {first.id, *served})
+    )
     assert isinstance(claim(any_database, wants_more), Claim)
 
 
 def test_a_deferred_item_wakes_when_the_other_fails(any_database, card):
     operators = store_operators(any_database, [""])
-    first, second = (only(any_database, plan(any_database, [card], operators=operators)) for _ in range(2))
+    first, second = (
+        only(any_database, plan(any_database, [card], operators=operators)) for _ in range(2)
+    )
     held = claim(any_database, first)
     claim(any_database, second)
     assert items.wake_orphans(any_database) == ()
@@ -194,7 +222,9 @@ def test_a_deferred_item_wakes_when_the_other_fails(any_database, card):
 
 def test_a_deferred_item_wakes_when_the_other_is_lost(any_database, card):
     operators = store_operators(any_database, [""])
-    first, second = (only(any_database, plan(any_database, [card], operators=operators)) for _ in range(2))
+    first, second = (
+        only(any_database, plan(any_database, [card], operators=operators)) for _ in range(2)
+    )
     claim(any_database, first)
     claim(any_database, second)
     items.release_card(any_database, card)
@@ -210,7 +240,9 @@ def does(database, waits, how):
 
 
 def one_behind_the_other(database, card):
-    """Two items of one subject and the claim on the first, whose lease has ended; the second is deferred."""
+    """Two items of one subject and the claim on the first, whose lease has ended; the second is
+    deferred.
+    """
     operators = store_operators(database, [""])
     first, second = (only(database, plan(database, [card], operators=operators)) for _ in range(2))
     held = claim(database, first)
@@ -220,7 +252,9 @@ def one_behind_the_other(database, card):
 
 
 @pytest.mark.parametrize("how", ["cancelled", "taken"])
-def test_what_another_does_with_a_deferred_item_just_before_it_wakes_stands(any_database, card, how):
+def test_what_another_does_with_a_deferred_item_just_before_it_wakes_stands(
+    any_database, card, how
+):
     _, second = one_behind_the_other(any_database, card)
     act, state = does(any_database, second, how)
     with meanwhile(any_database, "UPDATE item SET state=", act):
@@ -239,10 +273,15 @@ def test_so_it_does_when_the_first_fails(any_database, card, how):
 
 def test_a_deferred_item_that_closes_just_before_it_wakes_stays_closed(any_database, card):
     held, second = one_behind_the_other(any_database, card)
-    with meanwhile(any_database, "UPDATE item SET state=", lambda: complete(any_database, held, card)):
+    with meanwhile(
+        any_database, "UPDATE item SET state=", lambda: complete(any_database, held, card)
+    ):
         items.wake_orphans(any_database)
     second = only(any_database, second.job_id)
-    assert (second.state, second.reading_id is None) in {(ItemState.DONE, False), (ItemState.WAITING, True)}
+    assert (second.state, second.reading_id is None) in {
+        (ItemState.DONE, False),
+        (ItemState.WAITING, True),
+    }
 
 
 def test_to_look_for_what_wakes_waits_for_no_writer(any_database, card):
@@ -255,7 +294,9 @@ def test_to_look_for_what_wakes_waits_for_no_writer(any_database, card):
 def test_many_items_wake_with_few_values_in_a_statement(any_database, card):
     plan(any_database, [card], number=1200)
     with any_database.write() as session:
-        session.execute(update(tables.Item).values(state=ItemState.DEFERRED, subject_key="nobody's"))
+        session.execute(
+            update(tables.Item).values(state=ItemState.DEFERRED, subject_key="nobody's")
+        )
     with values_at_once(any_database) as numbers:
         assert len(items.wake_orphans(any_database)) == 1200
     assert max(numbers) < 600
@@ -274,7 +315,11 @@ def test_of_many_that_claim_at_once_one_gets_it(any_database, card):
     for _ in range(3):
         item = only(any_database, plan(any_database, [card]))
         with ThreadPoolExecutor(4) as pool:
-            got = list(pool.map(lambda holder, item=item: claim(any_database, item, f"h{holder}"), range(4)))
+            got = list(
+                pool.map(
+                    lambda holder, item=item: claim(any_database, item, f"h{holder}"), range(4)
+                )
+            )
         assert sum(isinstance(one, Claim) for one in got) == 1
 
 
@@ -301,9 +346,13 @@ def test_what_is_in_work_when_its_job_is_cancelled_is_kept(any_database, card):
     assert readings(any_database) == 1
 
 
-def test_what_is_in_work_for_a_cancelled_job_serves_another_and_is_not_measured_beside_it(any_database, card):
+def test_what_is_in_work_for_a_cancelled_job_serves_another_and_is_not_measured_beside_it(
+    any_database, card
+):
     operators = store_operators(any_database, [""])
-    first, second = (only(any_database, plan(any_database, [card], operators=operators)) for _ in range(2))
+    first, second = (
+        only(any_database, plan(any_database, [card], operators=operators)) for _ in range(2)
+    )
     held = claim(any_database, first)
     jobs.cancel(any_database, first.job_id)
     assert claim(any_database, second, "another").why is DeclineReason.DEFERRED
@@ -314,11 +363,15 @@ def test_what_is_in_work_for_a_cancelled_job_serves_another_and_is_not_measured_
     assert readings(any_database) == 1
 
 
-@pytest.mark.parametrize("end", ["it fails", "its lease ends", "its worker comes anew", "its worker is told to stop"])
+@pytest.mark.parametrize(
+    "end", ["it fails", "its lease ends", "its worker comes anew", "its worker is told to stop"]
+)
 def test_when_it_ends_without_a_reading_the_other_is_measured(any_database, card, end):
     worker = holder_name(card, "here", 7, "ab")
     operators = store_operators(any_database, [""])
-    first, second = (only(any_database, plan(any_database, [card], operators=operators)) for _ in range(2))
+    first, second = (
+        only(any_database, plan(any_database, [card], operators=operators)) for _ in range(2)
+    )
     held = claim(any_database, first, worker)
     claim(any_database, second, "another")
     jobs.cancel(any_database, first.job_id)
@@ -369,7 +422,9 @@ def test_a_claim_and_a_result_need_one_session_each(any_database, card):
     job_id = plan(any_database, [card], number=5)
     sessions, statements = [], []
     event.listen(any_database.engine, "checkout", lambda *_: sessions.append(1))
-    event.listen(any_database.engine, "before_cursor_execute", lambda *about: statements.append(about[2]))
+    event.listen(
+        any_database.engine, "before_cursor_execute", lambda *about: statements.append(about[2])
+    )
     for item in items_of(any_database, job_id)[:2]:
         sessions.clear()
         statements.clear()
@@ -379,11 +434,15 @@ def test_a_claim_and_a_result_need_one_session_each(any_database, card):
 
 
 def test_the_last_of_items_that_close_at_once_finds_that_its_round_has_ended(any_database, card):
-    """Each knows an item that waited when it looked; the other is no longer open when it looks again."""
+    """Each knows an item that waited when it looked; the other is no longer open when it looks
+    again.
+    """
     first, second, third = items_of(any_database, plan(any_database, [card], number=3))
     assert complete(any_database, claim(any_database, first), card).rounds == ()
     held = [claim(any_database, item, f"holder {item.id}") for item in (second, third)]
-    with meanwhile(any_database, "INSERT INTO reading", lambda: complete(any_database, held[1], card)) as other:
+    with meanwhile(
+        any_database, "INSERT INTO reading", lambda: complete(any_database, held[1], card)
+    ) as other:
         closed = complete(any_database, held[0], card)
     assert sorted([closed.rounds, other[0].rounds])[-1] == ((first.job_id, 1),)
 

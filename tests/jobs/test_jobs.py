@@ -1,4 +1,6 @@
-"""Planning asks the database first, spreads what is left over the cards, and holds each card against itself."""
+"""Planning asks the database first, spreads what is left over the cards, and holds each card
+against itself.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,12 @@ def two_cards(any_database):
 
 
 @pytest.mark.parametrize(
-    ("reuse", "same_card", "new"), [("model", False, 0), ("card", True, 0), ("card", False, 2), ("none", True, 2)]
+    ("reuse", "same_card", "new"),
+    [("model", False, 0), ("card", True, 0), ("card", False, 2), ("none", True, 2)],
 )
-def test_what_was_read_is_not_read_again_unless_asked(any_database, two_cards, reuse, same_card, new):
+def test_what_was_read_is_not_read_again_unless_asked(
+    any_database, two_cards, reuse, same_card, new
+):
     first, second = two_cards
     operators = store_operators(any_database, ["", ""])
     measure_all(any_database, plan(any_database, [first], operators=operators))
@@ -41,7 +46,9 @@ def test_what_was_read_is_not_read_again_unless_asked(any_database, two_cards, r
     assert (planned.new, planned.reused) == (new, 2 - new)
 
 
-def test_tuples_are_spread_over_the_cards_with_a_whole_and_a_canary_on_each(any_database, two_cards):
+def test_tuples_are_spread_over_the_cards_with_a_whole_and_a_canary_on_each(
+    any_database, two_cards
+):
     job_id = plan_model(any_database, two_cards, ["Conv2d", "ReLU", "Linear", "add"])
     by_role = {role: items_of(any_database, job_id, role) for role in ("tuple", "whole", "canary")}
     assert sorted(item.card_id for item in by_role["tuple"]) == ["SIM-0", "SIM-0", "SIM-1", "SIM-1"]
@@ -82,13 +89,19 @@ def test_a_farm_is_gone_if_another_process_has_its_id():
     assert not cards.is_gone(farm, "here")
     prefix, _, rest = farm.rpartition(f"{os.getpid()}:")
     started = rest.partition(":")[0]
-    assert cards.is_gone(f"{prefix}{os.getpid()}:{int(started) - 1}:ab", "here"), "a process that began earlier"
-    assert not cards.is_gone(f"{prefix}{os.getpid()}:ab", "here"), "names without a start go by the id alone"
+    assert cards.is_gone(f"{prefix}{os.getpid()}:{int(started) - 1}:ab", "here"), (
+        "a process that began earlier"
+    )
+    assert not cards.is_gone(f"{prefix}{os.getpid()}:ab", "here"), (
+        "names without a start go by the id alone"
+    )
     assert not cards.is_gone(farm, "another")
     assert not cards.is_gone("", "here")
 
 
-def test_a_runs_job_is_taken_over_when_its_workers_are_long_unseen_or_the_run_is_known_to_have_ended(any_database):
+def test_a_runs_job_is_taken_over_when_its_workers_are_long_unseen_or_the_run_is_known_to_have_ended(
+    any_database,
+):
     (card_id,) = register(any_database, 0)
     job_id = plan(any_database, [card_id])
     ended = subprocess.Popen(["true"])
@@ -115,7 +128,9 @@ def test_a_runs_job_is_taken_over_when_its_workers_are_long_unseen_or_the_run_is
 def test_a_canary_is_read_beside_the_tuple_it_repeats(any_database, two_cards):
     job_id = plan_model(any_database, two_cards, ["Conv2d", "ReLU"])
     measure_all(any_database, job_id)
-    assert readings(any_database) == 2 + 2 + 1, "on its own card the canary is served by the tuple's reading"
+    assert readings(any_database) == 2 + 2 + 1, (
+        "on its own card the canary is served by the tuple's reading"
+    )
 
 
 def test_cards_of_several_kinds_or_none_are_refused(any_database):

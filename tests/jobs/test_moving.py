@@ -1,4 +1,6 @@
-"""Work moves away from cards that are gone and towards cards that run dry; nothing is lost or doubled on the way."""
+"""Work moves away from cards that are gone and towards cards that run dry; nothing is lost or
+doubled on the way.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,13 @@ def test_a_lost_cards_items_move_and_its_late_write_is_fenced_out(any_database):
     assert sorted(move_items(any_database, lost, cards_of(any_database, [peer]))) == [
         item.id for item in items_of(any_database, job_id)
     ]
-    assert {(item.card_id, item.state) for item in items_of(any_database, job_id)} == {(peer, ItemState.WAITING)}
+    assert {(item.card_id, item.state) for item in items_of(any_database, job_id)} == {
+        (peer, ItemState.WAITING)
+    }
     assert not complete(any_database, held, lost).accepted
-    assert complete(any_database, claim(any_database, items_of(any_database, job_id)[0]), peer).accepted
+    assert complete(
+        any_database, claim(any_database, items_of(any_database, job_id)[0]), peer
+    ).accepted
 
 
 def test_of_a_job_that_is_cancelled_meanwhile_nothing_is_left_to_measure(any_database):
@@ -56,7 +62,9 @@ def test_a_draining_card_finishes_what_it_has_in_work(any_database):
     draining, peer = register(any_database, 0, 1)
     job_id = plan(any_database, [draining], number=3)
     held = claim(any_database, items_of(any_database, job_id)[0])
-    assert len(move_items(any_database, draining, cards_of(any_database, [peer]), in_work=False)) == 2
+    assert (
+        len(move_items(any_database, draining, cards_of(any_database, [peer]), in_work=False)) == 2
+    )
     assert complete(any_database, held, draining).accepted
 
 
@@ -75,7 +83,9 @@ def states(database, job_id, role="whole"):
 
 def verdict_of(database, job_id):
     with database.read() as session:
-        return session.exec(select(tables.VerdictRow).where(tables.VerdictRow.job_id == job_id)).one()
+        return session.exec(
+            select(tables.VerdictRow).where(tables.VerdictRow.job_id == job_id)
+        ).one()
 
 
 def test_a_whole_does_not_move_but_waits_and_the_card_that_steps_in_measures_its_own(any_database):
@@ -93,7 +103,9 @@ def test_cards_that_are_away_for_a_moment_one_after_the_other_find_their_wholes(
         peers = cards_of(any_database, [there])
         move_items(any_database, away, peers)
         assert give_up(any_database, [away], peers) == []
-    assert set(states(any_database, job_id).values()) == set(states(any_database, job_id, "canary").values())
+    assert set(states(any_database, job_id).values()) == set(
+        states(any_database, job_id, "canary").values()
+    )
     assert set(states(any_database, job_id).values()) == {"waiting"}
     measure(any_database, job_id)
     assert close_round(any_database, job_id, 1).closing is Closing.DONE
@@ -111,7 +123,9 @@ def test_a_card_that_comes_back_from_a_drain_reads_the_whole_for_what_it_gives(a
     assert states(any_database, job_id) == {drained: "done", peer: "done"}
 
 
-def test_the_whole_of_a_card_that_stays_away_is_given_up_when_its_job_waits_for_nothing_else(any_database):
+def test_the_whole_of_a_card_that_stays_away_is_given_up_when_its_job_waits_for_nothing_else(
+    any_database,
+):
     lost, other, third = register(any_database, 0, 1, 2)
     job_id = plan_model(any_database, [lost, other, third], ["Conv2d", "ReLU", "Linear"])
     peers = cards_of(any_database, [third])
@@ -125,9 +139,11 @@ def test_the_whole_of_a_card_that_stays_away_is_given_up_when_its_job_waits_for_
     assert close_round(any_database, job_id, 1).closing is Closing.OPEN
     assert give_up(any_database, [lost, other], peers) == []
     assert states(any_database, job_id) == {lost: "failed", other: "failed", third: "done"}
-    assert {(item.reason, item.message) for item in items_of(any_database, job_id) if item.state == "failed"} == {
-        ("card_left", "The card left the farm before it measured this item.")
-    }
+    assert {
+        (item.reason, item.message)
+        for item in items_of(any_database, job_id)
+        if item.state == "failed"
+    } == {("card_left", "The card left the farm before it measured this item.")}
     assert close_round(any_database, job_id, 1).closing is Closing.DONE
     assert verdict_of(any_database, job_id).accuracy_time is not None
 
@@ -157,7 +173,9 @@ def test_where_no_whole_would_be_left_a_card_that_is_there_reads_one(any_databas
     for item in items_of(any_database, job_id, "tuple"):
         complete(any_database, claim(any_database, item), lost)
     (asked,) = give_up(any_database, [lost], cards_of(any_database, [peer]))
-    assert [(item.id, item.card_id) for item in items_of(any_database, job_id, "whole")][1:] == [(asked, peer)]
+    assert [(item.id, item.card_id) for item in items_of(any_database, job_id, "whole")][1:] == [
+        (asked, peer)
+    ]
     # The other goes as well, and the first is back: the row that was given up is taken up again.
     (again,) = give_up(any_database, [peer], cards_of(any_database, [lost]))
     assert again == items_of(any_database, job_id, "whole")[0].id
@@ -190,7 +208,9 @@ def test_what_a_draining_card_has_in_work_is_not_given_up(any_database):
 
 def test_a_card_that_first_gives_in_a_further_round_reads_the_whole_too(any_database):
     first, second = register(any_database, 0, 1)
-    job_id = plan_model(any_database, [first, second], ["Conv2d", "ReLU", "Linear"], scope=("Conv2d",))
+    job_id = plan_model(
+        any_database, [first, second], ["Conv2d", "ReLU", "Linear"], scope=("Conv2d",)
+    )
     measure(any_database, job_id)
     (whole,) = items_of(any_database, job_id, "whole")
     with any_database.write() as session:
@@ -319,7 +339,9 @@ def done(database, job_id):
         return request.id in jobs.done_entries(session, [request])
 
 
-def test_retrying_a_cancelled_job_takes_along_what_was_cancelled_and_keeps_what_was_read_since(any_database):
+def test_retrying_a_cancelled_job_takes_along_what_was_cancelled_and_keeps_what_was_read_since(
+    any_database,
+):
     (card,) = register(any_database, 0)
     job_id = plan(any_database, [card], number=5)
     failed, read, in_work, let_go, _ = items_of(any_database, job_id)
@@ -344,7 +366,9 @@ def test_retrying_a_cancelled_job_takes_along_what_was_cancelled_and_keeps_what_
     assert done(any_database, job_id)
 
 
-def test_a_job_that_was_read_to_its_end_after_its_cancel_gets_its_verdict_when_it_is_tried_again(any_database):
+def test_a_job_that_was_read_to_its_end_after_its_cancel_gets_its_verdict_when_it_is_tried_again(
+    any_database,
+):
     (card,) = register(any_database, 0)
     job_id = plan(any_database, [card])
     held = claim(any_database, items_of(any_database, job_id)[0])
@@ -371,15 +395,20 @@ def test_a_job_with_something_cancelled_or_of_several_softwares_is_not_done(any_
     close_round(any_database, job_id, 1)
     assert done(any_database, job_id) == (how == "cancelled")
     with any_database.write() as session:
-        session.execute(update(tables.Item).where(tables.Item.id == other.id).values(state=ItemState.CANCELLED))
+        session.execute(
+            update(tables.Item).where(tables.Item.id == other.id).values(state=ItemState.CANCELLED)
+        )
     assert not done(any_database, job_id)
 
 
-# -------------------------------------------------------------------------------------------- the arithmetic
+# -------------------------------------------------------------------------------------------- the
+# arithmetic
 
 
 def test_longest_first_onto_the_card_that_ends_it_first():
-    placed = place([QueuedItem(0, 3.0), QueuedItem(1, 2.0), QueuedItem(2, 2.0)], {"a": 0.0, "b": 0.0})
+    placed = place(
+        [QueuedItem(0, 3.0), QueuedItem(1, 2.0), QueuedItem(2, 2.0)], {"a": 0.0, "b": 0.0}
+    )
     assert placed == {0: "a", 1: "b", 2: "b"}
 
 
@@ -396,7 +425,10 @@ def test_balancing_leaves_nobody_idle_and_gains_time(slowness):
 
 
 def test_cards_with_enough_to_do_are_left_alone():
-    queues = [CardQueue("a", [QueuedItem(n, 1.0) for n in range(50)]), CardQueue("b", [QueuedItem(99, 10.0)])]
+    queues = [
+        CardQueue("a", [QueuedItem(n, 1.0) for n in range(50)]),
+        CardQueue("b", [QueuedItem(99, 10.0)]),
+    ]
     assert balance(queues, idle_within_s=5.0) == {}
 
 
@@ -425,5 +457,8 @@ def test_what_belongs_to_an_embedded_farm_stays_in_it(any_database):
     assert rebalance(any_database, both, idle_within_s=1.0) == []
     assert move_items(any_database, full, both[1:]) == []
     assert len(rebalance(any_database, both, idle_within_s=1.0, farm="embedded:here:1:abc")) == 2
-    assert cards.farm_of(cards.holder_name("GPU-1", "here", 7, "ab", "embedded:here:1:abc")) == "embedded:here:1:abc"
+    assert (
+        cards.farm_of(cards.holder_name("GPU-1", "here", 7, "ab", "embedded:here:1:abc"))
+        == "embedded:here:1:abc"
+    )
     assert cards.farm_of(cards.holder_name("GPU-1", "here", 7, "ab")) == ""

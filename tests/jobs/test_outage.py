@@ -19,14 +19,21 @@ def test_each_cause_and_the_end_are_told_once(told, monkeypatch):
     outage = Outage(logging.getLogger("farm.test"), "No work")
     outage.over()
     assert told() == []
-    away, full = DatabaseUnreachable("It is away.", "Start it."), DatabaseUnreachable("It is full.", "Make room.")
+    away, full = (
+        DatabaseUnreachable("It is away.", "Start it."),
+        DatabaseUnreachable("It is full.", "Make room."),
+    )
     for error in (away, away, full, away):
         outage.note(error)
     assert outage.lasts
     outage.over()
     outage.over()
     assert not outage.lasts
-    first = ["No work: It is away. Start it.", "No work: It is full. Make room.", "No work: it works again"]
+    first = [
+        "No work: It is away. Start it.",
+        "No work: It is full. Make room.",
+        "No work: it works again",
+    ]
     assert told() == first
     outage.note(away)
     outage.over()

@@ -1,4 +1,6 @@
-"""A model job under `--data seen`: each class of data that a tuple's calls see is a reading of its own."""
+"""A model job under `--data seen`: each class of data that a tuple's calls see is a reading of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,12 @@ def capture(database: Database, origin: str = "predicted") -> int:
             session,
             calls,
             tables.Capture(
-                variant_id=VARIANT.id, device_type="cpu", grad=False, torch="t", launch="graph", origin=origin
+                variant_id=VARIANT.id,
+                device_type="cpu",
+                grad=False,
+                torch="t",
+                launch="graph",
+                origin=origin,
             ),
         )
 
@@ -48,10 +55,14 @@ def plan(database: Database, protocol: Protocol = SEEN) -> str:
     return jobs.create(database, request, register(database, 1), capture_id=capture_id).job_id
 
 
-def test_each_class_is_an_item_under_its_own_protocol_and_the_whole_runs_on_normal_inputs(database: Database) -> None:
+def test_each_class_is_an_item_under_its_own_protocol_and_the_whole_runs_on_normal_inputs(
+    database: Database,
+) -> None:
     job_id = plan(database)
     tuples = items_of(database, job_id, "tuple")
-    assert {item.protocol_id for item in tuples} == {SEEN.with_data(name).id for name in ("normal", "zeros-50+")}
+    assert {item.protocol_id for item in tuples} == {
+        SEEN.with_data(name).id for name in ("normal", "zeros-50+")
+    }
     assert len({item.subject_id for item in tuples}) == 1
     (whole,) = items_of(database, job_id, "whole")
     assert whole.protocol_id == SEEN.with_data("normal").id
@@ -60,7 +71,11 @@ def test_each_class_is_an_item_under_its_own_protocol_and_the_whole_runs_on_norm
 
 def test_the_parts_count_the_calls_of_each_class(database: Database) -> None:
     job_id = plan(database)
-    behind = next(i for i in items_of(database, job_id, "tuple") if i.protocol_id == SEEN.with_data("zeros-50+").id)
+    behind = next(
+        i
+        for i in items_of(database, job_id, "tuple")
+        if i.protocol_id == SEEN.with_data("zeros-50+").id
+    )
     held = claim(database, behind)
     assert isinstance(held, items.Claim)
     complete(database, held, behind.card_id)
@@ -83,6 +98,12 @@ def test_what_was_seen_goes_on_to_the_capture_that_a_card_observed(database: Dat
     look(database, predicted)
     with database.write() as session:
         kept = stored_values(session, predicted)
-        assert [data for _, calls in sorted(kept.items()) for data in calls] == [[], BEHIND_RELU, BEHIND_RELU]
+        assert [data for _, calls in sorted(kept.items()) for data in calls] == [
+            [],
+            BEHIND_RELU,
+            BEHIND_RELU,
+        ]
         store_values(session, observed, {})
-        assert list(classes(session, observed, "seen").values()) == [3], "where nothing is known, data is normal"
+        assert list(classes(session, observed, "seen").values()) == [3], (
+            "where nothing is known, data is normal"
+        )

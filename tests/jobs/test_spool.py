@@ -26,7 +26,10 @@ def held(any_database):
 def test_a_kept_reading_is_accepted_when_the_database_is_back(any_database, held, tmp_path):
     spool = Spool(tmp_path / "spool")
     spool.keep(
-        held, READING, card_id="SIM-0", software_id=items_of(any_database, held.job_id)[0].subject_key.split(":")[2]
+        held,
+        READING,
+        card_id="SIM-0",
+        software_id=items_of(any_database, held.job_id)[0].subject_key.split(":")[2],
     )
     assert spool.flush(any_database, "another card") == []
     (closed,) = spool.flush(any_database, "SIM-0")
@@ -88,7 +91,9 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("make", UNREADABLE.values(), ids=UNREADABLE)
-def test_a_file_that_cannot_be_read_is_put_aside_and_keeps_no_other_waiting(any_database, held, tmp_path, caplog, make):
+def test_a_file_that_cannot_be_read_is_put_aside_and_keeps_no_other_waiting(
+    any_database, held, tmp_path, caplog, make
+):
     spool = Spool(tmp_path / "spool")
     spool.keep(held, READING, card_id="SIM-0", software_id=SOFTWARE.id)
     make(spool.folder / "0-first.json")
@@ -100,7 +105,9 @@ def test_a_file_that_cannot_be_read_is_put_aside_and_keeps_no_other_waiting(any_
     assert sum("0-first.json cannot be read" in line.getMessage() for line in caplog.records) == 1
 
 
-def test_a_file_that_cannot_be_moved_either_keeps_no_other_waiting(any_database, held, tmp_path, caplog):
+def test_a_file_that_cannot_be_moved_either_keeps_no_other_waiting(
+    any_database, held, tmp_path, caplog
+):
     spool = Spool(tmp_path / "spool")
     spool.keep(held, READING, card_id="SIM-0", software_id=SOFTWARE.id)
     (spool.folder / "0-first.json").write_text("{")
@@ -108,11 +115,19 @@ def test_a_file_that_cannot_be_moved_either_keeps_no_other_waiting(any_database,
     (closed,) = spool.flush(any_database, "SIM-0")
     assert closed.accepted
     assert spool.flush(any_database, "SIM-0") == []
-    assert sum("0-first.json cannot be moved or deleted" in line.getMessage() for line in caplog.records) == 1
+    assert (
+        sum(
+            "0-first.json cannot be moved or deleted" in line.getMessage()
+            for line in caplog.records
+        )
+        == 1
+    )
     assert spool.items() == {0}
 
 
-def test_a_reading_that_the_database_refuses_is_put_aside_and_keeps_no_other_waiting(any_database, held, tmp_path):
+def test_a_reading_that_the_database_refuses_is_put_aside_and_keeps_no_other_waiting(
+    any_database, held, tmp_path
+):
     spool = Spool(tmp_path / "spool")
     refused = spool.keep(held, READING, card_id="SIM-0", software_id=SOFTWARE.id)
     data = json.loads(refused.read_text())
@@ -135,10 +150,16 @@ def test_a_file_of_another_name_is_no_reading(any_database, held, tmp_path):
 
 
 def test_two_that_empty_it_at_once_write_each_reading_once(any_database, held, tmp_path):
-    """The worker's heartbeat does, and its pool process before it claims an item that waits there."""
+    """The worker's heartbeat does, and its pool process before it claims an item that waits
+    there.
+    """
     spool = Spool(tmp_path / "spool")
     spool.keep(held, READING, card_id="SIM-0", software_id=SOFTWARE.id)
     with ThreadPoolExecutor(8) as pool:
-        closed = [one for found in pool.map(lambda _: spool.flush(any_database, "SIM-0"), range(8)) for one in found]
+        closed = [
+            one
+            for found in pool.map(lambda _: spool.flush(any_database, "SIM-0"), range(8))
+            for one in found
+        ]
     assert [one.accepted for one in closed] == [True]
     assert items_of(any_database, held.job_id)[0].repeated == 0

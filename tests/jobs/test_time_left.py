@@ -21,14 +21,23 @@ def left_s(database, job_id):
 
 
 def do(database, job_id, card, number, slowness):
-    """Measure so many of a job's items on a card, each with its pause in so many times the time that was expected."""
+    """Measure so many of a job's items on a card, each with its pause in so many times the time
+    that was expected.
+    """
     with database.read() as session:
         began_s = read_clock_s(session)
-    waiting = [item for item in items_of(database, job_id) if item.card_id == card and item.state == "waiting"]
+    waiting = [
+        item
+        for item in items_of(database, job_id)
+        if item.card_id == card and item.state == "waiting"
+    ]
     for place, item in enumerate(waiting[:number], -number):
         complete(database, claim(database, item), card)
         ended_s = began_s + place * slowness * item.expected_s
-        took = {"started_at_s": ended_s - (slowness * item.expected_s - PAUSE_S), "ended_at_s": ended_s}
+        took = {
+            "started_at_s": ended_s - (slowness * item.expected_s - PAUSE_S),
+            "ended_at_s": ended_s,
+        }
         with database.write() as session:
             session.execute(update(Item).where(Item.id == item.id).values(**took))
 
@@ -75,8 +84,14 @@ def test_balancing_and_the_time_left_go_by_the_same_slowness(any_database, monke
     assert known == {fast: pytest.approx(1.0, rel=0.15), slow: pytest.approx(4.0, rel=0.15)}
     used = []
     balanced = moving.balance_groups
-    monkeypatch.setattr(moving, "balance_groups", lambda *about, **more: used.append(about) or balanced(*about, **more))
+    monkeypatch.setattr(
+        moving,
+        "balance_groups",
+        lambda *about, **more: used.append(about) or balanced(*about, **more),
+    )
     moving.rebalance(any_database, rows, idle_within_s=1e6)
     ((_, open_s, slowness),) = used
     assert slowness == pytest.approx(known)
-    assert left_s(any_database, job_id) == pytest.approx(sum(open_s.values()) / sum(1 / one for one in known.values()))
+    assert left_s(any_database, job_id) == pytest.approx(
+        sum(open_s.values()) / sum(1 / one for one in known.values())
+    )

@@ -39,13 +39,18 @@ def test_a_job_whose_request_cannot_be_read_ends_with_the_reason(on_sqlite, text
         assert isinstance(refused, Declined)
         assert refused.why is DeclineReason.REFUSED
     assert refused.closed.rounds == ((job_id, 1),)
-    assert {(item.state, item.reason) for item in items_of(database, job_id)} == {("failed", "rejected")}
+    assert {(item.state, item.reason) for item in items_of(database, job_id)} == {
+        ("failed", "rejected")
+    }
     assert all("cannot be read" in item.message for item in items_of(database, job_id))
     with pytest.raises(Unreadable):
         rounds.close_round(database, job_id, 1)
     rounds.close_round(database, job_id, 1, failed="The job's request cannot be read")
     with database.read() as session:
-        assert {row["id"]: row["state"] for row in listing.jobs(session, 9)} == {job_id: "done", other: "open"}
+        assert {row["id"]: row["state"] for row in listing.jobs(session, 9)} == {
+            job_id: "done",
+            other: "open",
+        }
         with pytest.raises(Unreadable, match="cannot be read"):
             build(session, job_id)
     (item,) = items_of(database, other)
@@ -98,7 +103,9 @@ def test_a_cancelled_item_whose_process_crashes_gives_its_claim_back_at_once(any
     (waiting,) = items_of(any_database, other)
     assert claim(any_database, waiting).why is DeclineReason.DEFERRED
     jobs.cancel(any_database, job_id)
-    assert items.fail(any_database, held, "crashed", "its process is gone", again=True).woken == (waiting.id,)
+    assert items.fail(any_database, held, "crashed", "its process is gone", again=True).woken == (
+        waiting.id,
+    )
     (item,), (waiting,) = items_of(any_database, job_id), items_of(any_database, other)
     assert (item.state, item.token, item.claim_key) == ("cancelled", "", None)
     assert waiting.state == "waiting"

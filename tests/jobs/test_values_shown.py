@@ -1,4 +1,6 @@
-"""Tuples whose work depends on values that only a card shows are measured in the round after it has shown them."""
+"""Tuples whose work depends on values that only a card shows are measured in the round after it has
+shown them.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,12 @@ from tests.planned import claim, complete, items_of
 CARD = "CPU-values"
 VARIANT = Variant("resnet18", batch=1, input_size=224)  # any name of the catalog
 RELU = OperatorTuple(
-    "torch.relu", "function", {}, ({"tensor": 0},), {}, (TensorSpec("activation", "", (4,), "float32"),)
+    "torch.relu",
+    "function",
+    {},
+    ({"tensor": 0},),
+    {},
+    (TensorSpec("activation", "", (4,), "float32"),),
 )
 PLAIN = OperatorTuple(
     "torch._grouped_mm",
@@ -42,15 +49,22 @@ PLAIN = OperatorTuple(
 
 def routed(*rows):
     *others, ends = PLAIN.tensors
-    return dataclasses.replace(PLAIN, tensors=(*others, dataclasses.replace(ends, values=segments_of(rows, 64))))
+    return dataclasses.replace(
+        PLAIN, tensors=(*others, dataclasses.replace(ends, values=segments_of(rows, 64)))
+    )
 
 
 @pytest.fixture
 def planned(any_database):
-    """Return a function that plans a job of a relu and two products of groups on a real card: its id."""
+    """Return a function that plans a job of a relu and two products of groups on a real card: its
+    id.
+    """
     card = Card(id=CARD, kind="cpu", model="a cpu", memory_bytes=0, host="here", index=0)
     cards.register(any_database, card, SOFTWARE, holder="holder", queue=f"card.{CARD}")
-    calls = [CapturedCall(index, f"layer.{index}", one.id, (), ()) for index, one in enumerate((RELU, PLAIN, PLAIN))]
+    calls = [
+        CapturedCall(index, f"layer.{index}", one.id, (), ())
+        for index, one in enumerate((RELU, PLAIN, PLAIN))
+    ]
     with any_database.write() as session:
         content.store_operators(session, {RELU: Cost(0, 32), PLAIN: Cost(1000, 1000)})
         content.store_variant(session, VARIANT)
@@ -60,7 +74,9 @@ def planned(any_database):
 
     def plan(**changes):
         request = Request(variant=VARIANT, protocol=Protocol(launch="eager"), **changes)
-        return jobs.create(any_database, request, [CARD], scope=("all",), capture_id=capture_id).job_id
+        return jobs.create(
+            any_database, request, [CARD], scope=("all",), capture_id=capture_id
+        ).job_id
 
     plan.capture_id = capture_id
     return plan
@@ -69,7 +85,13 @@ def planned(any_database):
 def observed(*tuples):
     """The capture of a card as its benchmark process sends it."""
     calls = [
-        {"index": index, "module_path": f"layer.{index}", "tuple_id": one.id, "reads": [], "writes": []}
+        {
+            "index": index,
+            "module_path": f"layer.{index}",
+            "tuple_id": one.id,
+            "reads": [],
+            "writes": [],
+        }
         for index, one in enumerate(tuples)
     ]
     costs = {one.id: {"flops": 1000, "bytes": 1000, "output_shapes": None} for one in tuples}
@@ -93,7 +115,9 @@ def test_they_are_items_of_the_next_round_and_the_others_of_the_first(any_databa
     assert (predicted, verify) == ({RELU.id: 1, PLAIN.id: 2}, True)
 
     skewed, even = routed(512, 0, 0, 0), routed(128, 128, 128, 128)
-    shown = content.store_observed(any_database, planned.capture_id, observed(RELU, skewed, even), found, card_id=CARD)
+    shown = content.store_observed(
+        any_database, planned.capture_id, observed(RELU, skewed, even), found, card_id=CARD
+    )
     measure(any_database, job_id)
     assert close_round(any_database, job_id, 1).closing is Closing.NEXT
     assert subjects(any_database, job_id, 2) == [skewed.id, even.id]
@@ -108,9 +132,15 @@ def test_they_are_items_of_the_next_round_and_the_others_of_the_first(any_databa
     assert told.verdict.coverage == 1.0
 
     # The next job begins with them.
-    assert content.predicted_counts(any_database, shown, job_id, CARD)[0] == {RELU.id: 1, PLAIN.id: 2}
+    assert content.predicted_counts(any_database, shown, job_id, CARD)[0] == {
+        RELU.id: 1,
+        PLAIN.id: 2,
+    }
     with any_database.read() as session:
-        assert content.find_capture(session, session.get_one(tables.Capture, planned.capture_id)) == shown
+        assert (
+            content.find_capture(session, session.get_one(tables.Capture, planned.capture_id))
+            == shown
+        )
 
 
 def test_a_card_that_does_not_show_them_leaves_them_unmeasured_with_a_reason(any_database, planned):
@@ -133,12 +163,21 @@ def test_a_whole_model_runs_again_as_long_as_no_card_has_shown_them(any_database
 def test_a_card_that_shows_other_values_than_the_measured_ones_says_so(any_database, planned):
     found = Verification(matches=True, missing={}, unexpected={})
     first, second = routed(512, 0, 0, 0), routed(256, 256, 0, 0)
-    shown = content.store_observed(any_database, planned.capture_id, observed(RELU, first, first), found, card_id=CARD)
+    shown = content.store_observed(
+        any_database, planned.capture_id, observed(RELU, first, first), found, card_id=CARD
+    )
     content.store_observed(any_database, shown, observed(RELU, first, first), found, card_id=CARD)
     with any_database.read() as session:
         assert session.get_one(tables.Capture, shown).verification["matches"] is True
-    assert content.store_observed(any_database, shown, observed(RELU, first, second), found, card_id=CARD) == shown
+    assert (
+        content.store_observed(
+            any_database, shown, observed(RELU, first, second), found, card_id=CARD
+        )
+        == shown
+    )
     with any_database.read() as session:
         kept = Verification.from_json(session.get_one(tables.Capture, shown).verification)
     assert not kept.matches
-    assert kept.differences == ("the values that decide the work of some calls are not those of the measured tuples",)
+    assert kept.differences == (
+        "the values that decide the work of some calls are not those of the measured tuples",
+    )

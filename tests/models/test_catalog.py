@@ -1,4 +1,6 @@
-"""The catalog names what torchvision has, refuses with reasons, and builds without memory or downloads."""
+"""The catalog names what torchvision has, refuses with reasons, and builds without memory or
+downloads.
+"""
 
 import subprocess
 import sys
@@ -25,7 +27,8 @@ def test_the_written_list_is_torchvisions():
 
 def test_names_need_no_torch():
     code = (
-        "import sys; from farm.models import catalog; catalog.names(); catalog.find('resnet50'); assert 'torch' "
+        "import sys; from farm.models import catalog; catalog.names(); catalog.find('resnet50'); "
+        "assert 'torch' "
         "not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -43,7 +46,9 @@ def test_what_cannot_be_extracted_is_refused_with_a_reason(name):
         catalog.find(name)
 
 
-@pytest.mark.parametrize(("name", "size"), [("vit_b_16", 160), ("inception_v3", 64), ("resnet18", 0)])
+@pytest.mark.parametrize(
+    ("name", "size"), [("vit_b_16", 160), ("inception_v3", 64), ("resnet18", 0)]
+)
 def test_a_size_that_the_model_does_not_take_is_refused(name, size):
     with pytest.raises(UsageError) as caught:
         catalog.variant(name, input_size=size)
@@ -51,7 +56,8 @@ def test_a_size_that_the_model_does_not_take_is_refused(name, size):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"dtype": "float31"}, {"memory_format": "nhwc"}, {"mode": "x"}, {"weights": "imagenet"}]
+    "wrong",
+    [{"dtype": "float31"}, {"memory_format": "nhwc"}, {"mode": "x"}, {"weights": "imagenet"}],
 )
 def test_wrong_options_are_refused(wrong):
     with pytest.raises(UsageError):
@@ -71,7 +77,9 @@ def test_a_model_on_meta_holds_no_memory():
 def test_the_same_seed_gives_the_same_weights_and_another_another():
     import torch
 
-    first, again, other = (catalog.build("squeezenet1_1", device="cpu", seed=seed) for seed in (1, 1, 2))
+    first, again, other = (
+        catalog.build("squeezenet1_1", device="cpu", seed=seed) for seed in (1, 1, 2)
+    )
     key = "classifier.1.weight"
     assert torch.equal(first.state_dict()[key], again.state_dict()[key])
     assert not torch.equal(first.state_dict()[key], other.state_dict()[key])
@@ -88,7 +96,9 @@ def test_building_leaves_the_callers_random_state_alone():
 def test_dtype_and_memory_format_reach_weights_and_input():
     import torch
 
-    variant = catalog.variant("resnet18", 2, input_size=64, dtype="bfloat16", memory_format="channels_last")
+    variant = catalog.variant(
+        "resnet18", 2, input_size=64, dtype="bfloat16", memory_format="channels_last"
+    )
     model, (image,) = catalog.build(variant), catalog.example_inputs(variant)
     assert model.conv1.weight.dtype == image.dtype == torch.bfloat16
     assert image.is_contiguous(memory_format=torch.channels_last)
@@ -102,7 +112,9 @@ def test_the_table_of_costs_has_every_model_and_says_what_taking_it_apart_does()
     assert [entry.name for entry in entries if not entry.parameters or not entry.flops] == []
     for name in ("squeezenet1_1", "mobilenet_v3_small"):
         entry = catalog.find(name)
-        assert entry.parameters == sum(parameter.numel() for parameter in catalog.build(name).parameters())
+        assert entry.parameters == sum(
+            parameter.numel() for parameter in catalog.build(name).parameters()
+        )
         assert entry.flops == extract(Variant(name, 1, entry.input_size)).flops
 
 
@@ -110,10 +122,15 @@ def test_the_table_of_costs_has_every_model_and_says_what_taking_it_apart_does()
     ("about", "known_id"),
     [
         (("resnet18", 32, 224), "7d058b9a36f1aad32b4e302d561eaa03"),
-        (("vit_b_16", 8, 224, "bfloat16", "channels_last", "train"), "7f72ba2ab9ea9314bb88a68b288dda6e"),
+        (
+            ("vit_b_16", 8, 224, "bfloat16", "channels_last", "train"),
+            "7f72ba2ab9ea9314bb88a68b288dda6e",
+        ),
     ],
 )
-def test_a_variant_that_was_read_before_there_were_other_sources_has_the_id_that_it_had(about, known_id):
+def test_a_variant_that_was_read_before_there_were_other_sources_has_the_id_that_it_had(
+    about, known_id
+):
     assert Variant(*about).id == known_id
     assert Request(variant=Variant("resnet18", 32, 224)).id == "55606b6e451a2114d894daf62716bfb7"
 
@@ -130,11 +147,24 @@ def test_a_name_may_carry_its_source():
 
 def test_a_training_step_is_a_variant_in_train_mode_with_an_optimizer():
     step = catalog.variant("resnet50", 32, step="training")
-    assert (step.mode, step.optimizer, str(step)) == ("train", "sgd", "resnet50 32x224 float32 training sgd")
-    more = catalog.variant(
-        "gpt2", 8, step="training", optimizer="adamw-fused", amp="bfloat16", accumulate=2, recompute="blocks"
+    assert (step.mode, step.optimizer, str(step)) == (
+        "train",
+        "sgd",
+        "resnet50 32x224 float32 training sgd",
     )
-    assert str(more) == "gpt2 8x512 tokens float32 training adamw-fused amp bfloat16 accumulate 2 recompute blocks"
+    more = catalog.variant(
+        "gpt2",
+        8,
+        step="training",
+        optimizer="adamw-fused",
+        amp="bfloat16",
+        accumulate=2,
+        recompute="blocks",
+    )
+    assert (
+        str(more)
+        == "gpt2 8x512 tokens float32 training adamw-fused amp bfloat16 accumulate 2 recompute blocks"
+    )
     assert Variant.from_json(more.to_json()) == more
 
 

@@ -1,4 +1,6 @@
-"""A config.json of transformers is data: what it may contain, and what hostile ones are answered."""
+"""A config.json of transformers is data: what it may contain, and what hostile ones are
+answered.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,11 @@ LLAMA = {
     "num_attention_heads": 4,
     "max_position_embeddings": 256,
 }
-CLIP = {"architectures": ["CLIPModel"], "vocab_size": 1000, "vision_config": {"image_size": 32, "patch_size": 16}}
+CLIP = {
+    "architectures": ["CLIPModel"],
+    "vocab_size": 1000,
+    "vision_config": {"image_size": 32, "patch_size": 16},
+}
 
 
 def of_class(name, **more):
@@ -89,9 +95,18 @@ OUT_OF_BOUNDS = [
     ({"rms_norm_eps": "small"}, "'rms_norm_eps' expected float, got str"),
     ({"rope_theta": 1e300}, "'rope_theta' .* at most 1e.12"),
     ({"rope_scaling": "linear"}, "'rope_parameters' with value 'linear'"),
-    ({"rope_scaling": {"type": "evil", "factor": 2}}, "does not know the value 'evil' of 'rope_scaling.type'"),
-    ({"rope_scaling": {"a": nested(500)}}, "'rope_scaling.a' .* at most 8 lists or objects inside each other"),
-    ({"rope_scaling": {str(index): 1 for index in range(5000)}}, "'rope_scaling' .* at most 4,096 entries"),
+    (
+        {"rope_scaling": {"type": "evil", "factor": 2}},
+        "does not know the value 'evil' of 'rope_scaling.type'",
+    ),
+    (
+        {"rope_scaling": {"a": nested(500)}},
+        "'rope_scaling.a' .* at most 8 lists or objects inside each other",
+    ),
+    (
+        {"rope_scaling": {str(index): 1 for index in range(5000)}},
+        "'rope_scaling' .* at most 4,096 entries",
+    ),
     ({"hidden_act": "os.system"}, "does not know the value 'os.system' of 'hidden_act'"),
     ({"hidden_act": "x" * 5000}, "'hidden_act' .* at most 1,024 characters, not 5,000"),
     ({"attention_bias": "yes"}, "'attention_bias' expected bool"),
@@ -106,17 +121,41 @@ OUT_OF_BOUNDS = [
 
 LOADING = [
     ({"auto_map": {"AutoModel": "owner/name--code.Model"}}, r"code from its folder \(auto_map\)"),
-    ({"custom_pipelines": {"a": {"impl": "code.Pipeline"}}}, r"code from its folder \(custom_pipelines\)"),
-    ({"quantization_config": {"quant_method": "gptq"}}, r"quantized weights \(quantization_config\)"),
+    (
+        {"custom_pipelines": {"a": {"impl": "code.Pipeline"}}},
+        r"code from its folder \(custom_pipelines\)",
+    ),
+    (
+        {"quantization_config": {"quant_method": "gptq"}},
+        r"quantized weights \(quantization_config\)",
+    ),
     ({"compression_config": {"format": "int"}}, r"quantized weights \(compression_config\)"),
     ({"attn_implementation": "owner/name"}, "'attn_implementation' .* no part of transformers"),
-    ({"_attn_implementation": "owner/name:function"}, "'_attn_implementation' .* no part of transformers"),
-    ({"_attn_implementation_internal": "owner/name"}, "'_attn_implementation_internal' .* no part of transformers"),
-    ({"attn_implementation": {"": "owner/name"}}, "'attn_implementation' .* no part of transformers"),
+    (
+        {"_attn_implementation": "owner/name:function"},
+        "'_attn_implementation' .* no part of transformers",
+    ),
+    (
+        {"_attn_implementation_internal": "owner/name"},
+        "'_attn_implementation_internal' .* no part of transformers",
+    ),
+    (
+        {"attn_implementation": {"": "owner/name"}},
+        "'attn_implementation' .* no part of transformers",
+    ),
     ({"attn_implementation": ["eager"]}, "'attn_implementation' .* no part of transformers"),
-    ({"attn_implementation": "paged|owner/name"}, "'attn_implementation' .* no part of transformers"),
-    ({"attn_implementation": "flash_attention_2"}, "'attn_implementation' .* the package flash_attn"),
-    ({"experts_implementation": "owner/name"}, "'experts_implementation' .* no part of transformers"),
+    (
+        {"attn_implementation": "paged|owner/name"},
+        "'attn_implementation' .* no part of transformers",
+    ),
+    (
+        {"attn_implementation": "flash_attention_2"},
+        "'attn_implementation' .* the package flash_attn",
+    ),
+    (
+        {"experts_implementation": "owner/name"},
+        "'experts_implementation' .* no part of transformers",
+    ),
 ]
 
 # Texts that are no configuration -> what the error says.
@@ -138,29 +177,49 @@ TEXTS = [
 
 # Configurations of other classes, whose loops and tables depend on other keys.
 OTHERS = [
-    (of_class("GPTNeoForCausalLM", attention_types=[[["global"], 10**9]]), "'attention_types' .* from 0 to 1,024"),
+    (
+        of_class("GPTNeoForCausalLM", attention_types=[[["global"], 10**9]]),
+        "'attention_types' .* from 0 to 1,024",
+    ),
     (of_class("FunnelModel", block_sizes=[10**9]), "'block_sizes' .* from 0 to 1,024"),
-    (of_class("MobileBertModel", num_feedforward_networks=10**9), "'num_feedforward_networks' .* from 0 to 1,024"),
+    (
+        of_class("MobileBertModel", num_feedforward_networks=10**9),
+        "'num_feedforward_networks' .* from 0 to 1,024",
+    ),
     (of_class("AlbertModel", inner_group_num=10**9), "'inner_group_num' .* from 0 to 1,024"),
     (of_class("Qwen3MoeForCausalLM", num_experts=10**9), "'num_experts' .* from 0 to 1,024"),
     (of_class("MambaForCausalLM", state_size=10**9), "'state_size' .* from 0 to 1,048,576"),
-    (of_class("LongformerModel", attention_window=[10**9] * 12), "'attention_window' .* from 0 to 4,194,304"),
+    (
+        of_class("LongformerModel", attention_window=[10**9] * 12),
+        "'attention_window' .* from 0 to 4,194,304",
+    ),
     (of_class("LongformerModel", attention_window=[512]), "attention_window"),
     (of_class("Wav2Vec2Model", conv_dim=[], conv_stride=[], conv_kernel=[]), "IndexError"),
     (of_class("Gemma3ForCausalLM", layer_types=["evil"] * 26), "`layer_types` entries must be in"),
-    (of_class("T5ForConditionalGeneration", feed_forward_proj="gated-evil-x"), "`feed_forward_proj`"),
+    (
+        of_class("T5ForConditionalGeneration", feed_forward_proj="gated-evil-x"),
+        "`feed_forward_proj`",
+    ),
     (of_class("OpenAIGPTLMHeadModel", n_positions=2**22), "creates a tensor of .* GiB"),
     (of_class("ViTModel", image_size=10**6, patch_size=1), "creates a tensor of .* GiB"),
     (of_class("ViTModel", image_size=224, patch_size=0), "'patch_size' .* from 1"),
     (of_class("ViTModel", image_size=[224, 224]), "'image_size' .* whole number"),
     (of_class("ViTModel"), "'image_size' .* is missing"),
-    ({**CLIP, "text_config": {"num_hidden_layers": 10**9}}, "'text_config.num_hidden_layers' .* from 1 to 1,000"),
+    (
+        {**CLIP, "text_config": {"num_hidden_layers": 10**9}},
+        "'text_config.num_hidden_layers' .* from 1 to 1,000",
+    ),
     ({**CLIP, "text_config_dict": {"hidden_size": -1}}, "'text_config_dict.hidden_size' .* from 1"),
     ({**CLIP, "text_config": {"auto_map": {}}}, r"code from its folder \(auto_map\)"),
-    ({**CLIP, "text_config": {"attn_implementation": "a/b"}}, "'attn_implementation' .* no part of transformers"),
+    (
+        {**CLIP, "text_config": {"attn_implementation": "a/b"}},
+        "'attn_implementation' .* no part of transformers",
+    ),
     ({**CLIP, "vision_config": {"image_size": "big"}}, "'image_size' .* whole number"),
     (
-        of_class("EsmModel", is_folding_model=True, esmfold_config={"trunk": {"num_blocks": 10**9}}),
+        of_class(
+            "EsmModel", is_folding_model=True, esmfold_config={"trunk": {"num_blocks": 10**9}}
+        ),
         "'esmfold_config.trunk.num_blocks' .* from 0 to 1,024",
     ),
 ]
@@ -233,28 +292,49 @@ def test_other_keys_are_ignored_and_named_in_one_line(of_config, caplog):
     assert model.config.num_labels == 2
     lines = [record.getMessage() for record in caplog.records if "ignores" in record.getMessage()]
     assert len(lines) == 1
-    assert lines[0].endswith(r": sub_configs, attribute_map, base_model_tp_plan, per_layer_config, \u001b[31m\nevil.")
+    assert lines[0].endswith(
+        r": sub_configs, attribute_map, base_model_tp_plan, per_layer_config, \u001b[31m\nevil."
+    )
 
 
 def test_a_cut_model_has_the_first_entries_of_lists_with_one_entry_per_layer(of_config):
     kinds = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
-    name = of_config({**LLAMA, "architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 4, "layer_types": kinds})
+    name = of_config(
+        {
+            **LLAMA,
+            "architectures": ["Qwen3ForCausalLM"],
+            "num_hidden_layers": 4,
+            "layer_types": kinds,
+        }
+    )
     model = catalog.build(catalog.variant(name, layers=2)).model
     assert model.config.layer_types == kinds[:2]
     assert len(model.model.layers) == 2
 
 
 EXAMPLES = {about["class"]: name for name, about in transformers._TABLE.items()}
-FAMILIES = ("BertModel", "CLIPModel", "GPTNeoForCausalLM", "Gemma3ForCausalLM", "T5ForConditionalGeneration")
+FAMILIES = (
+    "BertModel",
+    "CLIPModel",
+    "GPTNeoForCausalLM",
+    "Gemma3ForCausalLM",
+    "T5ForConditionalGeneration",
+)
 
 
 @pytest.mark.parametrize(
-    "class_name", [pytest.param(name, marks=() if name in FAMILIES else pytest.mark.slow) for name in sorted(EXAMPLES)]
+    "class_name",
+    [
+        pytest.param(name, marks=() if name in FAMILIES else pytest.mark.slow)
+        for name in sorted(EXAMPLES)
+    ],
 )
 def test_the_published_form_of_every_class_of_the_catalog_is_accepted_unchanged(class_name):
     config_class = transformers._class_of(transformers.entries()[EXAMPLES[class_name]]).config_class
     silent = ("max_position_embeddings",)  # Funnel does not read it
-    of_catalog = [about["config"] for about in transformers._TABLE.values() if about["class"] == class_name]
+    of_catalog = [
+        about["config"] for about in transformers._TABLE.values() if about["class"] == class_name
+    ]
     with transformers._quietly():
         for config in [config_class(), *map(config_class.from_dict, map(dict, of_catalog))]:
             published = json.loads(config.to_json_string())
@@ -263,7 +343,10 @@ def test_the_published_form_of_every_class_of_the_catalog_is_accepted_unchanged(
             assert accepted.ignored == ()
             assert again == {key: value for key, value in config.to_dict().items() if key in again}
     read = set(
-        re.findall(r'kwargs\.(?:pop|get|setdefault)\("(\w+)"', inspect.getsource(inspect.getmodule(config_class)))
+        re.findall(
+            r'kwargs\.(?:pop|get|setdefault)\("(\w+)"',
+            inspect.getsource(inspect.getmodule(config_class)),
+        )
     )
     parts = {f"{part}_dict" for part in config_class.sub_configs}
     assert read <= config_file._keys_of(config_class) | config_file._SILENT | parts

@@ -80,7 +80,10 @@ def text_models(user_models, tmp_path, monkeypatch):
     (tmp_path / "text_models.py").write_text(TEXT)
     monkeypatch.syspath_prepend(tmp_path)
     user_models(
-        **{name: f"text_models:{name}" for name in ("by_name", "both_ways", "unmasked", "no_name", "gate", "marked")}
+        **{
+            name: f"text_models:{name}"
+            for name in ("by_name", "both_ways", "unmasked", "no_name", "gate", "marked")
+        }
     )
 
 
@@ -90,24 +93,39 @@ def test_a_model_takes_keyword_arguments_and_is_extracted_with_its_mask(text_mod
     assert apart.refusal(name) is None
     assert apart.flops == apart.model_flops
     assert sum(call.module_path.endswith("project") for call in apart.capture.calls) == 1
-    (attention,) = [spec for spec in apart.capture.tuples.values() if spec.short_name == "scaled_dot_product_attention"]
-    assert [tensor.shape for tensor in attention.tensors if tensor.dtype == "bool"] == [(4, 1, 1, 12)]
+    (attention,) = [
+        spec
+        for spec in apart.capture.tuples.values()
+        if spec.short_name == "scaled_dot_product_attention"
+    ]
+    assert [tensor.shape for tensor in attention.tensors if tensor.dtype == "bool"] == [
+        (4, 1, 1, 12)
+    ]
     assert attention.keywords["scale"] == (0.5 if name == "by_name" else 1.0)
 
 
-def test_a_model_that_reads_activations_runs_where_that_takes_little_memory(text_models, monkeypatch):
+def test_a_model_that_reads_activations_runs_where_that_takes_little_memory(
+    text_models, monkeypatch
+):
     apart = extract(Variant("gate", batch=2, input_size=224))
     assert [spec.short_name for spec in apart.capture.tuples.values()] == ["mean", "item", "linear"]
     assert apart.flops == apart.model_flops == 2 * 2 * 4 * 4
     monkeypatch.setattr(extraction, "MOST_RUN_BYTES", 79)
-    with pytest.raises(CaptureError, match="real values is not possible: parameters and buffers take"):
+    with pytest.raises(
+        CaptureError, match="real values is not possible: parameters and buffers take"
+    ):
         extract(Variant("gate", batch=2, input_size=224))
 
 
 def test_a_model_that_reads_a_large_mask_computes_it_without_running(text_models, monkeypatch):
     monkeypatch.setattr(extraction, "MOST_RUN_BYTES", 0)
     apart = extract(Variant("marked", batch=2, input_size=224))
-    assert [spec.short_name for spec in apart.capture.tuples.values()] == ["ones", "all", "item", "linear"]
+    assert [spec.short_name for spec in apart.capture.tuples.values()] == [
+        "ones",
+        "all",
+        "item",
+        "linear",
+    ]
 
 
 def test_keyword_arguments_give_what_the_model_itself_gives(text_models):
@@ -118,7 +136,9 @@ def test_keyword_arguments_give_what_the_model_itself_gives(text_models):
         catalog.example_inputs(catalog.variant("by_name", 2), device="cpu"),
     )
     with torch.no_grad():
-        assert torch.equal(model(*given), model.model(module.WORDS, attention_mask=module.MASK, scale=0.5))
+        assert torch.equal(
+            model(*given), model.model(module.WORDS, attention_mask=module.MASK, scale=0.5)
+        )
         assert not torch.equal(model(*given), model.model(module.WORDS, scale=0.5))
 
 
@@ -143,13 +163,20 @@ def test_a_users_model_is_found_by_its_name_alone(user_models, tmp_path, monkeyp
         "def lazy(): return torch.nn.LazyLinear(4)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    user_models(mine="my_models:plain", fed="my_models:with_input", bad="my_models:wrong", lost="nowhere:plain")
+    user_models(
+        mine="my_models:plain",
+        fed="my_models:with_input",
+        bad="my_models:wrong",
+        lost="nowhere:plain",
+    )
     user_models(**settings().models, one="my_models:one", lazy="my_models:lazy")
     assert {"mine", "fed"} <= set(catalog.names())
     assert catalog.find("mine").task == "user"
     assert type(catalog.build("mine")).__name__ == "Linear"
     assert catalog.example_inputs(catalog.variant("fed", 8), device="cpu")[0].shape == (8, 4)
-    assert [tensor.shape for tensor in catalog.example_inputs(catalog.variant("one", 2), device="cpu")] == [(2, 4)]
+    assert [
+        tensor.shape for tensor in catalog.example_inputs(catalog.variant("one", 2), device="cpu")
+    ] == [(2, 4)]
     for name in ("bad", "lost", "lazy"):
         with pytest.raises(SettingsError):
             catalog.build(name)
@@ -159,7 +186,9 @@ def test_a_users_module_is_found_in_the_folder_of_the_settings_alone_and_after_a
     user_models, tmp_path, monkeypatch
 ):
     for name in ("beside", "torch"):
-        (tmp_path / f"{name}.py").write_text("import torch\ndef net(): return torch.nn.Linear(4, 4)\n")
+        (tmp_path / f"{name}.py").write_text(
+            "import torch\ndef net(): return torch.nn.Linear(4, 4)\n"
+        )
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     monkeypatch.chdir(tmp_path)
     user_models(beside="beside:net")
@@ -180,8 +209,12 @@ def test_a_wrong_registration_is_refused(user_models, models):
 
 def test_a_model_is_titled_by_what_goes_in(text_models):
     assert catalog.title_of(Variant("by_name", batch=4, input_size=224)) == "by_name 4x12 float32"
-    assert catalog.title_of(Variant("unmasked", 8, 224, dtype="bfloat16")) == "unmasked 8x12 bfloat16"
-    assert catalog.title_of(Variant("resnet18", batch=4, input_size=224)) == "resnet18 4x224 float32"
+    assert (
+        catalog.title_of(Variant("unmasked", 8, 224, dtype="bfloat16")) == "unmasked 8x12 bfloat16"
+    )
+    assert (
+        catalog.title_of(Variant("resnet18", batch=4, input_size=224)) == "resnet18 4x224 float32"
+    )
 
 
 def test_a_model_of_ones_own_wins_its_name_of_all_but_torchvisions(user_models):
@@ -220,7 +253,9 @@ def helper(): raise ValueError("no width")
 def test_a_model_is_given_by_the_location_of_its_function(here, module, location):
     module, name = f"located_{module}", f"located_{module}:net"
     (here / f"{module}.py").write_text(NET)
-    variant = complete(PartialRequest(model=location.format(module, here), dtype="bf16"), "cuda", target=0.95).variant
+    variant = complete(
+        PartialRequest(model=location.format(module, here), dtype="bf16"), "cuda", target=0.95
+    ).variant
     assert (variant.model, variant.batch, variant.dtype) == (name, 16, "bfloat16")
     assert json.loads(os.environ["FARM_MODELS"]) == {name: name}
     assert os.environ["FARM_MODELS_PATH"] == str(here)
@@ -251,15 +286,20 @@ def test_an_error_of_the_users_function_is_shown_with_its_line(here):
     (here / "raises_here.py").write_text(NET)
     with pytest.raises(SettingsError, match="ValueError: no width") as caught:
         catalog.build(own.register("raises_here.py:bad"))
-    assert caught.value.next_step.endswith('raises_here.py, line 5: def helper(): raise ValueError("no width")')
-    with pytest.raises(SettingsError, match="'raises_here:badd' could not build its model") as caught:
+    assert caught.value.next_step.endswith(
+        'raises_here.py, line 5: def helper(): raise ValueError("no width")'
+    )
+    with pytest.raises(
+        SettingsError, match="'raises_here:badd' could not build its model"
+    ) as caught:
         catalog.build(own.register("raises_here.py:badd"))
     assert caught.value.next_step == "Did you mean bad?"
 
 
 def test_an_error_of_the_users_forward_is_shown_with_its_line(here):
     (here / "raises_there.py").write_text(
-        "from torch import nn, ones\nclass Net(nn.Module):\n    def forward(self, x):\n        return x @ ones(3, 3)\n"
+        "from torch import nn, ones\nclass Net(nn.Module):\n    def forward(self, x):\n        "
+        "return x @ ones(3, 3)\n"
         "def net(): return Net(), (ones(2, 16),)\n"
     )
     with pytest.raises(CaptureError, match=r"raises_there.py, line 4: return x @ ones\(3, 3\)\)"):
@@ -348,7 +388,9 @@ def test_code_of_the_user_that_would_end_the_process_is_an_error(here, function,
 )
 def test_a_module_that_ends_the_process_is_an_error(here, module, text):
     (here / f"{module}.py").write_text(text)
-    with pytest.raises(SettingsError, match=rf"'{module}:net' could not build its model: \w+: .*0") as caught:
+    with pytest.raises(
+        SettingsError, match=rf"'{module}:net' could not build its model: \w+: .*0"
+    ) as caught:
         catalog.build(own.register(f"{module}.py:net"))
     assert caught.value.next_step.endswith(f"{module}.py, line 1: {text}")
 
@@ -387,7 +429,11 @@ def test_a_folder_with_a_config_is_a_model_with_phases_and_a_version(here):
     (here / "tiny").mkdir()
     (here / "tiny" / "config.json").write_text(json.dumps(CONFIG))
     name = own.register("./tiny")
-    assert (name, catalog.find(name).phases, catalog.find(name).longest) == ("tiny", ("prefill", "decode"), 256)
+    assert (name, catalog.find(name).phases, catalog.find(name).longest) == (
+        "tiny",
+        ("prefill", "decode"),
+        256,
+    )
     prompt = catalog.variant(name, 2, length=8)
     module = catalog.build(prompt, device="cpu")
     assert {str(tensor.dtype) for tensor in module.parameters()} == {"torch.float32"}
@@ -520,7 +566,9 @@ def unmovable(): return Unmovable(8, 8).eval(), torch.randn(4, 8)
 
 @pytest.fixture
 def kinds(here):
-    """Registers a model of `KINDS` and returns its name. The module has a name of its own in each test."""
+    """Registers a model of `KINDS` and returns its name. The module has a name of its own in each
+    test.
+    """
     module = f"kinds_{here.name.replace('-', '_')}"
     (here / f"{module}.py").write_text(KINDS)
     return lambda name: own.register(f"{module}.py:{name}")
@@ -528,7 +576,10 @@ def kinds(here):
 
 def dtypes_of(variant):
     model = catalog.build(variant, device="cpu")
-    return [str(tensor.dtype).removeprefix("torch.") for tensor in (*model.parameters(), *model.buffers())]
+    return [
+        str(tensor.dtype).removeprefix("torch.")
+        for tensor in (*model.parameters(), *model.buffers())
+    ]
 
 
 @pytest.mark.parametrize(
@@ -571,9 +622,15 @@ def test_a_product_of_complex_numbers_is_measured_as_one(kinds):
 
 @pytest.mark.parametrize(
     ("name", "shown"),
-    [("dropping", "2 modules (Dropout at '1' and 1 more)"), ("skipping", "1 module (Skipping)"), ("fixed", "")],
+    [
+        ("dropping", "2 modules (Dropout at '1' and 1 more)"),
+        ("skipping", "1 module (Skipping)"),
+        ("fixed", ""),
+    ],
 )
-def test_a_model_that_arrives_in_train_mode_is_measured_in_eval_mode_with_a_line(kinds, name, shown):
+def test_a_model_that_arrives_in_train_mode_is_measured_in_eval_mode_with_a_line(
+    kinds, name, shown
+):
     variant = catalog.variant(kinds(name))
     assert variant.mode == "eval"
     assert not catalog.build(variant).training
@@ -588,7 +645,10 @@ def test_in_train_mode_a_module_that_the_user_has_frozen_stays_frozen(kinds):
     trained = catalog.build(catalog.variant(kinds("frozen"), mode="train"))
     assert [module.training for module in trained] == [True, False, True]
     assert not any(module.training for module in catalog.build(catalog.variant(kinds("frozen"))))
-    assert all(module.training for module in catalog.build(catalog.variant(kinds("ready"), mode="train")).modules())
+    assert all(
+        module.training
+        for module in catalog.build(catalog.variant(kinds("ready"), mode="train")).modules()
+    )
 
 
 def test_a_sparse_buffer_that_nothing_uses_is_left_out(kinds):
@@ -600,7 +660,11 @@ def test_a_sparse_buffer_that_nothing_uses_is_left_out(kinds):
 
 @pytest.mark.parametrize("step", [None, "training"])
 @pytest.mark.parametrize(
-    ("name", "kind"), [("sparse", r"matmul in the model has a sparse tensor"), ("nested", "Linear .* a nested tensor")]
+    ("name", "kind"),
+    [
+        ("sparse", r"matmul in the model has a sparse tensor"),
+        ("nested", "Linear .* a nested tensor"),
+    ],
 )
 def test_a_special_input_is_refused_by_name(kinds, name, kind, step):
     variant = catalog.variant(kinds(name), step=step)
@@ -665,8 +729,18 @@ CLIP = {
     "architectures": ["CLIPModel"],
     "model_type": "clip",
     "projection_dim": 16,
-    "text_config": {"vocab_size": 100, "hidden_size": 32, "max_position_embeddings": 20, "num_attention_heads": 4},
-    "vision_config": {"hidden_size": 32, "num_attention_heads": 4, "image_size": 32, "patch_size": 8},
+    "text_config": {
+        "vocab_size": 100,
+        "hidden_size": 32,
+        "max_position_embeddings": 20,
+        "num_attention_heads": 4,
+    },
+    "vision_config": {
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "image_size": 32,
+        "patch_size": 8,
+    },
 }
 WHISPER = {
     "architectures": ["WhisperForConditionalGeneration"],
@@ -677,15 +751,23 @@ WHISPER = {
     "max_source_positions": 50,
     "pad_token_id": 0,
     **{
-        f"{part}_{what}": number for part in ("encoder", "decoder") for what, number in (("layers", 1), ("ffn_dim", 64))
+        f"{part}_{what}": number
+        for part in ("encoder", "decoder")
+        for what, number in (("layers", 1), ("ffn_dim", 64))
     },
     **{f"{part}_attention_heads": 4 for part in ("encoder", "decoder")},
 }
-ROBERTA = {"architectures": ["RobertaModel"], "vocab_size": 100, "hidden_size": 32, "max_position_embeddings": 34}
+ROBERTA = {
+    "architectures": ["RobertaModel"],
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "max_position_embeddings": 34,
+}
 
 
 @pytest.mark.parametrize(
-    ("config", "length", "longest"), [(CLIP, 20, 20), (WHISPER, 100, 0), (ROBERTA, 32, 32), (CONFIG, 256, 256)]
+    ("config", "length", "longest"),
+    [(CLIP, 20, 20), (WHISPER, 100, 0), (ROBERTA, 32, 32), (CONFIG, 256, 256)],
 )
 def test_a_folder_has_the_length_of_its_config(here, config, length, longest):
     (here / "sized").mkdir()
@@ -702,7 +784,10 @@ def test_the_folder_of_a_whisper_runs_and_says_what_is_measured(here):
     assert catalog.example_inputs(variant)[0].shape == (1, 20, 100)
     assert extract(variant).refusal("heard") is None
     (line,) = catalog.differences(variant)
-    assert "names WhisperForConditionalGeneration; the farm measures the encoder of WhisperModel" in line
+    assert (
+        "names WhisperForConditionalGeneration; the farm measures the encoder of WhisperModel"
+        in line
+    )
 
 
 def test_a_config_that_builds_no_model_is_refused_with_the_reason(here):
@@ -715,7 +800,8 @@ def test_a_config_that_builds_no_model_is_refused_with_the_reason(here):
 
 def test_random_inputs_are_the_same_in_every_process_and_leave_the_generator_alone(here):
     (here / "random_here.py").write_text(
-        "import torch\nGIVEN = torch.randn(2, 4)\ndef net(): return torch.nn.Linear(4, 4), (torch.randn(2, 4), GIVEN)\n"
+        "import torch\nGIVEN = torch.randn(2, 4)\ndef net(): return torch.nn.Linear(4, 4), "
+        "(torch.randn(2, 4), GIVEN)\n"
     )
     name = own.register("random_here.py:net")
     before = torch.get_rng_state()

@@ -1,4 +1,6 @@
-"""Language models read ids of a text's distribution: of the farm's corpus, or of a user's own text."""
+"""Language models read ids of a text's distribution: of the farm's corpus, or of a user's own
+text.
+"""
 
 import json
 import os
@@ -18,7 +20,9 @@ def occurrences(tokens):
     return np.sort(np.bincount(tokens.ids.ravel()))[::-1]
 
 
-@pytest.mark.parametrize(("kind", "vocabulary"), list(zip(KINDS, (30522, 50257, 32128, 32000), strict=True)))
+@pytest.mark.parametrize(
+    ("kind", "vocabulary"), list(zip(KINDS, (30522, 50257, 32128, 32000), strict=True))
+)
 def test_ids_have_a_texts_distribution_over_the_models_own_vocabulary(kind, vocabulary):
     tokens = token_ids(kind, vocabulary, 64, 512)
     found = occurrences(tokens)
@@ -29,14 +33,21 @@ def test_ids_have_a_texts_distribution_over_the_models_own_vocabulary(kind, voca
 
 
 def test_a_longer_text_has_new_words_ever_more_slowly():
-    new = [(occurrences(token_ids("byte_level", 128256, batch, 4096)) > 0).sum() for batch in (8, 32, 128)]
+    new = [
+        (occurrences(token_ids("byte_level", 128256, batch, 4096)) > 0).sum()
+        for batch in (8, 32, 128)
+    ]
     assert new[0] * 1.5 < new[1] < new[0] * 3
     assert new[1] * 1.5 < new[2] < new[1] * 3
 
 
 def test_ids_are_the_same_wherever_they_are_asked_for():
-    assert token_ids("wordpiece", 30522, 2, 16, specials=BERT).id == "b309529e06e6d8bf9e878cd09c1f6937"
-    assert token_ids("unigram", 32128, 64, 2048, padded=True).id == "9a16eb15acc93ee4b193f042870d2d31"
+    assert (
+        token_ids("wordpiece", 30522, 2, 16, specials=BERT).id == "b309529e06e6d8bf9e878cd09c1f6937"
+    )
+    assert (
+        token_ids("unigram", 32128, 64, 2048, padded=True).id == "9a16eb15acc93ee4b193f042870d2d31"
+    )
 
 
 def test_without_padding_each_row_is_full_and_goes_on_where_the_last_one_ended():
@@ -46,7 +57,10 @@ def test_without_padding_each_row_is_full_and_goes_on_where_the_last_one_ended()
     assert set(tokens.ids[:, -1]) == {102}
     text = tokens.ids[:, 1:-1]
     assert not np.isin(text, list(BERT.all)).any()
-    assert (token_ids("wordpiece", 30522, 4, 254, specials=BERT).ids[:, 1:-1].ravel() == text.ravel()[: 4 * 252]).all()
+    assert (
+        token_ids("wordpiece", 30522, 4, 254, specials=BERT).ids[:, 1:-1].ravel()
+        == text.ravel()[: 4 * 252]
+    ).all()
 
 
 @pytest.mark.parametrize("padding", ["left", "right"])
@@ -69,7 +83,10 @@ def test_a_vocabulary_smaller_than_the_corpus_has_is_enough():
     [
         (("wordpeice", 30522, 1, 8), "no built-in tokenizer 'wordpeice'"),
         (("wordpiece", 30522, 0, 8), "The batch is 0"),
-        (("wordpiece", 30522, 1, 2), "no room for a text, because 2 of its tokens are special tokens"),
+        (
+            ("wordpiece", 30522, 1, 2),
+            "no room for a text, because 2 of its tokens are special tokens",
+        ),
         (("wordpiece", 90, 1, 8), "special id 100 is outside the vocabulary of 90 ids"),
         (("wordpiece", 30522, 2**12, 2**13), "are allowed"),
     ],
@@ -131,7 +148,9 @@ def test_a_users_text_that_is_too_short_for_all_rows_begins_again(own):
 def test_a_users_paragraphs_are_padded_as_the_model_pads(own):
     rows = own(batch=4, length=9, padded=True, specials=Specials(pad=99, padding="left"))
     assert rows.row_lengths == (9, 9, 5, 9)
-    assert rows.ids[2].tolist() == [99] * 4 + [WORDS.index(word) for word in ["[CLS]", "the", "end", ".", "[SEP]"]]
+    assert rows.ids[2].tolist() == [99] * 4 + [
+        WORDS.index(word) for word in ["[CLS]", "the", "end", ".", "[SEP]"]
+    ]
 
 
 def test_a_users_text_without_empty_lines_has_its_lines_for_paragraphs(own):
@@ -181,13 +200,20 @@ def test_a_tokenizer_of_another_model_is_refused(own):
         "[" * 100_000,
         '{"version": "1.0"}',
         json.dumps(tokenizer_json(model={"type": "Pickle", "path": "model.pkl"})),
-        json.dumps(tokenizer_json(pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}, "behavior": "Removed"})),
+        json.dumps(
+            tokenizer_json(
+                pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}, "behavior": "Removed"}
+            )
+        ),
         # Each character becomes a thousand, five times over.
         json.dumps(
             tokenizer_json(
                 normalizer={
                     "type": "Sequence",
-                    "normalizers": [{"type": "Replace", "pattern": {"Regex": "."}, "content": "x" * 1000}] * 5,
+                    "normalizers": [
+                        {"type": "Replace", "pattern": {"Regex": "."}, "content": "x" * 1000}
+                    ]
+                    * 5,
                 }
             )
         ),
@@ -223,6 +249,8 @@ def test_a_damaged_text_of_the_package_is_named(tmp_path, monkeypatch):
     (tmp_path / "unigram.npz").write_bytes((texts.FOLDER / "unigram.npz").read_bytes()[:20_000])
     monkeypatch.setattr(texts, "FOLDER", tmp_path)
     texts._corpus.cache_clear()
-    with pytest.raises(DamagedPackage, match=r"unigram.npz' of the installed package cannot be read") as caught:
+    with pytest.raises(
+        DamagedPackage, match=r"unigram.npz' of the installed package cannot be read"
+    ) as caught:
         texts._corpus("unigram")
     assert "Install the package again" in caught.value.next_step

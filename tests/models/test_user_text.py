@@ -1,4 +1,6 @@
-"""A variant that reads somebody's own text: what goes into the model, and what is refused in one line."""
+"""A variant that reads somebody's own text: what goes into the model, and what is refused in one
+line.
+"""
 
 import dataclasses
 
@@ -27,7 +29,11 @@ def test_an_encoder_reads_it_with_what_the_tokenizer_puts_around_a_row(own):
     variant = catalog.variant("bert-base", 2, length=6, **own)
     assert read(variant) == ["[CLS] the cat sat on [SEP]", "[CLS] the mat . a [SEP]"]
     assert str(variant) == f"bert-base 2x6 tokens float32 text {variant.text[:8]}"
-    assert variant == catalog.variant("bert-base", 2, length=6, **own) != catalog.variant("bert-base", 2, length=6)
+    assert (
+        variant
+        == catalog.variant("bert-base", 2, length=6, **own)
+        != catalog.variant("bert-base", 2, length=6)
+    )
 
 
 def test_without_a_length_rows_are_as_long_as_the_model_reads_by_itself(own):
@@ -36,16 +42,24 @@ def test_without_a_length_rows_are_as_long_as_the_model_reads_by_itself(own):
 
 
 def test_padding_and_mask_come_as_the_paragraphs_do(own):
-    _, mask = catalog.example_inputs(catalog.variant("bert-base", 3, length=9, padded=True, **own), device="cpu")
+    _, mask = catalog.example_inputs(
+        catalog.variant("bert-base", 3, length=9, padded=True, **own), device="cpu"
+    )
     assert mask.sum(1).tolist() == [9, 9, 5]
 
 
 def test_in_decode_each_row_reads_one_token_of_it(own):
-    assert read(catalog.variant("gpt2", 3, phase="decode", cache=16, **own)) == ["the", "cat", "sat"]
+    assert read(catalog.variant("gpt2", 3, phase="decode", cache=16, **own)) == [
+        "the",
+        "cat",
+        "sat",
+    ]
 
 
 def test_what_a_decoder_reads_beside_a_text_is_how_that_goes_on(own):
-    text, beside, *_ = catalog.example_inputs(catalog.variant("t5-small", 1, length=6, **own), device="cpu")
+    text, beside, *_ = catalog.example_inputs(
+        catalog.variant("t5-small", 1, length=6, **own), device="cpu"
+    )
     assert [WORDS[row[1]] for row in (*text.tolist(), *beside.tolist())] == ["the", "the"]
     assert [WORDS[row[2]] for row in (*text.tolist(), *beside.tolist())] == ["cat", "mat"]
 
@@ -59,7 +73,10 @@ def test_it_is_extracted_as_any_other(own):
     from farm.training.extract import extract
 
     said = {"length": 6, "layers": 1, "padded": True}
-    tuples = [extract(catalog.variant("bert-base", 2, **said, **more)).capture.tuples for more in ({}, own)]
+    tuples = [
+        extract(catalog.variant("bert-base", 2, **said, **more)).capture.tuples
+        for more in ({}, own)
+    ]
     assert [*tuples[0]] == [*tuples[1]]
 
 
@@ -82,7 +99,9 @@ def test_what_cannot_be_read_is_refused_in_one_line(own, model, leave_out, probl
 
 def test_ids_that_are_not_at_hand_or_of_another_size_are_refused(own):
     with pytest.raises(UsageError, match="are not stored here") as caught:
-        catalog.example_inputs(Variant("bert-base", 2, 0, length=6, phase="encode", text="0" * 32), device="cpu")
+        catalog.example_inputs(
+            Variant("bert-base", 2, 0, length=6, phase="encode", text="0" * 32), device="cpu"
+        )
     assert "--tokenizer" in caught.value.next_step
     variant = catalog.variant("bert-base", 2, length=6, **own)
     with pytest.raises(UsageError, match="a row has 6 tokens"):
@@ -90,7 +109,9 @@ def test_ids_that_are_not_at_hand_or_of_another_size_are_refused(own):
 
 
 def test_a_process_that_is_given_ids_each_time_keeps_the_last(own):
-    first, second = (catalog.variant("bert-base", 2, length=length, **own).text for length in (6, 7))
+    first, second = (
+        catalog.variant("bert-base", 2, length=length, **own).text for length in (6, 7)
+    )
     texts.hold_tokens(texts.tokens_of_text(second), alone=True)
     assert texts.holds_tokens(second)
     assert not texts.holds_tokens(first)

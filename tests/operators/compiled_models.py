@@ -1,4 +1,6 @@
-"""Small models for tests of the compiler. The capture and the farm's processes compile the same models."""
+"""Small models for tests of the compiler. The capture and the farm's processes compile the same
+models.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
+needs_compiler = pytest.mark.skipif(
+    shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU"
+)
 
 
 class Two(nn.Module):

@@ -1,4 +1,6 @@
-"""Small models of transformers' architectures, made of their own configurations: two layers, 32 wide, 99 tokens."""
+"""Small models of transformers' architectures, made of their own configurations: two layers, 32
+wide, 99 tokens.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ _WIDE: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attenti
 _BERT = _WIDE | {"intermediate_size": 64, "vocab_size": 99}
 _GROUPED = _BERT | {"num_key_value_heads": 2}
 _GPT: dict[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 99}
-_T5: dict[str, Any] = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 99}
+_T5: dict[str, Any] = {
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_heads": 4,
+    "vocab_size": 99,
+}
 _BART: dict[str, Any] = {
     "d_model": 32,
     "encoder_layers": 2,
@@ -45,10 +54,18 @@ _RELATIVE = _BERT | {
 FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
     "albert": ("AlbertModel", _BERT | {"embedding_size": 16}, "tokens"),
     "bart": ("BartModel", _BART, "both"),
-    "beit": ("BeitModel", _IMAGE | {"use_relative_position_bias": True, "out_indices": [1, 2]}, "image"),
+    "beit": (
+        "BeitModel",
+        _IMAGE | {"use_relative_position_bias": True, "out_indices": [1, 2]},
+        "image",
+    ),
     "bert": ("BertModel", _BERT, "tokens"),
     "bigbird": ("BigBirdModel", _BERT | {"attention_type": "original_full"}, "tokens"),
-    "bloom": ("BloomForCausalLM", {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 99}, "tokens"),
+    "bloom": (
+        "BloomForCausalLM",
+        {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 99},
+        "tokens",
+    ),
     "camembert": ("CamembertModel", _BERT, "tokens"),
     "clip": ("CLIPModel", {"text_config": _BERT, "vision_config": _IMAGE}, "captioned"),
     "codegen": ("CodeGenForCausalLM", _GPT | {"rotary_dim": 4}, "tokens"),
@@ -75,7 +92,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "funnel": (
         "FunnelModel",
-        {"block_sizes": [1, 1], "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 64, "vocab_size": 99},
+        {
+            "block_sizes": [1, 1],
+            "d_model": 32,
+            "n_head": 4,
+            "d_head": 8,
+            "d_inner": 64,
+            "vocab_size": 99,
+        },
         "tokens",
     ),
     "gemma": ("GemmaForCausalLM", _BERT | {"num_key_value_heads": 1, "head_dim": 8}, "tokens"),
@@ -128,7 +152,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
     "olmo": ("OlmoForCausalLM", _BERT, "tokens"),
     "openai_gpt": ("OpenAIGPTLMHeadModel", _GPT, "tokens"),
     "openai_gpt_double": ("OpenAIGPTDoubleHeadsModel", _GPT, "choices"),
-    "opt": ("OPTForCausalLM", _WIDE | {"ffn_dim": 64, "word_embed_proj_dim": 32, "vocab_size": 99}, "tokens"),
+    "opt": (
+        "OPTForCausalLM",
+        _WIDE | {"ffn_dim": 64, "word_embed_proj_dim": 32, "vocab_size": 99},
+        "tokens",
+    ),
     "pegasus": ("PegasusModel", _BART, "both"),
     "phi": ("PhiForCausalLM", _BERT, "tokens"),
     "qwen2": ("Qwen2ForCausalLM", _GROUPED, "tokens"),
@@ -140,17 +168,24 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
     "t5_encoder": ("T5EncoderModel", _T5, "tokens"),
     "vit": ("ViTModel", _IMAGE, "image"),
     "wav2vec2": ("Wav2Vec2Model", _AUDIO, "sound"),
-    "whisper": ("WhisperModel", _BART | _NUMBERED | {"max_source_positions": 20, "num_mel_bins": 8}, "spectrum"),
+    "whisper": (
+        "WhisperModel",
+        _BART | _NUMBERED | {"max_source_positions": 20, "num_mel_bins": 8},
+        "spectrum",
+    ),
     "xlm": ("XLMModel", {"emb_dim": 32, "n_layers": 2, "n_heads": 4, "vocab_size": 99}, "tokens"),
     "xlm_roberta": ("XLMRobertaModel", _BERT, "tokens"),
-    "xlnet": ("XLNetModel", {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64, "vocab_size": 99}, "tokens"),
+    "xlnet": (
+        "XLNetModel",
+        {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64, "vocab_size": 99},
+        "tokens",
+    ),
 }
 
 
 def make(name: str, **others: Any) -> nn.Module:
-    """With ``others`` in its configuration; in evaluation mode, in single precision; a mixture of experts in bfloat16,
-    as its grouped products ask for.
-    """
+    """With ``others`` in its configuration; in evaluation mode, in single precision; a mixture of
+    experts in bfloat16, as its grouped products ask for."""
     torchvision_models()  # where it lacks its operators, transformers cannot import it either
     import transformers
 
@@ -173,7 +208,10 @@ def inputs(name: str, *, padded: bool = False) -> dict[str, torch.Tensor]:
     return {
         "tokens": {"input_ids": tokens, "attention_mask": mask},
         "tokens alone": {"input_ids": tokens},
-        "choices": {"input_ids": tokens[:, None].repeat(1, 2, 1), "mc_token_ids": torch.full((2, 2), 15)},
+        "choices": {
+            "input_ids": tokens[:, None].repeat(1, 2, 1),
+            "mc_token_ids": torch.full((2, 2), 15),
+        },
         "both": {"input_ids": tokens, "attention_mask": mask, "decoder_input_ids": tokens[:, :8]},
         "image": {"pixel_values": image},
         "captioned": {"input_ids": tokens, "attention_mask": mask, "pixel_values": image},

@@ -1,4 +1,6 @@
-"""A mixture of experts without transformers: a router, and one product for the rows of all experts."""
+"""A mixture of experts without transformers: a router, and one product for the rows of all
+experts.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,13 @@ from torch import nn
 
 
 class Routed(nn.Module):
-    """Each row goes to the best ``chosen`` of its ``experts``. With ``skew`` the first experts get most rows."""
+    """Each row goes to the best ``chosen`` of its ``experts``. With ``skew`` the first experts get
+    most rows.
+    """
 
-    def __init__(self, width: int = 16, experts: int = 8, chosen: int = 2, skew: float = 0.0) -> None:
+    def __init__(
+        self, width: int = 16, experts: int = 8, chosen: int = 2, skew: float = 0.0
+    ) -> None:
         super().__init__()
         self.router = nn.Linear(width, experts)
         self.weights = nn.Parameter(torch.randn(experts, width, width) / width**0.5)
@@ -22,7 +28,9 @@ class Routed(nn.Module):
         experts, order = torch.sort(best)
         counts = torch.histc(experts.float(), bins=self.experts, min=0, max=self.experts - 1)
         ends = torch.cumsum(counts, 0, dtype=torch.int32)
-        rows = torch._grouped_mm(x[order // self.chosen].bfloat16(), self.weights.bfloat16(), offs=ends)
+        rows = torch._grouped_mm(
+            x[order // self.chosen].bfloat16(), self.weights.bfloat16(), offs=ends
+        )
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order), device=order.device)
         return rows[back].view(len(x), self.chosen, -1).sum(1)

@@ -1,6 +1,5 @@
-"""Models of tokens, images and sounds of other sources are extracted completely, as docs/results/architectures.md
-tells.
-"""
+"""Models of tokens, images and sounds of other sources are extracted completely, as
+docs/results/architectures.md tells."""
 
 from __future__ import annotations
 
@@ -67,7 +66,9 @@ def flops_of(variant: Variant) -> int:
 
 def test_the_layers_of_a_decoder_are_the_same_few_tuples() -> None:
     few, many = (
-        extract(catalog.variant("gpt2", phase="decode", cache=32, layers=layers), device_type="cuda")
+        extract(
+            catalog.variant("gpt2", phase="decode", cache=32, layers=layers), device_type="cuda"
+        )
         for layers in (2, 4)
     )
     assert len(many.capture.calls) > 1.5 * len(few.capture.calls)

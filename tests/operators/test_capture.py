@@ -12,7 +12,9 @@ from farm.operators.profiler import verify_on_device
 
 
 class Shapes(nn.Module):
-    """Views that cost nothing, views that must copy, an operator in place, a tensor made on the way."""
+    """Views that cost nothing, views that must copy, an operator in place, a tensor made on the
+    way.
+    """
 
     def forward(self, x):
         x = x.transpose(1, 2)
@@ -47,7 +49,9 @@ def test_what_has_no_owner_is_a_gap_with_its_place_and_reason():
 def test_a_subclass_of_a_leaf_is_looked_into():
     class Norm(nn.LayerNorm):
         def forward(self, x):
-            return F.layer_norm(x.permute(0, 2, 1), self.normalized_shape, self.weight, self.bias, self.eps)
+            return F.layer_norm(
+                x.permute(0, 2, 1), self.normalized_shape, self.weight, self.bias, self.eps
+            )
 
     found = capture(Norm(8), (torch.randn(2, 8, 3),))
     assert names(found) == ["layer_norm"]
@@ -56,7 +60,11 @@ def test_a_subclass_of_a_leaf_is_looked_into():
 
 
 def test_a_leaf_that_its_parameters_do_not_rebuild_is_looked_into():
-    hooked, changed, normed = nn.Linear(4, 4), nn.Dropout(0.5), nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+    hooked, changed, normed = (
+        nn.Linear(4, 4),
+        nn.Dropout(0.5),
+        nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
+    )
     hooked.register_forward_hook(lambda module, args, out: out * 2)
     changed.forward = lambda x: x + 1
     found = capture(nn.Sequential(hooked, changed, normed).eval(), (torch.randn(2, 4),))
@@ -97,7 +105,10 @@ def test_attention_takes_the_path_that_it_takes_unobserved(grad_enabled):
     for model in (attention, layer):
         seen = verify_on_device(model, (torch.randn(2, 5, 16),), "cpu", grad_enabled=grad_enabled)
         assert seen.differences == []
-        fused = any("_native_multi_head" in name or "_transformer_encoder" in name for name in seen.capture.operators)
+        fused = any(
+            "_native_multi_head" in name or "_transformer_encoder" in name
+            for name in seen.capture.operators
+        )
         assert fused is not grad_enabled
 
 
@@ -133,14 +144,21 @@ def test_recurrent_modules_are_one_call(model):
 
 
 @pytest.mark.parametrize(
-    "name", ["resnet18", "vit_b_32", *(pytest.param(name, marks=pytest.mark.slow) for name in ("swin_t", "googlenet"))]
+    "name",
+    [
+        "resnet18",
+        "vit_b_32",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("swin_t", "googlenet")),
+    ],
 )
 def test_a_prediction_on_meta_is_what_runs(name):
     model, image = catalog.build(name, device="cpu"), catalog.example_inputs(name, device="cpu")
     seen = verify_on_device(model, image, "cpu")
     assert seen.differences == []
     predicted = predict(catalog.build(name), catalog.example_inputs(name))
-    assert [call.tuple_id for call in predicted.calls] == [call.tuple_id for call in seen.capture.calls]
+    assert [call.tuple_id for call in predicted.calls] == [
+        call.tuple_id for call in seen.capture.calls
+    ]
 
 
 def test_predicting_leaves_the_model_as_it_was():
@@ -154,11 +172,18 @@ def test_predicting_leaves_the_model_as_it_was():
 
 @pytest.mark.parametrize(
     "options",
-    [{"dtype": "float16"}, {"dtype": "bfloat16"}, {"memory_format": "channels_last"}, {"mode": "train"}],
+    [
+        {"dtype": "float16"},
+        {"dtype": "bfloat16"},
+        {"memory_format": "channels_last"},
+        {"mode": "train"},
+    ],
 )
 def test_variants_are_other_tuples_without_gaps(options):
     inputs = {key: value for key, value in options.items() if key != "mode"}
-    plain = predict(catalog.build("resnet18"), catalog.example_inputs(catalog.variant("resnet18", 2)))
+    plain = predict(
+        catalog.build("resnet18"), catalog.example_inputs(catalog.variant("resnet18", 2))
+    )
     found = predict(
         catalog.build(catalog.variant("resnet18", **options)),
         catalog.example_inputs(catalog.variant("resnet18", 2, **inputs)),

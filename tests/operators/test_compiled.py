@@ -1,4 +1,6 @@
-"""Compiled models: which launches a pass has, and that a rebuilt kernel computes the same as in the model."""
+"""Compiled models: which launches a pass has, and that a rebuilt kernel computes the same as in the
+model.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,8 @@ def kernels_of(compiled_pass: CompiledPass) -> list[OperatorTuple]:
     return [spec for spec in compiled_pass.capture().tuples.values() if spec.kind == "kernel"]
 
 
-# ------------------------------------------------------------------------------------------------ the capture
+# ------------------------------------------------------------------------------------------------
+# the capture
 
 
 @needs_compiler
@@ -60,11 +63,15 @@ def test_each_launch_is_one_call_with_its_module_and_another_compilation_has_the
     assert [operator for operator, _ in owners if operator.startswith("cpp.")] == ["cpp.fused"]
     assert {path for _, path in owners} >= {"first", "second"}
     assert len(capture.slots) == len(capture.calls)
-    assert sorted(one for one in capture.slots if one is not None) == list(range(len(capture.calls)))
+    assert sorted(one for one in capture.slots if one is not None) == list(
+        range(len(capture.calls))
+    )
     assert first.facts()["graph_breaks"] == {}
 
     again = compiled(Two(), values, choices=first.facts()["choices"], cached=False)
-    assert [call.tuple_id for call in again.capture().calls] == [call.tuple_id for call in capture.calls]
+    assert [call.tuple_id for call in again.capture().calls] == [
+        call.tuple_id for call in capture.calls
+    ]
     torch.testing.assert_close(first.run(), first.model(values))
 
 
@@ -77,12 +84,23 @@ def test_a_graph_break_is_counted_with_its_reason_and_what_runs_between_graphs_i
     assert sum(breaks.values()) >= 1
     assert "graph_break()" in " ".join(breaks)
     capture = broken.capture()
-    libraries = [call.module_path for call in capture.calls if "addmm" in capture.tuples[call.tuple_id].operator]
-    assert libraries == ["0.first", "0.second", "1.first", "1.second"]  # one graph serves both blocks
+    libraries = [
+        call.module_path
+        for call in capture.calls
+        if "addmm" in capture.tuples[call.tuple_id].operator
+    ]
+    assert libraries == [
+        "0.first",
+        "0.second",
+        "1.first",
+        "1.second",
+    ]  # one graph serves both blocks
 
     between = compiled(Sorted(), torch.randn(4, 16))
     capture = between.capture()
-    eager = [capture.tuples[call.tuple_id].operator for call in capture.calls if call.owner == EAGER]
+    eager = [
+        capture.tuples[call.tuple_id].operator for call in capture.calls if call.owner == EAGER
+    ]
     assert eager == ["aten.sort.default"]
     assert sum(between.facts()["graph_breaks"].values()) >= 1
     positions = [call.owner == EAGER for call in capture.calls]
@@ -115,11 +133,17 @@ def test_the_backward_has_module_paths_and_a_compiled_optimizer_computes_as_the_
     capture = whole.capture()
     assert not capture.gaps
     kinds = {
-        part: {capture.tuples[call.tuple_id].kind for call in capture.calls if call.part == part} for part in PARTS
+        part: {capture.tuples[call.tuple_id].kind for call in capture.calls if call.part == part}
+        for part in PARTS
     }
     assert kinds["optimizer"] == {"kernel"}
     assert kinds["loss"] == {"aten"}
-    paths = {path for call in capture.calls if call.part == "backward" for path in call.module_path.split(", ")}
+    paths = {
+        path
+        for call in capture.calls
+        if call.part == "backward"
+        for path in call.module_path.split(", ")
+    }
     assert paths >= {"first", "second"}
 
 
@@ -148,12 +172,15 @@ def test_the_capture_of_a_step_of_several_passes_does_not_change_the_results() -
     torch.testing.assert_close(one.run(), model(values))
 
 
-# ------------------------------------------------------------------------------------------------ rebuilt kernels
+# ------------------------------------------------------------------------------------------------
+# rebuilt kernels
 
 
 @needs_compiler
 @pytest.mark.parametrize("model", [Two, Picked])
-def test_a_rebuilt_kernel_with_copied_values_computes_what_it_computes_in_the_model(model: type[nn.Module]) -> None:
+def test_a_rebuilt_kernel_with_copied_values_computes_what_it_computes_in_the_model(
+    model: type[nn.Module],
+) -> None:
     arguments = torch.randint(10, (2, 3)) if model is Picked else torch.randn(4, 16)
     whole = compiled(model(), arguments)
     (spec,) = kernels_of(whole)
@@ -206,7 +233,9 @@ def test_a_kernel_that_changes_its_inputs_gets_them_again_before_each_run() -> N
 @needs_compiler
 def test_a_kernel_that_was_not_compiled_here_is_refused_and_nothing_runs() -> None:
     (spec,) = kernels_of(compiled(Two(), torch.randn(4, 16)))
-    forged = parse({**spec.to_json(), "parameters": {**spec.to_json()["parameters"], "source": "0" * 32}})
+    forged = parse(
+        {**spec.to_json(), "parameters": {**spec.to_json()["parameters"], "source": "0" * 32}}
+    )
     assert forged.id != spec.id
     with pytest.raises(TupleRejected, match="does not generate the kernel") as caught:
         rebuild(forged, CPU).run()
@@ -214,7 +243,8 @@ def test_a_kernel_that_was_not_compiled_here_is_refused_and_nothing_runs() -> No
     assert "--compile" in caught.value.next_step
 
 
-# ------------------------------------------------------------------------------------------------ the compiler
+# ------------------------------------------------------------------------------------------------
+# the compiler
 
 
 #: Module -> the private names in it that `farm.operators.compiler` uses.
@@ -248,7 +278,9 @@ def missing_names() -> list[str]:
     return missing
 
 
-def test_this_pytorch_has_all_private_names_and_a_missing_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_pytorch_has_all_private_names_and_a_missing_one_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     triton = "torch._inductor.runtime.triton_heuristics"
     expected = set()
     if importlib.util.find_spec("triton") is None:
@@ -264,7 +296,9 @@ def test_the_source_of_the_autotuner_has_the_names_and_arguments_that_the_farm_u
     """Without Triton the module cannot be imported, so this reads its source."""
     source = Path(torch.__file__).parent / "_inductor" / "runtime" / "triton_heuristics.py"
     tree = ast.parse(source.read_text())
-    (autotuner,) = (one for one in tree.body if isinstance(one, ast.ClassDef) and one.name == "CachingAutotuner")
+    (autotuner,) = (
+        one for one in tree.body if isinstance(one, ast.ClassDef) and one.name == "CachingAutotuner"
+    )
     methods = {one.name: one for one in autotuner.body if isinstance(one, ast.FunctionDef)}
     assert methods.keys() >= {"run", "precompile", "_precompile_config", "__init__"}
     named = [one.arg for one in (*methods["run"].args.args, *methods["run"].args.kwonlyargs)]
@@ -272,7 +306,11 @@ def test_the_source_of_the_autotuner_has_the_names_and_arguments_that_the_farm_u
     assert methods["run"].args.vararg is not None
     assigned = {one.attr for one in ast.walk(autotuner) if isinstance(one, ast.Attribute)}
     assert {"launchers", "inductor_meta", "triton_meta", "filename", "fn"} <= assigned
-    (made,) = (one for one in tree.body if isinstance(one, ast.ClassDef) and one.name == "TritonCompileResult")
+    (made,) = (
+        one
+        for one in tree.body
+        if isinstance(one, ast.ClassDef) and one.name == "TritonCompileResult"
+    )
     assert "make_launcher" in {one.name for one in made.body if isinstance(one, ast.FunctionDef)}
     assert "found_by_coordesc" in source.read_text()
 
@@ -287,7 +325,9 @@ def test_a_model_that_the_compiler_refuses_gives_one_line_with_the_reason() -> N
     assert "without --compile" in caught.value.next_step
 
 
-def test_without_a_compiler_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_compiler_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(UsageError, match="needs a C\\+\\+ compiler") as caught:
@@ -295,7 +335,8 @@ def test_without_a_compiler_the_error_says_what_to_install(monkeypatch: pytest.M
     assert "Install g++" in caught.value.next_step
 
 
-# ------------------------------------------------------------------------------------------------ the compiler's cache
+# ------------------------------------------------------------------------------------------------
+# the compiler's cache
 
 
 @pytest.fixture

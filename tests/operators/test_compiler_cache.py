@@ -38,7 +38,9 @@ def folder(tmp_path):
 
 
 def names(folder):
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {LIST}
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {
+        LIST
+    }
 
 
 def truncate(path):

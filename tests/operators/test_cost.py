@@ -20,7 +20,9 @@ class _Model(nn.Module):
 
 
 def cost_of(model, *inputs):
-    (spec,) = capture(model if isinstance(model, nn.Module) else _Model(model), inputs).tuples.values()
+    (spec,) = capture(
+        model if isinstance(model, nn.Module) else _Model(model), inputs
+    ).tuples.values()
     return cost(spec)
 
 
@@ -31,7 +33,10 @@ def test_a_linear_layer_costs_two_per_multiply_add_and_its_matrices():
 
 
 def test_a_convolution_costs_two_per_multiply_add():
-    assert cost_of(nn.Conv2d(3, 5, 3, padding=1), torch.randn(2, 3, 8, 8)).flops == 2 * 2 * 8 * 8 * 3 * 5 * 9
+    assert (
+        cost_of(nn.Conv2d(3, 5, 3, padding=1), torch.randn(2, 3, 8, 8)).flops
+        == 2 * 2 * 8 * 8 * 3 * 5 * 9
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,7 +62,8 @@ def test_an_embedding_reads_the_rows_that_are_asked_for():
 
 def test_half_precision_moves_half_the_bytes():
     full, half = (
-        cost_of(lambda x: F.softmax(x, -1), torch.randn(8, 8, dtype=t)) for t in (torch.float32, torch.float16)
+        cost_of(lambda x: F.softmax(x, -1), torch.randn(8, 8, dtype=t))
+        for t in (torch.float32, torch.float16)
     )
     assert full.bytes == 2 * half.bytes
 
@@ -71,7 +77,10 @@ def test_a_model_that_cannot_run_on_its_input_is_refused_with_what_it_said():
     ("function", "elements"),
     [
         (lambda cache, new, index: cache.index_copy_(0, index, new), 4 * 8 + 4 * 8),
-        (lambda cache, new, index: cache.scatter_(0, index[:, None].expand(4, 8), new), 4 * 8 + 4 * 8),
+        (
+            lambda cache, new, index: cache.scatter_(0, index[:, None].expand(4, 8), new),
+            4 * 8 + 4 * 8,
+        ),
         (lambda cache, new, index: cache.index_add_(0, index, new), 4 * 8 + 2 * 4 * 8),
         (lambda cache, new, index: cache.index_select(0, index), 2 * 4 * 8),
         (lambda cache, new, index: cache.gather(0, index[:, None].expand(4, 8)), 2 * 4 * 8),

@@ -1,4 +1,6 @@
-"""Values that decide how much work a call does are recorded from the model, and made again for a rebuilt operator."""
+"""Values that decide how much work a call does are recorded from the model, and made again for a
+rebuilt operator.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def test_the_rows_of_each_expert_are_those_of_the_models_router():
     rows = torch.bincount(best, minlength=8)
     ends = rebuild(parse(spec.to_json()), CPU).tensors[-1]
     assert ends[-1] == 2 * len(x)
-    assert [-(-number // 64) for number in rows_of(ends)] == [-(-number // 64) for number in sorted(rows.tolist())]
+    assert [-(-number // 64) for number in rows_of(ends)] == [
+        -(-number // 64) for number in sorted(rows.tolist())
+    ]
     assert rebuild(spec, CPU).run().shape == (2 * len(x), 16)
     assert rows_of(rebuild(spec.without_values, CPU).tensors[-1]) == [64] * 8
 
@@ -63,7 +67,9 @@ def test_equal_routings_are_one_tuple_and_others_are_others():
         mirrored.router.weight.copy_(model.router.weight.flip(0))
         mirrored.router.bias.copy_(model.router.bias.flip(0))
     even, _ = routed()
-    ids = [product_of(capture(routed_model, (x,))).id for routed_model in (model, twin, mirrored, even)]
+    ids = [
+        product_of(capture(routed_model, (x,))).id for routed_model in (model, twin, mirrored, even)
+    ]
     assert ids[0] == ids[1]
     assert len(set(ids)) == 3
 
@@ -120,7 +126,12 @@ def test_the_bags_of_an_embedding_have_the_lengths_of_the_model():
         (spec,) = captured.tuples.values()
         made = rebuild(spec, CPU).tensors[-1].tolist()
         assert made[0] == 0
-        assert sorted(end - start for start, end in zip(made, [*made[1:], 12], strict=True)) == [0, 1, 3, 8]
+        assert sorted(end - start for start, end in zip(made, [*made[1:], 12], strict=True)) == [
+            0,
+            1,
+            3,
+            8,
+        ]
     assert rebuild(spec.without_values, CPU).tensors[-1].tolist() == [0, 3, 6, 9]
 
 
@@ -140,8 +151,12 @@ def test_a_large_gather_reads_as_many_different_rows_as_in_the_model():
     permutation = torch.randperm(4096, generator=generator)
     assert distinct(permutation) == 4096
     assert distinct(permutation % 512) == 512
-    assert values_of(only(torch.Tensor.__getitem__, TABLE, torch.arange(4096))) == [Distribution("places", (16, 2))]
-    assert values_of(only(torch.index_select, TABLE, 0, permutation)) == [Distribution("places", (16, 0))]
+    assert values_of(only(torch.Tensor.__getitem__, TABLE, torch.arange(4096))) == [
+        Distribution("places", (16, 2))
+    ]
+    assert values_of(only(torch.index_select, TABLE, 0, permutation)) == [
+        Distribution("places", (16, 0))
+    ]
 
 
 def test_a_small_or_random_gather_is_the_tuple_that_it_was():
@@ -149,7 +164,9 @@ def test_a_small_or_random_gather_is_the_tuple_that_it_was():
     assert not values_of(only(torch.Tensor.__getitem__, TABLE, random))
     assert not values_of(only(torch.Tensor.__getitem__, TABLE[:, :8], torch.arange(4096)))
     assert not values_of(only(torch.Tensor.__getitem__, TABLE, torch.arange(64)))
-    assert not values_of(next(iter(capture(nn.Embedding(4096, 512), (torch.arange(4096),)).tuples.values())))
+    assert not values_of(
+        next(iter(capture(nn.Embedding(4096, 512), (torch.arange(4096),)).tuples.values()))
+    )
 
 
 def test_a_mask_selects_as_many_entries_as_in_the_model():
@@ -171,7 +188,11 @@ def test_values_that_a_fake_pass_has_overwritten_are_unknown():
         ends.copy_(x.sum(1).argsort()[:4])
         return torch._grouped_mm(x, weights, offs=ends)
 
-    given = torch.ones(8, 16).bfloat16(), torch.ones(4, 16, 16).bfloat16(), torch.arange(4, dtype=torch.int32)
+    given = (
+        torch.ones(8, 16).bfloat16(),
+        torch.ones(4, 16, 16).bfloat16(),
+        torch.arange(4, dtype=torch.int32),
+    )
     assert lacks_values(product_of(predict(FunctionAsModel(overwritten), given)))
 
 

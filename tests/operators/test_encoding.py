@@ -34,10 +34,14 @@ def _arguments(leaf):
     if leaf.__name__ in _SPECIAL:
         return _SPECIAL[leaf.__name__]
     parameters = list(inspect.signature(leaf.__init__).parameters.values())[1:]
-    return {p.name: 2 for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD}
+    return {
+        p.name: 2 for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
+    }
 
 
-@pytest.mark.parametrize("leaf", sorted(LEAF_CLASSES, key=lambda leaf: leaf.__name__), ids=lambda leaf: leaf.__name__)
+@pytest.mark.parametrize(
+    "leaf", sorted(LEAF_CLASSES, key=lambda leaf: leaf.__name__), ids=lambda leaf: leaf.__name__
+)
 def test_a_leaf_is_described_and_built_again(leaf):
     module = leaf(**_arguments(leaf))
     parameters = describe_leaf(module)
@@ -73,12 +77,16 @@ def test_unusual_parameters_survive(module):
     }
 
 
-@pytest.mark.parametrize("module", [nn.BatchNorm2d(4), nn.BatchNorm2d(4, affine=False), nn.GroupNorm(2, 4)], ids=repr)
+@pytest.mark.parametrize(
+    "module", [nn.BatchNorm2d(4), nn.BatchNorm2d(4, affine=False), nn.GroupNorm(2, 4)], ids=repr
+)
 def test_a_parameter_that_a_later_torch_has_changes_no_description(module):
     assert "bias" not in describe_leaf(module)
 
 
-@pytest.mark.skipif("bias" not in inspect.signature(nn.BatchNorm2d).parameters, reason="of torch 2.13")
+@pytest.mark.skipif(
+    "bias" not in inspect.signature(nn.BatchNorm2d).parameters, reason="of torch 2.13"
+)
 def test_a_normalisation_without_a_bias_is_another():
     assert describe_leaf(nn.BatchNorm2d(4, bias=False))["bias"] is False
     again = build_leaf(nn.BatchNorm2d, describe_leaf(nn.BatchNorm2d(4, bias=False)))
@@ -103,7 +111,8 @@ def _custom_activation():
 
 
 @pytest.mark.parametrize(
-    "make", [_changed_attribute, _tied, _custom_activation, lambda: nn.CrossEntropyLoss(torch.ones(3))]
+    "make",
+    [_changed_attribute, _tied, _custom_activation, lambda: nn.CrossEntropyLoss(torch.ones(3))],
 )
 def test_what_parameters_do_not_tell_is_no_leaf(make):
     assert describe_leaf(make()) is None

@@ -1,6 +1,5 @@
-"""In a pass that computes nothing small integers keep their values, and a model that reads them goes the way that it
-runs.
-"""
+"""In a pass that computes nothing small integers keep their values, and a model that reads them
+goes the way that it runs."""
 
 import pytest
 import torch
@@ -31,7 +30,9 @@ def alike(function, *inputs, **held):
     assert all(map(torch.equal, before, inputs))
     ran = capture(_Model(function, **held).eval(), inputs)
     assert [call.tuple_id for call in predicted.calls] == [call.tuple_id for call in ran.calls]
-    assert [(call.reads, call.writes) for call in predicted.calls] == [(call.reads, call.writes) for call in ran.calls]
+    assert [(call.reads, call.writes) for call in predicted.calls] == [
+        (call.reads, call.writes) for call in ran.calls
+    ]
     assert not predicted.gaps
     assert not predicted.overlaps
     return [predicted.tuples[call.tuple_id].short_name for call in predicted.calls]
@@ -96,7 +97,9 @@ def test_a_tensor_in_the_place_of_a_number_is_read_by_a_call_of_its_own():
 def test_what_is_kept_is_a_plain_tensor():
     seen = []
     alike(
-        lambda model, x, ids: seen.append((type(x + 1), type(ids + 1), type(torch.arange(3)))), X, torch.ones(2).long()
+        lambda model, x, ids: seen.append((type(x + 1), type(ids + 1), type(torch.arange(3)))),
+        X,
+        torch.ones(2).long(),
     )
     assert seen[0][1:] == (torch.Tensor, torch.Tensor)
     assert seen[0][0] is not torch.Tensor
@@ -130,7 +133,11 @@ def test_large_tensors_and_random_ones_are_not_computed():
     given = _Model(lambda model, x: x.max().item())
     drawn = _Model(lambda model, x: torch.randint(9, (3,)).max().item())
     state = torch.random.get_rng_state()
-    for model, x in ((large, X), (given, torch.zeros(MOST_BYTES + 1, dtype=torch.int8)), (drawn, X)):
+    for model, x in (
+        (large, X),
+        (given, torch.zeros(MOST_BYTES + 1, dtype=torch.int8)),
+        (drawn, X),
+    ):
         with pytest.raises(CaptureError, match="_local_scalar_dense"):
             predict(model, (x,))
     assert torch.equal(state, torch.random.get_rng_state())
@@ -155,7 +162,9 @@ def test_objects_that_hold_tensors_stand_in_and_stay_as_they_were():
     assert model.cache is cache
     assert int(cache.layers[0]["used"]) == 3
     assert not cache.layers[0]["keys"].any()
-    assert [call.tuple_id for call in predicted.calls] == [call.tuple_id for call in capture(model, (X,)).calls]
+    assert [call.tuple_id for call in predicted.calls] == [
+        call.tuple_id for call in capture(model, (X,)).calls
+    ]
     assert predicted.tuples[predicted.calls[-1].tuple_id].input_shapes == ((2, 5, 4),)
 
 

@@ -1,6 +1,5 @@
-"""Language models of every family are captured on fake tensors as they run on real ones: masks, positions and caches
-read.
-"""
+"""Language models of every family are captured on fake tensors as they run on real ones: masks,
+positions and caches read."""
 
 import copy
 import importlib.util
@@ -14,17 +13,35 @@ from farm.operators.capture import capture, predict
 from farm.operators.cost import cost, model_flops
 from tests.operators import families
 
-pytestmark = pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="needs transformers")
+pytestmark = pytest.mark.skipif(
+    not importlib.util.find_spec("transformers"), reason="needs transformers"
+)
 
 # Of the others each is much like one of these.
-DIFFERENT = {"bert", "deberta_v2", "fnet", "gpt2", "llama", "longformer", "mixtral", "t5", "wav2vec2", "xlnet"}
-EACH = [name if name in DIFFERENT else pytest.param(name, marks=pytest.mark.slow) for name in families.FAMILIES]
+DIFFERENT = {
+    "bert",
+    "deberta_v2",
+    "fnet",
+    "gpt2",
+    "llama",
+    "longformer",
+    "mixtral",
+    "t5",
+    "wav2vec2",
+    "xlnet",
+}
+EACH = [
+    name if name in DIFFERENT else pytest.param(name, marks=pytest.mark.slow)
+    for name in families.FAMILIES
+]
 
 
 def calls(found):
     """The calls without the values that decide their work: fake tensors have none."""
     plain = {id_: spec.without_values.id for id_, spec in found.tuples.items()}
-    return [(call.module_path, plain[call.tuple_id], call.reads, call.writes) for call in found.calls]
+    return [
+        (call.module_path, plain[call.tuple_id], call.reads, call.writes) for call in found.calls
+    ]
 
 
 def check(model, args, kwargs):

@@ -16,7 +16,9 @@ from farm.types.label import label_of
 FOLDER = Path(__file__).parent / "golden"
 
 
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "vit_b_16", "swin_t", "densenet121", "googlenet"])
+@pytest.mark.parametrize(
+    "name", ["resnet18", "mobilenet_v2", "vit_b_16", "swin_t", "densenet121", "googlenet"]
+)
 def test_the_tuples_of_a_model_are_those_on_file(name, request):
     found = predict(catalog.build(name), catalog.example_inputs(catalog.variant(name, 2)))
     lines = []

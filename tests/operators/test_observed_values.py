@@ -35,14 +35,19 @@ def test_each_call_tells_what_its_activations_held() -> None:
     torch.manual_seed(0)
     model, batch = Small(), torch.randn(256, 64)
     found = watch_values(model, (batch,))
-    first, second = found["first", "torch.nn.Linear"][0][0], found["second", "torch.nn.Linear"][0][0]
+    first, second = (
+        found["first", "torch.nn.Linear"][0][0],
+        found["second", "torch.nn.Linear"][0][0],
+    )
     assert first is not None
     assert (first["zeros"], first["least"] < 0) == (0, True)
     assert first["spread"] == pytest.approx(1, rel=0.05)
     assert second is not None
     assert second["zeros"] == pytest.approx(0.5, abs=0.1)
     assert second["least"] == 0
-    assert found["clip", "torch.nn.ReLU"] == [[None]], "what a call writes to is not what it was given"
+    assert found["clip", "torch.nn.ReLU"] == [[None]], (
+        "what a call writes to is not what it was given"
+    )
     (added,) = (calls for (path, operator), calls in found.items() if operator.endswith("add"))
     assert len(added[0]) == 2
 
@@ -68,16 +73,21 @@ def test_a_catalog_model_is_run_with_its_seeded_weights_unless_it_is_huge() -> N
 
 
 @pytest.mark.parametrize(
-    ("data", "zeros", "positive"), [("zeros-50+", 0.5, True), ("zeros-25", 0.25, False), ("zeros-75+c90", 0.75, True)]
+    ("data", "zeros", "positive"),
+    [("zeros-50+", 0.5, True), ("zeros-25", 0.25, False), ("zeros-75+c90", 0.75, True)],
 )
-def test_a_rebuilt_operator_holds_data_of_its_class(data: str, zeros: float, positive: bool) -> None:
+def test_a_rebuilt_operator_holds_data_of_its_class(
+    data: str, zeros: float, positive: bool
+) -> None:
     model, batch = Small(), torch.randn(512, 64)
     spec = next(s for s in capture(model, (batch,)).tuples.values() if s.short_name == "Linear")
     rebuilt = rebuild(spec, "cpu")
     weights = [tensor.clone() for tensor in rebuilt.weights]
     set_values(rebuilt, data)
     (given,) = rebuilt.activations
-    assert (given == 0).float().mean().item() == pytest.approx(zeros, abs=0.1 if "c" in data else 0.02)
+    assert (given == 0).float().mean().item() == pytest.approx(
+        zeros, abs=0.1 if "c" in data else 0.02
+    )
     assert (given.min().item() >= 0) is positive
     assert all(map(torch.equal, weights, rebuilt.weights))
     described = describe_values(given)
@@ -102,7 +112,9 @@ class Adds(nn.Module):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("word", ["normal-c90", "zeros-25+", "zeros-25+c90", "zeros-75+"])
-def test_what_is_added_in_place_is_of_its_class_and_too_small_to_move_the_sum(word: str, dtype: torch.dtype) -> None:
+def test_what_is_added_in_place_is_of_its_class_and_too_small_to_move_the_sum(
+    word: str, dtype: torch.dtype
+) -> None:
     left, right = (torch.randn(4, 64, 14, 14, dtype=dtype) for _ in range(2))
     spec = next(s for s in capture(Adds(), (left, right)).tuples.values() if "add" in s.operator)
     rebuilt = rebuild(spec, "cpu")
@@ -128,7 +140,9 @@ class SecondHalf(nn.Module):
 
 def test_a_tensor_with_strides_gets_its_channels_too() -> None:
     spec = next(
-        s for s in capture(SecondHalf(), (torch.randn(8, 32, 14, 14),)).tuples.values() if s.short_name == "Conv2d"
+        s
+        for s in capture(SecondHalf(), (torch.randn(8, 32, 14, 14),)).tuples.values()
+        if s.short_name == "Conv2d"
     )
     rebuilt = rebuild(spec, "cpu")
     set_values(rebuilt, "normal-c90")
@@ -156,7 +170,9 @@ def test_a_class_for_another_number_of_activations_is_a_reason() -> None:
     from farm.errors import Unmeasurable
 
     with pytest.raises(Unmeasurable) as raised:
-        prepare(linear(8, 8, 8), Protocol(launch="eager", data="zeros-50+,normal"), torch.device("cpu"))
+        prepare(
+            linear(8, 8, 8), Protocol(launch="eager", data="zeros-50+,normal"), torch.device("cpu")
+        )
     assert raised.value.reason == "rejected"
 
 
@@ -175,9 +191,13 @@ class Cached(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("used", "word"), [(0, "normal/zeros-100"), (32, "normal/used-50d2"), (64, "normal")], ids=["empty", "half", "full"]
+    ("used", "word"),
+    [(0, "normal/zeros-100"), (32, "normal/used-50d2"), (64, "normal")],
+    ids=["empty", "half", "full"],
 )
-def test_what_a_cache_holds_is_part_of_the_class_and_the_tuple_gets_the_like(used: int, word: str) -> None:
+def test_what_a_cache_holds_is_part_of_the_class_and_the_tuple_gets_the_like(
+    used: int, word: str
+) -> None:
     model, query = Cached(used), torch.randn(2, 4, 1, 16)
     ((seen,),) = watch_values(model, (query,)).values()
     assert class_of(seen) == word
@@ -195,8 +215,12 @@ def empty_cache() -> tuple[nn.Module, torch.Tensor]:
     return Cached(0), torch.randn(2, 4, 1, 16)
 
 
-def test_of_a_model_that_is_too_large_to_be_run_the_buffers_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARM_MODELS", json.dumps({"cached": "tests.operators.test_observed_values:empty_cache"}))
+def test_of_a_model_that_is_too_large_to_be_run_the_buffers_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(
+        "FARM_MODELS", json.dumps({"cached": "tests.operators.test_observed_values:empty_cache"})
+    )
     settings.cache_clear()
     try:
         monkeypatch.setattr(observed_values, "MOST_PARAMETERS", -1)

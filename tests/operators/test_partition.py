@@ -1,4 +1,6 @@
-"""The tuples of every torchvision model partition its execution, are rebuilt alike, and add up to its FLOPs."""
+"""The tuples of every torchvision model partition its execution, are rebuilt alike, and add up to
+its FLOPs.
+"""
 
 import functools
 from collections import Counter
@@ -13,8 +15,20 @@ from farm.operators.cost import cost, model_flops
 from farm.types.label import LENGTH, label_of
 
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
-#: Families whose smallest model takes 2 s or more. Most of them have smaller relatives here, or are in other tests.
-LONG = ("deeplabv", "densenet", "googlenet", "inception", "lraspp", "maxvit", "mvit", "s3d", "swin", "swin3d")
+#: Families whose smallest model takes 2 s or more. Most of them have smaller relatives here, or are
+#: in other tests.
+LONG = (
+    "deeplabv",
+    "densenet",
+    "googlenet",
+    "inception",
+    "lraspp",
+    "maxvit",
+    "mvit",
+    "s3d",
+    "swin",
+    "swin3d",
+)
 
 #: Tuples of the models so far, and what they ran: many models of a family share theirs.
 _REPLAYED: set[tuple[str, CallTrace]] = set()
@@ -35,33 +49,43 @@ def test_every_costing_operator_belongs_to_exactly_one_tuple(name):
     assert found.gaps == ()
     assert found.overlaps == ()
     assert sum(found.counts.values()) == len(found.calls) > 0
-    summed = sum(count * cost(found.tuples[tuple_id]).flops for tuple_id, count in found.counts.items())
+    summed = sum(
+        count * cost(found.tuples[tuple_id]).flops for tuple_id, count in found.counts.items()
+    )
     assert summed == model_flops(model, inputs)
     new = set(found.traces.items()) - _REPLAYED
     _REPLAYED.update(new)
     assert mismatches(found, only=frozenset(tuple_id for tuple_id, _ in new)) == []
     labels = Counter(label_of(spec) for spec in found.tuples.values())
-    assert [label for label, number in labels.items() if number > 1] == [], "labels tell the tuples of a model apart"
+    assert [label for label, number in labels.items() if number > 1] == [], (
+        "labels tell the tuples of a model apart"
+    )
     assert max(map(len, labels)) <= LENGTH + 1
 
 
-@pytest.mark.parametrize("name", ["resnet18", "vit_b_32", "efficientnet_b0", slow("densenet121"), "swin_v2_t"])
+@pytest.mark.parametrize(
+    "name", ["resnet18", "vit_b_32", "efficientnet_b0", slow("densenet121"), "swin_v2_t"]
+)
 def test_training_leaves_no_gap(name):
     found = predict(
-        catalog.build(catalog.variant(name, mode="train")), catalog.example_inputs(catalog.variant(name, 2))
+        catalog.build(catalog.variant(name, mode="train")),
+        catalog.example_inputs(catalog.variant(name, 2)),
     )
     assert found.gaps == ()
     assert found.overlaps == ()
 
 
-@pytest.mark.parametrize("name", ["vit_b_32", slow("swin_t"), "swin_v2_t", slow("maxvit_t"), "shufflenet_v2_x0_5"])
+@pytest.mark.parametrize(
+    "name", ["vit_b_32", slow("swin_t"), "swin_v2_t", slow("maxvit_t"), "shufflenet_v2_x0_5"]
+)
 def test_attention_and_all_around_it_replay_alike_on_real_tensors(name):
     found = capture(catalog.build(name, device="cpu"), catalog.example_inputs(name, device="cpu"))
     assert mismatches(found, "cpu") == []
 
 
 def test_attention_in_training_replays_alike_on_real_tensors():
-    # The slow path folds its batch into one product or not, by whether the weights ask for gradients.
+    # The slow path folds its batch into one product or not, by whether the weights ask for
+    # gradients.
     model = catalog.build(catalog.variant("vit_b_32", mode="train"), device="cpu")
     found = capture(model, catalog.example_inputs(catalog.variant("vit_b_32", 2), device="cpu"))
     assert mismatches(found, "cpu") == []

@@ -1,4 +1,6 @@
-"""A rebuilt operator is the one that ran: same aten operators, same outputs, and tame for as long as one likes."""
+"""A rebuilt operator is the one that ran: same aten operators, same outputs, and tame for as long
+as one likes.
+"""
 
 import contextlib
 import json
@@ -39,7 +41,9 @@ class _Trace(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         outs = out if isinstance(out, tuple | list) else [out]
-        self.seen.append((str(func), [(tuple(o.shape), o.stride()) for o in outs if isinstance(o, torch.Tensor)]))
+        self.seen.append(
+            (str(func), [(tuple(o.shape), o.stride()) for o in outs if isinstance(o, torch.Tensor)])
+        )
         return out
 
 
@@ -68,24 +72,44 @@ CALLS = {
         _Model(lambda m, x: m(x), nn.Conv2d(8, 4, 3).to(memory_format=torch.channels_last)),
         image.contiguous(memory_format=torch.channels_last),
     ),
-    "attention": (_Model(lambda m, x: m(x, x, x), nn.MultiheadAttention(16, 4, batch_first=True)), words),
-    "attention with weights": (_Model(lambda m, x, y: m(x, y, y), nn.MultiheadAttention(16, 4)), words, words.clone()),
-    "encoder layer": (
-        _Model(lambda m, x: m(x), nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, activation="gelu")),
+    "attention": (
+        _Model(lambda m, x: m(x, x, x), nn.MultiheadAttention(16, 4, batch_first=True)),
         words,
     ),
-    "lstm": (_Model(lambda m, x: m(x), nn.LSTM(16, 4, 2, batch_first=True, bidirectional=True)), words),
+    "attention with weights": (
+        _Model(lambda m, x, y: m(x, y, y), nn.MultiheadAttention(16, 4)),
+        words,
+        words.clone(),
+    ),
+    "encoder layer": (
+        _Model(
+            lambda m, x: m(x),
+            nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, activation="gelu"),
+        ),
+        words,
+    ),
+    "lstm": (
+        _Model(lambda m, x: m(x), nn.LSTM(16, 4, 2, batch_first=True, bidirectional=True)),
+        words,
+    ),
     "embedding": (_Model(lambda m, i: m(i), nn.Embedding(7, 3)), torch.randint(0, 7, (4, 5))),
     "transposed matmul": (_Model(lambda x: x @ x.transpose(1, 2)), words),
     "chunks of one storage": (_Model(lambda x: torch.add(*x.chunk(2, dim=1))), image),
     "strided reshape": (_Model(lambda x: x.transpose(0, 1).reshape(-1)), image),
     "expanded": (_Model(lambda x: x[:, :1].expand(-1, 8, -1, -1) * x), image),
     "gather rows": (_Model(lambda x, i: x[i]), torch.randn(9, 2), torch.randint(0, 9, (30,))),
-    "gather columns": (_Model(lambda x, i: x[:, :, i]), torch.randn(2, 2, 5), torch.randint(0, 5, (30,))),
+    "gather columns": (
+        _Model(lambda x, i: x[:, :, i]),
+        torch.randn(2, 2, 5),
+        torch.randint(0, 5, (30,)),
+    ),
     "concatenation": (_Model(lambda x: torch.cat([x, x[:, ::2]], 1)), image),
     "batch norm in training": (_Model(lambda m, x: m(x), nn.BatchNorm2d(8)), image),
     "pad": (_Model(lambda x: F.pad(x, (0, 1, 0, 2))), image),
-    "attention function": (_Model(lambda x: F.scaled_dot_product_attention(x, x, x)), words[:, None]),
+    "attention function": (
+        _Model(lambda x: F.scaled_dot_product_attention(x, x, x)),
+        words[:, None],
+    ),
     "layer norm": (_Model(lambda m, x: m(x.permute(0, 2, 3, 1)), nn.LayerNorm(8)), image),
     "weight norm": (
         _Model(lambda m, x: F.linear(x, m.weight, m.bias), nn.Linear(16, 8)),
@@ -103,7 +127,9 @@ def test_the_rebuilt_operator_runs_what_the_original_ran(name):
     spec = one(model, *inputs, mode=mode)
     rebuilt = rebuild(spec, "cpu")
     again = capture(_Model(rebuilt.run), ())
-    assert {key: again.operators[key] for key in again.operators} == dict(capture(model, tuple(inputs)).operators)
+    assert {key: again.operators[key] for key in again.operators} == dict(
+        capture(model, tuple(inputs)).operators
+    )
     with torch.no_grad():
         expected, given = model(*inputs), rebuilt.run()
     for a, b in zip(_flat(expected), _flat(given), strict=True):
@@ -114,11 +140,21 @@ def test_the_rebuilt_operator_runs_what_the_original_ran(name):
 
 
 def _flat(out):
-    return [out] if isinstance(out, torch.Tensor) else [t for o in (out or []) if o is not None for t in _flat(o)]
+    return (
+        [out]
+        if isinstance(out, torch.Tensor)
+        else [t for o in (out or []) if o is not None for t in _flat(o)]
+    )
 
 
 @pytest.mark.parametrize(
-    "name", ["vit_b_32", pytest.param("swin_t", marks=pytest.mark.slow), "shufflenet_v2_x0_5", "mobilenet_v3_small"]
+    "name",
+    [
+        "vit_b_32",
+        pytest.param("swin_t", marks=pytest.mark.slow),
+        "shufflenet_v2_x0_5",
+        "mobilenet_v3_small",
+    ],
 )
 def test_every_tuple_of_a_model_gives_on_the_cpu_what_it_was_predicted_to_give(name):
     found = predict(catalog.build(name), catalog.example_inputs(name))
@@ -172,7 +208,9 @@ def test_in_place_operators_stay_tame(name, dtype):
     rebuilt = rebuild(spec, "cpu")
     assert rebuilt.written
     (written,) = {spec.tensors[index].storage for index in written_inputs(spec)}
-    buffer = next(t for t, s in zip(rebuilt.tensors, spec.tensors, strict=True) if s.storage == written)
+    buffer = next(
+        t for t, s in zip(rebuilt.tensors, spec.tensors, strict=True) if s.storage == written
+    )
     with torch.no_grad():
         rebuilt.run()
         before = buffer.float().abs().mean()
@@ -225,13 +263,23 @@ def test_the_share_of_zeros_is_honoured():
 
 def test_data_is_a_function_of_the_seed():
     spec = one(CALLS["convolution"][0], image)
-    assert torch.equal(rebuild(spec, "cpu", seed=3).weights[0], rebuild(spec, "cpu", seed=3).weights[0])
-    assert not torch.equal(rebuild(spec, "cpu", seed=3).weights[0], rebuild(spec, "cpu", seed=4).weights[0])
+    assert torch.equal(
+        rebuild(spec, "cpu", seed=3).weights[0], rebuild(spec, "cpu", seed=3).weights[0]
+    )
+    assert not torch.equal(
+        rebuild(spec, "cpu", seed=3).weights[0], rebuild(spec, "cpu", seed=4).weights[0]
+    )
 
 
 def test_only_the_allow_list_is_built():
     tensors = (TensorSpec("activation", "", (2,), "float32"),)
-    for name in ("os.system", "torch.load", "torch.Tensor.apply_", "torch.Tensor.map_", "torch.hub.load"):
+    for name in (
+        "os.system",
+        "torch.load",
+        "torch.Tensor.apply_",
+        "torch.Tensor.map_",
+        "torch.hub.load",
+    ):
         assert name not in ALLOWED_OPERATORS
         with pytest.raises(TupleRejected, match="allow-list"):
             rebuild(OperatorTuple(name, "function", {}, ({"tensor": 0},), {}, tensors), "cpu")
@@ -249,14 +297,21 @@ def test_only_the_allow_list_is_built():
 )
 def test_a_module_that_its_parameters_do_not_make_is_rejected(change):
     spec = one(nn.Linear(4, 2), torch.randn(3, 4))
-    data = {name: getattr(spec, name) for name in ("operator", "kind", "parameters", "tensors")} | change
+    data = {
+        name: getattr(spec, name) for name in ("operator", "kind", "parameters", "tensors")
+    } | change
     with pytest.raises(TupleRejected):
         rebuild(OperatorTuple(**data), "cpu")
 
 
 def test_absurd_sizes_are_refused_before_memory_is_asked_for():
     spec = OperatorTuple(
-        "torch.relu", "function", {}, ({"tensor": 0},), {}, (TensorSpec("activation", "", (2**39,), "float32"),)
+        "torch.relu",
+        "function",
+        {},
+        ({"tensor": 0},),
+        {},
+        (TensorSpec("activation", "", (2**39,), "float32"),),
     )
     with pytest.raises(Unmeasurable) as caught:
         rebuild(spec, "cpu")
@@ -268,17 +323,27 @@ def test_absurd_sizes_are_refused_before_memory_is_asked_for():
 @pytest.mark.parametrize("name", ["vit_b_16", "swin_t", "convnext_tiny"])
 def test_on_the_card_every_tuple_runs_what_the_model_ran(name):
     model = catalog.build(name, device="cuda")
-    found = capture(model, catalog.example_inputs(catalog.variant(name, 4), device="cuda"), device_type="cuda")
+    found = capture(
+        model, catalog.example_inputs(catalog.variant(name, 4), device="cuda"), device_type="cuda"
+    )
     assert not found.gaps
     assert sum(found.operators.values()) == sum(
-        count * sum(capture(_Model(rebuild(found.tuples[key], "cuda").run), (), device_type="cuda").operators.values())
+        count
+        * sum(
+            capture(
+                _Model(rebuild(found.tuples[key], "cuda").run), (), device_type="cuda"
+            ).operators.values()
+        )
         for key, count in found.counts.items()
     )
 
 
 def test_mangled_tuples_that_still_parse_are_rebuilt_or_rejected():
     chance = random.Random(1)
-    originals = [json.dumps(one(*CALLS[name]).to_json()) for name in ("convolution", "attention", "lstm", "embedding")]
+    originals = [
+        json.dumps(one(*CALLS[name]).to_json())
+        for name in ("convolution", "attention", "lstm", "embedding")
+    ]
     for _ in range(1500):
         data = json.loads(chance.choice(originals))
         mangle(data, chance)

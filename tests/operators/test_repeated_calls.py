@@ -1,6 +1,5 @@
-"""A leaf or a function that is given the same again is not run again in a prediction, and the capture is the same as if
-it were.
-"""
+"""A leaf or a function that is given the same again is not run again in a prediction, and the
+capture is the same as if it were."""
 
 import pytest
 import torch
@@ -35,12 +34,24 @@ class Twice(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "name", ["resnet18", "googlenet", pytest.param("swin_t", marks=pytest.mark.slow), "vit_b_32", "shufflenet_v2_x0_5"]
+    "name",
+    [
+        "resnet18",
+        "googlenet",
+        pytest.param("swin_t", marks=pytest.mark.slow),
+        "vit_b_32",
+        "shufflenet_v2_x0_5",
+    ],
 )
 @pytest.mark.parametrize(("mode", "grad_enabled"), [("eval", False), ("train", True)])
 def test_a_model_is_captured_as_if_all_of_it_had_run(name, mode, grad_enabled):
-    model, inputs = catalog.build(catalog.variant(name, mode=mode)), catalog.example_inputs(catalog.variant(name, 2))
-    assert predict(model, inputs, grad_enabled=grad_enabled) == run_in_full(model, inputs, grad_enabled)
+    model, inputs = (
+        catalog.build(catalog.variant(name, mode=mode)),
+        catalog.example_inputs(catalog.variant(name, 2)),
+    )
+    assert predict(model, inputs, grad_enabled=grad_enabled) == run_in_full(
+        model, inputs, grad_enabled
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,7 +76,10 @@ def test_a_leaf_does_again_what_it_did(leaf, training):
         leaf = _OnItself(leaf)
     image = torch.empty(2, 6, 4, 4, device="meta")
     inputs = [image, image.contiguous(memory_format=torch.channels_last), image.expand(2, 6, 4, 4)]
-    inputs += [torch.empty(3, 6, 4, 4, device="meta")[1:], torch.empty(1, 6, 4, 4, device="meta").expand(2, 6, 4, 4)]
+    inputs += [
+        torch.empty(3, 6, 4, 4, device="meta")[1:],
+        torch.empty(1, 6, 4, 4, device="meta").expand(2, 6, 4, 4),
+    ]
     if isinstance(leaf, nn.LSTM | _OnItself):
         inputs = [tensor[:, 0] for tensor in inputs]
     if isinstance(leaf, nn.ReLU) and leaf.inplace:
@@ -135,9 +149,13 @@ def test_equal_leaves_run_once_in_a_prediction(monkeypatch):
         runs.append(args)
         return linear(*args)
 
-    # A leaf whose class has another `forward` than PyTorch's is no leaf, so the function that it calls is counted.
+    # A leaf whose class has another `forward` than PyTorch's is no leaf, so the function that it
+    # calls is counted.
     monkeypatch.setattr(nn.functional, "linear", counted)
-    model, inputs = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)), (torch.empty(2, 4),)
+    model, inputs = (
+        nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)),
+        (torch.empty(2, 4),),
+    )
     assert len(predict(model, inputs).calls) == 3
     assert len(runs) == 1
     assert len(capture(model, inputs).calls) == 3
@@ -158,7 +176,9 @@ def test_values_that_a_fake_pass_knows_are_computed_each_time():
     model, inputs = Shrinks(), (torch.empty(9),)
     found = predict(model, inputs)
     assert found == run_in_full(model, inputs)
-    assert [call.tuple_id for call in found.calls] == [call.tuple_id for call in capture(model, inputs).calls]
+    assert [call.tuple_id for call in found.calls] == [
+        call.tuple_id for call in capture(model, inputs).calls
+    ]
     assert found.tuples[found.calls[-1].tuple_id].input_shapes == ((4,),)
 
 
@@ -184,7 +204,13 @@ def _seen(out):
     """What a capture sees of the outputs of a call."""
     tensors = out if isinstance(out, tuple | list) else (out,)
     return [
-        (tuple(one.shape), one.stride(), one.dtype, one.storage_offset(), one.untyped_storage().nbytes())
+        (
+            tuple(one.shape),
+            one.stride(),
+            one.dtype,
+            one.storage_offset(),
+            one.untyped_storage().nbytes(),
+        )
         for one in tensors
     ]
 
@@ -192,7 +218,11 @@ def _seen(out):
 @pytest.mark.parametrize(
     "call",
     [
-        lambda x: (x + 1, x + 1.0, x + True),  # equal numbers; the dtype of the result depends on their type
+        lambda x: (
+            x + 1,
+            x + 1.0,
+            x + True,
+        ),  # equal numbers; the dtype of the result depends on their type
         lambda x: x.zero_(),
         lambda x: torch.max(x, 1),
         lambda x: x.split(1),
@@ -208,7 +238,13 @@ def _seen(out):
 def test_an_operator_gives_again_what_it_gave(call):
     def tensors():
         whole = torch.ones(4, 3, dtype=torch.int64)
-        return [whole, whole[1:], torch.ones(3, 4, dtype=torch.int64).t(), torch.ones(4, 3), torch.ones(4, 3).bool()]
+        return [
+            whole,
+            whole[1:],
+            torch.ones(3, 4, dtype=torch.int64).t(),
+            torch.ones(4, 3),
+            torch.ones(4, 3).bool(),
+        ]
 
     expected = [_seen(call(tensor)) for tensor in tensors()]
     with fake_pass(nn.Identity(), (), None, "cpu") as (fakes, _, _):

@@ -1,4 +1,6 @@
-"""A tuple that does not describe the call that ran is a row with its reason, never a reading of another operator."""
+"""A tuple that does not describe the call that ran is a row with its reason, never a reading of
+another operator.
+"""
 
 import contextlib
 from pathlib import Path
@@ -40,7 +42,10 @@ def captured(function, **how):
 
 
 def mismatched(found):
-    return {found.extraction.capture.tuples[id_].short_name: text for id_, text in found.mismatches.items()}
+    return {
+        found.extraction.capture.tuples[id_].short_name: text
+        for id_, text in found.mismatches.items()
+    }
 
 
 def with_math_attention(model, values):
@@ -61,7 +66,11 @@ def with_another_default_dtype(model, values):
     ("function", "name", "text"),
     [
         (with_math_attention, "scaled_dot_product_attention", "the model runs aten.mul.Scalar"),
-        (with_another_default_dtype, "zeros", "the model returns (4, 8) contiguous torch.float64; the operator"),
+        (
+            with_another_default_dtype,
+            "zeros",
+            "the model returns (4, 8) contiguous torch.float64; the operator",
+        ),
     ],
 )
 def test_a_setting_that_a_tuple_does_not_contain_is_noticed(function, name, text):
@@ -81,15 +90,17 @@ def test_a_setting_of_the_users_program_is_noticed_although_the_check_runs_in_it
     torch.backends.cuda.enable_flash_sdp(False)
     try:
         query = VALUES[:, None]
-        found = mismatched(captured(lambda model, values: F.scaled_dot_product_attention(query, query, query)))
+        found = mismatched(
+            captured(lambda model, values: F.scaled_dot_product_attention(query, query, query))
+        )
     finally:
         torch.backends.cuda.enable_flash_sdp(True)
     assert list(found) == ["scaled_dot_product_attention"]
 
 
 def columns(values):
-    """Values whose batch cannot become rows of one product without a copy. PyTorch copies them if a weight is trained;
-    otherwise it multiplies in batches."""
+    """Values whose batch cannot become rows of one product without a copy. PyTorch copies them if a
+    weight is trained; otherwise it multiplies in batches."""
     return values.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -101,7 +112,9 @@ def columns(values):
         (False, lambda weight: weight, "buffer", ("aten.bmm.default",)),
     ],
 )
-def test_a_product_is_the_same_alone_whether_its_weight_is_trained_or_not(trained, view, role, runs):
+def test_a_product_is_the_same_alone_whether_its_weight_is_trained_or_not(
+    trained, view, role, runs
+):
     model = Model(lambda model, values: columns(values) @ view(model.weight)).eval()
     model.weight.requires_grad_(trained)
     found = farm.capture_model(model, VALUES)
@@ -113,10 +126,17 @@ def test_a_product_is_the_same_alone_whether_its_weight_is_trained_or_not(traine
 
 
 def test_the_role_of_a_weight_stays_where_it_changes_nothing():
-    view, frozen = (lambda model, values: values @ model.weight.mT), Model(lambda model, values: values @ model.weight)
+    view, frozen = (
+        (lambda model, values: values @ model.weight.mT),
+        Model(lambda model, values: values @ model.weight),
+    )
     frozen.weight.requires_grad_(False)
     of_view = [spec for spec in captured(view).tuples if spec.short_name == "matmul"]
-    of_frozen = [spec for spec in farm.capture_model(frozen.eval(), VALUES).tuples if spec.short_name == "matmul"]
+    of_frozen = [
+        spec
+        for spec in farm.capture_model(frozen.eval(), VALUES).tuples
+        if spec.short_name == "matmul"
+    ]
     assert [spec.tensors[1].role for spec in (*of_view, *of_frozen)] == ["activation", "parameter"]
 
 
@@ -186,7 +206,9 @@ def test_a_model_without_a_tuple_that_can_be_measured_is_refused():
         def forward(self, values):
             return with_math_attention(self, values)
 
-    with pytest.raises(CaptureError, match="No operator of Attention can be measured alone as the model runs it"):
+    with pytest.raises(
+        CaptureError, match="No operator of Attention can be measured alone as the model runs it"
+    ):
         farm.capture_model(Attention().eval(), VALUES)
 
 
@@ -233,7 +255,9 @@ def test_a_variant_has_no_mismatch(text):
 
 def test_a_training_step_is_checked_by_the_outputs_of_its_operators():
     found = extract(variant_of("squeezenet1_1,step=training,input_size=64", 2)).capture
-    id_ = next(id_ for id_, spec in found.tuples.items() if spec.operator == "aten.convolution.default")
+    id_ = next(
+        id_ for id_, spec in found.tuples.items() if spec.operator == "aten.convolution.default"
+    )
     other = CallTrace(found.traces[id_].operators, ("(1,) contiguous torch.float32",))
     found.traces[id_] = other
     assert set(self_check.checked(found, "cpu").mismatches) == {id_}

@@ -18,7 +18,9 @@ from farm.types.tuple import parse
 
 
 def sweep(operator, **grid):
-    return Sweep(operator, {name: tuple(v) if isinstance(v, list) else (v,) for name, v in grid.items()})
+    return Sweep(
+        operator, {name: tuple(v) if isinstance(v, list) else (v,) for name, v in grid.items()}
+    )
 
 
 def expand(wanted):
@@ -27,7 +29,16 @@ def expand(wanted):
 
 def test_a_combination_is_the_tuple_that_a_model_with_that_operator_gives():
     (spec,) = expand(
-        sweep("Conv2d", batch=8, in_channels=64, out_channels=128, kernel_size=3, stride=2, padding=1, image_size=56)
+        sweep(
+            "Conv2d",
+            batch=8,
+            in_channels=64,
+            out_channels=128,
+            kernel_size=3,
+            stride=2,
+            padding=1,
+            image_size=56,
+        )
     )
     layer = torch.nn.Sequential(torch.nn.Conv2d(64, 128, 3, 2, 1)).eval()
     (of_model,) = capture(layer, (torch.empty(8, 64, 56, 56),)).tuples.values()
@@ -37,7 +48,13 @@ def test_a_combination_is_the_tuple_that_a_model_with_that_operator_gives():
 
 def test_every_combination_is_there_once():
     found = expand(
-        sweep("Linear", batch=[1, 32], in_features=[64, 128], out_features=[10], dtype=["float32", "float16"])
+        sweep(
+            "Linear",
+            batch=[1, 32],
+            in_features=[64, 128],
+            out_features=[10],
+            dtype=["float32", "float16"],
+        )
     )
     assert len({spec.id for spec in found}) == len(found) == 8
 
@@ -57,12 +74,22 @@ def test_the_share_of_zeros_makes_another_tuple_and_stands_in_its_label():
 
 def test_impossible_combinations_are_counted_by_reason():
     expansion = Expansion(
-        sweep("Conv2d", in_channels=[3, 4], out_channels=4, groups=[1, 2], kernel_size=[1, 9], image_size=7)
+        sweep(
+            "Conv2d",
+            in_channels=[3, 4],
+            out_channels=4,
+            groups=[1, 2],
+            kernel_size=[1, 9],
+            image_size=7,
+        )
     )
     assert [len(batch) for batch in expansion.batches()] == [3]
     assert sum(expansion.skipped.values()) == 5
     assert (
-        expansion.skipped["in_channels must be divisible by groups (such as in_channels 3, groups 2, kernel_size 1)"]
+        expansion.skipped[
+            "in_channels must be divisible by groups (such as in_channels 3, groups 2, "
+            "kernel_size 1)"
+        ]
         == 2
     )
     (large,) = (reason for reason in expansion.skipped if "Kernel size" in reason)
@@ -72,7 +99,9 @@ def test_impossible_combinations_are_counted_by_reason():
 
 
 def test_a_combination_larger_than_any_card_is_left_out_with_its_reason():
-    expansion = Expansion(Sweep("Linear", {"in_features": (16, 2_000_000), "out_features": (2_000_000,)}))
+    expansion = Expansion(
+        Sweep("Linear", {"in_features": (16, 2_000_000), "out_features": (2_000_000,)})
+    )
     assert [len(batch) for batch in expansion.batches()] == [1]
     assert expansion.skipped == {"it needs more memory than any card has (in_features 2000000)": 1}
 
@@ -84,7 +113,12 @@ def test_a_sweep_of_nothing_possible_is_refused():
 
 #: Two sizes for whatever is needed, so that each structure is met again; some are impossible.
 VARIED = {
-    "Conv2d": {"kernel_size": [1, 3, 61], "groups": [1, 3], "bias": [True, False], "padding": [1, "same"]},
+    "Conv2d": {
+        "kernel_size": [1, 3, 61],
+        "groups": [1, 3],
+        "bias": [True, False],
+        "padding": [1, "same"],
+    },
     "ConvTranspose2d": {"stride": [1, 2], "output_padding": [0, 1], "kernel_size": [[1, 2]]},
     "Linear": {"tokens": [0, 5], "bias": [True, False], "dtype": ["float32", "bfloat16"]},
     "BatchNorm2d": {"affine": [True, False]},
@@ -121,7 +155,9 @@ VARIED = {
 
 @pytest.mark.parametrize("operator", [name for name in RECIPES if not RECIPES[name].collective])
 def test_each_of_a_sweeps_tuples_is_the_one_that_a_capture_gives_and_costs_the_same(operator):
-    """Only the first of a structure is captured: the others must be what a capture of them would be."""
+    """Only the first of a structure is captured: the others must be what a capture of them would
+    be.
+    """
     recipe = RECIPES[operator]
     needed = {name: [8, 12] for name, default in recipe.names.items() if default is REQUIRED}
     grid = {"batch": [1, 2], **needed, **VARIED.get(operator, {})}
@@ -146,15 +182,24 @@ def test_few_combinations_are_captured(monkeypatch):
     by_capture = []
     build = Builder.build_by_capture
     monkeypatch.setattr(Builder, "build_by_capture", lambda *a: by_capture.append(a) or build(*a))
-    grid = {"in_channels": range(1, 11), "out_channels": range(1, 11), "kernel_size": (1, 3), "bias": (True, False)}
-    assert len(expand(Sweep("Conv2d", {name: tuple(values) for name, values in grid.items()}))) == 400
+    grid = {
+        "in_channels": range(1, 11),
+        "out_channels": range(1, 11),
+        "kernel_size": (1, 3),
+        "bias": (True, False),
+    }
+    assert (
+        len(expand(Sweep("Conv2d", {name: tuple(values) for name, values in grid.items()}))) == 400
+    )
     assert len(by_capture) == 2
 
 
 def test_a_large_grid_comes_in_batches_from_all_over_it(monkeypatch):
     monkeypatch.setattr(sweeps, "FIRST_BATCH", 4)
     monkeypatch.setattr(sweeps, "BATCH", 10)
-    wanted = sweep("Linear", in_features=list(range(1, 7)), out_features=list(range(1, 6)), batch=[1, 1])
+    wanted = sweep(
+        "Linear", in_features=list(range(1, 7)), out_features=list(range(1, 6)), batch=[1, 1]
+    )
     expansion = Expansion(wanted)
     batches = list(expansion.batches())
     assert [len(batch) for batch in batches[:2]] == [4, 10]
@@ -213,9 +258,17 @@ def test_a_product_of_eight_bit_floats_runs_as_it_is_described():
         ("Conv2d", {"in_channels": 3, "out_channels": 8, "bias": 1}, "must be true or false"),
         ("Conv2d", {"in_channels": 3, "out_channels": 8, "zeros": 2}, "share from 0 to 1"),
         ("Conv2d", {"in_channels": 3, "out_channels": 8, "dtype": "fp8"}, "must be one of float32"),
-        ("_scaled_mm", {"m": 16, "n": 16, "k": 16, "dtype": "float32"}, "must be one of float8_e4m3fn, float8_e5m2"),
+        (
+            "_scaled_mm",
+            {"m": 16, "n": 16, "k": 16, "dtype": "float32"},
+            "must be one of float8_e4m3fn, float8_e5m2",
+        ),
         ("_scaled_mm", {"m": 16, "n": 16, "k": 16, "out_dtype": "int8"}, "must be one of float32"),
-        ("Linear", {"in_features": 3, "out_features": 8, "batch": [[1, 2]]}, "a single whole number"),
+        (
+            "Linear",
+            {"in_features": 3, "out_features": 8, "batch": [[1, 2]]},
+            "a single whole number",
+        ),
     ],
 )
 def test_wrong_grids_are_refused_before_torch_is_needed(operator, grid, message):

@@ -1,11 +1,18 @@
-"""Tensors that are more than a dtype and strides are described with what they have, or refused by name."""
+"""Tensors that are more than a dtype and strides are described with what they have, or refused by
+name.
+"""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import (
+    PackedSequence,
+    pack_padded_sequence,
+    pack_sequence,
+    pad_packed_sequence,
+)
 
 import farm
 from farm.errors import CaptureError, TupleRejected, UnsupportedTensor
@@ -15,7 +22,9 @@ from farm.types.tuple import TensorSpec, parse
 
 
 class Int8Weight(torch.Tensor):
-    """A weight of eight-bit integers with a scale, which a wrapper shows as decimals, as quantised weights are."""
+    """A weight of eight-bit integers with a scale, which a wrapper shows as decimals, as quantised
+    weights are.
+    """
 
     @staticmethod
     def __new__(cls, values, scale):
@@ -28,7 +37,9 @@ class Int8Weight(torch.Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         if func is torch.ops.aten.detach.default:
             return cls(args[0].values, args[0].scale)
-        dense = torch.utils._pytree.tree_map_only(cls, lambda one: one.values.to(one.scale.dtype) * one.scale, args)
+        dense = torch.utils._pytree.tree_map_only(
+            cls, lambda one: one.values.to(one.scale.dtype) * one.scale, args
+        )
         return func(*dense, **(kwargs or {}))
 
 
@@ -84,7 +95,10 @@ SAID = {"nested": "a nested tensor", "jagged": "a nested tensor"}
 
 @pytest.mark.parametrize("name", SPECIAL)
 def test_a_buffer_that_nothing_uses_changes_nothing(name):
-    plain, more = farm.capture_model(Net().eval(), EYE), farm.capture_model(Net(held=SPECIAL[name]).eval(), EYE)
+    plain, more = (
+        farm.capture_model(Net().eval(), EYE),
+        farm.capture_model(Net(held=SPECIAL[name]).eval(), EYE),
+    )
     assert more.tuples == plain.tuples
 
 
@@ -93,7 +107,9 @@ def used(model, values):
     return values + torch.clone(model.held).to(values.dtype)
 
 
-@pytest.mark.parametrize("run", [farm.capture_model, lambda model, values: capture(model, (values,))])
+@pytest.mark.parametrize(
+    "run", [farm.capture_model, lambda model, values: capture(model, (values,))]
+)
 @pytest.mark.parametrize("name", SPECIAL)
 def test_a_special_tensor_that_is_used_is_named_with_its_call_and_a_way_out(name, run):
     with pytest.raises(UnsupportedTensor, match=SAID.get(name, name)) as caught:
@@ -103,7 +119,9 @@ def test_a_special_tensor_that_is_used_is_named_with_its_call_and_a_way_out(name
 
 
 def test_a_layer_with_a_quantised_weight_is_not_a_dense_layer():
-    with pytest.raises(UnsupportedTensor, match=r"A call of Linear at '0' has a tensor of the class \S*Int8Weight"):
+    with pytest.raises(
+        UnsupportedTensor, match=r"A call of Linear at '0' has a tensor of the class \S*Int8Weight"
+    ):
         farm.capture_model(with_weight(SPECIAL["Int8Weight"]), EYE)
     with pytest.raises(UnsupportedTensor, match="Doubled with its own functions"):
         farm.capture_model(with_weight(SPECIAL["Doubled"]), EYE)
@@ -113,7 +131,9 @@ def test_a_layer_with_a_quantised_weight_is_not_a_dense_layer():
     "function",
     [
         lambda model, values: torch.sparse.mm(EYE.to_sparse(), values),
-        lambda model, values: torch.nested.nested_tensor([values[:1], values[1:]]).to_padded_tensor(0.0),
+        lambda model, values: torch.nested.nested_tensor([values[:1], values[1:]]).to_padded_tensor(
+            0.0
+        ),
         lambda model, values: values.to_mkldnn().to_dense(),
     ],
 )
@@ -145,7 +165,10 @@ def test_a_class_that_only_marks_a_tensor_is_a_plain_tensor():
 COMPLEX = torch.randn(4, 4, dtype=torch.complex64)
 LAZY = {
     "conjugated": (lambda model, values: torch.view_as_real(model.held.conj() * values), ("conj",)),
-    "transposed": (lambda model, values: torch.view_as_real(values.to(torch.complex64) @ model.held.mH), ("conj",)),
+    "transposed": (
+        lambda model, values: torch.view_as_real(values.to(torch.complex64) @ model.held.mH),
+        ("conj",),
+    ),
     "negated": (lambda model, values: values + model.held.conj().imag, ("neg",)),
 }
 
@@ -177,7 +200,9 @@ def test_a_conjugated_input_or_buffer_keeps_its_bit():
     of_input = farm.capture_model(Doubled(), COMPLEX.conj())
     of_buffer = farm.capture_model(Net(doubled, held=COMPLEX.conj()).eval(), EYE)
     for found in (of_input, of_buffer):
-        assert [tensor.bits for spec in found.tuples for tensor in spec.tensors if tensor.bits] == [("conj",)]
+        assert [tensor.bits for spec in found.tuples for tensor in spec.tensors if tensor.bits] == [
+            ("conj",)
+        ]
 
 
 def test_a_tensor_without_bits_has_the_same_description_as_ever():
@@ -217,8 +242,15 @@ def test_a_recurrent_layer_computes_the_sum_of_the_lengths(kind):
     found = farm.capture_model(Recurrent(kind).eval(), (VALUES, LENGTHS))
     assert found.flops == 9 * 2 * GATES[kind] * 16 * (8 + 16)
     assert farm.capture_model(OfPacked(kind).eval(), SEQUENCES).flops == found.flops
-    packed = [spec for spec in found.tuples if spec.short_name in ("_pack_padded_sequence", "_pad_packed_sequence")]
-    assert [spec.arguments[1] for spec in packed] == [{"integers": [5, 3, 1]}, {"integers": [3, 2, 2, 1, 1]}]
+    packed = [
+        spec
+        for spec in found.tuples
+        if spec.short_name in ("_pack_padded_sequence", "_pad_packed_sequence")
+    ]
+    assert [spec.arguments[1] for spec in packed] == [
+        {"integers": [5, 3, 1]},
+        {"integers": [3, 2, 2, 1, 1]},
+    ]
 
 
 @pytest.mark.parametrize("model", [Recurrent(), Recurrent(nn.GRU), Recurrent(state=True)])
@@ -234,7 +266,9 @@ def test_the_rebuilt_layer_gets_a_packed_sequence_with_the_same_lengths(model):
 
 
 def test_other_lengths_are_other_tuples():
-    short = farm.capture_model(OfPacked().eval(), pack_sequence([torch.randn(6, 8), torch.randn(3, 8)]))
+    short = farm.capture_model(
+        OfPacked().eval(), pack_sequence([torch.randn(6, 8), torch.randn(3, 8)])
+    )
     long = farm.capture_model(OfPacked().eval(), SEQUENCES)
     assert short.tuples[0].tensors[0].shape == long.tuples[0].tensors[0].shape
     assert short.tuples[0] != long.tuples[0]
@@ -269,15 +303,29 @@ def test_nothing_else_is_accepted_as_a_packed_sequence(tree):
 
 
 def grouped(model, values):
-    return nn.functional.grouped_mm(values, torch.ones(2, 4, 8), offs=torch.tensor([2, 4], dtype=torch.int32))
+    return nn.functional.grouped_mm(
+        values, torch.ones(2, 4, 8), offs=torch.tensor([2, 4], dtype=torch.int32)
+    )
 
 
 COSTS = {
-    "repeat_interleave": (lambda model, x: x.repeat_interleave(torch.tensor([1, 2, 1, 2]), 0), 4 * (16 + 24) + 32, 0),
+    "repeat_interleave": (
+        lambda model, x: x.repeat_interleave(torch.tensor([1, 2, 1, 2]), 0),
+        4 * (16 + 24) + 32,
+        0,
+    ),
     "_grouped_mm": (grouped, 4 * (16 + 64 + 32) + 8, 2 * 4 * 4 * 8),
-    "one_hot": (lambda model, x: nn.functional.one_hot(torch.arange(4) + x.long()[0] * 0, 5), 8 * (4 + 20), 0),
+    "one_hot": (
+        lambda model, x: nn.functional.one_hot(torch.arange(4) + x.long()[0] * 0, 5),
+        8 * (4 + 20),
+        0,
+    ),
     "getitem": (lambda model, x: x[x == x], 4 * (16 + 16) + 16, 0),
-    "bincount": (lambda model, x: torch.bincount((x == x).long().flatten(), minlength=2), 8 * (16 + 2), 0),
+    "bincount": (
+        lambda model, x: torch.bincount((x == x).long().flatten(), minlength=2),
+        8 * (16 + 2),
+        0,
+    ),
     "nonzero": (lambda model, x: (x == x).nonzero(), 16 + 16 * 2 * 8, 0),
     "masked_select": (lambda model, x: x.masked_select(x == x), 4 * (16 + 16) + 16, 0),
     "unique": (lambda model, x: torch.unique((x == x).long()), 8 * (16 + 1), 0),
@@ -297,8 +345,12 @@ def test_without_a_capture_the_cost_of_such_an_operator_is_refused():
     from farm.operators.cost import cost
 
     (spec,) = [
-        spec for spec in capture(Net(COSTS["nonzero"][0]).eval(), (EYE,)).tuples.values() if "nonzero" in str(spec)
+        spec
+        for spec in capture(Net(COSTS["nonzero"][0]).eval(), (EYE,)).tuples.values()
+        if "nonzero" in str(spec)
     ]
-    other = parse({**spec.to_json(), "tensors": [{**spec.to_json()["tensors"][0], "shape": [7, 4]}]})
+    other = parse(
+        {**spec.to_json(), "tensors": [{**spec.to_json()["tensors"][0], "shape": [7, 4]}]}
+    )
     with pytest.raises(CaptureError, match="The cost of nonzero"):
         cost(other)

@@ -1,4 +1,6 @@
-"""A model whose operators run where a capture does not see them is refused, with the line of the user's code."""
+"""A model whose operators run where a capture does not see them is refused, with the line of the
+user's code.
+"""
 
 import concurrent.futures
 import queue
@@ -67,10 +69,11 @@ class Workers:
 
 def branches(model, values):
     results = {}
-    threads = [
-        threading.Thread(target=lambda name=name: results.update({name: getattr(model, name)(values)}))  # here
-        for name in ("first", "second")
-    ]
+
+    def run(name):
+        results[name] = getattr(model, name)(values)  # here
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in ("first", "second")]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -133,7 +136,9 @@ def reads_a_value(model, values):
     ],
 )
 def test_operators_of_another_thread_are_refused(function, grad):
-    with pytest.raises(UnseenOperators, match=r"in another thread \(.*test_unseen.py, line \d+: .*# here\)") as caught:
+    with pytest.raises(
+        UnseenOperators, match=r"in another thread \(.*test_unseen.py, line \d+: .*# here\)"
+    ) as caught:
         farm.capture_model(model(function), VALUES, grad=grad)
     assert "in the thread that calls the model" in caught.value.next_step
 
@@ -192,7 +197,9 @@ def test_a_training_step_is_refused():
         model(old_pool).train(),
         (VALUES,),
         optimizer="sgd",
-        make_loss=lambda output: loss_of(output, causal=False, masked=False, device=torch.device("cpu")),
+        make_loss=lambda output: loss_of(
+            output, causal=False, masked=False, device=torch.device("cpu")
+        ),
     )
     with pytest.raises(UnseenOperators, match="in another thread"):
         capture_step(step)
@@ -239,17 +246,33 @@ def module_outside_of_the_model():
 
 
 def compiled_in_the_pass():
-    return lambda model, values: torch.compile(product, backend=backend)(values, model.weight)  # here
+    def run(model, values):
+        compiled = torch.compile(product, backend=backend)
+        return compiled(values, model.weight)  # here
+
+    return run
 
 
 def with_a_value():
     function = compiled_once()
-    return lambda model, values: values if values.sum() > 1e9 else function(values, model.weight)  # here
+
+    def run(model, values):
+        if values.sum() > 1e9:
+            return values
+        return function(values, model.weight)  # here
+
+    return run
 
 
 @pytest.mark.parametrize(
     "make",
-    [helper, lambda: helper(fullgraph=True), module_outside_of_the_model, compiled_in_the_pass, with_a_value],
+    [
+        helper,
+        lambda: helper(fullgraph=True),
+        module_outside_of_the_model,
+        compiled_in_the_pass,
+        with_a_value,
+    ],
 )
 def test_a_compiled_function_is_refused_and_stays_compiled(make):
     net = model(make())
@@ -294,7 +317,9 @@ def compiled_in_place(module):
     ids=["the model", "a part", "in place", "a part in place"],
 )
 def test_a_compiled_module_is_refused(net):
-    with pytest.raises(CaptureError, match="is compiled, so its operators cannot be captured") as caught:
+    with pytest.raises(
+        CaptureError, match="is compiled, so its operators cannot be captured"
+    ) as caught:
         farm.capture_model(net.eval(), VALUES)
     assert "--compile" in caught.value.next_step
 

@@ -1,4 +1,6 @@
-"""Readings of an imaginary card whose times are a smooth function of sizes, which a predictor can learn."""
+"""Readings of an imaginary card whose times are a smooth function of sizes, which a predictor can
+learn.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,15 @@ import functools
 
 import numpy as np
 
-from farm.prediction.call_features import describe
-from farm.prediction.dataset import Conditions, Dataset, MeasuredModel, TrainingRow, without_values
-from farm.prediction.tile_roofline import card_model
+from farm.addons.predict.call_features import describe
+from farm.addons.predict.dataset import (
+    Conditions,
+    Dataset,
+    MeasuredModel,
+    TrainingRow,
+    without_values,
+)
+from farm.addons.predict.tile_roofline import card_model
 from farm.types.protocol import Protocol, Software, Variant
 
 H200 = card_model("cuda", "NVIDIA H200")
@@ -21,9 +29,17 @@ def dataset(seed: int = 0, rows: int = 40) -> Dataset:
     random = np.random.default_rng(seed)
     found = []
     for number in range(rows):
-        batch, width, out = (int(2 ** random.integers(low, high)) for low, high in ((0, 10), (5, 12), (5, 12)))
+        batch, width, out = (
+            int(2 ** random.integers(low, high)) for low, high in ((0, 10), (5, 12), (5, 12))
+        )
         given = {"role": "activation", "shape": [batch, width], "dtype": "float32", "storage": 0}
-        weight = {"role": "parameter", "name": "weight", "shape": [out, width], "dtype": "float32", "storage": 1}
+        weight = {
+            "role": "parameter",
+            "name": "weight",
+            "shape": [out, width],
+            "dtype": "float32",
+            "storage": 1,
+        }
         size = 4 * batch * width
         calls = {
             "Linear": ([weight, given], {"in_features": width, "out_features": out}, 2 * batch * width * out,
@@ -35,10 +51,15 @@ def dataset(seed: int = 0, rows: int = 40) -> Dataset:
             spec = {
                 "kind": "module",
                 "parameters": parameters,
-                "arguments": [{"tensor": index} for index, one in enumerate(tensors) if "name" not in one],
+                "arguments": [
+                    {"tensor": index} for index, one in enumerate(tensors) if "name" not in one
+                ],
                 "tensors": tensors,
             }
-            output, key = [batch, out if name == "Linear" else width], f"{name} {batch} {width} {out}"
+            output, key = (
+                [batch, out if name == "Linear" else width],
+                f"{name} {batch} {width} {out}",
+            )
             call = describe(H200, key, name, spec, flops, moved, "normal", outputs=[output])
             slower = {"Linear": 1.5, "ReLU": 1.1, "add": 1.3}[name] * random.lognormal(0, 0.02)
             time_us = 1.0 + (call.roofline_us + 0.2 * call.roofline_us**0.7) * slower
@@ -61,14 +82,22 @@ def dataset(seed: int = 0, rows: int = 40) -> Dataset:
     return Dataset(H200, ABOUT, tuple(found))
 
 
-def models(data: Dataset, families: tuple[str, ...] = ("resnet", "vgg", "llama", "vit", "bert")) -> list[MeasuredModel]:
+def models(
+    data: Dataset, families: tuple[str, ...] = ("resnet", "vgg", "llama", "vit", "bert")
+) -> list[MeasuredModel]:
     """A model of each family with rows of its own. The whole model costs their sum."""
     found = []
     for number, family in enumerate(families):
-        rows = data.rows[number * len(data) // len(families) : (number + 1) * len(data) // len(families)]
+        rows = data.rows[
+            number * len(data) // len(families) : (number + 1) * len(data) // len(families)
+        ]
         calls = without_values(Dataset(data.card, data.conditions, rows))
         time_us = sum(2 * (row.time_us + row.neighbours_us) for row in rows)
         energy_mj = sum(2 * row.energy_mj for row in rows)
         variant = Variant(f"{family}18", 2, 64)
-        found.append(MeasuredModel(str(variant), variant, family, calls, (2,) * len(calls), 0.0, time_us, energy_mj))
+        found.append(
+            MeasuredModel(
+                str(variant), variant, family, calls, (2,) * len(calls), 0.0, time_us, energy_mj
+            )
+        )
     return found

@@ -1,4 +1,6 @@
-"""Readings become rows that hold what is known of a call before it is read, apart from what the reading said."""
+"""Readings become rows that hold what is known of a call before it is read, apart from what the
+reading said.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,13 @@ import json
 
 import pytest
 
+from farm.addons.predict.call_features import NAMES, describe, numbers_of
+from farm.addons.predict.families import model_family, operator_family, operator_type
+from farm.addons.predict.kernel_rules import KernelPlan, Products, attention_options, products_of
+from farm.addons.predict.query import training_set, write_dataset
+from farm.addons.predict.tile_roofline import card_model, tile_roofline
 from farm.errors import UsageError
-from farm.estimation.query import training_set, write_dataset
 from farm.exchange.columns import DATASET
-from farm.prediction.call_features import NAMES, describe, numbers_of
-from farm.prediction.families import model_family, operator_family, operator_type
-from farm.prediction.kernel_rules import KernelPlan, Products, attention_options, products_of
-from farm.prediction.tile_roofline import card_model, tile_roofline
 from farm.types.protocol import Variant
 from tests.report import filled
 
@@ -45,12 +47,16 @@ def test_the_key_is_of_the_readings(database):
     with database.read() as session:
         after = dataset_of(session)
     assert before.key == dataclasses.replace(before, rows=before.rows[::-1]).key != after.key
-    assert len(after.without(row.call.operator_id for row in before.rows)) == len(after) - len(before)
+    assert len(after.without(row.call.operator_id for row in before.rows)) == len(after) - len(
+        before
+    )
 
 
 def test_two_versions_of_software_are_two_sets(database):
     filled.fill(database)
-    filled.fill(database, software=dataclasses.replace(filled.SOFTWARE, torch="2.12.0+cu130"), prefix="b")
+    filled.fill(
+        database, software=dataclasses.replace(filled.SOFTWARE, torch="2.12.0+cu130"), prefix="b"
+    )
     with database.read() as session:
         assert dataset_of(session, torch="2.12").conditions.software.torch == "2.12.0+cu130"
         with pytest.raises(UsageError, match=r"on NVIDIA H200 with torch 3") as refused:
@@ -62,7 +68,9 @@ def test_readings_with_tensors_in_slow_memory_are_left_out(database):
     filled.fill(database)
     with database.read() as session:
         before = dataset_of(session)
-    filled.fill(database, protocol=filled.PROTOCOL.with_placement("in0"), created_at_s=1.8e9, whole=False)
+    filled.fill(
+        database, protocol=filled.PROTOCOL.with_placement("in0"), created_at_s=1.8e9, whole=False
+    )
     with database.read() as session:
         assert dataset_of(session).key == before.key
 
@@ -162,7 +170,9 @@ def test_one_tile_more_than_a_wave_takes_another_wave():
 def test_an_attention_whose_mask_does_not_lie_row_by_row_writes_its_scores_out():
     def attention(**mask):
         heads = {"role": "activation", "shape": [8, 12, 512, 64], "dtype": "bfloat16"}
-        tensors = [heads] * 3 + [{"role": "activation", "shape": [1, 12, 512, 512], "dtype": "bfloat16", **mask}]
+        tensors = [heads] * 3 + [
+            {"role": "activation", "shape": [1, 12, 512, 512], "dtype": "bfloat16", **mask}
+        ]
         arguments = [{"tensor": place} for place in range(3)]
         spec = {
             "kind": "function",
@@ -173,15 +183,25 @@ def test_an_attention_whose_mask_does_not_lie_row_by_row_writes_its_scores_out()
         return describe(H200, "x", "scaled_dot_product_attention", spec, 6442450944, 31457280)
 
     fused, permuted = attention(), attention(stride=[12, 1, 6144, 12])
-    assert (fused.masked, permuted.masked, fused.materialised, permuted.materialised) == (1.0, 1.0, False, True)
+    assert (fused.masked, permuted.masked, fused.materialised, permuted.materialised) == (
+        1.0,
+        1.0,
+        False,
+        True,
+    )
     assert permuted.tile_roofline_us > 10 * fused.tile_roofline_us
 
 
 def test_tensor_cores_are_slow_to_fetch_rows_of_odd_length():
     def product(n):
-        tensors = [{"role": "activation", "shape": shape, "dtype": "bfloat16"} for shape in ([4096, 768], [768, n])]
+        tensors = [
+            {"role": "activation", "shape": shape, "dtype": "bfloat16"}
+            for shape in ([4096, 768], [768, n])
+        ]
         spec = {"kind": "aten", "tensors": tensors, "arguments": [{"tensor": 0}, {"tensor": 1}]}
-        return describe(H200, "x", "mm", spec, 2 * 4096 * 768 * n, 2 * (4096 * 768 + 768 * n + 4096 * n))
+        return describe(
+            H200, "x", "mm", spec, 2 * 4096 * 768 * n, 2 * (4096 * 768 + 768 * n + 4096 * n)
+        )
 
     assert product(50257).tile_roofline_us > 3 * product(50264).tile_roofline_us
 
@@ -190,14 +210,24 @@ def test_what_one_block_does_alone_bounds_a_call():
     def normed(channels, pixels):
         shapes = [[32, channels, pixels, pixels], *[[channels]] * 4]
         tensors = [{"role": "activation", "shape": shape, "dtype": "float32"} for shape in shapes]
-        spec = {"kind": "aten", "tensors": tensors, "arguments": [{"tensor": place} for place in range(5)]}
-        return describe(H200, "x", "cudnn_batch_norm", spec, 0, 8 * 32 * channels * pixels**2).tile_roofline_us
+        spec = {
+            "kind": "aten",
+            "tensors": tensors,
+            "arguments": [{"tensor": place} for place in range(5)],
+        }
+        return describe(
+            H200, "x", "cudnn_batch_norm", spec, 0, 8 * 32 * channels * pixels**2
+        ).tile_roofline_us
 
     assert normed(16, 112) > 4 * normed(256, 28)
 
     def added(number):
         tensors = [{"role": "parameter", "shape": [65536], "dtype": "float32"}] * number
-        spec = {"kind": "aten", "tensors": tensors, "arguments": [[{"tensor": place} for place in range(number)], 1]}
+        spec = {
+            "kind": "aten",
+            "tensors": tensors,
+            "arguments": [[{"tensor": place} for place in range(number)], 1],
+        }
         return describe(H200, "x", "_foreach_add_", spec, 0, 8 * 65536 * number).tile_roofline_us
 
     assert added(111) > 1.5 * added(110)  # another launch, whose one block lets the others wait
@@ -205,12 +235,22 @@ def test_what_one_block_does_alone_bounds_a_call():
 
 def roofline_us(short_name, shapes, strides=None, *, bytes_moved, dtype="float32", flops=0, **spec):
     tensors = [
-        {"role": "activation", "shape": shape, "dtype": dtype, **({"stride": stride} if stride else {})}
+        {
+            "role": "activation",
+            "shape": shape,
+            "dtype": dtype,
+            **({"stride": stride} if stride else {}),
+        }
         for shape, stride in zip(shapes, strides or [None] * len(shapes), strict=True)
     ]
     arguments = [{"tensor": place} for place in range(len(shapes))]
     return describe(
-        H200, "x", short_name, {"tensors": tensors, "arguments": arguments, **spec}, flops, bytes_moved
+        H200,
+        "x",
+        short_name,
+        {"tensors": tensors, "arguments": arguments, **spec},
+        flops,
+        bytes_moved,
     ).tile_roofline_us
 
 
@@ -230,7 +270,11 @@ def test_what_is_copied_into_order_value_by_value_takes_longest():
     size = 8 * 32 * 96 * 56 * 56
     kept, rows, values = (
         roofline_us(name, [IMAGE], [stride], bytes_moved=size)
-        for name, stride in (("clone", LAST), ("contiguous", [301056, 3136, 112, 1]), ("contiguous", LAST))
+        for name, stride in (
+            ("clone", LAST),
+            ("contiguous", [301056, 3136, 112, 1]),
+            ("contiguous", LAST),
+        )
     )
     assert kept < rows < values / 2
 
@@ -239,7 +283,10 @@ def test_a_layer_norm_of_short_rows_waits_for_each_and_orders_them_first():
     def normed(rows, width, stride=None):
         size = 8 * rows * width
         return roofline_us(
-            "layer_norm", [[rows // 49, 49, width], [width], [width]], [stride, None, None], bytes_moved=size
+            "layer_norm",
+            [[rows // 49, 49, width], [width], [width]],
+            [stride, None, None],
+            bytes_moved=size,
         )
 
     short, long = normed(49 * 2048, 96), normed(49 * 2048 // 8, 768)
@@ -250,11 +297,21 @@ def test_a_layer_norm_of_short_rows_waits_for_each_and_orders_them_first():
 def test_a_convolution_of_one_channel_at_a_time_gains_nothing_from_tensor_cores():
     def depthwise(width, dtype):
         outputs = 32 * 96 * 56 * 56
-        parameters = {"kernel_size": [width, width], "stride": [1, 1], "padding": [width // 2] * 2, "dilation": [1, 1]}
+        parameters = {
+            "kernel_size": [width, width],
+            "stride": [1, 1],
+            "padding": [width // 2] * 2,
+            "dilation": [1, 1],
+        }
         parameters |= {"groups": 96, "in_channels": 96, "out_channels": 96}
         spec = {"kind": "module", "parameters": parameters}
         return roofline_us(
-            "Conv2d", [IMAGE], bytes_moved=8 * outputs, dtype=dtype, flops=2 * outputs * width**2, **spec
+            "Conv2d",
+            [IMAGE],
+            bytes_moved=8 * outputs,
+            dtype=dtype,
+            flops=2 * outputs * width**2,
+            **spec,
         )
 
     assert depthwise(3, "float32") < depthwise(7, "float32") < 4 * depthwise(3, "float32")
@@ -262,13 +319,25 @@ def test_a_convolution_of_one_channel_at_a_time_gains_nothing_from_tensor_cores(
 
 
 def convolved(width, size, channels=64, bias=False, dtype="bfloat16", stride=1):
-    """A Conv2d's tile roofline without its arithmetic, in us: of images of `size` x `size` pixels."""
+    """A Conv2d's tile roofline without its arithmetic, in us: of images of `size` x `size`
+    pixels.
+    """
     padding = [width // 2 if stride == 1 else 0] * 2
-    parameters = {"kernel_size": [width, width], "stride": [stride, stride], "padding": padding, "dilation": [1, 1]}
+    parameters = {
+        "kernel_size": [width, width],
+        "stride": [stride, stride],
+        "padding": padding,
+        "dilation": [1, 1],
+    }
     parameters |= {"groups": 1, "in_channels": channels, "out_channels": channels}
     shapes = [[32, channels, size, size], [channels, channels, width, width], *[[channels]] * bias]
     tensors = [{"role": "activation", "shape": shape, "dtype": dtype} for shape in shapes]
-    spec = {"kind": "module", "parameters": parameters, "tensors": tensors, "arguments": [{"tensor": 0}]}
+    spec = {
+        "kind": "module",
+        "parameters": parameters,
+        "tensors": tensors,
+        "arguments": [{"tensor": 0}],
+    }
     call = describe(H200, "x", "Conv2d", spec, 10**6, 10**6)
     return call.tile_roofline_us - max(call.compute_us, call.traffic_us)
 
@@ -276,10 +345,14 @@ def convolved(width, size, channels=64, bias=False, dtype="bfloat16", stride=1):
 def test_half_precision_turns_images_channels_last_unless_each_is_one_product():
     assert convolved(3, 56) > convolved(3, 56, dtype="float32") + 10
     assert convolved(1, 56) == pytest.approx(convolved(1, 56, dtype="float32"))
-    assert convolved(1, 49) > convolved(1, 49, dtype="float32") + 10  # an image does not fill whole loads
+    assert (
+        convolved(1, 49) > convolved(1, 49, dtype="float32") + 10
+    )  # an image does not fill whole loads
     assert convolved(1, 14) == pytest.approx(convolved(1, 14, dtype="float32"))
     assert convolved(1, 1) == pytest.approx(convolved(1, 1, dtype="float32"))
-    assert convolved(16, 64, stride=16) > convolved(16, 64, stride=16, dtype="float32") + 1  # patches are no pixels
+    assert (
+        convolved(16, 64, stride=16) > convolved(16, 64, stride=16, dtype="float32") + 1
+    )  # patches are no pixels
 
 
 def test_the_bias_of_a_convolution_is_added_behind():
@@ -304,11 +377,17 @@ def test_where_the_operators_of_a_step_are_told_what_to_drop():
         return attention_options(name, spec)[2]
 
     heads = [{"tensor": 0}] * 4
-    assert drops("_scaled_dot_product_cudnn_attention", {"arguments": [*heads[:3], None, True, 0.1, False]})
+    assert drops(
+        "_scaled_dot_product_cudnn_attention", {"arguments": [*heads[:3], None, True, 0.1, False]}
+    )
     assert drops("_scaled_dot_product_flash_attention", {"arguments": [*heads[:3], 0.1, True]})
     backward = [*heads, *heads[:2], None, None, 128, 128]
-    assert drops("_scaled_dot_product_flash_attention_backward", {"arguments": [*backward, 0.1, True]})
-    assert not drops("_scaled_dot_product_flash_attention_backward", {"arguments": [*backward, 0.0, True]})
+    assert drops(
+        "_scaled_dot_product_flash_attention_backward", {"arguments": [*backward, 0.1, True]}
+    )
+    assert not drops(
+        "_scaled_dot_product_flash_attention_backward", {"arguments": [*backward, 0.0, True]}
+    )
 
 
 def test_how_well_tiles_fill_the_card_is_told_for_each_size():
@@ -318,26 +397,46 @@ def test_how_well_tiles_fill_the_card_is_told_for_each_size():
     coarse = tile_roofline(
         H200, KernelPlan("bfloat16", products.flops, 1, coarse=True), Products(16, 16, 4096)
     ).compute_us
-    assert coarse > tile_roofline(H200, KernelPlan("bfloat16", products.flops, 1), Products(16, 16, 4096)).compute_us
+    assert (
+        coarse
+        > tile_roofline(
+            H200, KernelPlan("bfloat16", products.flops, 1), Products(16, 16, 4096)
+        ).compute_us
+    )
 
 
 def test_a_pool_takes_as_long_as_its_windows_have_values():
     def pooled(window, step):
-        spec = {"kind": "module", "parameters": {"kernel_size": window, "stride": step, "padding": 1}}
-        return roofline_us("MaxPool2d", [[32, 192, 28, 28]], bytes_moved=8 * 32 * 192 * 28**2, **spec)
+        spec = {
+            "kind": "module",
+            "parameters": {"kernel_size": window, "stride": step, "padding": 1},
+        }
+        return roofline_us(
+            "MaxPool2d", [[32, 192, 28, 28]], bytes_moved=8 * 32 * 192 * 28**2, **spec
+        )
 
     assert pooled(3, 1) > 3 * pooled(3, 2)
     assert pooled(5, {"tuple": [1, 1]}) > 2 * pooled({"tuple": [3, 3]}, 1)
 
 
 def test_factors_of_a_product_are_folded_or_put_in_order_first():
-    folded = products_of("matmul", {"arguments": [{"tensor": 0}, {"tensor": 1}], "tensors": [
-        {"shape": [4, 1, 4544], "dtype": "bfloat16"}, {"shape": [4544, 4672], "dtype": "bfloat16"}]})  # fmt: skip
+    folded = products_of(
+        "matmul",
+        {
+            "arguments": [{"tensor": 0}, {"tensor": 1}],
+            "tensors": [
+                {"shape": [4, 1, 4544], "dtype": "bfloat16"},
+                {"shape": [4544, 4672], "dtype": "bfloat16"},
+            ],
+        },
+    )
     assert folded == Products(4, 4672, 4544)
 
     def scores(stride):
         shapes = [[2048, 3, 49, 32], [2048, 3, 32, 49]]
-        return roofline_us("matmul", shapes, [stride, None], bytes_moved=136 * 10**6, flops=2 * 6144 * 49 * 49 * 32)
+        return roofline_us(
+            "matmul", shapes, [stride, None], bytes_moved=136 * 10**6, flops=2 * 6144 * 49 * 49 * 32
+        )
 
     assert scores([4704, 32, 96, 1]) > scores(None) + 20
 
@@ -347,7 +446,12 @@ def test_keys_that_fewer_heads_share_are_written_out_unless_the_attention_is_tol
         shapes = [[4, 71, 1, 64], [4, 1, 1024, 64], [4, 1, 1024, 64]]
         flops = 4 * 284 * 1024 * 64
         return roofline_us(
-            "scaled_dot_product_attention", shapes, bytes_moved=10**6, dtype="bfloat16", flops=flops, keywords=keywords
+            "scaled_dot_product_attention",
+            shapes,
+            bytes_moved=10**6,
+            dtype="bfloat16",
+            flops=flops,
+            keywords=keywords,
         )
 
     assert decoding() > 2 * decoding(enable_gqa=True)
@@ -375,9 +479,17 @@ def test_what_is_made_like_a_tensor_does_not_read_it():
         ("adaptive_avg_pool2d", [[3, 8, 8]], [{"tensor": 0}, [None, 4]]),
         ("matmul", [[0, 4, 8], [8, 4]], [{"tensor": 0}, {"tensor": 1}]),
         ("matmul", [[8], [8]], [{"tensor": 0}, {"tensor": 1}]),
-        ("scaled_dot_product_attention", [[4, 8], [4, 8], [4, 8]], [{"tensor": 0}, {"tensor": 1}, {"tensor": 2}]),
+        (
+            "scaled_dot_product_attention",
+            [[4, 8], [4, 8], [4, 8]],
+            [{"tensor": 0}, {"tensor": 1}, {"tensor": 2}],
+        ),
         ("add", [[], []], [{"tensor": 0}, {"tensor": 1}]),
-        ("embedding_bag", [[10**6, 64], [8192], [512]], [{"tensor": 1}, {"tensor": 0}, {"tensor": 2}]),
+        (
+            "embedding_bag",
+            [[10**6, 64], [8192], [512]],
+            [{"tensor": 1}, {"tensor": 0}, {"tensor": 2}],
+        ),
         ("conv1d", [[8, 64], [16, 8, 3]], [{"tensor": 0}, {"tensor": 1}]),
         ("conv2d", [[16], [8, 64]], []),
         (
@@ -396,19 +508,28 @@ def test_what_is_called_in_unusual_ways_is_described_too(name, shapes, arguments
 
 def test_an_attention_of_one_tensor_with_itself_shares_no_keys():
     tensors = [
-        {"role": "activation", "shape": shape, "dtype": "bfloat16"} for shape in ([8, 12, 512, 64], [1, 1, 512, 512])
+        {"role": "activation", "shape": shape, "dtype": "bfloat16"}
+        for shape in ([8, 12, 512, 64], [1, 1, 512, 512])
     ]
     spec = {"tensors": tensors, "arguments": [*[{"tensor": 0}] * 3, {"tensor": 1}]}
-    assert not describe(H200, "x", "scaled_dot_product_attention", spec, 6442450944, 31457280).materialised
+    assert not describe(
+        H200, "x", "scaled_dot_product_attention", spec, 6442450944, 31457280
+    ).materialised
 
 
 def test_single_channels_gain_nothing_from_tf32():
     parameters = {"kernel_size": [7, 7], "stride": [1, 1], "padding": [3, 3], "dilation": [1, 1]}
     parameters |= {"groups": 96, "in_channels": 96, "out_channels": 96}
     tensors = [{"role": "activation", "shape": IMAGE, "dtype": "float32"}]
-    spec = {"kind": "module", "tensors": tensors, "arguments": [{"tensor": 0}], "parameters": parameters}
+    spec = {
+        "kind": "module",
+        "tensors": tensors,
+        "arguments": [{"tensor": 0}],
+        "parameters": parameters,
+    }
     exact, rounded = (
-        describe(H200, "x", "Conv2d", spec, 10**9, 10**7, tf32=tf32).tile_roofline_us for tf32 in (False, True)
+        describe(H200, "x", "Conv2d", spec, 10**9, 10**7, tf32=tf32).tile_roofline_us
+        for tf32 in (False, True)
     )
     assert rounded == exact
 

@@ -1,6 +1,5 @@
-"""Predictors are judged by what they have not learnt from, and their intervals hold for families that nobody has
-read.
-"""
+"""Predictors are judged by what they have not learnt from, and their intervals hold for families
+that nobody has read."""
 
 from __future__ import annotations
 
@@ -14,12 +13,10 @@ import numpy as np
 import pytest
 
 from benchmarks.operators_left_out import GROUPS, left_out
-from farm.errors import UsageError
-from farm.estimation.query import training_set
-from farm.prediction import call_features, stored_predictor
-from farm.prediction.calibration import Calibration, PredictionErrors, quantile
-from farm.prediction.dataset import cached_share, measured_models
-from farm.prediction.evaluation import (
+from farm.addons.predict import call_features, stored_predictor
+from farm.addons.predict.calibration import Calibration, PredictionErrors, quantile
+from farm.addons.predict.dataset import cached_share, measured_models
+from farm.addons.predict.evaluation import (
     FOLDS,
     Score,
     cross_validated,
@@ -29,9 +26,11 @@ from farm.prediction.evaluation import (
     learning_curve,
     leave_families_out,
 )
-from farm.prediction.predictors import PREDICTORS
-from farm.prediction.stored_predictor import StoredPredictor
-from farm.prediction.tile_roofline import card_model
+from farm.addons.predict.predictors import PREDICTORS
+from farm.addons.predict.query import training_set
+from farm.addons.predict.stored_predictor import StoredPredictor
+from farm.addons.predict.tile_roofline import card_model
+from farm.errors import UsageError
 from farm.store import tables
 from farm.types.protocol import Variant
 from tests.prediction.made_up import dataset, models
@@ -98,7 +97,10 @@ def test_intervals_are_counted_by_distance_and_wider_far_from_the_readings():
     assert widths[-1] > widths[0]
     assert evaluated()[0].by_distance == ()
     products = left_out(
-        PREDICTORS["process"], data, GROUPS["products, float32"], Calibration.of(held.errors(data), held.sum_errors())
+        PREDICTORS["process"],
+        data,
+        GROUPS["products, float32"],
+        Calibration.of(held.errors(data), held.sum_errors()),
     )
     assert products["distance"] > found.by_distance[-2].distance
     assert products["time_width"] > widths[-1]
@@ -111,7 +113,11 @@ def test_more_readings_teach_more():
 
 def test_a_score_counts_what_is_within():
     score = Score.of(np.log([1.05, 0.85, 1.5, np.nan]))
-    assert (score.count, score.within_10, score.within_20) == (3, pytest.approx(1 / 3), pytest.approx(2 / 3))
+    assert (score.count, score.within_10, score.within_20) == (
+        3,
+        pytest.approx(1 / 3),
+        pytest.approx(2 / 3),
+    )
     assert score.median == pytest.approx(0.15)
     assert Score.of(np.array([np.nan])) is None
 
@@ -121,7 +127,9 @@ def test_each_family_counts_alike_for_an_interval():
     families = np.array(["large"] * 99 + ["small"] * 10)
     known = np.ones(109, dtype=bool)
     assert quantile(PredictionErrors(off, np.ones(109), families, known), 0.6) == 0.5
-    assert quantile(PredictionErrors(off, np.ones(109), np.array(["one"] * 109), known), 0.6) == 0.01
+    assert (
+        quantile(PredictionErrors(off, np.ones(109), np.array(["one"] * 109), known), 0.6) == 0.01
+    )
 
 
 def test_an_interval_that_was_calibrated_covers_what_comes_later():
@@ -141,12 +149,19 @@ def test_a_kept_predictor_is_what_was_saved(tmp_path):
     assert path.name == "nvidia-h200-torch-2.11.0.npz"
     stored_predictor.save(learnt, path)
     again = stored_predictor.load(path)
-    assert (again.key, again.calibration, again.conditions) == (data.key, learnt.calibration, data.conditions)
+    assert (again.key, again.calibration, again.conditions) == (
+        data.key,
+        learnt.calibration,
+        data.conditions,
+    )
     assert again.fitted.predict(data.calls).time_us == pytest.approx(
         learnt.fitted.predict(data.calls).time_us, rel=1e-4
     )
     assert again.has_learned([data.calls[0].operator_id, "another"]).tolist() == [True, False]
-    assert stored_predictor.find([tmp_path / "nowhere", tmp_path], "NVIDIA H200", "2.11").key == data.key
+    assert (
+        stored_predictor.find([tmp_path / "nowhere", tmp_path], "NVIDIA H200", "2.11").key
+        == data.key
+    )
     assert (
         stored_predictor.find([tmp_path], "NVIDIA H200", "9.9").key == data.key
     )  # of another software, and says of which
@@ -156,7 +171,9 @@ def test_a_kept_predictor_is_what_was_saved(tmp_path):
 def test_what_is_kept_is_never_unpickled_and_a_stale_one_says_so(tmp_path, monkeypatch):
     data = dataset()
     path = tmp_path / "h200.npz"
-    stored_predictor.save(StoredPredictor.of(data, PREDICTORS["family"].fit(data), Calibration()), path)
+    stored_predictor.save(
+        StoredPredictor.of(data, PREDICTORS["family"].fit(data), Calibration()), path
+    )
     monkeypatch.setattr(call_features, "VERSION", call_features.VERSION + 1)
     with pytest.raises(UsageError, match=r"uses version .* of the features"):
         stored_predictor.load(path)
@@ -180,7 +197,9 @@ def test_files_of_two_predictors_are_not_one_predictor(tmp_path):
     data = dataset()
     for name in ("one", "other"):
         fitted = PREDICTORS["family"].fit(dataset(seed=len(name)))
-        stored_predictor.save(StoredPredictor.of(data, fitted, Calibration()), tmp_path / f"{name}.npz")
+        stored_predictor.save(
+            StoredPredictor.of(data, fitted, Calibration()), tmp_path / f"{name}.npz"
+        )
     (tmp_path / "one.npz").replace(tmp_path / "other.npz")
     with pytest.raises(UsageError, match="differs from its checksum") as caught:
         stored_predictor.load(tmp_path / "other.npz")
@@ -190,7 +209,9 @@ def test_files_of_two_predictors_are_not_one_predictor(tmp_path):
 def test_an_archive_with_damaged_data_is_named(tmp_path):
     data = dataset()
     path = tmp_path / "h200.npz"
-    stored_predictor.save(StoredPredictor.of(data, PREDICTORS["family"].fit(data), Calibration()), path)
+    stored_predictor.save(
+        StoredPredictor.of(data, PREDICTORS["family"].fit(data), Calibration()), path
+    )
     about = json.loads(path.with_suffix(".json").read_text())
     del about["checksum"]  # as of an earlier version
     path.with_suffix(".json").write_text(json.dumps(about))
@@ -204,7 +225,9 @@ def test_an_archive_with_damaged_data_is_named(tmp_path):
 
 def test_too_few_families_are_said():
     data = dataset()
-    with pytest.raises(UsageError, match="There are readings of 2 model families; an evaluation needs at least 3"):
+    with pytest.raises(
+        UsageError, match="There are readings of 2 model families; an evaluation needs at least 3"
+    ):
         leave_families_out(PREDICTORS["family"], data, models(data, ("resnet", "vgg")))
 
 

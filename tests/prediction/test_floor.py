@@ -6,21 +6,24 @@ import pytest
 import sqlalchemy
 from sqlmodel import select
 
+from farm.addons.predict.floor import above_floor, floor_us
+from farm.addons.predict.stored_predictor import CallPrediction, PredictedValue, Predictions
 from farm.exchange.packaged import packaged_database
-from farm.prediction.floor import above_floor, floor_us
-from farm.prediction.stored_predictor import CallPrediction, PredictedValue, Predictions
 from farm.store import tables
 from farm.types.tuple import NeededTuple
 
 H100 = "NVIDIA H100 80GB HBM3"
-#: Part of a reading's time by which it may be below the floor: the rates of data sheets are rounded.
+#: Part of a reading's time by which it may be below the floor: the rates of data sheets are
+#: rounded.
 ROUNDING = 0.01
 
 
 def product(size, dtype="bfloat16", calls=1):
     tensors = [{"shape": [size, size], "dtype": dtype, "role": "activation"}] * 2
     width = 2 if dtype == "bfloat16" else 4
-    return NeededTuple("id", "mm", "mm", 2 * size**3, 3 * width * size**2, {"": calls}, {"tensors": tensors})
+    return NeededTuple(
+        "id", "mm", "mm", 2 * size**3, 3 * width * size**2, {"": calls}, {"tensors": tensors}
+    )
 
 
 def test_the_floor_of_a_large_product_is_its_arithmetic():
@@ -49,7 +52,12 @@ def test_a_prediction_below_the_floor_is_raised_to_it():
     assert bounded.time_us.low == pytest.approx(3 * floor)
 
     high = PredictedValue(2 * floor, 1.5 * floor, 3 * floor)
-    assert above_floor(Predictions((CallPrediction(high),), high.times(3)), [call], H100).calls[0].time_us == high
+    assert (
+        above_floor(Predictions((CallPrediction(high),), high.times(3)), [call], H100)
+        .calls[0]
+        .time_us
+        == high
+    )
 
 
 def test_no_packaged_reading_is_below_the_floor():
@@ -66,7 +74,9 @@ def test_no_packaged_reading_is_below_the_floor():
         for card_model, time_us, row, conditions in session.execute(query):
             if conditions["data"] == "copied":  # a kernel of the compiler may recompute
                 continue
-            call = NeededTuple(row.id, row.short_name, row.label, row.flops, row.bytes_moved, {"": 1}, row.spec)
+            call = NeededTuple(
+                row.id, row.short_name, row.label, row.flops, row.bytes_moved, {"": 1}, row.spec
+            )
             floor = floor_us(card_model, call, tf32=conditions["tf32"])
             if time_us < (1 - ROUNDING) * floor:
                 below.append(f"{row.label}: {time_us:.1f} us, floor {floor:.1f} us")

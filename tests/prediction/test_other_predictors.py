@@ -1,4 +1,6 @@
-"""Predictors of publications learn from readings, too; a benchmark evaluates them like the farm's own."""
+"""Predictors of publications learn from readings, too; a benchmark evaluates them like the farm's
+own.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ import pytest
 
 from benchmarks import other_predictors
 from benchmarks.other_predictors import OTHERS, fit_nearest, fit_polynomials
-from farm.prediction.predictors import PREDICTORS
-from farm.prediction.regressors import Inputs
+from farm.addons.predict.predictors import PREDICTORS
+from farm.addons.predict.regressors import Inputs
 from tests.prediction.made_up import dataset
 
 pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="needs scikit-learn")

@@ -1,4 +1,6 @@
-"""The predictor that comes with the package answers as when it was packaged, and needs NumPy alone."""
+"""The predictor that comes with the package answers as when it was packaged, and needs NumPy
+alone.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from farm.addons.predict import stored_predictor
 from farm.operators.cost import cost
-from farm.prediction import stored_predictor
 from farm.types.tuple import NeededTuple, parse
 
 ROOT = Path(__file__).parents[2]
-#: A tuple of each operator family in float32 and in half precision, with predictions of the code that fitted the
-#: predictor.
+#: A tuple of each operator family in float32 and in half precision, with predictions of the code
+#: that fitted the predictor.
 GOLDEN = json.loads(Path(__file__).with_name("packaged_predictor.json").read_text())
 
 
@@ -37,10 +39,16 @@ def test_it_answers_as_when_it_was_packaged():
         )
         for one in GOLDEN["tuples"]
     ]
-    found = stored_predictor.find([stored_predictor.PACKAGED], "NVIDIA H200", "2.11").predict(wanted, wanted)
+    found = stored_predictor.find([stored_predictor.PACKAGED], "NVIDIA H200", "2.11").predict(
+        wanted, wanted
+    )
     for call, entry in zip(found.calls, GOLDEN["tuples"], strict=True):
-        assert values(call.time_us) == pytest.approx(entry["time_us"], rel=1e-6), entry["short_name"]
-        assert values(call.energy_mj) == pytest.approx(entry["energy_mj"], rel=1e-6), entry["short_name"]
+        assert values(call.time_us) == pytest.approx(entry["time_us"], rel=1e-6), entry[
+            "short_name"
+        ]
+        assert values(call.energy_mj) == pytest.approx(entry["energy_mj"], rel=1e-6), entry[
+            "short_name"
+        ]
     assert values(found.time_us) == pytest.approx(GOLDEN["sum_time_us"], rel=1e-6)
     assert values(found.energy_mj) == pytest.approx(GOLDEN["sum_energy_mj"], rel=1e-6)
     assert list(found.narrowing) == GOLDEN["narrowing"]
@@ -52,7 +60,7 @@ def test_it_is_small_and_needs_numpy_alone():
 import sys
 
 sys.modules["sklearn"] = sys.modules["scipy"] = None
-from farm.prediction import stored_predictor
+from farm.addons.predict import stored_predictor
 from farm.types.tuple import NeededTuple
 
 predictor = stored_predictor.find([stored_predictor.PACKAGED], "NVIDIA H200", "2.11")

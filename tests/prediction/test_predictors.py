@@ -1,4 +1,6 @@
-"""Predictors learn from readings, are kept as arrays, and answer from these as scikit-learn would."""
+"""Predictors learn from readings, are kept as arrays, and answer from these as scikit-learn
+would.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,9 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from farm.errors import UsageError
-from farm.prediction.call_features import CallDescription
-from farm.prediction.gaussian_process import fit_process
-from farm.prediction.predictors import (
+from farm.addons.predict.call_features import CallDescription
+from farm.addons.predict.gaussian_process import fit_process
+from farm.addons.predict.predictors import (
     FAR,
     LEAST_TIME_SPREAD,
     LEAST_TIME_SPREAD_US,
@@ -23,7 +24,8 @@ from farm.prediction.predictors import (
     FittedPredictor,
     predictor_spec,
 )
-from farm.prediction.regressors import Inputs, fit_medians, fit_trees
+from farm.addons.predict.regressors import Inputs, fit_medians, fit_trees
+from farm.errors import UsageError
 from tests.prediction.made_up import dataset
 
 # Looked for and not imported: every worker collects this file, and one runs it.
@@ -56,7 +58,9 @@ def test_each_predicts_what_it_has_not_seen_and_keeps_it_as_arrays(name):
     assert said.known.all()
 
 
-@pytest.mark.parametrize("kind", ["ExtraTreesRegressor", "RandomForestRegressor", "GradientBoostingRegressor"])
+@pytest.mark.parametrize(
+    "kind", ["ExtraTreesRegressor", "RandomForestRegressor", "GradientBoostingRegressor"]
+)
 def test_trees_of_arrays_predict_what_scikit_learn_predicts(kind):
     from sklearn import ensemble
 
@@ -78,9 +82,13 @@ def test_a_process_says_what_scikit_learn_says_of_the_same_kernel():
     inputs, values = Inputs.of(alone.calls), np.log([row.time_us for row in alone.rows])
     process = fit_process(inputs, values, steps=10)
     kernel, scales = process.matern, np.sqrt(process.weights) / process.deviations
-    assert process.at == pytest.approx((inputs.numbers - process.means) * scales, rel=1e-3, abs=1e-6)
+    assert process.at == pytest.approx(
+        (inputs.numbers - process.means) * scales, rel=1e-3, abs=1e-6
+    )
     theirs = GaussianProcessRegressor(
-        ConstantKernel(kernel.variance) * Matern(1.0, nu=1.5) + WhiteKernel(kernel.noise), alpha=1e-6, optimizer=None
+        ConstantKernel(kernel.variance) * Matern(1.0, nu=1.5) + WhiteKernel(kernel.noise),
+        alpha=1e-6,
+        optimizer=None,
     ).fit(process.at, values - process.kernel[4])
     other = dataset(seed=5)
     asked = Inputs.of(other.where([call.operator_type == "relu" for call in other.calls]).calls)
@@ -107,13 +115,17 @@ def test_an_unseen_type_is_marked_and_wider_and_an_unseen_family_goes_by_the_roo
     said = learnt.predict([relu, unseen, stranger])
     assert list(said.known) == [True, False, False]
     assert said.time_spread[1] > said.time_spread[0]
-    assert said.time_us[2] == pytest.approx(stranger.roofline_us * np.exp(learnt.fallback_time.medians[0]))
+    assert said.time_us[2] == pytest.approx(
+        stranger.roofline_us * np.exp(learnt.fallback_time.medians[0])
+    )
 
 
 def test_where_the_data_are_not_known_they_are_taken_as_typical():
     call = dataset().calls[0]
     blind = dataclasses.replace(call, data_known=False, zeros=0.0, data_class="")
-    assert fitted("best").predict([blind]).power_w == pytest.approx(fitted("best").predict([call]).power_w, rel=0.5)
+    assert fitted("best").predict([blind]).power_w == pytest.approx(
+        fitted("best").predict([call]).power_w, rel=0.5
+    )
 
 
 def test_what_has_no_power_is_not_given_one():
@@ -126,7 +138,9 @@ def test_what_has_no_power_is_not_given_one():
 
 def test_too_few_readings_and_unknown_names_are_said():
     few = dataset().where([place < 5 for place in range(len(dataset()))])
-    with pytest.raises(UsageError, match="NVIDIA H200 has 5 operator readings; fitting a predictor needs 20"):
+    with pytest.raises(
+        UsageError, match="NVIDIA H200 has 5 operator readings; fitting a predictor needs 20"
+    ):
         PREDICTORS["best"].fit(few)
     with pytest.raises(UsageError, match="no predictor 'tree'") as refused:
         predictor_spec("tree")
@@ -143,20 +157,26 @@ def test_a_factor_of_its_own_takes_three_readings():
 def test_the_farther_a_call_is_from_the_readings_the_wider_its_spread():
     data = dataset()
     small = data.where([call.operator_type != "linear" or call.k <= 512 for call in data.calls])
-    large = dataset(seed=7).where([call.operator_type == "linear" and call.k == 2048 for call in dataset(seed=7).calls])
+    large = dataset(seed=7).where(
+        [call.operator_type == "linear" and call.k == 2048 for call in dataset(seed=7).calls]
+    )
     learnt = PREDICTORS["best"].fit(small)
     own, other = learnt.predict(small.calls), learnt.predict(large.calls)
     assert own.distance == pytest.approx(0, abs=0.02)
     assert other.distance.min() > 0.1
     regressors = learnt.time.predict(Inputs.of(large.calls))[1]
-    spreads = np.hypot(regressors, np.hypot(LEAST_TIME_SPREAD, LEAST_TIME_SPREAD_US / other.time_us))
+    spreads = np.hypot(
+        regressors, np.hypot(LEAST_TIME_SPREAD, LEAST_TIME_SPREAD_US / other.time_us)
+    )
     assert (other.time_spread > spreads)[other.distance > NEAR].all()
     farthest = np.argsort(other.distance)
     assert (np.diff((other.time_spread / spreads)[farthest]) > -1e-9).all()
     assert np.isnan(fitted("trees").predict(data.calls).distance).all()
 
 
-@pytest.mark.parametrize("unlike", [{"itemsize_bytes": 2}, {"products": 8}, {"n": 1}, {"operator_type": "matmul"}])
+@pytest.mark.parametrize(
+    "unlike", [{"itemsize_bytes": 2}, {"products": 8}, {"n": 1}, {"operator_type": "matmul"}]
+)
 def test_a_call_that_runs_other_kernels_than_all_readings_is_far(unlike):
     call = next(call for call in dataset().calls if call.operator_type == "linear" and call.n > 1)
     near, far = fitted("process").predict([call, dataclasses.replace(call, **unlike)]).distance

@@ -7,11 +7,16 @@ import dataclasses
 import numpy as np
 import pytest
 
-from farm.prediction.calibration import Calibration
-from farm.prediction.predictors import PREDICTORS
-from farm.prediction.stored_predictor import StoredPredictor
-from farm.prediction.tile_roofline import card_model
-from farm.prediction.transfer import SourceCosts, TransferredPredictor, data_sheet_model, distance
+from farm.addons.predict.calibration import Calibration
+from farm.addons.predict.predictors import PREDICTORS
+from farm.addons.predict.stored_predictor import StoredPredictor
+from farm.addons.predict.tile_roofline import card_model
+from farm.addons.predict.transfer import (
+    SourceCosts,
+    TransferredPredictor,
+    data_sheet_model,
+    distance,
+)
 from tests.prediction.made_up import H200, dataset
 
 DATA = dataset()
@@ -22,14 +27,18 @@ H100 = dataclasses.replace(H200, model="NVIDIA H100")  # with the properties of 
 def target_rows(slower=1.2, power=0.9, card_id="GPU-1", every=4, types=("ReLU", "add", "Linear")):
     """Readings of some of the source's tuples on the target."""
     return [
-        dataclasses.replace(row, time_us=slower * row.time_us, power_w=power * row.power_w, card_id=card_id)
+        dataclasses.replace(
+            row, time_us=slower * row.time_us, power_w=power * row.power_w, card_id=card_id
+        )
         for row in DATA.rows[::every]
         if row.call.operator_type.lower() in [name.lower() for name in types]
     ]
 
 
 def transfer(rows, card_id="", read=True):
-    return TransferredPredictor.fit(SourceCosts(SOURCE, lambda ids: DATA.rows if read else ()), H100, rows, card_id)
+    return TransferredPredictor.fit(
+        SourceCosts(SOURCE, lambda ids: DATA.rows if read else ()), H100, rows, card_id
+    )
 
 
 CALLS = [row.call for row in DATA.rows[1::4]]
@@ -38,7 +47,10 @@ READ_W = np.array([row.power_w for row in DATA.rows[1::4]])
 
 
 def errors(found, slower=1.2, power=0.9):
-    return (np.median(abs(of - 1)) for of in (found.time_us / READ_US / slower, found.power_w / READ_W / power))
+    return (
+        np.median(abs(of - 1))
+        for of in (found.time_us / READ_US / slower, found.power_w / READ_W / power)
+    )
 
 
 def test_without_readings_an_equal_card_has_the_costs_of_the_source():
@@ -60,7 +72,10 @@ def test_readings_of_the_target_correct_other_tuples_and_narrow_their_intervals(
 
 def test_a_tuple_that_the_source_has_only_predicted_has_a_wider_interval():
     rows = target_rows()
-    assert (transfer(rows, read=False).costs(CALLS).time_spread > transfer(rows).costs(CALLS).time_spread).all()
+    assert (
+        transfer(rows, read=False).costs(CALLS).time_spread
+        > transfer(rows).costs(CALLS).time_spread
+    ).all()
 
 
 def test_families_without_a_reading_have_wider_intervals():
@@ -78,10 +93,14 @@ def test_an_own_card_keeps_its_offset():
 
 def test_the_power_of_one_card_of_the_model_is_corrected_and_its_times_are_not():
     rows = target_rows(slower=1.0, power=0.94)
-    own = TransferredPredictor.fit(SourceCosts(SOURCE, lambda ids: DATA.rows), H200, rows, "GPU-1").costs(CALLS)
+    own = TransferredPredictor.fit(
+        SourceCosts(SOURCE, lambda ids: DATA.rows), H200, rows, "GPU-1"
+    ).costs(CALLS)
     assert np.median(own.power_w / READ_W) == pytest.approx(0.94, abs=0.01)
     assert np.median(own.time_us / READ_US) == pytest.approx(1)
-    assert np.median(own.power_spread) < np.median(transfer(target_rows(power=0.94), "GPU-1").costs(CALLS).power_spread)
+    assert np.median(own.power_spread) < np.median(
+        transfer(target_rows(power=0.94), "GPU-1").costs(CALLS).power_spread
+    )
 
 
 def test_a_card_without_readings_is_less_certain_the_less_it_is_like_the_source():
@@ -89,6 +108,8 @@ def test_a_card_without_readings_is_less_certain_the_less_it_is_like_the_source(
     b200 = data_sheet_model(source, "B200")
     assert b200.bytes_per_s == pytest.approx(0.9 * card_model("cuda", "B200").bytes_per_s)
     assert distance(H200, H100) == 1 < distance(source, b200)
-    other = TransferredPredictor.fit(SourceCosts(SOURCE, lambda ids: DATA.rows), b200, []).costs(CALLS)
+    other = TransferredPredictor.fit(SourceCosts(SOURCE, lambda ids: DATA.rows), b200, []).costs(
+        CALLS
+    )
     assert np.mean(other.time_us / READ_US) < 1  # it is faster
     assert (other.time_spread > transfer([]).costs(CALLS).time_spread).all()

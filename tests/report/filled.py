@@ -1,6 +1,5 @@
-"""A database with readings of real tuples of real models, as a farm on a card would have them; the figures are made
-up.
-"""
+"""A database with readings of real tuples of real models, as a farm on a card would have them; the
+figures are made up."""
 
 from __future__ import annotations
 
@@ -17,7 +16,12 @@ from farm.types.reading import METHOD, Trace, Verification
 
 VARIANT = Variant("resnet18", 2, 64)
 SOFTWARE = Software(
-    torch="2.11.0+cu130", torchvision="0.26.0", cuda="13.0", cudnn="91900", driver="580.1", python="3.12"
+    torch="2.11.0+cu130",
+    torchvision="0.26.0",
+    cuda="13.0",
+    cudnn="91900",
+    driver="580.1",
+    python="3.12",
 )
 PROTOCOL = Protocol()
 KERNELS = {"void gemm<float, 4>(float const*)": 1}
@@ -41,14 +45,20 @@ def fill(
     half_width: float = 0.002,
 ) -> Extraction:
     """Readings of a variant's tuples and of the whole, on one card."""
-    taken = apart(variant, device_type="cuda") if variant.step else apart(variant)  # with a card's optimizer
+    taken = (
+        apart(variant, device_type="cuda") if variant.step else apart(variant)
+    )  # with a card's optimizer
     costs = {spec: taken.costs[id_] for id_, spec in taken.capture.tuples.items()}
     with database.write() as session:
         content.store_software(session, software)
         content.store_protocol(session, protocol)
         content.store_operators(session, costs)
         content.store_variant(
-            session, variant, flops=taken.flops, model_flops=taken.model_flops, bytes_moved=taken.bytes_moved
+            session,
+            variant,
+            flops=taken.flops,
+            model_flops=taken.model_flops,
+            bytes_moved=taken.bytes_moved,
         )
         peaks = {"float32": 5e13, "bfloat16": 8e14}
         fingerprint = {"matmul_flops_per_s": peaks, "copy_bytes_per_s": 4.2e12}
@@ -76,7 +86,9 @@ def fill(
                 torch=software.torch,
                 launch=protocol.launch,
                 verification=Verification(
-                    card=card, tuple_kernels=dict.fromkeys(taken.capture.tuples, KERNELS), numerics={}
+                    card=card,
+                    tuple_kernels=dict.fromkeys(taken.capture.tuples, KERNELS),
+                    numerics={},
                 ).to_json(),
             ),
         )
@@ -87,10 +99,22 @@ def fill(
             total_us += taken.capture.counts[spec.id] * time_us
             if not leave_out(spec):
                 more = {"subject_kind": "operator", "subject_id": spec.id, "time_us": time_us}
-                _reading(session, card, model, software, protocol, created_at_s, prefix, half_width, more)
+                _reading(
+                    session, card, model, software, protocol, created_at_s, prefix, half_width, more
+                )
         if whole:
             more = {"subject_kind": "variant", "subject_id": variant.id, "time_us": total_us}
-            _reading(session, card, model, software, protocol.of_whole, created_at_s, prefix, half_width, more)
+            _reading(
+                session,
+                card,
+                model,
+                software,
+                protocol.of_whole,
+                created_at_s,
+                prefix,
+                half_width,
+                more,
+            )
     return taken
 
 
@@ -111,9 +135,17 @@ def _reading(
     time_us = more["time_us"]
     number = next(_number)
     reading_id = f"{prefix}{number:032x}"[-32:]
-    details: dict[str, Any] = {"method": METHOD, "copies": 2, "context": {"alone_us": time_us * 0.9, "effect_us": 0.0}}
+    details: dict[str, Any] = {
+        "method": METHOD,
+        "copies": 2,
+        "context": {"alone_us": time_us * 0.9, "effect_us": 0.0},
+    }
     if number % 5 == 0:
-        details["burst"] = {"time_us": time_us * 0.95, "time_half_width_us": 0.01, "energy_mj": time_us * 0.4}
+        details["burst"] = {
+            "time_us": time_us * 0.95,
+            "time_half_width_us": 0.01,
+            "energy_mj": time_us * 0.4,
+        }
     session.add(
         tables.ReadingRow(
             id=reading_id,
@@ -145,4 +177,8 @@ def _reading(
     session.flush()
     if number % 7 == 0:
         samples = ([0.0, 0.1], [math.pi, 500.0])
-        session.add(tables.TraceRow(reading_id=reading_id, packed=Trace((0.0, 0.5), {"power_w": samples}).pack()))
+        session.add(
+            tables.TraceRow(
+                reading_id=reading_id, packed=Trace((0.0, 0.5), {"power_w": samples}).pack()
+            )
+        )

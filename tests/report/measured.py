@@ -1,4 +1,6 @@
-"""A finished job of a real model: its own tuples and calls, with readings made up from what each should cost."""
+"""A finished job of a real model: its own tuples and calls, with readings made up from what each
+should cost.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ POWER_W = 500.0
 extracted = functools.cache(extract)
 
 
-def measured(database: Database, variant: Variant = rows.VARIANT, job_id: str = "job1", **request: Any) -> str:
+def measured(
+    database: Database, variant: Variant = rows.VARIANT, job_id: str = "job1", **request: Any
+) -> str:
     """The variant read on an H200 that does not exist, with a verdict; its job's id."""
     apart = extracted(variant, device_type="cuda")
     asked = Request(variant=variant, **request)
@@ -30,10 +34,16 @@ def measured(database: Database, variant: Variant = rows.VARIANT, job_id: str = 
         if session.get(tables.CardRow, rows.CARD) is None:
             rows.ground(session)
         launch = asked.protocol.launch
-        capture = tables.Capture(variant_id=variant.id, device_type="cuda", launch=launch, torch="2.11.0")
+        capture = tables.Capture(
+            variant_id=variant.id, device_type="cuda", launch=launch, torch="2.11.0"
+        )
         captured = content.store_extraction(session, variant, apart, capture)
         rows.job(session, asked, job_id)
-        session.add(tables.Round(job_id=job_id, number=1, operators=["all"], capture_id=captured, reason="first"))
+        session.add(
+            tables.Round(
+                job_id=job_id, number=1, operators=["all"], capture_id=captured, reason="first"
+            )
+        )
         session.flush()
         total_us = 0.0
         for operator_id, calls in apart.capture.counts.items():
@@ -52,7 +62,9 @@ def measured(database: Database, variant: Variant = rows.VARIANT, job_id: str = 
             rows.item(session, job_id, "tuple", operator_id, reading_id=read)
         whole_us = total_us * unlike.uniform(0.97, 1.04)
         energy_mj = whole_us * POWER_W / 1e3
-        whole = rows.reading(session, variant.id, whole_us, energy_mj, subject_kind="variant", power_w=POWER_W)
+        whole = rows.reading(
+            session, variant.id, whole_us, energy_mj, subject_kind="variant", power_w=POWER_W
+        )
         rows.item(session, job_id, "whole", variant.id, reading_id=whole)
     with database.write() as session:
         job = session.get_one(tables.Job, job_id)

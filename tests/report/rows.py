@@ -11,11 +11,16 @@ from farm.types.protocol import Protocol, Variant
 from farm.types.reading import METHOD
 from farm.types.request import Request, Sweep
 
-CARD, OTHER_CARD = "GPU-aaaa0000-1111-2222-3333-444455556666", "GPU-bbbb0000-1111-2222-3333-444455556666"
+CARD, OTHER_CARD = (
+    "GPU-aaaa0000-1111-2222-3333-444455556666",
+    "GPU-bbbb0000-1111-2222-3333-444455556666",
+)
 VARIANT = Variant("resnet18", 32, 224)
 
 
-def operator(session: Any, name: str, label: str, flops: int = 0, bytes_moved: int = 1_000_000) -> str:
+def operator(
+    session: Any, name: str, label: str, flops: int = 0, bytes_moved: int = 1_000_000
+) -> str:
     key = f"{name}-{label}".replace(" ", "")[:32]
     session.add(
         tables.Operator(
@@ -32,7 +37,14 @@ def operator(session: Any, name: str, label: str, flops: int = 0, bytes_moved: i
     return key
 
 
-def reading(session: Any, subject: str, time_us: float, energy_mj: float | None, card: str = CARD, **more: Any) -> str:
+def reading(
+    session: Any,
+    subject: str,
+    time_us: float,
+    energy_mj: float | None,
+    card: str = CARD,
+    **more: Any,
+) -> str:
     values: dict[str, Any] = {
         "subject_kind": "operator",
         "card_model": "NVIDIA H200",
@@ -51,14 +63,22 @@ def reading(session: Any, subject: str, time_us: float, energy_mj: float | None,
         "cost_s": {"rebuild": 0.1, "window": 0.5},
         "details": {"method": METHOD},
     }
-    row = tables.ReadingRow(id=uuid.uuid4().hex, subject_id=subject, card_id=card, time_us=time_us, **values | more)
+    row = tables.ReadingRow(
+        id=uuid.uuid4().hex, subject_id=subject, card_id=card, time_us=time_us, **values | more
+    )
     session.add(row)
     session.flush()
     return row.id
 
 
-def item(session: Any, job: str, role: str, subject: str, state: str = "done", **more: Any) -> tables.Item:
-    values: dict[str, Any] = {"round": 1, "card_id": CARD, "subject_kind": "variant" if role == "whole" else "operator"}
+def item(
+    session: Any, job: str, role: str, subject: str, state: str = "done", **more: Any
+) -> tables.Item:
+    values: dict[str, Any] = {
+        "round": 1,
+        "card_id": CARD,
+        "subject_kind": "variant" if role == "whole" else "operator",
+    }
     row = tables.Item(
         job_id=job,
         role=role,
@@ -74,7 +94,9 @@ def item(session: Any, job: str, role: str, subject: str, state: str = "done", *
 
 def ground(session: Any) -> None:
     """Cards, software, protocols and the variant."""
-    session.add(tables.SoftwareRow(id="software", torch="2.11.0", cuda="13.0", cudnn="9.1", driver="580.65"))
+    session.add(
+        tables.SoftwareRow(id="software", torch="2.11.0", cuda="13.0", cudnn="9.1", driver="580.65")
+    )
     session.flush()
     for number, card in enumerate((CARD, OTHER_CARD)):
         session.add(
@@ -93,7 +115,11 @@ def ground(session: Any) -> None:
         protocol = Protocol(launch=launch)
         session.add(
             tables.ProtocolRow(
-                id=protocol.id, launch=launch, residency="resident", data="normal", spec=protocol.to_json()
+                id=protocol.id,
+                launch=launch,
+                residency="resident",
+                data="normal",
+                spec=protocol.to_json(),
             )
         )
     session.add(tables.ModelVariant(id=VARIANT.id, **VARIANT.to_json()))
@@ -134,14 +160,15 @@ def capture(session: Any, operators: list[str]) -> int:
 
 
 def model_job(database: Database, **request: Any) -> str:
-    """Four operator types in resnet18: two convolutions, additions (reused), a ReLU that failed, a pool nobody asked
-    for.
-    """
+    """Four operator types in resnet18: two convolutions, additions (reused), a ReLU that failed, a
+    pool nobody asked for."""
     asked = Request(variant=VARIANT, operators=("Conv2d", "add", "ReLU"), **request)
     with database.write() as session:
         ground(session)
         big = operator(session, "Conv2d", "64->64 k3 | 32x64x56x56 fp32", 7_400_000_000, 51_000_000)
-        small = operator(session, "Conv2d", "64->128 k1 s2 | 32x64x56x56 fp32", 411_000_000, 38_000_000)
+        small = operator(
+            session, "Conv2d", "64->128 k1 s2 | 32x64x56x56 fp32", 411_000_000, 38_000_000
+        )
         add = operator(session, "add", "32x64x56x56 + 32x64x56x56 fp32", 6_400_000, 77_000_000)
         relu = operator(session, "ReLU", "32x64[0] fp32", 0, 8_000)
         pool = operator(session, "MaxPool2d", "k3 s2 | 32x64x112x112 fp32", 0, 120_000_000)
@@ -149,15 +176,35 @@ def model_job(database: Database, **request: Any) -> str:
         job(session, asked)
         captured = capture(session, [big] * 4 + [small] + [add] * 3 + [relu] * 2 + [pool])
         session.add(
-            tables.Round(job_id="job1", number=1, operators=list(asked.operators), capture_id=captured, reason="first")
+            tables.Round(
+                job_id="job1",
+                number=1,
+                operators=list(asked.operators),
+                capture_id=captured,
+                reason="first",
+            )
         )
         session.flush()
         conv_reading = reading(session, big, 150.0, 80.0)
         item(session, "job1", "tuple", big, reading_id=conv_reading)
-        item(session, "job1", "tuple", small, reading_id=reading(session, small, 30.0, 12.0, flags=["not_converged"]))
+        item(
+            session,
+            "job1",
+            "tuple",
+            small,
+            reading_id=reading(session, small, 30.0, 12.0, flags=["not_converged"]),
+        )
         other = reading(session, add, 22.0, 9.0, card=OTHER_CARD)
         item(session, "job1", "tuple", add, reading_id=other, reused=True, card_id=OTHER_CARD)
-        item(session, "job1", "tuple", relu, "failed", reason="raised", message="an illegal [memory] access\nmore")
+        item(
+            session,
+            "job1",
+            "tuple",
+            relu,
+            "failed",
+            reason="raised",
+            message="an illegal [memory] access\nmore",
+        )
         item(session, "job1", "canary", big, reading_id=conv_reading, reused=True)
         item(
             session,

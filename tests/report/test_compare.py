@@ -1,6 +1,5 @@
-"""Two sides are held against each other: what moved comes first, and nothing is called faster whose intervals
-overlap.
-"""
+"""Two sides are held against each other: what moved comes first, and nothing is called faster whose
+intervals overlap."""
 
 from __future__ import annotations
 
@@ -33,11 +32,19 @@ def compared(database, first, second):
 def test_what_moved_comes_first_and_what_one_side_alone_has_is_listed(any_database):
     taken = filled.fill(any_database, leave_out=lambda spec: spec.short_name == "Linear")
     newer = dataclasses.replace(filled.SOFTWARE, torch="2.12.0")
-    filled.fill(any_database, software=newer, slower=1.1, leave_out=lambda spec: spec.short_name == "MaxPool2d")
+    filled.fill(
+        any_database,
+        software=newer,
+        slower=1.1,
+        leave_out=lambda spec: spec.short_name == "MaxPool2d",
+    )
     found = compared(any_database, "torch=2.11", "torch=2.12")
     assert (found.a.software, found.b.software) == (("2.11.0+cu130",), ("2.12.0",))
     assert len(found.tuples) == len(taken.capture.tuples) - 2
-    assert all(row.time.change.value == pytest.approx(0.1) and row.time.verdict == "slower" for row in found.tuples)
+    assert all(
+        row.time.change.value == pytest.approx(0.1) and row.time.verdict == "slower"
+        for row in found.tuples
+    )
     moved = [abs(row.time.b.value - row.time.a.value) for row in found.types]
     assert moved == sorted(moved, reverse=True)
     assert found.total.energy.change.value == pytest.approx(0.1)
@@ -113,7 +120,7 @@ def test_dtypes_come_from_the_description_of_a_tuple_not_from_its_label(database
     assert not [*found.tuples_only_a, *found.tuples_only_b]
 
 
-def test_at_a_terminal(database, farm, monkeypatch):  # noqa: F811
+def test_at_a_terminal(database, farm, monkeypatch):
     monkeypatch.setenv("FARM_DATABASE_URL", str(database))
     settings.cache_clear()
     filled.fill(database)
@@ -131,13 +138,17 @@ def test_at_a_terminal(database, farm, monkeypatch):  # noqa: F811
         assert farm("compare", "card=H200", "card=H100", "--fail-above", text).code == 2
 
 
-def test_what_has_nothing_in_common_is_listed_and_passes_no_bound(database, farm, monkeypatch):  # noqa: F811
+def test_what_has_nothing_in_common_is_listed_and_passes_no_bound(database, farm, monkeypatch):
     monkeypatch.setenv("FARM_DATABASE_URL", str(database))
     settings.cache_clear()
     filled.fill(database)
     said = farm("compare", "Conv2d", "Linear", "--fail-above", "5%")
     assert said.code == 5
-    assert [line for line in said.stdout.splitlines() if line.startswith("A and") or line[:1] not in "AB "] == [
+    assert [
+        line
+        for line in said.stdout.splitlines()
+        if line.startswith("A and") or line[:1] not in "AB "
+    ] == [
         "A and B have no tuple in common.",
         "only in A: 11 tuples",
         "only in B: 1 tuple",
@@ -148,15 +159,21 @@ def on_another_card(database, job_id, model="NVIDIA H100"):
     """The readings of a job, as if another card had made them."""
     with database.write() as session:
         its = select(tables.Item.reading_id).where(tables.Item.job_id == job_id)
-        session.execute(update(tables.CardRow).where(tables.CardRow.id == rows.OTHER_CARD).values(model=model))
+        session.execute(
+            update(tables.CardRow).where(tables.CardRow.id == rows.OTHER_CARD).values(model=model)
+        )
         where = {"card_id": rows.OTHER_CARD, "card_model": model}
-        session.execute(update(tables.ReadingRow).where(tables.ReadingRow.id.in_(its)).values(**where))
+        session.execute(
+            update(tables.ReadingRow).where(tables.ReadingRow.id.in_(its)).values(**where)
+        )
         session.execute(update(tables.Item).where(tables.Item.job_id == job_id).values(**where))
 
 
 def verdict_of(database, job_id):
     with database.read() as session:
-        return session.execute(select(tables.VerdictRow).where(tables.VerdictRow.job_id == job_id)).scalar_one()
+        return session.execute(
+            select(tables.VerdictRow).where(tables.VerdictRow.job_id == job_id)
+        ).scalar_one()
 
 
 def test_two_models_are_compared_as_wholes_and_by_their_own_calls(database):
@@ -167,9 +184,15 @@ def test_two_models_are_compared_as_wholes_and_by_their_own_calls(database):
     (whole,), (total,) = found.wholes, found.sums
     assert whole.name == "resnet18 2x64 float32 / resnet50 2x64 float32"
     assert (whole.time.a.value, whole.time.b.value) == (small.whole_time_us, large.whole_time_us)
-    assert (whole.energy.a.value, whole.energy.b.value) == (small.whole_energy_mj, large.whole_energy_mj)
+    assert (whole.energy.a.value, whole.energy.b.value) == (
+        small.whole_energy_mj,
+        large.whole_energy_mj,
+    )
     assert (total.time.a.value, total.time.b.value) == (small.sum_time_us, large.sum_time_us)
-    assert (total.energy.a.value, total.energy.b.value) == (small.sum_energy_mj, large.sum_energy_mj)
+    assert (total.energy.a.value, total.energy.b.value) == (
+        small.sum_energy_mj,
+        large.sum_energy_mj,
+    )
     assert whole.time.apart
     assert whole.time.change.value > 0.5
     assert (total.calls, total.b_calls) == (68, 174)
@@ -195,7 +218,9 @@ def test_two_models_are_compared_as_wholes_and_by_their_own_calls(database):
     assert found.total.b_coverage < found.total.a_coverage
     assert "A: " in found.total.covers
     with database.read() as session:
-        worse, back = (judge(session, one, Gate(0.5)) for one in (found, compare(session, "large", "small")))
+        worse, back = (
+            judge(session, one, Gate(0.5)) for one in (found, compare(session, "large", "small"))
+        )
     assert {(row.quantity, row.level) for row in worse.findings} >= {
         *(("time", "whole"), ("energy", "whole"), ("time", "sum"), ("energy", "sum")),
     }
@@ -212,14 +237,24 @@ def test_a_type_of_one_side_only_is_marked(database):
         assert marks["BatchNorm2d"] == (f"only in {of.upper()}", "unknown")
         assert "tuples in both" in marks["Conv2d"][0]
         row = next(row.to_json() for row in found.types if row.name == "BatchNorm2d")
-        assert (row[f"{other}_time_us"], row[f"{other}_share"], row["time_change"]) == (None, None, None)
+        assert (row[f"{other}_time_us"], row[f"{other}_share"], row["time_change"]) == (
+            None,
+            None,
+            None,
+        )
         assert row[f"{of}_time_us"] > 0
 
 
 def test_two_cards_have_the_models_of_one_name_side_by_side(database):
-    for job_id, variant in (("ours", Variant("resnet18", 2, 64)), ("other", Variant("resnet18", 4, 64))):
+    for job_id, variant in (
+        ("ours", Variant("resnet18", 2, 64)),
+        ("other", Variant("resnet18", 4, 64)),
+    ):
         measured(database, variant, job_id)
-    for job_id, variant in (("first", Variant("resnet18", 2, 64)), ("newest", Variant("resnet18", 2, 64))):
+    for job_id, variant in (
+        ("first", Variant("resnet18", 2, 64)),
+        ("newest", Variant("resnet18", 2, 64)),
+    ):
         measured(database, variant, job_id)
         on_another_card(database, job_id)
     found = compared(database, "card=H200", "card=H100")
@@ -235,7 +270,10 @@ def test_two_cards_have_the_models_of_one_name_side_by_side(database):
     assert "A: " in found.total.covers  # it also has the tuples of the other batch size
     assert "B: " not in found.total.covers
     # A job against filters: its own model, and operators by its calls, whichever side it is.
-    for sides, weights in ((("ours", "card=H100"), "calls of A"), (("card=H100", "ours"), "calls of B")):
+    for sides, weights in (
+        (("ours", "card=H100"), "calls of A"),
+        (("card=H100", "ours"), "calls of B"),
+    ):
         found = compared(database, *sides)
         assert found.weights == weights
         assert [row.name for row in found.wholes] == ["resnet18 2x64 float32"]
@@ -246,7 +284,11 @@ def test_two_cards_have_the_models_of_one_name_side_by_side(database):
     assert found.a.tuples == len(found.tuples) + len(found.tuples_only_a)
     assert not compared(database, "card=H200 batch=4", "card=H100").sums
     with database.write() as session:
-        session.execute(update(tables.VerdictRow).where(tables.VerdictRow.job_id == "newest").values(coverage=0.5))
+        session.execute(
+            update(tables.VerdictRow)
+            .where(tables.VerdictRow.job_id == "newest")
+            .values(coverage=0.5)
+        )
     (whole,) = compared(database, "card=H200", "card=H100").wholes
     assert (whole.b_job, whole.covers) == ("first", "B: the most complete of 2 jobs")
 
@@ -257,7 +299,11 @@ def test_the_newest_verdict_of_a_job_is_that_of_its_last_round(database):
     with database.write() as session:
         first = session.execute(select(tables.VerdictRow)).scalar_one()
         last = first.model_dump(exclude={"id"})
-        last |= {"round": 2, "created_at_s": first.created_at_s - 3600, "sum_time_us": 2 * first.sum_time_us}
+        last |= {
+            "round": 2,
+            "created_at_s": first.created_at_s - 3600,
+            "sum_time_us": 2 * first.sum_time_us,
+        }
         session.add(tables.VerdictRow(**last))
     with database.read() as session:
         models, _ = _models_of(session, parse(["card=H200"]))
@@ -267,9 +313,15 @@ def test_the_newest_verdict_of_a_job_is_that_of_its_last_round(database):
 def test_two_dtypes_of_a_model_are_side_by_side(database):
     measured(database, Variant("resnet18", 2, 64), "single")
     measured(database, Variant("resnet18", 2, 64, dtype="bfloat16"), "half")
-    for sides in (("single", "half"), ("dtype=float32", "dtype=bfloat16"), ("single", "dtype=bfloat16")):
+    for sides in (
+        ("single", "half"),
+        ("dtype=float32", "dtype=bfloat16"),
+        ("single", "dtype=bfloat16"),
+    ):
         found = compared(database, *sides)
-        assert [row.name for row in found.wholes] == ["resnet18 2x64 float32 / resnet18 2x64 bfloat16"]
+        assert [row.name for row in found.wholes] == [
+            "resnet18 2x64 float32 / resnet18 2x64 bfloat16"
+        ]
         assert not [*found.tuples_only_a, *found.tuples_only_b]
         assert found.total.covers == ""
 
@@ -286,7 +338,9 @@ def test_versions_of_an_own_model_are_compared_by_its_name(database):
         return [(row.a_job, row.b_job) for row in compared(database, *sides).wholes]
 
     assert jobs("card=H200", "card=H100") == [("ours1", "other1"), ("ours2", "other2")]
-    assert jobs(f"card=H200 version={'1' * 8}", f"card=H100 version={'2' * 8}") == [("ours1", "other2")]
+    assert jobs(f"card=H200 version={'1' * 8}", f"card=H100 version={'2' * 8}") == [
+        ("ours1", "other2")
+    ]
     assert jobs(f"card=H200 version={'1' * 8}", "job!=other1 card=H100") == [("ours1", "other2")]
     assert jobs("ours1", "job!=other1 card=H100") == [("ours1", "other2")]
 
@@ -311,13 +365,22 @@ def test_every_filter_of_lookup_selects_a_side(database):
         assert found.a.tuples or found.sums, name
 
 
-def test_models_are_gates_too(database, farm, monkeypatch):  # noqa: F811
+def test_models_are_gates_too(database, farm, monkeypatch):
     monkeypatch.setenv("FARM_DATABASE_URL", str(database))
     settings.cache_clear()
     measured(database, Variant("resnet18", 2, 64), "small")
     measured(database, Variant("alexnet", 2, 64), "other")
-    slower = verdict_of(database, "small").whole_time_us < verdict_of(database, "other").whole_time_us
-    said = farm("compare", *(("small", "other") if slower else ("other", "small")), "--fail-above", "1%", "-n", "2")
+    slower = (
+        verdict_of(database, "small").whole_time_us < verdict_of(database, "other").whole_time_us
+    )
+    said = farm(
+        "compare",
+        *(("small", "other") if slower else ("other", "small")),
+        "--fail-above",
+        "1%",
+        "-n",
+        "2",
+    )
     assert said.code == 5
     assert "time of whole model: +" in said.stderr
     assert "whole model" in said.stdout
@@ -335,10 +398,15 @@ def test_models_are_gates_too(database, farm, monkeypatch):  # noqa: F811
 
 def test_a_job_and_its_own_readings_do_not_differ_in_any_operator(tmp_path):
     database = packaged.database_of(packaged.packaged_files(), tmp_path)  # the same for all tests
-    for sides in (("j9zadgnw", "card=H100 model=regnet_y_400mf"), ("card=H100 model=regnet_y_400mf", "j9zadgnw")):
+    for sides in (
+        ("j9zadgnw", "card=H100 model=regnet_y_400mf"),
+        ("card=H100 model=regnet_y_400mf", "j9zadgnw"),
+    ):
         found = compared(database, *sides)
         assert len(found.tuples) > 20
-        assert {row.time.change.value for row in (*found.tuples, *found.types, found.total)} == {0.0}
+        assert {row.time.change.value for row in (*found.tuples, *found.types, found.total)} == {
+            0.0
+        }
         assert {row.energy.change.value for row in (*found.tuples, *found.types)} == {0.0}
         with database.read() as session:
             assert judge(session, found, Gate(0.03)).findings == ()

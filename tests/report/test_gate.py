@@ -1,4 +1,6 @@
-"""The gate of a comparison: the rows that it looks at, the uncertainty of a change, and the rule for paired rounds."""
+"""The gate of a comparison: the rows that it looks at, the uncertainty of a change, and the rule
+for paired rounds.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,15 @@ from sqlalchemy import select, update
 
 from farm.errors import BelowTarget, UsageError
 from farm.report.compare import compare
-from farm.report.gate import Gate, RowValue, card_spread, judge, judge_rounds, round_values, student_t
+from farm.report.gate import (
+    Gate,
+    RowValue,
+    card_spread,
+    judge,
+    judge_rounds,
+    round_values,
+    student_t,
+)
 from farm.settings import settings
 from farm.store import tables
 from farm.types.protocol import Variant
@@ -39,7 +49,9 @@ def scale(database, torch, short_name, **factors):
         ids = select(tables.Operator.id).where(tables.Operator.short_name == short_name)
         software = select(tables.SoftwareRow.id).where(tables.SoftwareRow.torch == torch)
         where = (tables.ReadingRow.subject_id.in_(ids), tables.ReadingRow.software_id.in_(software))
-        values = {name: getattr(tables.ReadingRow, name) * factor for name, factor in factors.items()}
+        values = {
+            name: getattr(tables.ReadingRow, name) * factor for name, factor in factors.items()
+        }
         session.execute(update(tables.ReadingRow).where(*where).values(**values))
 
 
@@ -80,7 +92,9 @@ def test_a_change_fails_only_if_its_lower_bound_exceeds_the_limit(database):
     assert not judged(database, limit="7%", scopes="time:tuple").findings
 
 
-def test_the_spread_between_cards_is_part_of_the_uncertainty_if_the_sides_ran_on_different_cards(any_database):
+def test_the_spread_between_cards_is_part_of_the_uncertainty_if_the_sides_ran_on_different_cards(
+    any_database,
+):
     filled.fill(any_database, card="GPU-0")
     filled.fill(any_database, card="GPU-1", software=NEWER, slower=1.04)
     unknown = judged(any_database, limit="1%")
@@ -91,13 +105,21 @@ def test_the_spread_between_cards_is_part_of_the_uncertainty_if_the_sides_ran_on
     filled.fill(any_database, card="GPU-0", software=OLDER)
     filled.fill(any_database, card="GPU-1", software=OLDER, slower=1.05)
     with any_database.read() as session:
-        assert card_spread(session, "NVIDIA H200") == {"time": pytest.approx(0.05), "energy": pytest.approx(0.05)}
+        assert card_spread(session, "NVIDIA H200") == {
+            "time": pytest.approx(0.05),
+            "energy": pytest.approx(0.05),
+        }
     apart = judged(any_database, limit="1%")
     assert apart.rows
     assert not apart.findings
     assert apart.card_spread["time"] == pytest.approx(0.05)
     # The same change on one card fails.
-    filled.fill(any_database, card="GPU-0", software=dataclasses.replace(filled.SOFTWARE, torch="2.13.0"), slower=1.04)
+    filled.fill(
+        any_database,
+        card="GPU-0",
+        software=dataclasses.replace(filled.SOFTWARE, torch="2.13.0"),
+        slower=1.04,
+    )
     assert judged(any_database, "torch=2.11", "torch=2.13", limit="1%").findings
     # Two card models are compared as they are.
     filled.fill(any_database, card="GPU-2", model="NVIDIA H100", slower=1.04)
@@ -147,7 +169,7 @@ def test_a_wrong_scope_is_refused(text):
         Gate.parse("5%", text)
 
 
-def test_at_a_terminal_each_finding_has_a_line(database, farm, monkeypatch):  # noqa: F811
+def test_at_a_terminal_each_finding_has_a_line(database, farm, monkeypatch):
     monkeypatch.setenv("FARM_DATABASE_URL", str(database))
     settings.cache_clear()
     filled.fill(database)
@@ -158,9 +180,13 @@ def test_at_a_terminal_each_finding_has_a_line(database, farm, monkeypatch):  # 
     head, *lines = said.stderr.splitlines()
     assert head == f"error: B takes over 5 % more than A in {len(lines)} rows:"
     assert any(line.startswith("  time of Conv2d: +10.0 %, at least +9.9 %, ") for line in lines)
-    gate = json.loads(farm(*sides, "--fail-above", "5%", "--scope", "time:type", "--json").stdout)["gate"]
+    gate = json.loads(farm(*sides, "--fail-above", "5%", "--scope", "time:type", "--json").stdout)[
+        "gate"
+    ]
     assert (gate["limit"], gate["scope"], gate["min_share"]) == (0.05, ["time:type"], 0.05)
-    assert {row["name"] for row in gate["rows"] if row["fails"]} == {line.split()[2][:-1] for line in gate["findings"]}
+    assert {row["name"] for row in gate["rows"] if row["fails"]} == {
+        line.split()[2][:-1] for line in gate["findings"]
+    }
     assert farm(*sides, "--scope", "time:type").code == 2
     assert farm(*sides, "--card", "cpu").code == 2
     assert farm(*sides, "--fail-above", "5%", "--min-share", "much").code == 2
@@ -170,13 +196,17 @@ def test_at_a_terminal_each_finding_has_a_line(database, farm, monkeypatch):  # 
 
 
 def rounds_of(changes, share=1.0, key=CONV):
-    return [{key: RowValue(Figure(100.0), Figure(100.0 * (1 + change)), share)} for change in changes]
+    return [
+        {key: RowValue(Figure(100.0), Figure(100.0 * (1 + change)), share)} for change in changes
+    ]
 
 
 def test_quantiles_of_student():
     for degrees in (1, 2, 5, 8, 29, 59):
         for probability in (0.5, 0.9, 0.99, 0.9995):
-            assert student_t(probability, degrees) == pytest.approx(scipy.stats.t.ppf(probability, degrees), abs=1e-6)
+            assert student_t(probability, degrees) == pytest.approx(
+                scipy.stats.t.ppf(probability, degrees), abs=1e-6
+            )
 
 
 def test_paired_rounds_alarm_in_one_of_a_hundred_comparisons_whose_change_is_the_limit():
@@ -187,7 +217,10 @@ def test_paired_rounds_alarm_in_one_of_a_hundred_comparisons_whose_change_is_the
             {**one, **other}
             for one, other in zip(
                 rounds_of([1.03 * (1 + noise.gauss(0, 0.02)) - 1 for _ in range(6)]),
-                rounds_of([1.03 * (1 + noise.gauss(0, 0.02)) - 1 for _ in range(6)], key=("time", "type", "Linear")),
+                rounds_of(
+                    [1.03 * (1 + noise.gauss(0, 0.02)) - 1 for _ in range(6)],
+                    key=("time", "type", "Linear"),
+                ),
                 strict=True,
             )
         ]
@@ -215,7 +248,9 @@ def test_a_round_with_a_doubtful_reading_does_not_count_for_the_rows_with_it(dat
     gate = Gate()
     with database.read() as session:
         every = round_values(session, "one", "two", gate)
-    assert {key[:2] for key in every if key[0] == "time"} == {("time", level) for level in ("whole", "sum", "type")}
+    assert {key[:2] for key in every if key[0] == "time"} == {
+        ("time", level) for level in ("whole", "sum", "type")
+    }
     with database.write() as session:
         item = session.execute(
             select(tables.Item)
@@ -226,14 +261,23 @@ def test_a_round_with_a_doubtful_reading_does_not_count_for_the_rows_with_it(dat
         session.execute(update(tables.ReadingRow).where(where).values(flags=["throttled_thermal"]))
     with database.read() as session:
         left = round_values(session, "one", "two", gate)
-    assert {key[1:] for key in every.keys() - left.keys()} == {("sum", "sum of the tuples"), ("type", "MaxPool2d")}
+    assert {key[1:] for key in every.keys() - left.keys()} == {
+        ("sum", "sum of the tuples"),
+        ("type", "MaxPool2d"),
+    }
     with database.write() as session:
-        session.execute(update(tables.ReadingRow).where(where).values(flags=["not_converged", "throttled_power"]))
+        session.execute(
+            update(tables.ReadingRow)
+            .where(where)
+            .values(flags=["not_converged", "throttled_power"])
+        )
     with database.read() as session:
         assert round_values(session, "one", "two", gate).keys() == every.keys()
 
 
-def test_ci_systems_get_a_markdown_summary_a_junit_report_and_a_list_of_failed_rows(database, farm, monkeypatch):  # noqa: F811
+def test_ci_systems_get_a_markdown_summary_a_junit_report_and_a_list_of_failed_rows(
+    database, farm, monkeypatch
+):
     monkeypatch.setenv("FARM_DATABASE_URL", str(database))
     settings.cache_clear()
     filled.fill(database)
@@ -243,7 +287,10 @@ def test_ci_systems_get_a_markdown_summary_a_junit_report_and_a_list_of_failed_r
     summary = farm(*arguments, "--format", "markdown")
     failed = json.loads(farm(*arguments, "--format", "json").stdout)["gate"]["failed"]
     assert summary.code == 5
-    assert f"**{len(failed)} rows failed** (limit 5.0 %). A: `torch=2.11`, B: `torch=2.12`." in summary.stdout
+    assert (
+        f"**{len(failed)} rows failed** (limit 5.0 %). A: `torch=2.11`, B: `torch=2.12`."
+        in summary.stdout
+    )
     assert "| energy of Conv2d |" in summary.stdout
     assert summary.stdout.count("**fail**") == len(failed) > 1
     cases = ElementTree.fromstring(farm(*arguments, "--format", "junit").stdout)

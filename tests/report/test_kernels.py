@@ -1,4 +1,6 @@
-"""Reports and comparisons of compiled models: kernels, their sources in the model, and what compiling saves."""
+"""Reports and comparisons of compiled models: kernels, their sources in the model, and what
+compiling saves.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,12 @@ import json
 
 import pytest
 
+from farm.addons.predict.dataset import datasets, measured_models
+from farm.addons.predict.query import EstimateQuery
+from farm.addons.predict.readings import tuples_of
 from farm.errors import NoReadings, UsageError
-from farm.estimation.query import EstimateQuery
-from farm.estimation.readings import tuples_of
 from farm.exchange.export import export
 from farm.exchange.importer import import_export
-from farm.prediction.dataset import datasets, measured_models
 from farm.report.compare import compare
 from farm.report.operators import compiled_operators, fused_groups, shortened
 from farm.report.report import build, remarks
@@ -55,7 +57,7 @@ def test_a_report_shows_what_each_kernel_was_fused_from_and_its_rates(jobs):
         assert build(session, "eager").compiled is None
 
 
-def test_the_terminal_and_the_page_show_the_kernels(jobs, farm, tmp_path, monkeypatch):  # noqa: F811
+def test_the_terminal_and_the_page_show_the_kernels(jobs, farm, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     text = farm("report", "compiled").stdout
     assert "native_layer_norm, relu" in text
@@ -69,10 +71,17 @@ def test_the_terminal_and_the_page_show_the_kernels(jobs, farm, tmp_path, monkey
 
 def test_an_eager_job_is_compared_by_modules_and_nothing_counts_twice(jobs):
     rows = compared(jobs, "eager", "compiled")
-    shown = {row.modules: (dict(row.a_operators), dict(row.b_operators), row.saved(row.row.time)) for row in rows}
+    shown = {
+        row.modules: (dict(row.a_operators), dict(row.b_operators), row.saved(row.row.time))
+        for row in rows
+    }
     assert shown["model.h.*.fc",] == ({"linear": 2}, {"mm": 2}, 10.0)
     assert shown["model.h.0.ln",] == ({"layer_norm": 1}, {"pointwise": 1}, 5.0)
-    assert shown["model.h.0.act", "model.h.1.ln"] == ({"relu": 1, "layer_norm": 1}, {"pointwise": 1}, 18.0)
+    assert shown["model.h.0.act", "model.h.1.ln"] == (
+        {"relu": 1, "layer_norm": 1},
+        {"pointwise": 1},
+        18.0,
+    )
     assert shown["model.h.1.act",] == ({"relu": 1}, {"pointwise": 1}, 2.0)
     alone = [row for row in rows if not row.modules]
     assert [(dict(row.a_operators), dict(row.b_operators)) for row in alone] == [
@@ -91,20 +100,27 @@ def test_an_eager_job_is_compared_by_modules_and_nothing_counts_twice(jobs):
 def test_a_group_with_an_unmeasured_tuple_has_no_saved_time(database):
     compiled.job(database, "eager", EAGER, EAGER_CALLS, leave_out=compiled.RELU)
     compiled.job(database, "compiled", COMPILED, compiled_calls())
-    found = {row.modules: row.saved(row.row.time) for row in compared(database, "eager", "compiled")}
+    found = {
+        row.modules: row.saved(row.row.time) for row in compared(database, "eager", "compiled")
+    }
     assert found["model.h.1.act",] is None
     assert found["model.h.0.ln",] == 5.0
 
 
-def test_two_compiled_jobs_are_matched_by_source_and_the_slower_kernel_comes_first(jobs, farm):  # noqa: F811
+def test_two_compiled_jobs_are_matched_by_source_and_the_slower_kernel_comes_first(jobs, farm):
     tuned = dataclasses.replace(COMPILED, compile="max-autotune")
     compiled.job(jobs, "tuned", tuned, compiled_calls(block=256, slower=1.5))
     rows = compared(jobs, "compiled", "tuned")
-    assert (rows[0].modules, rows[0].saved(rows[0].row.time)) == (("h.0.act", "h.0.fc", "h.1.ln"), -6.0)
+    assert (rows[0].modules, rows[0].saved(rows[0].row.time)) == (
+        ("h.0.act", "h.0.fc", "h.1.ln"),
+        -6.0,
+    )
     assert all(row.saved(row.row.time) == 0 for row in rows[1:])
     shown = farm("compare", "compiled", "tuned").stdout
     assert "Kernels match by source" in shown
-    assert len(json.loads(farm("compare", "compiled", "tuned", "--json").stdout)["kernels"]) == len(rows)
+    assert len(json.loads(farm("compare", "compiled", "tuned", "--json").stdout)["kernels"]) == len(
+        rows
+    )
     assert not compared(jobs, "eager", "eager")
 
 
@@ -120,7 +136,12 @@ def test_paths_without_their_beginning_match_if_only_one_module_ends_so():
 
 
 def test_names_of_fused_operators_are_split():
-    assert fused_names("_to_copy_add_native_layer_norm_view") == ["_to_copy", "add", "native_layer_norm", "view"]
+    assert fused_names("_to_copy_add_native_layer_norm_view") == [
+        "_to_copy",
+        "add",
+        "native_layer_norm",
+        "view",
+    ]
     assert fused_names("") == []
 
 
@@ -137,11 +158,15 @@ def test_a_compiled_estimate_sums_readings_and_predicts_no_kernel(jobs):
 
 def test_a_kernel_without_a_reading_is_missing_and_not_predicted(database):
     missing = compiled.kernel("last", "relu", 512)
-    calls = [(path, missing if spec == missing else spec, us) for path, spec, us in compiled_calls()]
+    calls = [
+        (path, missing if spec == missing else spec, us) for path, spec, us in compiled_calls()
+    ]
     compiled.job(database, "compiled", COMPILED, calls, leave_out=missing)
     with database.read() as session:
         found = EstimateQuery(fill="roofline").estimate(session, COMPILED)
-    assert [(one.label, one.predicted_us) for one in found.missing] == [("pointwise relu | 512x512 fp32", None)]
+    assert [(one.label, one.predicted_us) for one in found.missing] == [
+        ("pointwise relu | 512x512 fp32", None)
+    ]
     assert found.predictor == ""
 
 
@@ -149,11 +174,13 @@ def test_predictors_learn_nothing_from_a_compiled_model(jobs):
     with jobs.read() as session:
         found = datasets(session, MODEL)
         models = measured_models(session, found[0].card, found[0].conditions)
-    assert {call.operator_id for one in found for call in one.calls} == {spec.id for _, spec, _ in EAGER_CALLS}
+    assert {call.operator_id for one in found for call in one.calls} == {
+        spec.id for _, spec, _ in EAGER_CALLS
+    }
     assert [one.variant for one in models] == [EAGER]
 
 
-def test_without_a_list_of_kernels_the_command_says_what_to_do(jobs, farm):  # noqa: F811
+def test_without_a_list_of_kernels_the_command_says_what_to_do(jobs, farm):
     other = dataclasses.replace(COMPILED, batch=3)
     with jobs.read() as session, pytest.raises(NoReadings) as error:
         tuples_of(session, other, "cuda", "graph", MODEL)
@@ -164,7 +191,7 @@ def test_without_a_list_of_kernels_the_command_says_what_to_do(jobs, farm):  # n
     assert "no card has compiled it" in said.stderr
 
 
-def test_a_compiled_job_survives_an_export(jobs, other_database, tmp_path, farm):  # noqa: F811
+def test_a_compiled_job_survives_an_export(jobs, other_database, tmp_path, farm):
     with jobs.read() as session:
         export(session, tmp_path)
     import_export(other_database, tmp_path)
@@ -173,5 +200,7 @@ def test_a_compiled_job_survives_an_export(jobs, other_database, tmp_path, farm)
     assert reports[0].compiled == reports[1].compiled
     assert reports[1].rounds[0].outcome == "listed"
     found = compared(other_database, "eager", "compiled")
-    assert [row.modules for row in found] == [row.modules for row in compared(jobs, "eager", "compiled")]
+    assert [row.modules for row in found] == [
+        row.modules for row in compared(jobs, "eager", "compiled")
+    ]
     assert "pointwise relu" in farm("lookup", "pointwise").stdout

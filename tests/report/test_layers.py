@@ -1,4 +1,6 @@
-"""What a job costs layer by layer: every call counted once, and modules that add up to the model."""
+"""What a job costs layer by layer: every call counted once, and modules that add up to the
+model.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,8 @@ def test_a_module_costs_what_stands_under_it(resnet18):
         under = [
             row
             for name, row in tree.items()
-            if row.depth == tree[path].depth + 1 and (name.startswith(start) or name.startswith(f"{path}:"))
+            if row.depth == tree[path].depth + 1
+            and (name.startswith(start) or name.startswith(f"{path}:"))
         ]
         assert sum(row.time_us for row in under) == pytest.approx(tree[path].time_us)
     assert tree["layer1.0:add_"].calls == 1
@@ -92,23 +95,37 @@ def test_csv_and_json_have_the_same_rows_with_units_in_their_names(resnet18):
 
 def test_a_call_is_named_by_the_description_of_its_tuple_not_by_its_label(resnet18):
     built = report.build(resnet18, "job1")
-    renamed = dataclasses.replace(built, tuples=tuple(dataclasses.replace(row, label="a | b") for row in built.tuples))
-    first = {row.operator: row for row in layers(resnet18, renamed, "tuple", outputs=False).rows}["AdaptiveAvgPool2d"]
+    renamed = dataclasses.replace(
+        built, tuples=tuple(dataclasses.replace(row, label="a | b") for row in built.tuples)
+    )
+    first = {row.operator: row for row in layers(resnet18, renamed, "tuple", outputs=False).rows}[
+        "AdaptiveAvgPool2d"
+    ]
     assert (first.name, first.call) == ("a | b", "AdaptiveAvgPool2d o1x1")
     assert "call" not in first.to_json()
 
 
 def test_sizes_of_outputs_are_those_stored_with_the_tuple(resnet18):
-    stored = {row.id: tuple(map(tuple, row.output_shapes)) for row in resnet18.exec(select(Operator))}
-    assert {row.operator_id: row.output_sizes for row in grouped(resnet18, "tuple").rows}.items() <= stored.items()
+    stored = {
+        row.id: tuple(map(tuple, row.output_shapes)) for row in resnet18.exec(select(Operator))
+    }
+    assert {
+        row.operator_id: row.output_sizes for row in grouped(resnet18, "tuple").rows
+    }.items() <= stored.items()
     assert ((32, 1000),) in stored.values()
 
 
 def test_what_was_not_measured_has_no_time_and_says_why(database):
     job_id = rows.model_job(database)
     with database.read() as session:
-        found = {row.operator: row for row in layers(session, report.build(session, job_id), "type").rows}
-    assert (found["ReLU"].time_us, found["ReLU"].measured_calls, found["ReLU"].calls) == (None, 0, 2)
+        found = {
+            row.operator: row for row in layers(session, report.build(session, job_id), "type").rows
+        }
+    assert (found["ReLU"].time_us, found["ReLU"].measured_calls, found["ReLU"].calls) == (
+        None,
+        0,
+        2,
+    )
     assert found["MaxPool2d"].reason == "not in scope"
     assert found["Conv2d"].time_us == 630
     assert found["Conv2d"].held_parameters is None  # nothing in these rows says what they hold

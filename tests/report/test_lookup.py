@@ -64,17 +64,22 @@ def test_what_there_is_not_names_the_nearest(database):
     with pytest.raises(UsageError, match="cannot be sorted by 'enegry'") as wrong:
         found(database, "Conv2d", sort="enegry")
     assert "energy" in wrong.value.next_step
-    with pytest.raises(UsageError, match="'batch=2' selects readings of whole models, but Conv2d is an operator"):
+    with pytest.raises(
+        UsageError, match="'batch=2' selects readings of whole models, but Conv2d is an operator"
+    ):
         found(database, "Conv2d", "batch=2")
     with pytest.raises(UsageError, match="dtype needs a data type such as float32, not 'single'"):
         found(database, "Conv2d", "dtype=single")
-    known = (found(database, "Conv2d", words, limit=1000) for words in ("dtype=fp32,bf16", "dtype=float32"))
+    known = (
+        found(database, "Conv2d", words, limit=1000)
+        for words in ("dtype=fp32,bf16", "dtype=float32")
+    )
     both, one = ({row.reading_id for row in rows} for rows in known)
     assert both == one
     assert one
 
 
-def test_readings_of_a_file_answer_as_a_database_does(database, tmp_path, monkeypatch, farm):  # noqa: F811
+def test_readings_of_a_file_answer_as_a_database_does(database, tmp_path, monkeypatch, farm):
     filled.fill(database)
     (tmp_path / "data").mkdir()
     with database.read() as session:
@@ -84,10 +89,16 @@ def test_readings_of_a_file_answer_as_a_database_does(database, tmp_path, monkey
     assert [row.reading_id for row in own] == [row.reading_id for row in theirs]
     assert {row.origin for row in theirs} == {"h200"}
     packaged.close()
-    assert {path.suffix for path in (tmp_path / "cache").iterdir()} == {".db", ".json", ""}, "no write-ahead log"
+    assert {path.suffix for path in (tmp_path / "cache").iterdir()} == {".db", ".json", ""}, (
+        "no write-ahead log"
+    )
 
-    monkeypatch.setattr("farm.exchange.packaged.packaged_files", lambda: [tmp_path / "data" / "h200.parquet"])
-    said = farm("lookup", "Conv2d", "--card", "H200", "-n", "2", "--json")  # no database of one's own
+    monkeypatch.setattr(
+        "farm.exchange.packaged.packaged_files", lambda: [tmp_path / "data" / "h200.parquet"]
+    )
+    said = farm(
+        "lookup", "Conv2d", "--card", "H200", "-n", "2", "--json"
+    )  # no database of one's own
     assert said.code == 0, said.stderr
     assert len(json.loads(said.stdout)["readings"]) == 2
     assert "Using the packaged readings" in said.stderr
@@ -100,7 +111,7 @@ def test_readings_of_a_file_answer_as_a_database_does(database, tmp_path, monkey
     assert "Did you mean" in unknown.stderr
 
 
-def test_at_a_terminal(database, farm, monkeypatch):  # noqa: F811
+def test_at_a_terminal(database, farm, monkeypatch):
     monkeypatch.setenv("FARM_DATABASE_URL", str(database))
     settings.cache_clear()
     filled.fill(database)

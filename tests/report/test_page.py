@@ -1,4 +1,6 @@
-"""A page holds what the report holds, needs nothing from outside, and runs nothing that others wrote."""
+"""A page holds what the report holds, needs nothing from outside, and runs nothing that others
+wrote.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
+from farm.addons.pages import COLOURS, charts, page
 from farm.errors import UsageError
 from farm.models import catalog
-from farm.pages import COLOURS, charts, page
 from farm.report.report import build, remarks
 from farm.store import tables
 from farm.store.database import Database
@@ -38,11 +40,16 @@ def two_jobs(tmp_path_factory):
 
 
 def figures(text):
-    return [json.loads(found) for found in re.findall(r'<script type="application/json">(.*?)</script>', text)]
+    return [
+        json.loads(found)
+        for found in re.findall(r'<script type="application/json">(.*?)</script>', text)
+    ]
 
 
 def check(figure):
-    """Hold a figure against plotly's schema, and its axes against ours: each has a title with a unit."""
+    """Hold a figure against plotly's schema, and its axes against ours: each has a title with a
+    unit.
+    """
     from plotly.graph_objects import Figure
 
     Figure(figure)  # raises where plotly does not know something
@@ -62,9 +69,18 @@ def test_a_page_holds_the_report_and_its_figures(two_jobs, tmp_path):
     assert kinds == ["bar", "bar", "treemap", "scatter", "histogram", "histogram"]
     for figure in found:
         check(figure)
-    for words in ("resnet18 32x224 float32", "sum of the parts", "Roofline", "No tuple is missing", "NVIDIA H200"):
+    for words in (
+        "resnet18 32x224 float32",
+        "sum of the parts",
+        "Roofline",
+        "No tuple is missing",
+        "NVIDIA H200",
+    ):
         assert words in text
-    assert "farm run resnet18 --batch 32 --input-size 224 --launch graph --data normal --reuse none" in text
+    assert (
+        "farm run resnet18 --batch 32 --input-size 224 --launch graph --data normal --reuse none"
+        in text
+    )
     assert list(tmp_path.iterdir()) == [tmp_path / "page.html"]
 
 
@@ -82,19 +98,33 @@ def test_a_page_of_a_training_step_tells_whose_part_takes_what(database, tmp_pat
 
 
 def test_a_page_of_a_split_model_has_its_ranks_side_by_side(database, tmp_path):
-    variant = catalog.variant("qwen2.5-0.5b", 1, phase="prefill", length=16, layers=1, tensor_parallel=2)
+    variant = catalog.variant(
+        "qwen2.5-0.5b", 1, phase="prefill", length=16, layers=1, tensor_parallel=2
+    )
     job = measured(database, variant)
-    ranks = [{"card": card, "time_us": 2e3, "energy_mj": 1e3, "flags": ["shared"]} for card in ("GPU-0", "GPU-1")]
+    ranks = [
+        {"card": card, "time_us": 2e3, "energy_mj": 1e3, "flags": ["shared"]}
+        for card in ("GPU-0", "GPU-1")
+    ]
     with database.write() as session:
         its = tables.ReadingRow.subject_id == variant.id
-        session.execute(update(tables.ReadingRow).where(its).values(details={"method": METHOD, "ranks": ranks}))
+        session.execute(
+            update(tables.ReadingRow).where(its).values(details={"method": METHOD, "ranks": ranks})
+        )
     with database.read() as session:
         report = build(session, job)
         page.write_page(tmp_path / "page.html", [page.job_page(session, report)])
-    table = (tmp_path / "page.html").read_text().partition("Ranks of the whole model")[2].partition("</table>")[0]
+    table = (
+        (tmp_path / "page.html")
+        .read_text()
+        .partition("Ranks of the whole model")[2]
+        .partition("</table>")[0]
+    )
     assert re.findall(r"<td>(GPU-\d)</td>", table) == ["GPU-0", "GPU-1"]
     assert table.count("2.00 ms") == table.count("1.00 J") == table.count("shared") == 2
-    assert dict(remarks(report))["ranks"] == "0: 2.00 ms, 1.00 J on GPU-0; 1: 2.00 ms, 1.00 J on GPU-1"
+    assert (
+        dict(remarks(report))["ranks"] == "0: 2.00 ms, 1.00 J on GPU-0; 1: 2.00 ms, 1.00 J on GPU-1"
+    )
     assert [rank["card"] for rank in report.to_json()["ranks"]] == ["GPU-0", "GPU-1"]
 
 
@@ -105,7 +135,11 @@ def test_figures_add_up(two_jobs):
     assert in_sum == pytest.approx(first.report.verdict.time.total.value / 1e3)
     assert energy["data"][-1]["x"] == [pytest.approx(first.report.verdict.energy.whole.value / 1e3)]
     tree = first.tree["data"][0]
-    under = [value for value, parent in zip(tree["values"], tree["parents"], strict=True) if parent == "model"]
+    under = [
+        value
+        for value, parent in zip(tree["values"], tree["parents"], strict=True)
+        if parent == "model"
+    ]
     assert sum(under) == pytest.approx(tree["values"][0])
     power, clock = first.distributions
     assert sum(power["data"][0]["y"]) == pytest.approx(100)
@@ -189,7 +223,11 @@ def test_a_browser_draws_every_figure_and_complains_of_nothing(two_jobs, tmp_pat
     document, console = browser.opened(path, tmp_path / "profile", dark=dark)
     assert console == []
     assert document.count('class="main-svg"') >= len(figures(path.read_text()))
-    for title in ("time of the whole model, ms", "arithmetic intensity, FLOP/B", "share of the sum's time, %"):
+    for title in (
+        "time of the whole model, ms",
+        "arithmetic intensity, FLOP/B",
+        "share of the sum's time, %",
+    ):
         assert title in document
 
 

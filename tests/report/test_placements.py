@@ -8,10 +8,10 @@ from rich.console import Console
 from sqlmodel import select
 
 from cli import report_tables
+from farm.addons.pages.page import job_page, write_page
 from farm.exchange.export import as_table
 from farm.exchange.filters import parse
 from farm.jobs.create import open_job
-from farm.pages.page import job_page, write_page
 from farm.report import report
 from farm.report.lookup import lookup
 from farm.store.tables import ProtocolRow
@@ -63,10 +63,14 @@ def test_a_report_has_each_configuration_beside_all_fast(database, job, tmp_path
     assert "in0+out0" in (tmp_path / "page.html").read_text()
 
 
-def test_who_looks_readings_up_gets_those_with_everything_fast_unless_placed_ones_are_meant(database, job):
+def test_who_looks_readings_up_gets_those_with_everything_fast_unless_placed_ones_are_meant(
+    database, job
+):
     with database.read() as session:
         assert [row.time_us for row in lookup(session, parse(["ReLU"]))[0]] == [10.0]
-        assert [row.time_us for row in lookup(session, parse(["ReLU", "placement=in0"]))[0]] == [25.0]
+        assert [row.time_us for row in lookup(session, parse(["ReLU", "placement=in0"]))[0]] == [
+            25.0
+        ]
 
 
 def test_an_export_says_what_was_slow(database, job):

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from farm.addons.pages import plots
 from farm.errors import UsageError
-from farm.pages import plots
 from farm.report.lookup import find_traced
 from farm.store import tables
 from farm.types.reading import Trace
@@ -15,15 +15,23 @@ from tests.report import rows
 
 
 def sampled() -> Trace:
-    """A second at 300 W after a warm-up, as an H200 tells it: ticks of 100 ms, instant power every 5 ms."""
+    """A second at 300 W after a warm-up, as an H200 tells it: ticks of 100 ms, instant power every
+    5 ms.
+    """
     noise = random.Random(1)
     power_s = [0.005 * step for step in range(300)]
     ticks_s = [0.1 * step for step in range(1, 15)]
     series = {
         "energy_mj": (ticks_s, [300e3 * moment for moment in ticks_s]),
-        "power_instant_w": (power_s, [min(300, 100 + 800 * moment) + noise.gauss(0, 4) for moment in power_s]),
+        "power_instant_w": (
+            power_s,
+            [min(300, 100 + 800 * moment) + noise.gauss(0, 4) for moment in power_s],
+        ),
         "sm_clock_mhz": ([0.1 * step for step in range(15)], [1980.0] * 15),
-        "temperature_c": ([0.1 * step for step in range(15)], [40.0 + step // 5 for step in range(15)]),
+        "temperature_c": (
+            [0.1 * step for step in range(15)],
+            [40.0 + step // 5 for step in range(15)],
+        ),
     }
     return Trace((0.4, 1.4), series)
 
@@ -58,7 +66,10 @@ def test_a_trace_of_a_group_has_the_power_of_each_card(tmp_path):
 def test_a_trace_shows_when_the_card_was_throttled_and_who_else_was_on_it(tmp_path):
     trace = sampled()
     times = trace.series["sm_clock_mhz"][0]
-    trace.series["throttle_reasons"] = trace.series["throttle_power_cap"] = (times, [int(5 < t < 9) for t in range(15)])
+    trace.series["throttle_reasons"] = trace.series["throttle_power_cap"] = (
+        times,
+        [int(5 < t < 9) for t in range(15)],
+    )
     trace.series["foreign_processes"] = (times, [int(t == 11) for t in range(15)])
     plots.draw_trace(trace, tmp_path / "trace.svg", "")
     drawn = (tmp_path / "trace.svg").read_text()

@@ -45,7 +45,11 @@ def test_sums_count_every_call_and_reading(any_database):
     assert found.verdict.time.whole.value == 720
     by_type = {row.short_name: row for row in found.types}
     assert list(by_type)[:2] == ["Conv2d", "add"]
-    assert (by_type["Conv2d"].calls, by_type["Conv2d"].tuples, by_type["Conv2d"].time_us) == (5, 2, 630)
+    assert (by_type["Conv2d"].calls, by_type["Conv2d"].tuples, by_type["Conv2d"].time_us) == (
+        5,
+        2,
+        630,
+    )
     assert by_type["Conv2d"].energy_share == pytest.approx(332 / 359)
     assert by_type["ReLU"].time_us is None
     assert sum(row.estimated_share for row in found.types) == pytest.approx(1)
@@ -58,17 +62,28 @@ def test_what_was_not_measured_is_listed_with_its_reason(database):
         "MaxPool2d": "not in scope",
     }
     assert 0 < found.verdict.coverage < 1
-    assert found.verdict.coverage + sum(e.share for e in found.verdict.unmeasured) == pytest.approx(1)
+    assert found.verdict.coverage + sum(e.share for e in found.verdict.unmeasured) == pytest.approx(
+        1
+    )
 
 
 def test_readings_are_counted_by_where_they_came_from(database):
     found = built(database, rows.model_job(database))
     counts = found.readings
-    assert (counts.items, counts.measured, counts.reused, counts.failed, counts.open) == (7, 4, 2, 1, 0)
+    assert (counts.items, counts.measured, counts.reused, counts.failed, counts.open) == (
+        7,
+        4,
+        2,
+        1,
+        0,
+    )
     assert counts.card_time_s == pytest.approx(4 * 0.6)
     assert counts.window_time_s == pytest.approx(4 * 0.5)
     assert counts.card_time_median_s == pytest.approx(0.6)
-    assert [(card.id, card.readings) for card in found.cards] == [(rows.CARD, 3), (rows.OTHER_CARD, 2)]
+    assert [(card.id, card.readings) for card in found.cards] == [
+        (rows.CARD, 3),
+        (rows.OTHER_CARD, 2),
+    ]
     assert found.software[0]["torch"] == "2.11.0"
     assert found.verdict.flags == {"not_converged": 1}
 
@@ -85,7 +100,9 @@ def test_a_stored_verdict_is_shown_as_it_was_given(database):
     verdict = judged(database)
     assert built(database, "job1").preliminary
     with database.write() as session:
-        session.add(tables.VerdictRow(job_id="job1", round=1, **{**verdict.columns(), "outcome": "fail"}))
+        session.add(
+            tables.VerdictRow(job_id="job1", round=1, **{**verdict.columns(), "outcome": "fail"})
+        )
     found = built(database, "job1")
     assert not found.preliminary
     assert found.verdict.to_json() == verdict.to_json()
@@ -121,7 +138,11 @@ def test_a_verdict_of_another_version_is_worked_out_anew(database):
     rows.model_job(database)
     verdict = judged(database)
     with database.write() as session:
-        session.add(tables.VerdictRow(job_id="job1", round=1, **verdict.columns() | {"details": {"schema": 99}}))
+        session.add(
+            tables.VerdictRow(
+                job_id="job1", round=1, **verdict.columns() | {"details": {"schema": 99}}
+            )
+        )
     assert built(database, "job1").verdict.to_json() == verdict.to_json()
 
 
@@ -146,7 +167,9 @@ def test_a_cancelled_job_has_no_verdict_in_its_report_and_in_the_list(database):
     found = built(database, "job1")
     assert found.verdict.outcome == "none"
     assert found.verdict.missed
-    assert found.verdict.reasons == ("Cancelled after 5 of 7 items. Run the same command again to continue the job.",)
+    assert found.verdict.reasons == (
+        "Cancelled after 5 of 7 items. Run the same command again to continue the job.",
+    )
     with database.read() as session:
         (row,) = listing.jobs(session, 5)
     assert (row["outcome"], row["accuracy_time"], row["coverage"]) == ("none", None, None)
@@ -155,14 +178,18 @@ def test_a_cancelled_job_has_no_verdict_in_its_report_and_in_the_list(database):
 def test_what_was_read_just_before_the_canary_was_found_changed_is_flagged_too(database):
     rows.model_job(database)
     with database.write() as session:
-        items = session.exec(select(tables.Item).where(tables.Item.role == "tuple", tables.Item.state == "done")).all()
+        items = session.exec(
+            select(tables.Item).where(tables.Item.role == "tuple", tables.Item.state == "done")
+        ).all()
         readings = [session.get_one(tables.ReadingRow, item.reading_id) for item in items]
         *before, after = (row for row in readings if row.card_id == rows.CARD)
-        for (
-            row
-        ) in readings:  # the last on its card comes after the canary that had changed, those of another card never
+        # the last on its card comes after the canary that had changed, those of another card never
+        for row in readings:
             number, time_us = (2, 109.0) if row is after else (1, 100.0)
-            row.details = {**row.details, "canary": {"number": number, "process": 7, "time_us": time_us}}
+            row.details = {
+                **row.details,
+                "canary": {"number": number, "process": 7, "time_us": time_us},
+            }
             row.flags = ["canary_off"] if row is after else []
     assert (len(before), len(readings)) == (1, 3)
     assert judged(database).flags["canary_off"] == 2
@@ -172,7 +199,9 @@ def test_the_launch_gap_comes_from_the_other_launch_of_the_same_whole(database):
     rows.model_job(database)
     with database.write() as session:
         eager = Protocol(launch="eager").id
-        rows.reading(session, rows.VARIANT.id, 900.0, 400.0, subject_kind="variant", protocol_id=eager)
+        rows.reading(
+            session, rows.VARIANT.id, 900.0, 400.0, subject_kind="variant", protocol_id=eager
+        )
     verdict = judged(database)
     assert verdict.launch_gap_us == 180
     assert verdict.time.whole.value == 720
@@ -185,7 +214,15 @@ def test_a_launch_gap_read_after_the_verdict_is_told_too(database):
     assert built(database, "job1").verdict.launch_gap_us is None
     with database.write() as session:
         eager = Protocol(launch="eager").id
-        rows.reading(session, rows.VARIANT.id, 900.0, 400.0, subject_kind="variant", protocol_id=eager, flags=["study"])
+        rows.reading(
+            session,
+            rows.VARIANT.id,
+            900.0,
+            400.0,
+            subject_kind="variant",
+            protocol_id=eager,
+            flags=["study"],
+        )
     assert built(database, "job1").verdict.launch_gap_us == 180
 
 
@@ -201,8 +238,14 @@ def test_json_holds_everything_with_units_in_the_key_names(database):
     relative = {"accuracy_time", "accuracy_energy", "systematic_time", "systematic_energy"}
     relative |= {"between_jobs_time", "between_jobs_energy"}
     relative |= {f"gap_{name}" for name in ("time", "energy", "power")}
-    relative |= {f"gap_{name}_half_width" for name in ("time", "energy", "energy_above_idle", "power")}
-    relative |= {"accuracy_power", "time_half_width", "energy_half_width"}  # the last two: the request's stopping rule
+    relative |= {
+        f"gap_{name}_half_width" for name in ("time", "energy", "energy_above_idle", "power")
+    }
+    relative |= {
+        "accuracy_power",
+        "time_half_width",
+        "energy_half_width",
+    }  # the last two: the request's stopping rule
     assert [key for key in _keys(again) if bare.search(key) and key not in relative] == []
 
 
@@ -217,23 +260,49 @@ def test_a_sweep_has_its_tuples_and_no_verdict(database):
 
 
 def large_sweep(database):
-    """A sweep on two cards whose readings differ: one failed item, one without energy, a canary that changes."""
+    """A sweep on two cards whose readings differ: one failed item, one without energy, a canary
+    that changes.
+    """
     with database.write() as session:
         rows.ground(session)
-        request = Request(sweep=Sweep("Conv2d", {"in_channels": tuple(range(11))}, ""), protocol=Protocol())
+        request = Request(
+            sweep=Sweep("Conv2d", {"in_channels": tuple(range(11))}, ""), protocol=Protocol()
+        )
         rows.job(session, request, "large")
         session.add(tables.Round(job_id="large", number=1, operators=["all"], planned_at_s=1.0))
         for number in range(11):
-            subject = rows.operator(session, "add" if number == 7 else "Conv2d", f"{number}", flops=10**8 * number)
+            subject = rows.operator(
+                session, "add" if number == 7 else "Conv2d", f"{number}", flops=10**8 * number
+            )
             card = rows.OTHER_CARD if number % 3 else rows.CARD
             if number == 4:
-                rows.item(session, "large", "tuple", subject, "failed", reason="raised", message="no", card_id=card)
+                rows.item(
+                    session,
+                    "large",
+                    "tuple",
+                    subject,
+                    "failed",
+                    reason="raised",
+                    message="no",
+                    card_id=card,
+                )
                 continue
             changed = number in (3, 8)
             note = {"number": 1 + changed, "process": 7, "time_us": 100.0}
-            more = {"details": {"method": METHOD, "canary": note}, "flags": ["canary_off"] * changed}
+            more = {
+                "details": {"method": METHOD, "canary": note},
+                "flags": ["canary_off"] * changed,
+            }
             read = rows.reading(session, subject, 10.0 + number, 3.0 + number, card, **more)
-            rows.item(session, "large", "tuple", subject, reading_id=read, card_id=card, reused=number == 5)
+            rows.item(
+                session,
+                "large",
+                "tuple",
+                subject,
+                reading_id=read,
+                card_id=card,
+                reused=number == 5,
+            )
     return "large"
 
 
@@ -247,11 +316,15 @@ def test_a_large_sweep_without_failed_items_is_covered_completely(database, monk
 
 
 @pytest.mark.parametrize("without_energy", [False, True])
-def test_a_large_sweep_is_summed_in_parts_with_the_same_result(any_database, monkeypatch, without_energy):
+def test_a_large_sweep_is_summed_in_parts_with_the_same_result(
+    any_database, monkeypatch, without_energy
+):
     job_id = large_sweep(any_database)
     if without_energy:
         with any_database.write() as session:
-            session.exec(select(tables.ReadingRow).where(tables.ReadingRow.time_us == 12.0)).one().energy_mj = None
+            session.exec(
+                select(tables.ReadingRow).where(tables.ReadingRow.time_us == 12.0)
+            ).one().energy_mj = None
     whole = built(any_database, job_id).to_json()
     monkeypatch.setattr(evidence, "MOST_TUPLES", 4)
     monkeypatch.setattr(evidence, "IN_PART", 3)
@@ -260,13 +333,21 @@ def test_a_large_sweep_is_summed_in_parts_with_the_same_result(any_database, mon
     assert (len(parts.pop("tuples")), parts["verdict"]["parts"]) == (4, 11)
     assert [row.time_us for row in large.tuples] == [20.0, 19.0, 18.0, 17.0]
     with any_database.read() as session:
-        assert layers(session, large, "type", outputs=False).title.endswith(", the 4 heaviest of 11 tuples")
+        assert layers(session, large, "type", outputs=False).title.endswith(
+            ", the 4 heaviest of 11 tuples"
+        )
     types = parts["verdict"].pop("types")
-    assert (types["Conv2d"]["tuples"], types["Conv2d"]["measured_tuples"], types["add"]["tuples"]) == (10, 9, 1)
+    assert (
+        types["Conv2d"]["tuples"],
+        types["Conv2d"]["measured_tuples"],
+        types["add"]["tuples"],
+    ) == (10, 9, 1)
     assert "do not include differences of the canary" in parts["verdict"].pop("systematic_note")
     assert whole["verdict"].pop("systematic_note")
     assert whole.pop("tuples")
-    assert whole["verdict"]["flags"]["canary_off"] > 2  # readings before the change are doubtful too
+    assert (
+        whole["verdict"]["flags"]["canary_off"] > 2
+    )  # readings before the change are doubtful too
     assert flat(parts) == pytest.approx(flat(whole))
 
 
@@ -274,7 +355,11 @@ def flat(data, name=""):
     """Return path -> value of each number and text."""
     if isinstance(data, dict | list | tuple):
         entries = data.items() if isinstance(data, dict) else enumerate(data)
-        return {path: value for key, one in entries for path, value in flat(one, f"{name}/{key}").items()}
+        return {
+            path: value
+            for key, one in entries
+            for path, value in flat(one, f"{name}/{key}").items()
+        }
     return {name: data}
 
 
@@ -308,7 +393,8 @@ def test_no_such_job(database):
 
 def test_reports_and_their_rendering_need_no_torch():
     code = (
-        "import sys, farm.report, farm.verdict.aggregate, cli.report_tables; print('torch' in sys.modules, "
+        "import sys, farm.report, farm.verdict.aggregate, cli.report_tables; print('torch' in "
+        "sys.modules, "
         "'celery' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -330,18 +416,27 @@ def _with_verification(database, **found):
         captured = session.exec(select(tables.Capture)).one()
         captured.verification = {"matches": True, "differences": [], "card": rows.CARD, **found}
         session.add(captured)
-        return [call.operator_id for call in session.exec(select(tables.Call).order_by(tables.Call.call_index))]
+        return [
+            call.operator_id
+            for call in session.exec(select(tables.Call).order_by(tables.Call.call_index))
+        ]
 
 
 def test_what_calls_took_in_the_running_model_stands_beside_the_isolated_readings(database):
     job_id = rows.model_job(database)
     big, small = list(dict.fromkeys(_with_verification(database)))[:2]
-    timed = {"calls_us": {big: [140.0, 150.0, 160.0, None], small: [31.0]}, "source": "kernels", "passes": 3}
+    timed = {
+        "calls_us": {big: [140.0, 150.0, 160.0, None], small: [31.0]},
+        "source": "kernels",
+        "passes": 3,
+    }
     _with_verification(database, in_model=timed)
     shown = built(database, job_id)
     by_label = {row.operator_id: row.in_model_us for row in shown.tuples}
     assert (by_label[big], by_label[small]) == (150.0, 31.0)
-    assert {row.short_name: row.in_model_us for row in shown.types}["Conv2d"] is None  # one call is not known
+    assert {row.short_name: row.in_model_us for row in shown.types}[
+        "Conv2d"
+    ] is None  # one call is not known
     _with_verification(database, in_model=timed | {"calls_us": {big: [150.0] * 4, small: [31.0]}})
     shown = built(database, job_id)
     assert {row.short_name: row.in_model_us for row in shown.types}["Conv2d"] == 631.0
@@ -365,17 +460,25 @@ def test_a_report_of_some_layers_has_a_sum_for_all_without_a_whole(database):
     variant = catalog.variant("gpt2", 1, length=8, layers=1)
     job_id = measured.measured(database, variant)
     assert built(database, job_id).all_layers is None, "nobody has taken the whole model apart"
-    assert submit(database, Request(variant=variant), [rows.CARD]).new == 0, "readings serve: nothing is published"
+    assert submit(database, Request(variant=variant), [rows.CARD]).new == 0, (
+        "readings serve: nothing is published"
+    )
     found = built(database, job_id)
     calls = extract(catalog.variant("gpt2", 1, length=8), device_type="cuda").capture.counts
     figures = {row.operator_id: row for row in found.tuples}
     told = found.to_json()["all_layers"]
     assert (told["layers"], told["covered"], told["lacking"]) == (12, 1.0, [])
-    assert told["time_us"] == pytest.approx(sum(calls[id_] * row.time_us for id_, row in figures.items()))
-    assert told["energy_mj"] == pytest.approx(sum(calls[id_] * row.energy_mj for id_, row in figures.items()))
+    assert told["time_us"] == pytest.approx(
+        sum(calls[id_] * row.time_us for id_, row in figures.items())
+    )
+    assert told["energy_mj"] == pytest.approx(
+        sum(calls[id_] * row.energy_mj for id_, row in figures.items())
+    )
     assert told["time_half_width_us"] > found.verdict.time.total.half_width
     gap = found.verdict.time.gap
-    assert told["time_half_width_us"] >= abs(gap.value) * told["time_us"], "the sum of all may be wrong by as much"
+    assert told["time_half_width_us"] >= abs(gap.value) * told["time_us"], (
+        "the sum of all may be wrong by as much"
+    )
     assert told["tokens_per_s"] == pytest.approx(8e6 / told["time_us"])
     assert re.fullmatch(
         r"sum over all 12 layers: .* µs, .* mJ; not compared with a measured whole model; 8 tokens a pass: .* a token",
@@ -391,7 +494,10 @@ def test_a_report_of_some_layers_has_a_sum_for_all_without_a_whole(database):
     found = built(database, job_id)
     told = found.to_json()["all_layers"]
     (lacking,) = told["lacking"]
-    assert (lacking["operator_id"], lacking["calls"]) == (left_out.operator_id, calls[left_out.operator_id])
+    assert (lacking["operator_id"], lacking["calls"]) == (
+        left_out.operator_id,
+        calls[left_out.operator_id],
+    )
     assert (told["covered"], told["tokens_per_s"]) == (pytest.approx(1 - lacking["share"]), None)
     assert f"the sum lacks 1 of {len(calls)} tuples (" in remark_of(found)
     assert built(database, measured.measured(database, job_id="job2")).all_layers is None

@@ -9,9 +9,9 @@ import re
 
 import pytest
 
+from farm.addons.pages import charts
+from farm.addons.pages import page as site
 from farm.errors import UsageError
-from farm.pages import charts
-from farm.pages import page as site
 from farm.report.report import build
 from farm.store import tables
 from farm.store.database import Database
@@ -48,7 +48,9 @@ def test_every_page_is_there_and_every_link_leads_somewhere(folder):
     }
     for page in folder.glob("*.html"):
         text = page.read_text()
-        for file, _, place in (link.partition("#") for link in re.findall(r'(?:href|src)="([^"]+)"', text)):
+        for file, _, place in (
+            link.partition("#") for link in re.findall(r'(?:href|src)="([^"]+)"', text)
+        ):
             aim = folder / file if file else page
             assert aim.is_file()
             assert not place or f'id="{place}"' in aim.read_text()
@@ -68,7 +70,10 @@ def test_models_operators_and_cards_are_told(folder):
 
 def test_a_model_has_a_file_of_its_own_whatever_its_name():
     assert site.file_of("resnet50") == "model-resnet50.html"
-    hostile = [site.file_of(name) for name in ("../../etc/passwd", ".._.._etc_passwd", "a/b", "a b", "ä" * 300)]
+    hostile = [
+        site.file_of(name)
+        for name in ("../../etc/passwd", ".._.._etc_passwd", "a/b", "a b", "ä" * 300)
+    ]
     assert len(set(hostile)) == len(hostile)
     assert all(re.fullmatch(r"model-[\w-]{1,100}\.html", name, re.ASCII) for name in hostile)
 
@@ -126,7 +131,9 @@ document.title = JSON.stringify([paged, turned, sorted, matching, filtered]);
 @pytest.mark.parametrize("name", ["operators.html", "model-resnet18.html"])
 def test_a_browser_pages_sorts_searches_and_filters_the_tuples(folder, tmp_path, name):
     script = TRIED
-    if name != "operators.html":  # the table of a job has no filters, and the share of the time in the second column
+    if (
+        name != "operators.html"
+    ):  # the table of a job has no filters, and the share of the time in the second column
         script = re.sub(r"set\(operator, .*\n.*\n", "const filtered = true;\n", TRIED)
     tried = folder / "tried.html"
     tried.write_text((folder / name).read_text().replace("</body>", f"{script}</body>"))
@@ -149,7 +156,9 @@ def test_no_page_is_wider_than_a_phone(folder, tmp_path):
     pages = list(folder.glob("*.html"))
     for page in pages:
         (folder / f"framed-{page.name}").write_text(page.read_text().replace("</body>", WIDTH))
-    frames = "".join(f'<iframe src="framed-{page.name}" width="390" height="844"></iframe>' for page in pages)
+    frames = "".join(
+        f'<iframe src="framed-{page.name}" width="390" height="844"></iframe>' for page in pages
+    )
     (folder / "frames.html").write_text(FRAMES % frames)
     document, _ = browser.opened(folder / "frames.html", tmp_path / "profile")
     for path in [*folder.glob("framed-*"), folder / "frames.html"]:
@@ -178,7 +187,9 @@ def test_a_card_has_one_colour_in_both_figures_and_a_simulated_one_no_row(databa
         cards=(dataclasses.replace(report.cards[0], model="AMD EPYC"),),
         verdict=dataclasses.replace(report.verdict, energy=None),
     )
-    in_time, in_energy = (dict(chart["legend"]) for chart in charts.scatters([(cpu, ""), (report, "")]))
+    in_time, in_energy = (
+        dict(chart["legend"]) for chart in charts.scatters([(cpu, ""), (report, "")])
+    )
     assert "AMD EPYC, float32" in in_time.keys() - in_energy.keys()
     assert in_time["NVIDIA H200, float32"] == in_energy["NVIDIA H200, float32"]
     with database.read() as session:
@@ -206,7 +217,8 @@ def test_labels_of_logarithmic_axes_are_plain_numbers(database):
             verdict=dataclasses.replace(
                 report.verdict,
                 time=dataclasses.replace(
-                    report.verdict.time, whole=dataclasses.replace(report.verdict.time.whole, value=value)
+                    report.verdict.time,
+                    whole=dataclasses.replace(report.verdict.time.whole, value=value),
                 ),
             ),
         )

@@ -19,7 +19,9 @@ def test_a_gpu_gets_a_large_batch_in_graphs_and_a_cpu_a_small_one_eagerly():
 
 def test_what_was_said_wins_also_when_it_is_false_or_zero():
     below = PartialRequest(batch=8, tf32=True, warm_up_s=1.0)
-    assert PartialRequest(tf32=False, warm_up_s=0.0).over(below) == PartialRequest(batch=8, tf32=False, warm_up_s=0.0)
+    assert PartialRequest(tf32=False, warm_up_s=0.0).over(below) == PartialRequest(
+        batch=8, tf32=False, warm_up_s=0.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -29,17 +31,37 @@ def test_what_was_said_wins_also_when_it_is_false_or_zero():
         (PartialRequest(model="resnet18", dtype="int3"), "cuda", "dtype 'int3' is unknown"),
         (PartialRequest(model="resnet18", launch="graph"), "cpu", "no CUDA graphs"),
         (PartialRequest(model="resnet18", maximum_s=0.0), "cpu", "maximum_s is 0.0"),
-        (PartialRequest(model="resnet18", minimum_s=3.0, maximum_s=1.0), "cpu", "longer than the longest"),
+        (
+            PartialRequest(model="resnet18", minimum_s=3.0, maximum_s=1.0),
+            "cpu",
+            "longer than the longest",
+        ),
         (PartialRequest(model="resnet18", target=1.5), "cpu", "The target is 1.5"),
         (PartialRequest(model="vit_b_16", input_size=160), "cpu", "takes images of 224 px only"),
         (PartialRequest(model="resnet18", input_size=0), "cpu", "not 0 px"),
         (PartialRequest(), "cpu", "A job needs either a model or a sweep"),
         (PartialRequest(model="resnet18", within=0.01), "cpu", "--within and --budget need a GPU"),
-        (PartialRequest(model="resnet18", within=1.0), "cuda", "--within is 1; it must be above 0 and below 1"),
+        (
+            PartialRequest(model="resnet18", within=1.0),
+            "cuda",
+            "--within is 1; it must be above 0 and below 1",
+        ),
         (PartialRequest(model="resnet18", budget_s=-1.0), "cuda", "--budget is -1"),
-        (PartialRequest(model="resnet18", within=0.01, budget_s=60.0), "cuda", "both decide how precise"),
-        (PartialRequest(model="resnet18", within=0.01, placements="all"), "cuda", "does not work with --placements"),
-        (PartialRequest(sweep=Sweep("ReLU", {"shape": (1,)}), budget_s=60.0), "cuda", "a sweep has none"),
+        (
+            PartialRequest(model="resnet18", within=0.01, budget_s=60.0),
+            "cuda",
+            "both decide how precise",
+        ),
+        (
+            PartialRequest(model="resnet18", within=0.01, placements="all"),
+            "cuda",
+            "does not work with --placements",
+        ),
+        (
+            PartialRequest(sweep=Sweep("ReLU", {"shape": (1,)}), budget_s=60.0),
+            "cuda",
+            "a sweep has none",
+        ),
     ],
 )
 def test_wrong_values_are_named(partial, kind, message):

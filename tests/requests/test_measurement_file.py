@@ -40,14 +40,18 @@ measurements:
 
 
 def test_a_text_and_its_tokenizer_lie_where_the_file_says_seen_from_the_file():
-    (request,) = parse("- {model: bert-base, text: mine/a.txt, tokenizer: /models/bert}", "files/jobs.yml")
+    (request,) = parse(
+        "- {model: bert-base, text: mine/a.txt, tokenizer: /models/bert}", "files/jobs.yml"
+    )
     assert (request.text, request.tokenizer) == (Path("files/mine/a.txt"), Path("/models/bert"))
     with pytest.raises(UsageError, match=r"The text files/mine/a\.txt does not exist"):
         complete(request, "cuda", target=0.95)
 
 
 def test_a_bare_list_is_enough():
-    assert [request.model for request in parse("- model: resnet18\n- model: resnet34\n", "jobs.yml")] == [
+    assert [
+        request.model for request in parse("- model: resnet18\n- model: resnet34\n", "jobs.yml")
+    ] == [
         "resnet18",
         "resnet34",
     ]
@@ -65,7 +69,10 @@ measurements:
 """,
         "jobs.yml",
     )
-    assert [(request.batch, request.dtype) for request in requests] == [(128, "float16"), (1, "float16")]
+    assert [(request.batch, request.dtype) for request in requests] == [
+        (128, "float16"),
+        (1, "float16"),
+    ]
 
 
 def test_a_sweep_takes_only_the_defaults_that_mean_something_for_it():
@@ -87,16 +94,28 @@ measurements:
 
 
 def test_numbers_may_have_the_units_of_the_command_line():
-    text = "- {model: a, within: 1%, target: 90%, stopping: {maximum_s: 2min}}\n- {model: a, budget_s: 60s}"
+    text = (
+        "- {model: a, within: 1%, target: 90%, stopping: {maximum_s: 2min}}\n- {model: a, "
+        "budget_s: 60s}"
+    )
     first, second = parse(text, "jobs.yml")
-    assert (first.within, first.target, first.maximum_s, second.budget_s) == (0.01, 0.9, 120.0, 60.0)
+    assert (first.within, first.target, first.maximum_s, second.budget_s) == (
+        0.01,
+        0.9,
+        120.0,
+        60.0,
+    )
 
 
 def test_several_files_make_one_list_without_repeats(tmp_path):
     first, second = tmp_path / "a.yml", tmp_path / "b.yml"
     first.write_text("- model: resnet18\n- model: resnet34\n")
     second.write_text("- model: resnet34\n- model: resnet50\n")
-    assert [request.model for request in load([first, second])] == ["resnet18", "resnet34", "resnet50"]
+    assert [request.model for request in load([first, second])] == [
+        "resnet18",
+        "resnet34",
+        "resnet50",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +126,10 @@ def test_several_files_make_one_list_without_repeats(tmp_path):
         ("- model: 'a\n", "this is not YAML"),
         ("\t- a", "this is not YAML"),
         ("- model: a\n---\n- model: b\n", "this is not YAML"),
-        ("- {model: a, within: wide}", "is 'wide'; it must be a number, with or without a unit (1%, 60s)"),
+        (
+            "- {model: a, within: wide}",
+            "is 'wide'; it must be a number, with or without a unit (1%, 60s)",
+        ),
         ("just words", "must be a list of measurements"),
         ("[]", "the list has no entry"),
         ("measurements: 3", "measurements must be a list"),
@@ -116,11 +138,15 @@ def test_several_files_make_one_list_without_repeats(tmp_path):
         ("- {batch: 1}", "needs exactly one of 'model' and 'sweep'"),
         ("- {model: a, sweep: Conv2d}", "needs exactly one of"),
         ("- model: a\n  batsh: 1", "jobs.yml:2: entries[0].batsh is unknown"),
-        ("- model: a\n  batch: [1, two]", "jobs.yml:2: entries[0].batch[1] is 'two'; it must be a whole number"),
+        (
+            "- model: a\n  batch: [1, two]",
+            "jobs.yml:2: entries[0].batch[1] is 'two'; it must be a whole number",
+        ),
         ("- model: a\n  batch: 0", "entries[0].batch is 0; it must be greater than or equal to 1"),
         (
             "- model: a\n  batch: 99999999999999999999999",
-            "entries[0].batch is 99999999999999999999999; it must be less than or equal to 2147483647",
+            "entries[0].batch is 99999999999999999999999; it must be less than or equal to "
+            "2147483647",
         ),
         (
             "- model: a\n  input_size: 2147483648",
@@ -149,10 +175,19 @@ def test_several_files_make_one_list_without_repeats(tmp_path):
         ("- model: a\n  <<: 3", "merges ('<<') a value that is not a mapping"),
         ("- sweep: Conv2d", "The grid of a Conv2d sweep needs in_channels"),
         ("- sweep: Conv2\n  grid: {batch: 1}", "There is no sweep of the operator 'Conv2'"),
-        ("- sweep: Conv2d\n  grid: {kernel: 1}", "A sweep of Conv2d has no parameter or size 'kernel'"),
-        ("- sweep: Linear\n  grid: {in_features: [a], out_features: 1}", "it must be a whole number"),
+        (
+            "- sweep: Conv2d\n  grid: {kernel: 1}",
+            "A sweep of Conv2d has no parameter or size 'kernel'",
+        ),
+        (
+            "- sweep: Linear\n  grid: {in_features: [a], out_features: 1}",
+            "it must be a whole number",
+        ),
         ("- model: !!python/object:os.system a", "cannot be read"),
-        ("defaults: {batch: [1, 2]}\nmeasurements: [{model: a}]", "defaults.batch needs a single value"),
+        (
+            "defaults: {batch: [1, 2]}\nmeasurements: [{model: a}]",
+            "defaults.batch needs a single value",
+        ),
         ("? [1, 2]\n: 3", "has a key that is not a plain text"),
     ],
 )
@@ -176,7 +211,9 @@ def test_an_unknown_model_is_named_with_its_line():
 
     with pytest.raises(MeasurementFileError) as caught:
         parse("- model: resnet81", "jobs.yml", check_model=check)
-    assert caught.value.message == "jobs.yml:1: entries[0].model: There is no model named 'resnet81'."
+    assert (
+        caught.value.message == "jobs.yml:1: entries[0].model: There is no model named 'resnet81'."
+    )
     assert caught.value.next_step == "Did you mean resnet18?"
 
 
@@ -200,7 +237,11 @@ def test_a_pipe_is_refused_at_once_but_not_that_of_a_shell(tmp_path):
 
 
 def test_a_dash_is_standard_input_read_once(monkeypatch):
-    for text, told in ((b"- model: resnet18\n", ""), (b"- {}\n", "standard input:1: entries"), (b"\xff", "not UTF-8")):
+    for text, told in (
+        (b"- model: resnet18\n", ""),
+        (b"- {}\n", "standard input:1: entries"),
+        (b"\xff", "not UTF-8"),
+    ):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
         with pytest.raises(MeasurementFileError, match=told) if told else contextlib.nullcontext():
             (request,) = load(["-", "-"])
@@ -217,11 +258,14 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 
 def test_keys_of_a_training_step_take_what_its_options_take():
     text = (
-        "- {model: resnet18, step: training, optimizer: [sgd, adamw-fused], amp: float16, accumulate: 2, "
+        "- {model: resnet18, step: training, optimizer: [sgd, adamw-fused], amp: float16, "
+        "accumulate: 2, "
         "recompute: blocks}"
     )
     found = [complete(request, "cuda", target=0.95).variant for request in parse(text, "jobs.yml")]
     assert [one.optimizer for one in found] == ["sgd-fused", "adamw-fused"]
-    assert {(one.mode, one.amp, one.accumulate, one.recompute) for one in found} == {("train", "float16", 2, "blocks")}
+    assert {(one.mode, one.amp, one.accumulate, one.recompute) for one in found} == {
+        ("train", "float16", 2, "blocks")
+    }
     with pytest.raises(MeasurementFileError, match="amp is 'float8'"):
         parse(text.replace("float16", "float8"), "jobs.yml")

@@ -9,7 +9,9 @@ from farm.requests.partial_request import check_kernel_names, check_operator_nam
 
 
 def test_every_name_that_tables_show_may_be_asked_for() -> None:
-    check_operator_names(["Conv2d", "add_", "getitem", "convolution_backward", "_softmax_backward_data"])
+    check_operator_names(
+        ["Conv2d", "add_", "getitem", "convolution_backward", "_softmax_backward_data"]
+    )
 
 
 def test_a_misspelt_name_is_told_with_the_nearest() -> None:
@@ -19,8 +21,12 @@ def test_a_misspelt_name_is_told_with_the_nearest() -> None:
 
 
 def test_a_compiled_model_has_kinds_of_kernels_and_aten_operators() -> None:
-    check_kernel_names(["pointwise", "persistent_reduction", "fused", "template", "user", "convolution", "addmm"])
-    with pytest.raises(UnknownOperator, match="A compiled model has no operator named 'poitwise'") as caught:
+    check_kernel_names(
+        ["pointwise", "persistent_reduction", "fused", "template", "user", "convolution", "addmm"]
+    )
+    with pytest.raises(
+        UnknownOperator, match="A compiled model has no operator named 'poitwise'"
+    ) as caught:
         check_kernel_names(["poitwise"])
     assert "pointwise" in caught.value.next_step
     with pytest.raises(UnknownOperator) as caught:

@@ -1,4 +1,6 @@
-"""Messages that no publisher of the farm would send, made of one that it would: seeded, so that a failure repeats."""
+"""Messages that no publisher of the farm would send, made of one that it would: seeded, so that a
+failure repeats.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def good(queue: str, item_id: Any, task: str = "measure") -> dict[str, Any]:
     """What kombu would put into the queue for an item."""
     message_id = str(uuid.uuid4())
     return {
-        "body": _encoded([[item_id], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}]),
+        "body": _encoded(
+            [[item_id], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}]
+        ),
         "content-encoding": "utf-8",
         "content-type": "application/json",
         "headers": {
@@ -67,24 +71,61 @@ def messages(queue: str, trap: Trap, number: int, seed: int) -> list[bytes]:
     code = f"open({trap!r}, 'w')"
 
     def junk() -> Any:
-        plain = [None, True, -1, 0, 2**63, 2**200, 1e308, "", "1", code, "\x00", "é" * 50, "x" * 5000]
-        nested = [[], [[]], {}, {"a": {}}, {"__type__": "datetime", "__value__": code}, {"py/object": "os.system"}]
+        plain = [
+            None,
+            True,
+            -1,
+            0,
+            2**63,
+            2**200,
+            1e308,
+            "",
+            "1",
+            code,
+            "\x00",
+            "é" * 50,
+            "x" * 5000,
+        ]
+        nested = [
+            [],
+            [[]],
+            {},
+            {"a": {}},
+            {"__type__": "datetime", "__value__": code},
+            {"py/object": "os.system"},
+        ]
         return chance.choice([*plain, *nested])
 
     def body(message: dict[str, Any]) -> None:
         message["body"] = _encoded(
-            chance.choice([junk(), [junk()], [junk(), junk(), junk()], [[junk()], {}, {}], [[1], {"item_id": 2}, {}]])
+            chance.choice(
+                [
+                    junk(),
+                    [junk()],
+                    [junk(), junk(), junk()],
+                    [[junk()], {}, {}],
+                    [[1], {"item_id": 2}, {}],
+                ]
+            )
         )
 
     def pickled(message: dict[str, Any]) -> None:
         message["body"] = bomb
         message["content-type"] = chance.choice(
-            ["application/x-python-serialize", "application/json", "application/x-yaml", "application/data", ""]
+            [
+                "application/x-python-serialize",
+                "application/json",
+                "application/x-yaml",
+                "application/data",
+                "",
+            ]
         )
         message["content-encoding"] = chance.choice(["binary", "utf-8", "latin-1"])
 
     def encoding(message: dict[str, Any]) -> None:
-        message["body"] = chance.choice(["%%%", "AAA", "", base64.b64encode(bytes(range(256))).decode()])
+        message["body"] = chance.choice(
+            ["%%%", "AAA", "", base64.b64encode(bytes(range(256))).decode()]
+        )
 
     def header(message: dict[str, Any]) -> None:
         message["headers"][chance.choice(list(message["headers"]))] = junk()
@@ -103,19 +144,28 @@ def messages(queue: str, trap: Trap, number: int, seed: int) -> list[bytes]:
         )
 
     def built_in(message: dict[str, Any]) -> None:
-        # The tasks that Celery itself brings run other tasks: of them only what is registered can be meant.
-        message["headers"]["task"] = chance.choice(["celery.map", "celery.starmap", "celery.chain", "celery.group"])
+        # The tasks that Celery itself brings run other tasks: of them only what is registered can
+        # be meant.
+        message["headers"]["task"] = chance.choice(
+            ["celery.map", "celery.starmap", "celery.chain", "celery.group"]
+        )
         message["body"] = _encoded([[{"task": "os.system"}, [[code]]], {}, {}])
 
     def embedded(message: dict[str, Any]) -> None:
-        options = {"callbacks": [{"task": "os.system", "args": [code]}], "errbacks": [junk()], "chain": [junk()]}
+        options = {
+            "callbacks": [{"task": "os.system", "args": [code]}],
+            "errbacks": [junk()],
+            "chain": [junk()],
+        }
         message["body"] = _encoded([[chance.choice([10**9, -1])], {}, options])
 
     def item(message: dict[str, Any]) -> None:
         message["body"] = _encoded([[chance.choice([10**9, -1, 2**40])], {}, {}])
 
     def properties(message: dict[str, Any]) -> None:
-        message["properties"][chance.choice(["correlation_id", "reply_to", "priority", "delivery_mode"])] = junk()
+        message["properties"][
+            chance.choice(["correlation_id", "reply_to", "priority", "delivery_mode"])
+        ] = junk()
 
     def shape(message: dict[str, Any]) -> None:
         del message[chance.choice(list(message))]
@@ -127,12 +177,15 @@ def messages(queue: str, trap: Trap, number: int, seed: int) -> list[bytes]:
     for _ in range(number):
         message = good(queue, 10**9)
         # Fewer of those that are well-formed: each costs the worker a look into the database.
-        chance.choices(kinds, [1 if kind in (item, properties, header) else 5 for kind in kinds])[0](message)
+        chance.choices(kinds, [1 if kind in (item, properties, header) else 5 for kind in kinds])[
+            0
+        ](message)
         made.append(json.dumps(message).encode())
     return made
 
 
-#: Headers that Celery knows and no message of the farm has: each would silence a card, hold it, or end its process.
+#: Headers that Celery knows and no message of the farm has: each would silence a card, hold it, or
+#: end its process.
 HARMFUL_HEADERS: list[dict[str, Any]] = [
     {"stamped_headers": 5},
     {"stamped_headers": [["a"]]},
@@ -144,7 +197,16 @@ HARMFUL_HEADERS: list[dict[str, Any]] = [
     {"compression": "application/x-bz2"},
 ]
 #: Published to all workers; the commands with what they take.
-NO_COMMANDS = [b"1", b'"x"', b"null", b"[]", b"{}", b"[" * 100_000, b"\xff", b'{"properties": {"delivery_tag": 1}}']
+NO_COMMANDS = [
+    b"1",
+    b'"x"',
+    b"null",
+    b"[]",
+    b"{}",
+    b"[" * 100_000,
+    b"\xff",
+    b'{"properties": {"delivery_tag": 1}}',
+]
 HARMFUL_COMMANDS: dict[str, dict[str, Any]] = {
     "cancel_consumer": {"queue": "card.SIM-gpu1-0"},
     "add_consumer": {"queue": "elsewhere"},
@@ -180,6 +242,8 @@ def garbage(number: int, seed: int) -> list[bytes]:
     """Bytes that are no message at all."""
     chance = random.Random(seed)
     return [
-        chance.choice([b"", b"{", b"null", b"[]", b"17", b'"text"', b"{}", chance.randbytes(40), b"[" * 5000])
+        chance.choice(
+            [b"", b"{", b"null", b"[]", b"17", b'"text"', b"{}", chance.randbytes(40), b"[" * 5000]
+        )
         for _ in range(number)
     ]

@@ -28,8 +28,12 @@ def test_ten_thousand_mangled_messages_execute_nothing_and_stop_no_worker(two_ca
         for number, queue in enumerate(queues):
             client.rpush(queue, *sent[number :: len(queues)])
         farm.wait_for(lambda: not any(client.llen(queue) for queue in queues), timeout_s=240)
-        # Nor does anything that is published to all of them, or that Celery knows and the farm never says.
-        commands = [json.dumps(mangled.command(*words)).encode() for words in mangled.HARMFUL_COMMANDS.items()]
+        # Nor does anything that is published to all of them, or that Celery knows and the farm
+        # never says.
+        commands = [
+            json.dumps(mangled.command(*words)).encode()
+            for words in mangled.HARMFUL_COMMANDS.items()
+        ]
         for raw in (*mangled.NO_COMMANDS, *commands):
             assert client.publish("/0.celery.pidbox", raw) == 3
         # After all that the farm still measures, on the same processes.
@@ -41,7 +45,9 @@ def test_ten_thousand_mangled_messages_execute_nothing_and_stop_no_worker(two_ca
                 client.rpush(queue, json.dumps(message))
         farm.wait_for(lambda: farm.ended(job_id))
         assert [item.state for item in farm.items(job_id)] == ["done", "done"]
-        farm.wait_for(lambda: not client.hlen("unacked") and not any(client.llen(queue) for queue in queues))
+        farm.wait_for(
+            lambda: not client.hlen("unacked") and not any(client.llen(queue) for queue in queues)
+        )
     log = farm.log.read_bytes()[log_begins:].decode()
     assert len(sent) > 10_000
     assert log.count("Dropped ") > 9_000
@@ -54,12 +60,22 @@ def test_messages_of_the_farm_pass():
         queues = {"measure": "card.x", "aggregate": "control"}
         assert refusal(mangled.good(queues[task], argument, task), queues.pop(task)) == ""
         (other,) = queues.values()
-        assert refusal(mangled.good(other, argument, task), other) == "its task belongs to another queue"
+        assert (
+            refusal(mangled.good(other, argument, task), other)
+            == "its task belongs to another queue"
+        )
 
 
 @pytest.mark.parametrize(
     ("task", "argument"),
-    [("measure", True), ("measure", "1"), ("measure", 2**63), ("measure", 0), ("aggregate", "../x/1"), ("chain", 1)],
+    [
+        ("measure", True),
+        ("measure", "1"),
+        ("measure", 2**63),
+        ("measure", 0),
+        ("aggregate", "../x/1"),
+        ("chain", 1),
+    ],
 )
 def test_a_message_that_carries_no_id_is_dropped(task, argument):
     queue = "card.x" if task == "measure" else "control"
@@ -80,7 +96,8 @@ class Queue:
 
 
 @pytest.mark.parametrize(
-    ("queue", "task", "argument"), [("control", "measure", 1), ("card.x", "aggregate", "bj9myz7v/1")]
+    ("queue", "task", "argument"),
+    [("control", "measure", 1), ("card.x", "aggregate", "bj9myz7v/1")],
 )
 def test_a_message_in_the_queue_of_another_task_is_dropped(queue, task, argument, caplog):
     consumer = Queue()
@@ -92,14 +109,24 @@ def test_a_message_in_the_queue_of_another_task_is_dropped(queue, task, argument
 @pytest.mark.parametrize("headers", mangled.HARMFUL_HEADERS)
 def test_a_header_that_no_message_of_the_farm_has_is_taken_out(headers):
     queue, message = Queue(), mangled.good("card.x", 1)
-    ours = {name: value for name, value in message["headers"].items() if name not in headers and name != "timelimit"}
+    ours = {
+        name: value
+        for name, value in message["headers"].items()
+        if name not in headers and name != "timelimit"
+    }
     message["headers"].update(headers)
     queue.transport("card.x")._deliver(message, "card.x")
     assert [taken["headers"] for taken in queue.taken] == [ours]
 
 
 @pytest.mark.parametrize(
-    "headers", [{"id": "a\n2026-01-01 INFO farm  forged"}, {"retries": "1"}, {"group_index": 10**400}, {"shadow": []}]
+    "headers",
+    [
+        {"id": "a\n2026-01-01 INFO farm  forged"},
+        {"retries": "1"},
+        {"group_index": 10**400},
+        {"shadow": []},
+    ],
 )
 def test_a_message_with_a_header_of_another_kind_is_dropped(headers):
     queue, message = Queue(), mangled.good("card.x", 1)
@@ -125,7 +152,12 @@ def test_commands_of_flower_and_of_the_doctor_pass_and_what_is_none_does_not():
     queue = "card@gpu1.celery.pidbox"
     asked = {"ticket": "x", "reply_to": {"exchange": "reply.celery.pidbox", "routing_key": "x"}}
     assert refusal(mangled.command("ping", destination=["card@gpu1"], **asked), queue) == ""
-    assert refusal(mangled.command("enable_events", destination=None, pattern=None, matcher=None), queue) == ""
+    assert (
+        refusal(
+            mangled.command("enable_events", destination=None, pattern=None, matcher=None), queue
+        )
+        == ""
+    )
     for wrong in (
         mangled.command(["ping"]),
         mangled.command("ping", [1]),

@@ -1,6 +1,5 @@
-"""Passwords of the broker, of the database and of Flower show nowhere: logs, process titles, ``--json``, Flower,
-metrics.
-"""
+"""Passwords of the broker, of the database and of Flower show nowhere: logs, process titles,
+``--json``, Flower, metrics."""
 
 from __future__ import annotations
 
@@ -23,12 +22,16 @@ SECRETS = (BROKER, DATABASE, AUTH.split(":")[1])
 
 def test_no_secret_of_a_running_farm_can_be_read(tmp_path, postgres_url):
     acl = tmp_path / "users.acl"
-    acl.write_text(f"user default off\nuser farm on >{BROKER} ~* &* +@all\nuser health on nopass -@all +ping\n")
+    acl.write_text(
+        f"user default off\nuser farm on >{BROKER} ~* &* +@all\nuser health on nopass -@all +ping\n"
+    )
     metrics = free_port()
     database_url = postgres_url.replace("postgres@", f"postgres:{DATABASE}@")
     with BrokerServer(options={"aclfile": str(acl)}, ping_as="health") as broker:
         broker_url = f"redis+socket://farm:{BROKER}@{broker.socket}"
-        with redis.Redis(unix_socket_path=str(broker.socket), username="farm", password=BROKER) as client:
+        with redis.Redis(
+            unix_socket_path=str(broker.socket), username="farm", password=BROKER
+        ) as client:
             assert client.ping()
         with (
             running(
@@ -46,20 +49,31 @@ def test_no_secret_of_a_running_farm_can_be_read(tmp_path, postgres_url):
             told = answers(farm, *VERBS)
             debugged = farm.ask("--debug", "report", "nosuchjob")
             told["debug"] = debugged.stdout + debugged.stderr
-            for path in ("/", "/tasks", "/broker", "/api/workers?refresh=1", "/api/tasks", "/metrics"):
+            for path in (
+                "/",
+                "/tasks",
+                "/broker",
+                "/api/workers?refresh=1",
+                "/api/tasks",
+                "/metrics",
+            ):
                 told[f"flower {path}"] = page.get(path)[1]
             told["process titles"] = "\n".join(titles())
             # What goes wrong is told with the URL that it went wrong with.
             broker.stop()
             time.sleep(2)
-            told["no broker"] = "".join(answers(farm, ("submit", "resnet18"), ("doctor", "--json")).values())
+            told["no broker"] = "".join(
+                answers(farm, ("submit", "resnet18"), ("doctor", "--json")).values()
+            )
             broker.start()
         told["log"] = farm.log.read_text()
     assert "SIM-" in told["cards --json"]
     assert "1 card worker and 1 control worker listen to the broker" in told["doctor"]
     assert "Traceback" in told["debug"]
     assert "does not answer" in told["no broker"]
-    assert [(where, secret) for where, text in told.items() for secret in SECRETS if secret in text] == []
+    assert [
+        (where, secret) for where, text in told.items() for secret in SECRETS if secret in text
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -74,7 +88,9 @@ def test_a_connection_tells_its_url_without_the_password_and_still_knows_it(url)
     from tasks.app import app
 
     connection = app.connection(url)
-    told = {name: value for name, value in connection.info().items() if name != "password"}  # as Celery leaves it out
+    told = {
+        name: value for name, value in connection.info().items() if name != "password"
+    }  # as Celery leaves it out
     assert "the-password" not in str(told) + connection.as_uri() + repr(connection)
     if "+socket" not in url:
         assert "the-password" in connection.as_uri(include_password=True), "Flower connects by it"

@@ -1,7 +1,8 @@
-"""Each use of a folder that other users can change: what they put there changes nothing else and stops nothing.
+"""Each use of a folder that other users can change: what they put there changes nothing else and
+stops nothing.
 
-The fixture `victim` fails if a file of root has changed, the fixture `shared` if the farm waits for ever.
-"""
+The fixture `victim` fails if a file of root has changed, the fixture `shared` if the farm waits for
+ever."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from farm.addons.pages.page import write_whole
 from farm.benchmark_process.group import BenchmarkGroup
 from farm.devices.lock import CardLock, register_process, registered_processes, turn
 from farm.devices.simulated import SOFTWARE
@@ -23,7 +25,6 @@ from farm.doctor.host import host_checks
 from farm.errors import CardBusy, DatabaseUnreachable, SettingsError, UsageError
 from farm.jobs.item_driver import Spool
 from farm.operators import compiler
-from farm.pages.page import write_whole
 from farm.settings import settings
 from farm.store.database import Database
 from tasks.flower import _check_folder
@@ -63,7 +64,11 @@ def use(monkeypatch):
 
 
 def problems(name: str) -> str:
-    return "\n".join(check.message for check in host_checks(settings()) if check.name == name and check.level != "ok")
+    return "\n".join(
+        check.message
+        for check in host_checks(settings())
+        if check.name == name and check.level != "ok"
+    )
 
 
 # ---- the lock folder
@@ -71,12 +76,16 @@ def problems(name: str) -> str:
 
 @pytest.mark.parametrize("kind", PLANTED)
 @pytest.mark.parametrize("below", ["", "locks"])
-def test_the_lock_folder_is_not_followed_through_a_link(shared: Path, victim: Victim, use, kind: str, below: str):
+def test_the_lock_folder_is_not_followed_through_a_link(
+    shared: Path, victim: Victim, use, kind: str, below: str
+):
     if kind == "folder":
         pytest.skip("another user's folder can be the lock folder")
     locks = shared / "farm-card-locks" / below
     plant(kind, shared / "farm-card-locks", victim)
-    with pytest.raises(SettingsError, match=f"The card {CARD} cannot be locked: .*farm-card-locks") as caught:
+    with pytest.raises(
+        SettingsError, match=f"The card {CARD} cannot be locked: .*farm-card-locks"
+    ) as caught:
         CardLock(CARD, locks).acquire()
     assert caught.value.next_step
     with pytest.raises(SettingsError), turn("slow-memory", locks, 0.1):
@@ -106,10 +115,14 @@ def test_the_lock_folder_of_another_user_is_used_as_it_is(shared: Path, mode: in
 
 
 @pytest.mark.parametrize("kind", IN_PLACE_OF_A_FILE)
-def test_what_is_no_file_at_the_name_of_a_lock_is_refused_and_named(shared: Path, victim: Victim, use, kind: str):
+def test_what_is_no_file_at_the_name_of_a_lock_is_refused_and_named(
+    shared: Path, victim: Victim, use, kind: str
+):
     plant(kind, shared / f"{CARD}.lock", victim)
     plant(kind, shared / "slow-memory.lock", victim)
-    with pytest.raises(SettingsError, match=rf"cannot be locked: {shared}/{CARD}\.lock is ") as caught:
+    with pytest.raises(
+        SettingsError, match=rf"cannot be locked: {shared}/{CARD}\.lock is "
+    ) as caught:
         CardLock(CARD, shared).acquire()
     assert caught.value.next_step.startswith(f"Delete {shared}/{CARD}.lock")
     with pytest.raises(SettingsError), turn("slow-memory", shared, 0.1):
@@ -163,7 +176,9 @@ def locked(path: Path):
 LEFT = '{"pid": 1, "host": "h", "started_by": 1, "command": "farm run", "since": "now"}'
 
 
-@pytest.mark.parametrize("left", ["", LEFT], ids=["empty", "of a process of the farm that has ended"])
+@pytest.mark.parametrize(
+    "left", ["", LEFT], ids=["empty", "of a process of the farm that has ended"]
+)
 def test_a_foreign_holder_of_a_lock_is_named_and_no_one_else(shared: Path, use, left: str) -> None:
     path = shared / "slow-memory.lock"
     path.write_text(left)
@@ -171,7 +186,9 @@ def test_a_foreign_holder_of_a_lock_is_named_and_no_one_else(shared: Path, use, 
     use(lock_dir=shared)
     with running_as_other_user(lambda: locked(path)) as pid:
         with (
-            pytest.raises(CardBusy, match=rf"last by another process \({pid}, .*\), user nobody\.") as caught,
+            pytest.raises(
+                CardBusy, match=rf"last by another process \({pid}, .*\), user nobody\."
+            ) as caught,
             turn("slow-memory", shared, 0.05),
         ):
             pass
@@ -183,7 +200,9 @@ def test_a_foreign_holder_of_a_lock_is_named_and_no_one_else(shared: Path, use, 
 
 
 def test_a_lock_file_that_was_deleted_is_not_taken_for_the_lock(shared: Path) -> None:
-    """Its owner deletes it while another process waits for it; a third one could lock a new file."""
+    """Its owner deletes it while another process waits for it; a third one could lock a new
+    file.
+    """
     import threading
 
     with CardLock(CARD, shared) as first:
@@ -217,7 +236,9 @@ def test_the_ids_of_another_user_do_not_count(shared: Path) -> None:
         assert [path.stat().st_uid for path in shared.glob("*.ids")] == [USER.pw_uid]
 
 
-@pytest.mark.parametrize("written", ["[" * 100_000, '{"a": 1}', "[[1], 2.5, null, true]", "9" * 10_000])
+@pytest.mark.parametrize(
+    "written", ["[" * 100_000, '{"a": 1}', "[[1], 2.5, null, true]", "9" * 10_000]
+)
 def test_damaged_ids_are_left_out(shared: Path, written: str) -> None:
     import fcntl
 
@@ -242,11 +263,15 @@ def test_another_user_cannot_change_the_ids(shared: Path) -> None:
 # ---- groups of processes
 
 
-def test_groups_need_no_lock_that_another_user_can_hold(shared: Path, victim: Victim, use, monkeypatch) -> None:
+def test_groups_need_no_lock_that_another_user_can_hold(
+    shared: Path, victim: Victim, use, monkeypatch
+) -> None:
     use(lock_dir=shared, simulated_cards=2, host="here")
     monkeypatch.setattr(tempfile, "tempdir", str(shared))
     plant("link to a folder", shared / "farm-group-link", victim)
-    with running_as_other_user(lambda: [locked(shared / f"{name}.lock") for name in ("folders_of_groups", "group")]):
+    with running_as_other_user(
+        lambda: [locked(shared / f"{name}.lock") for name in ("folders_of_groups", "group")]
+    ):
         group = BenchmarkGroup(["SIM-here-0", "SIM-here-1"])
         group.start()
         assert group.alive
@@ -265,8 +290,12 @@ def held(database):
 
 
 @pytest.mark.parametrize("kind", IN_PLACE_OF_A_FILE)
-def test_what_is_no_file_in_the_spool_is_put_aside(database, held, shared: Path, victim: Victim, kind: str, caplog):
-    """The folder is one that another user could write to, although the farm does not create it like this."""
+def test_what_is_no_file_in_the_spool_is_put_aside(
+    database, held, shared: Path, victim: Victim, kind: str, caplog
+):
+    """The folder is one that another user could write to, although the farm does not create it like
+    this.
+    """
     spool = Spool(shared / "spool")
     spool.folder.mkdir()
     spool.folder.chmod(0o1777)
@@ -289,7 +318,9 @@ def test_a_huge_file_in_the_spool_is_put_aside(database, held, shared: Path, mon
     assert len(spool.put_aside()) == 1
 
 
-def test_a_spool_behind_a_link_is_not_used_and_said_once(database, held, shared: Path, victim: Victim, caplog):
+def test_a_spool_behind_a_link_is_not_used_and_said_once(
+    database, held, shared: Path, victim: Victim, caplog
+):
     plant("link to a folder", shared / "state", victim)
     spool = Spool(shared / "state")
     for _ in range(2):
@@ -336,7 +367,9 @@ def test_heartbeats_behind_a_held_lock_go_on(database: Database, shared: Path, u
 
 
 @pytest.mark.parametrize("kind", ["link to a folder", "folder"])
-def test_no_code_is_loaded_from_a_folder_that_another_user_made(shared: Path, victim: Victim, use, kind: str) -> None:
+def test_no_code_is_loaded_from_a_folder_that_another_user_made(
+    shared: Path, victim: Victim, use, kind: str
+) -> None:
     plant(kind, shared / "folder", victim)
     use(compiler_cache_dir=shared / "folder", state_dir=shared / "folder")
     for load in (compiler.prepare_folder, lambda: _check_folder(settings())):
@@ -344,7 +377,9 @@ def test_no_code_is_loaded_from_a_folder_that_another_user_made(shared: Path, vi
             load()
 
 
-def test_no_code_is_loaded_below_a_folder_in_which_others_can_exchange_it(shared: Path, use) -> None:
+def test_no_code_is_loaded_below_a_folder_in_which_others_can_exchange_it(
+    shared: Path, use
+) -> None:
     (shared / "open").mkdir()
     (shared / "open").chmod(0o777)
     use(compiler_cache_dir=shared / "open" / "cache", state_dir=shared / "open" / "state")
@@ -354,7 +389,9 @@ def test_no_code_is_loaded_below_a_folder_in_which_others_can_exchange_it(shared
 
 
 @pytest.mark.parametrize("kind", ["link to a file", "link to nothing", "pipe", "hard link"])
-def test_a_database_that_another_user_put_there_is_not_opened(shared: Path, victim: Victim, kind: str) -> None:
+def test_a_database_that_another_user_put_there_is_not_opened(
+    shared: Path, victim: Victim, kind: str
+) -> None:
     plant(kind, shared / "farm.db", victim)
     with pytest.raises(DatabaseUnreachable, match=r"farm\.db is ") as caught:
         Database(f"sqlite:///{shared / 'farm.db'}").upgrade()
@@ -368,7 +405,9 @@ def test_unfinished_files_have_names_that_nobody_can_foresee(shared: Path, victi
     assert (shared / "page.html").read_text() == "a page"
 
 
-def test_the_folders_of_servers_are_removed_and_no_others(shared: Path, victim: Victim, monkeypatch) -> None:
+def test_the_folders_of_servers_are_removed_and_no_others(
+    shared: Path, victim: Victim, monkeypatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(shared))
     plant("link to a folder", shared / "farm-link", victim)
     plant("pipe", shared / "farm-pipe", victim)
@@ -399,7 +438,9 @@ print(json.dumps([check.level for check in host_checks(settings()) if check.name
 """
 
 
-@pytest.mark.skipif(not shutil.which("unshare"), reason="needs unshare, for a file system of its own")
+@pytest.mark.skipif(
+    not shutil.which("unshare"), reason="needs unshare, for a file system of its own"
+)
 def test_shared_memory_that_cannot_be_written_is_one_line_with_a_next_step(tmp_path: Path) -> None:
     alone = ["unshare", "--mount", "sh", "-c", READ_ONLY, "sh"]
     if subprocess.run([*alone, "true"], capture_output=True).returncode:
@@ -409,7 +450,9 @@ def test_shared_memory_that_cannot_be_written_is_one_line_with_a_next_step(tmp_p
     command = [*alone, sys.executable, "-m", "cli", "run", "resnet18", "--card", "sim"]
     done = subprocess.run(command, **about)  # type: ignore[call-overload]
     assert done.returncode == 3
-    assert "Workers cannot start: a semaphore cannot be created (on Linux, in /dev/shm)" in done.stderr
+    assert (
+        "Workers cannot start: a semaphore cannot be created (on Linux, in /dev/shm)" in done.stderr
+    )
     assert "tmpfs" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
     told = subprocess.run([*alone, sys.executable, "-c", DOCTOR], **about).stdout  # type: ignore[call-overload]

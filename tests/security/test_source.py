@@ -1,4 +1,6 @@
-"""Nothing that travels or is stored is unpickled, evaluated or imported by name: the source has no means to."""
+"""Nothing that travels or is stored is unpickled, evaluated or imported by name: the source has no
+means to.
+"""
 
 import ast
 from pathlib import Path
@@ -7,7 +9,18 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(path for room in ("farm", "tasks", "cli") for path in (ROOT / room).rglob("*.py"))
-MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "jsonpickle", "code", "imp"}
+MODULES = {
+    "pickle",
+    "cPickle",
+    "dill",
+    "cloudpickle",
+    "marshal",
+    "shelve",
+    "joblib",
+    "jsonpickle",
+    "code",
+    "imp",
+}
 CALLS = {"eval", "exec", "compile", "__import__"}
 #: module.function: why it is dangerous here
 FUNCTIONS = {
@@ -32,7 +45,8 @@ ALLOWED = {
     ("farm/operators/profiler.py", "torch"),  # operators that the profiler named
     ("cli/main.py", "importlib.import_module"),  # commands of a fixed list
     ("farm/models/torchvision.py", "importlib.import_module"),  # the package of a source
-    # Rows that were checked wait in a temporary file without a name, which only this process can read or write.
+    # Rows that were checked wait in a temporary file without a name, which only this process can
+    # read or write.
     ("farm/exchange/importer.py", "pickle"),
 }
 
@@ -48,14 +62,21 @@ def findings(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names if (name, alias.name) not in ALLOWED]
-            yield from (f"{name}:{node.lineno} imports {one}" for one in modules if one.split(".")[0] in MODULES)
+            yield from (
+                f"{name}:{node.lineno} imports {one}"
+                for one in modules
+                if one.split(".")[0] in MODULES
+            )
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in MODULES:
             yield f"{name}:{node.lineno} imports {node.module}"
         elif isinstance(node, ast.Call):
             called = dotted(node.func)
             if called in CALLS or (called in FUNCTIONS and (name, called) not in ALLOWED):
                 yield f"{name}:{node.lineno} calls {called}: {FUNCTIONS.get(called, 'runs text')}"
-            if any(word.arg == "shell" and getattr(word.value, "value", None) is True for word in node.keywords):
+            if any(
+                word.arg == "shell" and getattr(word.value, "value", None) is True
+                for word in node.keywords
+            ):
                 yield f"{name}:{node.lineno} runs a shell"
             if called == "getattr" and dotted(node.args[0]).split(".")[0] == "torch":
                 constant = isinstance(node.args[1], ast.Constant)
@@ -82,4 +103,6 @@ def test_celery_takes_and_gives_json_alone():
     from tasks.app import app
 
     assert app.conf.accept_content == app.conf.result_accept_content == ["json"]
-    assert {app.conf.task_serializer, app.conf.result_serializer, app.conf.event_serializer} == {"json"}
+    assert {app.conf.task_serializer, app.conf.result_serializer, app.conf.event_serializer} == {
+        "json"
+    }

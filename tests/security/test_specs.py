@@ -1,4 +1,6 @@
-"""A spec read from the database is validated again before anything is built: mangled ones are refused, never run."""
+"""A spec read from the database is validated again before anything is built: mangled ones are
+refused, never run.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,21 @@ def captured():
     from farm.operators.capture import predict
 
     model, inputs = build("resnet18"), example_inputs("resnet18")
-    return [spec.to_json() for spec in predict(model, inputs, device_type="cpu", grad_enabled=False).tuples.values()]
+    return [
+        spec.to_json()
+        for spec in predict(model, inputs, device_type="cpu", grad_enabled=False).tuples.values()
+    ]
 
 
 def places(tree, path=()):
     """The paths to everything inside a JSON tree."""
-    entries = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    entries = (
+        tree.items()
+        if isinstance(tree, dict)
+        else enumerate(tree)
+        if isinstance(tree, list)
+        else ()
+    )
     for key, value in entries:
         yield (*path, key)
         yield from places(value, (*path, key))
@@ -40,7 +51,9 @@ def mangle(spec, chance, junk):
         if chance.random() < 0.2 and isinstance(parent, dict):
             del parent[last]
         elif chance.random() < 0.1 and isinstance(parent, dict):
-            parent[chance.choice(["__class__", "x", "operator", "tensors"])] = copy.deepcopy(chance.choice(junk))
+            parent[chance.choice(["__class__", "x", "operator", "tensors"])] = copy.deepcopy(
+                chance.choice(junk)
+            )
         else:
             parent[last] = copy.deepcopy(chance.choice(junk))
     return spec
@@ -52,8 +65,29 @@ def test_ten_thousand_mangled_specs_are_refused_or_harmless(tmp_path, monkeypatc
 
     chance = random.Random(11)
     trap = tmp_path / "trap"
-    junk = [None, True, -1, 0, 2**63, 2**70, 1e308, float("nan"), "", "os.system", "builtins.eval", "torch.load"]
-    junk += ["torch.nn.Module.__init__", f"open({str(trap)!r}, 'w')", [], [[[]]], {}, {"tensor": 99}, {"tensor": -1}]
+    junk = [
+        None,
+        True,
+        -1,
+        0,
+        2**63,
+        2**70,
+        1e308,
+        float("nan"),
+        "",
+        "os.system",
+        "builtins.eval",
+        "torch.load",
+    ]
+    junk += [
+        "torch.nn.Module.__init__",
+        f"open({str(trap)!r}, 'w')",
+        [],
+        [[[]]],
+        {},
+        {"tensor": 99},
+        {"tensor": -1},
+    ]
     junk += [{"dtype": "os"}, {"slice": [1]}, {"dict": 3}, "float32", "x" * 3000, ["torch", "ops"]]
     good = captured()
     refused = 0
@@ -64,7 +98,8 @@ def test_ten_thousand_mangled_specs_are_refused_or_harmless(tmp_path, monkeypatc
         except TupleRejected:
             refused += 1
             continue
-        # What passes is a tuple all the same, plain JSON; and one with a foreign operator is never built.
+        # What passes is a tuple all the same, plain JSON; and one with a foreign operator is never
+        # built.
         json.dumps(spec.to_json(), allow_nan=False)
         if spec.operator not in ALLOWED_OPERATORS:
             refused += 1

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from benchmarks.studies.in_situ import ChangedCall, changes_of, time_changes, together
+from farm.addons.memory.memory_tier import SlowMemory
 from farm.operators.capture import capture
-from farm.slow_memory.memory_tier import SlowMemory
 
 CPU = torch.device("cpu")
 
@@ -52,9 +52,17 @@ def test_every_configuration_is_in_one_run_and_no_two_of_a_run_touch(seen):
 
 def test_each_tuple_is_changed_at_its_first_call(seen):
     found = changes_of(seen, "each")
-    linear, sigmoid, add = (seen.tuples[seen.calls[index].tuple_id].short_name for index in (0, 1, 2))
+    linear, sigmoid, add = (
+        seen.tuples[seen.calls[index].tuple_id].short_name for index in (0, 1, 2)
+    )
     assert (linear, sigmoid, add) == ("Linear", "sigmoid", "add")
-    assert [one.placement for one in found if one.call == 0] == ["in0", "in1", "in2", "out0", "in0-2+out0"]
+    assert [one.placement for one in found if one.call == 0] == [
+        "in0",
+        "in1",
+        "in2",
+        "out0",
+        "in0-2+out0",
+    ]
     assert {one.call for one in found} == {0, 1, 2}
     assert len(changes_of(seen, "each", 4)) == 4
 

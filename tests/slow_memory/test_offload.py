@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
+from farm.addons.memory.memory_tier import FarNode, PinnedMemory, SlowMemory
+from farm.addons.memory.offload import _out_variant, offload
 from farm.benchmark.passes import operator_passes
 from farm.devices.device import Card
 from farm.devices.host import farthest_node, no_slow_memory
 from farm.errors import Unmeasurable
 from farm.operators.capture import capture
-from farm.slow_memory.memory_tier import FarNode, PinnedMemory, SlowMemory
-from farm.slow_memory.offload import _out_variant, offload
 from farm.types.protocol import Protocol, Subject
 
 CPU = torch.device("cpu")
@@ -33,7 +33,9 @@ class Fake(SlowMemory):
         return self.storages[-1]
 
     def holds(self, tensor):
-        return tensor.untyped_storage().data_ptr() in [storage.data_ptr() for storage in self.storages]
+        return tensor.untyped_storage().data_ptr() in [
+            storage.data_ptr() for storage in self.storages
+        ]
 
 
 class Add(nn.Module):
@@ -51,7 +53,10 @@ def passes_of(module, *inputs, placement="", slow=None, residency="reuse"):
         (spec,) = capture(module.eval(), inputs).tuples.values()
         protocol = Protocol(launch="eager", residency=residency, placement=placement)
         return operator_passes(
-            Subject("operator", spec.id, spec.to_json()), protocol, CPU, partial(offload, memory=slow)
+            Subject("operator", spec.id, spec.to_json()),
+            protocol,
+            CPU,
+            partial(offload, memory=slow),
         )
 
 
@@ -96,7 +101,9 @@ def test_of_several_outputs_one_may_be_slow():
 def test_inputs_and_parameters_lie_where_they_are_placed_and_so_do_copies_of_them():
     slow = Fake()
     wanted = passes_of(nn.Linear(4, 8), torch.ones(2, 4)).first()
-    passes = passes_of(nn.Linear(4, 8), torch.ones(2, 4), placement="in0+in2", slow=slow, residency="stream")
+    passes = passes_of(
+        nn.Linear(4, 8), torch.ones(2, 4), placement="in0+in2", slow=slow, residency="stream"
+    )
     torch.testing.assert_close(passes.first(), wanted)
     assert len(slow.storages) == 2
     assert [slow.holds(memory) for memory in passes.inputs] == [True]
@@ -106,12 +113,16 @@ def test_inputs_and_parameters_lie_where_they_are_placed_and_so_do_copies_of_the
 
 @torch.no_grad()
 def test_what_writes_only_where_it_allocates_is_not_placed():
-    with pytest.raises(Unmeasurable, match=r"cannot be in slow memory: aten\.convolution\.default") as refused:
+    with pytest.raises(
+        Unmeasurable, match=r"cannot be in slow memory: aten\.convolution\.default"
+    ) as refused:
         passes_of(nn.Conv2d(4, 4, 3), torch.ones(IMAGE), placement="out0", slow=Fake())
     assert refused.value.reason == "not_available"
 
 
-@pytest.mark.parametrize(("placement", "line"), [("in3", "names in3, but"), ("out1", "names out1, but")])
+@pytest.mark.parametrize(
+    ("placement", "line"), [("in3", "names in3, but"), ("out1", "names out1, but")]
+)
 @torch.no_grad()
 def test_a_tensor_that_is_not_there(placement, line):
     with pytest.raises(Unmeasurable, match=line):
@@ -122,9 +133,15 @@ def test_variants_that_compute_as_ever_and_copy_do_not_count():
     assert _out_variant(aten.add.Tensor, "CPU") == (aten.add.out, ("out",))
     assert _out_variant(aten.topk.default, "CPU") == (aten.topk.values, ("values", "indices"))
     assert torch.Tag.generated in aten.native_layer_norm.out.tags
-    for generated in (aten.convolution.default, aten.native_layer_norm.default, aten.embedding.default):
+    for generated in (
+        aten.convolution.default,
+        aten.native_layer_norm.default,
+        aten.embedding.default,
+    ):
         assert _out_variant(generated, "CPU") is None
-    assert _out_variant(aten.cudnn_convolution.default, "CPU") is None  # real, and no kernel for this kind of card
+    assert (
+        _out_variant(aten.cudnn_convolution.default, "CPU") is None
+    )  # real, and no kernel for this kind of card
 
 
 def test_a_card_without_mapped_memory_says_so():
@@ -149,6 +166,8 @@ def test_the_farthest_node_is_taken(tmp_path):
 
 
 def test_host_memory_that_cannot_be_pinned_is_one_line_with_the_limit():
-    with pytest.raises(Unmeasurable, match=r"TB of host memory cannot be pinned: .*ulimit -l") as refused:
+    with pytest.raises(
+        Unmeasurable, match=r"TB of host memory cannot be pinned: .*ulimit -l"
+    ) as refused:
         PinnedMemory.check_room(2**60)
     assert refused.value.reason == "out_of_memory"

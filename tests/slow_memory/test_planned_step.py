@@ -6,15 +6,15 @@ import json
 import pytest
 import torch
 
+from farm.addons.memory import planned_step
+from farm.addons.memory.memory_tier import Mover, cannot_pin
+from farm.addons.memory.planned_step import PlannedStep, run_planned
+from farm.addons.memory.transfers import AsRun, Run, Wire, moves_of
 from farm.benchmark.call_context import Player
 from farm.benchmark_process.requests import from_json, to_json
 from farm.errors import Unmeasurable
 from farm.models import catalog
 from farm.operators.captured import CapturedPass
-from farm.slow_memory import planned_step
-from farm.slow_memory.memory_tier import Mover, cannot_pin
-from farm.slow_memory.planned_step import PlannedStep, run_planned
-from farm.slow_memory.transfers import AsRun, Run, Wire, moves_of
 from farm.training.extract import extract_step
 from farm.training.tensor_lifetime import Life
 from farm.types.protocol import Protocol, Subject
@@ -54,7 +54,9 @@ def gradients_of(step, play):
     """What the optimizer adds to its state, which was nothing, in one more run."""
     with torch.no_grad():
         again = play.replayed()
-        held = [play.player.given[one.number] for one in step.tensors if one.role == "optimizer state"]
+        held = [
+            play.player.given[one.number] for one in step.tensors if one.role == "optimizer state"
+        ]
         assert held
         for storage in held:
             storage.fill_(0)
@@ -74,7 +76,9 @@ def test_a_step_computes_the_same_with_tensors_in_slow_memory(step):
     for wanted, found in zip(gradients_of(step, fast), gradients_of(step, planned), strict=True):
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4 * float(wanted.abs().max()))
     made = {number for call in capture.calls for number in call.writes if number not in call.reads}
-    assert 0 < len(planned.stayed_fast) < len(slow & made)  # a convolution on a CPU writes only where it allocates
+    assert (
+        0 < len(planned.stayed_fast) < len(slow & made)
+    )  # a convolution on a CPU writes only where it allocates
     assert planned.stayed_fast <= slow & made
     sizes = {one.number: one.size_bytes for one in step.tensors}
     there = [storage.nbytes() for fake in planned.memories for storage in fake.storages]
@@ -92,7 +96,9 @@ class Wiping(Mover):
 
 
 def every_long_wait(step):
-    """Moves of all that waits for some calls, the calls all of a length, over a wire that takes no time."""
+    """Moves of all that waits for some calls, the calls all of a length, over a wire that takes no
+    time.
+    """
     life = Life(step, (1.0,) * len(step.calls))
     used = {number for call in step.calls for number in (*call.reads, *call.writes)}
     periods = [
@@ -139,7 +145,9 @@ def test_the_wire_is_measured_beside_a_step(step, monkeypatch):
     assert from_json(Wire, json.loads(json.dumps(to_json(found)))) == found
 
 
-def test_a_step_is_timed_with_all_fast_and_under_each_plan_and_one_that_cannot_be_had_sinks_no_other(step):
+def test_a_step_is_timed_with_all_fast_and_under_each_plan_and_one_that_cannot_be_had_sinks_no_other(
+    step,
+):
     class Small(Fake):
         def check_room(self, *sizes_bytes):
             if sum(sizes_bytes) > 10**6:
@@ -157,7 +165,9 @@ def test_a_step_is_timed_with_all_fast_and_under_each_plan_and_one_that_cannot_b
 
 def test_a_plan_of_other_calls_is_refused_in_a_line(step):
     calls = [call.tuple_id for call in step.calls]
-    with pytest.raises(Unmeasurable, match=r"does not fit the step of this card: .* they differ from call 1 on"):
+    with pytest.raises(
+        Unmeasurable, match=r"does not fit the step of this card: .* they differ from call 1 on"
+    ):
         planned_step.compare(SUBJECT, EAGERLY, CPU, [calls[0], *calls[2:], calls[1]], [])
 
 

@@ -18,7 +18,9 @@ def make_older(url: str) -> None:
     database = Database(url)
     database.upgrade()
     with database.engine.begin() as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = :version"), {"version": OLDER})
+        connection.execute(
+            text("UPDATE alembic_version SET version_num = :version"), {"version": OLDER}
+        )
     database.close()
 
 

@@ -16,7 +16,9 @@ from farm.store.database import Database
 from tests.planned import claim, complete, items_of, plan, readings, register
 from tests.servers import PostgresServer
 
-COMMANDS = re.findall(r"^    (.+)$", (Path(__file__).parents[2] / "docs/operate.md").read_text(), re.MULTILINE)
+COMMANDS = re.findall(
+    r"^    (.+)$", (Path(__file__).parents[2] / "docs/operate.md").read_text(), re.MULTILINE
+)
 IN_CONTAINER = "docker compose -f deploy/compose.yml exec -T postgres "
 
 
@@ -28,7 +30,11 @@ def documented(*words):
 
 def run(command, folder, **environment):
     done = subprocess.run(
-        ["bash", "-ec", command], cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True
+        ["bash", "-ec", command],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
 
@@ -74,7 +80,9 @@ def check(database, job_id, in_work):
     with database.engine.connect() as connection, pytest.raises(Exception, match="later"):
         connection.execute(text("SELECT * FROM later"))
     _, second, third = items_of(database, job_id)
-    assert complete(database, in_work, second.card_id).accepted, "as a reading that waited in a spool"
+    assert complete(database, in_work, second.card_id).accepted, (
+        "as a reading that waited in a spool"
+    )
     assert complete(database, claim(database, third), third.card_id).rounds == ((job_id, 1),)
 
 
@@ -90,7 +98,11 @@ def test_postgresql_is_saved_and_restored_as_documented(postgres, tmp_path):
     run(documented(IN_CONTAINER, "pg_dump").removeprefix(IN_CONTAINER), tmp_path, **connects)
     (dump,) = tmp_path.glob("farm-*.dump")
     go_on(database, job_id)
-    run(documented("pg_restore").removeprefix(IN_CONTAINER).replace("farm-....dump", dump.name), tmp_path, **connects)
+    run(
+        documented("pg_restore").removeprefix(IN_CONTAINER).replace("farm-....dump", dump.name),
+        tmp_path,
+        **connects,
+    )
     reader = Database(url.replace("farm@", "grafana@"))
     with reader.engine.connect() as connection:
         assert connection.execute(text("SELECT count(*) FROM item")).scalar() == 3

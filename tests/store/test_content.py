@@ -17,7 +17,10 @@ from tests.statements import values_at_once
 
 
 def operators(*numbers: int) -> dict[OperatorTuple, Cost]:
-    return {OperatorTuple("torch.add", "function", arguments=(number, 1)): Cost(1, 1) for number in numbers}
+    return {
+        OperatorTuple("torch.add", "function", arguments=(number, 1)): Cost(1, 1)
+        for number in numbers
+    }
 
 
 def test_two_that_store_the_same_operators_in_opposite_orders_wait_for_each_other(any_database):
@@ -57,7 +60,9 @@ def test_token_ids_are_stored_once_and_found_whole(any_database):
             find_tokens(session, "0" * 32)
 
 
-@pytest.mark.parametrize("change", [{"packed": b"x"}, {"batch": 3}, {"row_lengths": [3, 2]}, {"row_lengths": None}])
+@pytest.mark.parametrize(
+    "change", [{"packed": b"x"}, {"batch": 3}, {"row_lengths": [3, 2]}, {"row_lengths": None}]
+)
 def test_token_ids_that_somebody_changed_are_not_taken(database, change):
     tokens = Tokens.of_rows([[5, 6, 7], [8]], 4, pad=0, padding="left")
     with database.write() as session:

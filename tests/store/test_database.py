@@ -44,9 +44,13 @@ def test_a_migration_is_named_as_its_file():
 
 
 @pytest.mark.parametrize("action", ["check_schema", "upgrade"])
-def test_a_schema_that_is_too_old_is_refused_with_the_way_to_keep_its_readings(any_database, action):
+def test_a_schema_that_is_too_old_is_refused_with_the_way_to_keep_its_readings(
+    any_database, action
+):
     set_version(any_database, "0009")
-    with pytest.raises(SchemaMismatch, match="schema 0009; this program reads 0010 and newer") as caught:
+    with pytest.raises(
+        SchemaMismatch, match="schema 0009; this program reads 0010 and newer"
+    ) as caught:
         getattr(any_database, action)()
     assert "farm export" in caught.value.next_step
 
@@ -94,7 +98,8 @@ def test_to_look_for_a_database_does_not_make_one(sqlite_url):
 
 
 @pytest.mark.parametrize(
-    ("limit", "helps"), [("max_page_count = 10", "Free disk space"), ("query_only = 1", "this user write")]
+    ("limit", "helps"),
+    [("max_page_count = 10", "Free disk space"), ("query_only = 1", "this user write")],
 )
 def test_a_file_that_takes_nothing_is_no_server_that_does_not_run(database, limit, helps):
     def write():
@@ -121,7 +126,9 @@ def test_a_database_with_tables_of_somebody_else_is_left_as_it_is(any_database_u
     database.close()
 
 
-@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "sqlite:///file::memory:?uri=true&mode=memory"])
+@pytest.mark.parametrize(
+    "url", ["sqlite://", "sqlite:///:memory:", "sqlite:///file::memory:?uri=true&mode=memory"]
+)
 def test_a_database_in_memory_is_refused_with_the_reason(url):
     with pytest.raises(SettingsError, match="cannot share an SQLite database in memory"):
         Database(url)
@@ -147,7 +154,9 @@ def test_a_newer_schema_asks_for_a_newer_program(any_database, action):
 def test_an_older_schema_asks_for_an_upgrade(any_database, monkeypatch):
     there = newest_schema()
     monkeypatch.setattr("farm.store.database.newest_schema", lambda: "9999")
-    with pytest.raises(SchemaMismatch, match=f"has schema {there}, but this program needs schema 9999") as caught:
+    with pytest.raises(
+        SchemaMismatch, match=f"has schema {there}, but this program needs schema 9999"
+    ) as caught:
         any_database.check_schema()
     assert "Stop the workers" in caught.value.next_step
 
@@ -158,22 +167,34 @@ def test_the_clock_is_the_databases(any_database):
         first = session.exec(select(database_now())).one()
         assert before - 0.1 < first < time.time() + 0.1
         time.sleep(0.01)
-        # It moves within a transaction: a lease renewed at the end of a long one must not start at its beginning.
+        # It moves within a transaction: a lease renewed at the end of a long one must not start at
+        # its beginning.
         assert session.exec(select(database_now())).one() > first
 
 
 def test_occurrences_count_the_calls(any_database):
     with any_database.write() as session:
-        session.add(Operator(id="op", schema_version=1, name="n", short_name="n", kind="module", label="n"))
+        session.add(
+            Operator(id="op", schema_version=1, name="n", short_name="n", kind="module", label="n")
+        )
         session.add(
             ModelVariant(
-                id="v", model="m", weights="", batch=1, input_size=8, dtype="float32", memory_format="", mode="eval"
+                id="v",
+                model="m",
+                weights="",
+                batch=1,
+                input_size=8,
+                dtype="float32",
+                memory_format="",
+                mode="eval",
             )
         )
         session.flush()
         session.add(capture := Capture(variant_id="v", device_type="cpu"))
         session.flush()
-        session.add_all(Call(capture_id=capture.id, call_index=index, operator_id="op") for index in range(3))
+        session.add_all(
+            Call(capture_id=capture.id, call_index=index, operator_id="op") for index in range(3)
+        )
     with any_database.read() as session:
         rows = session.exec(text("SELECT operator_id, calls FROM occurrence")).all()
     assert [tuple(row) for row in rows] == [("op", 3)]
@@ -224,7 +245,9 @@ def test_parameters_are_queryable_as_json(any_database):
                 )
             )
     with any_database.read() as session:
-        found = session.exec(select(Operator.id).where(Operator.parameters["in_channels"].as_integer() > 64)).all()
+        found = session.exec(
+            select(Operator.id).where(Operator.parameters["in_channels"].as_integer() > 64)
+        ).all()
     assert found == ["conv128"]
 
 
@@ -238,7 +261,9 @@ def test_a_password_is_never_shown():
     assert "No data was lost" in caught.value.next_step
 
 
-@pytest.mark.parametrize("query", ["user=farm&password=secret", "sslpassword=secret", "passfile=/secret"])
+@pytest.mark.parametrize(
+    "query", ["user=farm&password=secret", "sslpassword=secret", "passfile=/secret"]
+)
 def test_a_password_in_the_query_is_not_shown_either(query):
     database = Database(f"postgresql://127.0.0.1:1/farm?{query}")
     with pytest.raises(DatabaseUnreachable) as caught:
@@ -266,7 +291,9 @@ def test_other_databases_are_refused():
         Database("mysql://farm@host/farm")
 
 
-def test_a_server_that_restarts_is_met_with_a_clear_message_and_then_with_success(postgres_server_of_own):
+def test_a_server_that_restarts_is_met_with_a_clear_message_and_then_with_success(
+    postgres_server_of_own,
+):
     database = Database(postgres_server_of_own.url())
     database.upgrade()
     postgres_server_of_own.stop()
@@ -306,7 +333,9 @@ def test_a_new_file_and_its_folder_are_for_their_user_alone(tmp_path):
     with database.write() as session:
         session.add(SignificantOperator(name="Conv2d"))
         session.flush()
-        found = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "home").rglob("*")}
+        found = {
+            path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "home").rglob("*")
+        }
     assert found == {"farm": 0o700, "farm.db": 0o600, "farm.db-wal": 0o600, "farm.db-shm": 0o600}
     assert stat.S_IMODE((tmp_path / "home").stat().st_mode) == 0o700
     database.close()
@@ -318,7 +347,10 @@ def test_a_file_and_a_folder_that_exist_stay_as_they_are(tmp_path):
     (folder / "farm.db").touch(0o640)
     database = Database(f"sqlite:///{folder / 'farm.db'}")
     database.upgrade()
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, folder / "farm.db")] == [0o755, 0o640]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, folder / "farm.db")] == [
+        0o755,
+        0o640,
+    ]
     database.close()
 
 
@@ -338,4 +370,6 @@ def fail_after_adding(session):
 
 def set_version(database, version):
     with database.engine.begin() as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = :version"), {"version": version})
+        connection.execute(
+            text("UPDATE alembic_version SET version_num = :version"), {"version": version}
+        )

@@ -1,8 +1,9 @@
-"""What the first commit of this layout wrote is still read: the same ids, the same database, the same export.
+"""What the first commit of this layout wrote is still read: the same ids, the same database, the
+same export.
 
-`golden/ids.json` holds descriptions with their ids, `golden/farm.db.xz` a database of a tiny CPU farm (a model, a sweep
-and a training step) and `golden/export/` its export. Do not regenerate them: readings of other farms carry these ids.
-"""
+`golden/ids.json` holds descriptions with their ids, `golden/farm.db.xz` a database of a tiny CPU
+farm (a model, a sweep and a training step) and `golden/export/` its export. Do not regenerate them:
+readings of other farms carry these ids."""
 
 from __future__ import annotations
 
@@ -40,20 +41,32 @@ def of(kind):
 @of("tuples")
 def test_ids_and_labels_of_tuples(golden):
     spec = parse(golden["json"])
-    assert (spec.id, label_of(spec), spec.to_json()) == (golden["id"], golden["label"], golden["json"])
+    assert (spec.id, label_of(spec), spec.to_json()) == (
+        golden["id"],
+        golden["label"],
+        golden["json"],
+    )
 
 
 @of("variants")
 def test_ids_of_variants(golden):
     variant = Variant(**golden["fields"])
-    assert (variant.id, str(variant), variant.to_json()) == (golden["id"], golden["title"], golden["json"])
+    assert (variant.id, str(variant), variant.to_json()) == (
+        golden["id"],
+        golden["title"],
+        golden["json"],
+    )
     assert Variant.from_json(golden["json"]) == variant
 
 
 @of("protocols")
 def test_ids_of_protocols(golden):
     protocol = Protocol(**golden["fields"])
-    assert (protocol.id, str(protocol), protocol.to_json()) == (golden["id"], golden["title"], golden["json"])
+    assert (protocol.id, str(protocol), protocol.to_json()) == (
+        golden["id"],
+        golden["title"],
+        golden["json"],
+    )
     assert Protocol.from_json(golden["json"]) == protocol
 
 
@@ -106,11 +119,15 @@ def stored(tmp_path):
 def test_the_migrations_end_at_the_schema_of_a_new_database(stored):
     with stored.engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
-        assert compare_metadata(context, SQLModel.metadata) == [], "write a migration (CONTRIBUTING.md)"
+        assert compare_metadata(context, SQLModel.metadata) == [], (
+            "write a migration (CONTRIBUTING.md)"
+        )
         assert connection.exec_driver_sql("SELECT sum(calls) FROM occurrence").scalar() == 357
 
 
-def test_a_database_of_the_first_schema_is_reported_and_exported_with_the_same_ids(stored, tmp_path):
+def test_a_database_of_the_first_schema_is_reported_and_exported_with_the_same_ids(
+    stored, tmp_path
+):
     with stored.read() as session:
         for row in session.exec(select(tables.Operator)):
             assert parse(row.spec).id == row.id

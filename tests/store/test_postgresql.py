@@ -1,4 +1,6 @@
-"""No statement waits for ever for PostgreSQL over a half-open connection, and no slow one is given up."""
+"""No statement waits for ever for PostgreSQL over a half-open connection, and no slow one is given
+up.
+"""
 
 from __future__ import annotations
 
@@ -57,9 +59,13 @@ def test_a_statement_that_the_server_works_on_may_take_longer(database):
     assert ask(database, "SELECT 7 FROM pg_sleep(2)") == 7
 
 
-def test_the_locks_of_a_client_that_is_gone_end_unless_the_server_has_a_limit(database, postgres_url):
+def test_the_locks_of_a_client_that_is_gone_end_unless_the_server_has_a_limit(
+    database, postgres_url
+):
     with database.read() as session:
-        assert session.execute(LIMIT).scalar() == "0", "a command that reads may wait for its reader"
+        assert session.execute(LIMIT).scalar() == "0", (
+            "a command that reads may wait for its reader"
+        )
     with database.write() as session:
         assert session.execute(LIMIT).scalar() == "30s"
     own = Database(f"{postgres_url}&options=-c idle_in_transaction_session_timeout=5000")

@@ -17,7 +17,9 @@ DAY_S = 86400.0
 
 @pytest.fixture
 def grown(any_database):
-    """A database with a job of two tuples, one of them read, one cancelled before anything was, and an open one."""
+    """A database with a job of two tuples, one of them read, one cancelled before anything was, and
+    an open one.
+    """
     (card,) = register(any_database, 0)
     read, cancelled, waiting = (plan(any_database, [card], number=2) for _ in range(3))
     first, _ = items_of(any_database, read)
@@ -25,7 +27,11 @@ def grown(any_database):
     jobs.cancel(any_database, read)
     jobs.cancel(any_database, cancelled)
     with any_database.write() as session:
-        session.add(tables.TraceRow(reading_id=session.exec(select(tables.ReadingRow.id)).one(), packed=TRACE))
+        session.add(
+            tables.TraceRow(
+                reading_id=session.exec(select(tables.ReadingRow.id)).one(), packed=TRACE
+            )
+        )
     return any_database, (read, cancelled, waiting)
 
 

@@ -75,12 +75,22 @@ def test_a_reading_of_another_farm_serves_only_who_asked_for_those(database):
     job_id = plan(database, [card])
     (item,) = items_of(database, job_id, "tuple")
     values = content.reading_row(READING)
-    about = {"subject_kind": "operator", "subject_id": item.subject_id, "card_id": card, "card_model": item.card_model}
+    about = {
+        "subject_kind": "operator",
+        "subject_id": item.subject_id,
+        "card_id": card,
+        "card_model": item.card_model,
+    }
     with database.write() as session:
         software_id = session.exec(select(tables.SoftwareRow.id)).one()
         known = {"software_id": software_id, "protocol_id": item.protocol_id, "simulated": False}
         session.add(tables.ReadingRow(id="r", **about, **known, **values, origin="elsewhere"))
     with database.read() as session:
-        for reuse, serves in (("model", False), ("card", False), ("imported", True), ("none", False)):
+        for reuse, serves in (
+            ("model", False),
+            ("card", False),
+            ("imported", True),
+            ("none", False),
+        ):
             (found,) = find_readings(session, [item], sweep(reuse=reuse), software_id, [card])
             assert (found is not None) == serves, reuse

@@ -1,4 +1,6 @@
-"""Only `farm db upgrade` upgrades a database; `farm run` may upgrade its own file, with a backup."""
+"""Only `farm db upgrade` upgrades a database; `farm run` may upgrade its own file, with a
+backup.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,16 @@ from tests.store.older import OLDER, make_older, write_golden
 
 ROOT = Path(__file__).parents[2]
 #: The only files with calls of `Database.upgrade` or of Alembic. The last one upgrades copies.
-UPGRADING = {"cli/db.py", "farm/store/database.py", "farm/store/upgrades.py", "benchmarks/package_readings.py"}
-HOLDER = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT count(*) FROM job').fetchone()"
+UPGRADING = {
+    "cli/db.py",
+    "farm/store/database.py",
+    "farm/store/upgrades.py",
+    "benchmarks/package_readings.py",
+}
+HOLDER = (
+    "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT count(*) FROM "
+    "job').fetchone()"
+)
 
 
 def digest(file):
@@ -60,7 +70,10 @@ def refused_as_by_the_readers(url, action):
         database.check_schema()
     with pytest.raises(SchemaMismatch) as caught:
         action()
-    assert (caught.value.message, caught.value.next_step) == (expected.value.message, expected.value.next_step)
+    assert (caught.value.message, caught.value.next_step) == (
+        expected.value.message,
+        expected.value.next_step,
+    )
     assert "farm db upgrade" in caught.value.next_step
     assert database.schema_version() == OLDER
     database.close()
@@ -71,8 +84,12 @@ def test_an_older_schema_is_refused_by_every_function_that_stores(older_url, tmp
     refused_as_by_the_readers(older_url, lambda: writable_database(print))
     refused_as_by_the_readers(older_url, farm.open_database)
     database = Database(older_url)
-    refused_as_by_the_readers(older_url, lambda: farm.measure_model("resnet18", database=database, card="cpu"))
-    refused_as_by_the_readers(older_url, lambda: farm.measure_tuples([], database=database, card="cpu"))
+    refused_as_by_the_readers(
+        older_url, lambda: farm.measure_model("resnet18", database=database, card="cpu")
+    )
+    refused_as_by_the_readers(
+        older_url, lambda: farm.measure_tuples([], database=database, card="cpu")
+    )
     refused_as_by_the_readers(older_url, lambda: farm.import_readings("h100", database=database))
     database.close()
 
@@ -82,7 +99,9 @@ def test_the_fixture_of_pytest_refuses_before_it_measures(older_url, monkeypatch
 
     monkeypatch.setattr(benchmark, "measure_whole", lambda *_: pytest.fail("it measured first"))
     measure = benchmark.measure_benchmark
-    refused_as_by_the_readers(older_url, lambda: measure(sorted, ([1],), name="a", revision=None, card="cpu"))
+    refused_as_by_the_readers(
+        older_url, lambda: measure(sorted, ([1],), name="a", revision=None, card="cpu")
+    )
 
 
 def test_an_empty_database_gets_its_tables(any_database_url, monkeypatch):
@@ -95,7 +114,11 @@ def test_an_empty_database_gets_its_tables(any_database_url, monkeypatch):
 
 
 def test_no_other_file_upgrades_a_database():
-    files = [path for room in ("farm", "cli", "tasks", "benchmarks") for path in (ROOT / room).rglob("*.py")]
+    files = [
+        path
+        for room in ("farm", "cli", "tasks", "benchmarks")
+        for path in (ROOT / room).rglob("*.py")
+    ]
     calling = {str(path.relative_to(ROOT)) for path in files if ".upgrade(" in path.read_text()}
     assert calling == UPGRADING
 
@@ -110,7 +133,9 @@ def test_an_embedded_database_is_upgraded_with_a_note_and_one_checked_backup(emb
     backup = backup_of(embedded, "0010")
     assert database.schema_version() == newest_schema()
     database.close()
-    assert said == [f"Upgrading the database {database} from schema 0010 to {newest_schema()}. Backup: {backup}"]
+    assert said == [
+        f"Upgrading the database {database} from schema 0010 to {newest_schema()}. Backup: {backup}"
+    ]
     assert names(embedded.parent) == ["farm.db", backup.name, unrelated.name]
     assert stat.S_IMODE(backup.stat().st_mode) == 0o600
     with sqlite3.connect(backup) as copy:

@@ -1,4 +1,6 @@
-"""What studies found, had again: the same table, the same JSON, the drawing, and no reading more."""
+"""What studies found, had again: the same table, the same JSON, the drawing, and no reading
+more.
+"""
 
 import dataclasses
 import json
@@ -87,7 +89,11 @@ def test_studies_are_listed_newest_first():
 def test_what_cannot_be_read_is_left_out_of_the_list_and_said_when_asked_for():
     made()
     (found,) = results.kept()
-    for name, text in (("half", '{"study": "win'), ("other", "[]"), ("newer", '{"study": "new", "question": "?"}')):
+    for name, text in (
+        ("half", '{"study": "win'),
+        ("other", "[]"),
+        ("newer", '{"study": "new", "question": "?"}'),
+    ):
         (results.folder() / f"{name}.json").write_text(text)
     done = farm("show")
     assert done.exit_code == 0

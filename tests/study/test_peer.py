@@ -1,4 +1,6 @@
-"""The study of tensors in another GPU's memory, on simulated cards, and what of it holds without any."""
+"""The study of tensors in another GPU's memory, on simulated cards, and what of it holds without
+any.
+"""
 
 import contextlib
 
@@ -10,12 +12,12 @@ from sqlmodel import col, select, update
 from benchmarks.studies import STUDIES, peer_memory, results
 from benchmarks.studies.conditions import peer
 from benchmarks.studies.laboratory import Laboratory, StudyOptions
+from farm.addons.memory import memory_tier
+from farm.addons.memory.slow_costs import read_slow
 from farm.benchmark_process.client import BenchmarkProcess
 from farm.devices.lock import CardLock
 from farm.errors import CardBusy, FarmError, Unmeasurable, UsageError
-from farm.memory_report.slow_costs import read_slow
 from farm.settings import settings
-from farm.slow_memory import memory_tier
 from farm.store import tables
 from farm.types.protocol import Variant
 from tests.report import filled
@@ -40,7 +42,10 @@ def test_each_configuration_is_read_in_both_memories_while_both_cards_are_held(d
     made = results.perform(STUDIES["peer"], database, cards[0], plan(cards, 2), say)
     with database.read() as session:
         rows = list(session.exec(select(tables.ReadingRow)))
-    told = [(row.details["study"]["memory"], row.subject_id, row.details["study"]["placement"]) for row in rows]
+    told = [
+        (row.details["study"]["memory"], row.subject_id, row.details["study"]["placement"])
+        for row in rows
+    ]
     slow = [one for one in told if one[2] != "none"]
     assert len(made.rows) == len(slow) / 2 >= 2
     assert len(held) == len(set(told)) == len(told) == len(slow) + 2 * 2  # all fast in between
@@ -52,7 +57,9 @@ def test_each_configuration_is_read_in_both_memories_while_both_cards_are_held(d
 
 
 class Scripted(Laboratory):
-    """Slow takes ten times as long in the host's memory and two in another GPU's, which takes all fast 1 % longer."""
+    """Slow takes ten times as long in the host's memory and two in another GPU's, which takes all
+    fast 1 % longer.
+    """
 
     there = False
     fails = ""
@@ -69,7 +76,9 @@ class Scripted(Laboratory):
             return None
         fast_us = 10.1 if self.there else 10.0
         time_us = fast_us * ((2 if self.there else 10) if protocol.placement else 1)
-        return tables.ReadingRow(id="r", card_id=self.card.id, time_median_us=time_us, details={}, cost_s={})
+        return tables.ReadingRow(
+            id="r", card_id=self.card.id, time_median_us=time_us, details={}, cost_s={}
+        )
 
 
 def test_one_memory_is_held_against_the_other(database, cards):
@@ -77,10 +86,17 @@ def test_one_memory_is_held_against_the_other(database, cards):
         laboratory.fails = "in1"  # no ReLU's
         found = peer(laboratory, plan(cards))
         (row, *_) = found.rows
-        assert (row["fast_time_us"], row["host_time_us"], row["peer_time_us"]) == (10, 100, pytest.approx(20.2))
+        assert (row["fast_time_us"], row["host_time_us"], row["peer_time_us"]) == (
+            10,
+            100,
+            pytest.approx(20.2),
+        )
         assert (row["change_fast"], row["change_host"]) == (pytest.approx(1), pytest.approx(-0.798))
         assert found.notes[0] == f"The other GPU is {cards[1]}."
-        assert "the host's memory: median 10 times the time with all tensors in fast memory" in found.notes[1]
+        assert (
+            "the host's memory: median 10 times the time with all tensors in fast memory"
+            in found.notes[1]
+        )
         assert "the other GPU's memory: median 2 times the time with all tensors" in found.notes[2]
         assert "the host's memory: median 20.2 %" in found.notes[3]
         assert "median +1.00% over 1 tuple" in found.notes[4]
@@ -95,11 +111,17 @@ def test_one_benchmark_process_at_a_time_is_on_the_card(database, cards):
         usual = laboratory._process
         with laboratory.slow_on(cards[1]):
             assert (usual.alive, laboratory._process.alive) == (False, True)
-            assert "benchmarks.studies.peer_process" in psutil.Process(laboratory._process.pid).cmdline()
+            assert (
+                "benchmarks.studies.peer_process"
+                in psutil.Process(laboratory._process.pid).cmdline()
+            )
             meanwhile = laboratory._process
         assert (laboratory._process, meanwhile.alive) == (usual, False)
         (sample,) = laboratory.samples(VARIANT, 1)
-        assert laboratory.read(sample, laboratory.protocol(), laboratory.stopping(quick=True)) is not None
+        assert (
+            laboratory.read(sample, laboratory.protocol(), laboratory.stopping(quick=True))
+            is not None
+        )
 
 
 def test_a_process_with_a_peer_sees_both_cards_its_own_first():
@@ -145,7 +167,9 @@ def test_what_a_neighbours_memory_took_is_never_taken_for_the_hosts(database):
     assert read() != before
     with database.write() as session:
         session.execute(
-            update(tables.ReadingRow).where(col(tables.ReadingRow.created_at_s) >= since_s).values(flags=["study"])
+            update(tables.ReadingRow)
+            .where(col(tables.ReadingRow.created_at_s) >= since_s)
+            .values(flags=["study"])
         )
     assert read() == before
     assert before.added_us

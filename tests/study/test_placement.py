@@ -34,4 +34,6 @@ def test_both_ways_are_held_against_each_other_and_the_runs_counted(monkeypatch)
 
 def test_a_card_without_slow_memory_is_refused_in_a_line():
     with pytest.raises(FarmError, match="NUMA node"):
-        in_situ.compare(Subject("variant", VARIANT.id, VARIANT.to_json()), Protocol(launch="eager"), CPU, 1)
+        in_situ.compare(
+            Subject("variant", VARIANT.id, VARIANT.to_json()), Protocol(launch="eager"), CPU, 1
+        )

@@ -27,7 +27,9 @@ VARIANT = Variant("squeezenet1_1", 1, 224)
 @pytest.fixture
 def perform(database, cards):
     def run(name, **plan):
-        return results.perform(STUDIES[name], database, cards[0], StudyOptions(VARIANT, True, **plan))
+        return results.perform(
+            STUDIES[name], database, cards[0], StudyOptions(VARIANT, True, **plan)
+        )
 
     return run
 
@@ -75,7 +77,9 @@ class Scripted(Laboratory):
         figures = {"energy_mj": energy_mj, "energy_half_width_mj": 3.0, "power_w": 300.0}
         figures |= {"time_us": self.time_us(sample, circumstances), "time_half_width_us": 0.3}
         self.readings.append(str(len(self.asked)))
-        return tables.ReadingRow(id=str(len(self.asked)), card_id=self.card.id, details={}, cost_s={}, **figures)
+        return tables.ReadingRow(
+            id=str(len(self.asked)), card_id=self.card.id, details={}, cost_s={}, **figures
+        )
 
 
 def test_a_sum_takes_each_class_of_data_that_a_tuple_meets_by_itself(cards):
@@ -108,7 +112,9 @@ def test_windows_are_read_in_an_order_that_goes_with_nothing(cards):
 
 def test_values_are_read_in_an_order_that_goes_with_nothing(cards):
     several = [orders(Scripted(cards[0], id=str(number)), data) for number in range(5)]
-    assert {tuple(sorted(order)) for found in several for order in found.values()} == {("normal", "zeros", "zeros-50+")}
+    assert {tuple(sorted(order)) for found in several for order in found.values()} == {
+        ("normal", "zeros", "zeros-50+")
+    }
     assert len({tuple(order) for found in several for order in found.values()}) > 2
     (row, _) = data(Scripted(cards[0], energy_mj=_by_data), StudyOptions(VARIANT, True)).rows
     assert (row["seen_energy"], row["zeros_energy"]) == (pytest.approx(-0.1), pytest.approx(-0.2))
@@ -127,13 +133,23 @@ def test_what_sees_normal_values_has_no_change_and_counts_in_no_median(cards):
     assert seen["seen_energy"] == pytest.approx(-0.1)
     told = "\n".join(findings.notes)
     assert "For 1 of 2 tuples, most calls have the class `normal`" in told
-    assert "Values as in the model: median change of the energy -10.0% over 1 tuples, -10.0% to -10.0%." in told
+    assert (
+        "Values as in the model: median change of the energy -10.0% over 1 tuples, -10.0% to "
+        "-10.0%." in told
+    )
     assert set(findings.charts[0].bars["a"]) == {"zeros"}
 
 
 def test_without_energy_each_column_still_says_whose_it_is(cards):
-    findings = data(Scripted(cards[0], energy_mj=lambda sample, circumstances: None), StudyOptions(VARIANT, True))
-    shown = [column for column in findings.columns if any(row[column.key] is not None for row in findings.rows)]
+    findings = data(
+        Scripted(cards[0], energy_mj=lambda sample, circumstances: None),
+        StudyOptions(VARIANT, True),
+    )
+    shown = [
+        column
+        for column in findings.columns
+        if any(row[column.key] is not None for row in findings.rows)
+    ]
     assert [column.head for column in shown][-2:] == ["time change, seen", "time change, zeros"]
 
 
@@ -142,18 +158,25 @@ def _by_data(sample, circumstances):
 
 
 @pytest.mark.parametrize(("off_mj", "inside"), [(4.2, 1.0), (4.3, 0.0)])
-def test_the_longest_window_is_the_reference_and_two_intervals_cover_what_they_cover_together(cards, off_mj, inside):
+def test_the_longest_window_is_the_reference_and_two_intervals_cover_what_they_cover_together(
+    cards, off_mj, inside
+):
     laboratory = Scripted(
-        cards[0], energy_mj=lambda sample, circumstances: 100.0 + off_mj * (circumstances["window_s"] < 0.5)
+        cards[0],
+        energy_mj=lambda sample, circumstances: 100.0 + off_mj * (circumstances["window_s"] < 0.5),
     )
     rows = windows(laboratory, StudyOptions(VARIANT, True)).rows
     assert laboratory.asked[6][1] != 0.5  # it was not the last of its tuple
     assert [row["energy_off_most"] for row in rows] == [pytest.approx(off_mj / 100)] * 3 + [0.0]
-    assert [row["energy_inside"] for row in rows] == [inside] * 3 + [1.0]  # 3 and 3 together are 4.24
+    assert [row["energy_inside"] for row in rows] == [inside] * 3 + [
+        1.0
+    ]  # 3 and 3 together are 4.24
 
 
 @pytest.mark.parametrize(("off_us", "inside"), [(0.42, 1.0), (0.43, 0.0)])
-def test_the_interval_of_time_is_judged_too_and_alone_where_there_is_no_energy(cards, off_us, inside):
+def test_the_interval_of_time_is_judged_too_and_alone_where_there_is_no_energy(
+    cards, off_us, inside
+):
     laboratory = Scripted(
         cards[0],
         energy_mj=lambda sample, circumstances: None,
@@ -167,7 +190,9 @@ def test_the_interval_of_time_is_judged_too_and_alone_where_there_is_no_energy(c
 def test_averaging_tells_how_far_off_each_figure_is(perform):
     made = perform("averaging", tuples=2)
     assert [row["figure"] for row in made.rows] == ["mean", "median", "trimmed mean"]
-    assert all(row["off"] == pytest.approx(0) and row["spread"] == pytest.approx(0) for row in made.rows)
+    assert all(
+        row["off"] == pytest.approx(0) and row["spread"] == pytest.approx(0) for row in made.rows
+    )
 
 
 def test_residency_holds_the_sum_of_each_policy_against_the_same_whole(database, perform):
@@ -192,11 +217,19 @@ def test_a_sum_can_be_taken_as_its_tuples_ran_in_their_loops():
         details={"context": context},
     )
     whole = tables.ReadingRow(
-        id="w", card_id="c", time_us=36.0, time_half_width_us=0.1, throttle_reasons=[], flags=[], details={}
+        id="w",
+        card_id="c",
+        time_us=36.0,
+        time_half_width_us=0.1,
+        throttle_reasons=[],
+        flags=[],
+        details={},
     )
     sample = Sample(Subject("operator", "a", {}), "ReLU", "ReLU", 3, 1.0)
     sums = {
-        looped: against_whole([(sample, row)], whole, "graph", all_tuples=True, looped=looped)["sum_time_us"]
+        looped: against_whole([(sample, row)], whole, "graph", all_tuples=True, looped=looped)[
+            "sum_time_us"
+        ]
         for looped in (True, False)
     }
     assert sums == {True: 30, False: 36}
@@ -206,16 +239,22 @@ def test_progress_counts_the_readings_and_says_them_in_words(database, cards):
     said = []
     for name in ("windows", "averaging", "residency", "launch", "data"):
         lines = []
-        made = results.perform(STUDIES[name], database, cards[0], StudyOptions(VARIANT, True, 1), lines.append)
+        made = results.perform(
+            STUDIES[name], database, cards[0], StudyOptions(VARIANT, True, 1), lines.append
+        )
         counts = [line.partition(":")[0] for line in lines]
-        assert counts == [f"{number} of {len(made.readings)}" for number in range(1, len(lines) + 1)]
+        assert counts == [
+            f"{number} of {len(made.readings)}" for number in range(1, len(lines) + 1)
+        ]
         said += lines
     told = {line.partition(": ")[2].rpartition(", ")[2] for line in said}
     assert {"window 0.05 s", "whole", "residency stream", "standard normal values", "zeros"} <= told
     assert not any(word in line for line in said for word in ("window_s", " of whole", "c90"))
 
 
-def test_a_sum_of_some_tuples_is_not_drawn_beside_the_whole_and_the_title_says_what_was_read(database, cards):
+def test_a_sum_of_some_tuples_is_not_drawn_beside_the_whole_and_the_title_says_what_was_read(
+    database, cards
+):
     asked = dataclasses.replace(VARIANT, batch=2)
     made = results.perform(STUDIES["launch"], database, cards[0], StudyOptions(asked, True, 2))
     assert {name for bar in made.charts[0].bars.values() for name in bar} == {"whole"}
@@ -241,7 +280,9 @@ def test_launch_never_mixes_the_two(database, perform):
     assert any(note.startswith("Eager launch of ") for note in made.notes)
     with database.read() as session:
         protocols = {row.id: row.launch for row in session.exec(select(tables.ProtocolRow))}
-    assert {(protocols[row.protocol_id], row.details["study"]["launch"]) for row in rows_of(database)} == {
+    assert {
+        (protocols[row.protocol_id], row.details["study"]["launch"]) for row in rows_of(database)
+    } == {
         ("graph", "graph"),
         ("eager", "eager"),
     }
@@ -274,11 +315,15 @@ def test_the_neighbours_are_held_while_the_card_is_read_alone(database, cards):
     plan = StudyOptions(VARIANT, True, 1, (cards[1],))
     made = results.perform(STUDIES["simultaneous"], database, cards[0], plan, say)
     assert len(held) == 2  # the whole and a tuple
-    (count,) = [int(note.split(": ")[1].split()[0]) for note in made.notes if note.endswith("on card 1.")]
+    (count,) = [
+        int(note.split(": ")[1].split()[0]) for note in made.notes if note.endswith("on card 1.")
+    ]
     assert count >= 1
 
 
-def test_a_neighbour_that_a_worker_holds_is_noticed_before_anything_is_read(database, cards, perform):
+def test_a_neighbour_that_a_worker_holds_is_noticed_before_anything_is_read(
+    database, cards, perform
+):
     with CardLock(cards[1].id, settings().lock_dir), pytest.raises(CardBusy, match=cards[1].id):
         perform("simultaneous", tuples=1, neighbours=(cards[1],))
     assert rows_of(database) == []
@@ -291,7 +336,9 @@ class Refusing(Laboratory):
     whole_fits = True
 
     def samples(self, variant, most=None, *, values=False):
-        return [Sample(Subject("operator", "big", {"parameters": {"simulate": "oom"}}), "big", "big")]
+        return [
+            Sample(Subject("operator", "big", {"parameters": {"simulate": "oom"}}), "big", "big")
+        ]
 
     def whole(self, variant):
         return super().whole(variant) if self.whole_fits else self.samples(variant)[0]
@@ -317,12 +364,18 @@ def test_a_neighbour_that_measures_nothing_is_not_busy(database, cards, monkeypa
 def test_the_heaviest_tuples_are_those_at_the_peaks_that_the_card_has_shown(database, cards):
     def weights():
         with Laboratory(database, cards[0], "windows") as laboratory:
-            return {sample.label: sample.weight_us / sample.count for sample in laboratory.samples(VARIANT)}
+            return {
+                sample.label: sample.weight_us / sample.count
+                for sample in laboratory.samples(VARIANT)
+            }
 
     by_table = weights()
     with database.write() as session:
         card = session.get_one(tables.CardRow, cards[0].id)
-        card.fingerprint = {"copy_bytes_per_s": 1e6, "launch_floor_us": 500.0}  # traffic is all that counts
+        card.fingerprint = {
+            "copy_bytes_per_s": 1e6,
+            "launch_floor_us": 500.0,
+        }  # traffic is all that counts
         session.add(card)
     measured = weights()
     assert min(measured.values()) > 500 > min(by_table.values())
@@ -350,7 +403,9 @@ def test_a_card_that_fails_its_health_check_is_put_in_quarantine_and_measured_by
     assert rows_of(database) == []
     assert stored_state(database, cards[0].id) == "quarantined"
     bad.write_text("")
-    perform("windows", tuples=1)  # the quarantine was for that command alone: the next one checks the card again
+    perform(
+        "windows", tuples=1
+    )  # the quarantine was for that command alone: the next one checks the card again
     quarantine(database, cards[0].id, "a worker found it")
     with pytest.raises(CardUnavailable, match="quarantined"):
         perform("windows", tuples=1)
@@ -362,7 +417,10 @@ def test_a_card_that_fails_during_a_study_ends_it(database, cards, tmp_path, mon
     monkeypatch.setenv("FARM_SIMULATED_UNHEALTHY", str(bad))
     with Laboratory(database, cards[0], "windows") as laboratory:
         (sample,) = laboratory.samples(VARIANT, 1)
-        assert laboratory.read(sample, laboratory.protocol(), laboratory.stopping(quick=True)) is not None
+        assert (
+            laboratory.read(sample, laboratory.protocol(), laboratory.stopping(quick=True))
+            is not None
+        )
         bad.write_text(cards[0].id)
         laboratory._process.kill()  # the next one checks the card again
         with pytest.raises(UnhealthyCard):
@@ -372,7 +430,17 @@ def test_a_card_that_fails_during_a_study_ends_it(database, cards, tmp_path, mon
 
 def test_the_command_prints_draws_and_offers_no_card_to_jobs(cards, tmp_path):
     path = tmp_path / "found.png"
-    arguments = ["windows", "squeezenet1_1", "-b", "1", "--quick", "--tuples", "1", "--png", str(path)]
+    arguments = [
+        "windows",
+        "squeezenet1_1",
+        "-b",
+        "1",
+        "--quick",
+        "--tuples",
+        "1",
+        "--png",
+        str(path),
+    ]
     done = CliRunner().invoke(app, [*arguments, "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
@@ -393,7 +461,17 @@ def test_a_file_that_cannot_be_drawn_is_refused_before_anything_is_measured(card
 def test_a_drawing_that_fails_costs_no_findings(cards, tmp_path):
     full = tmp_path / "full.png"
     full.symlink_to("/dev/full")
-    arguments = ["windows", "squeezenet1_1", "-b", "1", "--quick", "--tuples", "1", "--png", str(full)]
+    arguments = [
+        "windows",
+        "squeezenet1_1",
+        "-b",
+        "1",
+        "--quick",
+        "--tuples",
+        "1",
+        "--png",
+        str(full),
+    ]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2, done.output
     assert "cannot be written" in done.stderr
@@ -404,4 +482,6 @@ def test_every_study_has_its_measurement():
     import importlib
 
     for study in STUDIES.values():
-        assert callable(getattr(importlib.import_module(f"benchmarks.studies.{study.module}"), study.name))
+        assert callable(
+            getattr(importlib.import_module(f"benchmarks.studies.{study.module}"), study.name)
+        )

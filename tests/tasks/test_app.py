@@ -1,4 +1,6 @@
-"""The data files of the Celery application: names that Celery knows, and all files are in the package."""
+"""The data files of the Celery application: names that Celery knows, and all files are in the
+package.
+"""
 
 import fnmatch
 import tomllib
@@ -19,7 +21,15 @@ def test_celery_knows_every_setting_and_uses_its_value():
 
 
 def test_the_package_contains_the_data_files():
-    declared = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
-    files = [path.name for path in FOLDER.iterdir() if path.is_file() and path.suffix not in (".py", ".pyc")]
+    declared = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text())["tool"]["setuptools"][
+        "package-data"
+    ]
+    files = [
+        path.name
+        for path in FOLDER.iterdir()
+        if path.is_file() and path.suffix not in (".py", ".pyc")
+    ]
     assert files
-    assert all(any(fnmatch.fnmatch(name, pattern) for pattern in declared["tasks"]) for name in files)
+    assert all(
+        any(fnmatch.fnmatch(name, pattern) for pattern in declared["tasks"]) for name in files
+    )

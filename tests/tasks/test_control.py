@@ -18,7 +18,14 @@ from farm.store import tables
 from farm.store.database import Database
 from tasks import control, queues
 from tasks.app import configure
-from tasks.control import PATIENCE, _move_stranded, _unfinished, _unpublished, lost_after_s, reconcile_now
+from tasks.control import (
+    PATIENCE,
+    _move_stranded,
+    _unfinished,
+    _unpublished,
+    lost_after_s,
+    reconcile_now,
+)
 from tests.planned import claim, complete, items_of, plan, plan_model, register
 
 
@@ -53,7 +60,9 @@ def test_a_lost_cards_tuples_move_at_once_and_its_whole_waits_some_more(any_data
     }
     unseen_for(any_database, lost, PATIENCE * lost_after_s(current))
     move_stranded(any_database, current)
-    assert {item.card_id for item in items_of(any_database, job_id) if item.state == "failed"} == {lost}
+    assert {item.card_id for item in items_of(any_database, job_id) if item.state == "failed"} == {
+        lost
+    }
     with any_database.read() as session:
         assert _unfinished(session, "") == [(job_id, 1)]
 
@@ -70,17 +79,27 @@ def test_a_card_that_is_back_since_it_was_looked_at_keeps_its_items(any_database
     assert _move_stranded(any_database, current, views, "") == []
     assert {item.card_id for item in items_of(any_database, job_id)} == {lost}
     unseen_for(any_database, lost, lost_after_s(current) + 1)
-    assert len(move_stranded(any_database, current)) == 2, "it took one just now, before it was seen again"
+    assert len(move_stranded(any_database, current)) == 2, (
+        "it took one just now, before it was seen again"
+    )
     assert complete(any_database, back, lost).accepted
 
 
 def test_a_round_that_was_answered_from_the_database_is_not_missed_in_the_broker(any_database):
-    job_id = plan_model(any_database, register(any_database, 0), ["Conv2d", "ReLU"], scope=("Conv2d",))
+    job_id = plan_model(
+        any_database, register(any_database, 0), ["Conv2d", "ReLU"], scope=("Conv2d",)
+    )
     with any_database.write() as session:
         assert _unpublished(session, "", -1.0, -1.0) == [(job_id, 1)]
         job = session.get_one(tables.Job, job_id)
         first = session.get_one(tables.Round, (job_id, 1))
-        add_round(session, job, scope=("Conv2d", "ReLU"), capture_id=first.capture_id, reason="below the target")
+        add_round(
+            session,
+            job,
+            scope=("Conv2d", "ReLU"),
+            capture_id=first.capture_id,
+            reason="below the target",
+        )
         assert _unpublished(session, "", -1.0, -1.0) == [(job_id, 2)]
 
 
@@ -135,7 +154,9 @@ def test_a_round_whose_aggregation_always_raises_ends_with_the_reason(any_databa
     assert verdict.details["reasons"] == [f"The sum of the parts could not be computed: {problem}"]
 
 
-def test_what_lost_its_messages_is_published_again_also_while_its_card_is_busy(any_database, monkeypatch):
+def test_what_lost_its_messages_is_published_again_also_while_its_card_is_busy(
+    any_database, monkeypatch
+):
     (card,) = register(any_database, 0)
     job_id = plan(any_database, [card], number=10)
     assert isinstance(claim(any_database, items_of(any_database, job_id)[0]), Claim)
@@ -186,17 +207,21 @@ def aged(database, seconds):
     with database.write() as session:
         session.execute(
             update(tables.Item).values(
-                created_at_s=tables.Item.created_at_s - seconds, published_at_s=tables.Item.published_at_s - seconds
+                created_at_s=tables.Item.created_at_s - seconds,
+                published_at_s=tables.Item.published_at_s - seconds,
             )
         )
         session.execute(
             update(tables.Round).values(
-                created_at_s=tables.Round.created_at_s - seconds, progress_at_s=tables.Round.progress_at_s - seconds
+                created_at_s=tables.Round.created_at_s - seconds,
+                progress_at_s=tables.Round.progress_at_s - seconds,
             )
         )
 
 
-def test_while_a_round_is_published_nobody_else_takes_it_for_lost(any_database, at_broker, monkeypatch):
+def test_while_a_round_is_published_nobody_else_takes_it_for_lost(
+    any_database, at_broker, monkeypatch
+):
     """However long that takes, and however many control workers look on."""
     (card,) = register(any_database, 0)
     job_id = plan(any_database, [card], number=60)
@@ -214,7 +239,9 @@ def test_while_a_round_is_published_nobody_else_takes_it_for_lost(any_database, 
     assert most == [10, 20, 30, 40, 50, 60]
 
 
-def test_who_takes_over_from_a_dead_publisher_repeats_a_batch_at_most(any_database, at_broker, monkeypatch):
+def test_who_takes_over_from_a_dead_publisher_repeats_a_batch_at_most(
+    any_database, at_broker, monkeypatch
+):
     (card,) = register(any_database, 0)
     job_id = plan(any_database, [card], number=60)
     send = queues._send_chord
@@ -222,7 +249,9 @@ def test_who_takes_over_from_a_dead_publisher_repeats_a_batch_at_most(any_databa
     def killed(*arguments):
         send(*arguments)
         if messages_of(at_broker, card) == 30:
-            monkeypatch.setattr(queues, "_progressed", lambda *_, **__: False)  # it writes down nothing any more
+            monkeypatch.setattr(
+                queues, "_progressed", lambda *_, **__: False
+            )  # it writes down nothing any more
             raise KeyboardInterrupt
 
     monkeypatch.setattr(queues, "_send_chord", killed)
@@ -261,7 +290,9 @@ def test_items_that_a_killed_process_marked_are_published(any_database, at_broke
     queues.publish_round(any_database, job_id, 1)
     with any_database.write() as session:
         session.execute(update(tables.Item).values(published_at_s=None))
-    queues.publish_items(any_database, [item.id for item in items_of(any_database, job_id)], unless_within_s=5.0)
+    queues.publish_items(
+        any_database, [item.id for item in items_of(any_database, job_id)], unless_within_s=5.0
+    )
     assert messages_of(at_broker, card) == 6
 
 
@@ -318,18 +349,24 @@ def planner_killed(any_database, at_broker):
     return job_id
 
 
-def test_what_a_killed_planner_has_planned_gets_messages_soon(any_database, at_broker, planner_killed):
+def test_what_a_killed_planner_has_planned_gets_messages_soon(
+    any_database, at_broker, planner_killed
+):
     aged(any_database, 10)
     reconcile_now(any_database, Settings(heartbeat_s=100, broker_url=at_broker.url), "")
     assert messages_of(at_broker, "SIM-0") == 5
     with any_database.read() as session:
-        assert session.get_one(tables.Round, (planner_killed, 1)).published_at_s is None, "it may get more items"
+        assert session.get_one(tables.Round, (planner_killed, 1)).published_at_s is None, (
+            "it may get more items"
+        )
 
 
 def test_no_publisher_is_taken_for_the_planner(any_database, at_broker, planner_killed):
     with any_database.write() as session:
         silent_s = control.PLANNING_PATIENCE_S + 1
-        session.execute(update(tables.Round).values(planning_at_s=tables.Round.planning_at_s - silent_s))
+        session.execute(
+            update(tables.Round).values(planning_at_s=tables.Round.planning_at_s - silent_s)
+        )
     queues.publish_items(any_database, [item.id for item in items_of(any_database, planner_killed)])
     assert queues.publish_round(any_database, planner_killed, 1, again=True) == 5
     control._cancel_interrupted_planning(any_database, "")
@@ -337,8 +374,12 @@ def test_no_publisher_is_taken_for_the_planner(any_database, at_broker, planner_
         assert session.get_one(tables.Job, planner_killed).state == "cancelled"
 
 
-def test_messages_about_a_database_that_is_read_only_are_dropped_with_one_line(postgres_database, monkeypatch, caplog):
-    read_only = postgres_database.url.update_query_dict({"options": "-c default_transaction_read_only=on"})
+def test_messages_about_a_database_that_is_read_only_are_dropped_with_one_line(
+    postgres_database, monkeypatch, caplog
+):
+    read_only = postgres_database.url.update_query_dict(
+        {"options": "-c default_transaction_read_only=on"}
+    )
     database = Database(read_only)
     monkeypatch.setattr(control, "database", lambda: database)
     job_id = plan(postgres_database, register(postgres_database, 0), number=1)

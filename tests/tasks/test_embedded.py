@@ -21,7 +21,8 @@ from tests.planned import claim, complete, items_of, register
 
 HERE = Card(id="CPU-1", kind="cpu", model="a CPU", memory_bytes=0, host="here")
 REQUEST = Request(
-    sweep=Sweep("Linear", {"in_features": (16,), "out_features": (16,)}, "a test"), protocol=Protocol(launch="eager")
+    sweep=Sweep("Linear", {"in_features": (16,), "out_features": (16,)}, "a test"),
+    protocol=Protocol(launch="eager"),
 )
 
 
@@ -46,7 +47,9 @@ def installed() -> Software:
 def embedded(any_database, monkeypatch):
     monkeypatch.setenv("FARM_DATABASE_URL", any_database.url.render_as_string(hide_password=False))
     settings.cache_clear()
-    with EmbeddedFarm(settings(), any_database, [HERE], starting=lambda: pytest.fail("a worker was started")) as farm:
+    with EmbeddedFarm(
+        settings(), any_database, [HERE], starting=lambda: pytest.fail("a worker was started")
+    ) as farm:
         yield farm
 
 
@@ -66,7 +69,9 @@ def test_after_an_upgrade_of_torch_no_card_is_as_it_was(embedded, any_database):
     assert not embedded.registered()
 
 
-def test_where_no_card_is_fit_the_reason_is_told_at_once(database, sqlite_url, monkeypatch, tmp_path):
+def test_where_no_card_is_fit_the_reason_is_told_at_once(
+    database, sqlite_url, monkeypatch, tmp_path
+):
     bad = tmp_path / "bad"
     monkeypatch.setenv("FARM_DATABASE_URL", sqlite_url)
     monkeypatch.setenv("FARM_SIMULATED_CARDS", "1")
@@ -90,4 +95,7 @@ def test_a_card_that_another_farm_gave_up_is_for_a_person_to_release(any_databas
     cards.quarantine(any_database, "SIM-0", "a wrong sum")
     cards.quarantine(any_database, "SIM-1", "a wrong sum", farm="embedded:here:7:ab")
     assert cards.end_embedded_quarantines(any_database, ["SIM-0", "SIM-1"]) == ["SIM-1"]
-    assert [cards.stored_state(any_database, card_id) for card_id in ("SIM-0", "SIM-1")] == ["quarantined", "stopped"]
+    assert [cards.stored_state(any_database, card_id) for card_id in ("SIM-0", "SIM-1")] == [
+        "quarantined",
+        "stopped",
+    ]

@@ -1,4 +1,6 @@
-"""What workers, the reconciler and the metrics read in a database with many finished items: none of these items."""
+"""What workers, the reconciler and the metrics read in a database with many finished items: none of
+these items.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def store(postgres_url, broker, monkeypatch):
 
 
 def copy(database, like, name, number=FINISHED, *, ago_s=0.0, **changed):
-    """Copy an item: other subjects of the same job and card. One of them ended at the end of each millisecond."""
+    """Copy an item: other subjects of the same job and card. One of them ended at the end of each
+    millisecond.
+    """
     numbers = func.generate_series(1, number).table_valued("n").render_derived()
     ended_s = database_now() - ago_s - numbers.c.n / 1000.0
     changed = {name: literal(value) for name, value in changed.items()} | {"ended_at_s": ended_s}
@@ -45,8 +49,14 @@ def copy(database, like, name, number=FINISHED, *, ago_s=0.0, **changed):
     changed |= {"started_at_s": null()} if "reused" in changed else {}
     own = [column for column in Item.__table__.c if column.name != "id"]
     with database.write() as session:
-        copies = select(*(changed.get(column.name, column) for column in own)).where(Item.id == like.id)
-        session.execute(insert(Item).from_select([column.name for column in own], copies.join(numbers, text("true"))))
+        copies = select(*(changed.get(column.name, column) for column in own)).where(
+            Item.id == like.id
+        )
+        session.execute(
+            insert(Item).from_select(
+                [column.name for column in own], copies.join(numbers, text("true"))
+            )
+        )
 
 
 def count_at_once(connection):
@@ -100,7 +110,9 @@ def test_finished_items_cost_workers_the_reconciler_and_metrics_nothing(store):
         session.execute(text("UPDATE card SET last_seen_at_s = 0 WHERE id = :id"), {"id": cards[1]})
     with few_rows_read(store, "reconciler, after a card was lost", FINISHED):
         reconcile_now(store, settings(), "")
-    assert {item.card_id for item in planned.items_of(store, job_id) if item.state == "waiting"} == {cards[0]}
+    assert {
+        item.card_id for item in planned.items_of(store, job_id) if item.state == "waiting"
+    } == {cards[0]}
     # Items in work of other cards, of which the server knows nothing yet
     copy(store, waiting[1], "in work", 300, state="claimed", holder="another", lease_until_s=9e9)
     claimed = planned.claim(store, waiting[2], "holder-0")

@@ -30,17 +30,30 @@ def test_flower_shows_what_each_item_is_and_why_it_failed(one_card, monkeypatch)
         def told():
             shown = [task for task in page.tasks().values() if task["name"] == "Conv2d"]
             done = [task for task in shown if task["state"] in ("SUCCESS", "FAILURE")]
-            return {task["args"].split("|")[1].strip()[0]: task for task in done} if len(done) == 4 else None
+            return (
+                {task["args"].split("|")[1].strip()[0]: task for task in done}
+                if len(done) == 4
+                else None
+            )
 
         tasks = farm.wait_for(told)
-        assert [tasks[number]["state"] for number in "0123"] == ["SUCCESS", "FAILURE", "FAILURE", "SUCCESS"]
+        assert [tasks[number]["state"] for number in "0123"] == [
+            "SUCCESS",
+            "FAILURE",
+            "FAILURE",
+            "SUCCESS",
+        ]
         assert tasks["0"]["args"] == "Conv2d 64->64 k3 p1 | 0x64x56x56 fp32"
         assert tasks["1"]["exception"].startswith("out_of_memory: Simulated: it does not fit")
-        assert tasks["2"]["exception"].startswith("crashed: The benchmark process ended (signal SIGKILL)")
+        assert tasks["2"]["exception"].startswith(
+            "crashed: The benchmark process ended (signal SIGKILL)"
+        )
         assert tasks["2"]["retried"]
         # A copy of a message finds nothing to do, and says so.
         farm.publish_again(job_id)
-        farm.wait_for(lambda: [task for task in page.tasks().values() if task["state"] == "DECLINED"])
+        farm.wait_for(
+            lambda: [task for task in page.tasks().values() if task["state"] == "DECLINED"]
+        )
         assert {task["name"] for task in page.tasks().values()} <= {"Conv2d", "aggregate"}
         metrics = page.get("/metrics", auth=None)[1]
         for phase in ("rebuild", "warm-up", "window", "retried", "failed"):
@@ -59,7 +72,9 @@ def test_flower_shows_what_each_item_is_and_why_it_failed(one_card, monkeypatch)
             if connection.status == psutil.CONN_LISTEN
         }
         assert listening == "127.0.0.1"
-    assert list(Path(farm.environment["FARM_STATE_DIR"]).glob("flower*")), "what it knows outlives it"
+    assert list(Path(farm.environment["FARM_STATE_DIR"]).glob("flower*")), (
+        "what it knows outlives it"
+    )
 
 
 def test_flower_says_in_a_line_that_its_port_is_taken_runs_nothing_it_finds_and_ends_when_its_broker_is_away(
@@ -70,9 +85,13 @@ def test_flower_says_in_a_line_that_its_port_is_taken_runs_nothing_it_finds_and_
     words = [sys.executable, "-P", "-m", "cli", "flower", "--port"]
     with BrokerServer() as broker:
         environment = {**os.environ, "FARM_BROKER_URL": broker.url}
-        with subprocess.Popen([*words, "0"], env=environment, stderr=subprocess.PIPE, text=True) as flower:
+        with subprocess.Popen(
+            [*words, "0"], env=environment, stderr=subprocess.PIPE, text=True
+        ) as flower:
             (port,) = re.findall(r"http://127.0.0.1:(\d+) \(read-only\)", flower.stderr.readline())
-            second = subprocess.run([*words, port], env=environment, capture_output=True, text=True, timeout=60)
+            second = subprocess.run(
+                [*words, port], env=environment, capture_output=True, text=True, timeout=60
+            )
             assert (second.returncode, second.stdout) == (2, "")
             assert second.stderr.splitlines() == [
                 f"error: Flower cannot listen on 127.0.0.1:{port}: another program uses this port.",
@@ -89,7 +108,9 @@ def test_flower_says_in_a_line_that_its_port_is_taken_runs_nothing_it_finds_and_
 def test_no_flower_is_installed_that_knows_nothing_of_read_only():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (wanted,) = [one for one in map(Requirement, project["dependencies"]) if one.name == "flower"]
-    assert not wanted.specifier.contains("2.0.1"), "it has no such option, and ignores FLOWER_READ_ONLY"
+    assert not wanted.specifier.contains("2.0.1"), (
+        "it has no such option, and ignores FLOWER_READ_ONLY"
+    )
     assert "read_only" in options
 
 
@@ -99,9 +120,16 @@ def process_titles(pid):
 
 
 def test_the_reason_of_a_failed_item_is_read_from_its_status():
-    assert failure(str({"item": 1, "status": "failed", "reason": "hung", "message": 'it\'s "late"'})) == (
-        'hung: it\'s "late"'
-    )
+    assert failure(
+        str({"item": 1, "status": "failed", "reason": "hung", "message": 'it\'s "late"'})
+    ) == ('hung: it\'s "late"')
     assert failure(str({"item": 1, "status": "failed"})) == "failed"
-    for other in (str({"item": 1, "status": "done"}), "{'item': 1, 'status'...", "[", None, "'" * 9999, "(" * 9999):
+    for other in (
+        str({"item": 1, "status": "done"}),
+        "{'item': 1, 'status'...",
+        "[",
+        None,
+        "'" * 9999,
+        "(" * 9999,
+    ):
         assert failure(other) == ""

@@ -82,7 +82,11 @@ class Host:
 
 @pytest.fixture
 def host(any_database, monkeypatch, tmp_path):
-    changes = {"STATE_DIR": tmp_path / "state", "LOCK_DIR": tmp_path, "DATABASE_URL": url_of(any_database)}
+    changes = {
+        "STATE_DIR": tmp_path / "state",
+        "LOCK_DIR": tmp_path,
+        "DATABASE_URL": url_of(any_database),
+    }
     for name, value in changes.items():
         monkeypatch.setenv(f"FARM_{name}", str(value))
     settings.cache_clear()
@@ -94,7 +98,11 @@ def url_of(database: Database) -> str:
     return database.url.render_as_string(hide_password=False)
 
 
-BOTH, FIRST, SECOND = [(True, True)] * 2, [(True, True), (False, False)], [(False, False), (True, True)]
+BOTH, FIRST, SECOND = (
+    [(True, True)] * 2,
+    [(True, True), (False, False)],
+    [(False, False), (True, True)],
+)
 
 
 def test_one_worker_renews_the_leases_of_all_in_one_transaction_per_period(host):
@@ -114,7 +122,9 @@ def test_a_worker_whose_leases_nobody_renews_does_it_alone(host):
     host.later(1)
     notes = json.loads(host.workers[0].path.read_text())
     # The first worker hangs between taking the turn and its transaction.
-    host.workers[0].path.write_text(json.dumps({**notes, "begun_at_s": notes["begun_at_s"] + settings().beat_s}))
+    host.workers[0].path.write_text(
+        json.dumps({**notes, "begun_at_s": notes["begun_at_s"] + settings().beat_s})
+    )
     assert host.beat(1) == 0, "it was renewed a period ago"
     host.later(0.5)
     assert host.beat(1) == 2
@@ -123,7 +133,13 @@ def test_a_worker_whose_leases_nobody_renews_does_it_alone(host):
 
 @pytest.mark.parametrize(
     "damaged",
-    ["", "{", "[]", '{"workers": {"holder-9": {}}, "begun_at_s": 0}', '{"workers": {"holder-0": {}}, "begun_at_s": 0}'],
+    [
+        "",
+        "{",
+        "[]",
+        '{"workers": {"holder-9": {}}, "begun_at_s": 0}',
+        '{"workers": {"holder-0": {}}, "begun_at_s": 0}',
+    ],
 )
 def test_notes_that_cannot_be_read_stop_no_heartbeat(host, damaged):
     host.workers[0].path.parent.mkdir(exist_ok=True)
@@ -140,7 +156,9 @@ def test_a_worker_that_hangs_in_a_transaction_stops_no_other(host):
     host.end_leases()
     host.later(1)
     with host.database.write() as session:
-        session.exec(select(tables.CardRow).where(tables.CardRow.id == "SIM-1").with_for_update()).one()
+        session.exec(
+            select(tables.CardRow).where(tables.CardRow.id == "SIM-1").with_for_update()
+        ).one()
         session.exec(select(Item).where(Item.id == host.items[1]).with_for_update()).one()
         host.beat(0)
     assert host.renewed() == FIRST
@@ -179,7 +197,9 @@ def test_a_worker_whose_main_loop_hangs_loses_its_leases(host, monkeypatch):
 
 def test_workers_of_different_databases_are_apart(tmp_path):
     one, other = (
-        HostHeartbeat("a", Settings(state_dir=tmp_path, database_url=f"sqlite:///{tmp_path}/{name}.db"))
+        HostHeartbeat(
+            "a", Settings(state_dir=tmp_path, database_url=f"sqlite:///{tmp_path}/{name}.db")
+        )
         for name in ("one", "other")
     )
     assert one.path != other.path

@@ -29,15 +29,27 @@ def test_with_json_every_line_of_every_process_is_an_object_while_items_fail_and
     tmp_path, broker, sqlite_url
 ):
     with running(
-        tmp_path, broker.url, sqlite_url, options=("--json-logs",), in_order=True, FARM_MAX_ATTEMPTS="1"
+        tmp_path,
+        broker.url,
+        sqlite_url,
+        options=("--json-logs",),
+        in_order=True,
+        FARM_MAX_ATTEMPTS="1",
     ) as farm:
         job_id = farm.submit(["", "raise", "crash", "oom"])
         farm.wait_for(lambda: farm.ended(job_id))
-        assert sorted(item.state for item in farm.items(job_id)) == ["done", "failed", "failed", "failed"]
+        assert sorted(item.state for item in farm.items(job_id)) == [
+            "done",
+            "failed",
+            "failed",
+            "failed",
+        ]
     lines = [json.loads(line) for line in farm.log.read_text().splitlines() if line]
     assert all({"time_s", "level", "logger", "message"} <= set(line) for line in lines)
     told = [line["message"] for line in lines]
-    assert any("Simulated: the operator raised" in message for message in told), "of the pool's process"
+    assert any("Simulated: the operator raised" in message for message in told), (
+        "of the pool's process"
+    )
     assert any("succeeded in" in message for message in told), "of Celery"
     assert any("shutdown" in message for message in told), "of its end"
     assert {line["card"] for line in lines if "the operator raised" in line["message"]} == {
@@ -48,12 +60,15 @@ def test_with_json_every_line_of_every_process_is_an_object_while_items_fail_and
 @pytest.mark.parametrize("as_json", [True, False])
 def test_warnings_and_what_nobody_caught_are_lines_too(as_json):
     code = (
-        f"from tasks import logs; logs.set_up({as_json}); import threading, warnings; warnings.warn('look out')\n"
+        f"from tasks import logs; logs.set_up({as_json}); import threading, warnings; "
+        "warnings.warn('look out')\n"
         "def fall(): raise ValueError('in a thread')\n"
         "thread = threading.Thread(target=fall); thread.start(); thread.join()\n"
         "raise KeyError('in main')"
     )
-    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False).stderr
+    said = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stderr
     assert "look out" in said
     assert "in a thread" in said
     if as_json:

@@ -1,4 +1,6 @@
-"""What a card's pool process does with one message: against a real database, with its benchmark process replaced."""
+"""What a card's pool process does with one message: against a real database, with its benchmark
+process replaced.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ class Benchmark:
 @pytest.fixture
 def worker(any_database, tmp_path):
     register(any_database, 0)
-    return measure.CardWorker("SIM-0", "holder-0", any_database, Benchmark(), Spool(tmp_path / "spool"), SOFTWARE)
+    return measure.CardWorker(
+        "SIM-0", "holder-0", any_database, Benchmark(), Spool(tmp_path / "spool"), SOFTWARE
+    )
 
 
 @pytest.fixture
@@ -82,7 +86,9 @@ def test_a_reading_that_the_database_refuses_is_kept_and_told(worker, any_databa
     assert readings(any_database) == 1
 
 
-def test_a_reading_that_waits_on_disk_is_written_before_its_item_is_claimed_again(worker, any_database, no_broker):
+def test_a_reading_that_waits_on_disk_is_written_before_its_item_is_claimed_again(
+    worker, any_database, no_broker
+):
     (item,) = items_of(any_database, plan(any_database, ["SIM-0"]))
     held = claim(any_database, item, "holder-0")  # the very holder: it may claim at once
     worker.spool.keep(held, READING, card_id="SIM-0", software_id=SOFTWARE.id)
@@ -105,7 +111,10 @@ def test_an_item_whose_reading_on_disk_cannot_be_read_is_measured_again_while_it
     status = measure.run_item(None, worker, item.id)["status"]
     (item,) = items_of(any_database, item.job_id)
     assert (status, item.state) == (("done", "done") if attempts_left else ("failed", "failed"))
-    assert (item.reason, readings(any_database)) == ("" if attempts_left else "attempts_exhausted", attempts_left)
+    assert (item.reason, readings(any_database)) == (
+        "" if attempts_left else "attempts_exhausted",
+        attempts_left,
+    )
     assert len(worker.spool) == 0
 
 
@@ -132,8 +141,12 @@ def test_a_benchmark_process_that_ends_with_its_worker_puts_no_card_in_quarantin
     worker.benchmark, worker.software = process, None
 
     def end(*_):
-        """What ends a worker while its benchmark process gets ready: the process first, then the one that minds it."""
-        monkeypatch.setattr(measure, *(("_stop_signals", [1]) if ending == "told to stop" else ("_parent", -1)))
+        """What ends a worker while its benchmark process gets ready: the process first, then the
+        one that minds it.
+        """
+        monkeypatch.setattr(
+            measure, *(("_stop_signals", [1]) if ending == "told to stop" else ("_parent", -1))
+        )
         os.kill(process.pid, signal.SIGKILL)
 
     monkeypatch.setattr(process, "_start_verifier", lambda: threading.Thread(target=end).start())
@@ -145,8 +158,12 @@ def test_a_benchmark_process_that_ends_with_its_worker_puts_no_card_in_quarantin
 
 
 def test_a_message_leaves_the_time_limit_to_the_worker_that_takes_it():
-    assert measure.measure.time_limit, "this process knows the task, and has a limit of its own for it"
-    message = queues._measure(SimpleNamespace(id=1, card_id="SIM-0", cards=1, short_name="Conv2d", label="Conv2d 3->8"))
+    assert measure.measure.time_limit, (
+        "this process knows the task, and has a limit of its own for it"
+    )
+    message = queues._measure(
+        SimpleNamespace(id=1, card_id="SIM-0", cards=1, short_name="Conv2d", label="Conv2d 3->8")
+    )
     assert {**measure.measure._get_exec_options(), **message.options}["time_limit"] is None
 
 
@@ -164,7 +181,9 @@ def test_the_events_of_a_group_name_its_cards(worker, any_database):
     assert (kind, fields["args"]) == ("task-window", f"{fields['operator']} on SIM-0, SIM-1")
 
 
-def test_a_card_that_a_group_holds_keeps_its_message_until_the_group_has_ended(worker, any_database, monkeypatch):
+def test_a_card_that_a_group_holds_keeps_its_message_until_the_group_has_ended(
+    worker, any_database, monkeypatch
+):
     register(any_database, 1)
     ids = ["SIM-0", "SIM-1"]
     (group,) = items_of(any_database, plan(any_database, ids, cards=2))
@@ -175,7 +194,9 @@ def test_a_card_that_a_group_holds_keeps_its_message_until_the_group_has_ended(w
         measure.run_item(None, worker, alone.id)
     pauses = []
     monkeypatch.setattr(
-        worker, "stop_requested", lambda: pauses.append(1) or complete(any_database, held, "SIM-0") is None
+        worker,
+        "stop_requested",
+        lambda: pauses.append(1) or complete(any_database, held, "SIM-0") is None,
     )
     assert measure.run_item(None, worker, alone.id) == {"item": alone.id, "status": "done"}
     assert len(pauses) == 1
@@ -183,7 +204,9 @@ def test_a_card_that_a_group_holds_keeps_its_message_until_the_group_has_ended(w
 
 @pytest.fixture
 def slow_item(database, monkeypatch, tmp_path, no_broker):
-    """A worker with a real benchmark process of a simulated card, and an item that uses the host's slow memory."""
+    """A worker with a real benchmark process of a simulated card, and an item that uses the host's
+    slow memory.
+    """
     changes = {"SIMULATED_CARDS": 1, "HOST": "here", "LOCK_DIR": tmp_path, "ITEM_TIMEOUT_S": 0.3}
     for name, value in changes.items():
         monkeypatch.setenv(f"FARM_{name}", str(value))
@@ -192,15 +215,21 @@ def slow_item(database, monkeypatch, tmp_path, no_broker):
     card = dataclasses.replace(CARD, id=card_id)
     cards.register(database, card, SOFTWARE, holder="holder-0", queue="q")
     request = sweep(protocol=Protocol(launch="eager", placement="in0"))
-    job_id = jobs.create(database, request, [card_id], operator_ids=store_operators(database, [""])).job_id
+    job_id = jobs.create(
+        database, request, [card_id], operator_ids=store_operators(database, [""])
+    ).job_id
     with database.write() as session:
         session.execute(update(Item).values(published_at_s=database_now()))
     with BenchmarkProcess(card_id) as process:
-        driver = measure.CardWorker(card_id, "holder-0", database, process, Spool(tmp_path / "spool"), SOFTWARE)
+        driver = measure.CardWorker(
+            card_id, "holder-0", database, process, Spool(tmp_path / "spool"), SOFTWARE
+        )
         yield driver, items_of(database, job_id)[0]
 
 
-def test_an_item_whose_lock_a_foreign_process_holds_waits_and_loses_no_attempt(slow_item, database, tmp_path):
+def test_an_item_whose_lock_a_foreign_process_holds_waits_and_loses_no_attempt(
+    slow_item, database, tmp_path
+):
     driver, item = slow_item
     path = tmp_path / "slow-memory.lock"
     with path.open("w") as file:
@@ -212,14 +241,18 @@ def test_an_item_whose_lock_a_foreign_process_holds_waits_and_loses_no_attempt(s
         assert (found.state, found.attempts) == ("waiting", 0)
         with database.read() as session:
             message = jobs.progress(session, item.job_id).message
-        assert f"slow-memory was in use for 0.3 s, last by another process ({os.getpid()}, " in message
+        assert (
+            f"slow-memory was in use for 0.3 s, last by another process ({os.getpid()}, " in message
+        )
     assert groups.due(database, "") == [item.id], "the reconciler publishes it again"
     measure.run_item(TASK, driver, item.id)
     (found,) = items_of(database, item.job_id)
     assert (found.state, found.attempts) == ("done", 1)
 
 
-def test_an_item_whose_lock_cannot_be_used_waits_and_loses_no_attempt(slow_item, database, tmp_path):
+def test_an_item_whose_lock_cannot_be_used_waits_and_loses_no_attempt(
+    slow_item, database, tmp_path
+):
     driver, item = slow_item
     os.mkfifo(tmp_path / "slow-memory.lock")
     with pytest.raises(Ignore):
@@ -229,10 +262,14 @@ def test_an_item_whose_lock_cannot_be_used_waits_and_loses_no_attempt(slow_item,
     assert "slow-memory.lock is not a regular file" in found.message
 
 
-def test_a_group_without_a_temporary_folder_waits_and_loses_no_attempt(any_database, no_broker, monkeypatch, tmp_path):
+def test_a_group_without_a_temporary_folder_waits_and_loses_no_attempt(
+    any_database, no_broker, monkeypatch, tmp_path
+):
     ids = register(any_database, 0, 1)
     (item,) = items_of(any_database, plan(any_database, ids, cards=2))
-    driver = measure.CardWorker("SIM-0", "holder-0", any_database, Benchmark(), Spool(tmp_path / "spool"), SOFTWARE)
+    driver = measure.CardWorker(
+        "SIM-0", "holder-0", any_database, Benchmark(), Spool(tmp_path / "spool"), SOFTWARE
+    )
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with pytest.raises(Ignore):
         measure.run_item(TASK, driver, item.id)

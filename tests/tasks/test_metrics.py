@@ -35,7 +35,14 @@ def scrape(port):
     total = defaultdict(float)
     for family in text_string_to_metric_families(exposition):
         for sample in family.samples:
-            key = (sample.name, *(sample.labels[name] for name in ("reason", "state", "le") if name in sample.labels))
+            key = (
+                sample.name,
+                *(
+                    sample.labels[name]
+                    for name in ("reason", "state", "le")
+                    if name in sample.labels
+                ),
+            )
             total[key] += sample.value
     return total
 
@@ -71,13 +78,20 @@ def test_the_figures_of_a_working_farm_move(tmp_path, broker, postgres_url):
         assert after["farm_item_seconds_count",] == after["farm_item_seconds_bucket", "+Inf"] == 2
         assert after["farm_item_seconds_sum",] > 0.3
         assert 0 < after["farm_card_busy_share",] < 1
-        assert after["farm_items_open", "waiting"] == after["farm_queue_age_seconds",] == after["farm_open_jobs",] == 0
+        assert (
+            after["farm_items_open", "waiting"]
+            == after["farm_queue_age_seconds",]
+            == after["farm_open_jobs",]
+            == 0
+        )
 
         second = farm.submit(["slow"] * 6, seconds=1.0)
 
         def busy():
             now = scrape(port)
-            claimed = now["farm_items_open", "claimed"] == now["farm_card_state", "busy"] == 2  # one after the other
+            claimed = (
+                now["farm_items_open", "claimed"] == now["farm_card_state", "busy"] == 2
+            )  # one after the other
             return now if claimed and now["farm_items_open", "waiting"] else None
 
         during = farm.wait_for(busy)
@@ -96,7 +110,9 @@ def test_the_busy_share_is_of_the_last_minutes_only(any_database, clock):
         session.flush()
         session.add(tables.Job(id="j", kind="sweep", title="t", protocol_id="p"))
         session.flush()
-        for number, (began_s, ended_s) in enumerate([(-1000, -900), (-330, -270), (-60, -30), (-10, None)]):
+        for number, (began_s, ended_s) in enumerate(
+            [(-1000, -900), (-330, -270), (-60, -30), (-10, None)]
+        ):
             session.add(
                 tables.Item(
                     job_id="j",
@@ -134,7 +150,9 @@ def test_the_busy_share_is_of_the_last_minutes_only(any_database, clock):
     assert entry.within[8] == 0
 
 
-def test_what_is_tried_again_moved_or_handed_back_lowers_no_counter_and_waits_since_then(any_database, no_broker):
+def test_what_is_tried_again_moved_or_handed_back_lowers_no_counter_and_waits_since_then(
+    any_database, no_broker
+):
     ids = planned.register(any_database, 0, 1)
     job_id = planned.plan(any_database, ids[:1], number=4)
     given_up, moved, done, left = planned.items_of(any_database, job_id)
@@ -150,10 +168,14 @@ def test_what_is_tried_again_moved_or_handed_back_lowers_no_counter_and_waits_si
 
     def figures():
         return {
-            (sample.name, sample.labels["card"], sample.labels.get("reason", "")): (family.type, sample.value)
+            (sample.name, sample.labels["card"], sample.labels.get("reason", "")): (
+                family.type,
+                sample.value,
+            )
             for family in collector.collect()
             for sample in family.samples
-            if "card" in sample.labels and sample.name.startswith(("farm_items", "farm_item_", "farm_queue_age"))
+            if "card" in sample.labels
+            and sample.name.startswith(("farm_items", "farm_item_", "farm_queue_age"))
         }
 
     before = figures()
@@ -168,7 +190,9 @@ def test_what_is_tried_again_moved_or_handed_back_lowers_no_counter_and_waits_si
     jobs.retry_failed(any_database, job_id)
     items.hand_back(any_database, "somebody")
     after = figures()
-    assert [key for key, (kind, value) in before.items() if kind != "gauge" and after[key][1] < value] == []
+    assert [
+        key for key, (kind, value) in before.items() if kind != "gauge" and after[key][1] < value
+    ] == []
     assert after["farm_items_measured_total", "SIM-0", ""] == ("counter", 1)
     assert after["farm_items_begun_again", "SIM-0", ""][1] < 2
     with any_database.write() as session:
@@ -178,19 +202,30 @@ def test_what_is_tried_again_moved_or_handed_back_lowers_no_counter_and_waits_si
 
 def test_every_host_tells_of_the_lost_cards_of_all(any_database, no_broker):
     for number, holder in enumerate(["h", "h", "h", "h/embedded:gpu1:1:a"]):
-        card = Card(id=f"GPU-{number}", kind="cuda", model="NVIDIA H200", memory_bytes=1, host="gpu1", index=number)
+        card = Card(
+            id=f"GPU-{number}",
+            kind="cuda",
+            model="NVIDIA H200",
+            memory_bytes=1,
+            host="gpu1",
+            index=number,
+        )
         register(any_database, card, Software(torch="2"), holder=holder, queue="q")
     cards.drain(any_database, "GPU-2")
     with any_database.write() as session:
         unseen = sqlmodel.col(tables.CardRow.id).in_(["GPU-1", "GPU-2", "GPU-3"])
         session.execute(
-            sqlalchemy.update(tables.CardRow).where(unseen).values(last_seen_at_s=tables.CardRow.last_seen_at_s - 600)
+            sqlalchemy.update(tables.CardRow)
+            .where(unseen)
+            .values(last_seen_at_s=tables.CardRow.last_seen_at_s - 600)
         )
     url = any_database.url.render_as_string(hide_password=False)
     for host in ("gpu1", "gpu2"):
         families = {
             family.name: family
-            for family in FarmCollector(Settings(database_url=url, host=host, heartbeat_s=60)).collect()
+            for family in FarmCollector(
+                Settings(database_url=url, host=host, heartbeat_s=60)
+            ).collect()
         }
         (sample,) = families["farm_card_unseen_seconds"].samples
         assert (sample.labels["host"], sample.labels["card"]) == ("gpu1", "GPU-1")
@@ -200,18 +235,29 @@ def test_every_host_tells_of_the_lost_cards_of_all(any_database, no_broker):
 def test_without_a_database_it_says_so(tmp_path):
     url = "postgresql://nobody@127.0.0.1:1/none"
     families = {
-        family.name: family for family in FarmCollector(Settings(database_url=url, state_dir=tmp_path)).collect()
+        family.name: family
+        for family in FarmCollector(Settings(database_url=url, state_dir=tmp_path)).collect()
     }
     assert families["farm_database_up"].samples[0].value == 0
     assert set(families) == {"farm_database_up", "farm_spooled_readings", "farm_doctor_problems"}
-    assert problems(families) == {"broker": 1, "cards": 0, "database": 1, "reconciler": 0, "supervisor": 0}
+    assert problems(families) == {
+        "broker": 1,
+        "cards": 0,
+        "database": 1,
+        "reconciler": 0,
+        "supervisor": 0,
+    }
 
 
 def problems(families):
-    return {sample.labels["check"]: sample.value for sample in families["farm_doctor_problems"].samples}
+    return {
+        sample.labels["check"]: sample.value for sample in families["farm_doctor_problems"].samples
+    }
 
 
-def test_what_the_doctor_would_find_is_counted_and_not_at_every_scrape(database, broker, monkeypatch):
+def test_what_the_doctor_would_find_is_counted_and_not_at_every_scrape(
+    database, broker, monkeypatch
+):
     url = database.url.render_as_string(hide_password=False)
     current = Settings(database_url=url, broker_url=broker.url)
     planned.register(database, 0, 1)
@@ -254,15 +300,21 @@ def test_off_or_taken_it_stays_quiet(tmp_path):
 
 def test_a_client_that_sends_no_request_is_not_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(metrics, "REQUEST_TIMEOUT_S", 0.2)
-    port = serve(Settings(metrics_port=free_port(), database_url=f"sqlite:///{tmp_path / 'farm.db'}"))
+    port = serve(
+        Settings(metrics_port=free_port(), database_url=f"sqlite:///{tmp_path / 'farm.db'}")
+    )
     with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as client:
         assert client.recv(1) == b"", "the exporter closes the connection"
 
 
 def test_every_metric_is_documented(any_database, no_broker):
-    card = Card(id="SIM-gpu1-0", kind="simulated", model="simulated card", memory_bytes=1, host="gpu1")
+    card = Card(
+        id="SIM-gpu1-0", kind="simulated", model="simulated card", memory_bytes=1, host="gpu1"
+    )
     register(any_database, card, Software(torch="2"), holder="h", queue="q")
     url = any_database.url.render_as_string(hide_password=False)
-    told = {family.name for family in FarmCollector(Settings(database_url=url, host="gpu1")).collect()}
+    told = {
+        family.name for family in FarmCollector(Settings(database_url=url, host="gpu1")).collect()
+    }
     documented = re.findall(r"`(farm_[a-z_]+)", (ROOT / "docs/operate.md").read_text())
     assert {name.removesuffix("_total") for name in documented} == told

@@ -1,4 +1,6 @@
-"""The loop of the reconciler: an outage of the database neither delays repairs nor moves items of living cards."""
+"""The loop of the reconciler: an outage of the database neither delays repairs nor moves items of
+living cards.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from tasks.broker_checks import _reconciler as reconciler_check
 from tasks.reconciler import LONGEST_PAUSE_S, Pace, Reconciler
 from tests.planned import claim, items_of, plan, register
 
-#: A pass that waits so long for the database, and counts it as work, reserves a pause of four times as long. Unit: s.
+#: A pass that waits so long for the database, and counts it as work, reserves a pause of four times
+#: as long. Unit: s.
 LOCKED_S = 1.5
 
 
@@ -50,7 +53,9 @@ class Locked:
 
     def __init__(self, database, table="item"):
         where = make_url(database.url)
-        self._connection = psycopg.connect(host=where.query["host"], user="postgres", dbname=where.database)
+        self._connection = psycopg.connect(
+            host=where.query["host"], user="postgres", dbname=where.database
+        )
         self._table = table
 
     def __enter__(self):
@@ -63,7 +68,9 @@ class Locked:
         self._end.join()
 
 
-def test_a_pass_that_waited_for_the_database_is_followed_by_the_next_one_at_once(postgres_database, current, client):
+def test_a_pass_that_waited_for_the_database_is_followed_by_the_next_one_at_once(
+    postgres_database, current, client
+):
     (card,) = register(postgres_database, 0)
     plan(postgres_database, [card], number=3)
     one = Reconciler(current, postgres_database)
@@ -78,12 +85,16 @@ def test_a_pass_that_waited_for_the_database_is_followed_by_the_next_one_at_once
 
 def test_the_pause_grows_with_the_work_and_has_a_bound():
     pace = Pace()
-    assert [pace.work_s(pass_s) for pass_s in (600.0, 0.1, 25.0, 0.1)] == [0.0, 0.1, 0.1, 0.1], "it waited twice"
+    assert [pace.work_s(pass_s) for pass_s in (600.0, 0.1, 25.0, 0.1)] == [0.0, 0.1, 0.1, 0.1], (
+        "it waited twice"
+    )
     assert [pace.work_s(pass_s) for pass_s in (3.0, 4.0, 3.5)] == [0.1, 3.0, 3.5]
     assert LONGEST_PAUSE_S <= 60
 
 
-def test_the_longest_pause_is_reserved_after_passes_that_take_long(postgres_database, current, client, monkeypatch):
+def test_the_longest_pause_is_reserved_after_passes_that_take_long(
+    postgres_database, current, client, monkeypatch
+):
     monkeypatch.setattr(reconciler, "reconcile_now", lambda *_, **__: None)
     one = Reconciler(current, postgres_database)
     for _ in range(2):
@@ -91,7 +102,9 @@ def test_the_longest_pause_is_reserved_after_passes_that_take_long(postgres_data
     assert 0 < client.pttl(queues.TURN_KEY) <= 1000 * LONGEST_PAUSE_S
 
 
-def test_the_doctor_sees_whether_passes_are_completed(postgres_database, current, client, monkeypatch):
+def test_the_doctor_sees_whether_passes_are_completed(
+    postgres_database, current, client, monkeypatch
+):
     assert reconciler_check(current).level == "problem", "no control worker has begun"
     one = Reconciler(current, postgres_database)
     one.take_turn()
@@ -120,8 +133,12 @@ def unseen(database, number):
         session.execute(update(tables.CardRow).where(its).values(last_seen_at_s=1.0))
 
 
-def test_after_a_delayed_answer_no_item_moves_until_the_workers_had_time_for_a_heartbeat(postgres_database, current):
-    """As after a database that was frozen: no session got an error, and no heartbeat was written meanwhile."""
+def test_after_a_delayed_answer_no_item_moves_until_the_workers_had_time_for_a_heartbeat(
+    postgres_database, current
+):
+    """As after a database that was frozen: no session got an error, and no heartbeat was written
+    meanwhile.
+    """
     ids = register(postgres_database, 0, 1)
     job_id = plan(postgres_database, ids[:1], number=4)
     unseen(postgres_database, 0)

@@ -1,8 +1,9 @@
-"""What becomes of items when cards vanish, workers die and messages are lost: the rules, without a process.
+"""What becomes of items when cards vanish, workers die and messages are lost: the rules, without a
+process.
 
-A real database and a real broker. The test does what workers do and sets the database's clock forward, so that leases
-end and cards count as lost in milliseconds. That processes do as is done here, `tests/faults/` shows.
-"""
+A real database and a real broker. The test does what workers do and sets the database's clock
+forward, so that leases end and cards count as lost in milliseconds. That processes do as is done
+here, `tests/faults/` shows."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ class Desk:
         return job_id
 
     def later(self, seconds=SOON_S, *, seen=(0, 1), renewed=True):
-        """Time goes by, these cards alone are seen and renew what they hold, and the control worker looks around."""
+        """Time goes by, these cards alone are seen and renew what they hold, and the control worker
+        looks around.
+        """
         self.clock.forward(seconds)
         for number in seen:
             items.renew(self.database, f"holder-{number}", 0.0, ())
@@ -56,7 +59,11 @@ class Desk:
             item = session.get_one(tables.Item, item_id)
         item.card_id = card  # it may have moved since
         return claim(
-            self.database, item, f"holder-{card[-1]}", lease_s=settings().lease_s, max_attempts=settings().max_attempts
+            self.database,
+            item,
+            f"holder-{card[-1]}",
+            lease_s=settings().lease_s,
+            max_attempts=settings().max_attempts,
         )
 
     def give(self, card, claimed):
@@ -66,7 +73,9 @@ class Desk:
         return closed.accepted
 
     def work(self, *of):
-        """Those cards, or both, measure until no message is left, and the control worker aggregates."""
+        """Those cards, or both, measure until no message is left, and the control worker
+        aggregates.
+        """
         for card in of or self.cards:
             while (taken := self.take(card)) is not None:
                 assert isinstance(taken, Declined) or self.give(card, taken)
@@ -85,15 +94,23 @@ class Desk:
         """That the job is done: each item in its end, one reading each, one verdict."""
         with self.database.read() as session:
             job = session.get_one(tables.Job, job_id)
-            verdicts = session.exec(select(tables.VerdictRow).where(tables.VerdictRow.job_id == job_id)).all()
+            verdicts = session.exec(
+                select(tables.VerdictRow).where(tables.VerdictRow.job_id == job_id)
+            ).all()
         of_it = self.items(job_id)
-        assert len({item.reading_id for item in of_it if item.reading_id}) == sum(i.state == "done" for i in of_it)
+        assert len({item.reading_id for item in of_it if item.reading_id}) == sum(
+            i.state == "done" for i in of_it
+        )
         return job.state == "done" and len(verdicts) == 1
 
     def _next(self, queue):
         with redis.Redis.from_url(self.broker.redis_url) as client:
             message = client.rpop(queue)
-        return None if message is None else json.loads(base64.b64decode(json.loads(message)["body"]))[0][0]
+        return (
+            None
+            if message is None
+            else json.loads(base64.b64decode(json.loads(message)["body"]))[0][0]
+        )
 
 
 @pytest.fixture
@@ -123,7 +140,9 @@ def test_a_lost_cards_items_are_on_its_peer_soon_and_its_late_reading_is_fenced_
     assert desk.ended(job_id)
     assert not desk.give(desk.card, held)
     assert readings(desk.database) == 6
-    assert sorted(attempts(desk, job_id))[-1] == (2, 1), "it was begun twice, and its second reading is counted"
+    assert sorted(attempts(desk, job_id))[-1] == (2, 1), (
+        "it was begun twice, and its second reading is counted"
+    )
 
 
 def test_a_card_that_is_seen_keeps_what_it_has_however_long_that_takes(desk):
@@ -185,7 +204,9 @@ def test_an_item_that_ends_its_worker_every_time_ends_as_failed(desk):
         desk.later(3 * settings().lease_s, renewed=False)
     desk.work()
     assert desk.ended(job_id)
-    assert [(item.state, item.reason) for item in desk.items(job_id)] == [("failed", "attempts_exhausted")]
+    assert [(item.state, item.reason) for item in desk.items(job_id)] == [
+        ("failed", "attempts_exhausted")
+    ]
 
 
 def test_the_broker_is_wiped_in_the_middle_of_a_job(desk):
@@ -241,13 +262,17 @@ def test_a_group_that_was_put_off_is_published_in_front_when_its_cards_are_free(
     assert desk.take(desk.card).why is DeclineReason.PUT_OFF
     desk.submit(6)
     desk.later()
-    assert desk.take(desk.peer).why is DeclineReason.RESERVED, "its message stays with the worker, which asks again"
+    assert desk.take(desk.peer).why is DeclineReason.RESERVED, (
+        "its message stays with the worker, which asks again"
+    )
     assert desk.give(desk.card, held)
     desk.later()
     for card in (desk.card, desk.peer):  # each begins an item on one card first
         assert desk.give(card, desk.take(card))
     desk.later()
-    assert desk.take(desk.card).item_id == desk.items(second)[0].id, "it is in front of the items that waited longer"
+    assert desk.take(desk.card).item_id == desk.items(second)[0].id, (
+        "it is in front of the items that waited longer"
+    )
     assert {item.state for item in desk.items(first)} == {"done"}
 
 
@@ -311,7 +336,9 @@ def test_an_item_of_a_dead_worker_is_begun_again_after_the_clock_was_set_back(de
 
 def test_a_publisher_that_died_before_the_clock_was_set_back_is_replaced(desk, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(queues, "_progressed", lambda *_, **__: False)  # it stores nothing after its first batch
+        patched.setattr(
+            queues, "_progressed", lambda *_, **__: False
+        )  # it stores nothing after its first batch
         job_id = desk.submit(4)
     desk.forget()
     desk.clock.back(HOUR_S)

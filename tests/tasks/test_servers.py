@@ -28,7 +28,11 @@ def test_only_its_owner_reaches_it(client_of):
     with BrokerServer() as server:
         assert stat.S_IMODE(server.folder.stat().st_mode) == 0o700
         assert stat.S_IMODE(server.socket.stat().st_mode) == 0o700
-        assert [c for c in psutil.Process(server.pid).net_connections() if c.status == psutil.CONN_LISTEN] == []
+        assert [
+            c
+            for c in psutil.Process(server.pid).net_connections()
+            if c.status == psutil.CONN_LISTEN
+        ] == []
         assert client_of(server).ping()
         assert client_of(server).config_get("maxmemory-policy")["maxmemory-policy"] == "noeviction"
 
@@ -80,7 +84,9 @@ def test_dies_with_an_owner_that_is_killed():
     owner.communicate()
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(int(pid)).wait(30)
-    with contextlib.suppress(FileNotFoundError):  # a server of another test may have swept it up already
+    with contextlib.suppress(
+        FileNotFoundError
+    ):  # a server of another test may have swept it up already
         os.utime(folder, (time.time() - 3600,) * 2)
     with BrokerServer():  # the next one sweeps up
         assert not os.path.exists(folder)

@@ -1,4 +1,6 @@
-"""A worker that receives nothing any more while items wait notices, and only then; so does one that hangs."""
+"""A worker that receives nothing any more while items wait notices, and only then; so does one that
+hangs.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def ago(database, seconds, **columns):
 
     with database.write() as session:
         session.execute(
-            update(tables.Item).values({name: database_now() - seconds for name in columns if columns[name]})
+            update(tables.Item).values(
+                {name: database_now() - seconds for name in columns if columns[name]}
+            )
         )
 
 
@@ -77,7 +81,10 @@ def test_a_card_that_is_idle_while_its_items_wait_is_told_so(any_database):
 
     def told():
         with any_database.read() as session:
-            return {row["id"]: row["state_reason"] for row in listing.registered_cards(session, HEARTBEAT_S)}
+            return {
+                row["id"]: row["state_reason"]
+                for row in listing.registered_cards(session, HEARTBEAT_S)
+            }
 
     assert told() == {"SIM-0": "", "SIM-1": ""}
     ago(any_database, 20, published_at_s=True)

@@ -1,4 +1,6 @@
-"""The farm starts from any folder: what lies there is neither imported nor run, in any of its processes."""
+"""The farm starts from any folder: what lies there is neither imported nor run, in any of its
+processes.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,18 @@ import pytest
 
 from farm.settings import environment_of_children
 
-#: What the farm's processes import, and what Celery and Flower would look for where they are started.
-NAMES = ("farm/__init__", "tasks", "cli", "celery", "torch", "numpy", "flowerconfig", "celeryconfig")
+#: What the farm's processes import, and what Celery and Flower would look for where they are
+#: started.
+NAMES = (
+    "farm/__init__",
+    "tasks",
+    "cli",
+    "celery",
+    "torch",
+    "numpy",
+    "flowerconfig",
+    "celeryconfig",
+)
 SWEEP = "- sweep: Linear\n  grid: {in_features: 64, out_features: 64}\n"
 
 
@@ -24,13 +36,16 @@ def hostile(tmp_path, monkeypatch):
         file = folder / f"{name}.py"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(
-            f"open({str(tmp_path / 'trap')!r}, 'a').write(__file__ + '\\n')\nraise SystemExit('hijacked')\n"
+            f"open({str(tmp_path / 'trap')!r}, 'a').write(__file__ + '\\n')\nraise "
+            "SystemExit('hijacked')\n"
         )
     monkeypatch.chdir(folder)
     return tmp_path / "trap"
 
 
-def test_a_run_in_a_folder_with_files_of_the_same_names_measures_and_runs_none_of_them(hostile, tmp_path):
+def test_a_run_in_a_folder_with_files_of_the_same_names_measures_and_runs_none_of_them(
+    hostile, tmp_path
+):
     (tmp_path / "sweep.yml").write_text(SWEEP)
     done = subprocess.run(
         [sys.executable, "-P", "-m", "cli", "run", "-f", "../sweep.yml", "--json"],
@@ -44,8 +59,12 @@ def test_a_run_in_a_folder_with_files_of_the_same_names_measures_and_runs_none_o
     assert json.loads(done.stdout)
 
 
-def test_children_import_from_where_things_are_installed_and_from_the_pythonpath_alone(hostile, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", "/somewhere", ""]))  # an empty entry is the current folder
+def test_children_import_from_where_things_are_installed_and_from_the_pythonpath_alone(
+    hostile, monkeypatch
+):
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join(["", "/somewhere", ""])
+    )  # an empty entry is the current folder
     said = subprocess.run(
         [sys.executable, "-c", "import json, sys, cli, tasks; print(json.dumps(sys.path))"],
         env=environment_of_children(),

@@ -53,7 +53,9 @@ def at_broker(broker, monkeypatch):
     configure(settings())
 
 
-def test_resuming_puts_right_what_the_reconciler_would_and_publishes_the_rest(any_database, at_broker):
+def test_resuming_puts_right_what_the_reconciler_would_and_publishes_the_rest(
+    any_database, at_broker
+):
     drained, peer = register(any_database, 0, 1)
     shared, *others = store_operators(any_database, [""] * 5)
     elsewhere = plan(any_database, [peer], operators=[shared])
@@ -72,7 +74,10 @@ def test_resuming_puts_right_what_the_reconciler_would_and_publishes_the_rest(an
     assert [item.state for item in now] == ["waiting", "failed", "waiting", "claimed", "waiting"]
     assert [item.card_id for item in now] == [peer, drained, peer, drained, peer]
     with redis.Redis.from_url(at_broker.redis_url) as client:
-        assert Counter({card: client.llen(f"card.{card}") for card in (drained, peer)}) == {drained: 0, peer: 3}
+        assert Counter({card: client.llen(f"card.{card}") for card in (drained, peer)}) == {
+            drained: 0,
+            peer: 3,
+        }
     assert complete(any_database, still, drained).accepted
 
 
@@ -91,7 +96,9 @@ def test_a_full_broker_is_said_to_be_full_and_its_job_waits_for_room(any_databas
         assert client.llen(f"card.{card}") == 2
 
 
-def test_the_first_items_of_a_sweep_are_published_while_the_others_are_planned(any_database, at_broker, monkeypatch):
+def test_the_first_items_of_a_sweep_are_published_while_the_others_are_planned(
+    any_database, at_broker, monkeypatch
+):
     monkeypatch.setattr(sweeps, "FIRST_BATCH", 2)
     monkeypatch.setattr(sweeps, "BATCH", 3)
     (card,) = register(any_database, 0)
@@ -178,7 +185,9 @@ def test_what_wakes_at_once_is_published_with_few_values_in_a_statement(any_data
     (item,) = items_of(any_database, plan(any_database, register(any_database, 0)))
     many = (item.id, *range(10_000, 11_200))
     with values_at_once(any_database) as numbers:
-        follow_up(any_database, Closed(True, tuple((f"job {number}", 1) for number in range(1200)), many))
+        follow_up(
+            any_database, Closed(True, tuple((f"job {number}", 1) for number in range(1200)), many)
+        )
         publish_items(any_database, many)
     assert max(numbers) < 600
     with redis.Redis.from_url(at_broker.redis_url) as client:

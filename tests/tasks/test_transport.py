@@ -1,5 +1,5 @@
-"""No read or write of the broker waits for ever, whether its connection became half-open or its answer comes by
-halves."""
+"""No read or write of the broker waits for ever, whether its connection became half-open or its
+answer comes by halves."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def proxy(broker, monkeypatch):
 
 
 def ends(action):
-    """Return what an action returns or raises. It runs in a thread, so that a test fails if it waits for ever."""
+    """Return what an action returns or raises. It runs in a thread, so that a test fails if it
+    waits for ever.
+    """
     results = []
 
     def run():
@@ -55,7 +57,9 @@ def ends(action):
 
 
 def publish(connection, text, queue=DIRECT):
-    connection.Producer().publish(text, exchange=queue.exchange, routing_key=queue.routing_key, declare=[queue])
+    connection.Producer().publish(
+        text, exchange=queue.exchange, routing_key=queue.routing_key, declare=[queue]
+    )
 
 
 def test_a_command_over_a_half_open_connection_is_sent_again_over_a_new_one(broker, proxy):
@@ -67,7 +71,9 @@ def test_a_command_over_a_half_open_connection_is_sent_again_over_a_new_one(brok
 
 
 def receive(connection, messages, number, send):
-    """Send and receive until there are so many messages: a broker sends some into a connection that is lost."""
+    """Send and receive until there are so many messages: a broker sends some into a connection that
+    is lost.
+    """
     while len(messages) < number:
         send()
         with contextlib.suppress(TimeoutError, *connection.connection_errors):
@@ -115,7 +121,9 @@ def test_a_message_that_cannot_be_acknowledged_is_not_waited_for():
     """Otherwise a card would never ask for another one."""
     with BrokerServer() as broker, app.connection_for_read(broker.url) as connection:
         messages = []
-        with connection.Consumer(DIRECT, callbacks=[lambda body, message: messages.append(message)]) as consumer:
+        with connection.Consumer(
+            DIRECT, callbacks=[lambda body, message: messages.append(message)]
+        ) as consumer:
             consumer.qos(prefetch_count=1)
             publish(connection, "first")
             receive(connection, messages, 1, lambda: None)

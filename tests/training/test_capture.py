@@ -47,7 +47,9 @@ def stepping(model, *inputs, optimizer="sgd", **more):
 
 
 def extract_from_catalog(name, batch=2, device_type="cpu", **said):
-    return extract_step(catalog.variant(name, batch, step="training", **said), device_type=device_type)
+    return extract_step(
+        catalog.variant(name, batch, step="training", **said), device_type=device_type
+    )
 
 
 def parts(seen):
@@ -56,7 +58,13 @@ def parts(seen):
 
 @pytest.mark.parametrize(
     ("optimizer", "amp"),
-    [("sgd", None), ("adam", None), ("adamw-foreach", None), ("adamw-fused", None), ("sgd-fused", torch.float16)],
+    [
+        ("sgd", None),
+        ("adam", None),
+        ("adamw-foreach", None),
+        ("adamw-fused", None),
+        ("sgd-fused", torch.float16),
+    ],
 )
 def test_what_runs_when_nobody_looks_runs_when_it_is_recorded(optimizer, amp):
     step = stepping(Residual(), torch.randn(2, 3, 16, 16), optimizer=optimizer, amp=amp)
@@ -79,19 +87,26 @@ def test_what_runs_when_nobody_looks_runs_when_it_is_recorded(optimizer, amp):
 def test_a_backward_belongs_to_the_call_whose_gradient_it_takes():
     seen = capture_step(stepping(Residual(), torch.randn(2, 3, 16, 16)))
     owned = Counter(
-        (seen.owners[call.owner_index].what, call.part) for call in seen.calls if call.owner_index is not None
+        (seen.owners[call.owner_index].what, call.part)
+        for call in seen.calls
+        if call.owner_index is not None
     )
     assert owned["Conv2d", "forward"] == owned["Conv2d", "backward"] == 3
     assert owned["Linear", "forward"] == 1
     assert owned["Linear", "backward"] >= 2
-    assert [seen.tuples[call.tuple_id].operator for call in seen.calls if call.part == "accumulation"] == [
-        # of the activation with two users, and of the parameters used twice: in place, as unobserved
+    assert [
+        seen.tuples[call.tuple_id].operator for call in seen.calls if call.part == "accumulation"
+    ] == [
+        # of the activation with two users, and of the parameters used twice: in place, as
+        # unobserved
         "aten.add_.Tensor",
     ] * 3
 
 
 class Tied(nn.Module):
-    """The first gradient of its weight is a view of a product, which the product's node still holds."""
+    """The first gradient of its weight is a view of a product, which the product's node still
+    holds.
+    """
 
     def __init__(self):
         super().__init__()
@@ -109,12 +124,18 @@ def test_a_gradient_that_is_a_view_is_added_into_new_memory(device):
     with torch.profiler.profile() as unobserved:
         step.run()
     assert [event.name for event in unobserved.events()].count("aten::add") == 1
-    faked = fake_pass(model, (ids,), None, device) if device else contextlib.nullcontext((None, (ids,), {}))
+    faked = (
+        fake_pass(model, (ids,), None, device)
+        if device
+        else contextlib.nullcontext((None, (ids,), {}))
+    )
     with faked as (fakes, given, _):
         step = stepping(model, *given)
         step.loss = Loss("sum", (), lambda output, targets: output.sum())
         seen = capture_step(step, fakes=fakes)
-    summed = [seen.tuples[call.tuple_id].operator for call in seen.calls if call.part == "accumulation"]
+    summed = [
+        seen.tuples[call.tuple_id].operator for call in seen.calls if call.part == "accumulation"
+    ]
     assert summed == ["aten.add.Tensor"]
 
 
@@ -132,7 +153,11 @@ def test_a_step_for_a_card_has_the_cards_attention_dropout_and_statistics(said, 
     seen = extract_from_catalog("bert-base", layers=1, length=8, device_type="cuda", **said)
     assert not seen.gaps
     (owner,) = (one for one in seen.owners if one.what == "scaled_dot_product_attention")
-    run = {seen.tuples[call.tuple_id].short_name for call in seen.calls if call.owner_index == owner.index}
+    run = {
+        seen.tuples[call.tuple_id].short_name
+        for call in seen.calls
+        if call.owner_index == owner.index
+    }
     assert attention in run
     names = {name.split(".")[1] for name in seen.operators}
     assert names >= {"native_dropout", "native_dropout_backward"}
@@ -166,14 +191,18 @@ def test_what_is_computed_anew_belongs_to_the_first_time():
     plain = extract_from_catalog("resnet18", 2)
     assert not seen.gaps
     assert parts(seen)["recomputation"] > 8
-    assert {seen.owners[call.owner_index].stage for call in seen.calls if call.part == "recomputation"} == {"forward"}
+    assert {
+        seen.owners[call.owner_index].stage for call in seen.calls if call.part == "recomputation"
+    } == {"forward"}
     assert len(seen.owners) == len(plain.owners)
     assert max(seen.memory_bytes) < max(plain.memory_bytes)
 
 
 def test_blocks_are_those_of_all_stages():
     model = catalog.build("resnet18")
-    assert blocks_of(model) == [f"layer{stage}.{block}" for stage in (1, 2, 3, 4) for block in (0, 1)]
+    assert blocks_of(model) == [
+        f"layer{stage}.{block}" for stage in (1, 2, 3, 4) for block in (0, 1)
+    ]
     with pytest.raises(UsageError, match="the model has no module 'layer9'"):
         extract_from_catalog("resnet18", recompute="layer9")
 
@@ -182,28 +211,43 @@ def test_several_passes_may_go_before_the_optimizer():
     one, two = (extract_from_catalog("resnet18", 2, accumulate=passes) for passes in (1, 2))
     assert parts(two)["forward"] == 2 * parts(one)["forward"]
     assert parts(two)["optimizer"] == parts(one)["optimizer"]
-    assert parts(two)["accumulation"] == 2 * parts(one)["accumulation"] + 62  # each parameter's gradient
+    assert (
+        parts(two)["accumulation"] == 2 * parts(one)["accumulation"] + 62
+    )  # each parameter's gradient
 
 
 def test_autocast_computes_in_another_type():
     seen = extract_from_catalog("resnet18", 2, amp="bfloat16")
     assert not seen.gaps
-    assert any(spec.tensors[0].dtype == "bfloat16" for spec in seen.tuples.values() if "convolution" in spec.operator)
+    assert any(
+        spec.tensors[0].dtype == "bfloat16"
+        for spec in seen.tuples.values()
+        if "convolution" in spec.operator
+    )
 
 
 def test_a_gradient_scaler_belongs_to_the_loss_and_to_the_optimizer():
     seen = extract_from_catalog("resnet18", 2, amp="float16", input_size=32, accumulate=2)
     assert not seen.gaps
     named = [(seen.tuples[call.tuple_id].short_name, call.stage, call.part) for call in seen.calls]
-    assert named.count(("_amp_foreach_non_finite_check_and_unscale_", "optimizer", "optimizer")) == 1
+    assert (
+        named.count(("_amp_foreach_non_finite_check_and_unscale_", "optimizer", "optimizer")) == 1
+    )
     assert named.count(("_amp_update_scale_", "optimizer", "optimizer")) == 1
     assert named.count(("_fused_sgd_", "optimizer", "optimizer")) == 1
     scaled = [
-        call for call in seen.calls if call.owner_index is not None and seen.owners[call.owner_index].what == "mul"
+        call
+        for call in seen.calls
+        if call.owner_index is not None and seen.owners[call.owner_index].what == "mul"
     ]
-    assert [(call.stage, call.part) for call in scaled] == [("loss", "loss"), ("backward", "loss")] * 2
+    assert [(call.stage, call.part) for call in scaled] == [
+        ("loss", "loss"),
+        ("backward", "loss"),
+    ] * 2
     states = {tensor.name: tensor for tensor in seen.tensors}
-    assert {states[name].role for name in ("scaler.scale", "scaler.growth_tracker")} == {"optimizer state"}
+    assert {states[name].role for name in ("scaler.scale", "scaler.growth_tracker")} == {
+        "optimizer state"
+    }
     with pytest.raises(UsageError, match="checks on the host") as refused:
         extract_from_catalog("resnet18", amp="float16", optimizer="adam-foreach")
     assert "--optimizer adam-fused" in refused.value.next_step
@@ -215,9 +259,17 @@ def test_a_gradient_scaler_belongs_to_the_loss_and_to_the_optimizer():
         pytest.param("googlenet", {}, "cross-entropy", marks=pytest.mark.slow),
         pytest.param("swin_t", {"input_size": 64}, "cross-entropy", marks=pytest.mark.slow),
         ("bert-base", {"length": 16, "layers": 2}, "cross-entropy of masked tokens"),
-        ("gpt2", {"length": 16, "layers": 2, "optimizer": "adamw-fused"}, "cross-entropy of the next token"),
+        (
+            "gpt2",
+            {"length": 16, "layers": 2, "optimizer": "adamw-fused"},
+            "cross-entropy of the next token",
+        ),
         ("opt-125m", {"length": 16, "layers": 2}, "cross-entropy of the next token"),
-        ("t5-small", {"length": 16, "layers": 2, "phase": "encode"}, "mean of squares of its outputs"),
+        (
+            "t5-small",
+            {"length": 16, "layers": 2, "phase": "encode"},
+            "mean of squares of its outputs",
+        ),
     ],
 )
 def test_models_of_the_catalog_are_extracted_completely_and_twice_alike(model, said, loss):
@@ -229,7 +281,9 @@ def test_models_of_the_catalog_are_extracted_completely_and_twice_alike(model, s
     assert seen.tensors == again.tensors
 
 
-@pytest.mark.parametrize("said", [{}, {"amp": "bfloat16", "recompute": "layer1.0", "accumulate": 2}])
+@pytest.mark.parametrize(
+    "said", [{}, {"amp": "bfloat16", "recompute": "layer1.0", "accumulate": 2}]
+)
 def test_the_parts_of_a_step_have_the_arithmetic_that_pytorch_counts_over_the_whole(said):
     apart = extract(catalog.variant("resnet18", 2, input_size=32, step="training", **said))
     assert apart.flops == apart.model_flops > 0
@@ -273,7 +327,9 @@ def test_a_custom_function_owns_by_its_name_what_it_does():
     seen = capture_step(stepping(Custom(), torch.randn(2, 4)))
     assert not seen.gaps
     owned = Counter(
-        (seen.owners[call.owner_index].what, call.part) for call in seen.calls if call.owner_index is not None
+        (seen.owners[call.owner_index].what, call.part)
+        for call in seen.calls
+        if call.owner_index is not None
     )
     assert owned["Twice", "forward"] == owned["Twice", "backward"] == 1
 
@@ -300,7 +356,9 @@ def test_a_users_model_is_trained_with_the_loss_that_is_registered_beside_it(tmp
     assert "abs" in {owner.what for owner in seen.owners}
     monkeypatch.setenv("FARM_LOSSES", '{"mine": "trained_here:nothing"}')
     settings.cache_clear()
-    with pytest.raises(SettingsError, match="The loss of 'mine' could not be imported from 'trained_here:nothing'"):
+    with pytest.raises(
+        SettingsError, match="The loss of 'mine' could not be imported from 'trained_here:nothing'"
+    ):
         extract_from_catalog("mine")
 
 
@@ -329,7 +387,10 @@ class Reading(nn.Module):
 @pytest.mark.parametrize(
     ("model", "told"),
     [
-        ("Growing", "The model changes its structure during the training step: 'layers.2' was added."),
+        (
+            "Growing",
+            "The model changes its structure during the training step: 'layers.2' was added.",
+        ),
         (
             "Reading",
             "The operators of the training step depend on values in tensors: on the result of "

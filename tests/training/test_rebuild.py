@@ -1,4 +1,6 @@
-"""Every operator of a training step can be run again on made-up values: alike, finite, and never outside its memory."""
+"""Every operator of a training step can be run again on made-up values: alike, finite, and never
+outside its memory.
+"""
 
 import dataclasses
 import json
@@ -26,10 +28,17 @@ from tests.training.test_capture import extract_from_catalog
 
 TOKENS = {"length": 16, "layers": 2}
 STEPS = [
-    ("mobilenet_v3_small", {"input_size": 64, "optimizer": "adam", "memory_format": "channels_last"}),
+    (
+        "mobilenet_v3_small",
+        {"input_size": 64, "optimizer": "adam", "memory_format": "channels_last"},
+    ),
     ("resnet18", {"input_size": 32, "optimizer": "sgd-fused", "amp": "float16"}),
     pytest.param("googlenet", {}, marks=pytest.mark.slow),
-    pytest.param("bert-base", {**TOKENS, "optimizer": "adamw-fused", "amp": "bfloat16"}, marks=pytest.mark.slow),
+    pytest.param(
+        "bert-base",
+        {**TOKENS, "optimizer": "adamw-fused", "amp": "bfloat16"},
+        marks=pytest.mark.slow,
+    ),
     ("gpt2", {**TOKENS, "optimizer": "adamw-foreach"}),
     ("t5-small", {**TOKENS, "phase": "encode"}),
 ]
@@ -39,7 +48,9 @@ MOST_BYTES, MOST_BYTES_SLOW = 2**26, 2**29  # of memory, for one operator
 
 @pytest.fixture
 def given_back(monkeypatch) -> dict[str, list]:
-    """What each call gave while it was captured, by the id of its tuple: sizes, strides and types."""
+    """What each call gave while it was captured, by the id of its tuple: sizes, strides and
+    types.
+    """
     found: dict[str, list] = {}
     record = capturing.StepRecorder._record
 
@@ -80,7 +91,9 @@ def runs_as_captured(captured, given_back, most_bytes=MOST_BYTES):
             assert all(map(finite, (*rebuilt.tensors, *tensors_in(out)))), spec
 
 
-@pytest.mark.parametrize(("model", "said"), STEPS, ids=lambda one: one if isinstance(one, str) else "")
+@pytest.mark.parametrize(
+    ("model", "said"), STEPS, ids=lambda one: one if isinstance(one, str) else ""
+)
 def test_every_operator_of_a_step_runs_as_it_was_captured(model, said, given_back):
     captured = extract_from_catalog(model, **said, device_type="cuda")
     assert not captured.gaps
@@ -104,7 +117,9 @@ OTHER_FAMILIES = [
 def test_every_operator_of_other_families_runs_as_it_was_captured(model, given_back):
     entry = catalog.find(model)
     sized = {} if entry.fixed_size else {"input_size": entry.smallest_size}
-    runs_as_captured(extract_from_catalog(model, **sized, optimizer="adamw-fused"), given_back, MOST_BYTES_SLOW)
+    runs_as_captured(
+        extract_from_catalog(model, **sized, optimizer="adamw-fused"), given_back, MOST_BYTES_SLOW
+    )
 
 
 @pytest.mark.gpu
@@ -128,14 +143,20 @@ def test_on_the_card_every_operator_of_a_step_runs_as_it_did(model, amp, given_b
         for _ in range(2):
             out = rebuilt.run()
         assert laid_out(out) == given_back[spec.id], spec
-        # Efficient attention rounds its log-sum-exps up to 32 rows, and fills what is more with infinity.
+        # Efficient attention rounds its log-sum-exps up to 32 rows, and fills what is more with
+        # infinity.
         if spec.short_name not in ("scalar_tensor", "_scaled_dot_product_efficient_attention"):
             assert all(map(finite, (*rebuilt.tensors, *tensors_in(out)))), spec
 
 
 def small_step(optimizer, amp=None):
     model = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.SiLU(inplace=True), nn.Dropout(0.1), nn.Flatten(), nn.Linear(144, 5)
+        nn.Conv2d(3, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.SiLU(inplace=True),
+        nn.Dropout(0.1),
+        nn.Flatten(),
+        nn.Linear(144, 5),
     )
     cpu = torch.device("cpu")
     return TrainingStep(
@@ -192,7 +213,9 @@ def test_a_class_of_data_holds_for_the_parts_of_a_step(data):
         assert all(map(finite, (*classed.tensors, *tensors_in(classed.run())))), spec
         if spec.short_name == "convolution_backward":
             gradient = classed.tensors[0]
-            assert (gradient == 0).float().mean() == pytest.approx(1 if data == "zeros" else 0.5, abs=0.1)
+            assert (gradient == 0).float().mean() == pytest.approx(
+                1 if data == "zeros" else 0.5, abs=0.1
+            )
             assert (plain.tensors[0] != 0).all()
 
 
@@ -209,7 +232,18 @@ POOL = [[2, 2], [2, 2], [0, 0], [1, 1], False]
 @pytest.mark.parametrize(
     ("spec", "bound"),
     [
-        (aten("embedding_dense_backward.default", ONE, TWO, 7, -1, False, tensors=(floats(50, 3), integers(50))), 7),
+        (
+            aten(
+                "embedding_dense_backward.default",
+                ONE,
+                TWO,
+                7,
+                -1,
+                False,
+                tensors=(floats(50, 3), integers(50)),
+            ),
+            7,
+        ),
         (
             aten(
                 "max_pool2d_with_indices_backward.default",
@@ -217,13 +251,28 @@ POOL = [[2, 2], [2, 2], [0, 0], [1, 1], False]
                 TWO,
                 *POOL,
                 THREE,
-                tensors=(floats(2, 3, 2, 2), floats(2, 3, 4, 4, storage=1), integers(2, 3, 2, 2, storage=2)),
+                tensors=(
+                    floats(2, 3, 2, 2),
+                    floats(2, 3, 4, 4, storage=1),
+                    integers(2, 3, 2, 2, storage=2),
+                ),
             ),
             16,
         ),
         (aten("gather.default", ONE, -1, TWO, tensors=(floats(40, 3), integers(40, 9))), 3),
         (aten("index.Tensor", ONE, [None, TWO], tensors=(floats(40, 5), integers(60))), 5),
-        (aten("nll_loss_forward.default", ONE, TWO, None, 1, -100, tensors=(floats(60, 4), integers(60))), 4),
+        (
+            aten(
+                "nll_loss_forward.default",
+                ONE,
+                TWO,
+                None,
+                1,
+                -100,
+                tensors=(floats(60, 4), integers(60)),
+            ),
+            4,
+        ),
     ],
     ids=lambda one: one.short_name if isinstance(one, OperatorTuple) else "",
 )
@@ -239,13 +288,29 @@ def test_indices_are_valid(spec, bound):
     [
         (aten("set_.source_Tensor", ONE, ONE, tensors=(floats(2),)), "allow-list"),
         (aten("resize_.default", ONE, [3], tensors=(floats(2),)), "allow-list"),
-        (OperatorTuple("aten.relu.default", "function", {}, (ONE,), {}, (floats(2),)), "allow-list"),
+        (
+            OperatorTuple("aten.relu.default", "function", {}, (ONE,), {}, (floats(2),)),
+            "allow-list",
+        ),
         (OperatorTuple("torch.relu", "aten", {}, (ONE,), {}, (floats(2),)), "allow-list"),
         (aten("relu.default", ONE, 1, 2, tensors=(floats(2),)), "The stored arguments do not fit"),
         (aten("mm.default", ONE, ONE, tensors=(integers(2, 2, storage=0),)), "has no rule"),
-        (aten("native_dropout_backward.default", ONE, TWO, 2.0, tensors=(floats(2), integers(2))), "has no rule"),
         (
-            aten("embedding_dense_backward.default", ONE, TWO, 0, -1, False, tensors=(floats(2, 3), integers(2))),
+            aten(
+                "native_dropout_backward.default", ONE, TWO, 2.0, tensors=(floats(2), integers(2))
+            ),
+            "has no rule",
+        ),
+        (
+            aten(
+                "embedding_dense_backward.default",
+                ONE,
+                TWO,
+                0,
+                -1,
+                False,
+                tensors=(floats(2, 3), integers(2)),
+            ),
             "no valid value",
         ),
         (
@@ -274,7 +339,9 @@ def test_the_list_holds_nothing_that_is_other_operators():
     composite = Counter(
         name
         for name in ATEN_OVERLOADS
-        if torch._C._dispatch_has_kernel_for_dispatch_key(overload_of(name).name(), "CompositeImplicitAutograd")
+        if torch._C._dispatch_has_kernel_for_dispatch_key(
+            overload_of(name).name(), "CompositeImplicitAutograd"
+        )
     )
     # On a card these are kernels of their own.
     assert set(composite) <= {
@@ -293,7 +360,11 @@ def _there(name):
 
 
 def test_the_cost_of_a_backward():
-    image, weight, gradient = floats(2, 8, 6, 6), floats(4, 8, 3, 3, storage=1), floats(2, 4, 4, 4, storage=2)
+    image, weight, gradient = (
+        floats(2, 8, 6, 6),
+        floats(4, 8, 3, 3, storage=1),
+        floats(2, 4, 4, 4, storage=2),
+    )
     how = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
     forward = cost(aten("convolution.default", ONE, TWO, None, *how, tensors=(image, weight)))
     backward = cost(

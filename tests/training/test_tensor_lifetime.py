@@ -4,15 +4,17 @@ import dataclasses
 
 import pytest
 
+from farm.addons.memory.step_memory import largest_batch
+from farm.addons.memory.transfers import offload
 from farm.errors import UsageError
-from farm.memory_report.step_memory import largest_batch
 from farm.operators.captured import CapturedCall, CapturedPass, CapturedTensor
-from farm.slow_memory.transfers import offload
 from farm.training.tensor_lifetime import Life, allocated_peak_bytes, least_peak_bytes
 
 
 def tensor(number, size_bytes, born, released, uses, role="activation"):
-    return CapturedTensor(number, f"t{number}", role, (size_bytes // 4,), "float32", size_bytes, born, released, uses)
+    return CapturedTensor(
+        number, f"t{number}", role, (size_bytes // 4,), "float32", size_bytes, born, released, uses
+    )
 
 
 def step(*tensors, calls):
@@ -58,8 +60,13 @@ def test_the_curve_is_what_is_held_and_tells_apart_what_is_used():
 
 def test_periods_are_counted_once_by_length_and_by_size():
     assert [row.periods for row in LIFE.by_length((70.0,))] == [0, 3]
-    assert [(row.periods, row.size_bytes) for row in LIFE.by_size((2000.0,))] == [(2, 2000), (1, 4000)]
-    assert sum(row.byte_s for row in LIFE.by_size((2000.0,))) == pytest.approx(sum(LIFE.inactive_byte_s.values()))
+    assert [(row.periods, row.size_bytes) for row in LIFE.by_size((2000.0,))] == [
+        (2, 2000),
+        (1, 4000),
+    ]
+    assert sum(row.byte_s for row in LIFE.by_size((2000.0,))) == pytest.approx(
+        sum(LIFE.inactive_byte_s.values())
+    )
 
 
 def test_what_waits_long_enough_lies_elsewhere_meanwhile():
@@ -76,13 +83,17 @@ def test_what_waits_long_enough_lies_elsewhere_meanwhile():
         4000,
     )  # for calls that run while it is away, from begin to end
     assert found.link_share == pytest.approx(12.5 / 60)
-    assert [period.tensor for period in offload(life, 150e6).hidden] == [1]  # 27 µs each way is too long
+    assert [period.tensor for period in offload(life, 150e6).hidden] == [
+        1
+    ]  # 27 µs each way is too long
 
 
 def test_what_a_cpu_does_through_larger_tensors_is_not_in_the_least_that_a_card_needs():
     masked = step(WEIGHT, KEPT, SHORT, calls=6)
     owned = {1: "Linear", 2: "Dropout"}  # the second call and the third
-    calls = tuple(dataclasses.replace(call, owner=owned.get(call.index, "")) for call in masked.calls)
+    calls = tuple(
+        dataclasses.replace(call, owner=owned.get(call.index, "")) for call in masked.calls
+    )
     assert least_peak_bytes(dataclasses.replace(masked, calls=calls)) == 5000
 
 

@@ -1,4 +1,6 @@
-"""A user's own model is what its files say now: an edit makes another version, which is captured and measured again."""
+"""A user's own model is what its files say now: an edit makes another version, which is captured
+and measured again.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from farm.training.version import versioned
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
 from farm.types.request import Request
 
-SHORT = Stopping(warm_up_s=0.0, minimum_s=0.0, maximum_s=0.1, time_half_width=1.0, energy_half_width=1.0)
+SHORT = Stopping(
+    warm_up_s=0.0, minimum_s=0.0, maximum_s=0.1, time_half_width=1.0, energy_half_width=1.0
+)
 EAGER = Protocol(launch="eager")
 NET = """
 import torch
@@ -117,8 +121,13 @@ def test_an_edited_model_is_measured_again_and_old_jobs_keep_their_version(folde
         return farm.measure_model("net", database=database, card="simulated", stopping=SHORT)
 
     old = measured()
-    assert command_of(Request.from_json(old.to_json()["request"])).startswith("farm run net --batch 2 --launch")
-    assert measured().to_json()["verdict"]["whole_time_us"] == old.to_json()["verdict"]["whole_time_us"]
+    assert command_of(Request.from_json(old.to_json()["request"])).startswith(
+        "farm run net --batch 2 --launch"
+    )
+    assert (
+        measured().to_json()["verdict"]["whole_time_us"]
+        == old.to_json()["verdict"]["whole_time_us"]
+    )
     edit(folder, "LAYERS = 1", "LAYERS = 8")
     new = measured()
     assert [row["calls"] for row in new.to_json()["types"]] == [8]
@@ -143,8 +152,14 @@ def test_a_benchmark_process_refuses_another_version_and_measures_the_edited_fil
         assert process.measure(subject(variant), EAGER, SHORT, predicted={}).reading.time_us > 0
         edit(folder, "LAYERS = 1", "LAYERS = 8")
         with pytest.raises(
-            Unmeasurable, match=f"has version .*; the job was submitted with version {variant.version}"
+            Unmeasurable,
+            match=f"has version .*; the job was submitted with version {variant.version}",
         ) as no:
             process.measure(subject(variant), EAGER, SHORT, predicted={})
         assert (no.value.reason, "submit again" in no.value.next_step) == ("rejected", True)
-        assert process.measure(subject(versioned(variant)), EAGER, SHORT, predicted={}).verification.matches is not None
+        assert (
+            process.measure(
+                subject(versioned(variant)), EAGER, SHORT, predicted={}
+            ).verification.matches
+            is not None
+        )

@@ -52,14 +52,28 @@ def test_a_class_says_how_each_activation_is_filled() -> None:
     assert fillings("normal", 2) == [Filling(), Filling()]
     assert fillings("zeros-50+", 2) == [Filling(0.5, True)] * 2
     assert fillings("zeros-50+,normal", 2) == [Filling(0.5, True), Filling()]
-    assert fillings("zeros-50+c90,normal-c50", 2) == [Filling(0.5, True, 0.9), Filling(channels=0.5)]
+    assert fillings("zeros-50+c90,normal-c50", 2) == [
+        Filling(0.5, True, 0.9),
+        Filling(channels=0.5),
+    ]
     with pytest.raises(ValueError, match="2 tensors"):
         fillings("zeros-50+,normal", 3)
 
 
 @pytest.mark.parametrize(
     "name",
-    ["zeros-55", "zeros-30", "normal-c10", "c90", "zeros-110", "zeros--10", "zeros-50++", "zeros-50;", "", "seen-50"],
+    [
+        "zeros-55",
+        "zeros-30",
+        "normal-c10",
+        "c90",
+        "zeros-110",
+        "zeros--10",
+        "zeros-50++",
+        "zeros-50;",
+        "",
+        "seen-50",
+    ],
 )
 def test_what_is_no_class_is_no_protocol_either(name: str) -> None:
     assert not is_class(name)

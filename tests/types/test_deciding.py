@@ -1,4 +1,6 @@
-"""Values that decide how much work a call does have a short canonical form, which keeps that work."""
+"""Values that decide how much work a call does have a short canonical form, which keeps that
+work.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,12 @@ def product(values=None, rows=ROWS, experts=EXPERTS):
         TensorSpec("activation", "", (experts,), "int32", storage=2, values=values),
     )
     return OperatorTuple(
-        "torch._grouped_mm", "function", {}, ({"tensor": 0}, {"tensor": 1}), {"offs": {"tensor": 2}}, tensors
+        "torch._grouped_mm",
+        "function",
+        {},
+        ({"tensor": 0}, {"tensor": 1}),
+        {"offs": {"tensor": 2}},
+        tensors,
     )
 
 
@@ -60,7 +67,9 @@ def test_the_order_of_the_experts_and_rows_within_a_tile_do_not_matter():
     moved = [299, 127, 63, 199, 102, 0, 134, 100]
     assert segments_of(lengths, 64) == segments_of(shuffled, 64) == segments_of(moved, 64)
     assert segments_of(lengths, 64) != segments_of([length and 128 for length in lengths], 64)
-    assert lengths_of(segments_of(lengths, 64), sum(lengths)) == lengths_of(segments_of(shuffled, 64), sum(lengths))
+    assert lengths_of(segments_of(lengths, 64), sum(lengths)) == lengths_of(
+        segments_of(shuffled, 64), sum(lengths)
+    )
 
 
 @given(st.lists(st.integers(0, 5000), min_size=1, max_size=MOST_NUMBERS))
@@ -71,7 +80,9 @@ def test_few_segments_keep_their_order_and_their_tiles(lengths):
     rebuilt = lengths_of(values, sum(lengths))
     assert sum(rebuilt) == sum(lengths)
     for rows in (LENGTH_STEP, 64, 128, 256):
-        assert [-(-length // rows) for length in rebuilt] == [-(-length // rows) for length in lengths]
+        assert [-(-length // rows) for length in rebuilt] == [
+            -(-length // rows) for length in lengths
+        ]
 
 
 def test_few_segments_have_another_description_for_another_order():
@@ -131,7 +142,11 @@ def test_a_malformed_distribution_is_rejected(form):
 
 @pytest.mark.parametrize(
     ("numbers", "problem"),
-    [((64, 1, 7), "has 8 segments"), ((64, 30, 1, 1, 7), "needs? at least"), ((2**30, 2, 8), "needs? at least")],
+    [
+        ((64, 1, 7), "has 8 segments"),
+        ((64, 30, 1, 1, 7), "needs? at least"),
+        ((2**30, 2, 8), "needs? at least"),
+    ],
 )
 def test_values_that_do_not_fit_the_call_are_a_problem(numbers, problem):
     spec = product()

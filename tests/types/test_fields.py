@@ -22,7 +22,9 @@ class Before(ContentAddressed):
 
 @dataclass(frozen=True)
 class After(Before):
-    shape: str = declared("", "the shape", option="--shape", usual="round", choices=("", "round", "square"))
+    shape: str = declared(
+        "", "the shape", option="--shape", usual="round", choices=("", "round", "square")
+    )
 
 
 def test_a_new_field_at_its_default_changes_no_json_and_no_id():
@@ -44,7 +46,10 @@ def test_the_help_is_made_of_the_declaration():
 
 
 def test_every_field_that_users_give_has_its_texts_in_the_file():
-    records = {kind.__name__: kind for kind in (Variant, Protocol, Stopping, Request, TextFiles, MemoryOptions)}
+    records = {
+        kind.__name__: kind
+        for kind in (Variant, Protocol, Stopping, Request, TextFiles, MemoryOptions)
+    }
     assert {name: tuple(found) for name, found in texts().items()} == {
         name: names_of(kind) for name, kind in records.items()
     }, "one table for each field, in their order"
@@ -58,14 +63,23 @@ def test_every_field_of_a_variant_is_a_column_in_the_database_and_in_exports():
     names = {one.name for one in fields_of(Variant)}
     assert names <= set(ModelVariant.__table__.columns.keys())
     assert names - {"dtype"} <= {column.name for column in VARIANT_COLUMNS}
-    assert names - VARIANT.keys() == {"model", "version"}, "one is named on its own, the other computed"
+    assert names - VARIANT.keys() == {"model", "version"}, (
+        "one is named on its own, the other computed"
+    )
 
 
 def test_every_given_field_is_a_key_of_a_measurement_file():
     (request,) = parse(
-        "- {model: a, batch: 2, step: training, protocol: {tf32: true}, stopping: {maximum_s: 1}}", "a.yml"
+        "- {model: a, batch: 2, step: training, protocol: {tf32: true}, stopping: {maximum_s: 1}}",
+        "a.yml",
     )
-    assert request.given == {"model": "a", "batch": 2, "step": "training", "tf32": True, "maximum_s": 1.0}
+    assert request.given == {
+        "model": "a",
+        "batch": 2,
+        "step": "training",
+        "tf32": True,
+        "maximum_s": 1.0,
+    }
     with pytest.raises(TypeError, match="not fields of a request: shape"):
         PartialRequest(shape="round")
     assert "shape" not in GIVEN

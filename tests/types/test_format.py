@@ -6,7 +6,14 @@ from farm.verdict.figures import Figure
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [(None, "–"), (0, "0 µs"), (0.5, "0.500 µs"), (5.312, "5.31 µs"), (5312, "5.31 ms"), (1.5e9, "1500 s")],
+    [
+        (None, "–"),
+        (0, "0 µs"),
+        (0.5, "0.500 µs"),
+        (5.312, "5.31 µs"),
+        (5312, "5.31 ms"),
+        (1.5e9, "1500 s"),
+    ],
 )
 def test_times(value, expected):
     assert quantity(value, TIME) == expected
@@ -38,4 +45,10 @@ def test_counts_and_spans():
     assert count_of(4.09e9, "FLOP") == "4.09 GFLOP"
     assert count_of(12, "B") == "12 B"
     assert [span(s) for s in (0, 0.28, 0.6)] == ["0 s", "280 ms", "1 s"]
-    assert [span(s) for s in (8, 200, 7500, 270000, None)] == ["8 s", "3 min 20 s", "2 h 5 min", "3 d 3 h", "–"]
+    assert [span(s) for s in (8, 200, 7500, 270000, None)] == [
+        "8 s",
+        "3 min 20 s",
+        "2 h 5 min",
+        "3 d 3 h",
+        "–",
+    ]

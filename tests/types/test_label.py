@@ -25,12 +25,18 @@ def call(operator, *arguments, tensors=(IMAGE, WEIGHT), **keywords):
         (addition(), "add_ | 32x64x56x56 + 32x64x56x56 fp32"),
         (call("torch.add", FIRST, SECOND), "add | 14x14 + 14x14 (parameter) fp32"),
         (call("torch.cat", [FIRST] * 4, -1), "cat -1 | 4 of 14x14 fp32"),
-        (call("torch.Tensor.__setitem__", FIRST, CORNER, 2), "setitem [0:-7, -3:] = 2 | 14x14 fp32"),
+        (
+            call("torch.Tensor.__setitem__", FIRST, CORNER, 2),
+            "setitem [0:-7, -3:] = 2 | 14x14 fp32",
+        ),
         (
             call("torch.Tensor.__getitem__", FIRST, {"tuple": [{"ellipsis": True}, None]}),
             "getitem [..., None] | 14x14 fp32",
         ),
-        (call("torch.Tensor.__getitem__", FIRST, SECOND), "getitem | 14x14 + 14x14 (parameter) fp32"),
+        (
+            call("torch.Tensor.__getitem__", FIRST, SECOND),
+            "getitem | 14x14 + 14x14 (parameter) fp32",
+        ),
         (
             call("torch.Tensor.masked_fill", FIRST, SECOND, {"float": "-inf"}),
             "masked_fill -inf | 14x14 + 14x14 (parameter) fp32",
@@ -44,7 +50,10 @@ def call(operator, *arguments, tensors=(IMAGE, WEIGHT), **keywords):
             "softmax dim -1 dtype fp16 | 14x14 fp32",
         ),
         (call("torch.nn.functional.relu", FIRST, inplace=True), "relu inplace | 14x14 fp32"),
-        (call("torch.nn.functional.max_pool2d", FIRST, 3, ceil_mode=False, stride=None), "max_pool2d 3 | 14x14 fp32"),
+        (
+            call("torch.nn.functional.max_pool2d", FIRST, 3, ceil_mode=False, stride=None),
+            "max_pool2d 3 | 14x14 fp32",
+        ),
     ],
 )
 def test_says_what_is_done_with_what(spec, label):

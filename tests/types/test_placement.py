@@ -28,7 +28,11 @@ def test_up_to_five_tensors_have_all_their_configurations():
 
 
 def test_of_more_each_is_slow_alone_and_all_are():
-    assert configurations(range(5), 1, "all") == [*(f"in{number}" for number in range(5)), "out0", "in0-4+out0"]
+    assert configurations(range(5), 1, "all") == [
+        *(f"in{number}" for number in range(5)),
+        "out0",
+        "in0-4+out0",
+    ]
     assert configurations([0, 2], 0, "each") == ["in0", "in2", "in0+in2"]
     assert configurations(range(MANY + 1), 0, "all") == [f"in0-{MANY}"]
     assert configurations([0], 0, "each") == ["in0"]

@@ -36,7 +36,12 @@ FOUND = {
     "missing": {"a": 1},
     "kernels": {"gemm": {"count": 8, "time_us": 700.0}},
     "tuple_kernels": {"a": {"gemm": 1}},
-    "in_model": {"calls_us": {"a": [1.0, None]}, "source": "kernels", "passes": 3, "attributed_share": 1.0},
+    "in_model": {
+        "calls_us": {"a": [1.0, None]},
+        "source": "kernels",
+        "passes": 3,
+        "attributed_share": 1.0,
+    },
     "numerics": {"tf32": False},
     "differences": ["predicted, but not run on the card: 1x a"],
     "card": "GPU-1",
@@ -60,7 +65,12 @@ def test_details_are_written_under_the_keys_that_they_were_read_from():
 
 
 def test_details_of_another_version_are_read_as_far_as_they_are_known():
-    data = {"copies": 2, "humidity_percent": 40, "burst": {"time_us": 1.0, "colour": "red"}, "canary": {"number": 1}}
+    data = {
+        "copies": 2,
+        "humidity_percent": 40,
+        "burst": {"time_us": 1.0, "colour": "red"},
+        "canary": {"number": 1},
+    }
     details = Details.from_json(data)
     assert details.burst == Burst(1.0)
     assert details.canary is None, "a canary without a time is none"
@@ -107,7 +117,12 @@ def test_a_verification_is_written_as_it_was_read():
 
 
 def test_an_older_record_names_the_launches_of_a_kernel():
-    older = {"eagerly": {"operators": [], "kernels": {"gemm": {"launched": 0, "eager": 12}, "relu": [1, 0]}}}
+    older = {
+        "eagerly": {
+            "operators": [],
+            "kernels": {"gemm": {"launched": 0, "eager": 12}, "relu": [1, 0]},
+        }
+    }
     assert Verification.from_json(older).to_json()["eagerly"]["kernels"] == {
         "gemm": {"launched": 0, "eager": 12},
         "relu": (1, 0),
@@ -115,27 +130,49 @@ def test_an_older_record_names_the_launches_of_a_kernel():
 
 
 def of(burst=None, **details):
-    figures = dict.fromkeys(("time_us", "time_half_width_us", "time_median_us", "time_trimmed_us"), 100.0)
-    return Reading(**figures, passes=9, window_s=1.0, warm_up_s=1.0, details=Details(burst=burst, **details))
+    figures = dict.fromkeys(
+        ("time_us", "time_half_width_us", "time_median_us", "time_trimmed_us"), 100.0
+    )
+    return Reading(
+        **figures, passes=9, window_s=1.0, warm_up_s=1.0, details=Details(burst=burst, **details)
+    )
 
 
 def test_ranks_replay_in_order_together_and_wait_for_each_other():
-    one = of(in_order=InOrder(50.0, 1.0, 20.0, 3.0), places={"a": Place(2.0, 0.3, 4)}, looped_us={"a": 5.0})
-    other = of(in_order=InOrder(51.0, 1.0, 22.0, 4.0), places={"a": Place(1.0, 0.4, 4)}, looped_us={"a": 6.0})
+    one = of(
+        in_order=InOrder(50.0, 1.0, 20.0, 3.0),
+        places={"a": Place(2.0, 0.3, 4)},
+        looped_us={"a": 5.0},
+    )
+    other = of(
+        in_order=InOrder(51.0, 1.0, 22.0, 4.0),
+        places={"a": Place(1.0, 0.4, 4)},
+        looped_us={"a": 6.0},
+    )
     details = of_ranks([one, other], ["a", "b"]).details
     assert (details.in_order.time_us, details.in_order.energy_mj) == (51.0, 42.0)
     assert details.in_order.energy_half_width_mj == 5.0
     assert details.places == {"a": Place(1.5, 0.25, 4)}
     assert details.looped_us == {"a": 5.5}
     assert of_ranks([one, of()], ["a", "b"]).details.in_order is None
-    assert of_ranks([one, of(in_order_missing="its flags")], ["a", "b"]).details.in_order_missing == "its flags"
+    assert (
+        of_ranks([one, of(in_order_missing="its flags")], ["a", "b"]).details.in_order_missing
+        == "its flags"
+    )
 
 
 def test_a_reading_of_several_cards_has_the_energy_of_all_cards_in_bursts_too():
     one = Burst(80.0, power_w=300.0, energy_mj=24.0, energy_half_width_mj=3.0, pause_power_w=100.0)
-    other = Burst(90.0, power_w=400.0, energy_mj=36.0, energy_half_width_mj=4.0, pause_power_w=120.0)
+    other = Burst(
+        90.0, power_w=400.0, energy_mj=36.0, energy_half_width_mj=4.0, pause_power_w=120.0
+    )
     burst = of_ranks([of(one), of(other)], ["a", "b"]).details.burst
-    assert (burst.time_us, burst.energy_mj, burst.power_w, burst.pause_power_w) == (90.0, 60.0, 700.0, 220.0)
+    assert (burst.time_us, burst.energy_mj, burst.power_w, burst.pause_power_w) == (
+        90.0,
+        60.0,
+        700.0,
+        220.0,
+    )
     assert burst.energy_half_width_mj == 5.0
     assert of_ranks([of(one), of(None)], ["a", "b"]).details.burst is None
 

@@ -8,7 +8,11 @@ from farm.errors import Unreadable
 from farm.types.protocol import Protocol, Stopping, Variant
 from farm.types.request import Request, Sweep
 
-SWEEP = Sweep("Conv2d", {"in_channels": (64, 128), "kernel_size": (1, [3, 5], None), "zeros": (0, 0.5)}, "kernels")
+SWEEP = Sweep(
+    "Conv2d",
+    {"in_channels": (64, 128), "kernel_size": (1, [3, 5], None), "zeros": (0, 0.5)},
+    "kernels",
+)
 OF_A_MODEL = Request(
     variant=Variant("resnet18", 4, 224, dtype="float16"),
     protocol=Protocol(launch="eager", data="seen", tf32=True),
@@ -21,7 +25,10 @@ OF_A_MODEL = Request(
 
 @pytest.mark.parametrize(
     ("request_", "id_"),
-    [(Request(sweep=SWEEP), "93ed4a32f90166ce471f0039328ea472"), (OF_A_MODEL, "4ba80ea826d1f4fe89da6a9473e18b6d")],
+    [
+        (Request(sweep=SWEEP), "93ed4a32f90166ce471f0039328ea472"),
+        (OF_A_MODEL, "4ba80ea826d1f4fe89da6a9473e18b6d"),
+    ],
 )
 def test_a_stored_request_comes_back_under_the_id_it_always_had(request_, id_):
     stored = json.loads(json.dumps({**request_.to_json(), "cards": ["GPU-1"], "pinned": True}))

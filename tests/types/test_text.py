@@ -1,4 +1,6 @@
-"""No piece of a password is shown, however it is written into a URL, and no control character that others wrote."""
+"""No piece of a password is shown, however it is written into a URL, and no control character that
+others wrote.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ from farm.safe_text import UNREADABLE_URL, cell, keep_secret, printable, shown_u
         ("postgresql://farm:secret/farm", UNREADABLE_URL),
         ("postgresql://h/farm?user=farm&password=secret", "postgresql://h/farm"),
         ("postgresql://h:1/farm?password=sec@ret&user=farm", UNREADABLE_URL),
-        ("postgresql://[::1]:5432/f?sslpassword=secret&PASSFILE=/secret", "postgresql://[::1]:5432/f"),
+        (
+            "postgresql://[::1]:5432/f?sslpassword=secret&PASSFILE=/secret",
+            "postgresql://[::1]:5432/f",
+        ),
         ("postgresql://farm@h/farm", "postgresql://farm@h/farm"),
         ("sqlite:////var/lib/farm/farm.db?key=secret", "sqlite:////var/lib/farm/farm.db"),
         ("sqlite:////home/a@b/farm.db", "sqlite:////home/a@b/farm.db"),
@@ -66,7 +71,10 @@ def test_the_harmless_parts_of_a_url_are_shown(url, shown):
         ("farm;p4ssw0rd@h", "p4ssw0rd"),
         ("postgresql://farm;p4ssw0rd@h/farm", 'role "farm;p4ssw0rd" does not exist'),
         ("postgresql://farm%3Ap4ssw0rd@h/farm", 'role "farm:p4ssw0rd" does not exist'),
-        ("postgresql://farm%3Ap4ssw0rd%40h/farm", "cannot resolve 'farm%3Ap4ssw0rd%40h' or 'farm:p4ssw0rd@h'"),
+        (
+            "postgresql://farm%3Ap4ssw0rd%40h/farm",
+            "cannot resolve 'farm%3Ap4ssw0rd%40h' or 'farm:p4ssw0rd@h'",
+        ),
         ("sqlite:///farm:p4ssw0rd@h/farm", "unable to open farm:p4ssw0rd@h/farm"),
         ("'postgresql://farm:p4ssw0rd@h/farm'", "p4ssw0rd"),
     ],
@@ -74,7 +82,10 @@ def test_the_harmless_parts_of_a_url_are_shown(url, shown):
 def test_texts_of_others_have_no_secrets(value, text):
     keep_secret(value)
     assert not re.search("p4ss|w0rd", without_secrets(text))
-    assert without_secrets("`farm run` connects to the database") == "`farm run` connects to the database"
+    assert (
+        without_secrets("`farm run` connects to the database")
+        == "`farm run` connects to the database"
+    )
 
 
 def test_control_characters_are_written_out_and_mean_the_same_in_json():
@@ -87,7 +98,9 @@ def test_control_characters_are_written_out_and_mean_the_same_in_json():
     assert printable("a\nb", keep="\n") == "a\nb"
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+cmd", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "\uff1d1", "-1e9x"])
+@pytest.mark.parametrize(
+    "text", ["=1+1", "+cmd", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "\uff1d1", "-1e9x"]
+)
 def test_a_cell_is_never_a_formula(text):
     assert cell(text) == f"'{text}"
 

@@ -1,4 +1,6 @@
-"""Token ids survive every way that they travel, and what is none is refused before it is unpacked."""
+"""Token ids survive every way that they travel, and what is none is refused before it is
+unpacked.
+"""
 
 import base64
 import json

@@ -41,11 +41,14 @@ def convolution(**changes) -> OperatorTuple:
 
 def addition() -> OperatorTuple:
     image = TensorSpec("activation", "", (32, 64, 56, 56), "float32")
-    return OperatorTuple("torch.Tensor.add_", "function", {}, ({"tensor": 0}, {"tensor": 0}), {}, (image,))
+    return OperatorTuple(
+        "torch.Tensor.add_", "function", {}, ({"tensor": 0}, {"tensor": 0}), {}, (image,)
+    )
 
 
 def test_the_id_is_known_beforehand():
-    # A changed id orphans every reading in every database: change it only with the schema's version.
+    # A changed id orphans every reading in every database: change it only with the schema's
+    # version.
     assert convolution().id == "16d2fc4ce11f2786a62f4d14a76cbdb7"
 
 
@@ -81,7 +84,10 @@ def test_what_decides_the_kernels_decides_the_id():
     half = TensorSpec("activation", "", image.shape, "float16", None, 1)
     shifted = TensorSpec("activation", "", image.shape, "float32", None, 1, offset=1)
     sparse = TensorSpec("activation", "", image.shape, "float32", None, 1, zeros=0.5)
-    specs = [convolution(tensors=(weight, other)) for other in (image, channels_last, half, shifted, sparse)]
+    specs = [
+        convolution(tensors=(weight, other))
+        for other in (image, channels_last, half, shifted, sparse)
+    ]
     specs.append(convolution(training=True))
     assert len({spec.id for spec in specs}) == len(specs)
 
@@ -104,7 +110,9 @@ def test_strides_of_single_elements_do_not_count_unless_they_mean_channels_last(
 
 
 def test_an_expanded_tensor_touches_its_elements_once():
-    assert TensorSpec("activation", "", (8, 16, 4), "float32", (0, 4, 1)).distinct_bytes == 16 * 4 * 4
+    assert (
+        TensorSpec("activation", "", (8, 16, 4), "float32", (0, 4, 1)).distinct_bytes == 16 * 4 * 4
+    )
     assert contiguous_stride((2, 3, 4)) == (12, 4, 1)
 
 
@@ -194,7 +202,13 @@ def mangle(data, chance: random.Random):
     places = []
 
     def walk(tree):
-        keys = range(len(tree)) if isinstance(tree, list) else list(tree) if isinstance(tree, dict) else []
+        keys = (
+            range(len(tree))
+            if isinstance(tree, list)
+            else list(tree)
+            if isinstance(tree, dict)
+            else []
+        )
         for key in keys:
             places.append((tree, key))
             walk(tree[key])
@@ -232,10 +246,16 @@ def test_ten_thousand_mangled_tuples_are_accepted_or_rejected_and_nothing_else()
 def optimizer_update(number: int) -> OperatorTuple:
     """Of as many parameters in one call, with five tensors each."""
     tensors = tuple(
-        TensorSpec("parameter", "", (64, 64, 3, 3), "float32", storage=index) for index in range(5 * number)
+        TensorSpec("parameter", "", (64, 64, 3, 3), "float32", storage=index)
+        for index in range(5 * number)
     )
-    lists = [[{"tensor": index} for index in range(begin * number, (begin + 1) * number)] for begin in range(5)]
-    return OperatorTuple("aten._fused_adamw_.default", "aten", {}, tuple(lists), {"lr": 1e-12}, tensors)
+    lists = [
+        [{"tensor": index} for index in range(begin * number, (begin + 1) * number)]
+        for begin in range(5)
+    ]
+    return OperatorTuple(
+        "aten._fused_adamw_.default", "aten", {}, tuple(lists), {"lr": 1e-12}, tensors
+    )
 
 
 def test_an_optimizer_updates_all_parameters_in_one_call():
@@ -249,7 +269,9 @@ def test_an_optimizer_updates_all_parameters_in_one_call():
 
 def test_an_aten_operator_is_named_with_its_overload():
     image = TensorSpec("activation", "", (2, 3), "float32")
-    spec = OperatorTuple("aten.mul.Tensor", "aten", {}, ({"tensor": 0}, {"tensor": 0}), {}, (image,))
+    spec = OperatorTuple(
+        "aten.mul.Tensor", "aten", {}, ({"tensor": 0}, {"tensor": 0}), {}, (image,)
+    )
     assert (spec.short_name, label_of(spec)) == ("mul", "mul | 2x3 + 2x3 fp32")
     assert spec.id == "704f30c7fe4a34ef1a5c9a05b78d9a26"
     for name in ("torch.mul", "aten.mul", "aten.mul.Tensor.more"):
@@ -258,10 +280,17 @@ def test_an_aten_operator_is_named_with_its_overload():
 
 
 def kernel(**changes) -> dict:
-    parameters = {"source": "0123456789abcdef" * 2, "fused": "relu", "config": {"dict": []}, "writes": [0]}
+    parameters = {
+        "source": "0123456789abcdef" * 2,
+        "fused": "relu",
+        "config": {"dict": []},
+        "writes": [0],
+    }
     parameters |= {"outputs": []} | changes
     memory = TensorSpec("activation", "", (4, 32), "float32", storage=0)
-    return OperatorTuple("cpp.fused", "kernel", parameters, ({"tensor": 0},), {}, (memory,)).to_json()
+    return OperatorTuple(
+        "cpp.fused", "kernel", parameters, ({"tensor": 0},), {}, (memory,)
+    ).to_json()
 
 
 def test_a_generated_kernel_is_named_by_the_hash_of_its_source():
@@ -304,7 +333,8 @@ def test_the_bits_of_a_tensor_are_part_of_the_description_and_optional():
     tensor = TensorSpec("activation", "", (4,), "complex64")
     conjugated = dataclasses.replace(tensor, bits=("conj",))
     plain, lazy = (
-        OperatorTuple("torch.abs", "function", {}, ({"tensor": 0},), {}, (one,)) for one in (tensor, conjugated)
+        OperatorTuple("torch.abs", "function", {}, ({"tensor": 0},), {}, (one,))
+        for one in (tensor, conjugated)
     )
     assert plain != lazy
     assert parse(lazy.to_json()) == lazy

@@ -14,23 +14,43 @@ from farm.verdict.figures import CanaryReading, Part, ReadingView, Whole
 from farm.verdict.verdict import Verdict
 
 
-def reading(time_us=10.0, half=0.0, energy_mj=2.0, energy_half=0.0, card="GPU-1", **more) -> ReadingView:
+def reading(
+    time_us=10.0, half=0.0, energy_mj=2.0, energy_half=0.0, card="GPU-1", **more
+) -> ReadingView:
     return ReadingView(
-        time_us, half, energy_mj, None if energy_mj is None else energy_half, idle_power_w=80.0, card_id=card, **more
+        time_us,
+        half,
+        energy_mj,
+        None if energy_mj is None else energy_half,
+        idle_power_w=80.0,
+        card_id=card,
+        **more,
     )
 
 
 def part(name="Conv2d", count=1, weight=1.0, read: ReadingView | None = None, **more) -> Part:
-    return Part(f"id-{name}", name, f"{name} 64->64", count, estimated_us=weight, reading=read, **more)
+    return Part(
+        f"id-{name}", name, f"{name} 64->64", count, estimated_us=weight, reading=read, **more
+    )
 
 
 def judge(parts, whole: ReadingView | None, **more) -> Verdict:
     wholes = [Whole("GPU-1", whole)] if whole else []
-    return aggregate(parts, wholes, more.pop("canaries", ()), target=more.pop("target", 0.95), launch="graph", **more)
+    return aggregate(
+        parts,
+        wholes,
+        more.pop("canaries", ()),
+        target=more.pop("target", 0.95),
+        launch="graph",
+        **more,
+    )
 
 
 def test_sums_gaps_accuracy_and_power():
-    parts = [part(count=3, read=reading(10, energy_mj=2)), part("add", count=2, read=reading(5, energy_mj=0.5))]
+    parts = [
+        part(count=3, read=reading(10, energy_mj=2)),
+        part("add", count=2, read=reading(5, energy_mj=0.5)),
+    ]
     verdict = judge(parts, reading(38.0, energy_mj=7.2))
     assert verdict.time.total.value == 40 and verdict.energy.total.value == 7  # noqa: PT018
     assert verdict.time.gap.value == pytest.approx(40 / 38 - 1)
@@ -43,7 +63,9 @@ def test_sums_gaps_accuracy_and_power():
 
 
 def test_energy_above_idle_counts_idle_once():
-    verdict = judge([part(count=4, read=reading(1000, energy_mj=300))], reading(4000, energy_mj=1200))
+    verdict = judge(
+        [part(count=4, read=reading(1000, energy_mj=300))], reading(4000, energy_mj=1200)
+    )
     idle_mj = 80.0 * 4.0  # W x ms
     assert verdict.energy_above_idle.total.value == pytest.approx(1200 - idle_mj)
     assert verdict.energy_above_idle.whole.value == pytest.approx(1200 - idle_mj)
@@ -51,12 +73,15 @@ def test_energy_above_idle_counts_idle_once():
 
 def test_errors_of_one_tuple_scale_with_its_calls_and_tuples_add_in_quadrature():
     parts = [part(count=3, read=reading(10, 0.1)), part("add", count=4, read=reading(10, 0.1))]
-    assert judge(parts, reading(70)).time.total.half_width == pytest.approx((0.3**2 + 0.4**2) ** 0.5)
+    assert judge(parts, reading(70)).time.total.half_width == pytest.approx(
+        (0.3**2 + 0.4**2) ** 0.5
+    )
 
 
 def test_what_canaries_show_counts_for_all_tuples_and_is_independent_of_their_own_errors():
     canaries = [
-        CanaryReading("c", card, reading(time, energy_mj=e)) for card, time, e in (("A", 99, 1.0), ("B", 101, 1.0))
+        CanaryReading("c", card, reading(time, energy_mj=e))
+        for card, time, e in (("A", 99, 1.0), ("B", 101, 1.0))
     ]
     verdict = judge([part(count=10, read=reading(10, 0.1))], reading(100, 2.0), canaries=canaries)
     assert verdict.systematic_time == pytest.approx(0.01)
@@ -83,7 +108,9 @@ def test_what_was_timed_in_the_same_turns_has_the_interval_of_the_gap_in_each_tu
     parts = [part(read=timed(10.0), count=2), part("Linear", read=timed(80.0))]
     found = judge(parts, timed(101.0)).time
     assert found.gap.value == pytest.approx(-1 / 101)
-    assert found.gap.half_width == pytest.approx(0), "the machine was as slow for the tuples as for the whole"
+    assert found.gap.half_width == pytest.approx(0), (
+        "the machine was as slow for the tuples as for the whole"
+    )
     assert found.total.half_width > 10
     assert not any("converge" in reason for reason in judge(parts, timed(101.0)).reasons)
     apart = judge(parts, timed(101.0, group="another")).time
@@ -107,10 +134,16 @@ def test_wholes_of_several_cards_combine_and_their_spread_widens_the_interval():
 
 def test_wholes_that_no_interval_explains_are_said_to_contradict_each_other():
     def reasons(other_us, half_us=0.2):
-        wholes = [Whole("A", reading(100, 0.2, card="A")), Whole("B", reading(other_us, half_us, card="B"))]
+        wholes = [
+            Whole("A", reading(100, 0.2, card="A")),
+            Whole("B", reading(other_us, half_us, card="B")),
+        ]
         return aggregate([part(read=reading(100))], wholes, target=0.95, launch="graph").reasons
 
-    assert "The measurements of the whole model contradict each other: 14.17 µs on B, 100 µs on A." in reasons(14.17)
+    assert (
+        "The measurements of the whole model contradict each other: 14.17 µs on B, 100 µs on A."
+        in reasons(14.17)
+    )
     for alike in (reasons(104), reasons(120, half_us=10)):
         assert not any("contradict" in reason for reason in alike)
 
@@ -118,13 +151,18 @@ def test_wholes_that_no_interval_explains_are_said_to_contradict_each_other():
 def test_a_whole_counts_by_what_its_card_gave_to_the_sum():
     wholes = [Whole("A", reading(96, 1, card="A")), Whole("B", reading(104, 1, card="B"))]
     parts = [part(read=reading(75, card="A")), part("add", read=reading(25, card="B"))]
-    assert aggregate(parts, wholes, target=0.95, launch="graph").time.whole.value == pytest.approx(98)
+    assert aggregate(parts, wholes, target=0.95, launch="graph").time.whole.value == pytest.approx(
+        98
+    )
     only_a = aggregate(parts[:1], wholes, target=0.95, launch="graph").time.whole
     assert (only_a.value, only_a.half_width) == (96, 1)
 
 
 def test_coverage_weighs_by_estimated_cost():
-    parts = [part(count=2, weight=45.0, read=reading()), part("add", count=10, weight=1.0, reason="raised: no")]
+    parts = [
+        part(count=2, weight=45.0, read=reading()),
+        part("add", count=10, weight=1.0, reason="raised: no"),
+    ]
     assert coverage_of(parts) == pytest.approx(0.9)
     verdict = judge(parts, reading(20, energy_mj=4))
     assert verdict.outcome == "fail"  # accurate, yet a tenth was left out
@@ -134,7 +172,10 @@ def test_coverage_weighs_by_estimated_cost():
 
 
 def test_errors_that_cancel_do_not_pass():
-    parts = [part(read=reading(100, energy_mj=20)), part("add", weight=1.0)]  # the one is too slow by the other
+    parts = [
+        part(read=reading(100, energy_mj=20)),
+        part("add", weight=1.0),
+    ]  # the one is too slow by the other
     verdict = judge(parts, reading(100, energy_mj=20))
     assert verdict.time.accuracy == 1
     assert verdict.outcome == "fail"
@@ -159,7 +200,9 @@ def test_energy_missing_outside_the_scope_does_no_harm():
 def test_without_a_whole_there_is_no_verdict_but_a_sum():
     verdict = judge([part(read=reading())], None)
     assert verdict.outcome == "none" and verdict.time.total.value == 10  # noqa: PT018
-    failed = aggregate([part(read=reading())], [Whole("A", None, "out_of_memory")], target=0.9, launch="graph")
+    failed = aggregate(
+        [part(read=reading())], [Whole("A", None, "out_of_memory")], target=0.9, launch="graph"
+    )
     assert failed.outcome == "none"
     assert "A: out_of_memory" in failed.reasons[0]
     assert judge([part()], reading()).outcome == "none"
@@ -174,12 +217,26 @@ def test_a_gap_near_the_limit_is_said_to_be():
 
 def test_readings_that_did_not_converge_are_said_with_what_to_do():
     loose = {"flags": ("not_converged",)}
-    parts = [part(read=reading(4000, **loose)), part("add", read=reading(10, **loose)), part("ReLU", read=reading())]
-    assert not [reason for reason in judge(parts, reading(100)).reasons if "converge" in reason]  # half of them
-    (reason,) = [reason for reason in judge(parts, reading(100, **loose)).reasons if "converge" in reason]
-    assert reason.startswith("3 of 4 readings did not converge: other programs used this card or CPU")
+    parts = [
+        part(read=reading(4000, **loose)),
+        part("add", read=reading(10, **loose)),
+        part("ReLU", read=reading()),
+    ]
+    assert not [
+        reason for reason in judge(parts, reading(100)).reasons if "converge" in reason
+    ]  # half of them
+    (reason,) = [
+        reason for reason in judge(parts, reading(100, **loose)).reasons if "converge" in reason
+    ]
+    assert reason.startswith(
+        "3 of 4 readings did not converge: other programs used this card or CPU"
+    )
     assert "--reuse none" in reason
-    (reason,) = [reason for reason in judge(parts[2:] * 3, reading(30, **loose)).reasons if "converge" in reason]
+    (reason,) = [
+        reason
+        for reason in judge(parts[2:] * 3, reading(30, **loose)).reasons
+        if "converge" in reason
+    ]
     assert reason.startswith("The whole model's reading did not converge")
 
 
@@ -192,34 +249,55 @@ def test_readings_that_did_not_converge_are_said_with_what_to_do():
 )
 def test_the_less_precise_side_of_a_gap_is_named(tuple_half, whole_half, why):
     loose = {"flags": ("not_converged",)}
-    parts = [part(read=reading(20, tuple_half, **loose)), part("add", read=reading(5)), part("ReLU", read=reading(5))]
+    parts = [
+        part(read=reading(20, tuple_half, **loose)),
+        part("add", read=reading(5)),
+        part("ReLU", read=reading(5)),
+    ]
     (reason,) = judge(parts, reading(30, whole_half, energy_mj=6, **loose)).reasons
     assert reason.startswith(why)
     assert "The gap would be uncertain by" in reason
     parts = [part(name, read=reading(10, 0.3, **loose)) for name in ("Conv2d", "add", "ReLU")]
-    assert judge(parts, reading(30, 3.0, energy_mj=6)).outcome == "pass"  # the whole is wide, but has converged
+    assert (
+        judge(parts, reading(30, 3.0, energy_mj=6)).outcome == "pass"
+    )  # the whole is wide, but has converged
 
 
 @pytest.mark.parametrize("whole_us", [100, 31])
 @pytest.mark.parametrize(
     ("flag", "half", "why"),
     [
-        ("busy_host", 0.0, "Other programs used the CPU during 2 of 3 readings, so no gap is shown."),
+        (
+            "busy_host",
+            0.0,
+            "Other programs used the CPU during 2 of 3 readings, so no gap is shown.",
+        ),
         ("shared", 0.0, "Other processes computed on the card during 2 of 3 readings"),
         ("not_converged", 2.0, "2 of 2 tuples did not converge"),
     ],
 )
-def test_readings_that_were_disturbed_give_no_verdict_and_no_gap_however_wide_it_is(whole_us, flag, half, why):
-    parts = [part(read=reading(20, half, flags=(flag,))), part("add", read=reading(10, half, flags=(flag,)))]
+def test_readings_that_were_disturbed_give_no_verdict_and_no_gap_however_wide_it_is(
+    whole_us, flag, half, why
+):
+    parts = [
+        part(read=reading(20, half, flags=(flag,))),
+        part("add", read=reading(10, half, flags=(flag,))),
+    ]
     verdict = judge(parts, reading(whole_us, energy_mj=4))
     assert (verdict.outcome, verdict.missed, len(verdict.reasons)) == ("none", True, 1)
     assert verdict.reasons[0].startswith(why)
     assert "--reuse none" in verdict.reasons[0]
-    assert {held.gap for held in (verdict.time, verdict.energy, verdict.power, verdict.energy_above_idle)} == {None}
+    assert {
+        held.gap
+        for held in (verdict.time, verdict.energy, verdict.power, verdict.energy_above_idle)
+    } == {None}
     assert verdict.time.whole.value == whole_us
     again = Verdict.from_json(json.loads(json.dumps(verdict.columns()["details"])))
     assert (again.time.gap, again.columns()) == (None, verdict.columns())
-    assert (verdict.columns()["accuracy_time"], verdict.columns()["accuracy_energy"]) == (None, None)
+    assert (verdict.columns()["accuracy_time"], verdict.columns()["accuracy_energy"]) == (
+        None,
+        None,
+    )
 
 
 def test_a_disturbed_whole_is_enough_and_a_few_disturbed_tuples_are_not():
@@ -231,7 +309,9 @@ def test_a_disturbed_whole_is_enough_and_a_few_disturbed_tuples_are_not():
     )
     few = [calm, part("add", count=0, read=reading(1, flags=("busy_host",)))]
     assert judge(few, reading(30, energy_mj=2)).outcome == "pass"
-    assert judge(few, reading(90, energy_mj=2)).outcome == "fail"  # wide, and nothing was in the way
+    assert (
+        judge(few, reading(90, energy_mj=2)).outcome == "fail"
+    )  # wide, and nothing was in the way
 
 
 def test_a_few_operators_of_a_model_are_not_judged():
@@ -239,7 +319,8 @@ def test_a_few_operators_of_a_model_are_not_judged():
     verdict = judge(parts, reading(100), requested=("MaxPool2d",))
     assert (verdict.outcome, verdict.missed) == ("none", False)
     assert verdict.reasons == (
-        "Only MaxPool2d was requested, with 1.0 % of the model's estimated cost; a verdict needs 95.0 %.",
+        "Only MaxPool2d was requested, with 1.0 % of the model's estimated cost; a verdict needs "
+        "95.0 %.",
     )
     assert Verdict.from_json(json.loads(json.dumps(verdict.to_json()))).missed is False
     # What was asked for and could not be read is missing.
@@ -268,18 +349,32 @@ BURST = Burst(time_us=80.0, time_half_width_us=1.0, energy_mj=70.0, sm_clock_mhz
 def limited(**more) -> ReadingView:
     details = Details(burst=BURST)
     return reading(
-        100.0, 0.5, energy_mj=66.0, sm_clock_mhz=1500.0, details=details, throttle_reasons=("power",), **more
+        100.0,
+        0.5,
+        energy_mj=66.0,
+        sm_clock_mhz=1500.0,
+        details=details,
+        throttle_reasons=("power",),
+        **more,
     )
 
 
 def test_a_model_below_the_power_limit_takes_the_burst_figures():
-    verdict = judge([part(count=2, read=limited())], reading(160, energy_mj=140, sm_clock_mhz=1980.0))
+    verdict = judge(
+        [part(count=2, read=limited())], reading(160, energy_mj=140, sm_clock_mhz=1980.0)
+    )
     assert (verdict.time.total.value, verdict.energy.total.value) == (160, 140)
     (adjustment,) = verdict.adjustments
-    assert (adjustment.used, adjustment.effect_time_us, adjustment.effect_energy_mj) == ("burst", -40, 8)
+    assert (adjustment.used, adjustment.effect_time_us, adjustment.effect_energy_mj) == (
+        "burst",
+        -40,
+        8,
+    )
 
 
-@pytest.mark.parametrize(("clock", "time", "energy"), [(1740, 90, 68), (1400, 100, 66), (2000, 80, 70)])
+@pytest.mark.parametrize(
+    ("clock", "time", "energy"), [(1740, 90, 68), (1400, 100, 66), (2000, 80, 70)]
+)
 def test_a_model_at_the_power_limit_interpolates_by_its_clock(clock, time, energy):
     whole = reading(100, sm_clock_mhz=clock, throttle_reasons=("sw_power_cap",))
     chosen = choose(limited(), [whole])
@@ -312,7 +407,10 @@ def test_a_verdict_says_what_sum_and_whole_leave_out():
     left_out = {"aten.nonzero.default": 1.0, "torch.tensor": 2.0}
     details = Details(host_copies={"aten._local_scalar_dense.default": 4}, left_out_us=left_out)
     verdict = aggregate(
-        [part(read=reading(100))], [Whole("A", reading(100, details=details))], target=0.95, launch="graph"
+        [part(read=reading(100))],
+        [Whole("A", reading(100, details=details))],
+        target=0.95,
+        launch="graph",
     )
     assert verdict.host_steps == (
         "4 copies between host and card, in the graph without waits of the host; "
@@ -326,11 +424,16 @@ def test_a_replayed_whole_that_was_timed_eagerly_too_tells_its_launch_gap():
     verdict = aggregate([part(read=reading(100))], [Whole("A", timed)], target=0.95, launch="graph")
     assert verdict.launch_gap_us == 40
     both = [Whole("A", timed, launch="graph"), Whole("A", reading(130), launch="eager")]
-    assert aggregate([part(read=reading(100))], both, target=0.95, launch="graph").launch_gap_us == 30
+    assert (
+        aggregate([part(read=reading(100))], both, target=0.95, launch="graph").launch_gap_us == 30
+    )
 
 
 def test_flags_are_counted():
-    parts = [part(read=reading(flags=("not_converged",))), part("add", read=reading(flags=("not_converged", "x")))]
+    parts = [
+        part(read=reading(flags=("not_converged",))),
+        part("add", read=reading(flags=("not_converged", "x"))),
+    ]
     assert judge(parts, reading(20)).flags == {"not_converged": 2, "x": 1}
 
 
@@ -344,9 +447,18 @@ def test_a_verdict_survives_json():
     assert Verdict.from_json(stored).tuples == verdict.tuples
     assert dataclasses.replace(again, wholes=()) == dataclasses.replace(verdict, wholes=())
     assert data["sum_time_us"] == 160 and data["whole_energy_mj"] == 140  # noqa: PT018
-    later = ("kernels", "context_time_us", "context_energy_mj", "weights_in_cache", "asked_for", "asked_share")
+    later = (
+        "kernels",
+        "context_time_us",
+        "context_energy_mj",
+        "weights_in_cache",
+        "asked_for",
+        "asked_share",
+    )
     later += ("temperature_energy_mj",)
-    assert Verdict.from_json({key: value for key, value in data.items() if key not in later}) == again
+    assert (
+        Verdict.from_json({key: value for key, value in data.items() if key not in later}) == again
+    )
 
 
 @given(
@@ -356,7 +468,10 @@ def test_a_verdict_survives_json():
             st.sampled_from(["Conv2d", "add", "ReLU"]),
             count=st.integers(1, 50),
             weight=st.floats(0.1, 1e6),
-            read=st.none() | st.builds(reading, st.floats(0.1, 1e6), st.floats(0, 10), st.none() | st.floats(0, 1e3)),
+            read=st.none()
+            | st.builds(
+                reading, st.floats(0.1, 1e6), st.floats(0, 10), st.none() | st.floats(0, 1e3)
+            ),
         ),
         max_size=8,
     ),
@@ -367,7 +482,10 @@ def test_a_verdict_survives_json():
 def test_whatever_was_read_the_verdict_is_consistent(parts, whole_us, random):
     verdict = judge(parts, reading(whole_us, 0.1))
     shuffled = random.sample(parts, len(parts))
-    assert judge(shuffled, reading(whole_us, 0.1)).columns()["accuracy_time"] == verdict.columns()["accuracy_time"]
+    assert (
+        judge(shuffled, reading(whole_us, 0.1)).columns()["accuracy_time"]
+        == verdict.columns()["accuracy_time"]
+    )
     data = json.loads(json.dumps(verdict.to_json(), allow_nan=False))
     assert Verdict.from_json(data).to_json() == data
     measured = [p for p in parts if p.reading]
@@ -410,15 +528,24 @@ def test_a_split_model_has_the_energy_of_all_cards_and_says_how_much_communicati
     ranks = Details(ranks=(RankFigures("GPU-1", 30.0), RankFigures("GPU-2", 30.0)))
     burst = Details(burst=Burst(9.0, energy_mj=1.5))
     product = reading(10, energy_mj=2.0, details=burst).on_cards(2)
-    assert (product.energy_mj, product.idle_power_w, product.details.burst.energy_mj) == (4.0, 160.0, 3.0)
+    assert (product.energy_mj, product.idle_power_w, product.details.burst.energy_mj) == (
+        4.0,
+        160.0,
+        3.0,
+    )
     assert product.time_us == 10
     reduced = reading(30, energy_mj=5.0, details=ranks)
     assert reduced.on_cards(2) == reduced
-    parts = [part("mm", count=10, read=reading(10, energy_mj=2.0).on_cards(2)), part("all_reduce", read=reduced)]
+    parts = [
+        part("mm", count=10, read=reading(10, energy_mj=2.0).on_cards(2)),
+        part("all_reduce", read=reduced),
+    ]
     verdict = judge(parts, reading(110, energy_mj=45.0))
     assert verdict.energy.total.value == pytest.approx(10 * 4.0 + 5.0)
     assert verdict.communication_us == pytest.approx((30.0, 10.0))
     assert judge(parts[:1], reading(100)).communication_us is None
-    bus = Details(bus_bytes_per_s=9e10, link_bytes_per_s=4.5e11, overlap=Overlap.of(30.0, 100.0, 110.0))
+    bus = Details(
+        bus_bytes_per_s=9e10, link_bytes_per_s=4.5e11, overlap=Overlap.of(30.0, 100.0, 110.0)
+    )
     (row,) = judge([part("all_reduce", read=reading(30, details=bus))], None).tuples
     assert row.bus == "bus 90.0 GB/s (20.0 % of the link), 10.0 µs exposed, 20.0 µs hidden"

@@ -37,7 +37,9 @@ def test_kernels_of_one_side_and_other_counts_are_named_and_do_not_explain():
         ("gemm", 4, 3),
         ("add", 1, 3),
     ]
-    assert audit.explained == pytest.approx((0.75 * 40 + 10) / 100)  # more launches than there are explain no more
+    assert audit.explained == pytest.approx(
+        (0.75 * 40 + 10) / 100
+    )  # more launches than there are explain no more
     assert audit.unknown_tuples == 1
 
 

@@ -1,4 +1,6 @@
-"""Which state of an operator belongs into a sum: alone or among others, its weights fetched or in the cache."""
+"""Which state of an operator belongs into a sum: alone or among others, its weights fetched or in
+the cache.
+"""
 
 import dataclasses
 import math
@@ -24,7 +26,12 @@ CONTEXT = InContext(alone_us=80.0, effect_us=5.0, effect_half_width_us=0.5, pass
 
 
 def reading(time_us: float = 100.0, **more) -> ReadingView:
-    values = {"time_half_width_us": 1.0, "energy_mj": 40.0, "energy_half_width_mj": 0.4, "base_power_w": 100.0}
+    values = {
+        "time_half_width_us": 1.0,
+        "energy_mj": 40.0,
+        "energy_half_width_mj": 0.4,
+        "base_power_w": 100.0,
+    }
     return ReadingView(time_us=time_us, card_id="GPU-1", **{**values, **more})
 
 
@@ -40,9 +47,11 @@ def test_a_reading_without_a_context_stands_as_it_is():
 def test_the_neighbours_add_time_and_power_between_waiting_and_working():
     chosen = choose(reading(details=Details(context=CONTEXT)), [whole(0)])
     assert chosen.time.value == pytest.approx(105)
-    assert chosen.time.half_width == pytest.approx(math.hypot(1.0, 0.5, BUILD_UNSURE_US * 10))  # of 100 us
-    # 400 W while it works, 100 W with nothing to do: 5 us at 250 W, known to 150 W, and the effect to as much as it is,
-    # at 400 W.
+    assert chosen.time.half_width == pytest.approx(
+        math.hypot(1.0, 0.5, BUILD_UNSURE_US * 10)
+    )  # of 100 us
+    # 400 W while it works, 100 W with nothing to do: 5 us at 250 W, known to 150 W, and the effect
+    # to as much as it is, at 400 W.
     assert chosen.energy.value == pytest.approx(40 + 1.25)
     assert chosen.energy.half_width == pytest.approx((0.4**2 + 0.125**2) ** 0.5)
     assert (chosen.unsure_us, chosen.unsure_mj) == (pytest.approx(5.0), pytest.approx(0.75 + 2.0))
@@ -52,27 +61,44 @@ def test_the_neighbours_add_time_and_power_between_waiting_and_working():
 @pytest.mark.parametrize(
     ("energy_mj", "share", "half_width"),
     [
-        (11 * 4.0 + 10 * 0.5 * 0.400, 1.0, 0.1),  # the card draws the full 400 W while the kernels wait
+        (
+            11 * 4.0 + 10 * 0.5 * 0.400,
+            1.0,
+            0.1,
+        ),  # the card draws the full 400 W while the kernels wait
         (11 * 4.0 + 10 * 0.5 * 0.100, 0.0, 0.1),
         (11 * 4.0 + 10 * 0.5 * 0.190, 0.3, 0.1),
         (46.3, 1.0, 0.3),  # never more than the operator's own power, but less certain
     ],
 )
-def test_the_power_of_a_waiting_kernel_follows_from_the_replay_in_order(energy_mj, share, half_width):
+def test_the_power_of_a_waiting_kernel_follows_from_the_replay_in_order(
+    energy_mj, share, half_width
+):
     context = InContext(alone_us=9.0, effect_us=0.5, effect_half_width_us=0.0, passes=144)
     each = reading(10.0, time_half_width_us=0.0, energy_mj=4.0, energy_half_width_mj=0.001)
     parts = [
-        Part("relu", "ReLU", "relu", 10, 1.0, reading=dataclasses.replace(each, details=Details(context=context))),
+        Part(
+            "relu",
+            "ReLU",
+            "relu",
+            10,
+            1.0,
+            reading=dataclasses.replace(each, details=Details(context=context)),
+        ),
         Part("add", "add", "add", 1, 1.0, reading=each),
     ]
     places = {"relu": Place(0.5, 0.0, calls=10)}
     replay = InOrder(115.0, 0.1, energy_mj, 0.01)
-    measured = reading(115.0, energy_mj=46.0, details=Details(found_again=0.0, places=places, in_order=replay))
+    measured = reading(
+        115.0, energy_mj=46.0, details=Details(found_again=0.0, places=places, in_order=replay)
+    )
     bare = dataclasses.replace(measured, details=Details(found_again=0.0, places=places))
     waiting = waiting_share(choices_of(parts, [Whole("GPU-1", bare)], "graph"), [measured])
     assert waiting.value == pytest.approx(share)
     assert waiting.half_width == pytest.approx(half_width)
-    with_replay = aggregate(parts, [Whole("GPU-1", measured)], target=0.95, launch="graph").energy.total
+    with_replay = aggregate(
+        parts, [Whole("GPU-1", measured)], target=0.95, launch="graph"
+    ).energy.total
     without = aggregate(parts, [Whole("GPU-1", bare)], target=0.95, launch="graph").energy.total
     assert with_replay.value == pytest.approx(without.value + (share - 0.5) * 10 * 0.5 * 0.3)
     assert with_replay.half_width < without.half_width
@@ -80,98 +106,150 @@ def test_the_power_of_a_waiting_kernel_follows_from_the_replay_in_order(energy_m
 
 def test_a_replay_of_all_calls_in_order_bounds_the_error_of_the_sum():
     context = InContext(alone_us=9.0, effect_us=0.5, effect_half_width_us=0.0, passes=144)
-    part = Part("relu", "ReLU", "relu", 10, 1.0, reading=reading(10.0, details=Details(context=context)))
+    part = Part(
+        "relu", "ReLU", "relu", 10, 1.0, reading=reading(10.0, details=Details(context=context))
+    )
     places = {"relu": Place(0.5, 0.0, calls=10)}
 
     def half_width(replay_us: float | None) -> float:
         replay = replay_us and InOrder(replay_us, 0.2, 400.0, 2.0)
         whole = reading(105.0, details=Details(found_again=0.0, places=places, in_order=replay))
-        return aggregate([part], [Whole("GPU-1", whole)], target=0.95, launch="graph").time.total.half_width
+        return aggregate(
+            [part], [Whole("GPU-1", whole)], target=0.95, launch="graph"
+        ).time.total.half_width
 
     assert half_width(105.3) == pytest.approx(0.3 + 0.2)  # the sum is 105
     assert half_width(None) > 5
-    assert half_width(120.0) == pytest.approx(15 + 0.2)  # a replay that disagrees widens the interval
+    assert half_width(120.0) == pytest.approx(
+        15 + 0.2
+    )  # a replay that disagrees widens the interval
 
 
 def test_the_addresses_of_a_replay_count_in_the_sum_and_those_of_the_whole_in_the_gap():
-    part = Part("relu", "ReLU", "relu", 10, 1.0, reading=reading(10.0, details=Details(context=CONTEXT)))
+    part = Part(
+        "relu", "ReLU", "relu", 10, 1.0, reading=reading(10.0, details=Details(context=CONTEXT))
+    )
     places = {"relu": Place(0.5, 0.0, calls=10)}
     replay = InOrder(105.0, 0.0, 400.0, 0.0)
     details = Details(found_again=0.0, places=places, in_order=replay, layouts_half_width_us=2.1)
     whole = reading(105.0, time_half_width_us=0.0, details=details)
     verdict = aggregate([part], [Whole("GPU-1", whole)], target=0.95, launch="graph")
     off = abs(verdict.time.total.value - 105)
-    assert verdict.time.total.half_width == pytest.approx(off + verdict.time.total.value * 0.02 / math.sqrt(2))
+    assert verdict.time.total.half_width == pytest.approx(
+        off + verdict.time.total.value * 0.02 / math.sqrt(2)
+    )
     assert verdict.time.gap.half_width == pytest.approx(off / 105 + 0.02, rel=0.01)
     assert verdict.power.between == 0
 
 
 def test_weights_that_stay_in_the_cache_are_not_fetched():
-    assert choose(reading(details=Details(context=CONTEXT, copies=9)), [whole(1)]).time.value == pytest.approx(105 - 20)
-    assert choose(reading(details=Details(context=CONTEXT, copies=1)), [whole(1)]).time.value == pytest.approx(105)
+    assert choose(
+        reading(details=Details(context=CONTEXT, copies=9)), [whole(1)]
+    ).time.value == pytest.approx(105 - 20)
+    assert choose(
+        reading(details=Details(context=CONTEXT, copies=1)), [whole(1)]
+    ).time.value == pytest.approx(105)
 
 
 def test_an_operator_at_the_power_limit_is_compared_with_itself_at_full_clocks():
     burst = Burst(time_us=82.0, time_half_width_us=1.0, energy_mj=50.0)
-    limited = reading(details=Details(context=CONTEXT, burst=burst, copies=9), flags=("throttled_power",))
+    limited = reading(
+        details=Details(context=CONTEXT, burst=burst, copies=9), flags=("throttled_power",)
+    )
     assert choose(limited, [whole(0)]).time.value == pytest.approx(82 + 5)
     assert choose(limited, [whole(1)]).time.value == pytest.approx(82 + 5 - 2)
 
 
 def test_bursts_that_hit_the_limit_themselves_are_unsure_by_what_their_clock_lacks():
-    burst = Burst(time_us=90.0, energy_mj=50.0, sm_clock_mhz=1485.0, throttle_shares={"power_cap": 1.0})
+    burst = Burst(
+        time_us=90.0, energy_mj=50.0, sm_clock_mhz=1485.0, throttle_shares={"power_cap": 1.0}
+    )
     limited = reading(details=Details(burst=burst), flags=("throttled_power",), sm_clock_mhz=1400.0)
     chosen = choose(limited, [whole(0, sm_clock_mhz=1980.0)])
     assert chosen.time.value == pytest.approx(90)
     assert (chosen.unsure_us, chosen.unsure_mj) == (pytest.approx(90 / 4), pytest.approx(50 / 4))
     assert "too slow" in chosen.why
     at_full = dataclasses.replace(burst, sm_clock_mhz=1980.0)
-    assert choose(reading(details=Details(burst=at_full)), [whole(0, sm_clock_mhz=1980.0)]).unsure_us == 0
+    assert (
+        choose(reading(details=Details(burst=at_full)), [whole(0, sm_clock_mhz=1980.0)]).unsure_us
+        == 0
+    )
 
 
 def test_of_weights_that_stay_in_part_that_part_is_not_fetched():
-    assert choose(reading(details=Details(context=CONTEXT, copies=9)), [whole(0.4)]).time.value == pytest.approx(
-        105 - 8
-    )
+    assert choose(
+        reading(details=Details(context=CONTEXT, copies=9)), [whole(0.4)]
+    ).time.value == pytest.approx(105 - 8)
     assert weights_in_cache([whole(0.4), whole(0.6)]) == pytest.approx(0.5)
 
 
 def test_without_a_whole_that_tells_weights_are_cold():
     assert weights_in_cache([]) is None
     assert weights_in_cache([reading(details=Details(found_again=None))]) is None
-    assert choose(reading(details=Details(context=CONTEXT, copies=9)), [reading()]).time.value == pytest.approx(105)
+    assert choose(
+        reading(details=Details(context=CONTEXT, copies=9)), [reading()]
+    ).time.value == pytest.approx(105)
 
 
 def test_a_verdict_says_how_much_of_the_sum_is_the_neighbours():
-    part = Part("a", "Conv2d", "Conv2d", 3, estimated_us=1.0, reading=reading(details=Details(context=CONTEXT)))
+    part = Part(
+        "a",
+        "Conv2d",
+        "Conv2d",
+        3,
+        estimated_us=1.0,
+        reading=reading(details=Details(context=CONTEXT)),
+    )
     verdict = aggregate([part], [Whole("GPU-1", whole(0))], target=0.9, launch="graph")
     assert verdict.time.total.value == pytest.approx(315)
     own = math.hypot(1.0, 0.5, BUILD_UNSURE_US * 10)
     assert verdict.time.total.half_width == pytest.approx(3 * math.hypot(own, 5))
-    apart = math.hypot(verdict.time.total.deviation_from(verdict.time.whole).half_width, BETWEEN_JOBS["time"])
-    assert verdict.time.gap.half_width == pytest.approx(apart), "a gap includes what differs between jobs"
-    assert (verdict.between_jobs_time, verdict.between_jobs_energy) == (BETWEEN_JOBS["time"], BETWEEN_JOBS["energy"])
+    apart = math.hypot(
+        verdict.time.total.deviation_from(verdict.time.whole).half_width, BETWEEN_JOBS["time"]
+    )
+    assert verdict.time.gap.half_width == pytest.approx(apart), (
+        "a gap includes what differs between jobs"
+    )
+    assert (verdict.between_jobs_time, verdict.between_jobs_energy) == (
+        BETWEEN_JOBS["time"],
+        BETWEEN_JOBS["energy"],
+    )
     assert verdict.context_time_us == pytest.approx(15)
     assert verdict.context_energy_mj == pytest.approx(3.75)
     assert verdict.weights_in_cache == pytest.approx(0)
     told = verdict.to_json()
     assert type(verdict).from_json(told).to_json() == told
     without = aggregate(
-        [Part("a", "", "", 3, reading=reading())], [Whole("GPU-1", whole(1))], target=0.9, launch="graph"
+        [Part("a", "", "", 3, reading=reading())],
+        [Whole("GPU-1", whole(1))],
+        target=0.9,
+        launch="graph",
     )
     assert (without.context_time_us, without.weights_in_cache) == (None, None)
     assert without.between_jobs_time == 0, "it was measured for tuples among other operators"
 
 
 def test_a_gap_that_is_unsure_for_its_neighbours_does_not_ask_for_longer_windows():
-    part = Part("a", "Conv2d", "Conv2d", 3, estimated_us=1.0, reading=reading(details=Details(context=CONTEXT)))
-    verdict = aggregate([part], [Whole("GPU-1", whole(0, time_us=310.0))], target=0.99, launch="graph")
+    part = Part(
+        "a",
+        "Conv2d",
+        "Conv2d",
+        3,
+        estimated_us=1.0,
+        reading=reading(details=Details(context=CONTEXT)),
+    )
+    verdict = aggregate(
+        [part], [Whole("GPU-1", whole(0, time_us=310.0))], target=0.99, launch="graph"
+    )
     (reason,) = (reason for reason in verdict.reasons if "time gap is uncertain" in reason)
     assert "the neighbouring operators or the power limit" in reason
     assert "Longer windows or" not in reason
     loose = whole(0, time_us=310.0, time_half_width_us=60.0)
     verdict = aggregate([part], [Whole("GPU-1", loose)], target=0.99, launch="graph")
-    assert any("time gap is uncertain" in reason and "Longer windows or" in reason for reason in verdict.reasons)
+    assert any(
+        "time gap is uncertain" in reason and "Longer windows or" in reason
+        for reason in verdict.reasons
+    )
 
 
 def test_a_sum_of_both_kinds_of_readings_says_so():
@@ -199,7 +277,9 @@ def test_where_the_cache_holds_all_a_place_adds_no_more_than_strangers_do():
     places = {"conv": Place(12.0, 0.3, calls=2), "relu": Place(2.0, 0.1, calls=1)}
     copied = reading(details=Details(context=CONTEXT, copies=9))
     times = [
-        choose(copied, [reading(details=Details(found_again=share, places=places))], name).time.value
+        choose(
+            copied, [reading(details=Details(found_again=share, places=places))], name
+        ).time.value
         for name, share in (("conv", 1), ("conv", 0.5), ("relu", 1))
     ]
     assert times == pytest.approx([80 + 5, 80 + 8.5, 80 + 2])
@@ -223,20 +303,29 @@ def test_in_a_split_model_a_tuple_takes_as_long_as_in_a_loop_of_the_ranks():
 def test_ranks_may_draw_more_between_kernels_than_the_kernels_themselves():
     ranks = (RankFigures("GPU-1", 115.0), RankFigures("GPU-2", 115.0))
     context = InContext(alone_us=10.0, effect_us=0.5, effect_half_width_us=0.0, passes=144)
-    each = reading(10.0, energy_mj=4.0, energy_half_width_mj=0.001, details=Details(context=context))
+    each = reading(
+        10.0, energy_mj=4.0, energy_half_width_mj=0.001, details=Details(context=context)
+    )
     part = Part("relu", "ReLU", "relu", 10, 1.0, reading=each)
     replay, places = InOrder(105.0, 0.1, 44.0, 0.01), {"relu": Place(0.5, 0.0, calls=10)}
-    whole = reading(105.0, details=Details(found_again=0.0, places=places, in_order=replay, ranks=ranks))
+    whole = reading(
+        105.0, details=Details(found_again=0.0, places=places, in_order=replay, ranks=ranks)
+    )
     energy = aggregate([part], [Whole("GPU-1", whole)], target=0.95, launch="graph").energy
     assert energy.total.value == pytest.approx(44.0)
 
 
-@pytest.mark.parametrize(("clock", "unsure_us", "unsure_mj"), [(1400, 0, 0), (1690, 20 / 4, 12 / 4), (1980, 0, 0)])
+@pytest.mark.parametrize(
+    ("clock", "unsure_us", "unsure_mj"), [(1400, 0, 0), (1690, 20 / 4, 12 / 4), (1980, 0, 0)]
+)
 def test_between_steady_and_bursts_a_sum_is_least_sure_half_way(clock, unsure_us, unsure_mj):
     burst = Burst(time_us=80.0, energy_mj=52.0, sm_clock_mhz=1980.0)
     limited = reading(details=Details(burst=burst), flags=("throttled_power",), sm_clock_mhz=1400.0)
     chosen = choose(limited, [whole(0, sm_clock_mhz=clock, flags=("throttled_power",))])
-    assert (chosen.unsure_us, chosen.unsure_mj) == (pytest.approx(unsure_us), pytest.approx(unsure_mj))
+    assert (chosen.unsure_us, chosen.unsure_mj) == (
+        pytest.approx(unsure_us),
+        pytest.approx(unsure_mj),
+    )
 
 
 def test_energies_are_restated_to_the_temperature_of_the_whole_model_below_the_power_limit():
@@ -247,9 +336,17 @@ def test_energies_are_restated_to_the_temperature_of_the_whole_model_below_the_p
     assert chosen.unsure_mj == pytest.approx(100 * 10 * POWER_PER_C.half_width)
     assert choose(warm, [whole(1, temperature_c=50.0, flags=("throttled_power",))]).warmth_mj == 0
     assert choose(warm, [whole(1)]).warmth_mj == 0, "the temperature of the whole model is unknown"
-    for ticks, warmth_mj in ((2, 0), (3, chosen.warmth_mj)):  # one step of the counter is compared with long runs
+    for ticks, warmth_mj in (
+        (2, 0),
+        (3, chosen.warmth_mj),
+    ):  # one step of the counter is compared with long runs
         rough = dataclasses.replace(warm, flags=("rough",), details=Details(ticks=ticks))
         assert choose(rough, [cool]).warmth_mj == pytest.approx(warmth_mj)
-    verdict = aggregate([Part("a", "", "", 3, reading=warm)], [Whole("GPU-1", cool)], target=0.9, launch="graph")
+    verdict = aggregate(
+        [Part("a", "", "", 3, reading=warm)], [Whole("GPU-1", cool)], target=0.9, launch="graph"
+    )
     assert verdict.temperature_energy_mj == pytest.approx(3 * chosen.warmth_mj)
-    assert type(verdict).from_json(verdict.to_json()).temperature_energy_mj == verdict.temperature_energy_mj
+    assert (
+        type(verdict).from_json(verdict.to_json()).temperature_energy_mj
+        == verdict.temperature_energy_mj
+    )

@@ -1,9 +1,8 @@
 """Python imports this module in each process of a host of the soak test (PYTHONPATH).
 
-It moves the clock of the host's processes by the number of seconds in the file SOAK_CLOCK. In a benchmark process it
-also records each simulated measurement in the file SOAK_EXECUTIONS, for the audit: real time, process, card, subject,
-"begin" or "end".
-"""
+It moves the clock of the host's processes by the number of seconds in the file SOAK_CLOCK. In a
+benchmark process it also records each simulated measurement in the file SOAK_EXECUTIONS, for the
+audit: real time, process, card, subject, "begin" or "end"."""
 
 import os
 import sys

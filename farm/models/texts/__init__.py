@@ -1,18 +1,20 @@
-"""Token ids as inputs of language models: from the farm's own small corpus or from a user's text. No torch.
+"""Token ids as inputs of language models: from the farm's own small corpus or from a user's text.
+No torch.
 
 Requirements:
 
-- Ids have the distribution of a text, not a uniform one, because it affects a card's cache: a text reads few rows of an
-  embedding very often and most almost never; new rows become rarer.
-- Ids are equal on every machine, because a variant's id depends on them. So the corpus is stored as the ids of four
-  tokenizers of different kinds that were trained on it once (`benchmarks/text_ids.py`).
+- Ids have the distribution of a text, not a uniform one, because it affects a card's cache: a text
+  reads few rows of an embedding very often and most almost never; new rows become rarer.
+- Ids are equal on every machine, because a variant's id depends on them. So the corpus is stored as
+  the ids of four tokenizers of different kinds that were trained on it once
+  (`benchmarks/text_ids.py`).
 - Ids fit a model's own vocabulary, which is larger than a vocabulary trained on a small corpus.
 
-So each token is identified by its *rank* by frequency in the corpus. Tokens that occur at least `COMMON_FROM` times get
-a model's lowest ids that are not special: vocabularies of all kinds are nearly sorted by frequency. The ids of rare
-tokens are spread over the rest of the vocabulary. A text longer than the corpus starts the corpus again, with rare
-tokens from a larger choice, which grows with the square root of the text's length (Heaps' law).
-"""
+So each token is identified by its *rank* by frequency in the corpus. Tokens that occur at least
+`COMMON_FROM` times get a model's lowest ids that are not special: vocabularies of all kinds are
+nearly sorted by frequency. The ids of rare tokens are spread over the rest of the vocabulary. A
+text longer than the corpus starts the corpus again, with rare tokens from a larger choice, which
+grows with the square root of the text's length (Heaps' law)."""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 FOLDER = Path(__file__).parent
-#: The kinds of tokenizers, in order: BERT's; GPT-2's, RoBERTa's and Llama 3's; T5's, ALBERT's and XLNet's; Llama 2's.
+#: The kinds of tokenizers, in order: BERT's; GPT-2's, RoBERTa's and Llama 3's; T5's, ALBERT's and
+#: XLNet's; Llama 2's.
 KINDS = ("wordpiece", "byte_level", "unigram", "bpe")
 #: A token with at least this many occurrences in the corpus is common: its id never changes.
 COMMON_FROM = 5
@@ -40,9 +43,8 @@ COMMON_FROM = 5
 class Specials:
     """The special ids of a model: ids that are not text.
 
-    ``first`` and ``last`` surround each row (BERT: 101 and 102), ``pad`` fills it on the side ``padding``; ``others``
-    occur in no row.
-    """
+    ``first`` and ``last`` surround each row (BERT: 101 and 102), ``pad`` fills it on the side
+    ``padding``; ``others`` occur in no row."""
 
     first: tuple[int, ...] = ()
     last: tuple[int, ...] = ()
@@ -52,7 +54,10 @@ class Specials:
 
     def __post_init__(self) -> None:
         if self.padding not in SIDES:
-            raise UsageError(f"The padding side '{self.padding}' is unknown.", f"Choose one of {', '.join(SIDES)}.")
+            raise UsageError(
+                f"The padding side '{self.padding}' is unknown.",
+                f"Choose one of {', '.join(SIDES)}.",
+            )
 
     @property
     def around(self) -> int:
@@ -66,7 +71,9 @@ class Specials:
 
 @dataclass(frozen=True)
 class _Corpus:
-    """The corpus of one kind: the rank of each token, the ends of paragraphs, the numbers of ranks and common ranks."""
+    """The corpus of one kind: the rank of each token, the ends of paragraphs, the numbers of ranks
+    and common ranks.
+    """
 
     ranks: np.ndarray
     ends: np.ndarray
@@ -75,11 +82,18 @@ class _Corpus:
 
 
 def token_ids(
-    kind: str, vocabulary: int, batch: int, length: int, *, padded: bool = False, specials: Specials | None = None
+    kind: str,
+    vocabulary: int,
+    batch: int,
+    length: int,
+    *,
+    padded: bool = False,
+    specials: Specials | None = None,
 ) -> Tokens:
-    """``batch`` rows of ``length`` ids below ``vocabulary``, from the farm's own corpus; equal on every machine. If
-    ``padded``, rows contain whole paragraphs and are padded to ``length`` (`row_spans`). Raises `UsageError` if there
-    is no such kind, a size is wrong, or the vocabulary or length leaves no room for a text."""
+    """``batch`` rows of ``length`` ids below ``vocabulary``, from the farm's own corpus; equal on
+    every machine. If ``padded``, rows contain whole paragraphs and are padded to ``length``
+    (`row_spans`). Raises `UsageError` if there is no such kind, a size is wrong, or the vocabulary
+    or length leaves no room for a text."""
     import numpy as np
 
     if kind not in KINDS:
@@ -89,13 +103,18 @@ def token_ids(
     specials, text = specials or Specials(), _corpus(kind)
     spans = row_spans(text.ends, batch, room_for_text(length, specials.around), padded=padded)
     ids = _ids(np.concatenate([np.arange(*span) for span in spans]), text, vocabulary, specials)
-    return in_rows(np.split(ids, np.cumsum([end - begin for begin, end in spans])[:-1]), length, specials)
+    return in_rows(
+        np.split(ids, np.cumsum([end - begin for begin, end in spans])[:-1]), length, specials
+    )
 
 
 def room_for_text(length: int, around: int) -> int:
     """The number of text tokens in a row; `UsageError` if there is no room for any."""
     if length <= around:
-        problem = f"A row of {length} tokens has no room for a text, because {around} of its tokens are special tokens."
+        problem = (
+            f"A row of {length} tokens has no room for a text, because {around} of its tokens are "
+            "special tokens."
+        )
         raise UsageError(problem, f"Give a length of {around + 1} or more.")
     return length - around
 
@@ -114,7 +133,9 @@ def _corpus(kind: str) -> _Corpus:
 
     file = FOLDER / f"{kind}.npz"
     with reading_package(file), np.load(file, allow_pickle=False) as stored:
-        ranks, ends, occurrences = (stored[name].astype(np.int64) for name in ("ranks", "ends", "occurrences"))
+        ranks, ends, occurrences = (
+            stored[name].astype(np.int64) for name in ("ranks", "ends", "occurrences")
+        )
     return _Corpus(ranks, ends, len(occurrences), int((occurrences >= COMMON_FROM).sum()))
 
 
@@ -133,22 +154,29 @@ def _ids(places: np.ndarray, text: _Corpus, vocabulary: int, specials: Specials)
         problem = f"The special id {outside[0]} is outside the vocabulary of {vocabulary} ids."
         raise UsageError(problem, "Give the special ids of the model.")
     # In a vocabulary smaller than that of the corpus, several tokens share one id.
-    common, others = (free[: text.common], free[text.common :]) if len(free) > text.used else (free, free)
+    common, others = (
+        (free[: text.common], free[text.common :]) if len(free) > text.used else (free, free)
+    )
     passes, place = np.divmod(places, len(text.ranks))
     rank, rare = text.ranks[place], text.used - text.common
     # Use integers only: the last digit of a float may differ between machines.
-    choice = np.array([math.isqrt(rare * rare * (number + 1)) for number in range(passes.max() + 1)])
+    choice = np.array(
+        [math.isqrt(rare * rare * (number + 1)) for number in range(passes.max() + 1)]
+    )
     number = (rank - text.common + passes * rare) % choice[passes]
     return np.where(
-        rank < text.common, common[rank % len(common)], others[number * spreading_step(len(others)) % len(others)]
+        rank < text.common,
+        common[rank % len(common)],
+        others[number * spreading_step(len(others)) % len(others)],
     )
 
 
 def spreading_step(size: int) -> int:
-    """Return a step such that ``number * step % size`` gives each of ``size`` numbers its own place.
+    """Return a step such that ``number * step % size`` gives each of ``size`` numbers its own
+    place.
 
-    The places of the first few numbers are already spread evenly: the step is near the golden ratio.
-    """
+    The places of the first few numbers are already spread evenly: the step is near the golden
+    ratio."""
     step = max(1, round(size * 0.618))
     while math.gcd(step, size) > 1:
         step += 1
@@ -158,9 +186,9 @@ def spreading_step(size: int) -> int:
 def row_spans(ends: np.ndarray, batch: int, room: int, *, padded: bool) -> list[tuple[int, int]]:
     """The begin and end of the text of each row, as token positions in an endlessly repeated text.
 
-    ``ends`` are the ends of the text's paragraphs. If ``padded``, a row has as many whole paragraphs as fill half of it
-    on average (at least one), cut to the room. Otherwise every row is full and continues the one before.
-    """
+    ``ends`` are the ends of the text's paragraphs. If ``padded``, a row has as many whole
+    paragraphs as fill half of it on average (at least one), cut to the room. Otherwise every row is
+    full and continues the one before."""
     if not padded:
         return [(row * room, (row + 1) * room) for row in range(batch)]
     paragraphs, tokens = len(ends), int(ends[-1])
@@ -172,13 +200,15 @@ def row_spans(ends: np.ndarray, batch: int, room: int, *, padded: bool) -> list[
     return [(begin, min(end, begin + room)) for begin, end in itertools.pairwise(begins)]
 
 
-#: Content id -> token ids of a user's text, from a new text, the database or a request. A variant has only the id.
+#: Content id -> token ids of a user's text, from a new text, the database or a request. A variant
+#: has only the id.
 _held: dict[str, Tokens] = {}
 
 
 def hold_tokens(tokens: Tokens, *, alone: bool = False) -> str:
-    """Store the token ids of a text in this process, and return their content id. With ``alone``, first remove the
-    texts that this process has stored: a long-lived process sets it, because each request contains the token ids."""
+    """Store the token ids of a text in this process, and return their content id. With ``alone``,
+    first remove the texts that this process has stored: a long-lived process sets it, because each
+    request contains the token ids."""
     if alone:
         _held.clear()
     _held[tokens.id] = tokens
@@ -190,8 +220,13 @@ def holds_tokens(text: str) -> bool:
 
 
 def tokens_of_text(text: str) -> Tokens:
-    """The stored token ids with this content id; raises `UsageError` if this process has not stored them."""
+    """The stored token ids with this content id; raises `UsageError` if this process has not stored
+    them.
+    """
     if text not in _held:
         step = "Give the text again, with --text and --tokenizer."
-        raise UsageError(f"The token ids of the text {text} are not stored here; exports do not contain them.", step)
+        raise UsageError(
+            f"The token ids of the text {text} are not stored here; exports do not contain them.",
+            step,
+        )
     return _held[text]

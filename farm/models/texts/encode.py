@@ -1,13 +1,15 @@
-"""Turn paragraphs into ids with a user's `tokenizer.json`, in a separate process: a script that imports no farm.
+"""Turn paragraphs into ids with a user's `tokenizer.json`, in a separate process: a script that
+imports no farm.
 
-A tokenizer's file may need too much time or memory (an endless regular expression, one character that becomes a
-million), or crash the process that reads it. So a separate process reads it, within limits.
+A tokenizer's file may need too much time or memory (an endless regular expression, one character
+that becomes a million), or crash the process that reads it. So a separate process reads it, within
+limits.
 
-Standard input: one JSON object with ``tokenizer`` (the text of the file), ``paragraphs``, ``needed`` (the number of ids
-after which no further paragraph is read) and ``most_bytes`` (of memory). Standard output: a line of JSON with ``first``
-and ``last`` (the ids that the tokenizer puts around a row) and ``counts`` (the ids of each paragraph), or with
-``error``; then all ids as 32-bit integers.
-"""
+Standard input: one JSON object with ``tokenizer`` (the text of the file), ``paragraphs``,
+``needed`` (the number of ids after which no further paragraph is read) and ``most_bytes`` (of
+memory). Standard output: a line of JSON with ``first`` and ``last`` (the ids that the tokenizer
+puts around a row) and ``counts`` (the ids of each paragraph), or with ``error``; then all ids as
+32-bit integers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Alembic's entry point: run the migrations on the connection of `farm.store.database.Database.upgrade`.
+"""Alembic's entry point: run the migrations on the connection of
+`farm.store.database.Database.upgrade`.
 
-There is no alembic.ini: only the settings define the URL. The caller opens the transaction, so a failed upgrade leaves
-the database unchanged.
-"""
+There is no alembic.ini: only the settings define the URL. The caller opens the transaction, so a
+failed upgrade leaves the database unchanged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ import farm.store.tables  # noqa: F401  (fills SQLModel.metadata)
 
 
 def render_item(kind: str, item: Any, _context: Any) -> str | Literal[False]:
-    """Replace SQLModel's string type by SQLAlchemy's: a new SQLModel version must not change a migration."""
+    """Replace SQLModel's string type by SQLAlchemy's: a new SQLModel version must not change a
+    migration.
+    """
     if kind == "type" and isinstance(item, AutoString):
         return f"sa.String(length={item.length})" if item.length else "sa.String()"
     return False

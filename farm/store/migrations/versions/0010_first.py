@@ -1,4 +1,6 @@
-"""The oldest schema that this program can migrate. A new database is created from `farm.store.tables` instead."""
+"""The oldest schema that this program can migrate. A new database is created from
+`farm.store.tables` instead.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,12 @@ down_revision = "0010"
 def upgrade() -> None:
     shapes_type = sa.JSON(none_as_null=True)
     op.add_column("operator", sa.Column("output_shapes", shapes_type, nullable=True))
-    table = sa.table("operator", sa.column("id"), sa.column("spec", sa.JSON()), sa.column("output_shapes", shapes_type))
+    table = sa.table(
+        "operator",
+        sa.column("id"),
+        sa.column("spec", sa.JSON()),
+        sa.column("output_shapes", shapes_type),
+    )
     stored = op.get_bind().execute(sa.select(table.c.id, table.c.spec)).all()
     if not stored:
         return

@@ -10,4 +10,6 @@ down_revision = "0011"
 
 
 def upgrade() -> None:
-    op.add_column("model_variant", sa.Column("version", sa.String(), nullable=False, server_default=""))
+    op.add_column(
+        "model_variant", sa.Column("version", sa.String(), nullable=False, server_default="")
+    )

@@ -1,4 +1,6 @@
-"""Add indexes for items that need a message and for the newest item of a card; comparisons read an index alone."""
+"""Add indexes for items that need a message and for the newest item of a card; comparisons read an
+index alone.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ revision = "0015"
 down_revision = "0014"
 
 CIRCUMSTANCES = [
-    *("card_model", "software_id", "protocol_id", "subject_id", "method", "subject_kind", "time_us"),
+    *(
+        "card_model",
+        "software_id",
+        "protocol_id",
+        "subject_id",
+        "method",
+        "subject_kind",
+        "time_us",
+    ),
     *("time_half_width_us", "energy_mj", "energy_half_width_mj", "card_id", "id"),
 ]
 UNSENT = sa.text("published_at_s IS NULL AND state IN ('waiting', 'claimed')")

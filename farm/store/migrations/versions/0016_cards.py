@@ -10,7 +10,13 @@ down_revision = "0015"
 
 
 def upgrade() -> None:
-    op.add_column("software", sa.Column("communication", sa.String(), nullable=False, server_default=""))
+    op.add_column(
+        "software", sa.Column("communication", sa.String(), nullable=False, server_default="")
+    )
     for name in ("tensor_parallel", "data_parallel", "distributed"):
-        op.add_column("model_variant", sa.Column(name, sa.Integer(), nullable=False, server_default="1"))
-    op.add_column("model_variant", sa.Column("sharding", sa.String(), nullable=False, server_default="ddp"))
+        op.add_column(
+            "model_variant", sa.Column(name, sa.Integer(), nullable=False, server_default="1")
+        )
+    op.add_column(
+        "model_variant", sa.Column("sharding", sa.String(), nullable=False, server_default="ddp")
+    )

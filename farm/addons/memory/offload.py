@@ -1,0 +1,411 @@
+"""Run an operator with some of its inputs and outputs in slow memory.
+
+Inputs are copied to slow memory once. Outputs are written to slow memory with the first possible of
+three methods:
+
+- Call the out-variant of each aten operator that creates an output, if the out-variant runs the
+  kernel directly. Many out-variants in PyTorch are generated: they allocate as usual and then copy.
+  They are not used (`torch.Tag.generated`, or no kernel for the device).
+- Call an equivalent operator with an out-variant (`_RULES`). For example, a convolution is cuDNN's
+  kernel plus a bias.
+- On a GPU, use a memory pool for all allocations of a pass. A first pass shows which request to the
+  pool contains the output. A second pool serves this request with slow memory and all others with
+  fast memory.
+
+With the first two methods, workspaces stay in fast memory; with a pool, only if each has a request
+of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import operator
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from farm.addons.memory.memory_tier import SlowMemory, slow_memory_of
+from farm.benchmark.passes import Offloaded, Pass
+from farm.errors import Unmeasurable
+from farm.operators.encoding import storage_key, tensors_in
+from farm.operators.rebuild import Rebuilt, new_storages
+from farm.types.protocol import Placement
+from farm.types.reading import Details
+
+Write = Callable[
+    [Sequence[torch.Tensor]], object
+]  # runs an operator that writes its results to these tensors
+
+_aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """How to run an operator with outputs in slow memory."""
+
+    run: Callable[
+        [Rebuilt], Pass
+    ]  # returns a function that runs the rebuilt operator, or a replica of it, once
+    workspaces: str  # "fast", or "may be with the output" (in slow memory)
+    pool: Any = None  # the memory pool that a CUDA graph must allocate from; None: any pool
+
+
+def offload(rebuilt: Rebuilt, placement: Placement, memory: SlowMemory | None = None) -> Offloaded:
+    """Put tensors of an operator in slow memory, as a placement selects them; by default in that of
+    the operator's device. Raises `Unmeasurable`: rejected (the operator has no such input),
+    not_available or out_of_memory."""
+    memory = memory or slow_memory_of(rebuilt.device)
+    if missing := sorted(placement.inputs - set(range(len(rebuilt.storages)))):
+        count = len(rebuilt.storages)
+        raise Unmeasurable(
+            "rejected", f"The placement names in{missing[0]}, but the operator has {count} inputs."
+        )
+    moved = rebuilt.placed(placement.inputs, memory.copied) if placement.inputs else rebuilt
+    outputs = Outputs(operator.attrgetter("run"), "fast")
+    if placement.outputs:
+        outputs = slow_outputs(moved, sorted(placement.outputs), memory)
+    details = Details(slow_memory=memory.name, workspaces=outputs.workspaces)
+    return Offloaded(moved, outputs.run, details, outputs.pool, memory)
+
+
+def slow_outputs(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outputs:
+    """Find out how to write the ``wanted`` outputs (numbers) of an operator to slow memory. Raises
+    `Unmeasurable` (not_available) if the operator has no such output, or cannot write it to memory
+    of the caller."""
+    with _Watching() as watched:
+        output = rebuilt.run()
+    outputs = new_storages(output, frozenset(map(storage_key, rebuilt.inputs)))
+    if missing := [number for number in wanted if number >= len(outputs)]:
+        text = f"The placement names out{missing[0]}, but the operator has {len(outputs)} outputs."
+        raise Unmeasurable("not_available", text)
+    makers = [watched.makers[storage_key(outputs[number])] for number in wanted]
+    fixed = {
+        str(watched.calls[call].func) for call, _ in makers if not watched.calls[call].writable
+    }
+    if not fixed:
+        into: dict[int, list[torch.Tensor]] = {}
+        for call, position in makers:
+            results = watched.calls[call].results
+            into.setdefault(call, list(results))[position] = memory.like(results[position])
+        return Outputs(lambda one: functools.partial(_redirected, one, into), "fast")
+    if rebuilt.device.type != "cuda":
+        why = f"{', '.join(sorted(fixed))} writes only to memory that it allocates"
+        raise Unmeasurable("not_available", f"The output cannot be in slow memory: {why}.")
+    del watched, output, outputs
+    return _pooled(rebuilt, wanted, memory)
+
+
+class _WatchedCall(NamedTuple):
+    func: Any
+    writable: bool
+    results: list[torch.Tensor]  # references, so that no address is reused
+
+
+class _Watching(TorchDispatchMode):
+    """Records the aten calls of a pass, and for each new storage the call that creates it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[_WatchedCall] = []
+        self.makers: dict[
+            int, tuple[int, int]
+        ] = {}  # storage -> index of the call, position in its results
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = set(map(storage_key, tensors_in((args, kwargs))))
+        writable = _writer(func, args, kwargs) is not None
+        out = func(*args, **kwargs)
+        results = list(tensors_in(out))
+        for position, tensor in enumerate(results):
+            if storage_key(tensor) not in given:
+                self.makers.setdefault(storage_key(tensor), (len(self.calls), position))
+        self.calls.append(_WatchedCall(func, writable, results))
+        return out
+
+
+class _Redirecting(TorchDispatchMode):
+    """Writes the results of selected aten calls to given tensors. `into`: index of the call in the
+    pass -> tensors.
+    """
+
+    def __init__(self, into: Mapping[int, Sequence[torch.Tensor]]) -> None:
+        super().__init__()
+        self._into, self._calls = into, itertools.count()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if (results := self._into.get(next(self._calls))) is None:
+            return func(*args, **kwargs)
+        write = _writer(func, args, kwargs)
+        assert write is not None, "a writer for this call was found when the call was recorded"
+        return write(results)
+
+
+def _redirected(rebuilt: Rebuilt, into: Mapping[int, Sequence[torch.Tensor]]) -> object:
+    with _Redirecting(into):
+        return rebuilt.run()
+
+
+def _writer(func: Any, args: Any, kwargs: Any) -> Write | None:
+    """Return a function that runs an operator into given tensors; None if the operator always
+    allocates its results.
+    """
+    if (rule := _RULES.get(func)) is not None:
+        return rule(*args, **kwargs)
+    like = next(tensors_in((args, kwargs)), None)
+    variant = _out_variant(
+        func, "CUDA" if like is not None and like.device.type == "cuda" else "CPU"
+    )
+    if variant is None:
+        return None
+    overload, names = variant
+    return lambda outs: overload(*args, **kwargs, **dict(zip(names, outs, strict=True)))
+
+
+#: Operators whose out-variants crash the process: torch 2.11 fails an assertion in
+#: pyobject_preservation.cpp.
+_CRASHING = frozenset({_aten.cudnn_batch_norm.default})
+
+
+@functools.cache
+def _out_variant(func: Any, key: str) -> tuple[Any, tuple[str, ...]] | None:
+    """Return the out-variant of an operator and the names of its out-arguments; None if it does not
+    run the kernel.
+    """
+    own = [argument.name for argument in func._schema.arguments]
+    if func in _CRASHING:
+        return None
+    packet = getattr(func, "overloadpacket", None)
+    for name in packet.overloads() if packet is not None and func.namespace == "aten" else ():
+        variant = getattr(packet, name)
+        if torch.Tag.generated in variant.tags:
+            continue
+        written = [one.name for one in variant._schema.arguments if one.is_out]
+        taken = [one.name for one in variant._schema.arguments if not one.is_out]
+        same = taken == own and len(written) == len(func._schema.returns) > 0
+        if same and torch._C._dispatch_has_kernel_for_dispatch_key(variant.name(), key):  # type: ignore[attr-defined]
+            return variant, tuple(written)
+    return None
+
+
+def _convolution(
+    image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *more: Any
+) -> Write | None:
+    """Return a writer for a convolution with cuDNN or the depthwise kernel; None if
+    `at::convolution` runs another.
+
+    ``more``: stride, padding, dilation, transposed, output_padding, groups.
+    """
+    stride, padding, dilation, _, _, groups = more
+    if image.device.type != "cuda" or image.dim() not in (4, 5):
+        return None
+    backend = torch._C._select_conv_backend(image, weight, bias, *more, None)  # type: ignore[attr-defined]
+    backends = torch._C._ConvBackend  # type: ignore[attr-defined]
+    if backend == backends.CudaDepthwise2d:
+        return lambda outs: _aten._conv_depthwise2d.out(
+            image.contiguous(),
+            weight,
+            list(weight.shape[2:]),
+            bias,
+            stride,
+            padding,
+            dilation,
+            out=outs[0],
+        )
+    if backend != backends.Cudnn:
+        return None
+    cudnn = torch.backends.cudnn
+
+    def write(outs: Sequence[torch.Tensor]) -> torch.Tensor:
+        last = torch.channels_last if image.dim() == 4 else torch.channels_last_3d
+        form = torch.contiguous_format if outs[0].is_contiguous() else last
+        given = (image.contiguous(memory_format=form), weight.contiguous(memory_format=form))
+        flags = (cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32)
+        _aten.cudnn_convolution.out(*given, padding, stride, dilation, groups, *flags, out=outs[0])
+        if bias is not None:
+            outs[0].add_(bias.reshape([1, -1] + [1] * (image.dim() - 2)))
+        return outs[0]
+
+    return write
+
+
+#: Operators without an out-variant -> function that returns a writer with an equivalent operator.
+_RULES: Mapping[Any, Callable[..., Write | None]] = {
+    _aten.convolution.default: _convolution,
+    _aten.clone.default: lambda source, **_: lambda outs: outs[0].copy_(source),
+    _aten._to_copy.default: lambda source, **_: lambda outs: outs[0].copy_(source),
+    _aten.relu.default: lambda source: lambda outs: _aten.clamp_min.out(source, 0, out=outs[0]),
+    _aten._adaptive_avg_pool2d.default: lambda source, size: (
+        None
+        if source.device.type == "cpu"
+        else lambda outs: _aten.adaptive_avg_pool2d.out(source, size, out=outs[0])
+    ),
+}
+
+_SEGMENT_BYTES = 20 * 2**20  # the caching allocator's request for a tensor between 1 and 10 MiB
+_ALIGNED_BYTES = 2 * 2**20
+_SETTLES = 3
+_TRIES = 8
+_MIXED = (
+    "The output cannot be in slow memory: it cannot be told apart from the workspaces in the "
+    "allocator's pool."
+)
+_KEPT: list[
+    Any
+] = []  # allocators and their callbacks, because a destroyed pool still calls them to free memory
+
+
+class _Pool:
+    """A CUDA memory pool that serves some requests with slow memory. `slow`: index of the request
+    -> slow memory.
+    """
+
+    def __init__(
+        self, device: torch.device, fast_bytes: int, slow: Mapping[int, torch.UntypedStorage]
+    ) -> None:
+        """``fast_bytes`` is the size of the fast memory that serves all other requests."""
+        self.requests: list[tuple[int, int]] = []  # address and size
+        self._slow, self._device = slow, device
+        self._room = torch.empty(fast_bytes + _ALIGNED_BYTES, dtype=torch.uint8, device=device)
+        # The address must differ from the room's address, by which the caching allocator finds the
+        # block to free.
+        self._next = (self._room.data_ptr() // _ALIGNED_BYTES + 1) * _ALIGNED_BYTES
+        here = weakref.ref(self)  # a weak reference, because the callbacks live forever
+
+        def allocate(size_bytes: int, *_: Any) -> int | None:
+            return there._allocate(size_bytes) if (there := here()) is not None else None
+
+        arguments = (ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)  # size, device, stream
+        take = ctypes.CFUNCTYPE(ctypes.c_void_p, *arguments)(allocate)
+        # This object owns the memory, so the callback frees nothing.
+        give = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *arguments)(lambda *_: None)
+        addresses = [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in (take, give)]
+        allocator = torch._C._cuda_customAllocator(*addresses)
+        _KEPT.append((take, give, allocator))
+        try:
+            self.pool = torch.cuda.MemPool(
+                allocator, no_split=True
+            )  # each request serves one tensor
+        except TypeError:  # older torch
+            self.pool = torch.cuda.MemPool(allocator)
+
+    def _allocate(self, size_bytes: int) -> int | None:
+        if (
+            storage := self._slow.get(len(self.requests))
+        ) is not None and storage.nbytes() >= size_bytes:
+            address = storage.data_ptr()
+        elif self._next + size_bytes <= self._room.data_ptr() + self._room.nbytes:
+            address = self._next
+            self._next += -(-size_bytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
+        else:
+            return None
+        self.requests.append((address, size_bytes))
+        return address
+
+    def run(self, one: Pass) -> object:
+        if (
+            torch.cuda.is_current_stream_capturing()
+        ):  # the graph already allocates from `Outputs.pool`
+            return one()
+        with torch.cuda.use_mem_pool(self.pool, self._device):
+            return one()
+
+    def request_of(self, tensor: torch.Tensor) -> int | None:
+        address = tensor.untyped_storage().data_ptr()
+        places = (
+            place
+            for place, (first, size) in enumerate(self.requests)
+            if first <= address < first + size
+        )
+        return next(places, None)
+
+
+def _pooled(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outputs:
+    device = rebuilt.device
+    given = frozenset(map(storage_key, rebuilt.inputs))
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_stats(device)
+    rebuilt.run()
+    torch.cuda.synchronize(device)
+    after = torch.cuda.memory_stats(device)
+    allocations = after["allocation.all.allocated"] - before["allocation.all.allocated"]
+    peak_bytes = after["allocated_bytes.all.peak"] - before["allocated_bytes.all.current"]
+    fast_bytes = 2 * peak_bytes + (2 * allocations + 1) * _SEGMENT_BYTES
+
+    first = _Pool(device, fast_bytes, {})
+    there = _settled(first, rebuilt, given)
+    number_of_outputs = len(there)
+    places = [first.request_of(there[number]) for number in wanted]
+    sizes = [size for _, size in first.requests]
+    del there, first
+    if None in places:
+        text = "The output cannot be in slow memory: PyTorch's allocator does not allocate it."
+        raise Unmeasurable("not_available", text)
+    storages = [memory.storage(sizes[place]) for place in places if place is not None]
+
+    def separated(output: object, one: Rebuilt) -> bool:
+        """True if the wanted outputs and no others are in slow memory."""
+        slow = []
+        for number, tensor in enumerate(
+            new_storages(output, frozenset(map(storage_key, one.inputs)))
+        ):
+            address = tensor.untyped_storage().data_ptr()
+            if any(
+                storage.data_ptr() <= address < storage.data_ptr() + storage.nbytes()
+                for storage in storages
+            ):
+                slow.append(number)
+        return slow == sorted(wanted)
+
+    for chosen in itertools.islice(_alike(places, sizes), _TRIES):
+        pool = _Pool(device, fast_bytes, dict(zip(chosen, storages, strict=True)))
+        if separated(_settled(pool, rebuilt, given), rebuilt):
+            break
+    else:
+        raise Unmeasurable("not_available", _MIXED)
+
+    def run(one: Rebuilt) -> object:
+        output = pool.run(one.run)
+        if not separated(output, one):
+            raise Unmeasurable("not_available", _MIXED)
+        return output
+
+    alone = allocations == number_of_outputs or len(sizes) == allocations
+    return Outputs(
+        lambda one: functools.partial(run, one),
+        "fast" if alone else "may be with the output",
+        pool.pool,
+    )
+
+
+def _settled(pool: _Pool, rebuilt: Rebuilt, given: frozenset[int]) -> list[torch.Tensor]:
+    """Run a few passes until the pool reuses its freed blocks, and return the outputs of the last
+    pass.
+    """
+    for _ in range(_SETTLES):
+        output = None  # frees the memory of the previous pass
+        output = pool.run(rebuilt.run)
+    torch.cuda.synchronize(rebuilt.device)
+    return new_storages(output, given)
+
+
+def _alike(places: Sequence[int | None], sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yield candidates for the requests of the outputs: first the observed requests, then others of
+    the same size.
+    """
+    same = [
+        sorted(
+            (place for place, size in enumerate(sizes) if size == sizes[own]),
+            key=lambda place: place != own,
+        )
+        for own in places
+        if own is not None
+    ]
+    return (chosen for chosen in itertools.product(*same) if len(set(chosen)) == len(chosen))

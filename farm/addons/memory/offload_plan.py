@@ -1,0 +1,362 @@
+"""Plan which tensors of a step are in slow memory. An integer program finds the fastest step that
+fits fast memory.
+
+A tensor is fast (in fast memory) or slow (in slow memory) for its whole lifetime. A slow tensor has
+a cost for each call that uses it. If a call uses several slow tensors, the program adds their
+costs. With moves, a fast tensor may be in slow memory during an inactive period, if the period is
+long enough for both copies and the link is free.
+
+    minimize    Σ slow_us[t] x[t]
+    subject to  Σ size[t] (1 - x[t]) - Σ size[t] y[p] <= fast, at each call, over its held tensors t
+    and moved periods p
+                y[p] <= 1 - x[t]
+                Σ y[p] <= 1, over the transfers of one direction that would overlap
+
+x[t]: tensor t is slow. y[p]: tensor t is moved in period p. HiGHS (`scipy.optimize.milp`) solves it
+in a time limit."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from farm.addons.memory.transfers import AsRun, Wire, away_while
+from farm.errors import UsageError, needing
+from farm.operators.captured import CapturedTensor
+from farm.training.tensor_lifetime import ALLOCATED_BYTES, Life
+from farm.types.format import count_of
+
+TIME_LIMIT_S = 10.0  # limit for solving one integer program
+GAP = 1e-3  # the solver stops if no plan can be better by more than this share
+POINTS = 9  # points of the curve
+_STDOUT_LOCK = threading.Lock()
+_TINY_US = 1e-6  # added to each cost, so that a tensor without a cost stays fast
+
+
+@dataclass(frozen=True)
+class SlowCosts:
+    """The time that each tensor of a step adds if it is in slow memory for its whole lifetime."""
+
+    slow_us: Mapping[int, float]  # added time over all calls, by number of the tensor
+    read_us: Mapping[
+        int, float
+    ]  # the part of `slow_us` from readings; the rest is estimated from a bandwidth
+    bytes_per_s: float  # of the link
+    source: str  # where the costs come from, as text
+    # A check of the assumption that added times of tensors can be summed. Time of a tuple with no
+    # slow tensor plus the time that each tensor adds alone, divided by the measured time with all
+    # tensors slow. Median over the tuples that have these readings; None if no tuple has them.
+    together: float | None = None
+
+    @property
+    def read_share(self) -> float:
+        """The share of all costs that comes from readings, 0 to 1."""
+        total_us = sum(self.slow_us.values())
+        return sum(self.read_us.values()) / total_us if total_us else 0.0
+
+
+@dataclass(frozen=True)
+class OffloadPlan:
+    """A plan for one amount of fast memory."""
+
+    fast_bytes: int
+    slow: frozenset[int]  # numbers of the slow tensors
+    moved: tuple[
+        tuple[int, int], ...
+    ]  # (tensor, index of the inactive period in which a fast tensor is slow)
+    time_us: float  # predicted for the step
+    peak_bytes: int  # of fast memory
+    # Bound of the solver: no plan adds less than (1 - gap) of this plan's added time. 0: this plan
+    # is the best.
+    gap: float
+    ended_in_time: bool  # True if the solver reached its gap; False if it reached the time limit
+
+
+@dataclass(frozen=True)
+class OffloadPlans:
+    """Plans for the requested amounts of fast memory, and the curve of step time over fast
+    memory.
+    """
+
+    costs: SlowCosts
+    plans: tuple[OffloadPlan, ...]  # one plan for each requested amount
+    curve: tuple[OffloadPlan, ...]
+    unsolved: tuple[int, ...]  # amounts of the curve without a plan within the time limit
+    all_fast_us: float  # time of the step with all tensors in fast memory
+    all_slow_us: float  # and in slow memory
+    # bytes that the largest operator reads and writes; the least allowed amount of fast memory
+    least_bytes: int
+    peak_bytes: int
+    # assumed bandwidth of moves in each direction; None without moves
+    moves_bytes_per_s: float | None = None
+    wire: Wire | None = None  # measured bandwidths of copies; None if not measured
+    # results of running the step under these plans; None if it was not run
+    run: AsRun | None = None
+
+    @property
+    def plan(self) -> OffloadPlan:
+        """The first plan."""
+        return self.plans[0]
+
+    def slow(self, life: Life, plan: OffloadPlan) -> list[CapturedTensor]:
+        """Return the slow tensors of a plan, the largest first."""
+        there = (tensor for tensor in life.tensors if tensor.number in plan.slow)
+        return sorted(there, key=lambda tensor: (-tensor.size_bytes, tensor.number))
+
+
+def plan_offload(
+    life: Life, costs: SlowCosts, *amounts_bytes: int, moves_bytes_per_s: float | None = None
+) -> OffloadPlans:
+    """Plan a step for each amount of fast memory. Without ``moves_bytes_per_s``, no tensor is
+    moved. Raises `UsageError` if an amount is less than the largest operator needs, SciPy is not
+    installed, or the solver found no plan in time."""
+    program = _Program(life, costs, moves_bytes_per_s)
+    if (fast_bytes := min(amounts_bytes)) < program.least_bytes:
+        call = life.capture.calls[program.largest]
+        spec = life.capture.tuples.get(call.tuple_id)
+        raise UsageError(
+            f"{count_of(fast_bytes, 'B')} of fast memory are too little for the largest operator: "
+            f"{spec.operator if spec else 'the operator'} (call {call.index}) reads and writes "
+            f"{count_of(program.least_bytes, 'B')}.",
+            f"Give --fast {-(-program.least_bytes // 10**6)}MB or more.",
+        )
+    plans = []
+    for fast_bytes in amounts_bytes:
+        if (plan := program.solve(fast_bytes)) is None:
+            what = (
+                f"The solver found no plan with {count_of(fast_bytes, 'B')} of fast memory in "
+                f"{TIME_LIMIT_S:g} s."
+            )
+            raise UsageError(what, "Give more fast memory with --fast.")
+        plans.append(plan)
+    steps = (program.peak_bytes - program.least_bytes) / (POINTS - 1)
+    wanted = sorted({program.least_bytes + round(number * steps) for number in range(POINTS)})
+    curve = {amount: program.solve(amount) for amount in wanted}
+    return OffloadPlans(
+        costs=costs,
+        plans=tuple(plans),
+        curve=tuple(plan for plan in curve.values() if plan is not None),
+        unsolved=tuple(amount for amount, plan in curve.items() if plan is None),
+        all_fast_us=life.step_us,
+        all_slow_us=life.step_us + sum(costs.slow_us.values()),
+        least_bytes=program.least_bytes,
+        peak_bytes=program.peak_bytes,
+        moves_bytes_per_s=moves_bytes_per_s,
+    )
+
+
+class _Program:
+    def __init__(self, life: Life, costs: SlowCosts, moves_bytes_per_s: float | None) -> None:
+        self.life = life
+        calls = len(life.times_us)
+        self.tensors = [tensor for tensor in life.tensors if tensor.size_bytes]
+        self.pieces = [-(-tensor.size_bytes // ALLOCATED_BYTES) for tensor in self.tensors]
+        self.slow_us = [costs.slow_us.get(tensor.number, 0.0) for tensor in self.tensors]
+        self.held: list[list[int]] = [[] for _ in range(calls)]  # indices into `tensors`
+        for place, tensor in enumerate(self.tensors):
+            for call in range(max(tensor.born, 0), life.capture.last_held(tensor) + 1):
+                self.held[call].append(place)
+        self.held_pieces = [sum(self.pieces[place] for place in there) for there in self.held]
+        place_of = {tensor.number: place for place, tensor in enumerate(self.tensors)}
+        used = [
+            sum(
+                self.pieces[place_of[number]]
+                for number in {*call.reads, *call.writes} & place_of.keys()
+            )
+            for call in life.capture.calls
+        ]
+        self.largest = used.index(max(used))
+        self.least_bytes = max(used) * ALLOCATED_BYTES
+        self.peak_bytes = max(self.held_pieces) * ALLOCATED_BYTES
+        self.periods: list[
+            tuple[int, int, list[int]]
+        ] = []  # index into `tensors`, index of the period, calls
+        self.transfers: list[
+            tuple[float, float, float]
+        ] = []  # in us: copy, begin of copy out, begin of copy back
+        self.away: list[list[int]] = [[] for _ in range(calls)]  # indices into `periods`
+        if moves_bytes_per_s is None:
+            return
+        for number, place in place_of.items():
+            way_us = self.tensors[place].size_bytes / moves_bytes_per_s * 1e6
+            for index, period in enumerate(life.periods[number]):
+                if period.time_us > 2 * way_us and (ranges := away_while(life, period, way_us)):
+                    away = list(itertools.chain.from_iterable(itertools.starmap(range, ranges)))
+                    for call in away:
+                        self.away[call].append(len(self.periods))
+                    self.periods.append((place, index, away))
+                    self.transfers.append((way_us, period.begin_us, period.end_us - way_us))
+
+    def solve(self, fast_bytes: int) -> OffloadPlan | None:
+        """Return the best plan for an amount of fast memory; None if the solver found none in
+        time.
+        """
+        fast = fast_bytes // ALLOCATED_BYTES
+        rows = self._memory_rows(fast)
+        if not rows:
+            return self._plan(
+                fast_bytes, [False] * len(self.tensors), [False] * len(self.periods), 0.0, True
+            )
+        costs = [*(slow_us + _TINY_US for slow_us in self.slow_us), *[_TINY_US] * len(self.periods)]
+        found = _solve(costs, [*rows, *self._other_rows()])
+        if found.x is None:
+            return None
+        chosen = [value > 0.5 for value in found.x]
+        slow, moved = chosen[: len(self.tensors)], chosen[len(self.tensors) :]
+        self._repair(fast, slow, moved)
+        self._leave_in_place(fast, slow, moved)
+        added_us = sum(itertools.compress(costs, [*slow, *moved]))
+        least_us = found.mip_dual_bound or 0.0
+        gap = max(0.0, 1.0 - least_us / added_us) if added_us > _TINY_US * len(costs) else 0.0
+        return self._plan(fast_bytes, slow, moved, gap, found.status == 0)
+
+    def _memory_rows(self, fast: int) -> list[Constraint]:
+        """Return a constraint for each call that holds more than fast memory, unless another call
+        holds its tensors.
+        """
+        ends = {self.life.capture.last_held(tensor) for tensor in self.tensors}
+        rows = []
+        for call, there in enumerate(self.held):
+            if self.held_pieces[call] > fast and (self.periods or call in ends):
+                terms = {place: float(self.pieces[place]) for place in there}
+                terms |= {
+                    len(self.tensors) + one: float(self.pieces[self.periods[one][0]])
+                    for one in self.away[call]
+                }
+                rows.append(Constraint(terms, float(self.held_pieces[call] - fast), float("inf")))
+        return rows
+
+    def _other_rows(self) -> list[Constraint]:
+        """Return the other constraints: a slow tensor is not moved, and each direction has one
+        transfer at a time.
+        """
+        first = len(self.tensors)
+        rows = [
+            Constraint({place: 1.0, first + one: 1.0}, 0.0, 1.0)
+            for one, (place, _, _) in enumerate(self.periods)
+        ]
+        step_us = self.life.step_us
+        for way in (1, 2):
+            begins = [times[way] % step_us for times in self.transfers]
+            ends = [
+                begin_us + times[0] for begin_us, times in zip(begins, self.transfers, strict=True)
+            ]
+            order = sorted(range(len(begins)), key=lambda one: begins[one])
+            for begin_us in (begins[one] for one in order):
+                together = {
+                    first + other: 1.0
+                    for other in order
+                    if begins[other] <= begin_us < ends[other] or ends[other] - step_us > begin_us
+                }
+                if len(together) > 1:
+                    rows.append(Constraint(together, 0.0, 1.0))
+        return rows
+
+    def _repair(self, fast: int, slow: list[bool], moved: list[bool]) -> None:
+        """Make the cheapest tensor slow where the solver's rounding left a few bytes too many in
+        fast memory.
+        """
+        for call, there in enumerate(self.held):
+            while self._fast_pieces(call, slow, moved) > fast:
+                place = min(
+                    (place for place in there if not slow[place]), key=lambda one: self.slow_us[one]
+                )
+                slow[place] = True
+                for one, period in enumerate(self.periods):
+                    moved[one] = moved[one] and period[0] != place
+
+    def _leave_in_place(self, fast: int, slow: Sequence[bool], moved: list[bool]) -> None:
+        """Drop unnecessary moves, the smallest first. The solver may keep them, because they cost
+        almost nothing.
+        """
+        held = [self._fast_pieces(call, slow, moved) for call in range(len(self.held))]
+        for one in sorted(range(len(moved)), key=lambda one: self.pieces[self.periods[one][0]]):
+            place, _, calls = self.periods[one]
+            if moved[one] and all(held[call] + self.pieces[place] <= fast for call in calls):
+                moved[one] = False
+                for call in calls:
+                    held[call] += self.pieces[place]
+
+    def _fast_pieces(self, call: int, slow: Sequence[bool], moved: Sequence[bool]) -> int:
+        held = sum(self.pieces[place] for place in self.held[call] if not slow[place])
+        return held - sum(
+            self.pieces[self.periods[one][0]] for one in self.away[call] if moved[one]
+        )
+
+    def _plan(
+        self,
+        fast_bytes: int,
+        slow: Sequence[bool],
+        moved: Sequence[bool],
+        gap: float,
+        ended_in_time: bool,
+    ) -> OffloadPlan:
+        numbers = frozenset(tensor.number for tensor in itertools.compress(self.tensors, slow))
+        periods = tuple(
+            (self.tensors[at].number, index)
+            for at, index, _ in itertools.compress(self.periods, moved)
+        )
+        time_us = self.life.step_us + sum(itertools.compress(self.slow_us, slow))
+        peak = max(self._fast_pieces(call, slow, moved) for call in range(len(self.held)))
+        return OffloadPlan(
+            fast_bytes, numbers, periods, time_us, peak * ALLOCATED_BYTES, gap, ended_in_time
+        )
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A constraint: least <= Σ factor * variable <= most."""
+
+    factors: Mapping[int, float]
+    least: float
+    most: float
+
+
+def _solve(costs: Sequence[float], rows: Sequence[Constraint]) -> Any:
+    """Solve an integer program whose variables are 0 or 1; raises `UsageError` if SciPy is not
+    installed.
+    """
+    with needing("Plans for slow memory need SciPy", "placement"):
+        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import csr_array
+    places = [(number, place) for number, row in enumerate(rows) for place in row.factors]
+    factors = [factor for row in rows for factor in row.factors.values()]
+    matrix = csr_array((factors, tuple(zip(*places, strict=True))), shape=(len(rows), len(costs)))
+    with _quiet():
+        return milp(
+            costs,
+            integrality=[1] * len(costs),
+            bounds=Bounds(0, 1),
+            constraints=LinearConstraint(
+                matrix, [row.least for row in rows], [row.most for row in rows]
+            ),
+            options={"time_limit": TIME_LIMIT_S, "mip_rel_gap": GAP},
+        )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Discard the text that some versions of HiGHS print, because standard output is for the
+    command's result.
+    """
+    if sys.stdout is None:  # the parent process closed it
+        yield
+        return
+    with _STDOUT_LOCK:
+        sys.stdout.flush()
+        kept = os.dup(1)
+        try:
+            with open(os.devnull, "w") as nothing:
+                os.dup2(nothing.fileno(), 1)
+                yield
+        finally:
+            ctypes.CDLL(None).fflush(None)  # also C's buffer
+            os.dup2(kept, 1)
+            os.close(kept)

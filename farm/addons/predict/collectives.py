@@ -1,0 +1,195 @@
+"""The cost of collectives without a reading, from readings of the same collective with other sizes
+or on fewer cards.
+
+Between two measured sizes, time and energy are linear in the size: a latency and a bandwidth. Below
+the smallest size they are constant, above the largest they are proportional to the size. The
+interval is the error of this rule at the neighbouring sizes if each is left out; outside the
+measured sizes it is twice as wide.
+
+For another number of cards, the rule of the ring algorithm is used: the time of the smallest
+measured size grows with the number of steps, the rest with the bytes on the wire. No reading checks
+this rule, so the interval is wide."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import sqlalchemy
+from sqlmodel import Session
+
+from farm.addons.predict.readings import most_similar
+from farm.addons.predict.stored_predictor import CallPrediction, PredictedValue
+from farm.errors import NoReadings
+from farm.store.columns import OPERATOR, READING
+from farm.store.content import sound_readings
+from farm.types.collective import COLLECTIVES
+from farm.types.format import plural
+from farm.types.protocol import Software
+from farm.types.tuple import DTYPES, NeededTuple
+from farm.verdict.figures import VIEW_COLUMNS, ReadingView
+
+# factor between the ends of the interval and the value for another number of cards
+EXTRAPOLATED = 2.0
+
+
+@dataclass(frozen=True)
+class Size:
+    """One collective, with the reading of one size: time among operators, relative half-width,
+    energy of all cards.
+    """
+
+    name: str
+    cards: int
+    dtype: str
+    input_bytes: int
+    time_us: float = 0.0
+    relative: float = 0.0
+    energy_mj: float | None = None
+
+    @classmethod
+    def of(cls, spec: Mapping[str, Any], **reading: Any) -> Size:
+        """``spec``: the description of a tuple."""
+        (tensor,) = spec["tensors"]
+        size = math.prod(tensor["shape"]) * DTYPES[tensor["dtype"]][0]
+        name = spec["operator"].rpartition(".")[2]
+        return cls(name, spec["parameters"]["cards"], tensor["dtype"], size, **reading)
+
+
+def measured_sizes(
+    session: Session,
+    names: Collection[str],
+    card_model: str,
+    protocol_ids: Collection[str],
+    software: Software,
+) -> list[Size]:
+    """Return the newest readings of these collectives, all with one method and one software (see
+    `most_similar`).
+    """
+    query = sqlalchemy.select(OPERATOR.id, OPERATOR.spec).where(OPERATOR.short_name.in_(names))
+    specs = {
+        row.id: row.spec for row in session.execute(query.where(OPERATOR.kind == "collective"))
+    }
+    columns = (*VIEW_COLUMNS, "subject_id", "method", "software_id")
+    chosen = READING.subject_id.in_(list(specs)), READING.protocol_id.in_(protocol_ids)
+    sets: dict[tuple[int, str], dict[str, Any]] = defaultdict(dict)
+    for row in sound_readings(session, card_model, columns, *chosen):
+        if "beside" not in specs[row.subject_id]["parameters"]:
+            sets[row.method, row.software_id][row.subject_id] = row
+
+    return [
+        Size.of(
+            specs[id_], time_us=counted_us(one), relative=one.time.relative, energy_mj=one.energy_mj
+        )
+        for id_, row in (sets[most_similar(session, sets, software)].items() if sets else ())
+        for one in (ReadingView.of(row),)
+    ]
+
+
+def counted_us(reading: ReadingView) -> float:
+    """The time that one call adds to a sum: that of its loop, and the effect of unrelated
+    operators.
+    """
+    context = reading.details.context
+    return reading.time_us + (context.effect_us if context else 0.0)
+
+
+def predicted(
+    wanted: Sequence[NeededTuple], sizes: Sequence[Size], card_model: str
+) -> tuple[dict[str, CallPrediction], list[str]]:
+    """Predict collectives without a reading. Return tuple id -> prediction, and notes. Raises
+    `NoReadings` if a collective has readings of fewer than two sizes."""
+    found: dict[str, CallPrediction] = {}
+    origins = set[tuple[int, int]]()  # numbers of cards: measured, wanted
+    for one in wanted:
+        asked = Size.of(one.spec)
+        alike: dict[tuple[int, bool], list[Size]] = defaultdict(list)
+        for size in sizes:
+            if size.name == asked.name:
+                alike[size.cards, True].append(size)
+                alike[size.cards, False].extend([size] * (size.dtype == asked.dtype))
+        usable = [key for key, its in alike.items() if len({size.input_bytes for size in its}) > 1]
+        if not usable:
+            raise NoReadings(
+                f"{asked.name} has no readings of several sizes on {card_model}, so {one.label} "
+                "cannot be estimated.",
+                "Measure a sweep on cards of one host: "
+                f"{{sweep: {asked.name}, grid: {{dtype: {asked.dtype}, "
+                "elements: [4096, 2097152, 134217728]}} in a file for `farm run -f`.",
+            )
+        # The nearest number of cards; readings of the same dtype, if there are any.
+        cards, any_dtype = min(
+            usable, key=lambda key: (abs(math.log(key[0] / asked.cards)), key[0], key[1])
+        )
+        found[one.operator_id] = _prediction(alike[cards, any_dtype], asked)
+        origins.add((cards, asked.cards))
+    return found, [
+        note for origin in sorted(origins) for note in _notes(*origin, number=len(found))
+    ]
+
+
+def _notes(measured: int, asked: int, *, number: int) -> list[str]:
+    if measured == asked:
+        return [
+            f"{number} {plural('collective', number)} without a reading: from readings of other "
+            "sizes."
+        ]
+    rule = (
+        "the latency grows with the steps of the ring algorithm, the rest with the bytes on the "
+        "wire"
+    )
+    shares = "(an all-reduce of K cards: 2 (K - 1) steps, 2 (K - 1) / K of its input)"
+    return [
+        f"Collectives on {asked} cards are extrapolated from readings on {measured} cards: {rule} "
+        f"{shares}. No reading "
+        f"checks this rule: the interval is a factor of {EXTRAPOLATED:g} in both directions."
+    ]
+
+
+def _prediction(sizes: Sequence[Size], asked: Size) -> CallPrediction:
+    """Predict a collective from readings of several sizes, all on one number of cards."""
+    measured = list(
+        {
+            size.input_bytes: size for size in sorted(sizes, key=lambda size: size.input_bytes)
+        }.values()
+    )
+    about, cards = COLLECTIVES[asked.name], measured[0].cards
+    far = not measured[0].input_bytes <= asked.input_bytes <= measured[-1].input_bytes
+    time_us, error = _at(measured, [size.time_us for size in measured], asked.input_bytes)
+    energy_mj, its_error = None, 0.0
+    if all(size.energy_mj for size in measured):
+        energy_mj, its_error = _at(
+            measured, [size.energy_mj or 0.0 for size in measured], asked.input_bytes
+        )
+    wider = 0.0
+    if cards != asked.cards:
+        latency_us, wider = min(measured[0].time_us, time_us), math.log(EXTRAPOLATED)
+        extrapolated_us = latency_us * about.steps(asked.cards) / about.steps(cards)
+        extrapolated_us += (time_us - latency_us) * about.bus(asked.cards) / about.bus(cards)
+        energy_mj = energy_mj and energy_mj * extrapolated_us / time_us * asked.cards / cards
+        time_us = extrapolated_us
+    time = PredictedValue.around(time_us, error * (1 + far) + wider)
+    energy = PredictedValue.around(energy_mj, its_error * (1 + far) + wider) if energy_mj else None
+    return CallPrediction(time, energy, far=far)
+
+
+def _at(measured: Sequence[Size], values: Sequence[float], size: int) -> tuple[float, float]:
+    """Return the value at a size, and the half-width of the interval of its logarithm."""
+    at = [one.input_bytes for one in measured]
+    after, last = bisect.bisect_left(at, size), len(at) - 1
+    errors = [max(one.relative for one in measured)]
+    if last == 1:
+        errors.append(abs(math.log(values[1] / values[0])))
+    for place in {max(1, after - 1), min(after, last - 1)} if last > 1 and size not in at else ():
+        without = float(
+            np.interp(
+                at[place], at[:place] + at[place + 1 :], [*values[:place], *values[place + 1 :]]
+            )
+        )
+        errors.append(abs(math.log(without / values[place])))
+    return float(np.interp(size, at, values)) * max(1.0, size / at[-1]), max(errors)

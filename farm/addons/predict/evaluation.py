@@ -1,0 +1,404 @@
+"""Evaluate predictors on left-out readings: random tuples, or all tuples of a family of models.
+
+With ten folds grouped by tuple, the training data contain other tuples of the same model. Leaving a
+family out shows the error for a new model that is unlike all measured models. The evaluation leaves
+out all tuples of the family, even if other families have them, and the values of its tensors. It
+calibrates the family's intervals with the other families."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from farm.addons.predict.calibration import (
+    Calibration,
+    IntervalCoverage,
+    PredictionErrors,
+    coverage,
+    jackknife_half_widths,
+    without_nan,
+)
+from farm.addons.predict.dataset import Dataset, MeasuredModel, families_of, without_values
+from farm.addons.predict.predictors import CallCosts, FittedPredictor, PredictedSum, PredictorSpec
+from farm.addons.predict.regressors import Floats, Names, needs_scikit_learn
+from farm.addons.predict.stored_predictor import StoredPredictor
+from farm.errors import UsageError
+
+FOLDS = 10
+LEAST_FAMILIES = 3
+MEASURED = (1, 3, 5, 8, 12)  # numbers of a model's most expensive tuples that have readings
+TARGETS = {"time_us": "time", "power_w": "power", "energy_mj": "energy"}
+SUM_TARGETS = {"time_us": "time", "energy_mj": "energy"}
+DISTANCE_QUANTILES = (0.25, 0.5, 0.75, 0.9, 1.0)  # limits of the rows of `Evaluation.by_distance`
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Score:
+    """Mean and median of the absolute error, and cases within 10 and 20 %; all as shares of the
+    measured value.
+    """
+
+    count: int
+    mean: float
+    median: float
+    within_10: float
+    within_20: float
+
+    @classmethod
+    def of(cls, log_ratio: Floats) -> Score | None:
+        """``log_ratio``: log(predicted / measured), NaN for a call without a prediction."""
+        error = np.abs(np.expm1(log_ratio[np.isfinite(log_ratio)]))
+        if not len(error):
+            return None
+        values = (error.mean(), np.median(error), (error <= 0.1).mean(), (error <= 0.2).mean())
+        return cls(len(error), *map(float, values))
+
+
+@dataclass(frozen=True)
+class HeldOutPredictions:
+    """Predictions for the rows of a data set by predictors that were trained without them; NaN
+    without a prediction. ``sums`` has for each model its predicted sum, and a mapping n -> time in
+    us. In that time, readings replace the predictions of the model's n most expensive tuples."""
+
+    costs: CallCosts
+    families: Names  # family of models or fold, for each row
+    sums: tuple[tuple[MeasuredModel, PredictedSum, dict[int, float]], ...] = ()
+
+    def errors(self, data: Dataset) -> dict[str, PredictionErrors]:
+        """Errors of calls by time, power and energy."""
+        found = {}
+        for target, name in TARGETS.items():
+            measured = np.array([getattr(row, target) for row in data.rows], dtype=float)
+            with np.errstate(invalid="ignore", divide="ignore"):
+                log_ratio = np.log(getattr(self.costs, target) / measured)
+            spread = getattr(self.costs, f"{name}_spread")
+            found[name] = PredictionErrors(log_ratio, spread, self.families, self.costs.known)
+        return found
+
+    def sum_errors(self) -> dict[str, PredictionErrors]:
+        """Errors of whole models that have a reading, by time and energy."""
+        found = {}
+        for target, name in SUM_TARGETS.items():
+            known = [(model, one) for model, one, _ in self.sums if getattr(model, target)]
+            found[name] = PredictionErrors(
+                np.array(
+                    [np.log(getattr(one, target) / getattr(model, target)) for model, one in known]
+                ),
+                np.array([getattr(one, f"{name}_spread") for _, one in known]),
+                np.array([model.family for model, _ in known], dtype=np.str_),
+                np.ones(len(known), dtype=bool),
+            )
+        return found
+
+
+def leave_families_out(
+    spec: PredictorSpec, data: Dataset, models: Sequence[MeasuredModel], say: Say = lambda _: None
+) -> HeldOutPredictions:
+    """Predict each family of models by a predictor that was trained without its tuples. A tuple of
+    several families is predicted for each family; its last prediction is kept. Raises `UsageError`
+    if there are too few families."""
+    ids = {call.operator_id for call in data.calls}
+    families = {name: held for name, held in families_of(models).items() if held & ids}
+    if len(families) < LEAST_FAMILIES:
+        raise UsageError(
+            f"There are readings of {len(families)} model families; an evaluation needs at least "
+            f"{LEAST_FAMILIES}.",
+            "Measure models of other architectures first, for instance resnet18, vgg11, vit_b_16 "
+            "and gpt2.",
+        )
+    calls, costs, family_of = (
+        without_values(data),
+        CallCosts.empty(len(data)),
+        np.full(len(data), "", dtype=object),
+    )
+    sums, measured = [], measured_times(data)
+    for number, (name, held) in enumerate(families.items()):
+        say(f"{spec.name}: fitted without the family {name} ({number + 1} of {len(families)})")
+        fitted = spec.fit(data.without(held))
+        rows = np.array(
+            [place for place, call in enumerate(data.calls) if call.operator_id in held]
+        )
+        _put(costs, rows, fitted.predict([calls[row] for row in rows]))
+        family_of[rows] = name
+        sums += [_sum(model, fitted, measured) for model in models if model.family == name]
+    return HeldOutPredictions(costs, family_of.astype(np.str_), tuple(sums))
+
+
+def measured_times(data: Dataset) -> dict[str, tuple[float, float]]:
+    """Return by tuple id: time of a call within a model, and time saved if its weights are cached.
+    Means, in us.
+    """
+    found: dict[str, list[tuple[float, float]]] = {}
+    for row in data.rows:
+        found.setdefault(row.call.operator_id, []).append(
+            (row.time_us + row.neighbours_us, row.fetching_us)
+        )
+    return {id_: tuple(np.mean(values, axis=0)) for id_, values in found.items()}
+
+
+def _sum(
+    model: MeasuredModel, fitted: FittedPredictor, measured: Mapping[str, tuple[float, float]]
+) -> tuple[MeasuredModel, PredictedSum, dict[int, float]]:
+    """Return the model, its predicted sum, and a mapping n -> time of the model in us for each n of
+    `MEASURED`.
+
+    In that time, readings replace the predictions of the n most expensive tuples.
+    """
+    costs = fitted.predict(model.calls)
+    counts, times = (
+        np.array(model.counts, dtype=float),
+        costs.in_model(model.cached_share)[0].copy(),
+    )
+    narrowed, order = {}, np.argsort(-counts * times, kind="stable")
+    for number in range(max(MEASURED) + 1):
+        if number in MEASURED:
+            narrowed[number] = float(counts @ times)
+        if number < len(order) and model.calls[order[number]].operator_id in measured:
+            time_us, fetching_us = measured[model.calls[order[number]].operator_id]
+            times[order[number]] = time_us - model.cached_share * fetching_us
+    return model, costs.sum(model.calls, model.counts, model.cached_share), narrowed
+
+
+def cross_validated(
+    spec: PredictorSpec, data: Dataset, say: Say = lambda _: None
+) -> HeldOutPredictions:
+    """Predict by ten-fold cross-validation. All readings of one tuple are in the same fold."""
+    needs_scikit_learn()
+    from sklearn.model_selection import GroupKFold
+
+    ids = [call.operator_id for call in data.calls]
+    calls, costs, fold_of = (
+        without_values(data),
+        CallCosts.empty(len(data)),
+        np.zeros(len(data), dtype=int),
+    )
+    folds = GroupKFold(min(FOLDS, len(set(ids))), shuffle=True, random_state=0).split(
+        ids, groups=ids
+    )
+    for number, (train, test) in enumerate(folds):
+        say(f"{spec.name}: fold {number + 1} of {FOLDS}")
+        fitted = spec.fit(data.where(np.isin(np.arange(len(data)), train)))
+        _put(costs, test, fitted.predict([calls[row] for row in test]))
+        fold_of[test] = number
+    return HeldOutPredictions(costs, fold_of.astype(np.str_))
+
+
+def _put(costs: CallCosts, rows: npt.NDArray[np.intp], part: CallCosts) -> None:
+    for name in (name for name, value in vars(costs).items() if isinstance(value, np.ndarray)):
+        getattr(costs, name)[rows] = getattr(part, name)
+
+
+@dataclass(frozen=True)
+class DistanceCoverage:
+    """Intervals by target, of calls that have up to this distance from the readings, and more than
+    the row before.
+    """
+
+    distance: float
+    count: int
+    intervals: dict[str, IntervalCoverage]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of one predictor by target: time_us, power_w, energy_mj; of sums time_us and
+    energy_mj.
+    """
+
+    predictor: str
+    cross_validation: dict[str, Score | None]
+    families: dict[str, Score | None]
+    intervals: dict[str, IntervalCoverage]
+    sums: dict[str, Score | None]
+    sum_intervals: dict[str, IntervalCoverage]
+    by_type: dict[str, Score] = field(default_factory=dict)  # time, families left out
+    by_family: dict[str, Score] = field(default_factory=dict)
+    narrowed: dict[int, Score | None] = field(default_factory=dict)  # see `HeldOutPredictions.sums`
+    unseen: Score | None = None  # time, of operator types outside the training data
+    models: tuple[dict[str, Any], ...] = ()
+    curve: tuple[tuple[int, float], ...] = ()  # (number of training tuples, median error of time)
+    by_distance: tuple[
+        DistanceCoverage, ...
+    ] = ()  # between `DISTANCE_QUANTILES`, families left out
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON; NaN, which JSON lacks, becomes None."""
+        return without_nan(asdict(self))  # type: ignore[no-any-return]
+
+
+def evaluate(
+    spec: PredictorSpec,
+    data: Dataset,
+    models: Sequence[MeasuredModel],
+    *,
+    folds: bool = True,
+    curve: bool = False,
+    say: Say = lambda _: None,
+) -> tuple[Evaluation, HeldOutPredictions]:
+    """Raises `UsageError` if there are too few readings or families."""
+    held = leave_families_out(spec, data, models, say)
+    random = cross_validated(spec, data, say) if folds else None
+    found = replace(
+        _evaluation(
+            spec.name, data, held, *jackknife_half_widths(held.errors(data), held.sum_errors())
+        ),
+        cross_validation=_scores(TARGETS, random.errors(data)) if random else {},
+        curve=tuple(learning_curve(spec, data, say)) if curve else (),
+    )
+    return found, held
+
+
+def _scores(
+    targets: Mapping[str, str], errors: Mapping[str, PredictionErrors]
+) -> dict[str, Score | None]:
+    return {target: Score.of(errors[name].log_ratio) for target, name in targets.items()}
+
+
+def _coverages(
+    targets: Mapping[str, str],
+    errors: Mapping[str, PredictionErrors],
+    widths: Mapping[str, Floats],
+    chosen: Any = ...,
+) -> dict[str, IntervalCoverage]:
+    """``chosen``: the cases that count. Default: all."""
+    found = {
+        of: coverage(errors[name].where(chosen), widths[name][chosen])
+        for of, name in targets.items()
+    }
+    return {of: one for of, one in found.items() if one}
+
+
+def _by_distance(
+    distance: Floats, errors: Mapping[str, PredictionErrors], widths: Mapping[str, Floats]
+) -> Iterator[DistanceCoverage]:
+    low, limits = -np.inf, distance[np.isfinite(distance)]
+    for share in DISTANCE_QUANTILES if len(limits) else ():
+        high = float(np.quantile(limits, share))
+        chosen, low = (distance > low) & (distance <= high), high
+        yield DistanceCoverage(high, int(chosen.sum()), _coverages(TARGETS, errors, widths, chosen))
+
+
+def _evaluation(
+    name: str,
+    data: Dataset,
+    held: HeldOutPredictions,
+    widths: Mapping[str, Floats],
+    sum_widths: Mapping[str, Floats],
+) -> Evaluation:
+    """``widths``: half-widths of the intervals of calls; ``sum_widths``: of sums."""
+    errors, of_sums = held.errors(data), held.sum_errors()
+    log_ratio = errors["time"].log_ratio
+
+    def by(names: Names) -> dict[str, Score]:
+        scores = (
+            (str(name), Score.of(log_ratio[names == name])) for name in np.unique(names) if name
+        )
+        return dict(
+            sorted(
+                ((name, score) for name, score in scores if score),
+                key=lambda entry: -entry[1].count,
+            )
+        )
+
+    measured = [
+        (model, model.time_us, predicted, times)
+        for model, predicted, times in held.sums
+        if model.time_us
+    ]
+    return Evaluation(
+        name,
+        cross_validation={},
+        families=_scores(TARGETS, errors),
+        intervals=_coverages(TARGETS, errors, widths),
+        sums=_scores(SUM_TARGETS, of_sums),
+        sum_intervals=_coverages(SUM_TARGETS, of_sums, sum_widths),
+        by_type=by(np.array([call.operator_type for call in data.calls])),
+        by_family=by(held.families),
+        narrowed={
+            number: Score.of(
+                np.array([np.log(times[number] / whole_us) for _, whole_us, _, times in measured])
+            )
+            for number in MEASURED
+        },
+        unseen=Score.of(log_ratio[~held.costs.known]),
+        models=tuple(
+            {
+                "model": model.title,
+                "family": model.family,
+                "time_us": predicted.time_us,
+                "whole_time_us": whole_us,
+                "energy_mj": None if np.isnan(predicted.energy_mj) else predicted.energy_mj,
+                "whole_energy_mj": model.energy_mj,
+            }
+            for model, whole_us, predicted, _ in measured
+        ),
+        by_distance=tuple(_by_distance(held.costs.distance, errors, widths)),
+    )
+
+
+def learning_curve(
+    spec: PredictorSpec, data: Dataset, say: Say = lambda _: None
+) -> Iterator[tuple[int, float]]:
+    """Yield (number of random training tuples, median error of time). The test set is a fixed fifth
+    of the tuples.
+    """
+    ids = np.array(sorted({call.operator_id for call in data.calls}))
+    order = np.random.default_rng(1).permutation(len(ids))
+    held, rest = ids[order[: len(ids) // 5]], ids[order[len(ids) // 5 :]]
+    test = data.without(rest)
+    measured = np.array([row.time_us for row in test.rows])
+    for number in (25, 50, 100, 200, 400, 800, 1600, 3200, 6400, 12800):
+        number = min(number, len(rest))
+        say(f"{spec.name}: fitted with {number} tuples")
+        predicted = spec.fit(data.without([*held, *rest[number:]])).predict(without_values(test))
+        if score := Score.of(np.log(predicted.time_us / measured)):
+            yield number, score.median
+        if number == len(rest):
+            return
+
+
+def evaluate_fitted(
+    fitted: FittedPredictor,
+    data: Dataset,
+    models: Sequence[MeasuredModel],
+    calibration: Calibration = Calibration(),  # noqa: B008 - it is frozen
+    all_readings: Dataset | None = None,
+) -> Evaluation:
+    """Compare a fitted predictor with readings outside its training data, and with whole models.
+    Without a ``calibration``, as for a predictor of another card model, there are no intervals.
+    ``all_readings``: readings that may replace predictions of a model's most expensive tuples."""
+    families, measured = families_of(models), measured_times(all_readings or data)
+    family_of = [
+        next((name for name, held in families.items() if c.operator_id in held), "")
+        for c in data.calls
+    ]
+    sums = tuple(_sum(model, fitted, measured) for model in models)
+    held = HeldOutPredictions(
+        fitted.predict(without_values(data)), np.array(family_of, dtype=np.str_), sums
+    )
+    widths = {
+        name: calibration.half_widths(name, one.spread, one.known)
+        for name, one in held.errors(data).items()
+    }
+    sum_widths = {
+        name: getattr(calibration, f"sum_{name}") * one.spread
+        for name, one in held.sum_errors().items()
+    }
+    return _evaluation(fitted.name, data, held, widths, sum_widths)
+
+
+def fit(
+    spec: PredictorSpec, data: Dataset, models: Sequence[MeasuredModel], say: Say = lambda _: None
+) -> StoredPredictor:
+    """Learn from all readings, and calibrate the intervals by leaving families out. Raises
+    `UsageError` if there are too few readings or families, or scikit-learn is not installed."""
+    held = leave_families_out(spec, data, models, say)
+    say(f"{spec.name}: fitted with all {len(data)} tuples")
+    return StoredPredictor.of(
+        data, spec.fit(data), Calibration.of(held.errors(data), held.sum_errors())
+    )

@@ -1,0 +1,205 @@
+"""Estimate the cost of generating a text: one prefill of the prompt, then one decode per token with
+a growing cache.
+
+The input is an estimate of the prefill and estimates of decodes at a few cache lengths. The cost of
+a decode is linear in the cache length, because attention reads the cache once and nothing else
+depends on its length. So the cost is interpolated between the measured lengths and extrapolated
+beyond them. With fewer than two measured lengths, the first and last decode are predicted; without
+a predictor, one measured length gives a constant cost. Sampling, tokenizing and other work of the
+host are not counted."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlmodel import Session, select
+
+from farm.addons.predict.estimate import Estimate, cost_json
+from farm.addons.predict.stored_predictor import PredictedValue
+from farm.errors import FarmError, UsageError
+from farm.store import tables
+from farm.types.fields import names_of
+from farm.types.protocol import Variant
+
+MEASURED = 0.5  # if there is a predictor, stored decodes with less coverage are not used
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The cost of a prompt and of `tokens` more tokens after the first one, for the whole batch.
+    Half-widths add linearly, because all parts may be wrong in the same direction."""
+
+    prefill: Estimate
+    decodes: tuple[Estimate, ...]  # in the order of cache length
+    tokens: int  # generated tokens of each sequence after the first one
+    time: PredictedValue
+    energy: PredictedValue | None
+    level: float  # level of the intervals, 0 to 1
+    incomplete_reason: str  # see `Estimate`
+    notes: tuple[str, ...]
+
+    @property
+    def phases(self) -> tuple[Estimate, ...]:
+        return self.prefill, *self.decodes
+
+    @property
+    def is_lower_bound(self) -> bool:
+        """True if parts are missing, and no token counts with the cost of a longer cache than its
+        own.
+        """
+        first = self.prefill.variant.length + 1
+        return bool(self.incomplete_reason) and not (
+            len(self.decodes) == 1 and self.decodes[0].variant.cache > first
+        )
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Generated tokens per second, for all sequences in the batch together; None if the sum is
+        incomplete.
+        """
+        batch = self.prefill.variant.batch
+        return None if self.incomplete_reason else batch * self.tokens / self.time.value * 1e6
+
+    @property
+    def energy_per_token_mj(self) -> float | None:
+        energy = None if self.incomplete_reason else self.energy
+        return energy.value / (self.prefill.variant.batch * self.tokens) if energy else None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **cost_json(self.time, self.energy, self.level),
+            "complete": not self.incomplete_reason,
+            "incomplete_reason": self.incomplete_reason,
+            "tokens": self.tokens,
+            "tokens_per_s": self.tokens_per_s,
+            "energy_per_token_mj": self.energy_per_token_mj,
+            "prefill": self.prefill.to_json(),
+            "decodes": [found.to_json() for found in self.decodes],
+            "notes": list(self.notes),
+        }
+
+
+def generation(
+    session: Session, prompt: Variant, tokens: int, estimate_of: Callable[[Variant], Estimate]
+) -> Generation:
+    """Estimate the cost of a text: the prefill of `prompt`, which generates the first token, and a
+    decode for each of `tokens` more tokens per sequence. `estimate_of` estimates a variant on the
+    card; it raises `UsageError` if it has no reading and no prediction. Raises `UsageError` if
+    `tokens` is 0, or without an estimate for the prefill or any decode."""
+    if tokens < 1 or prompt.phase != "prefill":
+        raise UsageError(
+            f"{prompt} cannot generate {tokens} tokens: the number must be at least 1, and the "
+            "model must decode.",
+            "Give for instance --generate 100, with a language model such as gpt2.",
+        )
+    prefill = estimate_of(prompt)
+    first, last = prompt.length + 1, prompt.length + tokens
+    alike = dataclasses.replace(prompt, phase="decode", length=1, padded=False, text="")
+    decodes: dict[int, Estimate] = {}
+    refused: FarmError | None = None
+    for variant in _stored_decodes(session, alike):
+        with contextlib.suppress(UsageError):  # no reading on this card
+            found = estimate_of(variant)
+            if found.whole_time or found.coverage > MEASURED or not found.predictor:
+                decodes[variant.cache] = found
+    if any(found.complete for found in decodes.values()):
+        decodes = {cache: found for cache, found in decodes.items() if found.complete}
+    if len(decodes) < 2:
+        stored = next(iter(decodes), first)
+        for cache in (
+            {first, last} if not decodes else {max(first, last, key=lambda one: abs(one - stored))}
+        ):
+            try:
+                found = estimate_of(dataclasses.replace(alike, cache=cache))
+            except FarmError as error:
+                refused = error
+            else:
+                decodes |= {cache: found} if found.complete else {}
+    if not decodes:
+        of_model = f"{prompt.model} with a batch of {prompt.batch} in {prompt.dtype}"
+        raise UsageError(
+            f"No reading on {prefill.card_model} covers a decode of {of_model}, and there is no "
+            "predictor for it.",
+            f"Measure two: farm run {prompt.model} --phase decode -b {prompt.batch} --cache "
+            f"{first},{last}",
+        ) from refused
+    caches, notes = sorted(decodes), []
+    if len(caches) > 1:
+        notes.append("The cost of decoding one token is interpolated between these cache lengths.")
+    if len(caches) == 1 and not first == last == caches[0]:
+        grows = f"The cache grows from {first} to {last} tokens"
+        notes.append(
+            f"{grows}, but every token counts with the cost at {caches[0]} tokens: there is no "
+            "other figure."
+        )
+    elif first < caches[0] or last > caches[-1]:
+        there = f"figures exist for {', '.join(map(str, caches))} tokens"
+        notes.append(
+            f"The cache grows from {first} to {last} tokens, but {there}; the rest is extrapolated."
+        )
+    phases = (prefill, *(decodes[cache] for cache in caches))
+    level = min(one.level for one in phases)
+    reasons = [f"{one.variant}: {one.incomplete_reason}" for one in phases if not one.complete]
+    time = _summed(caches, [one.time_at(level) for one in phases], first, last)
+    energy = _summed(caches, [one.energy_at(level) for one in phases], first, last)
+    assert time is not None
+    return Generation(
+        prefill, phases[1:], tokens, time, energy, level, " ".join(reasons), tuple(notes)
+    )
+
+
+def _stored_decodes(session: Session, alike: Variant) -> list[Variant]:
+    """Return the decode variants in the database that differ from `alike` only in the cache
+    length.
+    """
+    row = tables.ModelVariant
+    found = session.exec(
+        select(row).where(row.model == alike.model, row.phase == "decode", row.batch == alike.batch)
+    )
+    variants = [
+        Variant(**{name: getattr(one, name) for name in names_of(Variant)}) for one in found
+    ]
+    # A decode has one token of each sequence.
+    return [
+        one for one in variants if dataclasses.replace(one, cache=alike.cache, text="") == alike
+    ]
+
+
+def _summed(
+    caches: Sequence[int], found: Sequence[PredictedValue | None], first: int, last: int
+) -> PredictedValue | None:
+    """Sum the cost of the prompt and of one decode at each cache length from `first` to `last`."""
+
+    def total(values: Sequence[float]) -> float:
+        of_prompt, *of_decodes = values
+        each = (_between(caches, of_decodes, length) for length in range(first, last + 1))
+        return of_prompt + math.fsum(max(0.0, one) for one in each)
+
+    known = [one for one in found if one is not None]
+    if len(known) < len(found):
+        return None
+    value = total([one.value for one in known])
+    spreads = [
+        (one.value - one.low, one.high - one.value)
+        for one in known
+        if one.low is not None and one.high is not None
+    ]
+    if len(spreads) < len(known):
+        return PredictedValue(value)
+    below, above = map(total, zip(*spreads, strict=True))
+    return PredictedValue(value, value - below, value + above)
+
+
+def _between(places: Sequence[int], values: Sequence[float], at: int) -> float:
+    """Interpolate linearly: the value at `at` on the line through the two nearest of `places`."""
+    if len(places) == 1:
+        return values[0]
+    right = min(max(bisect.bisect_left(places, at), 1), len(places) - 1)
+    share = (at - places[right - 1]) / (places[right] - places[right - 1])
+    return values[right - 1] + share * (values[right] - values[right - 1])

@@ -1,0 +1,607 @@
+"""Rules for how libraries run a call: kernel properties that the tile roofline uses in addition to
+a call's sizes.
+
+The rules describe PyTorch and its libraries: which masks exclude a fused attention, what one thread
+block computes alone, how many launches a list of tensors needs, and which tensors are copied first.
+The constants in constants.toml were fitted to readings of an H200; predictors learn how other cards
+differ. All rules use only the call's description."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from farm.addons.predict.families import operator_family, operator_type
+from farm.types.tuple import (
+    DTYPES,
+    contiguous_stride,
+    plain,
+    shapes_passed,
+    table_named,
+    tensor_references,
+)
+
+Tensor = Mapping[str, Any]
+
+
+def constants(section: str) -> SimpleNamespace:
+    """Return the constants of a section of ``constants.toml``."""
+    text = Path(__file__).with_name("constants.toml").read_text(encoding="utf-8")
+    return SimpleNamespace(**tomllib.loads(text)[section])
+
+
+_FITTED = constants("kernel_rules")
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """How libraries run a call."""
+
+    dtype: str  # of its multiplications
+    flops: float
+    bytes_moved: float  # including intermediate results
+    serial_bytes: float = 0.0  # that one multiprocessor must move alone
+    # elements that are read one at a time; a scattered element counts several times
+    singles: float = 0.0
+    # `singles` of additional kernels, which reorder inputs first or add a bias last
+    before: float = 0.0
+    warps: float = 0.0  # number of warps whose time is the memory latency
+    cold_bytes: float = 0.0  # the part of bytes_moved that no cache keeps between calls: weights
+    launches: float = 1
+    tensor_cores: bool = True
+    aligned: bool = True
+    coarse: bool = False  # True if small tiles do not make the call faster
+    materialised: bool = False  # True for an attention that writes its scores to memory
+
+
+def kernel_plan(
+    short_name: str,
+    spec: Mapping[str, Any],
+    dtype: str,
+    flops: int,
+    bytes_moved: int,
+    products: Products | None,
+) -> KernelPlan:
+    """``spec``: result of `farm.types.tuple.OperatorTuple.to_json`; ``bytes_moved``: input and
+    output bytes.
+    """
+    weights = [one for one in spec.get("tensors") or [] if one["role"] != "activation"]
+    cold = sum(elements_of(one) * DTYPES[one["dtype"]][0] for one in weights)
+    basic = KernelPlan(dtype, flops, bytes_moved, cold_bytes=min(cold, bytes_moved))
+    return _plan(short_name, spec, basic, products)
+
+
+def _plan(
+    short_name: str, spec: Mapping[str, Any], basic: KernelPlan, products: Products | None
+) -> KernelPlan:
+    tensors, family, kind = (
+        spec.get("tensors") or [],
+        operator_family(short_name),
+        operator_type(short_name),
+    )
+    dtype, bytes_moved = basic.dtype, basic.bytes_moved
+    if not tensors:
+        return basic
+    if family == "optimizer":
+        launches, chunks = _list_launches(spec)
+        of_element = bytes_moved / max(1, sum(map(elements_of, _lists(spec)[0])))
+        return replace(basic, serial_bytes=chunks * of_element, launches=max(1, launches))
+    if family.startswith("attention") and products is not None:
+        return _attention_plan(short_name, spec, basic, products)
+    if family.startswith("convolution") and products is not None and products.n == 1:
+        return _depthwise_plan(kind, basic, products)
+    if kind == "convolution_backward":
+        return replace(basic, coarse=True)
+    if kind == "convolution" and products is not None:
+        return _convolution_plan(short_name, spec, basic, products)
+    if family == "product":
+        half = DTYPES.get(dtype, (4,))[0] == 2
+        aligned = not half or _aligned(tensors, products)
+        before, kernels = _flattened(short_name, tensors, products)
+        coarse = half and (products is None or min(products.m, products.n) > 1)
+        return replace(basic, before=before, launches=1 + kernels, aligned=aligned, coarse=coarse)
+    if family.startswith("batch norm") and kind.startswith("cudnn"):
+        # One block for each channel computes its statistics and then applies them.
+        return replace(basic, serial_bytes=bytes_moved / max(1, tensors[0]["shape"][1]))
+    if family.startswith("row norm"):
+        copied = [_singles(one) for one in tensors if not _contiguous(one)]
+        warps = _rows(tensors) * _FITTED.norm_warps if "layer_norm" in kind else 0
+        return replace(basic, before=sum(copied), launches=1 + len(copied), warps=warps)
+    if (
+        kind == "adaptiveavgpool2d"
+    ):  # a block for each plane, or one warp if the plane becomes a single value
+        wanted = plain(
+            (spec.get("parameters") or {}).get("output_size", argument(spec, 1, "output_size"))
+        )
+        warps = math.prod(tensors[0]["shape"][:-2]) * (
+            1 if wanted in (1, [1, 1]) else _FITTED.plane_warps
+        )
+        return replace(basic, warps=warps)
+    if kind == "embedding" and len(tensors) == 2:
+        rows = min(map(elements_of, tensors))
+        return replace(basic, launches=max(1, rows // 2) if rows <= _FITTED.few_rows else 1)
+    if kind == "roll":
+        dims = plain(argument(spec, 2, "dims"))
+        rolled = max(1, len(dims)) if isinstance(dims, list) else 1
+        return replace(
+            basic, singles=elements_of(tensors[0]) * rolled * _FITTED.rolled_times, launches=rolled
+        )
+    if kind in ("maxpool2d", "avgpool2d"):
+        return replace(basic, singles=_pooled(spec, tensors) * _FITTED.window_value_singles)
+    if family in ("pointwise", "copy"):
+        singles = _uneven(tensors) if family == "pointwise" else _copied(short_name, spec, tensors)
+        return replace(
+            basic, singles=singles, launches=1 + _FITTED.singles_launches * (singles > 0)
+        )
+    return basic
+
+
+def _depthwise_plan(kind: str, basic: KernelPlan, products: Products) -> KernelPlan:
+    """Depthwise convolutions run without tensor cores; their backward sums a gradient over all
+    pixels per weight.
+    """
+    if products.count <= 2:  # one output channel of all inputs; its backward has two products
+        return basic
+    if kind == "convolution_backward":
+        return replace(basic, bytes_moved=basic.bytes_moved * max(1, products.k))
+    added = (
+        2
+        * products.m
+        * products.count
+        * (products.k + _FITTED.depthwise_extra)
+        * _FITTED.depthwise_times
+    )
+    return replace(
+        basic, dtype="float32", flops=added * DTYPES[basic.dtype][0] / 4, tensor_cores=False
+    )
+
+
+def _convolution_plan(
+    short_name: str, spec: Mapping[str, Any], basic: KernelPlan, products: Products
+) -> KernelPlan:
+    """In half precision, images are copied to channels last and back, unless each is one product. A
+    bias comes last.
+    """
+    arguments, tensors = spec.get("arguments") or [], spec["tensors"]
+    if (
+        short_name == "convolution" and len(arguments) > 6 and plain(arguments[6]) is True
+    ):  # transposed
+        return basic
+    image = tensors[
+        next(tensor_references([arguments, (spec.get("keywords") or {}).get("input")]), 0)
+    ]
+    pixels = math.prod(image["shape"][2:])
+    written, before, kernels = products.m * products.n * products.count, 0.0, 0.0
+    itemsize = DTYPES[basic.dtype][0]
+    alone = products.count == 1 and products.k == math.prod(image["shape"][1:2])
+    alone = alone and elements_of(image) == products.m * products.k
+    whole = pixels == 1 or pixels * itemsize % _FITTED.loaded_bytes == 0
+    if itemsize == 2 and _contiguous(image) and not (alone and whole):
+        before, kernels = _FITTED.reordered_singles * (elements_of(image) + written), 2
+    if len(tensors) > 2:
+        before, kernels = before + written, kernels + 1 + _FITTED.singles_launches
+    return replace(basic, before=before, launches=1 + kernels, coarse=True)
+
+
+def _attention_plan(
+    short_name: str, spec: Mapping[str, Any], basic: KernelPlan, products: Products
+) -> KernelPlan:
+    mask, causal, _ = attention_options(short_name, spec)
+    # Each head reads keys that are expanded over heads.
+    keys = 2 * products.count * products.n * products.k * DTYPES[basic.dtype][0]
+    scores = 4 * products.m * products.n * products.count  # in float32
+    places = [
+        place
+        for argument in (spec.get("arguments") or [])[:2]
+        for place in tensor_references(argument)
+    ]
+    shapes = [spec["tensors"][place]["shape"] for place in places]
+    chosen = (
+        short_name == "scaled_dot_product_attention"
+    )  # this operator chooses its kernel at run time
+    written = basic.bytes_moved + _FITTED.score_passes * scores
+    unfused = replace(
+        basic, bytes_moved=written, launches=_FITTED.score_launches, materialised=True
+    )
+    if (
+        chosen
+        and len({shape[-3] for shape in shapes if len(shape) > 2}) > 1
+        and not argument(spec, 7, "enable_gqa")
+    ):
+        # Without enable_gqa no fused kernel expands keys over heads: PyTorch writes them and the
+        # scores to memory.
+        return replace(unfused, bytes_moved=written + _FITTED.expanded_passes * keys)
+    scattered = mask is not None and len(mask["shape"]) > 1 and _stride(mask)[-1] != 1
+    if scattered or (chosen and any(len(shape) != 4 for shape in shapes)):
+        # No fused kernel takes a mask whose rows are not contiguous, or tensors without four
+        # dimensions: PyTorch multiplies in float32 and writes the scores to memory.
+        return replace(unfused, dtype="float32")
+    flops = basic.flops / 2 if causal and products.m == products.n else basic.flops
+    launches = _FITTED.attention_launches + _FITTED.masked_launches * (
+        products.m == 1 and mask is not None
+    )
+    return replace(basic, flops=flops, bytes_moved=max(basic.bytes_moved, keys), launches=launches)
+
+
+def attention_options(short_name: str, spec: Mapping[str, Any]) -> tuple[Tensor | None, bool, bool]:
+    """Return for a scaled dot product attention: its mask or None, True if causal, True if it has
+    dropout.
+    """
+    places = zip(
+        _PLACES.get(short_name, _OTHER_PLACES), ("attn_mask", "is_causal", "dropout_p"), strict=True
+    )
+    mask, causal, dropped = (argument(spec, place, name) for place, name in places)
+    reference = next(iter(tensor_references(mask)), None)
+    drops = isinstance(dropped, int | float) and dropped > 0
+    return None if reference is None else spec["tensors"][reference], causal is True, drops
+
+
+#: Positions of the mask, `is_causal` and `dropout_p` in the arguments of aten's operators. A flash
+#: attention has no
+#: mask: its position 99 does not exist.
+_PLACES: dict[str, Sequence[int]] = table_named("attention_arguments")
+_OTHER_PLACES = (3, 5, 4)
+
+
+def _lists(spec: Mapping[str, Any]) -> list[list[Tensor]]:
+    """Return the arguments that are lists of several tensors; if there are none, one list with all
+    tensors.
+    """
+    tensors = spec.get("tensors") or []
+    trees = [*(spec.get("arguments") or ()), *(spec.get("keywords") or {}).values()]
+    lists = [
+        [tensors[place] for place in tensor_references(tree)]
+        for tree in trees
+        if isinstance(tree, list)
+    ]
+    return [one for one in lists if len(one) > 1] or [list(tensors)]
+
+
+def _list_launches(spec: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the number of launches for lists of tensors, and the sum of each launch's largest
+    chunk (elements).
+    """
+    lists = _lists(spec)
+    most = _FITTED.tensors[min(len(lists), len(_FITTED.tensors)) - 1]
+    launches = chunks = tensors = blocks = largest = 0
+    for one in lists[0]:
+        left = math.prod(one["shape"])
+        tensors += 1
+        while left > 0:
+            largest = max(largest, min(left, _FITTED.chunk))
+            left -= _FITTED.chunk
+            blocks += 1
+            if blocks == _FITTED.blocks or (tensors == most and left <= 0):
+                launches, chunks = launches + 1, chunks + largest
+                tensors, blocks, largest = int(left > 0), 0, 0
+    return launches + (blocks > 0), chunks + largest
+
+
+def _aligned(tensors: Sequence[Tensor], products: Products | None) -> bool:
+    """True if every row of the factors has an alignment that tensor cores can load."""
+    if products is not None and min(products.m, products.n) == 1:  # a vector: no tensor core
+        return True
+    widths = [products.n * 2] if products is not None else []
+    for tensor in tensors:
+        if len(tensor["shape"]) > 1:
+            steps = sorted(
+                step
+                for step, size in zip(_stride(tensor), tensor["shape"], strict=True)
+                if size > 1
+            )
+            widths += [step * DTYPES[tensor["dtype"]][0] for step in steps if step > 1][:1]
+    return all(width % _FITTED.aligned_bytes == 0 for width in widths)
+
+
+@dataclass(frozen=True)
+class Products:
+    """`count` independent products of m x k by k x n."""
+
+    m: int
+    n: int
+    k: int
+    count: int = 1
+
+    @property
+    def flops(self) -> int:
+        """2 for each multiply-add."""
+        return 2 * self.m * self.n * self.k * self.count
+
+
+def matrix_product(short_name: str, spec: Mapping[str, Any]) -> Products | None:
+    """Return the products of a linear layer or a call such as ``torch.matmul``; None for other
+    operators.
+    """
+    try:
+        shapes = shapes_passed(spec)
+        if short_name == "Linear":
+            given = spec["parameters"]
+            return Products(
+                math.prod(shapes[0][:-1]), plain(given["out_features"]), plain(given["in_features"])
+            )
+        left, right = shapes[-2:]
+        if (
+            short_name not in ("mm", "bmm", "matmul", "addmm", "baddbmm")
+            or left[-1] != right[-2]
+            or len(left) < 2
+        ):
+            return None
+        return Products(
+            left[-2], right[-1], left[-1], math.prod(np.broadcast_shapes(left[:-2], right[:-2]))
+        )
+    except (KeyError, TypeError, ValueError, IndexError):  # no rule knows this call
+        return None
+
+
+def products_of(short_name: str, spec: Mapping[str, Any]) -> Products | None:
+    """The matrix products of an operator; None for other operators. A convolution has one for each
+    group.
+
+    They follow from the stored description alone. Known are linear layers, products, convolutions
+    and attention: as modules, as functions and as aten operators, which training steps call."""
+    found, name = matrix_product(short_name, spec), operator_type(short_name)
+    try:
+        shapes = shapes_passed(spec)
+        if found and found.n and found.k:
+            if short_name == "matmul" and [len(one) > 2 for one in shapes] == [True, False]:
+                return Products(
+                    math.prod(shapes[0][:-1]), found.n, found.k
+                )  # all rows by one matrix
+            if found.m:
+                return replace(found, count=found.count or 1)
+        if name.startswith("convtranspose") or (
+            name == "convolution" and spec.get("kind") == "module"
+        ):
+            return _of_module(
+                name, shapes[0], {key: plain(value) for key, value in spec["parameters"].items()}
+            )
+        if short_name in ("convolution", "convolution_backward"):
+            return _of_aten(name, shapes, spec["arguments"])
+        if name == "convolution":  # a function, which is given its weight
+            return _by_weight(
+                shapes[0], shapes[1], _function_output(shapes, spec), _number(spec, 6, "groups", 1)
+            )
+        if name in ("linear", "_scaled_mm"):
+            return Products(
+                math.prod(shapes[0][:-1]), shapes[1][0 if name == "linear" else 1], shapes[0][-1]
+            )
+        if "scaled_dot_product" in name:
+            query, key = shapes[:2] if "backward" not in name else shapes[1:3]
+            return Products(query[-2], key[-2], query[-1], math.prod(query[:-2]))
+    except (KeyError, TypeError, ValueError, IndexError):
+        pass  # no rule knows this call
+    return None
+
+
+def _of_module(name: str, first: Sequence[int], given: Mapping[str, Any]) -> Products:
+    """A convolution, or a transposed one."""
+    groups, rank, output = (
+        given["groups"],
+        len(given["kernel_size"]),
+        first[-len(given["kernel_size"]) :],
+    )
+    batch, window = math.prod(first[: -rank - 1]), math.prod(given["kernel_size"])
+    n, k = given["out_channels"] // groups, given["in_channels"] // groups
+    if name.startswith("convtranspose"):
+        return Products(batch * math.prod(first[-rank:]), n * window, k, groups)
+    if given["padding"] != "same":
+        padding = [0] * rank if given["padding"] == "valid" else given["padding"]
+        output = _sizes_out(
+            (1, 1, *output),
+            (1, 1, *given["kernel_size"]),
+            given["stride"],
+            padding,
+            given["dilation"],
+        )
+    return Products(batch * math.prod(output), n, k * window, groups)
+
+
+def _by_weight(
+    first: Sequence[int], weight: Sequence[int], output: Sequence[int], groups: int
+) -> Products:
+    pixels = math.prod(output[2 - len(weight) :])
+    return Products(first[0] * pixels, weight[0] // groups, math.prod(weight[1:]), groups)
+
+
+def _of_aten(name: str, shapes: Sequence[Sequence[int]], arguments: Sequence[Any]) -> Products:
+    if name == "convolution":
+        first, weight = shapes[:2]
+        stride, padding, dilation, transposed, groups = (
+            *map(plain, arguments[3:7]),
+            plain(arguments[8]),
+        )
+        if transposed:
+            return Products(
+                first[0] * math.prod(first[2:]), math.prod(weight[1:]), weight[0] // groups, groups
+            )
+        return _by_weight(
+            first, weight, _sizes_out(first, weight, stride, padding, dilation), groups
+        )
+    gradient, first, weight = shapes[:3]
+    groups, mask = plain(arguments[9]), plain(arguments[10])
+    if plain(arguments[7]):  # transposed: input and output change places
+        gradient, first = first, gradient
+    one = _by_weight(first, weight, gradient, groups)
+    return replace(one, count=one.count * max(1, sum(map(bool, mask[:2]))))
+
+
+def _function_output(shapes: Sequence[Sequence[int]], spec: Mapping[str, Any]) -> list[int]:
+    rank = len(shapes[1]) - 2
+    options = ((3, "stride", 1), (4, "padding", 0), (5, "dilation", 1))
+    stride, padding, dilation = (_number(spec, *option) for option in options)
+    if isinstance(padding, str):
+        padding = 0 if padding == "valid" else [size // 2 for size in shapes[1][2:]]
+    spread = (
+        value if isinstance(value, list) else [value] * rank
+        for value in (stride, padding, dilation)
+    )
+    return _sizes_out(shapes[0], shapes[1], *spread)
+
+
+def argument(spec: Mapping[str, Any], place: int, name: str) -> Any:
+    """Return an argument by its position, or by its name among the keywords."""
+    given = spec.get("arguments") or ()
+    return given[place] if place < len(given) else (spec.get("keywords") or {}).get(name)
+
+
+def _number(spec: Mapping[str, Any], place: int, name: str, default: Any) -> Any:
+    """Return an argument of a call; the default if the argument is absent or contains a tensor."""
+    value = plain(argument(spec, place, name))
+    return default if value is None or any(True for _ in tensor_references(value)) else value
+
+
+def _sizes_out(
+    first: Sequence[int], weight: Sequence[int], stride: Any, padding: Any, dilation: Any
+) -> list[int]:
+    return [
+        (size + 2 * pad - jump * (width - 1) - 1) // step + 1
+        for size, width, step, pad, jump in zip(
+            first[2:], weight[2:], stride, padding, dilation, strict=True
+        )
+    ]
+
+
+def elements_of(tensor: Tensor) -> int:
+    return math.prod(tensor["shape"])
+
+
+def _uneven(tensors: Sequence[Tensor]) -> float:
+    """Return the number of elements that an elementwise operator reads one at a time
+    (`KernelPlan.singles`).
+
+    0 if all its tensors have the same dense layout.
+    """
+    large = [one for one in tensors if elements_of(one) > 1]
+    if not large:
+        return 0.0
+    first = max(large, key=elements_of)
+    steps = _steps(first)
+    dense = _without_gaps(
+        first, sorted(steps, key=lambda place: steps[place])
+    )  # in any order of its dimensions
+    if dense and all(one["shape"] == first["shape"] and _steps(one) == steps for one in large):
+        return 0.0
+    try:
+        whole = np.broadcast_shapes(*(tuple(one["shape"]) for one in large))
+    except ValueError:  # not an elementwise operator
+        return 0.0
+    steps = {place - len(first["shape"]): step for place, step in steps.items() if step}
+    fast = min(steps, key=lambda place: steps[place], default=-1)
+    apart = any(
+        _steps(one).get(fast + len(one["shape"]), 0) * DTYPES[one["dtype"]][0]
+        >= _FITTED.sector_bytes
+        for one in large
+        if elements_of(one) == elements_of(first)
+    )
+    return math.prod(whole) * (_FITTED.scattered_times if apart else 1.0)
+
+
+def _copied(short_name: str, spec: Mapping[str, Any], tensors: Sequence[Tensor]) -> float:
+    """Return the number of elements that a copy reads one at a time (`KernelPlan.singles`).
+
+    The result of the copy is contiguous or keeps the layout of its source.
+    """
+    name = operator_type(short_name)
+    ordering = name in ("contiguous", "reshape", "flatten") or "contiguous_format" in str(
+        spec.get("keywords")
+    )
+    if name == "cat":
+        return (
+            _FITTED.joined_times * sum(map(_singles, tensors))
+            if not all(map(_contiguous, tensors))
+            else 0.0
+        )
+    if ordering:
+        return sum(_singles(one) for one in tensors if not _contiguous(one))
+    return _uneven(tensors[:1] if name in ("to", "type_as") else tensors)
+
+
+def _flattened(
+    short_name: str, tensors: Sequence[Tensor], products: Products | None
+) -> tuple[float, int]:
+    """`KernelPlan.before` of a product whose factors must be copied first, and the number of these
+    kernels.
+    """
+    name = operator_type(short_name)
+    if name == "matmul":
+        apart = []  # tensors whose batch dimensions cannot be merged into one
+        for one in (one for one in tensors if len(one["shape"]) > 3):
+            steps, shape = _steps(one), one["shape"]
+            places = [place for place in steps if place < len(shape) - 2]
+            if any(
+                steps[place] != steps[after] * shape[after]
+                for place, after in itertools.pairwise(places)
+            ):
+                apart.append(one)
+        return sum(map(_singles, apart)), len(apart)
+    given = max(tensors, key=lambda one: len(one["shape"]), default=None)
+    if name != "linear" or given is None or len(given["shape"]) < 3 or _contiguous(given):
+        return 0.0, 0
+    return _singles(given) + (
+        products.m * products.n if products is not None else 0
+    ), 2  # its bias is added last
+
+
+def _pooled(spec: Mapping[str, Any], tensors: Sequence[Tensor]) -> float:
+    """The number of values in all windows of a pool."""
+    given = spec.get("parameters") or {}
+    names = ((1, "kernel_size"), (2, "stride"))
+    window, step = (plain(given.get(name, argument(spec, place, name))) for place, name in names)
+    sides = [
+        value if isinstance(value, list) else [value] * 2 for value in (window, step or window)
+    ]
+    sides = [side * 2 if len(side) == 1 else side for side in sides]
+    if not all(
+        type(size) is int and size > 0 for side in sides for size in side
+    ):  # no rule knows this call
+        return 0.0
+    return elements_of(tensors[0]) * math.prod(sides[0]) / math.prod(sides[1])
+
+
+def _rows(tensors: Sequence[Tensor]) -> int:
+    """Rows of a layer norm: elements of the largest tensor / elements of one normalized group."""
+    shapes = [one["shape"] for one in tensors]
+    largest = max(shapes, key=math.prod)
+    together = [
+        math.prod(shape) for shape in shapes if shape == largest[len(largest) - len(shape) :]
+    ]
+    return math.prod(largest) // max(1, min([*together, largest[-1] if largest else 1]))
+
+
+def _singles(tensor: Tensor) -> float:
+    """Return the number of elements that are read one at a time (`KernelPlan.singles`) to make a
+    tensor contiguous.
+    """
+    step = _steps(tensor).get(len(tensor["shape"]) - 1, 1)
+    scattered = step * DTYPES[tensor["dtype"]][0] >= _FITTED.sector_bytes
+    return elements_of(tensor) * (_FITTED.scattered_times if scattered else 1.0)  # type: ignore[no-any-return]
+
+
+def _contiguous(tensor: Tensor) -> bool:
+    return _without_gaps(tensor, list(reversed(_steps(tensor))))
+
+
+def _without_gaps(tensor: Tensor, places: Sequence[int]) -> bool:
+    """True if a tensor has no gaps in memory in this order of its dimensions, fastest first."""
+    steps, sizes = _steps(tensor), (tensor["shape"][place] for place in places)
+    expected = itertools.accumulate(sizes, operator.mul, initial=1)
+    return all(steps[place] == step for place, step in zip(places, expected, strict=False))
+
+
+def _steps(tensor: Tensor) -> dict[int, int]:
+    """Stride in elements by dimension, for dimensions of more than one element."""
+    steps = enumerate(zip(_stride(tensor), tensor["shape"], strict=True))
+    return {place: step for place, (step, size) in steps if size > 1}
+
+
+def _stride(tensor: Tensor) -> Sequence[int]:
+    return plain(tensor.get("stride")) or contiguous_stride(tuple(tensor["shape"]))

@@ -1,0 +1,386 @@
+"""Queries for the commands: an estimate with its options and predictor, and training data for
+predictors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections import ChainMap
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy
+from sqlmodel import Session, select
+
+from farm.addons.predict import stored_predictor
+from farm.addons.predict.dataset import (
+    Dataset,
+    MeasuredModel,
+    TrainingRow,
+    datasets,
+    measured_models,
+    stored_card_model,
+)
+from farm.addons.predict.estimate import Estimate, estimate
+from farm.addons.predict.generation import Generation, generation
+from farm.addons.predict.readings import card_model_named, peaks_of
+from farm.addons.predict.stored_predictor import Predictor, RooflinePredictor, StoredPredictor
+from farm.addons.predict.tile_roofline import card_model
+from farm.addons.predict.transfer import (
+    SourceCosts,
+    TransferredPredictor,
+    data_sheet_model,
+    distance,
+)
+from farm.devices.shared_files import replacing_file
+from farm.errors import Ambiguous, NoDatabase, UsageError, writing_to
+from farm.exchange.packaged import (
+    database_of,
+    export_at,
+    first_answer,
+    packaged_database,
+    packaged_files,
+)
+from farm.operators.roofline import KNOWN_CARDS, sheet_of
+from farm.settings import settings
+from farm.store import tables
+from farm.store.columns import OPERATOR, PROTOCOL, READING
+from farm.store.content import sound_readings
+from farm.store.database import Database, open_database
+from farm.types.protocol import Protocol, Variant
+from farm.types.tuple import NeededTuple
+
+FILLS = ("auto", "none", "roofline")
+# readings of one card from which its power is predicted apart from that of its model
+LEAST_OF_CARD = 20
+
+
+@dataclass(frozen=True)
+class EstimateQuery:
+    """The options of an estimate, apart from the variant. Raises `UsageError` if `fill` is
+    unknown.
+    """
+
+    card: str = ""  # part of the card model's name
+    launch: str | None = None  # graph or eager; None: the default of the card
+    tf32: bool = False
+    torch: str = ""  # a version, or its beginning
+    # a predictor of `FILLS`; auto: the card's stored one, if any; roofline: from the card's peaks
+    fill: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.fill not in FILLS:
+            raise UsageError(
+                f"There is no predictor '{self.fill}'.", f"Give --fill one of {', '.join(FILLS)}."
+            )
+
+    def protocol(self, kind: str) -> Protocol:
+        launch = self.launch or ("eager" if kind == "cpu" else "graph")
+        return Protocol(launch=launch, tf32=self.tf32)  # type: ignore[arg-type]
+
+    def kind(self, database: Database | None = None) -> str:
+        """The kind of the card, by a database (see `first_answer`); "cuda" if unknown: the estimate
+        will say why.
+        """
+        with contextlib.suppress(NoDatabase, UsageError):
+            return first_answer(
+                lambda session: peaks_of(session, self.card_model(session), "float32")[0],
+                database=database,
+            )
+        return "cuda"
+
+    def answer(
+        self, variant: Variant, needed: Sequence[NeededTuple] | None = None, **where: Any
+    ) -> Estimate:
+        """Estimate the cost of a model from a database (`where`: see `first_answer`)."""
+        return first_answer(
+            lambda session: self.estimate(session, variant, needed),
+            lambda found: found.covered_tuples > 0,
+            **where,
+        )
+
+    def estimate(
+        self, session: Session, variant: Variant, needed: Sequence[NeededTuple] | None = None
+    ) -> Estimate:
+        """Estimate the cost of a model (`farm.addons.predict.estimate.estimate`). A note names a
+        predictor that cannot be read."""
+        model = self.card_model(session)
+        kind, roofline = peaks_of(session, model, variant.computes_in, self.tf32)
+        protocol, notes = self.protocol(kind), list[str]()
+        predictor: Predictor | None = None
+        unfilled = "`--fill none` excludes predictions"
+        if variant.compile:
+            unfilled = "generated kernels are never predicted"
+        elif self.fill == "roofline":
+            predictor = RooflinePredictor(roofline)
+        elif self.fill == "auto":
+            predictor, notes, unfilled = self.predictor(session, model, protocol, kind)
+        about = {"predictor": predictor, "unfilled": unfilled, "notes": notes, "needed": needed}
+        return estimate(session, variant, model, protocol, torch=self.torch, **about)  # type: ignore[arg-type]
+
+    def predictor(
+        self, session: Session, model: str, protocol: Protocol, kind: str
+    ) -> tuple[StoredPredictor | TransferredPredictor | None, list[str], str]:
+        """Return the predictor of a card model, or one from another card model; notes; and why a
+        tuple has no value.
+        """
+        found: StoredPredictor | TransferredPredictor | None
+        found, notes = self._stored_predictor(session, model, protocol)
+        under = f"{protocol.launch} launch{' with TF32' if self.tf32 else ''}"
+        unfilled = f"there is no predictor for {model} under {under} (`farm predict fit` makes one)"
+        if found is None and kind == "cuda":
+            found, why = transferred(session, model, self.torch, protocol)
+            unfilled, notes = unfilled + why, [*notes, why] if found and why else notes
+        elif found and found.path and found.path.parent == stored_predictor.PACKAGED:
+            found = _of_own_card(session, found)
+        if found:
+            unfilled = f"the predictor is for torch {found.software.torch} (omit --torch to use it)"
+        return found, notes, unfilled
+
+    def card_model(self, session: Session) -> str:
+        """Return the card model: one with readings, else the name of a data sheet, for predictions
+        alone.
+        """
+        try:
+            return card_model_named(session, self.card)
+        except UsageError as error:
+            if isinstance(error, Ambiguous) or self.fill != "auto" or not self.card:
+                raise
+            with packaged_database().read() as packaged:
+                known = set(map(sheet_of, packaged.exec(select(tables.CardRow.model))))
+                is_here = packaged.get_bind().engine.url == session.get_bind().engine.url
+            if (
+                sheet := sheet_of(self.card)
+            ) and sheet not in known:  # else the package has readings of it
+                return sheet
+            if sheet or not is_here:
+                raise
+            step = (
+                f"{error.next_step} Without readings, a card needs a data sheet: "
+                f"{', '.join(KNOWN_CARDS)}."
+            )
+            raise UsageError(error.message, step) from error
+
+    def _stored_predictor(
+        self, session: Session, card_model: str, protocol: Protocol
+    ) -> tuple[StoredPredictor | None, list[str]]:
+        """Return the stored predictor of a card, with notes about it and about files that cannot be
+        read.
+        """
+        folders, notes = stored_predictor.folders(), list[str]()
+        for some in (
+            folders,
+            *([folder] for folder in folders),
+        ):  # a bad file must not hide another folder's
+            try:
+                found = stored_predictor.find(some, card_model, self.torch, protocol)
+            except UsageError as error:
+                notes.append(f"{error.message} {error.next_step}")
+                continue
+            if found is not None:
+                return found, [*dict.fromkeys(notes), *_not_learned(session, found)]
+        return None, list(dict.fromkeys(notes))
+
+    def generation(self, session: Session, prompt: Variant, tokens: int) -> Generation:
+        """Estimate the cost of a text; see `farm.addons.predict.generation.generation`."""
+        return generation(session, prompt, tokens, lambda variant: self.estimate(session, variant))
+
+
+def transferred(
+    session: Session, model: str, torch: str, protocol: Protocol
+) -> tuple[TransferredPredictor | None, str]:
+    """Return a predictor for a card model that has none, from the most similar card model, with a
+    note; or why not.
+    """
+    target = stored_card_model(session, model)
+    measured = target != card_model(target.kind, model)  # its card has a fingerprint
+    if not measured and not sheet_of(model):
+        return (
+            None,
+            ", and no data sheet, so no other card predicts it (there are sheets of "
+            f"{', '.join(KNOWN_CARDS)})",
+        )
+    folders, found = stored_predictor.folders(), list[StoredPredictor]()
+    for name in stored_predictor.card_models(folders):
+        with contextlib.suppress(UsageError):
+            one = stored_predictor.find(folders, name, torch, protocol)
+            found += [one] if one and one.card.kind == "cuda" else []
+    if not found:
+        return None, ""
+    usual = [one for one in found if one.software.torch.startswith(torch)] or found
+    source = min(usual, key=lambda one: (distance(one.card, target), one.card.model))
+    target = target if measured else data_sheet_model(source.card, model)
+    its_torch, (own, packaged) = source.software.torch, _rows(session, model, source)
+    rows, cards, note = (
+        {**packaged, **own},
+        {row.card_id for id_, row in own.items() if id_ not in packaged},
+        "",
+    )
+    if not rows and (
+        others := {one.conditions.software.torch for one in datasets(session, model)} - {its_torch}
+    ):
+        note = (
+            f"The readings of {model} are for torch {', '.join(sorted(others))}, and the "
+            "predictor of "
+            f"{source.card.model} for torch {its_torch}, so they do not calibrate it. Measure "
+            "with that "
+            "version, or fit a predictor to the readings: `farm predict fit`."
+        )
+    costs = SourceCosts(
+        source, lambda ids: ChainMap(*_rows(session, source.card.model, source, ids)).values()
+    )
+    return TransferredPredictor.fit(
+        costs, target, list(rows.values()), cards.pop() if len(cards) == 1 else ""
+    ), note
+
+
+def _of_own_card(session: Session, found: StoredPredictor) -> StoredPredictor:
+    """Return the predictor for the user's card of this model if enough readings are of exactly one
+    such card.
+    """
+    own, packaged = _rows(session, found.card.model, found, least=LEAST_OF_CARD)
+    rows = [row for id_, row in own.items() if id_ not in packaged]
+    cards = {row.card_id for row in rows}
+    if len(cards) != 1 or len(rows) < LEAST_OF_CARD:
+        return found
+    costs = SourceCosts(found, lambda ids: _rows(session, found.card.model, found, ids)[1].values())
+    return TransferredPredictor.fit(costs, found.card, rows, cards.pop())
+
+
+def _rows(
+    session: Session,
+    card_model: str,
+    source: StoredPredictor,
+    only: Collection[str] | None = None,
+    least: int = 0,
+) -> tuple[dict[str, TrainingRow], dict[str, TrainingRow]]:
+    """Return the readings of a card model that fit a predictor, by id: of the own database, and, if
+    these are ``least`` or more, of the package. ``session``: of either; the settings name the
+    other. ``only``: ids of tuples."""
+    alike = operator.attrgetter("method", "software.torch", "protocol")
+
+    def fitting(at: Session) -> dict[str, TrainingRow]:
+        found = datasets(at, card_model, source.card, only)
+        same = (one for one in found if alike(one.conditions) == alike(source.conditions))
+        return {row.reading_id: row for one in same for row in one.rows}
+
+    with packaged_database().read() as packaged, contextlib.ExitStack() as stack:
+        own: dict[str, TrainingRow] = {}
+        with contextlib.suppress(NoDatabase):
+            is_packaged = packaged.get_bind().engine.url == session.get_bind().engine.url
+            own = fitting(stack.enter_context(open_database().read()) if is_packaged else session)
+        return own, fitting(packaged) if len(own) >= least else {}
+
+
+def import_packaged(database: Database, before: Estimate, query: EstimateQuery) -> bool:
+    """Import the packaged readings if the database has readings of fewer tuples than `before`.
+    Return if it did so.
+    """
+    from farm.exchange.importer import import_export
+
+    with database.read() as session:
+        own = replace(query, fill="none").estimate(session, before.variant)
+    if own.covered_tuples >= before.covered_tuples:
+        return False
+    for path in packaged_files():
+        import_export(database, export_at(path))
+    return True
+
+
+def _not_learned(session: Session, found: StoredPredictor) -> list[str]:
+    """Return a note if the database has readings of many tuples that the predictor was not trained
+    with: over 1 %.
+    """
+    conditions, of_calls = (
+        found.conditions,
+        {"data": None, "grad": None},
+    )  # of_calls: fields that differ between calls
+    like = {**conditions.protocol.to_json(), **of_calls}
+    specs = session.execute(sqlalchemy.select(PROTOCOL.id, PROTOCOL.spec))
+    eager = (
+        row for row in specs if (row.spec or {}).get("data") != "copied"
+    )  # kernels are not predicted
+    chosen = (
+        READING.software_id == conditions.software.id,
+        READING.protocol_id.in_(
+            [row.id for row in eager if {**(row.spec or {}), **of_calls} == like]
+        ),
+        READING.subject_kind == "operator",
+        READING.subject_id.not_in(
+            sqlalchemy.select(OPERATOR.id).where(OPERATOR.kind == "collective")
+        ),
+        READING.method == conditions.method,
+    )
+    rows = sound_readings(session, found.card.model, ("subject_id", "flags"), *chosen)
+    stored = sorted({row.subject_id for row in rows})
+    new = len(stored) - int(found.has_learned(stored).sum())
+    if new <= len(found.learned) / 100:
+        return []
+    learned = (
+        f"The predictor was fitted to {len(found.learned)} tuples, and the database has readings "
+        f"of {new} more"
+    )
+    return [f"{learned}. Fit the predictor to all of them: `farm predict fit`."]
+
+
+def training_set(
+    session: Session, card: str = "", torch: str = ""
+) -> tuple[Dataset, list[MeasuredModel]]:
+    """Return the largest set of readings with one card model, software and protocol, and the models
+    measured so. Raises `UsageError` if not exactly one card matches, or if it has no reading with
+    that torch version (or its beginning)."""
+    model = card_model_named(session, card)
+    found = datasets(session, model)
+    chosen = next(
+        (one for one in found if one.conditions.software.torch.startswith(torch) and len(one)), None
+    )
+    if chosen is None:
+        known = ", ".join(sorted({one.conditions.software.torch for one in found}))
+        raise UsageError(
+            f"The database has no operator readings on {model}"
+            + (f" with torch {torch}." if torch else "."),
+            f"Choose a torch version that has readings: {known}."
+            if known
+            else "Measure a model: farm run resnet18.",
+        )
+    return chosen, measured_models(session, chosen.card, chosen.conditions)
+
+
+def database_at(place: str) -> Database:
+    """Open a database by its URL or file, or the folder of an export. Raises `UsageError` if there
+    is none, `ImportRefused` if the folder is not an export."""
+    path = Path(place)
+    if "://" in place:
+        return Database(place)
+    if path.is_dir():
+        return database_of([path], settings().state_dir / "packaged")
+    if path.is_file():
+        return Database(f"sqlite:///{path}")
+    raise UsageError(
+        f"There is no database '{place}'.", "Give a URL, a SQLite file, or the folder of an export."
+    )
+
+
+def write_dataset(dataset: Dataset, path: Path) -> None:
+    """Write a data set as Parquet or CSV; the file's suffix decides. `farm.exchange.columns`
+    documents the columns. Raises `UsageError` if the suffix is neither, or if the file cannot be
+    written."""
+    import pyarrow as pa
+
+    from farm.exchange.columns import DATASET
+    from farm.exchange.export import schema_of, writer
+
+    if path.suffix not in (".parquet", ".csv"):
+        raise UsageError(
+            f"'{path}' has an unknown suffix.", "Name a file that ends in .parquet or .csv."
+        )
+    schema = schema_of("dataset", {"rows": len(dataset)}, DATASET)
+    with (
+        writing_to(path),
+        replacing_file(path) as file,
+        writer(file, path.suffix[1:], schema, DATASET) as write,
+    ):
+        write(pa.RecordBatch.from_pylist(list(dataset.records()), schema=schema))

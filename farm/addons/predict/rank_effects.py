@@ -1,0 +1,125 @@
+"""What calls take longer in the ranks of a split model than alone; no reading of a tuple contains
+it.
+
+In a process with an NCCL communicator each kernel starts later, and a collective between kernels
+takes longer than in a loop. Whole split models store both (`Details.looped_us`, `Details.added`).
+An estimate adds the medians over calls."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import sqlalchemy
+from sqlmodel import Session
+
+from farm.addons.predict.collectives import counted_us
+from farm.addons.predict.readings import most_similar, newest_readings, protocols_like
+from farm.store.columns import OPERATOR, VARIANT
+from farm.types.collective import COLLECTIVES
+from farm.types.format import plural
+from farm.types.protocol import Protocol, Software
+from farm.types.reading import Details
+from farm.types.tuple import NeededTuple
+from farm.verdict.figures import Figure, ReadingView
+
+#: Only shorter operators count, because the differences of longer ones scatter; shorter collectives
+#: are mostly latency.
+SMALL_US = 20.0
+MIDDLE = 0.5  # of operators: 12 of 14 wholes have their median within the middle half of all calls
+UNSURE = 0.2  # half-width of what a collective adds, relative to its loop, from which it is ignored
+OPERATOR_CALL = "operator"
+Effects = Mapping[str, Figure]  # kind of a call -> µs
+
+
+def kind_of(short_name: str, loop_us: float) -> str:
+    name = short_name if short_name in COLLECTIVES else OPERATOR_CALL
+    return f"{name} {'below' if loop_us < SMALL_US else 'from'} {SMALL_US:g} µs"
+
+
+def rank_effects(
+    session: Session, card_model: str, protocol: Protocol, software: Software, overlaps: bool
+) -> tuple[Effects, str] | None:
+    """Return the effects and their origin, the whole split models of a card model with one method
+    and one software, that of ``software`` or the most similar one. None if there are none.
+    ``overlaps``: omit those of collectives."""
+    cards = VARIANT.tensor_parallel * VARIANT.data_parallel * VARIANT.distributed
+    query = sqlalchemy.select(VARIANT.id, VARIANT.tensor_parallel, cards.label("cards")).where(
+        cards > 1
+    )
+    split = {row.id: row for row in session.execute(query)}
+    about = card_model, list(protocols_like(session, protocol))
+    sets: dict[tuple[int, str], dict[str, Details]] = defaultdict(dict)
+    for key, rows in newest_readings(session, list(split), *about).items():
+        for (variant_id, _), row in rows.items():
+            if (details := Details.from_json(row.details)).looped_us:
+                sets[key][variant_id] = details
+    if not sets:
+        return None
+    wholes = sets[key := most_similar(session, sets, software)]
+    tuples = {
+        id_ for one in wholes.values() for id_ in (*(one.looped_us or {}), *(one.added or {}))
+    }
+    rows = newest_readings(session, [*wholes, *tuples], *about)[key]
+    loops = {subject: ReadingView.of(row) for (subject, _), row in rows.items()}
+    query = sqlalchemy.select(OPERATOR.id, OPERATOR.short_name).where(OPERATOR.kind == "collective")
+    names = {row.id: row.short_name for row in session.execute(query)}
+    found: dict[str, list[float]] = defaultdict(list)
+    for variant_id, one in wholes.items():
+        for id_ in (one.looped_us or {}).keys() & loops.keys() - names.keys():
+            alone, limited = loops[id_].details.context, loops[id_].details.burst
+            if alone and not limited and alone.alone_us < SMALL_US:
+                found[kind_of("", alone.alone_us)].append(
+                    (one.looped_us or {})[id_] - alone.alone_us
+                )
+        for id_, place in (
+            (one.added or {}).items()
+            if split[variant_id].tensor_parallel > 1 and not overlaps
+            else ()
+        ):
+            if (
+                (loop := loops.get(id_))
+                and place.effect_us
+                and place.half_width_us < UNSURE * loop.time_us
+            ):
+                found[kind_of(names[id_], loop.time_us)].append(place.effect_us - counted_us(loop))
+    if not found:
+        return None
+    effects = {
+        kind: _typical(found[kind], MIDDLE if kind.startswith(OPERATOR_CALL) else 1.0)
+        for kind in sorted(found)
+    }
+    on = ", ".join(str(number) for number in sorted({split[id_].cards for id_ in wholes}))
+    return (
+        effects,
+        f"medians of {len(wholes)} whole split {plural('model', len(wholes))} on {on} cards",
+    )
+
+
+def _typical(values: Sequence[float], middle: float) -> Figure:
+    """The median, and its distance to the farther end of the middle values (a share); of one value
+    all of it.
+    """
+    low, median, high = (
+        float(one) for one in np.quantile(values, (0.5 - middle / 2, 0.5, 0.5 + middle / 2))
+    )
+    return Figure(median, max(median - low, high - median) if len(values) > 1 else abs(median))
+
+
+def added_time(
+    effects: Effects, needed: Iterable[NeededTuple], loops_us: Mapping[str, float]
+) -> Figure:
+    """The time that all calls with a known loop add. Half-widths add linearly: the calls share
+    their errors.
+    """
+    known = [
+        (one.all_calls, kind_of(one.short_name, us))
+        for one in needed
+        if (us := loops_us.get(one.operator_id))
+    ]
+    terms = [(calls, effects[kind]) for calls, kind in known if kind in effects]
+    return Figure(
+        sum(calls * one.value for calls, one in terms),
+        sum(calls * one.half_width for calls, one in terms),
+    )

@@ -1,0 +1,399 @@
+"""Predictors for estimates, and their files: arrays (`.npz`, never pickled) with JSON.
+
+A stored predictor contains a description of its training data: a hash of the readings, the version
+of the features, the card model, the software and the protocol. `load` refuses a file with another
+version of the features, but accepts other readings. Predictions have separate 90 % intervals,
+because predictions can be wrong by factors."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import io
+import itertools
+import json
+import re
+import zipfile
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from farm.addons.predict import call_features
+from farm.addons.predict.calibration import Calibration
+from farm.addons.predict.call_features import CallDescription, describe
+from farm.addons.predict.dataset import Conditions, Dataset, cached_share
+from farm.addons.predict.predictors import FAR, CallCosts, FittedPredictor
+from farm.addons.predict.tile_roofline import CardModel
+from farm.devices.shared_files import make_private, replacing_file
+from farm.errors import DamagedPackage, UsageError, writing_to
+from farm.operators.roofline import Roofline
+from farm.settings import settings
+from farm.store.package_files import DATA, check_package_files
+from farm.types import protocol as protocols
+from farm.types.format import ENERGY, TIME, quantity
+from farm.types.protocol import Protocol, Software
+from farm.types.tuple import NeededTuple
+
+
+@dataclass(frozen=True)
+class PredictedValue:
+    """A value with its interval (90 % if not stated otherwise); low and high are None without an
+    interval.
+    """
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @classmethod
+    def around(cls, value: float, half_width: float) -> PredictedValue:
+        """``half_width``: half-width of the interval of log(value); NaN: no interval."""
+        ends = (
+            (value / np.exp(half_width), value * np.exp(half_width))
+            if np.isfinite(half_width)
+            else ()
+        )
+        return cls(*map(float, (value, *ends)))
+
+    def times(self, factor: float) -> PredictedValue:
+        return PredictedValue(*(None if one is None else one * factor for one in astuple(self)))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class CallPrediction:
+    """One call as part of a model. `known`: its operator type has a reading. `far`: no reading is
+    similar.
+    """
+
+    time_us: PredictedValue
+    energy_mj: PredictedValue | None = None
+    known: bool = True
+    far: bool = False
+
+    def __repr__(self) -> str:
+        energy = quantity(self.energy_mj.value if self.energy_mj else None, ENERGY)
+        cost = f"{quantity(self.time_us.value, TIME)}, {energy}"
+        return f"<CallPrediction {cost}{', far from all readings' if self.far else ''}>"
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Calls in the order of the request, and their sum.
+
+    `narrowing`: indices of the calls; first the call whose reading would narrow the interval of the
+    sum most. `transfer`: what predictions from another card model are based on, with `notes` in
+    words."""
+
+    calls: tuple[CallPrediction, ...]
+    time_us: PredictedValue
+    energy_mj: PredictedValue | None = None
+    narrowing: tuple[int, ...] = ()
+    transfer: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RooflinePredictor:
+    """Predicts the minimum time at the card's peaks: a lower bound without an interval and without
+    energy.
+
+    Its `software` is None: it was not trained with readings. The sum of its times is only a lower
+    bound for a model."""
+
+    roofline: Roofline
+    name: str = "roofline"
+    software: Software | None = None
+    method: int = 0
+
+    def predict(self, wanted: Sequence[NeededTuple], model: Sequence[NeededTuple]) -> Predictions:
+        times = [self.roofline.estimate_us(one.flops, one.bytes_moved) for one in wanted]
+        total = sum(time * one.all_calls for time, one in zip(times, wanted, strict=True))
+        return Predictions(
+            tuple(CallPrediction(PredictedValue(time)) for time in times), PredictedValue(total)
+        )
+
+
+@dataclass(frozen=True)
+class StoredPredictor:
+    """A fitted predictor, the calibration of its intervals, and what it was fitted to."""
+
+    fitted: FittedPredictor
+    calibration: Calibration
+    card: CardModel
+    conditions: Conditions
+    key: str  # of the data set (`Dataset.key`)
+    rows: int
+    learned: npt.NDArray[np.uint64]  # 64-bit hashes of the ids of its training tuples
+    path: Path | None = None
+
+    @classmethod
+    def of(
+        cls, data: Dataset, fitted: FittedPredictor, calibration: Calibration
+    ) -> StoredPredictor:
+        learned = np.unique(_hashes(call.operator_id for call in data.calls))
+        return cls(fitted, calibration, data.card, data.conditions, data.key, len(data), learned)
+
+    @property
+    def name(self) -> str:
+        return self.fitted.name
+
+    @property
+    def software(self) -> Software:
+        return self.conditions.software
+
+    @property
+    def method(self) -> int:
+        return self.conditions.method
+
+    def has_learned(self, operator_ids: Iterable[str]) -> npt.NDArray[np.bool_]:
+        return np.isin(_hashes(operator_ids), self.learned)
+
+    def described(self, wanted: Sequence[NeededTuple]) -> list[CallDescription]:
+        of = functools.partial(describe, self.card, tf32=self.conditions.protocol.tf32)
+        return [
+            of(
+                one.operator_id,
+                one.short_name,
+                one.spec,
+                one.flops,
+                one.bytes_moved,
+                outputs=one.outputs,
+            )
+            for one in wanted
+        ]
+
+    def costs(self, calls: Sequence[CallDescription]) -> CallCosts:
+        return self.fitted.predict(calls)
+
+    def predict(self, wanted: Sequence[NeededTuple], model: Sequence[NeededTuple]) -> Predictions:
+        """``model``: all tuples of the model, from which the cached share of its weights is
+        estimated.
+        """
+        calls, counts, wide = (
+            self.described(wanted),
+            [one.all_calls for one in wanted],
+            self.calibration,
+        )
+        costs = self.costs(calls)
+        share = cached_share(
+            self.described(model), [one.all_calls for one in model], self.card.l2_bytes
+        )
+        times, energies = costs.in_model(share)
+        time_widths = wide.half_widths("time", costs.time_spread, costs.known)
+        energy_widths = wide.half_widths("energy", costs.energy_spread, costs.known)
+        total = costs.sum(calls, counts, share)
+        time_us = PredictedValue.around(total.time_us, wide.sum_time * total.time_spread)
+        energy_mj: PredictedValue | None = None
+        by_call_mj: Iterable[PredictedValue | None] = itertools.repeat(None, len(calls))
+        if calls and np.isfinite(energies).all():
+            energy_mj = PredictedValue.around(
+                total.energy_mj, wide.sum_energy * total.energy_spread
+            )
+            by_call_mj = map(PredictedValue.around, energies, energy_widths)
+        by_call_us = map(PredictedValue.around, times, time_widths)
+        found = map(
+            CallPrediction,
+            by_call_us,
+            by_call_mj,
+            costs.known.tolist(),
+            (costs.distance > FAR).tolist(),
+        )
+        narrowing = np.argsort(-np.array(counts) * times * time_widths, kind="stable")
+        return Predictions(tuple(found), time_us, energy_mj, tuple(map(int, narrowing)))
+
+
+#: Predicts calls on one card under one protocol and software.
+Predictor = RooflinePredictor | StoredPredictor
+
+
+def _hashes(operator_ids: Iterable[str]) -> npt.NDArray[np.uint64]:
+    return np.array(
+        [int(hashlib.sha256(id_.encode()).hexdigest()[:16], 16) for id_ in operator_ids],
+        dtype=np.uint64,
+    )
+
+
+FORMAT = 3
+PACKAGED = DATA / "predictors"
+MOST_BYTES = 64 << 20  # of one file, and of its unpacked arrays
+_DAMAGED = (zipfile.BadZipFile, zlib.error)
+REFIT = "Fit the predictor again: farm predict fit."
+
+
+def folders() -> list[Path]:
+    """Return the folders of predictors: first the user's folder, then the package's folder."""
+    return [settings().state_dir / "predictors", PACKAGED]
+
+
+def file_name(conditions: Conditions) -> str:
+    """Return a file name: the card's model, the version of torch, and differences from the default
+    protocol.
+    """
+    words = [conditions.card_model, "torch", conditions.software.torch.partition("+")[0]]
+    protocol, usual = conditions.protocol, protocols.Protocol()
+    named = {name: getattr(protocol, name) for name in ("launch", "residency", "placement")}
+    words += [value for name, value in named.items() if value != getattr(usual, name)]
+    words += ["tf32"] * protocol.tf32
+    return re.sub(r"[^a-z0-9.]+", "-", " ".join(words).lower()).strip("-") + ".npz"
+
+
+def save(stored: StoredPredictor, path: Path) -> None:
+    """Write `path` (.npz) and a JSON file with the same name. The JSON is written last and
+    completes the predictor. Its checksum covers both files. Raises `UsageError` if a file cannot be
+    written."""
+    beside = path.with_suffix(".json")
+    about = {
+        "format": FORMAT,
+        "features_version": call_features.VERSION,
+        "features": list(call_features.NAMES),
+        "key": stored.key,
+        "rows": stored.rows,
+        "card": asdict(stored.card),
+        "circumstances": stored.conditions.to_json(),
+        "calibration": stored.calibration.to_json(),
+        "fitted": stored.fitted.about(),
+    }
+    arrays: dict[str, Any] = {
+        name: _narrow(value) for name, value in stored.fitted.arrays().items()
+    }
+    with writing_to(path):
+        make_private(path.parent)
+        packed = io.BytesIO()
+        np.savez_compressed(packed, **arrays, learnt=stored.learned)
+        about["checksum"] = _checksum(about, packed.getvalue())
+        # A reader that finds only one of the two new files sees that they do not belong together.
+        with replacing_file(path) as file:
+            file.write(packed.getvalue())
+            beside.unlink(missing_ok=True)
+        with replacing_file(beside) as file:
+            file.write(json.dumps(about, indent=1, allow_nan=False).encode() + b"\n")
+
+
+def _checksum(about: Mapping[str, Any], arrays: bytes) -> str:
+    """Return the SHA-256 of a description, without its checksum, and of the contents of the file of
+    the arrays.
+    """
+    described = {name: value for name, value in about.items() if name != "checksum"}
+    text = json.dumps(json.loads(json.dumps(described)), sort_keys=True)
+    of_arrays = hashlib.sha256(arrays).hexdigest()
+    return hashlib.sha256(f"{text}\n{of_arrays}".encode()).hexdigest()
+
+
+def _narrow(value: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Convert integers to the narrowest type, because most are small."""
+    if value.dtype.kind == "i" and value.size:
+        return value.astype(
+            np.result_type(np.min_scalar_type(value.min()), np.min_scalar_type(value.max()))
+        )
+    return value
+
+
+def load(path: Path) -> StoredPredictor:
+    """Read a predictor from its .npz file. Raises `UsageError` if there is no such file, it is not
+    a predictor or damaged, or its features have another version."""
+    about = _about(path.with_suffix(".json"))
+    version = about.get("features_version")
+    if (about.get("format"), version) != (FORMAT, call_features.VERSION):
+        what = (
+            f"The predictor '{path}' uses version {version} of the features and format "
+            f"{about.get('format')}"
+        )
+        this = f"this program has version {call_features.VERSION} and format {FORMAT}"
+        raise UsageError(f"{what}; {this}.", REFIT)
+    _check_package(path)
+    try:
+        # Predictors of earlier versions have no checksum.
+        if "checksum" in about and about["checksum"] != _checksum(about, path.read_bytes()):
+            raise ValueError("the file is damaged: it differs from its checksum")
+        with zipfile.ZipFile(path) as packed:
+            if sum(entry.file_size for entry in packed.infolist()) > MOST_BYTES:
+                raise ValueError(f"its arrays are larger than {MOST_BYTES} bytes")
+        with np.load(path, allow_pickle=False) as file:
+            arrays = dict(file)
+        return StoredPredictor(
+            FittedPredictor.from_arrays(about["fitted"], arrays),
+            Calibration.from_json(about["calibration"]),
+            CardModel(**about["card"]),
+            Conditions.from_json(about["circumstances"]),
+            about["key"],
+            about["rows"],
+            arrays["learnt"],
+            path,
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, *_DAMAGED) as error:
+        raise UsageError(
+            f"'{path}' is not a predictor: {type(error).__name__}: {error}", REFIT
+        ) from error
+
+
+def _check_package(path: Path) -> None:
+    """Raise `UsageError` if a file is damaged that belongs to the package."""
+    try:
+        check_package_files([path])
+    except DamagedPackage as error:
+        raise UsageError(error.message, error.next_step) from error
+
+
+def _about(path: Path) -> dict[str, Any]:
+    _check_package(path)
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ValueError(f"the file is larger than {MOST_BYTES} bytes")
+        about = json.loads(path.read_text())
+        if not isinstance(about, dict):
+            raise ValueError("the file is not a JSON object")
+        return about
+    except OSError as error:
+        raise UsageError(f"There is no predictor '{path}': {error.strerror}.", REFIT) from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"'{path}' is not a predictor: {error}", REFIT) from error
+
+
+def card_models(folders: Iterable[Path]) -> set[str]:
+    """Return the card models of all predictors that can be read."""
+    found = set()
+    for path in (path for folder in folders for path in folder.glob("*.json")):
+        with contextlib.suppress(UsageError):
+            found.add(str((_about(path).get("circumstances") or {}).get("card_model")))
+    return found
+
+
+def find(
+    folders: Iterable[Path], card_model: str, torch: str = "", protocol: Protocol | None = None
+) -> StoredPredictor | None:
+    """Find the predictor of a card for resident data; None if there is none.
+
+    Args:
+        folders: a predictor in an earlier folder is preferred.
+        torch: the preferred version of torch, or its beginning (2.11). It has priority over the
+            order of the folders.
+        protocol: its launch and TF32 count; by default a graph without TF32.
+
+    Raises:
+        UsageError: the predictor or all candidate files cannot be read.
+    """
+    wanted, unreadable = protocol or Protocol(), []
+    candidates: list[tuple[bool, int, list[int], Path]] = []
+    for number, folder in enumerate(folders):
+        for path in sorted(folder.glob("*.json")):
+            try:
+                conditions = _about(path).get("circumstances") or {}
+            except UsageError as error:
+                unreadable.append(error)
+                continue
+            stored = conditions.get("protocol") or {}
+            own = (conditions.get("card_model"), *map(stored.get, ("launch", "residency")))
+            flags = (bool(stored.get("tf32")), bool(stored.get("placement")))
+            if (own, flags) == ((card_model, wanted.launch, "resident"), (wanted.tf32, False)):
+                its = str((conditions.get("software") or {}).get("torch"))
+                version = [int(digits) for digits in re.findall(r"\d+", its)]
+                candidates.append((its.startswith(torch), -number, version, path))
+    if not candidates and unreadable:
+        raise unreadable[0]
+    return load(max(candidates)[-1].with_suffix(".npz")) if candidates else None

@@ -1,0 +1,407 @@
+"""Predict one card model from another: the source card's readings and predictor, and a few readings
+of the target card.
+
+    log t_target = log t_source + log ratio of the cards' properties + a Gaussian process of the
+    target's readings
+
+`t_source` is the source card's reading of the same tuple, else its prediction. The ratio weights
+the bandwidths, peak rates and launch times of both cards by what bounds the call on the source
+card. The process learns how far the target's readings differ from that. Its kernel has few
+constants, chosen with pairs of readings of two card models. Power is predicted in the same way.
+Readings of one card share an offset."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from farm.addons.predict.calibration import Calibration
+from farm.addons.predict.call_features import CallDescription
+from farm.addons.predict.dataset import TrainingRow
+from farm.addons.predict.predictors import CallCosts
+from farm.addons.predict.regressors import Floats, Names
+from farm.addons.predict.stored_predictor import Predictions, StoredPredictor
+from farm.addons.predict.tile_roofline import CardModel, card_model
+from farm.types.format import plural
+from farm.types.tuple import NeededTuple
+
+NORMAL_90 = 1.645  # half-width of a 90 % interval / standard deviation
+
+
+@dataclass(frozen=True)
+class Points:
+    """What the kernel compares, for each call."""
+
+    bound: Floats  # calls x shares
+    at: Floats  # calls x coordinates
+    families: Names
+    cards: Names  # "": unknown
+    source_cards: Names
+
+    @classmethod
+    def of(
+        cls,
+        card: CardModel,
+        calls: Sequence[CallDescription],
+        costs: CallCosts,
+        cards: Names,
+        source_cards: Names,
+    ) -> Self:
+        """``costs``: of the calls on the source ``card``."""
+        memory, compute, launch = _bounds(card, calls, costs.time_us)
+        half = np.array(
+            [call.itemsize_bytes < 4 and call.compute_us > 0 for call in calls], dtype=float
+        )
+        bound = np.column_stack([memory, compute, compute * half, launch])
+        moved = np.array([max(call.bytes_moved, 1) for call in calls], dtype=float)
+        sizes = (
+            np.log(np.maximum(moved / card.l2_bytes, 1e-2)),
+            np.log(np.maximum(costs.time_us, 0.5)) / 2,
+        )
+        shares = np.where(np.isfinite(costs.power_w), costs.power_w / card.power_limit_w, 0.5)
+        families = np.array([call.operator_family for call in calls], dtype=np.str_)
+        return cls(
+            bound,
+            np.column_stack([2 * bound, *sizes, 2 * np.log(shares)]),
+            families,
+            cards,
+            source_cards,
+        )
+
+    def where(self, chosen: npt.NDArray[np.bool_]) -> Self:
+        return type(self)(*(part[chosen] for part in vars(self).values()))
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Standard deviations of the parts of log(target / source), and two length scales."""
+
+    constant: float  # all calls
+    bound: float  # linear in what bounds the call
+    smooth: float  # smooth in what bounds the call, its size and its duration
+    family: float  # the same, but of one operator family alone
+    card: float  # one card of the model
+    noise: float
+    scale: float  # length scale of `smooth`
+    family_scale: float
+
+    def times(self, factor: float) -> Kernel:
+        """For cards that are less alike: all parts but those of one card and of noise are `factor`
+        times as large.
+        """
+        return replace(
+            self,
+            **{
+                one: factor * getattr(self, one)
+                for one in ("constant", "bound", "smooth", "family")
+            },
+        )
+
+    def covariance(self, one: Points, other: Points) -> Floats:
+        apart = ((one.at[:, None, :] - other.at[None, :, :]) ** 2).sum(axis=-1)
+        same_family = one.families[:, None] == other.families[None, :]
+        covariance = self.constant**2 + self.bound**2 * one.bound @ other.bound.T
+        covariance += self.smooth**2 * np.exp(-apart / self.scale**2 / 2)
+        covariance += self.family**2 * same_family * np.exp(-apart / self.family_scale**2 / 2)
+        for cards, others in ((one.cards, other.cards), (one.source_cards, other.source_cards)):
+            covariance += self.card**2 * (
+                (cards[:, None] == others[None, :]) & (cards != "")[:, None]
+            )
+        return covariance  # type: ignore[no-any-return]
+
+    def variance(self, one: Points) -> Floats:
+        """Variance of each value before any reading of the target. An unknown card adds the
+        variance of cards.
+        """
+        variance = (
+            self.constant**2
+            + self.bound**2 * (one.bound**2).sum(axis=1)
+            + self.smooth**2
+            + self.family**2
+        )
+        return variance + 2 * self.card**2 + self.noise**2  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Correction:
+    """The posterior of a Gaussian process: what to add to a logarithm, and its standard
+    deviation.
+    """
+
+    kernel: Kernel
+    points: Points
+    factor: Floats  # inverse of the lower Cholesky factor
+    coefficients: Floats
+
+    @classmethod
+    def fit(cls, kernel: Kernel, points: Points, values: Floats, deviations: Floats) -> Correction:
+        """``deviations``: of each value, beside the noise of the kernel. Values that are NaN are
+        left out.
+        """
+        known = np.isfinite(values)
+        points, values = points.where(known), values[known]
+        covariance = kernel.covariance(points, points) + np.diag(
+            deviations[known] ** 2 + kernel.noise**2
+        )
+        factor = np.linalg.inv(np.linalg.cholesky(covariance)) if len(values) else np.zeros((0, 0))
+        return cls(kernel, points, factor, factor.T @ (factor @ values))
+
+    def at(self, points: Points) -> tuple[Floats, Floats]:
+        towards = self.kernel.covariance(points, self.points)
+        explained = ((towards @ self.factor.T) ** 2).sum(axis=1)
+        variance = np.maximum(self.kernel.variance(points) - explained, self.kernel.noise**2)
+        return towards @ self.coefficients, np.sqrt(variance)
+
+
+#: Chosen by maximum likelihood and by leaving out a family, with readings of six families on an
+#: H200 and an H100.
+TIME = Kernel(0.02, 0.025, 0.08, 0.03, 0.02, 0.013, 1.1, 0.07)
+POWER = Kernel(0.03, 0.02, 0.05, 0.035, 0.03, 0.011, 1.0, 0.85)
+#: Largest logarithm of a ratio of properties between these two cards. Cards that differ more are
+#: more uncertain.
+USUAL_DISTANCE = 0.35
+#: Factor of the constants for two cards of one model, chosen with half of the 24 H200s in
+#: `benchmarks/across_cards.py`.
+ALIKE = 0.3
+#: The spreads of a transfer are half-widths; those of sums are too large, because errors of types
+#: differ in sign.
+WIDTHS = Calibration(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, sum_time=0.7, sum_energy=0.7)
+
+
+def distance(source: CardModel, target: CardModel) -> float:
+    """Return how many times less alike two card models are than those of the constants; at least
+    1.
+    """
+    names = (
+        "bytes_per_s",
+        "launch_floor_us",
+        "multiprocessors",
+        "l2_bytes",
+        "power_limit_w",
+        "base_power_w",
+    )
+    ratios = [getattr(target, name) / getattr(source, name) for name in names]
+    ratios += [rate / source.flops_per_s[name] for name, rate in target.flops_per_s.items()]
+    return max(1.0, max(abs(math.log(ratio)) for ratio in ratios) / USUAL_DISTANCE)
+
+
+def data_sheet_model(source: CardModel, name: str) -> CardModel:
+    """Build a card model without measured rates: those of the source x the ratio of the data
+    sheets.
+    """
+    target, sheet = card_model(source.kind, name), card_model(source.kind, source.model)
+    names = ("bytes_per_s", "launch_floor_us", "base_power_w")
+    measured = {
+        key: getattr(target, key) * getattr(source, key) / getattr(sheet, key) for key in names
+    }
+    rates = {
+        key: rate * source.flops_per_s[key] / sheet.flops_per_s[key]
+        for key, rate in target.flops_per_s.items()
+    }
+    return replace(target, flops_per_s=rates, **measured)
+
+
+def _bounds(
+    card: CardModel, calls: Sequence[CallDescription], times_us: Floats
+) -> tuple[Floats, ...]:
+    """Return what bounds each call on a card, at most 1: times of memory, computation and launch /
+    its time.
+    """
+    moved, weights, compute_us = (
+        np.array([getattr(call, name) for call in calls], dtype=float)
+        for name in ("bytes_moved", "parameter_bytes", "compute_us")
+    )
+    cold = np.minimum(
+        weights, moved
+    )  # a loop of calls fetches weights from memory, and finds the rest in L2
+    uncached = np.clip((moved - cold) / card.l2_bytes - 1, 0.0, 1.0)
+    memory_us = (cold + uncached * (moved - cold)) / card.bytes_per_s * 1e6
+    return tuple(
+        np.minimum(part / times_us, 1.0) for part in (memory_us, compute_us, card.launch_floor_us)
+    )
+
+
+def _log_ratio(
+    source: CardModel, target: CardModel, calls: Sequence[CallDescription], times_us: Floats
+) -> Floats:
+    """Return log(time on the target / time on the source) from the properties of the cards
+    alone.
+    """
+    memory, compute, launch = _bounds(source, calls, times_us)
+    peaks = (
+        np.array([card.roofline(call.dtype).flops_per_s for call in calls])
+        for card in (source, target)
+    )
+    rest = np.maximum(0.0, 1 - np.maximum(memory, compute) - launch)
+    parts = memory * (source.bytes_per_s / target.bytes_per_s) + compute * np.divide(*peaks) + rest
+    parts += launch * (target.launch_floor_us / source.launch_floor_us)
+    return np.log(parts / (memory + compute + launch + rest))  # type: ignore[no-any-return]
+
+
+def _powers_of_properties(
+    source: CardModel, target: CardModel, powers_w: Floats, log_ratio: Floats
+) -> Floats:
+    """Return powers on the target: the middle between the same power and the same energy above that
+    of an idle card.
+    """
+    energy = np.maximum(powers_w - source.base_power_w, 1.0) * np.exp(-log_ratio)
+    same = powers_w * target.power_limit_w / source.power_limit_w
+    return np.minimum(np.sqrt(same * (target.base_power_w + energy)), target.power_limit_w)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class SourceCosts:
+    """The costs of calls on the source card: its readings, else its predictions."""
+
+    source: StoredPredictor
+    readings_of: Callable[
+        [set[str]], Iterable[TrainingRow]
+    ]  # of tuples by id, under the conditions of the predictor
+
+    def at(self, calls: Sequence[CallDescription]) -> tuple[CallCosts, Names]:
+        """Return costs with standard deviations (0 for a reading), and the card of each reading."""
+        costs, wide = self.source.fitted.predict(calls), self.source.calibration
+        for name, spread in (("time", costs.time_spread), ("power", costs.power_spread)):
+            spread[:] = np.nan_to_num(
+                wide.half_widths(name, spread, costs.known) / NORMAL_90, nan=1.0
+            )
+        cards = np.full(len(calls), "", dtype=object)
+        readings = defaultdict[tuple[str, str], list[TrainingRow]](list)
+        for row in self.readings_of({call.operator_id for call in calls}):
+            for data in {row.call.data_class, ""}:  # "": a call whose class of data is unknown
+                readings[row.call.operator_id, data].append(row)
+        for place, call in enumerate(calls):
+            rows = readings.get((call.operator_id, call.data_class)) or readings.get(
+                (call.operator_id, "")
+            )
+            if not rows:
+                continue
+            for name in ("time_us", "neighbours_us", "fetching_us", "power_w"):
+                values = [value for row in rows if (value := getattr(row, name)) is not None]
+                if values:
+                    getattr(costs, name)[place] = np.mean(values)
+            costs.time_spread[place], costs.known[place], costs.distance[place] = 0.0, True, 0.0
+            cards[place] = rows[0].card_id
+            costs.power_spread[place] = 0.0 if rows[0].power_w else costs.power_spread[place]
+        return costs, cards.astype(np.str_)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferredPredictor(StoredPredictor):
+    """Predicts a card model from another one, whose predictor is `fitted`."""
+
+    source: SourceCosts
+    time: Correction
+    power: Correction
+    families: frozenset[str]  # operator families with a reading of the target
+    card_id: str  # predict for this card; "": any card of the model
+
+    @classmethod
+    def fit(
+        cls, source: SourceCosts, target: CardModel, rows: Sequence[TrainingRow], card_id: str = ""
+    ) -> Self:
+        """``rows``: readings of the target, described for the source card.
+
+        If both are of one model, only the power is corrected: the times of these cards do not
+        differ measurably."""
+        of, calls = source.source, [row.call for row in rows]
+        costs, source_cards = source.at(calls)
+        points = Points.of(
+            of.card,
+            calls,
+            costs,
+            np.array([row.card_id for row in rows], dtype=np.str_),
+            source_cards,
+        )
+        alike = of.card.model == target.model
+        log_times = np.log([row.time_us for row in rows]) - np.log(costs.time_us)
+        priors = _log_ratio(of.card, target, calls, costs.time_us)
+        watts = np.array([row.power_w or np.nan for row in rows], dtype=float)
+        log_powers = np.log(
+            watts / _powers_of_properties(of.card, target, costs.power_w, log_times)
+        )
+        apart = ALIKE if alike else distance(of.card, target)
+        log_times = np.full(len(rows), np.nan) if alike else log_times
+        conditions = replace(of.conditions, card_model=target.model)
+        return cls(
+            *(of.fitted, WIDTHS, target, conditions, of.key, len(rows), of.learned),
+            source=source,
+            time=Correction.fit(TIME.times(apart), points, log_times - priors, costs.time_spread),
+            power=Correction.fit(POWER.times(apart), points, log_powers, costs.power_spread),
+            families=frozenset(call.operator_family for call in calls),
+            card_id=card_id,
+        )
+
+    @property
+    def name(self) -> str:
+        source = self.source.source.card.model
+        return (
+            f"{self.fitted.name} of {source}, "
+            f"{'corrected' if source == self.card.model else 'transferred'}"
+        )
+
+    def described(self, wanted: Sequence[NeededTuple]) -> list[CallDescription]:
+        return self.source.source.described(wanted)
+
+    def costs(self, calls: Sequence[CallDescription]) -> CallCosts:
+        """Spreads are half-widths of 90 % intervals."""
+        card = self.source.source.card
+        costs, source_cards = self.source.at(calls)
+        points = Points.of(card, calls, costs, np.full(len(calls), self.card_id), source_cards)
+        correction, time_deviation = self.time.at(points)
+        log_ratio = _log_ratio(card, self.card, calls, costs.time_us) + correction
+        correction, power_deviation = self.power.at(points)
+        powers = _powers_of_properties(card, self.card, costs.power_w, log_ratio) * np.exp(
+            correction
+        )
+        return replace(
+            costs,
+            **{
+                name: getattr(costs, name) * np.exp(log_ratio)
+                for name in ("time_us", "neighbours_us", "fetching_us")
+            },
+            time_spread=NORMAL_90 * np.hypot(time_deviation, costs.time_spread),
+            power_w=np.minimum(powers, self.card.power_limit_w),
+            power_spread=NORMAL_90 * np.hypot(power_deviation, costs.power_spread),
+            waiting_w=self.card.base_power_w,
+        )
+
+    def predict(self, wanted: Sequence[NeededTuple], model: Sequence[NeededTuple]) -> Predictions:
+        source, card = self.source.source.card.model, self.card.model
+        missing = sorted({call.operator_family for call in self.described(wanted)} - self.families)
+        notes = [f"The predictions are not readings of {card}: they are transferred from {source}"]
+        if source == card:
+            notes = [
+                f"The predicted powers are corrected by {self.rows} "
+                f"{plural('reading', self.rows)} of the card "
+                f"{self.card_id}; the predicted times are those of any {card}."
+            ]
+        elif self.rows:
+            of = f"the card {self.card_id}" if self.card_id else f"any {card}"
+            notes[0] += (
+                f" and calibrated with {self.rows} {plural('reading', self.rows)} of {card}, for "
+                f"{of}."
+            )
+        else:
+            notes[0] += (
+                " by the properties of the cards alone. `farm calibrate` on the card narrows the "
+                "intervals."
+            )
+        if self.rows and missing and source != card:
+            notes.append(
+                f"Wider intervals, because {card} has no reading of these families: "
+                f"{', '.join(missing)}."
+            )
+        basis = {
+            "source_card": source,
+            "readings": self.rows,
+            "card": self.card_id,
+            "families_without": missing,
+        }
+        return replace(super().predict(wanted, model), transfer=basis, notes=tuple(notes))
