@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from farm.benchmark import intervals
 from farm.devices.host import discover, open_device
 from farm.errors import Unmeasurable
 from farm.settings import settings
+from farm.types import intervals
 from farm.types.label import label_of
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
 from farm.types.reading import Reading

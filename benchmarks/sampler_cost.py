@@ -19,10 +19,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from farm.benchmark import intervals
 from farm.devices.device import Card, Device
 from farm.devices.host import discover, open_device
 from farm.settings import settings
+from farm.types import intervals
 from farm.types.label import label_of
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
 from farm.types.tuple import parse

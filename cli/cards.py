@@ -11,13 +11,15 @@ from rich.table import Table
 from cli import lists, output
 from cli.options import AsJson
 from cli.output import answer, say
-from farm.errors import FarmUnavailable, NoSuchCard, UsageError
+from farm.errors import UsageError
 
 
 def cards(words: list[str] | None = None, as_json: AsJson = False, local: bool = False) -> None:
     """List the cards of this host and those that joined the farm; drain a card, or give it work
     again.
     """
+    from farm.jobs import card_list
+
     if words and words[0] in ("drain", "resume", "release"):
         if len(words) != 2:
             step = "Give the id of one card; `farm cards` lists the ids."
@@ -27,57 +29,12 @@ def cards(words: list[str] | None = None, as_json: AsJson = False, local: bool =
     if words and len(words) > 1:
         step = "Give one card to show, or an action (drain, resume or release) and one card."
         raise UsageError(f"'{words[0]}' is not an action of `farm cards`.", step)
-    rows = _rows(local=local)
+    rows = card_list.own_rows() if local else card_list.all_rows(say)
     if words:
-        rows = _matching(rows, words[0])
+        rows = card_list.matching_rows(rows, words[0])
     found = list(rows.values())
     full = map(details, found if words else ())
     answer(as_json, {"cards": found}, lambda: Group(lists.cards(found), *full))
-
-
-def _rows(*, local: bool) -> dict[str, dict[str, Any]]:
-    """The cards of this host, and unless `local` those in the database, by id."""
-    from farm.devices.host import links_of
-    from farm.jobs import listing
-    from farm.jobs.cards import all_own_cards
-    from farm.settings import settings
-
-    rows: dict[str, dict[str, Any]] = {}
-    for card in all_own_cards():
-        state = {"state": "refused" if card.refusal else "here", "state_reason": card.refusal}
-        rows[card.id] = {
-            name: value for name, value in vars(card).items() if name != "refusal"
-        } | state
-        rows[card.id]["links"] = links_of(card)
-    if local:
-        return rows
-    try:
-        with output.open_database().read() as session:
-            registered = listing.registered_cards(session, settings().heartbeat_s)
-    except FarmUnavailable as error:  # the cards of this host can be listed without the farm
-        say(f"The list has only the cards of this host. {error.message}")
-        return rows
-    for row in registered:
-        here = rows.get(row["id"], {})
-        # A card without a worker shows why this host's driver refuses it.
-        if here.get("state") == "refused" and row["state"] in ("lost", "stopped"):
-            row = {**row, "state": here["state"], "state_reason": here["state_reason"]}
-        rows[row["id"]] = row
-    return rows
-
-
-def _matching(rows: dict[str, dict[str, Any]], word: str) -> dict[str, dict[str, Any]]:
-    """The rows of the cards that a word selects. `NoSuchCard` if none matches."""
-    from farm.devices.device import Card
-    from farm.requests.card_selection import matching_cards
-
-    names = ("id", "kind", "model", "memory_bytes", "index", "host")
-    found = matching_cards(
-        [Card(**{name: row[name] for name in names}) for row in rows.values()], word
-    )
-    if not found:
-        raise NoSuchCard(f"There is no card '{word}'.", "List the cards with `farm cards`.")
-    return {card.id: rows[card.id] for card in found}
 
 
 def _changed(action: str, name: str) -> str:
@@ -145,12 +102,12 @@ def details(row: Mapping[str, Any]) -> Table:
 
 def lines(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(name, value with unit) of everything that is known of the card, its fingerprint included."""
-    from farm.devices.amd import UNTESTED
+    from farm.jobs.card_list import note_on
 
     refused, reason = row.get("state") == "refused", row.get("state_reason")
     found = [("model", str(row.get("model", ""))), ("driver", str(row.get("driver") or "-"))]
-    if row.get("kind") == "cuda" and "AMD" in found[0][1]:
-        found.append(("note", UNTESTED))
+    if note := note_on(row):
+        found.append(("note", note))
     if refused or reason:
         found.append(
             ("not usable", str(reason)) if refused else ("state", f"{row.get('state')}: {reason}")

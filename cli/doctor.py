@@ -16,7 +16,7 @@ from cli import tables
 from cli.options import AsJson
 from cli.output import answer
 from cli.tables import Text
-from farm.safe_text import shown_url, without_secrets
+from farm.errors.safe_text import shown_url, without_secrets
 from farm.types.format import plural
 
 if TYPE_CHECKING:

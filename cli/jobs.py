@@ -78,29 +78,25 @@ def _show(database: Database, job_ids: list[str], watch: bool, as_json: bool) ->
         time.sleep(WATCH_S)
 
 
-def _jobs(database: Database, wanted: list[str]) -> list[str]:
-    from sqlmodel import select
-
-    from farm.jobs import jobs
-    from farm.store import tables
+def _jobs(database: Database, names: list[str]) -> list[str]:
+    """The ids of the named jobs; without names, the ids of the open jobs or of the newest job."""
+    from farm.jobs.listing import current_job_ids
+    from farm.store.job_ids import find_job
 
     with database.read() as session:
-        if wanted:
-            return [jobs.find(session, name).id for name in wanted]
-        newest_first = select(tables.Job.id).order_by(tables.Job.created_at_s.desc())  # type: ignore[attr-defined]
-        open_jobs = session.exec(
-            newest_first.where(tables.Job.state == tables.JobState.OPEN).limit(20)
-        ).all()
-        return list(open_jobs or session.exec(newest_first.limit(1)).all())
+        if names:
+            return [find_job(session, name).id for name in names]
+        return current_job_ids(session)
 
 
 def cancel(job: list[str]) -> None:
     """End jobs early: running measurements are finished and kept, the other items are not begun."""
     from farm.jobs import jobs as rows_of
+    from farm.store.job_ids import find_job
 
     database = output.open_database()
     with database.read() as session:
-        rows = [rows_of.find(session, name) for name in job]
+        rows = [find_job(session, name) for name in job]
     for row in rows:
         if row.state != "open":
             say(f"Job {row.id} has ended already ({row.state}).")
@@ -115,18 +111,19 @@ def resume(job: str, failed: bool = False, wait: bool = False) -> None:
     """
     from farm.jobs import jobs as rows_of
     from farm.settings import settings
+    from farm.store.job_ids import find_job
     from tasks.app import check_broker
     from tasks.submissions import resume as resume_job
 
     database = output.open_database()
     with database.read() as session:
-        row = rows_of.find(session, job)
+        row = find_job(session, job)
     if failed:
         check_broker(settings())  # before any item is set waiting that could not be published
         again = rows_of.retry_failed(database, row.id)
         say(f"Job {row.id} repeats {again} failed or cancelled {plural('item', again)}.")
         with database.read() as session:
-            row = rows_of.find(session, row.id)
+            row = find_job(session, row.id)
     if row.state != "open":
         say(f"Job {row.id} has ended ({row.state}). `farm report {row.id}` shows its result.")
         return

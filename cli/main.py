@@ -30,7 +30,7 @@ from cli.output import Left, complain, noted, set_quiet
 from cli.streams import discard_stdout, keep_results_apart, stdout_is_writable
 from farm import __version__
 from farm.errors import FarmError, Unwritable, did_you_mean, error_text
-from farm.safe_text import without_secrets
+from farm.errors.safe_text import without_secrets
 from farm.types.fields import A_NUMBER
 
 INTERRUPTED = 130

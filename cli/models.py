@@ -75,13 +75,11 @@ def operators(
     from farm.report.operators import compiled_operators
     from farm.report.operators import operators as list_operators
     from farm.requests.partial_request import usual_variant
-    from farm.training.version import versioned
 
     kind = kind_of_cards() if batch is None else ""
     variant = usual_variant(model, kind or "cuda", batch=batch, **given)
     say_differences([variant])
     if variant.compile:
-        variant = versioned(variant)
         listed = first_that_knows(
             lambda session: compiled_operators(session, variant, kind or "cuda")
         )

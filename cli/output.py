@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from cli.streams import discard_stdout, shows
 from farm.errors import Unwritable
-from farm.safe_text import printable, without_secrets
+from farm.errors.safe_text import printable, without_secrets
 
 if TYPE_CHECKING:
     from rich.console import Console

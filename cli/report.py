@@ -30,9 +30,9 @@ def report(
     cost by layer.
     """
     from farm.addons.pages import page
-    from farm.jobs import jobs as rows_of
     from farm.report import layers
     from farm.report.report import build
+    from farm.store.job_ids import find_job
 
     if (trace is None) is not bool(jobs) or (png and trace is None):
         raise UsageError(
@@ -44,7 +44,7 @@ def report(
     if html is not None:
         page.check_page(html)
     with output.open_database().read() as session:
-        ids = list(dict.fromkeys(rows_of.find(session, job).id for job in jobs or ()))
+        ids = list(dict.fromkeys(find_job(session, job).id for job in jobs or ()))
         built = [build(session, job_id) for job_id in ids]
         if html is not None:
             page.write_page(html, [page.job_page(session, one) for one in built])

@@ -21,7 +21,7 @@ from rich.table import Column, Table
 from rich.text import Text as RichText
 
 from cli.streams import plain, shows
-from farm.safe_text import printable
+from farm.errors.safe_text import printable
 from farm.types.format import NOTHING, count_of, quantity
 
 Row = Mapping[str, Any]

@@ -24,7 +24,7 @@ from kombu.utils.url import parse_url
 
 from farm.benchmark_process.client import START_TIMEOUT_S
 from farm.errors import BrokerUnreachable, SettingsError
-from farm.safe_text import UNREADABLE_URL, shown_url
+from farm.errors.safe_text import UNREADABLE_URL, shown_url
 from farm.settings import Settings, settings
 from tasks import message_filter
 from tasks.message_filter import CONTROL_QUEUE

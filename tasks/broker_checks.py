@@ -18,7 +18,7 @@ from farm.devices.host import program_versions
 from farm.doctor import Check, ok, problem, warning
 from farm.doctor.database import is_local, waiting_items
 from farm.errors import BrokerUnreachable, FarmError, SettingsError
-from farm.safe_text import shown_url
+from farm.errors.safe_text import shown_url
 from farm.settings import Settings
 from farm.store.database import Database
 from farm.types.format import plural

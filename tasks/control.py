@@ -20,13 +20,13 @@ from celery.exceptions import Ignore
 from sqlmodel import Session, and_, col, func, or_, select
 
 from farm.errors import FarmUnavailable, Unreadable
-from farm.jobs import cards, future_times, groups, item_state, items, jobs
+from farm.jobs import cards, future_times, groups, items, jobs
 from farm.jobs.cards import CardStatus
 from farm.jobs.moving import give_up, move_items, rebalance
 from farm.jobs.outage import Outage, SteadyAnswers
 from farm.jobs.rounds import Closing, close_round
 from farm.settings import Settings, settings
-from farm.store import tables
+from farm.store import item_state, tables
 from farm.store.database import Database, by_key, database_now, long_ago, read_clock_s
 from farm.store.tables import CardState, Item, ItemState, JobState
 from tasks import queues

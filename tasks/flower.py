@@ -20,10 +20,10 @@ from flower.options import options
 from flower.urls import settings as handler_settings
 from tornado.log import enable_pretty_logging
 
-from farm.devices.shared_files import why_not_own
 from farm.errors import UsageError
-from farm.safe_text import without_secrets
+from farm.errors.safe_text import without_secrets
 from farm.settings import Settings
+from farm.settings.shared_files import why_not_own
 from tasks.app import app
 
 

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from farm.devices.lock import turn
-from farm.devices.shared_files import PRIVATE, Folder, open_folder
 from farm.errors import FarmError
 from farm.jobs import items
 from farm.jobs.cards import process_started
 from farm.settings import Settings
+from farm.settings.shared_files import PRIVATE, Folder, open_folder
 from farm.store.database import Database
 from tasks.watchdog import PULSE, SILENT_AFTER_S
 

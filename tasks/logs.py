@@ -18,7 +18,7 @@ from typing import Any
 
 from celery.signals import setup_logging
 
-from farm.safe_text import printable, without_secrets
+from farm.errors.safe_text import printable, without_secrets
 from tasks.app import CARD_VARIABLE
 
 #: Environment variable of worker processes; if set, they log JSON. The supervisor sets it; it is

@@ -21,7 +21,7 @@ import kombu
 import kombu.transport
 from celery.app.amqp import AMQP
 
-from farm.safe_text import shown_url, without_secrets
+from farm.errors.safe_text import shown_url, without_secrets
 from tasks import transport
 
 log = logging.getLogger("farm.message_filter")

@@ -31,8 +31,8 @@ from urllib.parse import quote
 
 import redis
 
-from farm.devices.shared_files import TemporaryFolder, remove_left
 from farm.errors import BrokerUnreachable
+from farm.settings.shared_files import TemporaryFolder, remove_left
 
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0

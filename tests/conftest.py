@@ -21,7 +21,7 @@ import pytest
 import typer.testing
 from sqlalchemy import make_url
 
-from farm import safe_text
+from farm.errors import safe_text
 from farm.exchange.packaged import database_of as _database_of
 from farm.settings import settings
 from farm.store.database import Database

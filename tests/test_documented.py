@@ -237,9 +237,8 @@ def test_the_architecture_page_lists_the_modules_of_every_room(request):
     table = page.read_text().partition("| room | subject | modules |\n")[2].partition("\n\n")[0]
     rows = [line.strip("| ").split(" | ") for line in table.splitlines()[1:]]
     rooms = [f"farm/{room}" for room in ORDER if (DOCS.parent / "farm" / room).is_dir()]
-    assert [room for room, *_ in rows] == [
-        f"`{room}/`" for room in ("cli", "tasks", *rooms, "farm")
-    ]
+    rooms += ["farm"] if _modules(DOCS.parent / "farm") else []
+    assert [room for room, *_ in rows] == [f"`{room}/`" for room in ("cli", "tasks", *rooms)]
     current = [
         (room, subject, _modules(DOCS.parent / room.strip("`"))) for room, subject, _ in rows
     ]

@@ -6,11 +6,13 @@ import functools
 import graphlib
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 import farm
+from benchmarks.arrows import by_arrow, crossings
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("farm", "tasks", "cli")
@@ -19,28 +21,24 @@ FORBIDDEN = {
     "tasks": ("cli", "typer", "click", "rich"),
     "cli": (),
 }
-#: The rooms of `farm`, top to bottom: each imports only from rooms below it.
-ORDER = (
-    "api",
-    "doctor",
-    "addons",
-    "report",
-    "exchange",
-    "jobs",
-    "verdict",
-    "requests",
-    "store",
-    "benchmark_process",
-    "benchmark",
-    "training",
-    "operators",
-    "models",
-    "devices",
-    "types",
-    "settings",
-    "errors",
-    "safe_text",
-)
+#: The rooms of `farm` by layer, top to bottom: each imports only from rooms below it.
+LAYERS = {
+    "programs": ("api", "doctor", "addons"),  # what a program, a person or an add-on asks
+    "answers": ("report", "exchange"),  # stored results as plain values, and their exchange
+    "jobs": ("jobs",),  # what is measured next, where, and by which process
+    "judgement": ("verdict", "requests"),  # sum against whole; from an input to a request
+    "store": ("store",),
+    "measurement": ("benchmark_process", "benchmark"),
+    "models": ("training", "operators", "models"),  # from a name to operator tuples
+    "cards": ("devices",),
+    "values": ("types",),
+    "base": ("settings", "errors"),
+}
+ORDER = tuple(room for rooms in LAYERS.values() for room in rooms)
+#: Arrows between rooms (`benchmarks/arrows.py` lists them with their names). The number may only
+#: shrink, and so may the number of rooms that the two topmost rooms import.
+MOST_ARROWS = 152
+MOST_ROOMS_IMPORTED = {"cli": 20, "api": 17}
 #: Modules below the add-ons that still import one.
 STILL_IMPORT_ADDONS = (
     "farm.benchmark_process.requests",
@@ -84,7 +82,7 @@ TORCH_FREE_AT_IMPORT = (
     "cli.main",
     "farm.verdict.aggregate",
     "farm.types.protocol",
-    "farm.benchmark.intervals",
+    "farm.types.intervals",
     "farm.benchmark_process.client",
     "farm.models.catalog",
     "farm.models.texts.user_text",
@@ -170,6 +168,16 @@ def parts_of_farm():
 
 def test_every_room_of_farm_has_its_place_in_the_order():
     assert parts_of_farm() - {"__init__"} == set(ORDER)
+
+
+def test_the_layers_stay_loosely_coupled():
+    """A reader of a room needs to know the rooms that it imports."""
+    pairs = by_arrow(crossings())
+    outgoing = Counter(source for source, _ in pairs)
+    assert len(pairs) <= MOST_ARROWS
+    assert {
+        room: outgoing[room] for room, most in MOST_ROOMS_IMPORTED.items() if outgoing[room] > most
+    } == {}
 
 
 def test_the_root_of_farm_stays_small():

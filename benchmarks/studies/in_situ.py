@@ -20,7 +20,6 @@ import torch
 
 from farm.addons.memory.memory_tier import SlowMemory, slow_memory_of
 from farm.addons.memory.offload import Outputs, slow_outputs
-from farm.benchmark import intervals
 from farm.benchmark.call_context import Player
 from farm.benchmark.passes import applied, variant_passes
 from farm.benchmark.torch_device import capture_graph, one_stream, synchronize
@@ -30,6 +29,7 @@ from farm.devices.device import Device
 from farm.errors import Unmeasurable
 from farm.operators.captured import CapturedCall, CapturedPass
 from farm.operators.rebuild import Rebuilt, placements_of
+from farm.types import intervals
 from farm.types.label import label_of
 from farm.types.protocol import Placement, Protocol, Subject
 

@@ -27,7 +27,6 @@ from farm.errors import FarmError, Unmeasurable, UsageError
 from farm.jobs.cards import ensure_card
 from farm.jobs.create import capture_for
 from farm.jobs.item_driver import check_health, hold_card, keep_reading, quarantining
-from farm.operators.roofline import roofline_of
 from farm.requests.partial_request import DEFAULTS
 from farm.settings import settings
 from farm.store import tables
@@ -35,6 +34,7 @@ from farm.store.content import classes
 from farm.store.database import Database
 from farm.types.protocol import Protocol, Software, Stopping, Subject, Variant
 from farm.types.request import Request
+from farm.types.roofline import roofline_of
 
 T = TypeVar("T")
 

@@ -21,9 +21,9 @@ from benchmarks.studies import Study
 from benchmarks.studies.laboratory import Laboratory, StudyOptions
 from farm.addons.pages.plots import Chart, Line
 from farm.devices.device import Card
-from farm.devices.shared_files import PRIVATE, open_folder
 from farm.errors import FarmError, UsageError
 from farm.settings import settings
+from farm.settings.shared_files import PRIVATE, open_folder
 from farm.store.database import Database
 from farm.types.protocol import Variant
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from farm.jobs import jobs
+from farm.errors.safe_text import printable
 from farm.report.report import Report, build
-from farm.safe_text import printable
 from farm.store.database import Database
+from farm.store.job_ids import find_job
 from farm.types.format import ENERGY, TIME, Units, gap, interval, quantity
 from farm.verdict.figures import Figure
 
@@ -102,4 +102,4 @@ def job_report(database: Database, job: str) -> JobReport:
         NoSuchJob: no id or several ids begin so.
     """
     with database.read() as session:
-        return JobReport(build(session, jobs.find(session, job).id))
+        return JobReport(build(session, find_job(session, job).id))

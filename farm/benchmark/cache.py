@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 
-from farm.benchmark import intervals, ranks
+from farm.benchmark import ranks
 from farm.benchmark.torch_device import cache_bytes, capture_graph
+from farm.types import intervals
 from farm.types.reading import InContext
 
 PIECES = 64  # the cache size is divided into this many pieces

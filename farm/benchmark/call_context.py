@@ -31,7 +31,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from farm.benchmark import intervals
 from farm.benchmark.cache import replay_us
 from farm.benchmark.host_steps import HostSteps
 from farm.benchmark.passes import MEMORY_SHARE, free_bytes
@@ -42,6 +41,7 @@ from farm.operators.deciding_values import describe, is_recorded, values_of
 from farm.operators.encoding import dtype_of, tensors_in
 from farm.operators.kernels import output_tensors
 from farm.operators.rebuild import Rebuilt, needed_bytes, rebuild
+from farm.types import intervals
 from farm.types.deciding import DecidingInput, deciding_input
 from farm.types.reading import Place
 from farm.types.tuple import OperatorTuple

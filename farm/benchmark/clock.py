@@ -17,11 +17,12 @@ from typing import NamedTuple
 
 import torch
 
-from farm.benchmark import intervals, ranks
+from farm.benchmark import ranks
 from farm.benchmark.passes import Pass
 from farm.benchmark.sampler import SampledWindow, Sampler
 from farm.benchmark.workload import Workload, WorkloadRound
 from farm.devices.device import Device
+from farm.types import intervals
 from farm.types.reading import Burst
 
 # usual duration of the work that is queued on a GPU: a busy host does not starve the GPU

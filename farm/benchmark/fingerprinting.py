@@ -2,7 +2,7 @@
 sensors.
 
 A worker measures the fingerprint once for each card and driver version: about twelve seconds on a
-GPU, one second on a CPU. The roofline (`farm.operators.roofline`) uses the measured rates instead
+GPU, one second on a CPU. The roofline (`farm.types.roofline`) uses the measured rates instead
 of a data sheet's. The delays of the sensors limit how short a measurement window can be."""
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from farm.benchmark import intervals
 from farm.benchmark.passes import numeric_flags
 from farm.benchmark.sampler import Sampler, tiny_kernels
 from farm.benchmark.torch_device import capture_graph, synchronize
-from farm.devices.device import FINGERPRINT_VERSION
+from farm.types import intervals
+from farm.types.fingerprint import FINGERPRINT_VERSION
 from farm.types.protocol import Protocol
 
 if TYPE_CHECKING:

@@ -31,7 +31,6 @@ from typing import Any
 
 import torch
 
-from farm.benchmark import intervals
 from farm.benchmark.cache import InPlacePass, write_again
 from farm.benchmark.clock import TimedRound
 from farm.benchmark.passes import Pass, applied
@@ -40,6 +39,7 @@ from farm.benchmark.workload import Workload
 from farm.models.building import replaced
 from farm.operators import kernels
 from farm.operators.encoding import tensors_in
+from farm.types import intervals
 from farm.types.protocol import Protocol, Stopping
 
 TURNS = 22  # most turns: in a turn each subject has a visit

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from farm.benchmark import intervals, ranks, window
+from farm.benchmark import ranks, window
 from farm.benchmark.cache import InPlacePass, other_operators, time_among_others
 from farm.benchmark.call_context import Player, time_added, time_in_order, time_layouts, time_loops
 from farm.benchmark.checks import Canary, with_canary
@@ -33,7 +33,7 @@ from farm.devices.host import for_rocm
 from farm.devices.lock import registered_processes
 from farm.errors import Unmeasurable, error_text
 from farm.operators.collectives import alone, product_beside
-from farm.settings import settings
+from farm.types import intervals
 from farm.types.fields import names_of
 from farm.types.protocol import OnPhase, Protocol, Stopping, Subject
 from farm.types.reading import CPU_METHOD, REPEATED, InOrder, Overlap, Reading
@@ -570,7 +570,7 @@ class Bench:
     ) -> Reading:
         # The farm's other processes on the card are idle: the processes of its worker and of a
         # group take turns.
-        farms = self.own_processes | registered_processes(settings().lock_dir)
+        farms = self.own_processes | registered_processes()
         clock = Clock(workload, self._queues * gate.queued_s)
         on_phase("warm-up", {})
         with Sampler(self.device, farms) as sampler:

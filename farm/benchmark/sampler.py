@@ -21,8 +21,8 @@ from weakref import WeakKeyDictionary
 import torch
 
 from farm.benchmark.counter_period import LAST_CHANGES, SHARP_S, CounterPeriod
-from farm.benchmark.intervals import power_of_ticks, slope, time_average
 from farm.devices.device import Device
+from farm.types.intervals import power_of_ticks, slope, time_average
 from farm.types.reading import Trace
 
 THROTTLED_SHARE = 0.05  # of the samples: a smaller share with a throttle reason does not count

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from farm.benchmark import intervals
 from farm.benchmark.clock import TimedRound, pass_times_us, starved_share
 from farm.benchmark.sampler import PowerLevels, SampledWindow, Sampler
 from farm.benchmark.workload import Workload
+from farm.types import intervals
 from farm.types.reading import CPU_METHOD, METHOD, Details, Reading, TimeFigure, Trace
 
 STARVED = 0.005  # flag it if the card waited for the host during a larger share of the window

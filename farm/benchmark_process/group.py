@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from farm.benchmark_process.client import START_TIMEOUT_S, A, BenchmarkProcess, Measured, Rank
 from farm.benchmark_process.requests import MeasureRequest, ProcessRequest, Verified, VerifyRequest
 from farm.devices.host import link_between
-from farm.devices.shared_files import TemporaryFolder, remove_left
 from farm.errors import HostBusy, NoSuchCard, Unmeasurable
+from farm.settings.shared_files import TemporaryFolder, remove_left
 from farm.types.collective import bus_bytes
 from farm.types.protocol import OnPhase, Protocol, Software, Stopping, Subject
 from farm.types.reading import Reading, of_ranks

@@ -10,60 +10,12 @@ line list cards without it."""
 from __future__ import annotations
 
 import functools
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 CardKind = Literal["cuda", "cpu", "simulated"]
-
-#: The version of fingerprints (`farm.benchmark.fingerprinting`). Workers replace fingerprints of
-#: older versions.
-FINGERPRINT_VERSION = 2
-
-#: Entries of a fingerprint that are numbers.
-_NUMBERS = {
-    "version",
-    "copy_bytes_per_s",
-    "launch_floor_us",
-    "idle_power_w",
-    "base_power_w",
-    "power_limit_w",
-}
-#: Entries of a fingerprint that have numbers by name, and the names that they need.
-_PARTS = {
-    "matmul_flops_per_s": set[str](),
-    "power_instant": {"lag_s", "rise_s"},
-    "power_average": {"lag_s", "rise_s"},
-    "w_per_c": {"value", "half_width"},
-    "base_w_per_c": {"value", "half_width"},
-}
-
-
-def sound_fingerprint(stored: Any) -> dict[str, Any]:
-    """Return a stored fingerprint without the entries that no worker could have measured; {} if it
-    is damaged.
-
-    Its row in the database may be damaged, or come from a file of another farm.
-    """
-    if not isinstance(stored, Mapping):
-        return {}
-    return {name: value for name, value in stored.items() if _is_sound(name, value)}
-
-
-def _is_sound(name: str, value: Any) -> bool:
-    if name in _PARTS:
-        return (
-            isinstance(value, Mapping)
-            and _PARTS[name] <= value.keys()
-            and all(map(_is_number, value.values()))
-        )
-    return name not in _NUMBERS or _is_number(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ share.
 A lock is `flock` on a file in a host-wide directory: the kernel releases it when the holder exits
 or is killed. The holder writes its name into the file for messages of other processes. The
 directory must be mounted into containers. It is world-writable and sticky, because workers of
-different users share it. So its files may be the work of any user (`farm.devices.shared_files`): a
+different users share it. So its files may be the work of any user (`farm.settings.shared_files`): a
 regular file of another user is a valid lock, and what is written in it is only shown."""
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from farm.devices.shared_files import SHARED, Folder, UntrustedPath, open_folder
 from farm.errors import CardBusy, SettingsError
-from farm.safe_text import printable
+from farm.errors.safe_text import printable
+from farm.settings import settings
+from farm.settings.shared_files import SHARED, Folder, UntrustedPath, open_folder
 
 #: The mode of lock files: workers of all users lock them.
 OPEN_TO_ALL = 0o666
@@ -106,8 +107,12 @@ def register_process(card_id: str, ids: Collection[int], lock_dir: Path | str) -
             os.close(descriptor)  # `registered_processes` of another process took it for a left one
 
 
-def registered_processes(lock_dir: Path | str) -> frozenset[int]:
-    """The ids of the running benchmark processes of this user on this host (`register_process`)."""
+def registered_processes(lock_dir: Path | str | None = None) -> frozenset[int]:
+    """The ids of the running benchmark processes of this user on this host (`register_process`).
+
+    None: the folder of locks in this process's settings."""
+    if lock_dir is None:
+        lock_dir = settings().lock_dir
     found: set[int] = set()
     with contextlib.suppress(OSError), open_folder(lock_dir) as folder:
         for name in folder.names(".ids"):
@@ -420,6 +425,5 @@ def _command(pid: int) -> str:
 def _has_another(card_id: str) -> bool:
     """True if this host has another card that can be measured."""
     from farm.devices.host import discover
-    from farm.settings import settings
 
     return any(card.id != card_id and not card.refusal for card in discover(settings()))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from farm.safe_text import without_secrets
+from farm.errors.safe_text import without_secrets
 
 Level = Literal["ok", "warning", "problem"]
 

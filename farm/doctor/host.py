@@ -28,12 +28,12 @@ from farm.devices.host import (
     semaphore_problem,
 )
 from farm.devices.lock import holder_of, lock_problems, registered_processes
-from farm.devices.shared_files import UntrustedPath, open_folder
 from farm.doctor import Check, ok, problem, warning
 from farm.errors import FarmError
+from farm.errors.safe_text import printable
 from farm.jobs.item_driver import Spool
-from farm.safe_text import printable
 from farm.settings import Settings
+from farm.settings.shared_files import UntrustedPath, open_folder
 from farm.types.format import plural
 
 DISK_PROBLEM_BYTES = 2**30

@@ -22,7 +22,7 @@ from pydantic import (
     create_model,
 )
 
-from farm.safe_text import printable
+from farm.errors.safe_text import printable
 from farm.store import content
 from farm.types.reading import Burst, CanaryNote, InContext, Launches, Verification
 from farm.types.tuple import parse

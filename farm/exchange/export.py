@@ -18,13 +18,13 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 from sqlmodel import Session
 
 from farm import __version__
-from farm.devices.shared_files import replacing_file
 from farm.errors import UsageError, did_you_mean, writing_to
+from farm.errors.safe_text import FORMULA, cell
 from farm.exchange import tidy
 from farm.exchange.columns import FORMAT, TABLES, Column, arrow_schema, as_markdown
 from farm.exchange.filters import Filters, select_readings
 from farm.exchange.left_out import LeftOut, left_out
-from farm.safe_text import FORMULA, cell
+from farm.settings.shared_files import replacing_file
 
 if TYPE_CHECKING:
     import pyarrow as pa

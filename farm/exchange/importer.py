@@ -24,14 +24,13 @@ from pydantic import ValidationError
 from sqlmodel import Session
 
 from farm.errors import FarmError, Unreadable, UsageError
+from farm.errors.safe_text import printable
 from farm.exchange import column_types as accept
 from farm.exchange.columns import ADDED, FIGURES, FORMAT, PROTOCOL, TABLES, VARIANT_FIELDS, Column
 from farm.exchange.export import METADATA, schema_of
 from farm.exchange.parquet_pages import DamagedPage, pages_of
 from farm.exchange.tidy import ORIGIN, capture_key
-from farm.jobs import item_state
-from farm.safe_text import printable
-from farm.store import content, tables
+from farm.store import content, item_state, tables
 from farm.store.columns import CALL, CAPTURE, CARD, IMPORTED, ITEM, OPERATOR, READING
 from farm.store.database import Database, among, fetch_values, read_clock_s
 from farm.types.fields import names_of

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy
 from sqlmodel import Session
 
-from farm.devices.device import sound_fingerprint
 from farm.exchange import columns as declared
 from farm.exchange.columns import Column
 from farm.exchange.filters import (
@@ -25,7 +24,6 @@ from farm.exchange.filters import (
     operator_values,
     protocol_values,
 )
-from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
 from farm.store.columns import (
     CALL,
@@ -41,8 +39,10 @@ from farm.store.columns import (
     columns_of,
 )
 from farm.store.database import among, by_key
+from farm.types.fingerprint import sound_fingerprint
 from farm.types.protocol import content_id
 from farm.types.reading import Trace
+from farm.types.roofline import Roofline, roofline_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

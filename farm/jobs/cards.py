@@ -17,15 +17,16 @@ import sqlalchemy
 from sqlalchemy import case, update
 from sqlmodel import Session, and_, col, func, select
 
-from farm.devices.device import FINGERPRINT_VERSION, Card, sound_fingerprint
+from farm.devices.device import Card
 from farm.devices.host import cpu_card, discover, is_installed, links_of
 from farm.errors import FarmUnavailable, NoSuchCard, NoWorker
-from farm.jobs.item_state import has_message
 from farm.requests.card_selection import choose_cards, matching_cards
 from farm.settings import settings
 from farm.store.content import storable_text, store_software
 from farm.store.database import Database, database_now, locked, open_database, read_clock_s
+from farm.store.item_state import has_message
 from farm.store.tables import CardRow, CardState, Item, ItemState, Job, Operator, SoftwareRow
+from farm.types.fingerprint import FINGERPRINT_VERSION, sound_fingerprint
 from farm.types.protocol import Software
 
 #: A card is lost if its worker has not been seen for this many heartbeats.

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, update
 from sqlmodel import Session, and_, col, or_, select
 
-from farm.jobs import item_state
+from farm.store import item_state
 from farm.store.database import Database, database_now, lock_items
 from farm.store.tables import CardRow, Item, ItemState, Job, JobState, Round
 

@@ -17,10 +17,11 @@ from sqlmodel import col, select
 from farm.benchmark_process.client import Measured
 from farm.benchmark_process.group import BenchmarkGroup
 from farm.errors import DatabaseUnreachable
-from farm.jobs import cards, item_state
+from farm.jobs import cards
 from farm.jobs.items import Claim
 from farm.jobs.outage import LATE_HEARTBEATS, SteadyAnswers
 from farm.settings import settings
+from farm.store import item_state
 from farm.store.content import store_software
 from farm.store.database import Database, database_now, read_clock_s
 from farm.store.tables import CardRow, CardState, Item, ItemState

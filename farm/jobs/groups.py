@@ -15,8 +15,8 @@ from typing import Any
 from sqlalchemy import update
 from sqlmodel import Session, col, or_, select
 
-from farm.jobs import item_state
 from farm.jobs.cards import farm_of, present_state
+from farm.store import item_state
 from farm.store.database import Database, database_now, lock_with_open_jobs, long_ago, read_clock_s
 from farm.store.tables import CardRow, CardState, Item, ItemState, Job, JobState
 

@@ -29,7 +29,6 @@ from farm.benchmark_process.requests import TurnsRequest, VerifyRequest
 from farm.devices.device import Card
 from farm.devices.host import open_device
 from farm.devices.lock import CardLock, locked_within
-from farm.devices.shared_files import PRIVATE, Folder, UntrustedPath, open_folder
 from farm.errors import (
     CardUnavailable,
     DatabaseUnreachable,
@@ -39,10 +38,12 @@ from farm.errors import (
     UnhealthyCard,
     Unmeasurable,
 )
-from farm.jobs import cards, group_driver, groups, item_state, items
+from farm.jobs import cards, group_driver, groups, items
 from farm.jobs.items import Claim, Closed, DeclineReason, complete
 from farm.jobs.outage import Outage
 from farm.settings import settings
+from farm.settings.shared_files import PRIVATE, Folder, UntrustedPath, open_folder
+from farm.store import item_state
 from farm.store.content import (
     add_reading,
     predicted_counts,

@@ -1,5 +1,5 @@
 """Claims on items and their results, each in one transaction. The transitions are in
-`farm.jobs.item_state`.
+`farm.store.item_state`.
 
 These rules make sure that each item gets one accepted reading, even if processes die:
 
@@ -29,8 +29,8 @@ from sqlalchemy.orm import aliased
 from sqlmodel import Session, and_, col, or_, select
 
 from farm.errors import Unmeasurable, Unreadable
-from farm.jobs import groups, item_state
-from farm.store import tables
+from farm.jobs import groups
+from farm.store import item_state, tables
 from farm.store.content import (
     add_reading,
     counts,

@@ -13,15 +13,14 @@ from typing import Any
 import sqlalchemy
 from sqlmodel import Session, col, func, select
 
-from farm.errors import NoSuchJob, did_you_mean
-from farm.jobs import groups, item_state
+from farm.jobs import groups
 from farm.jobs.balance import time_left_s
 from farm.jobs.cards import LOST_AFTER_HEARTBEATS, farm_of, is_gone, measured_now
 from farm.jobs.cards import views as card_views
 from farm.jobs.items import open_items
 from farm.jobs.rounds import PlannedRound, add_round, chosen_cards, note_planning
 from farm.settings import settings
-from farm.store import tables
+from farm.store import item_state, tables
 from farm.store.content import store_protocol
 from farm.store.database import Database, database_now, id_ranges, lock_items, locked, read_clock_s
 from farm.store.tables import OPEN, Item, ItemState, Job, JobState
@@ -122,31 +121,6 @@ def create(
         return add_round(
             session, job, reason="first", **{"scope": ("all",), "capture_id": None, **of_round}
         )
-
-
-def find(session: Session, job_or_prefix: str) -> Job:
-    """Return the job with this id, or the only job whose id has this prefix. Raises `NoSuchJob` if
-    no job or several jobs match, or the id is empty (for example an unset shell variable)."""
-    if not job_or_prefix.strip():
-        raise NoSuchJob(
-            "The id of a job is empty.",
-            "Give the job's id or its first characters; `farm jobs` lists the ids.",
-        )
-    jobs = session.exec(
-        select(Job).where(col(Job.id).startswith(job_or_prefix, autoescape=True))
-    ).all()
-    exact = [job for job in jobs if job.id == job_or_prefix]
-    if exact or len(jobs) == 1:
-        return (exact or jobs)[0]
-    if jobs:
-        raise NoSuchJob(
-            f"The ids of several jobs begin with '{job_or_prefix}'.",
-            "Give more characters; `farm jobs` lists the ids.",
-        )
-    near = did_you_mean(job_or_prefix, session.exec(select(Job.id)))
-    raise NoSuchJob(
-        f"There is no job '{job_or_prefix}'.", near or "List the jobs with `farm jobs`."
-    )
 
 
 def progress(session: Session, job_id: str) -> Progress:

@@ -16,7 +16,6 @@ import sqlalchemy
 from sqlalchemy.orm import defer
 from sqlmodel import Session, and_, case, col, func, or_, select
 
-from farm.devices.device import sound_fingerprint
 from farm.errors import UsageError
 from farm.jobs import cards
 from farm.jobs.cards import CardStatus
@@ -33,6 +32,7 @@ from farm.store.tables import (
     SoftwareRow,
     VerdictRow,
 )
+from farm.types.fingerprint import sound_fingerprint
 
 #: Upper bounds of the histogram of item durations. Unit: s.
 DURATION_BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -41,6 +41,7 @@ BUSY_SPAN_S = 300.0
 #: Monitoring counts an item again until `LATE_S` after its end: late results change it, and its
 #: transaction may last. A full count reads all items, so there is one in `RECOUNT_S`. Unit: s.
 LATE_S, RECOUNT_S = 120.0, 3600.0
+MOST_CURRENT = 20  # open jobs of `farm status` without a name
 
 
 @dataclass(frozen=True)
@@ -303,3 +304,10 @@ def open_jobs(session: Session) -> int:
     return session.exec(
         select(func.count()).select_from(Job).where(Job.state == JobState.OPEN)
     ).one()
+
+
+def current_job_ids(session: Session) -> list[str]:
+    """Return the ids of the newest open jobs; if no job is open, of the newest job alone."""
+    newest_first = select(Job.id).order_by(col(Job.created_at_s).desc())
+    open_jobs = session.exec(newest_first.where(Job.state == JobState.OPEN).limit(MOST_CURRENT))
+    return list(open_jobs.all() or session.exec(newest_first.limit(1)).all())

@@ -29,12 +29,10 @@ from farm.errors import (
     UsageError,
     did_you_mean,
 )
-from farm.jobs import item_state
 from farm.jobs.balance import QueuedItem, place
 from farm.jobs.groups import leading_cards
 from farm.jobs.items import open_items
-from farm.operators.roofline import Roofline, roofline_of
-from farm.store import tables
+from farm.store import item_state, tables
 from farm.store.content import (
     classes,
     find_capture,
@@ -67,6 +65,7 @@ from farm.store.tables import (
 from farm.types.format import plural
 from farm.types.reading import Verification
 from farm.types.request import Request
+from farm.types.roofline import Roofline, roofline_of
 from farm.types.tuple import OperatorTuple, parse
 from farm.verdict.aggregate import aggregate, next_operators
 from farm.verdict.evidence import Evidence

@@ -161,6 +161,11 @@ def loss(name: str) -> Callable[[Any], Any] | None:
         raise SettingsError(problem, f"{_PLACE}.") from error
 
 
+def loss_target(name: str) -> str:
+    """Return where the user's loss function of a model is: 'module:function'."""
+    return settings().losses[name]
+
+
 def _targets() -> dict[str, str]:
     """The registered functions by name of the model. Folders with a config.json are left out."""
     given, folders = settings().models, transformers.folders()

@@ -27,11 +27,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farm.errors import FarmError, UnsupportedModel, UsageError, error_text
+from farm.errors.safe_text import printable
 from farm.models import config_file
 from farm.models.entry import ModelEntry, costs_of
 from farm.models.texts import Specials, token_ids, tokens_of_text, user_text
 from farm.models.torchvision import imported_after_torchvision
-from farm.safe_text import printable
 from farm.settings import settings
 from farm.types.fields import adapter
 

@@ -14,12 +14,12 @@ from sqlmodel import Session, col, func, select
 
 from farm.addons.predict.readings import stored_tuples
 from farm.errors import FarmError
-from farm.operators.roofline import Roofline
 from farm.store import tables
 from farm.store.columns import OPERATOR, PROTOCOL
 from farm.store.content import plain_ids
 from farm.store.database import by_key, fetch_values
 from farm.types.protocol import Placement, Variant
+from farm.types.roofline import Roofline
 from farm.types.tuple import NeededTuple
 from farm.verdict.aggregate import aggregate
 from farm.verdict.evidence import Evidence

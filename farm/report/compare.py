@@ -667,10 +667,10 @@ def _side(session: Session, text: str, known: dict[str, _Operator]) -> _Found:
     if len(words) == 1 and re.fullmatch(r"job=[^,]+", words[0]):
         words = [words[0].removeprefix("job=")]
     if len(words) == 1 and not any(sign in words[0] for sign in "=<>"):
-        from farm.jobs import jobs
+        from farm.store.job_ids import find_job
 
         try:
-            return _of_job(session, jobs.find(session, words[0]).id)
+            return _of_job(session, find_job(session, words[0]).id)
         except NoSuchJob as error:
             try:
                 return _of_filters(session, parse(words), known)

@@ -22,8 +22,8 @@ from typing import Any, Literal
 from sqlmodel import Session
 
 from farm.errors import TupleRejected, UsageError
+from farm.errors.safe_text import cell, printable
 from farm.report.report import Report
-from farm.safe_text import cell, printable
 from farm.store import tables
 from farm.store.columns import OPERATOR
 from farm.store.content import PlacedCall, placed_calls

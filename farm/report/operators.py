@@ -14,7 +14,6 @@ from sqlmodel import Session, col, select
 
 from farm.addons.predict.readings import needed_of, tuples_of
 from farm.errors import FarmError
-from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
 from farm.store.columns import OPERATOR
 from farm.store.content import PlacedCall
@@ -22,6 +21,7 @@ from farm.store.database import by_key, fetch_values
 from farm.types.format import count_of, percent
 from farm.types.label import fused_names, told_apart
 from farm.types.protocol import Variant
+from farm.types.roofline import Roofline, roofline_of
 from farm.types.tuple import NeededTuple
 from farm.verdict.figures import share_of
 from farm.verdict.verdict import TupleRow
@@ -98,6 +98,9 @@ def operators(variant: Variant, roofline: Roofline | None = None) -> Operators:
 def compiled_operators(session: Session, variant: Variant, device_type: str) -> Operators:
     """Return the stored kernels and library calls of a compiled variant, of the card model that
     compiled it last. Raises `NoReadings` if no card has compiled it."""
+    from farm.training.version import versioned
+
+    variant = versioned(variant)
     capture = tables.Capture
     observed = select(capture).where(
         capture.variant_id == variant.id, col(capture.compiled).is_not(None)

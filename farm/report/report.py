@@ -21,10 +21,9 @@ from sqlalchemy.orm import defer
 from sqlmodel import Session, col, select
 
 from farm.errors import NoSuchJob
-from farm.jobs import item_state
 from farm.report.breakdowns import AllLayers, OwnerRow, PlacementRow, all_layers, owners, placements
 from farm.report.operators import CompiledJob, compiled_job
-from farm.store import tables
+from farm.store import item_state, tables
 from farm.store.columns import ITEM
 from farm.store.database import by_key, fetch
 from farm.store.tables import CLOSED, ItemState, JobState

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from farm.devices.device import Card
 from farm.errors import NoSuchCard, did_you_mean
-from farm.store.database import by_key
-from farm.store.tables import CardRow
 
-CardLike = Card | CardRow
+
+class CardLike(Protocol):
+    """The description of a card: of this host (`Card`) or in the database (`CardRow`)."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def host(self) -> str: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def memory_bytes(self) -> int: ...
+
+
 AnyCard = TypeVar("AnyCard", bound=CardLike)
 
 
@@ -47,7 +61,10 @@ def choose_cards(cards: Sequence[AnyCard], wanted: Sequence[str]) -> list[AnyCar
 
 def by_model(cards: Iterable[AnyCard]) -> Mapping[str, list[AnyCard]]:
     """Group the cards by model, in the given order. Each group gets its own job."""
-    return by_key(lambda card: card.model, cards)
+    groups: dict[str, list[AnyCard]] = {}
+    for card in cards:
+        groups.setdefault(card.model, []).append(card)
+    return groups
 
 
 def matching_cards(cards: Sequence[AnyCard], want: str) -> list[AnyCard]:

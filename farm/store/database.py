@@ -37,10 +37,10 @@ from sqlalchemy.sql.expression import FunctionElement
 from sqlalchemy.types import Float
 from sqlmodel import Session, SQLModel, and_, case, col, func, or_, select
 
-from farm.devices.shared_files import UntrustedPath, check_file, make_private
 from farm.errors import DatabaseUnreachable, NoDatabase, SchemaMismatch, SettingsError
-from farm.safe_text import keep_secret, shown_url
+from farm.errors.safe_text import keep_secret, shown_url
 from farm.settings import settings
+from farm.settings.shared_files import UntrustedPath, check_file, make_private
 from farm.store import postgresql
 from farm.store.tables import CardRow, Item, Job, JobState, ReadingRow
 

@@ -25,7 +25,6 @@ from farm.operators.capture import UNDER_AUTOCAST, WatchedOperators, capture, pr
 from farm.operators.captured import CapturedPass
 from farm.operators.cost import Cost, costs_of, model_flops
 from farm.operators.fake_pass import STANDS_FOR_A_CARD, fake_pass
-from farm.settings import settings
 from farm.training.capture import as_computed, capture_step, dropout, scaled_dot_product_attention
 from farm.training.split import build, completed_works, fake_group, split
 from farm.training.step import ForwardPass, Loss, TrainingStep, checkpoint_modules, loss_of
@@ -362,7 +361,7 @@ def loss_for(variant: Variant, output: Any, device: torch.device) -> Loss:
     """
     entry = catalog.find(variant.model)
     if entry.origin == own.NAME and (registered := own.loss(entry.own_name)) is not None:
-        return Loss(settings().losses[entry.own_name], (), lambda output, _: registered(output))
+        return Loss(own.loss_target(entry.own_name), (), lambda output, _: registered(output))
     return loss_of(
         output,
         causal=entry.generates,

@@ -25,9 +25,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from farm.benchmark.intervals import paired_half_width
 from farm.types.collective import COLLECTIVES
 from farm.types.format import TIME, count_of, percent, quantity
+from farm.types.intervals import paired_half_width
 from farm.types.reading import Burst, Details, Place, Verification
 from farm.verdict.figures import (
     NOT_IN_SCOPE,

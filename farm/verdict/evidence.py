@@ -16,7 +16,6 @@ from typing import Any
 import sqlalchemy
 from sqlmodel import Session, col, func, select
 
-from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
 from farm.store.columns import ITEM, OPERATOR, READING
 from farm.store.content import classes, counts, lacking_values, sound
@@ -26,6 +25,7 @@ from farm.types.label import told_apart
 from farm.types.protocol import Protocol, Variant, software_values
 from farm.types.reading import CanaryNote, Verification, canary_of
 from farm.types.request import named
+from farm.types.roofline import Roofline, roofline_of
 from farm.verdict.aggregate import added, aggregate, choices_of, tuple_rows
 from farm.verdict.figures import (
     NOT_IN_SCOPE,

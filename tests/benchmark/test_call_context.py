@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from farm.benchmark import intervals
 from farm.benchmark.call_context import Player, shared_out
 from farm.models import catalog
 from farm.operators.capture import capture
@@ -18,6 +17,7 @@ from farm.operators.encoding import tensors_in
 from farm.operators.rebuild import rebuild
 from farm.training.capture import capture_step
 from farm.training.step import Loss, TrainingStep
+from farm.types import intervals
 from tests.operators.routed import routed
 
 CPU = torch.device("cpu")

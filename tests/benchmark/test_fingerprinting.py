@@ -13,13 +13,13 @@ from benchmarks.card_agreement import pooled, w_per_c
 from farm.benchmark import fingerprinting
 from farm.benchmark_process.client import BenchmarkProcess
 from farm.benchmark_process.requests import FingerprintRequest
-from farm.devices.device import FINGERPRINT_VERSION, sound_fingerprint
 from farm.devices.host import cpu_card
 from farm.jobs.cards import keep_fingerprint, needs_fingerprint
-from farm.operators.roofline import roofline_of
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
+from farm.types.fingerprint import FINGERPRINT_VERSION, sound_fingerprint
+from farm.types.roofline import roofline_of
 
 
 def test_a_benchmark_process_takes_the_fingerprint_of_its_card_and_the_roofline_reads_it() -> None:

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import pytest
 
 from farm.benchmark.counter_period import CounterPeriod
-from farm.benchmark.intervals import power_by_step, slope
 from farm.benchmark.sampler import SampledWindow, Sampler
 from farm.benchmark.window import Pauses, window_power
+from farm.types.intervals import power_by_step, slope
 from farm.types.reading import Trace
 from tests.benchmark.fake_device import FakeDevice
 from tests.benchmark.virtual_time import VirtualTime

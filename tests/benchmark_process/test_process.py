@@ -360,6 +360,6 @@ def test_the_parent_and_a_simulated_card_never_import_torch(process: BenchmarkPr
     process.measure(subject(), PROTOCOL, STOPPING)
     with open(f"/proc/{process.pid}/maps") as maps:
         assert "libtorch" not in maps.read()
-    modules = "farm.benchmark_process.client, farm.devices.host, farm.benchmark.intervals"
+    modules = "farm.benchmark_process.client, farm.devices.host, farm.types.intervals"
     program = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from farm import safe_text
+from farm.errors import safe_text
 from farm.settings import settings
 from tasks import logs
 from tasks.app import configure

@@ -18,12 +18,12 @@ from farm.addons.predict.stored_predictor import RooflinePredictor
 from farm.api import queries
 from farm.errors import NoReadings, UsageError
 from farm.models import catalog
-from farm.operators.roofline import roofline_of
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import newest_schema, read_clock_s
 from farm.types.protocol import Protocol
 from farm.types.reading import Burst, Details
+from farm.types.roofline import roofline_of
 from farm.verdict.aggregate import BETWEEN_JOBS
 from farm.verdict.figures import Part, ReadingView
 from tests.cli.conftest import farm  # noqa: F401

@@ -11,12 +11,12 @@ from sqlalchemy import delete, update
 from sqlmodel import select
 
 from farm.errors import UnknownOperator, UsageError
+from farm.errors.safe_text import cell
 from farm.exchange.columns import FORMAT, TABLES, as_markdown
 from farm.exchange.export import METADATA, export
 from farm.exchange.filters import parse
 from farm.exchange.importer import import_export
 from farm.exchange.packaged import FOLDER
-from farm.safe_text import cell
 from farm.settings import settings
 from farm.store import tables
 from farm.types.protocol import Protocol, Variant

@@ -1,6 +1,6 @@
 import pytest
 
-from farm.operators.roofline import Roofline, roofline_of
+from farm.types.roofline import Roofline, roofline_of
 
 
 def test_a_call_costs_the_larger_of_arithmetic_and_traffic_plus_a_launch():

@@ -8,12 +8,12 @@ import functools
 import random
 from typing import Any
 
-from farm.operators.roofline import roofline_of
 from farm.store import content, tables
 from farm.store.database import Database
 from farm.training.extract import extract
 from farm.types.protocol import Variant
 from farm.types.request import Request
+from farm.types.roofline import roofline_of
 from farm.verdict.evidence import Evidence
 from tests.report import rows
 

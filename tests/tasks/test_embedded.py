@@ -8,10 +8,11 @@ from sqlmodel import select
 from farm.devices.device import Card
 from farm.devices.host import discover, installed_torch
 from farm.errors import NoWorker
-from farm.jobs import cards, jobs, rounds
+from farm.jobs import cards, rounds
 from farm.jobs.create import open_job
 from farm.jobs.items import Claim
 from farm.settings import settings
+from farm.store.job_ids import find_job
 from farm.store.tables import VerdictRow
 from farm.types.protocol import Protocol, Software
 from farm.types.request import Request, Sweep
@@ -60,7 +61,7 @@ def test_what_the_database_knows_is_answered_without_a_worker(embedded, any_data
     made = submit(any_database, REQUEST, [HERE.id], ready=embedded.wait_ready, known=True)
     assert (made.new, made.reused) == (0, 1)
     with any_database.read() as session:
-        assert jobs.find(session, made.job_id).state == "done"
+        assert find_job(session, made.job_id).state == "done"
         assert session.exec(select(VerdictRow).where(VerdictRow.job_id == made.job_id)).one()
 
 

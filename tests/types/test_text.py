@@ -9,7 +9,14 @@ import re
 
 import pytest
 
-from farm.safe_text import UNREADABLE_URL, cell, keep_secret, printable, shown_url, without_secrets
+from farm.errors.safe_text import (
+    UNREADABLE_URL,
+    cell,
+    keep_secret,
+    printable,
+    shown_url,
+    without_secrets,
+)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,6 @@ import torch
 from farm.addons.memory.memory_tier import Mover, SlowMemory, slow_memory_of, wire_beside
 from farm.addons.memory.offload import Outputs, slow_outputs
 from farm.addons.memory.transfers import AsRun, Move, Run, Wire
-from farm.benchmark import intervals
 from farm.benchmark.call_context import Player
 from farm.benchmark.passes import applied, as_launched, numeric_flags
 from farm.benchmark.torch_device import capturing, one_stream, run_all, synchronize
@@ -41,6 +40,7 @@ from farm.benchmark.workload import out_of_memory
 from farm.errors import Unmeasurable
 from farm.operators.captured import CapturedCall, CapturedPass
 from farm.operators.rebuild import Rebuilt
+from farm.types import intervals
 from farm.types.protocol import Protocol, Subject, Variant
 
 WARM_UP_S = 0.3  # duration of the warm-up replays

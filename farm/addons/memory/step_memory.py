@@ -18,19 +18,19 @@ from farm.addons.memory.slow_costs import MeasuredSlow, read_slow, slow_costs
 from farm.addons.memory.transfers import Offload, Wire
 from farm.addons.predict.readings import needed_tuple, peaks_of, select_for_model
 from farm.errors import CaptureError, TupleRejected, UsageError, did_you_mean
-from farm.jobs import jobs
 from farm.models import catalog
 from farm.operators.captured import CapturedCall, CapturedPass, CapturedTensor
-from farm.operators.roofline import KNOWN_CARDS, median_fingerprint, roofline_of, sheet_of
 from farm.report import report as reports
 from farm.requests.memory import Amount
 from farm.requests.partial_request import command_of
 from farm.store import tables
+from farm.store.job_ids import find_job
 from farm.training.tensor_lifetime import Life, PeriodInterval, allocated_peak_bytes
 from farm.types.format import count_of, percent
 from farm.types.protocol import LARGEST_NUMBER, Launch, Protocol, Variant
 from farm.types.reading import Details
 from farm.types.request import Request
+from farm.types.roofline import KNOWN_CARDS, median_fingerprint, roofline_of, sheet_of
 from farm.types.tuple import DTYPES, OperatorTuple
 from farm.verdict.aggregate import choose
 
@@ -361,7 +361,7 @@ def of_job(session: Session, variant: Variant, word: str) -> StepMemory:
     """Return the memory of a step with times from a job's readings (of any model); other times are
     estimated. Raises `NoSuchJob` if no job matches `word`; `UsageError` if the job has no reading
     of a tuple of the step, and as `memory`."""
-    job = jobs.find(session, word)
+    job = find_job(session, word)
     report = reports.build(session, job.id)
     card = report.cards[0] if report.cards else None
     row = session.get(tables.CardRow, card.id) if card else None

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from farm.addons.pages import COLOURS, GREY
-from farm.operators.roofline import Roofline
+from farm.errors.safe_text import printable
 from farm.report.layers import LayerRow
 from farm.report.report import Report, TypeRow
-from farm.safe_text import printable
 from farm.store.database import by_key
 from farm.types.format import ENERGY, TIME, Units, count_of, fitting_unit, gap, percent, quantity
+from farm.types.roofline import Roofline
 from farm.verdict.figures import Figure
 from farm.verdict.verdict import Comparison
 

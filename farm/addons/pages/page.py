@@ -26,22 +26,22 @@ import sqlalchemy
 from sqlmodel import Session, col, func, select
 
 from farm.addons.pages import charts, check_file
-from farm.devices.device import sound_fingerprint
-from farm.devices.shared_files import replacing_file
 from farm.errors import Unreadable, UsageError, needing
-from farm.operators.roofline import Roofline, median_fingerprint
+from farm.errors.safe_text import printable
 from farm.report.breakdowns import OF_OWNERS, OwnerGroup, grouped
 from farm.report.history import SERIES
 from farm.report.layers import layers
 from farm.report.report import Report, build, remarks
 from farm.requests.partial_request import command_of
-from farm.safe_text import printable
+from farm.settings.shared_files import replacing_file
 from farm.store import tables
 from farm.store.columns import ITEM, JOB, OPERATOR, PROTOCOL, READING, SOFTWARE, VARIANT, VERDICT
 from farm.store.database import by_key, fetch_values
 from farm.types import format
+from farm.types.fingerprint import sound_fingerprint
 from farm.types.protocol import Protocol
 from farm.types.request import Request
+from farm.types.roofline import Roofline, median_fingerprint
 from farm.types.tuple import dtype_of_call
 from farm.verdict.evidence import Evidence
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farm.addons.pages import COLOURS, GREY, SHADE, check_file
-from farm.benchmark.intervals import power_by_step, power_of_ticks
 from farm.errors import UsageError, needing
 from farm.types.format import percent
+from farm.types.intervals import power_by_step, power_of_ticks
 from farm.types.reading import Trace
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """The least time that a call can take on a card: no prediction and no end of an interval lies below
 it.
 
-The floor is a true bound, unlike the roofline of an estimate (`farm.operators.roofline`), which
+The floor is a true bound, unlike the roofline of an estimate (`farm.types.roofline`), which
 weighs calls:
 
 - Operands may be in the card's last cache, so only the bytes beyond its size must come from memory.
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from farm.addons.predict.stored_predictor import PredictedValue, Predictions
-from farm.operators.roofline import data_sheet, sheet_of
+from farm.types.roofline import data_sheet, sheet_of
 from farm.types.tuple import NeededTuple
 
 #: Operators whose FLOPs are no bound of their arithmetic.

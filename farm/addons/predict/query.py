@@ -35,7 +35,6 @@ from farm.addons.predict.transfer import (
     data_sheet_model,
     distance,
 )
-from farm.devices.shared_files import replacing_file
 from farm.errors import Ambiguous, NoDatabase, UsageError, writing_to
 from farm.exchange.packaged import (
     database_of,
@@ -44,13 +43,14 @@ from farm.exchange.packaged import (
     packaged_database,
     packaged_files,
 )
-from farm.operators.roofline import KNOWN_CARDS, sheet_of
 from farm.settings import settings
+from farm.settings.shared_files import replacing_file
 from farm.store import tables
 from farm.store.columns import OPERATOR, PROTOCOL, READING
 from farm.store.content import sound_readings
 from farm.store.database import Database, open_database
 from farm.types.protocol import Protocol, Variant
+from farm.types.roofline import KNOWN_CARDS, sheet_of
 from farm.types.tuple import NeededTuple
 
 FILLS = ("auto", "none", "roofline")

@@ -17,7 +17,6 @@ from sqlmodel import Session
 
 from farm.errors import Ambiguous, NoReadings, UsageError, did_you_mean
 from farm.exchange.filters import NO_READINGS
-from farm.operators.roofline import Roofline, median_fingerprint, roofline_of
 from farm.store import tables
 from farm.store.columns import CAPTURE, CARD, OPERATOR, PROTOCOL, READING
 from farm.store.content import DOUBTFUL, classes, mismatches, sound_readings, stored_software
@@ -26,6 +25,7 @@ from farm.types.format import plural
 from farm.types.label import label_of
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.request import Request
+from farm.types.roofline import Roofline, median_fingerprint, roofline_of
 from farm.types.tuple import NeededTuple, OperatorTuple
 from farm.verdict.figures import VIEW_COLUMNS, Part, ReadingView, Whole
 

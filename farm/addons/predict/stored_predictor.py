@@ -30,14 +30,14 @@ from farm.addons.predict.call_features import CallDescription, describe
 from farm.addons.predict.dataset import Conditions, Dataset, cached_share
 from farm.addons.predict.predictors import FAR, CallCosts, FittedPredictor
 from farm.addons.predict.tile_roofline import CardModel
-from farm.devices.shared_files import make_private, replacing_file
 from farm.errors import DamagedPackage, UsageError, writing_to
-from farm.operators.roofline import Roofline
 from farm.settings import settings
+from farm.settings.shared_files import make_private, replacing_file
 from farm.store.package_files import DATA, check_package_files
 from farm.types import protocol as protocols
 from farm.types.format import ENERGY, TIME, quantity
 from farm.types.protocol import Protocol, Software
+from farm.types.roofline import Roofline
 from farm.types.tuple import NeededTuple
 
 

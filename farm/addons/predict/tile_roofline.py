@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from farm.addons.predict.kernel_rules import KernelPlan, Products, constants
-from farm.devices.device import sound_fingerprint
-from farm.operators.roofline import Roofline, data_sheet, roofline_of
+from farm.types.fingerprint import sound_fingerprint
+from farm.types.roofline import Roofline, data_sheet, roofline_of
 
 
 @dataclass(frozen=True)

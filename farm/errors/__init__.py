@@ -43,7 +43,7 @@ import os
 import traceback
 from collections.abc import Iterable, Iterator
 
-from farm.safe_text import without_secrets
+from farm.errors.safe_text import without_secrets
 
 MOST_CHARACTERS = 2000  # of the text of another program's exception
 
@@ -321,7 +321,7 @@ def line_of_user(frames: traceback.StackSummary) -> str:
     """Return `/home/a/net.py, line 5: ...`, the innermost line of the user's code; "" if there is
     none.
     """
-    here = os.path.dirname(os.path.dirname(__file__))
+    here = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
     others = (
         *(os.path.join(here, room, "") for room in ("farm", "tasks", "cli")),
         os.path.dirname(os.__file__),

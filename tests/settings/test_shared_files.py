@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from farm.devices.shared_files import (
+from farm.settings.shared_files import (
     PRIVATE,
     SHARED,
     TemporaryFolder,

@@ -1,6 +1,6 @@
 """The peaks of a card model are those of a typical card, not of the first one."""
 
-from farm.operators.roofline import median_fingerprint
+from farm.types.roofline import median_fingerprint
 
 
 def fingerprint(float32, bytes_per_s=3e12):

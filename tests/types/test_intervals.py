@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 
 import pytest
 
-from farm.benchmark.intervals import (
+from farm.types.intervals import (
     batch_half_width,
     fastest,
     jackknife_half_width,

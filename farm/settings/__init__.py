@@ -28,7 +28,7 @@ from pydantic_settings import (
 )
 
 from farm.errors import SettingsError
-from farm.safe_text import keep_secret
+from farm.errors.safe_text import keep_secret
 
 #: systemd creates this folder at every boot (deploy/systemd/farm.tmpfiles), for services,
 #: containers and users.
@@ -38,7 +38,7 @@ MOST_NAME_BYTES = 255  # of a name in a path, on all usual file systems
 MOST_PATH_BYTES = 3500  # of a folder, so that the files in it have names of at most 4,096 bytes
 MOST_CONFIG_BYTES = 1 << 20  # of the settings file
 
-_PACKAGE_ROOT = Path(__file__).resolve().parents[1]
+_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 NEXT_STEP = "Correct the setting; docs/settings.md describes all settings."
 

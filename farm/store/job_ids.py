@@ -1,0 +1,33 @@
+"""Find a stored job by its id or by the beginning of its id, as users write it."""
+
+from __future__ import annotations
+
+from sqlmodel import Session, col, select
+
+from farm.errors import NoSuchJob, did_you_mean
+from farm.store.tables import Job
+
+
+def find_job(session: Session, job_or_prefix: str) -> Job:
+    """Return the job with this id, or the only job whose id has this prefix. Raises `NoSuchJob` if
+    no job or several jobs match, or the id is empty (for example an unset shell variable)."""
+    if not job_or_prefix.strip():
+        raise NoSuchJob(
+            "The id of a job is empty.",
+            "Give the job's id or its first characters; `farm jobs` lists the ids.",
+        )
+    jobs = session.exec(
+        select(Job).where(col(Job.id).startswith(job_or_prefix, autoescape=True))
+    ).all()
+    exact = [job for job in jobs if job.id == job_or_prefix]
+    if exact or len(jobs) == 1:
+        return (exact or jobs)[0]
+    if jobs:
+        raise NoSuchJob(
+            f"The ids of several jobs begin with '{job_or_prefix}'.",
+            "Give more characters; `farm jobs` lists the ids.",
+        )
+    near = did_you_mean(job_or_prefix, session.exec(select(Job.id)))
+    raise NoSuchJob(
+        f"There is no job '{job_or_prefix}'.", near or "List the jobs with `farm jobs`."
+    )
