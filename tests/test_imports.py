@@ -45,7 +45,7 @@ ORDER = (
 STILL_IMPORT_ADDONS = (
     "farm.benchmark_process.requests",
     "farm.benchmark_process.server",
-    "farm.exchange.filters",
+    "farm.store.query",
     "farm.report.breakdowns",
     "farm.report.operators",
 )

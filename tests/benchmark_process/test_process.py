@@ -16,12 +16,12 @@ from typing import Any
 import psutil
 import pytest
 
-from farm.benchmark_process.client import BenchmarkProcess
-from farm.benchmark_process.requests import (
+from farm.addons.memory.requests import (
     PlannedStepRequest,
     StepCaptureRequest,
     WireRequest,
 )
+from farm.benchmark_process.client import BenchmarkProcess
 from farm.devices.lock import turn
 from farm.errors import Unmeasurable
 from farm.settings import settings
@@ -127,7 +127,7 @@ def test_a_card_without_slow_memory_runs_no_planned_step(process: BenchmarkProce
         WireRequest(*about),
         PlannedStepRequest(*about, calls=(), plans=()),
     ):
-        with pytest.raises(Unmeasurable, match="it has no slow memory"):
+        with pytest.raises(Unmeasurable, match="A simulated card cannot"):
             process.call(request)
     process.measure(subject(), PROTOCOL, STOPPING)
 

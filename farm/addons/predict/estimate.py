@@ -18,15 +18,6 @@ from sqlmodel import Session
 from farm.addons.predict import collectives
 from farm.addons.predict.floor import above_floor
 from farm.addons.predict.rank_effects import added_time, rank_effects
-from farm.addons.predict.readings import (
-    SelectedReadings,
-    card_bytes,
-    left_out,
-    peaks_of,
-    protocols_like,
-    select_for_model,
-    tuples_of,
-)
 from farm.addons.predict.routing import routing_note
 from farm.addons.predict.stored_predictor import CallPrediction, PredictedValue, Predictor
 from farm.errors import FarmError, NoReadings, UsageError
@@ -43,6 +34,15 @@ from farm.types.tuple import NeededTuple
 from farm.verdict.aggregate import aggregate
 from farm.verdict.expectation import Quantity, expected_whole
 from farm.verdict.figures import Figure, PerToken, figure_json
+from farm.verdict.model_readings import (
+    SelectedReadings,
+    card_bytes,
+    left_out,
+    peaks_of,
+    protocols_like,
+    select_for_model,
+    tuples_of,
+)
 from farm.verdict.verdict import Verdict
 
 LEVEL, PREDICTED_LEVEL = 0.95, 0.90  # levels of the intervals of readings and of predictions

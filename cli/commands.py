@@ -1,0 +1,67 @@
+"""The commands of `farm`: where each is, in the order of the help.
+
+`commands.json` lists the commands of the core, each with its place in `cli` and an example. For a
+command of the farm's own add-ons it only has the name of the add-on, which describes the command
+itself (`farm.extensions.Command`)."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from farm.extensions import Command, add_ons
+
+#: Group of the help -> command -> its place in `cli` and an example, or the name of its add-on. The
+#: order is that in which a new user needs them.
+_GROUPS: dict[str, dict[str, list[str] | str]] = json.loads(
+    Path(__file__).with_suffix(".json").read_text("utf-8")
+)
+
+
+def _of_core() -> dict[str, Command]:
+    commands = {}
+    for group, entries in _GROUPS.items():
+        for name, entry in entries.items():
+            if not isinstance(entry, str):
+                place, example = entry
+                commands[name] = Command(name, f"cli.{place}", example, group)
+    return commands
+
+
+_OF_CORE = _of_core()
+#: Command -> its add-on, for the commands of the farm's own add-ons.
+_OF_ADD_ONS = {
+    name: entry
+    for entries in _GROUPS.values()
+    for name, entry in entries.items()
+    if isinstance(entry, str)
+}
+
+
+@functools.cache
+def all_commands() -> Mapping[str, Command]:
+    """Return the commands of this host by name, in the order of the help."""
+    added: dict[str, Command] = {}
+    for add_on in add_ons().values():
+        for command in add_on.commands:
+            added.setdefault(command.name, command)
+    ordered = [name for entries in _GROUPS.values() for name in entries]
+    every = added | _OF_CORE
+    return {name: every[name] for name in [*ordered, *added] if name in every}
+
+
+def command_named(name: str) -> Command | None:
+    """Return a command. A command of the core loads no add-on."""
+    return _OF_CORE.get(name) or all_commands().get(name)
+
+
+def missing_add_on(name: str) -> str:
+    """Return the next step if a command belongs to an add-on that this host lacks; else ""."""
+    if name not in _OF_ADD_ONS or name in all_commands():
+        return ""
+    return (
+        f"It belongs to the add-on '{_OF_ADD_ONS[name]}', which is not installed. Install the farm "
+        "again with all its files: `pip install operator-farm`, or `make` in a clone."
+    )
