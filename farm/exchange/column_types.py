@@ -181,9 +181,11 @@ def check_of(column: Column) -> Callable[[Any], Any]:
     """Return a function that converts a value of a file to the stored form of a column. It raises
     ValueError or FarmError.
     """
-    accepted: Any = OF_KIND[column.kind]
-    if column.accepts:
-        accepted = globals()[column.accepts.removesuffix("?")]  # a type of this file
-    if column.accepts.endswith("?"):
-        accepted = accepted | None
-    return TypeAdapter(accepted, config=ConfigDict(strict=True)).validate_python
+    return TypeAdapter(_type_of(column), config=ConfigDict(strict=True)).validate_python
+
+
+def _type_of(column: Column) -> Any:
+    if not column.accepts:
+        return OF_KIND[column.kind]
+    accepted = globals()[column.accepts.removesuffix("?")]  # a type of this file
+    return accepted | None if column.accepts.endswith("?") else accepted
