@@ -172,7 +172,7 @@ def _serve(data: dict[str, Any], runner: Runner, events: EventWriter) -> bool:
         events.send("phase", id=item_id, phase=phase, details=details)
 
     try:
-        request = kinds.from_json(_kind_named(data.pop("request")), data)
+        request = kinds.from_json(_kind_named(data.pop("request"), runner), data)
         for subject in _subjects(request):
             if subject.tokens is not None:
                 hold_tokens(Tokens.from_json(subject.tokens), alone=True)
@@ -209,13 +209,11 @@ def registered_handlers() -> tuple[Handler, ...]:
     return (*HANDLERS, *handlers_of_add_ons())
 
 
-def _kind_named(name: str) -> type[ProcessRequest[Any]]:
-    """Return the kind of request with a name. Raises `Unmeasurable` if no handler answers it."""
-    if name == VerifyRequest.name:
-        return VerifyRequest
-    for handler in registered_handlers():
-        if handler.request.name == name:
-            return handler.request
+def _kind_named(name: str, runner: Runner) -> type[ProcessRequest[Any]]:
+    """Return the kind of request with a name. Raises `Unmeasurable` if this host has none."""
+    for kind in (*runner.handlers, *(handler.request for handler in registered_handlers())):
+        if kind.name == name:
+            return kind
     raise Unmeasurable(
         "not_available",
         f"This host has no add-on that answers the request '{name[:80]}'.",

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,16 +22,19 @@ from sqlmodel import Session
 from farm.errors import UnknownOperator, UsageError, did_you_mean
 from farm.store import data_columns as columns
 from farm.store import tables
-from farm.store.columns import CALL, CAPTURE, ITEM, OPERATOR, PROTOCOL, READING, VARIANT
+from farm.store.columns import CALL, CAPTURE, CARD, ITEM, OPERATOR, PROTOCOL, READING, VARIANT
 from farm.store.data_columns import Column
 from farm.store.database import among, in_batches
 from farm.types.fields import fields_of
 from farm.types.protocol import Protocol
 from farm.types.tuple import DTYPES, dtype_of_call, shapes_passed
 
-_WORD = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(<=|>=|!=|=|<|>)(.*)", re.DOTALL)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_CONDITION = re.compile(rf"({_NAME.pattern})(<=|>=|!=|=|<|>)(.*)", re.DOTALL)
 _COLUMNS = {entry.name: entry for entry in columns.READINGS}
 _JOB = next(entry for entry in columns.VERDICTS if entry.name == "job_id")
+#: A reading has several flags: a filter compares with each. The values are texts.
+_FLAGS = Column("flags", "text", _COLUMNS["flags"].meaning)
 #: Short name -> name of the column.
 _SHORT = {
     "time": "time_us",
@@ -45,14 +49,18 @@ _SHORT = {
 _OF_OPERATOR = {entry.name for entry in columns.OPERATOR if entry.kind != "json"} | {"dtype"}
 _OF_VARIANT = {entry.name for entry in columns.VARIANT}
 _OF_SOFTWARE = {entry.name for entry in columns.SOFTWARE}
-_NEW_IN_PROTOCOL = {one.name: one.default for one in fields_of(Protocol) if not one.always}
+_NEW_IN_PROTOCOL = {
+    declared.name: declared.default for declared in fields_of(Protocol) if not declared.always
+}
 _OF_PROTOCOL = {entry.name for entry in columns.PROTOCOL}
 _OF_CARD = {entry.name for entry in columns.CARD} - {"card_fingerprint"}
 _OF_READING = {
     *("reading_id", "subject_kind", "subject_id", "method", "origin"),
-    *(one.name for one in columns.FIGURES),
+    *(column.name for column in columns.FIGURES),
 }
 _DATES = ("since", "until")
+#: Name of a data type, or its short form in labels -> the name.
+_DTYPES = {name: name for name in DTYPES} | {short: name for name, (_, short) in DTYPES.items()}
 #: The next step if a database has no readings.
 NO_READINGS = "Measure a model: `farm run resnet18`; or import readings with `farm import`."
 _OTHER = {*_SHORT, *_DATES, "flag", "job"}
@@ -112,24 +120,28 @@ class Filters:
     def __bool__(self) -> bool:
         return bool(self.operators or self.filters)
 
+    def on(self, names: Collection[str]) -> list[Filter]:
+        """The conditions on columns with these names."""
+        return [entry for entry in self.filters if entry.column.name in names]
+
 
 def parse(words: Iterable[str], cards: Sequence[str] = ()) -> Filters:
     """Parse ``Conv2d``, ``column=value``, also with ``!=``, ``<``, ``<=``, ``>``, ``>=``, ranges
     ``a..b`` and lists ``a,b``. One of `cards`, the values of ``--card``, must match. Raises
     `UsageError` if no column has this name (it suggests one), or if a value has the wrong type."""
     operators, filters = [], []
-    for word in words:
-        found = _WORD.fullmatch(word.strip())
-        if found is None:
-            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", word.strip()):
-                raise UsageError(
-                    f"'{word}' is neither an operator nor a filter.",
-                    "Write an operator such as Conv2d, or a filter such as in_channels=64, "
-                    "flops>=1e9, time_us=10..20.",
-                )
-            operators.append(word.strip())
-            continue
-        filters.append(_filter(found[1], found[2], found[3], word.strip()))
+    for word in map(str.strip, words):
+        if condition := _CONDITION.fullmatch(word):
+            name, sign, value = condition.groups()
+            filters.append(_filter(name, sign, value, word))
+        elif _NAME.fullmatch(word):
+            operators.append(word)
+        else:
+            raise UsageError(
+                f"'{word}' is neither an operator nor a filter.",
+                "Write an operator such as Conv2d, or a filter such as in_channels=64, "
+                "flops>=1e9, time_us=10..20.",
+            )
     if cards:
         filters.append(Filter(_COLUMNS["card_model"], "=", tuple(cards), f"card={','.join(cards)}"))
     return Filters(tuple(operators), tuple(filters))
@@ -154,56 +166,87 @@ def column_named(name: str) -> str:
 
 def _filter(name: str, sign: str, value: str, text: str) -> Filter:
     if name in _DATES:
-        if sign != "=":
-            raise UsageError(f"'{text}' is not a date.", f"Write {name}=2026-11-21.")
-        try:
-            at_s = datetime.datetime.fromisoformat(value).astimezone().timestamp()
-        except (ValueError, OverflowError):
-            raise UsageError(
-                f"'{text}' is not a date.", "Write a date as 2026-11-21 or 2026-11-21T14:30."
-            ) from None
-        return Filter(_COLUMNS["created_at_s"], ">=" if name == "since" else "<", (at_s,), text)
-    if name == "flag":
-        return Filter(_COLUMNS["flags"], sign, (value,), text)
-    column = _JOB if name == "job" else _COLUMNS[column_named(name)]
-    if sign == "=" and column.kind in ("integer", "number") and ".." in value:
-        low, _, high = value.partition("..")
-        return Filter(column, "..", (_typed(column, low, text), _typed(column, high, text)), text)
-    if sign in _ORDER and column.kind not in ("integer", "number"):
+        return _date_filter(name, sign, value, text)
+    column = _column_of_filter(name)
+    has_order = column.kind in ("integer", "number")
+    if sign == "=" and has_order and ".." in value:
+        return _range_filter(column, value, text)
+    if sign in _ORDER and not has_order:
         raise UsageError(
             f"'{text}': the values of {name} have no order.", f"Write {name}=... or {name}!=..."
         )
-    values = [value] if sign in _ORDER else value.split(",")
-    return Filter(column, sign, tuple(_typed(column, entry, text) for entry in values), text)
+    words = [value] if sign in _ORDER else value.split(",")
+    return Filter(column, sign, tuple(_typed(column, word, text) for word in words), text)
 
 
-def _typed(column: Column, value: str, text: str) -> Any:
-    value = value.strip()
+def _column_of_filter(name: str) -> Column:
+    if name == "flag":
+        return _FLAGS
+    if name == "job":
+        return _JOB
+    return _COLUMNS[column_named(name)]
+
+
+def _date_filter(name: str, sign: str, value: str, text: str) -> Filter:
+    if sign != "=":
+        raise UsageError(f"'{text}' is not a date.", f"Write {name}=2026-11-21.")
     try:
-        if column.kind == "integer":
-            number = float(value)
-            if number != int(number):
-                raise ValueError(value)
-            return int(number)
+        at_s = datetime.datetime.fromisoformat(value).astimezone().timestamp()
+    except (ValueError, OverflowError):
+        raise UsageError(
+            f"'{text}' is not a date.", "Write a date as 2026-11-21 or 2026-11-21T14:30."
+        ) from None
+    return Filter(_COLUMNS["created_at_s"], ">=" if name == "since" else "<", (at_s,), text)
+
+
+def _range_filter(column: Column, value: str, text: str) -> Filter:
+    least_text, _, most_text = value.partition("..")
+    least, most = _typed(column, least_text, text), _typed(column, most_text, text)
+    if least > most:
+        raise UsageError(
+            f"'{text}': no value is in this range, which begins above its end.",
+            f"Write the smaller value first: {column.name}={most_text}..{least_text}.",
+        )
+    return Filter(column, "..", (least, most), text)
+
+
+_BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+#: Kind of a column -> the required value, for messages.
+_REQUIRED = {
+    "integer": "a whole number",
+    "integers": "sizes such as 3 or 3x3",
+    "boolean": "true or false",
+    "text": "a data type such as float32",
+}
+
+
+def _typed(column: Column, word: str, text: str) -> Any:
+    """Convert a word of a filter to a value of its column. Raises `UsageError` if it is none."""
+    word = word.strip()
+    try:
+        return _value_of(column, word)
+    except (ValueError, KeyError, OverflowError):
+        required = _REQUIRED.get(column.kind, f"a {column.kind}")
+        raise UsageError(f"'{text}': {column.name} needs {required}, not '{word}'.") from None
+
+
+def _value_of(column: Column, word: str) -> Any:
+    if column.kind in ("integer", "number"):
+        number = float(word)
+        if math.isnan(number):
+            raise ValueError(word)
         if column.kind == "number":
-            return float(value)
-        if column.kind == "boolean":
-            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[
-                value.lower()
-            ]
-        if column.kind == "integers":
-            return [int(size) for size in value.strip("[]()").split("x")]
-        if column.name == "dtype":  # the short form that labels use is accepted too
-            return next(name for name, (_, short) in DTYPES.items() if value in (name, short))
-    except (ValueError, KeyError, OverflowError, StopIteration):
-        needed = {
-            "integer": "a whole number",
-            "integers": "sizes such as 3 or 3x3",
-            "boolean": "true or false",
-            "text": "a data type such as float32",
-        }.get(column.kind, f"a {column.kind}")
-        raise UsageError(f"'{text}': {column.name} needs {needed}, not '{value}'.") from None
-    return value
+            return number
+        if number != int(number):
+            raise ValueError(word)
+        return int(number)
+    if column.kind == "boolean":
+        return _BOOLEANS[word.lower()]
+    if column.kind == "integers":
+        return [int(size) for size in word.strip("[]()").split("x")]
+    if column.name == "dtype":
+        return _DTYPES[word]
+    return word
 
 
 @dataclass(frozen=True)
@@ -240,69 +283,79 @@ def select_readings(
             calls. "variant": only readings of whole models. None: tuples if filters name operators,
             whole models if filters name models.
     """
-    conditions: list[ColumnElement[bool]] = []
-    of_variant = [entry for entry in filters.filters if entry.column.name in _OF_VARIANT]
+    subject_ids = _subjects(session, filters, kind)
+    conditions = [*_conditions_on_readings(filters.filters)]
+    if not placed and not filters.on({"placement"}):
+        conditions += _without_placement(session)
+    for small_table in _SMALL_TABLES:
+        if selected := filters.on(small_table.names):
+            conditions.append(small_table.condition(session, selected))
+    return Selection(tuple(conditions), None if subject_ids is None else tuple(subject_ids))
+
+
+def _subjects(
+    session: Session, filters: Filters, kind: Literal["operator", "variant"] | None
+) -> list[str] | None:
+    """The ids of the selected tuples or variants; None: all."""
+    of_variant, of_operator = filters.on(_OF_VARIANT), filters.on(_OF_OPERATOR)
     whole = kind == "variant" or (kind is None and bool(of_variant))
-    of_operator = [entry for entry in filters.filters if entry.column.name in _OF_OPERATOR]
     if whole:  # the column dtype exists for models too
-        of_variant += [entry for entry in of_operator if entry.column.name == "dtype"]
-        of_operator = [entry for entry in of_operator if entry.column.name != "dtype"]
+        of_variant += filters.on({"dtype"})
+        of_operator = filters.on(_OF_OPERATOR - {"dtype"})
     if kind is None and filters.operators and of_variant:
         raise UsageError(
             f"'{of_variant[0].text}' selects readings of whole models, but {filters.operators[0]} "
             "is an operator.",
             "Filter an operator by its own sizes, such as shape=32x64x56x56 or in_channels=64.",
         )
-    subjects: list[str] | None = None
+    operators: list[str] | None = None
     if filters.operators or of_operator:
-        subjects = [] if whole else _operators(session, filters.operators, of_operator)
-    if of_variant:
-        rows = session.execute(sqlalchemy.select(*VARIANT))
-        models = [
-            row.id
-            for row in rows
-            if all(one.holds(getattr(row, one.column.name)) for one in of_variant)
-        ]
-        models = models if whole else _called_by(session, models)
-        subjects = models if subjects is None else [one for one in subjects if one in set(models)]
-    for entry in filters.filters:
+        operators = [] if whole else _operators(session, filters.operators, of_operator)
+    if not of_variant:
+        return operators
+    models = _variants(session, of_variant)
+    subjects = models if whole else _called_by(session, models)
+    if operators is None:
+        return subjects
+    common = set(subjects)
+    return [id_ for id_ in operators if id_ in common]
+
+
+def _variants(session: Session, filters: Sequence[Filter]) -> list[str]:
+    matching = []
+    for row in session.execute(sqlalchemy.select(*VARIANT)):
+        values: Any = row._mapping
+        if all(_matches(entry, values) for entry in filters):
+            matching.append(row.id)
+    return matching
+
+
+def _conditions_on_readings(filters: Iterable[Filter]) -> Iterator[ColumnElement[bool]]:
+    for entry in filters:
         name = entry.column.name
-        if name == "flags":
-            has = sqlalchemy.cast(READING.flags, sqlalchemy.Text).contains(
-                json.dumps(entry.values[0]), autoescape=True
-            )
-            conditions.append(~has if entry.sign == "!=" else has)
+        if entry.column is _FLAGS:
+            has_flag = sqlalchemy.or_(*map(_has_flag, entry.values))
+            yield has_flag if entry.sign == "=" else ~has_flag
         elif entry.column is _JOB:
-            its = sqlalchemy.select(ITEM.reading_id).where(
+            read_by_job = sqlalchemy.select(ITEM.reading_id).where(
                 ITEM.job_id.in_(entry.values), ITEM.reading_id.is_not(None)
             )
-            conditions.append(READING.id.in_(its) if entry.sign == "=" else READING.id.not_in(its))
+            is_of_job = READING.id.in_(read_by_job)
+            yield is_of_job if entry.sign == "=" else ~is_of_job
         elif name in _OF_READING:
-            conditions.append(_compared(READING[name.removeprefix("reading_")], entry))
-    if not placed and not any(entry.column.name == "placement" for entry in filters.filters):
-        specs = session.execute(sqlalchemy.select(PROTOCOL.id, PROTOCOL.spec))
-        if slow := [row.id for row in specs if (row.spec or {}).get("placement")]:
-            conditions.append(READING.protocol_id.not_in(slow))
-    for names, table, column, values_of in _SMALL:
-        own = [entry for entry in filters.filters if entry.column.name in names]
-        if own:
-            known = [
-                (row, values_of(row)) for row in session.execute(sqlalchemy.select(table.__table__))
-            ]
-            matching = [
-                row for row, values in known if all(_matches(entry, values) for entry in own)
-            ]
-            ids = [row.id for row in matching]
-            if not ids and table is tables.CardRow:
-                raise _no_card(own, {values["card_model"] for _, values in known})
-            if table is tables.CardRow:
-                models = sorted({row.model for row in matching})
-                if len(matching) == sum(
-                    row.model in models for row, _ in known
-                ):  # indexes begin with the card model
-                    column, ids = READING.card_model, models
-            conditions.append(column.in_(ids))
-    return Selection(tuple(conditions), None if subjects is None else tuple(subjects))
+            yield _compared(READING[name.removeprefix("reading_")], entry)
+
+
+def _has_flag(flag: str) -> ColumnElement[bool]:
+    # The flags are a JSON list: look for the quoted name.
+    flags = sqlalchemy.cast(READING.flags, sqlalchemy.Text)
+    return flags.contains(json.dumps(flag), autoescape=True)
+
+
+def _without_placement(session: Session) -> list[ColumnElement[bool]]:
+    protocols = session.execute(sqlalchemy.select(PROTOCOL.id, PROTOCOL.spec))
+    placed = [row.id for row in protocols if (row.spec or {}).get("placement")]
+    return [READING.protocol_id.not_in(placed)] if placed else []
 
 
 def _matches(entry: Filter, values: Mapping[str, Any]) -> bool:
@@ -337,15 +390,19 @@ def _called_by(session: Session, variants: Iterable[str]) -> list[str]:
 def _operators(session: Session, names: Sequence[str], filters: Sequence[Filter]) -> list[str]:
     query = sqlalchemy.select(*(OPERATOR[name] for name in OPERATOR_ROW))
     if names:
-        there = set(session.scalars(sqlalchemy.select(OPERATOR.short_name).distinct()))
+        known_names = set(session.scalars(sqlalchemy.select(OPERATOR.short_name).distinct()))
         for name in names:
-            if name not in there:
-                raise UnknownOperator.named(name, there)
+            if name not in known_names:
+                raise UnknownOperator.named(name, known_names)
         query = query.where(OPERATOR.short_name.in_(names))
     if not filters:
         return list(session.scalars(query.with_only_columns(OPERATOR.id)))
-    found = ((row.id, operator_values(row)) for row in session.execute(query))
-    return [id_ for id_, values in found if all(_matches(entry, values) for entry in filters)]
+    matching = []
+    for row in session.execute(query):
+        values = operator_values(row)
+        if all(_matches(entry, values) for entry in filters):
+            matching.append(row.id)
+    return matching
 
 
 def _no_card(filters: Sequence[Filter], models: Iterable[str]) -> UsageError:
@@ -369,12 +426,46 @@ def card_values(row: Any) -> dict[str, Any]:
     return {column.name: getattr(row, column.name.removeprefix("card_")) for column in columns.CARD}
 
 
-#: (names of columns, their table, the readings' column with its id, function: row -> values of the
-#: columns)
-_SMALL: tuple[tuple[set[str], Any, Any, Callable[[Any], Mapping[str, Any]]], ...] = (
-    (_OF_SOFTWARE, tables.SoftwareRow, READING.software_id, lambda row: row._mapping),
-    (_OF_PROTOCOL, tables.ProtocolRow, READING.protocol_id, protocol_values),
-    (_OF_CARD, tables.CardRow, READING.card_id, card_values),
+@dataclass(frozen=True)
+class _SmallTable:
+    """A table beside the readings that is small enough to filter in Python."""
+
+    names: Collection[str]  # of its columns in an export
+    table: Any
+    key: Any  # the column of readings with the id of a row
+    values_of: Callable[[Any], Mapping[str, Any]]  # row -> the values of the columns
+
+    def condition(self, session: Session, filters: Sequence[Filter]) -> ColumnElement[bool]:
+        """The condition on readings that their rows of this table match."""
+        ids = [row.id for row in self._matching(session, filters)]
+        return self.key.in_(ids)  # type: ignore[no-any-return]
+
+    def _matching(self, session: Session, filters: Sequence[Filter]) -> list[Any]:
+        rows = session.execute(sqlalchemy.select(self.table.__table__))
+        return [row for row in rows if self._holds(row, filters)]
+
+    def _holds(self, row: Any, filters: Sequence[Filter]) -> bool:
+        values = self.values_of(row)
+        return all(_matches(entry, values) for entry in filters)
+
+
+class _Cards(_SmallTable):
+    def condition(self, session: Session, filters: Sequence[Filter]) -> ColumnElement[bool]:
+        """Raises `UsageError` if no card matches."""
+        cards = self._matching(session, filters)
+        if not cards:
+            raise _no_card(filters, session.scalars(sqlalchemy.select(CARD.model).distinct()))
+        models = sorted({card.model for card in cards})
+        count = sqlalchemy.select(sqlalchemy.func.count()).where(CARD.model.in_(models))
+        if session.scalar(count) == len(cards):  # indexes begin with the card model
+            return READING.card_model.in_(models)
+        return READING.card_id.in_([card.id for card in cards])
+
+
+_SMALL_TABLES = (
+    _SmallTable(_OF_SOFTWARE, tables.SoftwareRow, READING.software_id, lambda row: row._mapping),
+    _SmallTable(_OF_PROTOCOL, tables.ProtocolRow, READING.protocol_id, protocol_values),
+    _Cards(_OF_CARD, tables.CardRow, READING.card_id, card_values),
 )
 
 #: The columns of the table of operators that `operator_values` needs.
