@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -22,6 +23,7 @@ from farm.addons.memory.requests import (
     WireRequest,
 )
 from farm.benchmark_process.client import BenchmarkProcess
+from farm.benchmark_process.requests import SubjectRequest
 from farm.devices.lock import turn
 from farm.errors import Unmeasurable
 from farm.settings import settings
@@ -129,6 +131,20 @@ def test_a_card_without_slow_memory_runs_no_planned_step(process: BenchmarkProce
     ):
         with pytest.raises(Unmeasurable, match="A simulated card cannot"):
             process.call(request)
+    process.measure(subject(), PROTOCOL, STOPPING)
+
+
+@dataclass(frozen=True)
+class UnknownRequest(SubjectRequest[dict[str, Any]]):
+    """A request that an add-on of another host answers."""
+
+    name, answer, doing = "unknown", dict[str, Any], "answer"
+
+
+def test_a_request_of_an_add_on_that_the_host_lacks_has_a_reason(process: BenchmarkProcess) -> None:
+    with pytest.raises(Unmeasurable, match="no add-on that answers the request 'unknown'") as error:
+        process.call(UnknownRequest(subject(), PROTOCOL))
+    assert error.value.reason == "not_available"
     process.measure(subject(), PROTOCOL, STOPPING)
 
 
