@@ -20,24 +20,17 @@ _GROUPS: dict[str, dict[str, list[str] | str]] = json.loads(
 )
 
 
-def _of_core() -> dict[str, Command]:
-    commands = {}
-    for group, entries in _GROUPS.items():
-        for name, entry in entries.items():
-            if not isinstance(entry, str):
-                place, example = entry
-                commands[name] = Command(name, f"cli.{place}", example, group)
-    return commands
-
-
-_OF_CORE = _of_core()
-#: Command -> its add-on, for the commands of the farm's own add-ons.
-_OF_ADD_ONS = {
-    name: entry
-    for entries in _GROUPS.values()
-    for name, entry in entries.items()
-    if isinstance(entry, str)
-}
+_ORDER: list[str] = []
+_OF_CORE: dict[str, Command] = {}
+_OF_ADD_ONS: dict[str, str] = {}  # command of the farm's own add-ons -> name of the add-on
+for _group, _entries in _GROUPS.items():
+    for _name, _entry in _entries.items():
+        _ORDER.append(_name)
+        if isinstance(_entry, str):
+            _OF_ADD_ONS[_name] = _entry
+        else:
+            _place, _example = _entry
+            _OF_CORE[_name] = Command(_name, f"cli.{_place}", _example, _group)
 
 
 @functools.cache
@@ -47,9 +40,8 @@ def all_commands() -> Mapping[str, Command]:
     for add_on in add_ons().values():
         for command in add_on.commands:
             added.setdefault(command.name, command)
-    ordered = [name for entries in _GROUPS.values() for name in entries]
     every = added | _OF_CORE
-    return {name: every[name] for name in [*ordered, *added] if name in every}
+    return {name: every[name] for name in (*_ORDER, *added) if name in every}
 
 
 def command_named(name: str) -> Command | None:
