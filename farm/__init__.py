@@ -4,7 +4,7 @@ Nothing in this package knows Celery or a terminal (``cli -> tasks -> farm``, ne
 public names load when they are asked for: `import farm` alone loads nothing else, and whatever room
 imports it is in no circle with another."""
 
-# ruff: noqa: F401 - the imports are for type checkers; `__all__` follows from `_MODULES` and add-ons
+# ruff: noqa: F401 - the imports are for type checkers; `__all__` comes from `_MODULES` and add-ons
 
 from typing import TYPE_CHECKING
 

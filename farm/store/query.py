@@ -376,7 +376,8 @@ def _compared(column: Any, entry: Filter) -> ColumnElement[bool]:
         return column.between(*entry.values)  # type: ignore[no-any-return]
     if entry.sign in _ORDER:
         return _ORDER[entry.sign](column, entry.values[0])  # type: ignore[return-value]
-    return column.in_(entry.values) if entry.sign == "=" else column.not_in(entry.values)  # type: ignore[no-any-return]
+    is_listed: ColumnElement[bool] = column.in_(entry.values)
+    return is_listed if entry.sign == "=" else ~is_listed
 
 
 def _called_by(session: Session, variants: Iterable[str]) -> list[str]:
