@@ -61,7 +61,7 @@ class AddOn:
     handlers: str = ""
     #: The place of a function that puts tensors in slow memory: `farm.benchmark.passes.Offload`.
     offload: str = ""
-    #: The place of a `farm.report.pages.ResultPages`.
+    #: A module that is a `farm.report.pages.ResultPages`.
     pages: str = ""
 
 
@@ -146,9 +146,9 @@ def offload() -> Any:
 
 
 def pages() -> Any:
-    """Return the writer of pages; None if no add-on has one."""
-    places = [add_on.pages for add_on in add_ons().values() if add_on.pages]
-    return at(places[0]) if places else None
+    """Return the module that writes pages; None if no add-on has one."""
+    modules = [add_on.pages for add_on in add_ons().values() if add_on.pages]
+    return importlib.import_module(modules[0]) if modules else None
 
 
 def at(place: str) -> Any:

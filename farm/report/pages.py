@@ -15,9 +15,9 @@ from farm.types.reading import Trace
 
 
 class ResultPages(Protocol):
-    """Writes results as pages and drawings.
+    """Writes results as pages and drawings: a module with these functions.
 
-    A method that writes a file raises `UsageError` if it cannot, or if a package is missing.
+    A function that writes a file raises `UsageError` if it cannot, or if a package is missing.
 
     Example:
         >>> writer = result_pages("--html")

@@ -7,5 +7,5 @@ ADD_ON = AddOn(
     commands=(
         Command("publish", "farm.addons.pages.commands:publish", "farm publish site", "Results"),
     ),
-    pages="farm.addons.pages.results:PAGES",
+    pages="farm.addons.pages.results",
 )
