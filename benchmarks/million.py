@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from sqlalchemy import func, insert, literal, select, text
 
 from benchmarks.scale import _explain, fresh_database
-from farm.addons.predict.estimate import estimate
+from farm.addons.predict.estimating import estimate
 from farm.exchange.export import export
 from farm.jobs import listing
 from farm.report.compare import compare

@@ -24,7 +24,8 @@ from farm.addons.predict.dataset import (
     measured_models,
     stored_card_model,
 )
-from farm.addons.predict.estimate import Estimate, estimate
+from farm.addons.predict.estimate import Estimate
+from farm.addons.predict.estimating import estimate
 from farm.addons.predict.generation import Generation, generation
 from farm.addons.predict.stored_predictor import Predictor, RooflinePredictor, StoredPredictor
 from farm.addons.predict.tile_roofline import card_model
@@ -105,7 +106,7 @@ class EstimateQuery:
     def estimate(
         self, session: Session, variant: Variant, needed: Sequence[NeededTuple] | None = None
     ) -> Estimate:
-        """Estimate the cost of a model (`farm.addons.predict.estimate.estimate`). A note names a
+        """Estimate the cost of a model (`farm.addons.predict.estimating.estimate`). A note names a
         predictor that cannot be read."""
         model = self.card_model(session)
         kind, roofline = peaks_of(session, model, variant.computes_in, self.tf32)

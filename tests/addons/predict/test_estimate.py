@@ -12,8 +12,9 @@ import pytest
 from sqlmodel import select
 
 from farm.addons.predict import queries
-from farm.addons.predict.estimate import _summed, estimate
+from farm.addons.predict.estimating import estimate
 from farm.addons.predict.query import EstimateQuery
+from farm.addons.predict.reading_sum import sum_of_readings
 from farm.addons.predict.stored_predictor import RooflinePredictor
 from farm.errors import NoReadings, UsageError
 from farm.models import catalog
@@ -393,7 +394,7 @@ def test_readings_of_every_data_class_count_for_flags_origins_and_age(database, 
         classes = {"zeros": 1, "normal": 1}
         return [dataclasses.replace(one, calls=classes) for one in tuples_of(*arguments)]
 
-    monkeypatch.setattr("farm.addons.predict.estimate.tuples_of", needed)
+    monkeypatch.setattr("farm.addons.predict.estimating.tuples_of", needed)
     found = asked(database)
     assert found.origins == {"elsewhere": found.tuples, "": found.tuples}
     assert found.flags["unstable_clock"] == found.tuples
@@ -412,14 +413,16 @@ def test_tuples_at_the_power_limit_count_as_in_bursts_as_far_as_the_mean_power_a
     product = ReadingView(1000.0, energy_mj=700.0, details=Details(burst=burst))
     other = ReadingView(others_us, energy_mj=0.4 * others_us)
     parts = [Part("a", "mm", "mm", 1, reading=product), Part("b", "add", "add", 1, reading=other)]
-    summed, time, energy, (note,) = _summed(SelectedReadings(5, "", parts, {}, [], 0, 0), "graph")
-    assert time.value == pytest.approx(others_us + 1000.0 - 200.0 * share, rel=0.01)
-    assert energy.value == pytest.approx(0.4 * others_us + 700.0 + 100.0 * share, rel=0.01)
-    assert summed.power.total.value < 701.0
-    assert time.half_width >= 200.0 * max(share, 1 - share) * 0.99
-    assert "of the way from loops to bursts" in note
+    found = sum_of_readings(SelectedReadings(5, "", parts, {}, [], 0, 0), "graph")
+    assert found.time.value == pytest.approx(others_us + 1000.0 - 200.0 * share, rel=0.01)
+    assert found.energy.value == pytest.approx(0.4 * others_us + 700.0 + 100.0 * share, rel=0.01)
+    assert found.verdict.power.total.value < 701.0
+    assert found.time.half_width >= 200.0 * max(share, 1 - share) * 0.99
+    assert "of the way from loops to bursts" in found.notes[0]
     hungry = Part(
         "c", "mm", "mm", 1, reading=ReadingView(2000.0, energy_mj=2000.0)
     )  # no power limit can be so low
     selected = SelectedReadings(5, "", [*parts, hungry], {}, [], 0, 0)
-    assert _summed(selected, "graph")[1].value == pytest.approx(others_us + 3000.0, rel=0.01)
+    assert sum_of_readings(selected, "graph").time.value == pytest.approx(
+        others_us + 3000.0, rel=0.01
+    )

@@ -12,7 +12,7 @@ from sqlmodel import select
 
 from farm.addons.predict import call_features, stored_predictor
 from farm.addons.predict.calibration import Calibration
-from farm.addons.predict.estimate import estimate
+from farm.addons.predict.estimating import estimate
 from farm.addons.predict.next_measurements import plan
 from farm.addons.predict.predictors import PREDICTORS
 from farm.addons.predict.query import EstimateQuery, import_packaged, training_set
