@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from farm.addons.predict.kernel_rules import KernelPlan, Products, constants
+from farm.addons.predict.kernel_rules import KernelPlan, constants
+from farm.operators.matrix_products import Products
 from farm.types.fingerprint import sound_fingerprint
 from farm.types.roofline import Roofline, data_sheet, roofline_of
 
