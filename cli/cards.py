@@ -32,9 +32,9 @@ def cards(words: list[str] | None = None, as_json: AsJson = False, local: bool =
     rows = card_list.own_rows() if local else card_list.all_rows(say)
     if words:
         rows = card_list.matching_rows(rows, words[0])
-    found = list(rows.values())
-    full = map(details, found if words else ())
-    answer(as_json, {"cards": found}, lambda: Group(lists.cards(found), *full))
+    shown = list(rows.values())
+    full = map(details, shown if words else ())
+    answer(as_json, {"cards": shown}, lambda: Group(lists.cards(shown), *full))
 
 
 def _changed(action: str, name: str) -> str:
@@ -77,8 +77,14 @@ def _changed(action: str, name: str) -> str:
     )
 
 
-_SOFTWARE = {"torch": "torch", "torchvision": "torchvision", "cuda": "CUDA", "cudnn": "cuDNN"}
-_SOFTWARE |= {"driver": "driver", "python": "Python"}
+_SOFTWARE = {
+    "torch": "torch",
+    "torchvision": "torchvision",
+    "cuda": "CUDA",
+    "cudnn": "cuDNN",
+    "driver": "driver",
+    "python": "Python",
+}
 _LEVELS = {
     "launch_floor_us": ("time between two kernels of a CUDA graph", "µs"),
     "idle_power_w": ("power at rest", "W"),
@@ -86,6 +92,10 @@ _LEVELS = {
     "power_limit_w": ("power limit", "W"),
     "counter_tick_s": ("update period of the energy counter", "s"),
 }
+_SENSORS = {"power_instant": "instant power", "power_average": "averaged power"}
+_DRIFTS = {"base_w_per_c": "without work", "w_per_c": "under load"}
+
+Lines = list[tuple[str, str]]  # name and value with unit
 
 
 def details(row: Mapping[str, Any]) -> Table:
@@ -100,72 +110,76 @@ def details(row: Mapping[str, Any]) -> Table:
     return table
 
 
-def lines(row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(name, value with unit) of everything that is known of the card, its fingerprint included."""
+def lines(row: Mapping[str, Any]) -> Lines:
+    """Everything that is known of the card, its fingerprint included."""
+    described = _description(row)
+    if fingerprint := row.get("fingerprint"):
+        return described + _fingerprint(fingerprint)
+    if row.get("state") == "refused":
+        return described
+    not_yet = "not measured yet; the card's worker measures it when it starts"
+    return [*described, ("fingerprint", not_yet)]
+
+
+def _description(row: Mapping[str, Any]) -> Lines:
     from farm.jobs.card_list import note_on
 
-    refused, reason = row.get("state") == "refused", row.get("state_reason")
-    found = [("model", str(row.get("model", ""))), ("driver", str(row.get("driver") or "-"))]
+    state, reason = row.get("state"), row.get("state_reason")
+    described = [("model", str(row.get("model", ""))), ("driver", str(row.get("driver") or "-"))]
     if note := note_on(row):
-        found.append(("note", note))
-    if refused or reason:
-        found.append(
-            ("not usable", str(reason)) if refused else ("state", f"{row.get('state')}: {reason}")
-        )
+        described.append(("note", note))
+    if state == "refused":
+        described.append(("not usable", str(reason)))
+    elif reason:
+        described.append(("state", f"{state}: {reason}"))
     if row.get("memory_bytes"):
-        found.append(("memory", f"{row['memory_bytes'] / 2**30:.0f} GiB"))
-    found += [(key, str(row[key])) for key in ("worker", "queue") if row.get(key)]
+        described.append(("memory", f"{row['memory_bytes'] / 2**30:.0f} GiB"))
+    described += [(key, str(row[key])) for key in ("worker", "queue") if row.get(key)]
     if row.get("waiting") is not None:
-        waiting = (
-            f"{row['waiting']}; {row.get('deferred', 0)} of them wait for the reading of another "
-            "item"
-        )
-        found += [
-            ("items waiting", waiting),
-            ("items measured in the last hour", str(row.get("done_last_hour", 0))),
-        ]
+        deferred = row.get("deferred", 0)
+        waiting = f"{row['waiting']}; {deferred} of them wait for the reading of another item"
+        described.append(("items waiting", waiting))
+        described.append(("items measured in the last hour", str(row.get("done_last_hour", 0))))
     if software := row.get("software"):
-        versions = [
-            f"{name} {software[key]}" for key, name in _SOFTWARE.items() if software.get(key)
-        ]
-        versions += [software["platform"]] if software.get("platform") else []
-        found.append(("software", f"{', '.join(versions)} ({software['id']})"))
+        described.append(("software", _software(software)))
     if row.get("capabilities"):
-        found.append(("sensors", ", ".join(row["capabilities"])))
-    fingerprint = row.get("fingerprint") or {}
-    if not fingerprint:
-        unknown = ("fingerprint", "not measured yet; the card's worker measures it when it starts")
-        return found if refused else [*found, unknown]
+        described.append(("sensors", ", ".join(row["capabilities"])))
+    return described
+
+
+def _software(software: Mapping[str, Any]) -> str:
+    versions = [f"{name} {software[key]}" for key, name in _SOFTWARE.items() if software.get(key)]
+    if software.get("platform"):
+        versions.append(software["platform"])
+    return f"{', '.join(versions)} ({software['id']})"
+
+
+def _fingerprint(fingerprint: Mapping[str, Any]) -> Lines:
+    measured = []
     if rate := fingerprint.get("copy_bytes_per_s"):
-        found.append(
-            (
-                "copy within its memory",
-                f"{rate / 1e9:.0f} GB/s, counting bytes read and bytes written",
-            )
-        )
-    for key, flops in (fingerprint.get("matmul_flops_per_s") or {}).items():
-        name = "TF32" if key == "tf32" else key
-        found.append((f"matrix product, {name}", f"{flops / 1e12:.3g} TFLOP/s"))
-    found += [
-        (name, f"{fingerprint[key]:.3g} {unit}")
-        for key, (name, unit) in _LEVELS.items()
-        if fingerprint.get(key)
-    ]
-    for key, name in (("power_instant", "instant power"), ("power_average", "averaged power")):
+        copy = f"{rate / 1e9:.0f} GB/s, counting bytes read and bytes written"
+        measured.append(("copy within its memory", copy))
+
+    for dtype, flops in (fingerprint.get("matmul_flops_per_s") or {}).items():
+        name = "TF32" if dtype == "tf32" else dtype
+        measured.append((f"matrix product, {name}", f"{flops / 1e12:.3g} TFLOP/s"))
+
+    for key, (name, unit) in _LEVELS.items():
+        if fingerprint.get(key):
+            measured.append((name, f"{fingerprint[key]:.3g} {unit}"))
+
+    for key, name in _SENSORS.items():
         if step := fingerprint.get(key):
             times = (
                 f"50 % of the step after {step['lag_s']:.2f} s; rises from 10 to 90 % in "
                 f"{step['rise_s']:.2f} s"
             )
-            found.append((f"{name} sensor, after a step of the load", times))
-    for key, load in (("base_w_per_c", "without work"), ("w_per_c", "under load")):
+            measured.append((f"{name} sensor, after a step of the load", times))
+
+    for key, load in _DRIFTS.items():
         if drift := fingerprint.get(key):
-            value = f"{drift['value']:.1f} ± {drift['half_width']:.1f} W/°C"
-            clear = drift["half_width"] < abs(drift["value"])
-            found.append(
-                (
-                    f"rise of power with temperature, {load}",
-                    value if clear else f"no clear effect ({value})",
-                )
-            )
-    return found
+            rise = f"{drift['value']:.1f} ± {drift['half_width']:.1f} W/°C"
+            if drift["half_width"] >= abs(drift["value"]):
+                rise = f"no clear effect ({rise})"
+            measured.append((f"rise of power with temperature, {load}", rise))
+    return measured

@@ -300,20 +300,20 @@ def _checked(file: ExportFile, origin: str) -> Iterator[list[Any]]:
     make, before = _IMPORTS[file.table][0], 0
     try:
         for batch in _batches(file.parquet, [column.name for column in columns]):
-            there = {column.name: column for column in columns if column.name in batch.schema.names}
-            if sum(_decoded_bytes(batch.column(name)) for name in there) > MOST_DECODED_BYTES:
+            present = [column for column in columns if column.name in batch.schema.names]
+            names = [column.name for column in present]
+            if sum(_decoded_bytes(batch.column(name)) for name in names) > MOST_DECODED_BYTES:
                 raise _too_large(file.path)
             for part in _parts(file.path, batch):
                 values = [
-                    _checked_column(file, column, part.column(name), before)
-                    for name, column in there.items()
+                    _checked_column(file, column, part.column(column.name), before)
+                    for column in present
                 ]
                 records: list[Any] = []
                 try:
-                    for row in zip(*values, strict=True):
-                        records.append(
-                            make({**added, **dict(zip(there, row, strict=True))}, origin)
-                        )
+                    for cells in zip(*values, strict=True):
+                        row = added | dict(zip(names, cells, strict=True))
+                        records.append(make(row, origin))
                 except (FarmError, ValueError, TypeError) as error:
                     raise _refused(file, before + len(records) + 1, error) from error
                 before += len(records)
@@ -441,17 +441,24 @@ class Checked:
     refers_to: Any = None
 
     def store_variant(self, session: Session) -> None:
-        costs = {
-            "flops": self.cost.flops,
-            "model_flops": self.model_flops or 0,
-            "bytes_moved": self.cost.bytes,
-        }
-        content.store_variant(session, self.subject, **costs)
-        found = session.get_one(tables.ModelVariant, self.subject.id)
-        before = {name: getattr(found, name) for name in costs}
-        merged = {name: _agreed(before[name], cost) for name, cost in costs.items()}
-        if merged != before and not _is_own(session, found.id):
-            found.sqlmodel_update(merged)
+        flops, bytes_moved = self.cost.flops, self.cost.bytes
+        model_flops = self.model_flops or 0
+        content.store_variant(
+            session,
+            self.subject,
+            flops=flops,
+            model_flops=model_flops,
+            bytes_moved=bytes_moved,
+        )
+        stored = session.get_one(tables.ModelVariant, self.subject.id)
+        before = stored.flops, stored.model_flops, stored.bytes_moved
+        merged = (
+            _agreed(stored.flops, flops),
+            _agreed(stored.model_flops, model_flops),
+            _agreed(stored.bytes_moved, bytes_moved),
+        )
+        if merged != before and not _is_own(session, stored.id):
+            stored.flops, stored.model_flops, stored.bytes_moved = merged
 
 
 def _variant(row: Row) -> Variant:
@@ -604,37 +611,45 @@ def _write(database: Database, file: ExportFile, batches: Iterable[list[Any]]) -
 
 
 def _missing(session: Session, column: Any, ids: Sequence[str]) -> set[str]:
-    return set(ids).difference(
-        there for (there,) in among(session, sqlalchemy.select(column), column, ids)
-    )
+    rows = among(session, sqlalchemy.select(column), column, ids)
+    return set(ids).difference(row[0] for row in rows)
 
 
 def _store_operators(session: Session, costs: Mapping[OperatorTuple, Cost]) -> None:
     """Store operators. If exports of two versions have different costs of one, the order of imports
     has no influence. The costs of operators that this farm captured or measured do not change."""
     columns = [OPERATOR[name] for name in ("id", "flops", "bytes_moved", "output_shapes", "label")]
-    known = fetch_values(session, columns, (spec.id for spec in costs))
-    content.store_operators(
-        session, {spec: cost for spec, cost in costs.items() if spec.id not in known}
-    )
+    stored = fetch_values(session, columns, (spec.id for spec in costs))
+    new = {spec: cost for spec, cost in costs.items() if spec.id not in stored}
+    content.store_operators(session, new)
     for spec, cost in costs.items():
-        if spec.id not in known:
+        if spec in new:
             continue
-        before = known[spec.id]
-        merged = {
-            "flops": _agreed(before.flops, cost.flops),
-            "bytes_moved": _agreed(before.bytes_moved, cost.bytes),
-            "output_shapes": _shapes(cost)
-            if before.output_shapes is None
-            else before.output_shapes,
-            "label": min(
-                before.label, label_of(spec)
-            ),  # versions wrote the keywords of a call in different orders
-        }
-        is_changed = any(getattr(before, name) != value for name, value in merged.items())
+        before = stored[spec.id]
+        merged = (
+            _agreed(before.flops, cost.flops),
+            _agreed(before.bytes_moved, cost.bytes),
+            _shapes(cost) if before.output_shapes is None else before.output_shapes,
+            # Versions wrote the keywords of a call in different orders.
+            min(before.label, label_of(spec)),
+        )
+        is_changed = merged != (
+            before.flops,
+            before.bytes_moved,
+            before.output_shapes,
+            before.label,
+        )
         if is_changed and not _is_own(session, spec.id):
+            flops, bytes_moved, output_shapes, label = merged
             session.execute(
-                sqlalchemy.update(tables.Operator).where(OPERATOR.id == spec.id).values(**merged)
+                sqlalchemy.update(tables.Operator)
+                .where(OPERATOR.id == spec.id)
+                .values(
+                    flops=flops,
+                    bytes_moved=bytes_moved,
+                    output_shapes=output_shapes,
+                    label=label,
+                )
             )
 
 
@@ -668,16 +683,20 @@ def _write_readings(session: Session, records: Sequence[Checked]) -> int:
         content.store_software(session, software)
     for protocol in dict.fromkeys(record.refers_to[1] for record in new):
         content.store_protocol(session, protocol)
-    content.insert_new(
-        session,
-        tables.CardRow,
-        list({one.row["card_id"]: one.refers_to[2] for one in new}.values()),
-    )
-    _store_operators(
-        session, {one.subject: one.cost for one in new if isinstance(one.subject, OperatorTuple)}
-    )
-    for record in {one.subject: one for one in new if isinstance(one.subject, Variant)}.values():
+    cards = {record.row["card_id"]: record.refers_to[2] for record in new}
+    content.insert_new(session, tables.CardRow, list(cards.values()))
+
+    costs = {}
+    variants = {}
+    for record in new:
+        if isinstance(record.subject, OperatorTuple):
+            costs[record.subject] = record.cost
+        elif isinstance(record.subject, Variant):
+            variants[record.subject] = record
+    _store_operators(session, costs)
+    for record in variants.values():
         record.store_variant(session)
+
     content.insert_new(session, tables.ReadingRow, [record.row for record in new])
     return len(new)
 
@@ -686,23 +705,20 @@ def _write_captures(session: Session, records: Sequence[Checked]) -> int:
     """Write the captures that the database does not have yet. Return their number. A capture refers
     to its card only if the database has the card."""
     new = 0
-    unknown = _missing(
-        session, CARD.id, [record.row["card_id"] for record in records if record.row["card_id"]]
-    )
+    card_ids = [record.row["card_id"] for record in records if record.row["card_id"]]
+    missing_cards = _missing(session, CARD.id, card_ids)
     for record in records:
         record.store_variant(session)
-        row = record.row
-        known = _same_capture(session, row)
-        if known is None:
-            session.add(
-                tables.Capture(
-                    **{**row, "card_id": None if row["card_id"] in unknown else row["card_id"]}
-                )
-            )
+        row = dict(record.row)
+        stored = _same_capture(session, row)
+        if stored is None:
+            if row["card_id"] in missing_cards:
+                row["card_id"] = None
+            session.add(tables.Capture(**row))
             session.flush()
             new += 1
-        elif _verified_at_s(row["verification"]) > _verified_at_s(known.verification):
-            known.verification = row["verification"]
+        elif _verified_at_s(row["verification"]) > _verified_at_s(stored.verification):
+            stored.verification = row["verification"]
     return new
 
 
@@ -712,15 +728,15 @@ def _same_capture(session: Session, row: Row) -> tables.Capture | None:
     """
     same = [CAPTURE[name] == row[name] for name in content.CAPTURE_KEY]
     captured = tables.captured_as(row["origin"])
-    for found in session.scalars(sqlalchemy.select(tables.Capture).where(*same)):
-        if tables.captured_as(found.origin) != captured:
+    verification = _without_farm(row["verification"])
+    for capture in session.scalars(sqlalchemy.select(tables.Capture).where(*same)):
+        if tables.captured_as(capture.origin) != captured:
             continue
-        if _farm_of(found) == row["verification"][ORIGIN]:
-            return found
-        if found.origin == captured and (found.verification or {}) == _without_farm(
-            row["verification"]
-        ):
-            return found
+        if _farm_of(capture) == row["verification"][ORIGIN]:
+            return capture
+        is_own = capture.origin == captured
+        if is_own and (capture.verification or {}) == verification:
+            return capture
     return None
 
 
@@ -738,17 +754,20 @@ def _verified_at_s(verification: Row | None) -> float:
 
 
 def _write_calls(session: Session, records: Sequence[Checked]) -> int:
-    _store_operators(session, {one.subject: one.cost for one in records})
+    _store_operators(session, {record.subject: record.cost for record in records})
     ids = _imported_captures(session)
-    own = [{"capture_id": ids[one.refers_to], **one.row} for one in records if one.refers_to in ids]
+    rows = [
+        {"capture_id": ids[record.refers_to], **record.row}
+        for record in records
+        if record.refers_to in ids
+    ]
     keys = sqlalchemy.select(CALL.capture_id, CALL.call_index)
-    there = set(
-        map(tuple, among(session, keys, CALL.capture_id, (row["capture_id"] for row in own)))
-    )
-    rows = [row for row in own if (row["capture_id"], row["call_index"]) not in there]
-    if rows:
-        session.execute(sqlalchemy.insert(tables.Call.__table__), rows)  # type: ignore[attr-defined]
-    return len(rows)
+    stored = among(session, keys, CALL.capture_id, (row["capture_id"] for row in rows))
+    stored_keys = set(map(tuple, stored))
+    new = [row for row in rows if (row["capture_id"], row["call_index"]) not in stored_keys]
+    if new:
+        session.execute(sqlalchemy.insert(tables.Call.__table__), new)  # type: ignore[attr-defined]
+    return len(new)
 
 
 def _imported_captures(session: Session) -> dict[tuple[str, str], int]:
@@ -766,11 +785,8 @@ def _imported_captures(session: Session) -> dict[tuple[str, str], int]:
 def _write_verdicts(session: Session, rows: Sequence[dict[str, Any]]) -> int:
     new = 0
     for row in rows:
-        rounds = set(
-            session.scalars(
-                sqlalchemy.select(IMPORTED.round).where(IMPORTED.job_id == row["job_id"])
-            )
-        )
+        rounds_of = sqlalchemy.select(IMPORTED.round).where(IMPORTED.job_id == row["job_id"])
+        rounds = set(session.scalars(rounds_of))
         if row["round"] in rounds:
             _choose_capture(session, row)
             continue
@@ -788,10 +804,10 @@ def _choose_capture(session: Session, row: Row) -> None:
     """Choose the capture of an imported round again: an older version may have dropped the capture
     of its farm.
     """
-    found = session.get(tables.Round, (row["job_id"], row["round"]))
+    stored = session.get(tables.Round, (row["job_id"], row["round"]))
     captured = _known_capture(session, row["row"], row["origin"])
-    if found is not None and captured is not None:
-        found.capture_id = captured
+    if stored is not None and captured is not None:
+        stored.capture_id = captured
 
 
 def _write_traces(session: Session, series: Sequence[tuple[str, Trace]]) -> int:
@@ -840,26 +856,24 @@ def _write_job(session: Session, verdict: Row) -> None:
         "protocol_id",
         "created_at_s",
     )
-    readings = fetch_values(
-        session, [READING[name] for name in of_item], [reading_id for reading_id, *_ in made_of]
-    )
+    columns = [READING[name] for name in of_item]
+    readings = fetch_values(session, columns, [reading_id for reading_id, *_ in made_of])
     captured = _known_capture(session, row, verdict["origin"])
-    if any(entry[0] not in readings for entry in made_of) or (
-        row["capture_id"] and captured is None
-    ):
+    lacks_readings = any(entry[0] not in readings for entry in made_of)
+    if lacks_readings or (row["capture_id"] and captured is None):
         return
+
     job_id, at_s = row["job_id"], row["created_at_s"]
-    if (job := session.get(tables.Job, job_id)) is None:
+    job = session.get(tables.Job, job_id)
+    if job is None:
+        cards = sorted({reading.card_id for reading in readings.values()})
         job = tables.Job(
             id=job_id,
             kind=row["job_kind"],
             title=row["title"],
             variant_id=row["variant_id"],
             protocol_id=content.store_protocol(session, request.protocol),
-            request={
-                **request.to_json(),
-                "cards": sorted({found.card_id for found in readings.values()}),
-            },
+            request={**request.to_json(), "cards": cards},
             state=tables.JobState.DONE,
             created_at_s=at_s,
         )
@@ -867,11 +881,17 @@ def _write_job(session: Session, verdict: Row) -> None:
         session.flush()
     job.round = max(job.round, row["round"])
     job.ended_at_s = max(job.ended_at_s or 0.0, at_s)
-    times_s: dict[str, Any] = dict.fromkeys(
-        ("created_at_s", "planned_at_s", "published_at_s"), at_s
+
+    imported_round = tables.Round(
+        job_id=job_id,
+        number=row["round"],
+        operators=row["operators"] or ["all"],
+        capture_id=captured,
+        created_at_s=at_s,
+        planned_at_s=at_s,
+        published_at_s=at_s,
     )
-    about: dict[str, Any] = {"operators": row["operators"] or ["all"], "capture_id": captured}
-    session.add(tables.Round(job_id=job_id, number=row["round"], **about, **times_s))
+    session.add(imported_round)
     figures = {
         name: row[name]
         for name in tables.VerdictRow.model_fields
@@ -887,17 +907,21 @@ def _write_items(
 ) -> None:
     """Write the items of an imported job, except those that an earlier round has written."""
     before = sqlalchemy.select(ITEM.reading_id, ITEM.role).where(ITEM.job_id == job_id)
-    there = set(map(tuple, session.execute(before)))
+    stored = set(map(tuple, session.execute(before)))
     items = {}
     for reading_id, role, of_round, reused in made_of:
-        found = readings[reading_id]
-        if (reading_id, role) not in there:
-            ended = item_state.IMPORT.values(
-                reading_id=reading_id, reused=reused, ended_at_s=found.created_at_s
-            )
-            copied = {name: value for name, value in found._asdict().items() if name != "id"}
-            key = found.subject_id, found.protocol_id, found.card_id, role
-            items[key] = {"job_id": job_id, "round": of_round, "role": role, **copied, **ended}
+        if (reading_id, role) in stored:
+            continue
+        reading = readings[reading_id]
+        item = reading._asdict()
+        del item["id"]
+        item["job_id"] = job_id
+        item["round"] = of_round
+        item["role"] = role
+        item |= item_state.IMPORT.values(
+            reading_id=reading_id, reused=reused, ended_at_s=reading.created_at_s
+        )
+        items[reading.subject_id, reading.protocol_id, reading.card_id, role] = item
     if items:
         session.execute(sqlalchemy.insert(tables.Item.__table__), list(items.values()))  # type: ignore[attr-defined]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 Batches = Iterator[Mapping[str, Sequence[Any]]]
 
 BATCH = 20_000  # rows in one batch: about 100 MB with all intermediate copies
+TRACES_AT_ONCE = 200
 KEPT = 20_000  # tuples and variants whose columns stay in memory
 
 
@@ -75,10 +77,9 @@ def _spread(
     """Build columns from `rows`: element i has the values of row `at[i]`."""
     import pyarrow as pa
 
-    taken = pa.RecordBatch.from_pylist(list(rows), declared.arrow_schema(columns)).take(
-        pa.array(at, pa.int64())
-    )
-    return dict(zip(taken.schema.names, taken.columns, strict=True))
+    distinct = pa.RecordBatch.from_pylist(list(rows), declared.arrow_schema(columns))
+    repeated = distinct.take(pa.array(at, pa.int64()))
+    return dict(zip(repeated.schema.names, repeated.columns, strict=True))
 
 
 # -------------------------------------------------------------------------------------------
@@ -101,62 +102,65 @@ _JSON = ("flags", "throttle_reasons", "details", "cost_s", "kernels")
 
 def readings(session: Session, selection: Selection) -> Batches:
     references = _References(session)
-    wanted = [
-        READING.id,
-        *(READING[name] for name in (*_DIRECT, *_REFERRING)),
-        *(_text(READING[name]) for name in _JSON),
-    ]
-    names = ("reading_id", *_DIRECT, *_REFERRING, *_JSON)
+    names = (*_DIRECT, *_REFERRING)
+    columns = [READING.id]
+    columns += [READING[name] for name in names]
+    columns += [_text(READING[name]) for name in _JSON]
     for conditions in selection.where():
-        query = sqlalchemy.select(*wanted).where(*conditions)
-        for rows in session.execute(query, execution_options={"yield_per": BATCH}).partitions(
-            BATCH
-        ):
-            yield _of_readings(_columns(rows, names), references)
+        query = sqlalchemy.select(*columns).where(*conditions)
+        result = session.execute(query, execution_options={"yield_per": BATCH})
+        for rows in result.partitions(BATCH):
+            yield _of_readings(_columns(rows, ("reading_id", *names, *_JSON)), references)
 
 
 def _of_readings(
-    read: dict[str, Sequence[Any]], references: _References
+    stored: dict[str, Sequence[Any]], references: _References
 ) -> dict[str, Sequence[Any]]:
-    ids, subject_at = _places(read["subject_id"])
+    """Return the exported columns of readings from their stored columns."""
+    ids, subject_at = _places(stored["subject_id"])
     subjects = references.subjects(ids)
-    costs_s = [json.loads(text or "{}") for text in read["cost_s"]]
-    found: dict[str, Sequence[Any]] = {
-        **{name: read[name] for name in ("reading_id", *_DIRECT, "cost_s")},
-        **_spread(subjects, subject_at, _OF_SUBJECT),
-        "flags": [json.loads(text or "[]") for text in read["flags"]],
-        "throttle_reasons": [json.loads(text or "[]") for text in read["throttle_reasons"]],
-        "details": [text or "{}" for text in read["details"]],
-        "card_time_s": [
-            cost.get("total", math.fsum(cost.values())) if cost else None for cost in costs_s
-        ],
-    }
-    details = [json.loads(text) for text in found["details"]]
+
+    columns = {name: stored[name] for name in ("reading_id", *_DIRECT, "cost_s")}
+    columns |= _spread(subjects, subject_at, _OF_SUBJECT)
+    columns["flags"] = [json.loads(text or "[]") for text in stored["flags"]]
+    columns["throttle_reasons"] = [json.loads(text or "[]") for text in stored["throttle_reasons"]]
+    columns["card_time_s"] = [_total_s(json.loads(text or "{}")) for text in stored["cost_s"]]
+
+    columns["details"] = [text or "{}" for text in stored["details"]]
+    details = [json.loads(text) for text in columns["details"]]
     for name, (part, key) in declared.IN_DETAILS.items():
-        found[name] = [((entry.get(part) or {}) if part else entry).get(key) for entry in details]
-    for key, rows, columns in (
+        parts = [entry.get(part) or {} for entry in details] if part else details
+        columns[name] = [entry.get(key) for entry in parts]
+
+    for key, rows, referred in (
         ("software_id", references.software, declared.SOFTWARE),
         ("protocol_id", references.protocols, declared.PROTOCOL),
         ("card_id", references.cards, declared.CARD),
     ):
-        ids, at = _places(read[key])
-        found |= _spread([rows[id_] for id_ in ids], at, columns)
-    found["roofline_share"] = [
-        references.roofline_share(card, protocol, subjects[place], time_us)
-        for card, protocol, place, time_us in zip(
-            read["card_id"], read["protocol_id"], subject_at, read["time_us"], strict=True
+        ids, at = _places(stored[key])
+        columns |= _spread([rows[id_] for id_ in ids], at, referred)
+
+    card_ids, protocol_ids = stored["card_id"], stored["protocol_id"]
+    columns["roofline_share"] = [
+        references.roofline_share(card_id, protocol_id, subjects[place], time_us)
+        for card_id, protocol_id, place, time_us in zip(
+            card_ids, protocol_ids, subject_at, stored["time_us"], strict=True
         )
     ]
-    keys = zip(
-        *(read[name] for name in ("subject_id", "card_id", "protocol_id", "software_id")),
-        strict=True,
-    )
+    keys = zip(stored["subject_id"], card_ids, protocol_ids, stored["software_id"], strict=True)
     # In a JSON column, null is stored as the text "null".
-    found["kernels"] = [
-        references.kernels(*key) if own in (None, "null") else own
-        for own, key in zip(read["kernels"], keys, strict=True)
+    columns["kernels"] = [
+        references.kernels(*key) if kernels in (None, "null") else kernels
+        for kernels, key in zip(stored["kernels"], keys, strict=True)
     ]
-    return found
+    return columns
+
+
+def _total_s(cost_s: Mapping[str, float]) -> float | None:
+    """Return the card time of a reading from the times of its phases; None if it has none."""
+    if not cost_s:
+        return None
+    return cost_s.get("total", math.fsum(cost_s.values()))
 
 
 class _References:
@@ -194,29 +198,26 @@ class _References:
     def roofline_share(
         self, card_id: str, protocol_id: str, subject: Mapping[str, Any], time_us: float
     ) -> float | None:
-        flops, bytes_moved, dtype = (
-            subject.get("flops"),
-            subject.get("bytes_moved"),
-            subject.get("dtype"),
-        )
-        if not time_us or (not flops and not bytes_moved):
+        flops, bytes_moved = subject.get("flops") or 0, subject.get("bytes_moved") or 0
+        if not time_us or not (flops or bytes_moved):
             return None
+        peaks = self._roofline(card_id, protocol_id, subject.get("dtype"))
+        compute_s = flops / peaks.flops_per_s
+        memory_s = bytes_moved / peaks.bytes_per_s
+        return max(compute_s, memory_s) * 1e6 / time_us
+
+    def _roofline(self, card_id: str, protocol_id: str, dtype: str | None) -> Roofline:
         key = card_id, protocol_id, dtype
-        peaks = self._rooflines.get(key)
-        if peaks is None:
-            card, tf32 = self.cards[card_id], bool(self.protocols[protocol_id].get("tf32"))
-            peaks = self._rooflines[key] = roofline_of(
+        if key not in self._rooflines:
+            card = self.cards[card_id]
+            self._rooflines[key] = roofline_of(
                 card["card_kind"],
                 card["card_model"],
                 self._peaks[card_id],
                 dtype=dtype or "float32",
-                tf32=tf32,
+                tf32=bool(self.protocols[protocol_id].get("tf32")),
             )
-        return (
-            max((flops or 0) / peaks.flops_per_s, (bytes_moved or 0) / peaks.bytes_per_s)
-            * 1e6
-            / time_us
-        )
+        return self._rooflines[key]
 
     def kernels(
         self, subject_id: str, card_id: str, protocol_id: str, software_id: str
@@ -225,42 +226,62 @@ class _References:
         and these flags.
         """
         protocol = self.protocols[protocol_id]
-        for card_model, torch, numerics, kernels in self._kernels.get(subject_id, ()):
-            if (
-                card_model == self.cards[card_id]["card_model"]
-                and torch == self.software[software_id]["torch"]
-                and all(protocol.get(name, False) == value for name, value in numerics.items())
-            ):
-                return kernels
+        card_model = self.cards[card_id]["card_model"]
+        torch = self.software[software_id]["torch"]
+        for observed in self._kernels.get(subject_id, ()):
+            is_same = observed.card_model == card_model and observed.torch == torch
+            if is_same and _has_flags(protocol, observed.numerics):
+                return observed.kernels
         return None
 
 
-def _kernels(session: Session) -> dict[str, list[tuple[str, str, dict[str, Any], str]]]:
-    """Return tuple id -> (card model, torch, numeric flags, kernels as JSON), from verified
-    captures.
+def _has_flags(protocol: Mapping[str, Any], numerics: Mapping[str, Any]) -> bool:
+    return all(protocol.get(name, False) == value for name, value in numerics.items())
+
+
+@dataclass(frozen=True)
+class _ObservedKernels:
+    """The kernels of one call of a tuple, as a verification saw them on a card.
+
+    Attributes:
+        numerics: the numeric flags of the protocol, by name.
+        kernels: JSON.
     """
-    models = {row.id: row.model for row in session.execute(sqlalchemy.select(CARD.id, CARD.model))}
-    found: dict[str, list[tuple[str, str, dict[str, Any], str]]] = {}
-    for torch, seen in session.execute(
-        sqlalchemy.select(CAPTURE.torch, CAPTURE.verification).order_by(CAPTURE.id)
-    ):
-        if not isinstance(seen, dict) or seen.get("card") not in models:
+
+    card_model: str
+    torch: str
+    numerics: Mapping[str, Any]
+    kernels: str
+
+
+def _kernels(session: Session) -> dict[str, list[_ObservedKernels]]:
+    """Return tuple id -> its kernels, from verified captures."""
+    cards = session.execute(sqlalchemy.select(CARD.id, CARD.model))
+    models = {row.id: row.model for row in cards}
+    captures = sqlalchemy.select(CAPTURE.torch, CAPTURE.verification).order_by(CAPTURE.id)
+    by_tuple: dict[str, list[_ObservedKernels]] = {}
+    for torch, verification in session.execute(captures):
+        if not isinstance(verification, dict) or verification.get("card") not in models:
             continue
-        for operator_id, kernels in (seen.get("tuple_kernels") or {}).items():
-            about = (models[seen["card"]], torch, seen.get("numerics") or {}, json.dumps(kernels))
-            found.setdefault(operator_id, []).append(about)
-    return found
+        card_model = models[verification["card"]]
+        numerics = verification.get("numerics") or {}
+        for operator_id, kernels in (verification.get("tuple_kernels") or {}).items():
+            observed = _ObservedKernels(card_model, torch, numerics, json.dumps(kernels))
+            by_tuple.setdefault(operator_id, []).append(observed)
+    return by_tuple
 
 
 def operator_columns(session: Session, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return operator id -> its columns. JSON values are texts."""
-    found, documents = {}, ("input_shapes", "output_shapes", "parameters", "operator_spec")
-    for row in among(
-        session, sqlalchemy.select(*(OPERATOR[name] for name in OPERATOR_ROW)), OPERATOR.id, ids
-    ):
-        values = operator_values(row) | {"operator_spec": row.spec}
-        found[row.id] = values | {name: json.dumps(values[name]) for name in documents}
-    return found
+    query = sqlalchemy.select(*(OPERATOR[name] for name in OPERATOR_ROW))
+    by_id = {}
+    for row in among(session, query, OPERATOR.id, ids):
+        columns = operator_values(row)
+        columns["operator_spec"] = row.spec
+        for name in ("input_shapes", "output_shapes", "parameters", "operator_spec"):
+            columns[name] = json.dumps(columns[name])
+        by_id[row.id] = columns
+    return by_id
 
 
 # ------------------------------------------------------------------------ calls, captures,
@@ -271,37 +292,43 @@ def _captures_of(session: Session, selection: Selection) -> Iterator[tuple[Any, 
     """Yield the captures that contain the selected operators or variants, with the columns that
     their calls share.
     """
-    wanted: set[int] | None = None
-    if selection.conditions or selection.subject_ids is not None:
-        subjects = {
-            subject
-            for conditions in selection.where()
-            for subject in session.scalars(
-                sqlalchemy.select(READING.subject_id).where(*conditions).distinct()
-            )
-        }
-        calling = among(
-            session, sqlalchemy.select(CALL.capture_id).distinct(), CALL.operator_id, subjects
-        )
-        of_variants = among(session, sqlalchemy.select(CAPTURE.id), CAPTURE.variant_id, subjects)
-        wanted = {capture_id for (capture_id,) in (*calling, *of_variants)}
+    capture_ids: set[int] | None = None
+    if _is_narrowed(selection):
+        capture_ids = _selected_captures(session, selection)
     of_variant = (*declared.VARIANT_FIELDS, "flops", "model_flops", "bytes_moved")
     query = sqlalchemy.select(*CAPTURE, *(VARIANT[name] for name in of_variant)).join(
         tables.ModelVariant, VARIANT.id == CAPTURE.variant_id
     )
+    same = ("device_type", "grad", "torch", "launch", "variant_id", *of_variant)
     for row in session.execute(query.order_by(CAPTURE.id)).all():
-        if wanted is None or row.id in wanted:
-            captured = tables.captured_as(row.origin)
-            same = ("device_type", "grad", "torch", "launch", "variant_id", *of_variant)
-            columns = {
-                "capture_id": capture_key(row),
-                "captured": captured,
-                **{name: row._mapping[name] for name in same},
-                "origin": (row.verification or {}).get(ORIGIN, "")
-                if row.origin != captured
-                else "",
-            }
-            yield row, columns
+        if capture_ids is not None and row.id not in capture_ids:
+            continue
+        columns = {name: row._mapping[name] for name in same}
+        columns["capture_id"] = capture_key(row)
+        columns["captured"] = tables.captured_as(row.origin)
+        is_imported = row.origin != columns["captured"]
+        columns["origin"] = (row.verification or {}).get(ORIGIN, "") if is_imported else ""
+        yield row, columns
+
+
+def _is_narrowed(selection: Selection) -> bool:
+    """True if a selection leaves readings out."""
+    return bool(selection.conditions) or selection.subject_ids is not None
+
+
+def _selected_captures(session: Session, selection: Selection) -> set[int]:
+    """Return the ids of the captures of selected variants, and of those that call selected
+    operators.
+    """
+    subjects: set[str] = set()
+    for conditions in selection.where():
+        query = sqlalchemy.select(READING.subject_id).where(*conditions).distinct()
+        subjects.update(session.scalars(query))
+    calls_of = sqlalchemy.select(CALL.capture_id).distinct()
+    captures_of = sqlalchemy.select(CAPTURE.id)
+    ids = {row[0] for row in among(session, calls_of, CALL.operator_id, subjects)}
+    ids.update(row[0] for row in among(session, captures_of, CAPTURE.variant_id, subjects))
+    return ids
 
 
 def capture_key(row: Any) -> str:
@@ -309,8 +336,10 @@ def capture_key(row: Any) -> str:
     captures.
     """
     captured = tables.captured_as(row.origin)
-    about = (row.variant_id, row.device_type, row.grad, row.torch, row.launch, captured)
-    return content_id([*about, row.card_model] if row.card_model else list(about))
+    parts = [row.variant_id, row.device_type, row.grad, row.torch, row.launch, captured]
+    if row.card_model:
+        parts.append(row.card_model)
+    return content_id(parts)
 
 
 ORIGIN = "imported_from"  # key for the farm's name in an imported capture's verification
@@ -319,70 +348,61 @@ ORIGIN = "imported_from"  # key for the farm's name in an imported capture's ver
 def captures(session: Session, selection: Selection) -> Batches:
     for row, columns in _captures_of(session, selection):
         seen = {name: value for name, value in (row.verification or {}).items() if name != ORIGIN}
-        rest = {
-            "card_id": row.card_id,
-            "verification": json.dumps(seen),
-            "created_at_s": row.created_at_s,
-        }
-        rest |= {
-            "compiled_for": row.card_model,
-            "compiled": row.compiled and json.dumps(row.compiled),
-        }
-        yield {name: [value] for name, value in (columns | rest).items()}
+        columns["card_id"] = row.card_id
+        columns["verification"] = json.dumps(seen)
+        columns["created_at_s"] = row.created_at_s
+        columns["compiled_for"] = row.card_model
+        columns["compiled"] = row.compiled and json.dumps(row.compiled)
+        yield _batch_of(columns)
 
 
 def calls(session: Session, selection: Selection) -> Batches:
-    names = ("call_index", "module_path", "operator_id", "part", "owner", "seen", "reads", "writes")
-    wanted = [CALL[name] for name in names[:5]] + [
-        _text(CALL[name]) for name in ("data", "reads", "writes")
-    ]
-    for row, columns in _captures_of(session, selection):
-        query = (
-            sqlalchemy.select(*wanted).where(CALL.capture_id == row.id).order_by(CALL.call_index)
-        )
-        rows = session.execute(query).all()
+    plain = ("call_index", "module_path", "operator_id", "part", "owner")
+    columns_read = [CALL[name] for name in plain]
+    columns_read += [_text(CALL[name]) for name in ("data", "reads", "writes")]
+    calls_of = sqlalchemy.select(*columns_read).order_by(CALL.call_index)
+    for capture, of_capture in _captures_of(session, selection):
+        rows = session.execute(calls_of.where(CALL.capture_id == capture.id)).all()
         if not rows:  # a compiled model, before a card listed its kernels
             continue
-        found = _columns(rows, names)
-        ids, at = _places(found["operator_id"])
-        known = operator_columns(session, ids)
-        yield {
-            **{name: [value] * len(at) for name, value in columns.items()},
-            **found,
-            **_spread([known[id_] for id_ in ids], at, declared.OPERATOR),
-        }
+        columns: dict[str, Any] = {name: [value] * len(rows) for name, value in of_capture.items()}
+        columns |= _columns(rows, (*plain, "seen", "reads", "writes"))
+        ids, at = _places(columns["operator_id"])
+        operators = operator_columns(session, ids)
+        columns |= _spread([operators[id_] for id_ in ids], at, declared.OPERATOR)
+        yield columns
 
 
 def verdicts(session: Session, selection: Selection) -> Batches:
     """Yield the verdicts of jobs that accepted a selected reading. An imported verdict without a
     job needs a selected reading, too. Cancelled jobs are left out, because they ended before they
     had all readings."""
-    wanted = (
-        _jobs_of(session, selection)
-        if selection.conditions or selection.subject_ids is not None
-        else None
-    )
-    yield from _own_verdicts(session, wanted)
+    job_ids = _jobs_of(session, selection) if _is_narrowed(selection) else None
+    yield from _own_verdicts(session, job_ids)
     imported = sqlalchemy.select(tables.ImportedVerdict).order_by(tables.ImportedVerdict.job_id)  # type: ignore[arg-type]
-    for row in session.scalars(imported):
-        if wanted is None or row.job_id in wanted:
-            empty = dict.fromkeys(column.name for column in declared.VERDICTS)
-            yield _one(**{**empty, **row.row, "origin": row.origin})
+    for verdict in session.scalars(imported):
+        if job_ids is not None and verdict.job_id not in job_ids:
+            continue
+        row = dict.fromkeys(column.name for column in declared.VERDICTS)
+        row.update(verdict.row)
+        row["origin"] = verdict.origin
+        yield _batch_of(row)
 
 
 def _jobs_of(session: Session, selection: Selection) -> set[str]:
     """Return the ids of the jobs, also of other farms, that accepted a selected reading."""
     accepted = sqlalchemy.select(ITEM.job_id).join(tables.ReadingRow, READING.id == ITEM.reading_id)
     imported = imported_without_job(session)
-    readings_of = {reading_id for ids in imported.values() for reading_id in ids}
-    wanted, selected = set[str](), set[str]()
+    readings_of = set[str]().union(*imported.values())
+    job_ids, selected = set[str](), set[str]()
     for conditions in selection.where():
-        wanted.update(session.scalars(accepted.where(*conditions).distinct()))
-        found = among(
-            session, sqlalchemy.select(READING.id).where(*conditions), READING.id, readings_of
-        )
-        selected.update(id_ for (id_,) in found)
-    return wanted | {job_id for job_id, ids in imported.items() if not selected.isdisjoint(ids)}
+        job_ids.update(session.scalars(accepted.where(*conditions).distinct()))
+        matching = sqlalchemy.select(READING.id).where(*conditions)
+        selected.update(row[0] for row in among(session, matching, READING.id, readings_of))
+    for job_id, reading_ids in imported.items():
+        if not selected.isdisjoint(reading_ids):
+            job_ids.add(job_id)
+    return job_ids
 
 
 def imported_without_job(
@@ -396,67 +416,70 @@ def imported_without_job(
     query = sqlalchemy.select(tables.ImportedVerdict).where(
         IMPORTED.job_id.not_in(sqlalchemy.select(JOB.id))
     )
-    found: dict[str, set[str]] = {}
-    for row in session.scalars(query):
-        made_of = json.loads(row.row.get("made_of") or "[]")
-        found.setdefault(row.job_id, set()).update(entry[0] for entry in made_of)
+    by_job: dict[str, set[str]] = {}
+    for verdict in session.scalars(query):
+        made_of = json.loads(verdict.row.get("made_of") or "[]")
+        by_job.setdefault(verdict.job_id, set()).update(entry[0] for entry in made_of)
     if not without_readings:
-        return found
-    all_ids = {reading_id for ids in found.values() for reading_id in ids}
-    there = {id_ for (id_,) in among(session, sqlalchemy.select(READING.id), READING.id, all_ids)}
-    return {job_id: ids for job_id, ids in found.items() if there.isdisjoint(ids)}
+        return by_job
+
+    reading_ids = set[str]().union(*by_job.values())
+    stored = among(session, sqlalchemy.select(READING.id), READING.id, reading_ids)
+    stored_ids = {row[0] for row in stored}
+    return {job_id: ids for job_id, ids in by_job.items() if stored_ids.isdisjoint(ids)}
 
 
-def _own_verdicts(session: Session, wanted: set[str] | None) -> Batches:
-    """Yield the verdicts of the jobs with the ids `wanted` (None: of all jobs)."""
+def _own_verdicts(session: Session, job_ids: set[str] | None) -> Batches:
+    """Yield the verdicts of the jobs with these ids (None: of all jobs)."""
     verdict, job = tables.VerdictRow, tables.Job
-    theirs = set(session.scalars(sqlalchemy.select(IMPORTED.job_id)))
     query = sqlalchemy.select(verdict, job).join(job, job.id == verdict.job_id).order_by(verdict.id)  # type: ignore[arg-type,attr-defined]
     query = query.where(job.state != tables.JobState.CANCELLED)  # type: ignore[arg-type]
-    found = session.execute(query).all()
+    imported_ids = set(session.scalars(sqlalchemy.select(IMPORTED.job_id)))
     rows = [
-        row for row in found if row[1].id not in theirs and (wanted is None or row[1].id in wanted)
+        (found_verdict, found_job)
+        for found_verdict, found_job in session.execute(query).all()
+        if found_job.id not in imported_ids and (job_ids is None or found_job.id in job_ids)
     ]
-    ids = [of.id for _, of in rows]
-    card_models = sqlalchemy.select(ITEM.job_id, ITEM.card_model).distinct()
-    models = by_key(lambda row: row.job_id, among(session, card_models, ITEM.job_id, ids))
+    ids = [found_job.id for _, found_job in rows]
+    query_models = sqlalchemy.select(ITEM.job_id, ITEM.card_model).distinct()
+    models = by_key(lambda row: row.job_id, among(session, query_models, ITEM.job_id, ids))
     made_of, rounds = _made_of(session, ids), _rounds(session, ids)
-    for found_verdict, of in rows:
-        details = {
-            name: value for name, value in (found_verdict.details or {}).items() if name != "tuples"
+    no_round: dict[str, Any] = {"capture_id": None, "operators": []}
+    for found_verdict, found_job in rows:
+        details = dict(found_verdict.details or {})
+        details.pop("tuples", None)
+        protocol = found_job.asked.get("protocol") or {}
+        card_models = {row.card_model for row in models.get(found_job.id, ())}
+        entries = made_of.get(found_job.id, ())
+        row = {
+            "job_id": found_job.id,
+            "title": found_job.title,
+            "job_kind": found_job.kind,
+            "variant_id": found_job.variant_id,
+            "card_models": sorted(card_models),
+            "launch": protocol.get("launch"),
+            "residency": protocol.get("residency"),
+            "data_policy": protocol.get("data"),
+            "round": found_verdict.round,
+            "outcome": found_verdict.outcome,
+            "target": found_verdict.target,
+            "coverage": found_verdict.coverage,
+            "accuracy_time": found_verdict.accuracy_time,
+            "accuracy_energy": found_verdict.accuracy_energy,
+            "created_at_s": found_verdict.created_at_s,
+            "details": json.dumps(details),
+            "request": json.dumps(found_job.asked),
+            "made_of": json.dumps([entry for entry in entries if entry[2] <= found_verdict.round]),
+            "origin": "",
         }
-        protocol = of.asked.get("protocol") or {}
-        yield _one(
-            job_id=of.id,
-            title=of.title,
-            job_kind=of.kind,
-            variant_id=of.variant_id,
-            card_models=sorted({row.card_model for row in models.get(of.id, ())}),
-            launch=protocol.get("launch"),
-            residency=protocol.get("residency"),
-            data_policy=protocol.get("data"),
-            **{name: getattr(found_verdict, name) for name in _SAME_IN_VERDICT},
-            **{name: details.get(name) for name in _FROM_DETAILS},
-            details=json.dumps(details),
-            request=json.dumps(of.asked),
-            **rounds.get((of.id, found_verdict.round), {"capture_id": None, "operators": []}),
-            made_of=json.dumps(
-                [entry for entry in made_of.get(of.id, ()) if entry[2] <= found_verdict.round]
-            ),
-            origin="",
-        )
+        row |= {name: details.get(name) for name in _FROM_DETAILS}
+        row |= rounds.get((found_job.id, found_verdict.round), no_round)
+        yield _batch_of(row)
 
 
 _FROM_DETAILS = ["parts", "measured"]
-_FROM_DETAILS += [one.name for one in declared.VERDICTS if one.name.startswith(("sum_", "whole_"))]
-_SAME_IN_VERDICT = [
-    "round",
-    "outcome",
-    "target",
-    "coverage",
-    "accuracy_time",
-    "accuracy_energy",
-    "created_at_s",
+_FROM_DETAILS += [
+    column.name for column in declared.VERDICTS if column.name.startswith(("sum_", "whole_"))
 ]
 
 
@@ -467,7 +490,7 @@ def _made_of(
     query = sqlalchemy.select(ITEM.job_id, ITEM.reading_id, ITEM.role, ITEM.round, ITEM.reused)
     query = query.where(ITEM.reading_id.is_not(None)).order_by(ITEM.id)
     items = by_key(lambda row: row.job_id, among(session, query, ITEM.job_id, job_ids))
-    return {job_id: [tuple(row)[1:] for row in its] for job_id, its in items.items()}
+    return {job_id: [tuple(row)[1:] for row in rows] for job_id, rows in items.items()}
 
 
 def _rounds(session: Session, job_ids: Iterable[str]) -> dict[tuple[str, int], dict[str, Any]]:
@@ -481,27 +504,26 @@ def _rounds(session: Session, job_ids: Iterable[str]) -> dict[tuple[str, int], d
     return found
 
 
-def _one(**values: Any) -> dict[str, Sequence[Any]]:
-    return {name: [value] for name, value in values.items()}
+def _batch_of(row: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
+    return {name: [value] for name, value in row.items()}
 
 
 def traces(session: Session, selection: Selection) -> Batches:
     trace = columns_of(tables.TraceRow)
+    query = sqlalchemy.select(trace.reading_id, trace.packed).join(
+        tables.ReadingRow, READING.id == trace.reading_id
+    )
     for conditions in selection.where():
-        of_reading = READING.id == trace.reading_id
-        query = sqlalchemy.select(trace.reading_id, trace.packed).join(
-            tables.ReadingRow, of_reading
+        result = session.execute(
+            query.where(*conditions), execution_options={"yield_per": TRACES_AT_ONCE}
         )
-        for rows in session.execute(
-            query.where(*conditions), execution_options={"yield_per": 200}
-        ).partitions(200):
-            unpacked = [(reading_id, Trace.unpack(packed)) for reading_id, packed in rows]
-            found = [
-                (id_, name, *one.window_s, *both)
-                for id_, one in unpacked
-                for name, both in one.series.items()
-            ]
-            yield {column: [row[place] for row in found] for place, column in enumerate(_TRACE)}
+        for rows in result.partitions(TRACES_AT_ONCE):
+            series: list[tuple[Any, ...]] = []
+            for reading_id, packed in rows:
+                unpacked = Trace.unpack(packed)
+                for name, (times_s, values) in unpacked.series.items():
+                    series.append((reading_id, name, *unpacked.window_s, times_s, values))
+            yield {name: [row[place] for row in series] for place, name in enumerate(_TRACE)}
 
 
 _TRACE = ("reading_id", "series", "window_begin_s", "window_end_s", "times_s", "values")

@@ -54,11 +54,11 @@ def all_rows(say: Say) -> CardRows:
         return rows
 
     for row in registered:
-        own = rows.get(row["id"], {})
+        local = rows.get(row["id"], {})
         # A card without a worker shows why this host's driver refuses it.
-        if own.get("state") == "refused" and row["state"] in ("lost", "stopped"):
-            row["state"] = own["state"]
-            row["state_reason"] = own["state_reason"]
+        if local.get("state") == "refused" and row["state"] in ("lost", "stopped"):
+            row["state"] = local["state"]
+            row["state_reason"] = local["state_reason"]
         rows[row["id"]] = row
     return rows
 
