@@ -31,7 +31,7 @@ def doctor(as_json: AsJson = False) -> None:
     from farm.settings import NEXT_STEP, settings_but_wrong_ones
 
     current, wrong = settings_but_wrong_ones()
-    checks = [problem("settings", one, NEXT_STEP) for one in wrong]
+    checks = [problem("settings", message, NEXT_STEP) for message in wrong]
     if not wrong:  # else the other checks use defaults, and the broker is not asked
         try:
             from tasks.broker_checks import broker_checks
@@ -44,8 +44,8 @@ def doctor(as_json: AsJson = False) -> None:
     checks += [*database_checks(current), *host_checks(current)]
     levels = Counter(check.level for check in checks)
     counts = {level: levels[level] for level in ("ok", "warning", "problem")}
-    found = {"checks": [check.to_json() for check in checks], "counts": counts}
-    answer(as_json, found, lambda: _shown_checks(checks, counts))
+    as_data = {"checks": [check.to_json() for check in checks], "counts": counts}
+    answer(as_json, as_data, lambda: _shown_checks(checks, counts))
     if counts["problem"]:
         raise typer.Exit(1)
 
@@ -78,19 +78,18 @@ def settings(as_json: AsJson = False) -> None:
     rows = []
     for name, value in current.model_dump(mode="json").items():
         variable = f"FARM_{name.upper()}"
-        source = (
-            "environment"
-            if variable in set_here
-            else "file"
-            if name in current.model_fields_set
-            else "default"
-        )
+        source = "default"
+        if variable in set_here:
+            source = "environment"
+        elif name in current.model_fields_set:
+            source = "file"
         rows.append(
             {"setting": name, "variable": variable, "value": _shown(name, value), "source": source}
         )
-    for name in ("database", "cpu_card_id"):
-        value = _shown(name, getattr(current, name))
-        rows.append({"setting": name, "variable": "", "value": value, "source": "derived"})
+    derived = {"database": current.database, "cpu_card_id": current.cpu_card_id}
+    for name, value in derived.items():
+        shown = _shown(name, value)
+        rows.append({"setting": name, "variable": "", "value": shown, "source": "derived"})
     columns = ("setting", "setting"), ("value", "value"), ("source", "source")
     answer(as_json, {"settings": rows}, lambda: tables.filled(rows, columns))
 

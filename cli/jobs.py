@@ -52,14 +52,7 @@ def status(job: list[str] | None = None, watch: bool = False, as_json: AsJson = 
     try:
         if watch and not as_json:
             follow.follow(database, job_ids, on_stdout=True)
-            ended = [
-                one.job_id for one in follow.progress_of(database, job_ids) if not one.abandoned
-            ]
-            if shown := [f"`farm report {job_id}`" for job_id in ended]:
-                say(
-                    f"→ {', '.join(shown)} "
-                    f"{'shows the result' if len(shown) == 1 else 'show the results'}."
-                )
+            _say_reports(database, job_ids)
         else:
             _show(database, job_ids, watch, as_json)
     except KeyboardInterrupt as interruption:
@@ -68,12 +61,21 @@ def status(job: list[str] | None = None, watch: bool = False, as_json: AsJson = 
         raise Left from interruption
 
 
+def _say_reports(database: Database, job_ids: list[str]) -> None:
+    """Name the commands that show the results of the jobs that have ended."""
+    ended = [job for job in follow.progress_of(database, job_ids) if not job.abandoned]
+    if ended:
+        commands = ", ".join(f"`farm report {job.job_id}`" for job in ended)
+        verb = "shows the result" if len(ended) == 1 else "show the results"
+        say(f"→ {commands} {verb}.")
+
+
 def _show(database: Database, job_ids: list[str], watch: bool, as_json: bool) -> None:
     while True:
         progresses = follow.progress_of(database, job_ids)
         shown = {"jobs": [each.to_json() for each in progresses]}
         answer(as_json, shown, lambda: follow.progress_bars(progresses))  # noqa: B023 - called here
-        if not watch or all(one.over for one in progresses):
+        if not watch or all(progress.over for progress in progresses):
             return
         time.sleep(WATCH_S)
 

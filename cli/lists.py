@@ -45,23 +45,20 @@ def jobs(rows: Sequence[Row], now_s: float, *, filtered: bool = False) -> Render
     of the database.
     Keys: id, kind, title, state, items, closed, outcome, accuracy_time, accuracy_energy, coverage,
     created_at_s, origin."""
+    if not rows and filtered:
+        return Text("No job matches. Omit a filter.")
     if not rows:
-        none = (
-            "No job matches. Omit a filter."
-            if filtered
-            else "No jobs yet. Start one with `farm run resnet18`."
-        )
-        return Text(none)
+        return Text("No jobs yet. Start one with `farm run resnet18`.")
     groups: dict[str, list[Row]] = {"job": [], "sweep": [], "imported job": []}
     for row in rows:
-        groups[
-            "imported job"
-            if row.get("origin")
-            else "sweep"
-            if row.get("kind") == "sweep"
-            else "job"
-        ].append(row)
+        groups[_group_of(row)].append(row)
     return Group(*(_jobs(some, name, now_s) for name, some in groups.items() if some))
+
+
+def _group_of(row: Row) -> str:
+    if row.get("origin"):
+        return "imported job"
+    return "sweep" if row.get("kind") == "sweep" else "job"
 
 
 def _jobs(rows: Sequence[Row], head: str, now_s: float) -> RenderableType:

@@ -161,11 +161,11 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     pending: list[pa.RecordBatch] = []
     parts = itertools.chain.from_iterable(map(_divided, batches))
     for batch in parts:
-        if pending and sum(one.nbytes for one in [*pending, batch]) > MOST_GROUP_BYTES:
+        if pending and sum(part.nbytes for part in [*pending, batch]) > MOST_GROUP_BYTES:
             yield pa.concat_batches(pending)
             pending = []
         pending.append(batch)
-        if sum(one.num_rows for one in pending) >= tidy.BATCH:
+        if sum(part.num_rows for part in pending) >= tidy.BATCH:
             yield pa.concat_batches(pending)
             pending = []
     if pending:
@@ -241,7 +241,9 @@ def _batch(schema: pa.Schema, columns: Mapping[str, Any]) -> pa.RecordBatch:
     import pyarrow as pa
 
     values = [(columns[entry.name], entry.type) for entry in schema]
-    arrays = [one if isinstance(one, pa.Array) else pa.array(one, kind) for one, kind in values]
+    arrays = [
+        cells if isinstance(cells, pa.Array) else pa.array(cells, kind) for cells, kind in values
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 

@@ -38,10 +38,10 @@ def left_out(
     session: Session, filters: Filters | None, written: Mapping[str, int]
 ) -> tuple[LeftOut, ...]:
     """Compare an export with the database. ``written``: table -> rows in the export."""
-    found = [*_unselected(session, filters, written)]
+    parts = [*_unselected(session, filters, written)]
     if "verdicts" in written:
-        found += _verdicts(session, written["verdicts"])
-    return tuple(one for one in found if one.rows > 0)
+        parts += _verdicts(session, written["verdicts"])
+    return tuple(part for part in parts if part.rows > 0)
 
 
 def _unselected(
@@ -52,11 +52,12 @@ def _unselected(
         "captures": "no selected reading is of such a model or of one of its operators",
         "calls": "they belong to these captures",
     }
-    for table, why in whys.items() if filters else ():
+    if not filters:
+        return
+    for table, why in whys.items():
         if table in written:
-            total = session.execute(
-                sqlalchemy.select(func.count()).select_from(_COUNTED[table])
-            ).scalar_one()
+            count = sqlalchemy.select(func.count()).select_from(_COUNTED[table])
+            total = session.execute(count).scalar_one()
             yield LeftOut(table, total - written[table], why)
 
 
