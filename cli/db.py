@@ -48,25 +48,23 @@ def prune(older_than: float = 30.0, dry_run: bool = False, yes: bool = False) ->
     from farm.types.format import count_of, plural
 
     database = output.open_database()
-    found = pruning.prunable(database, older_than * 86400)
+    old = pruning.prunable(database, older_than * 86400)
 
     def told(what: pruning.Prunable) -> str:
         series = f"{what.traces} time series of readings ({count_of(what.traces_bytes, 'B')})"
         return f"{series} and {len(what.jobs)} {plural('job', len(what.jobs))} without a reading"
 
-    if dry_run or not (found.traces or found.jobs):
-        emit(
-            f"{database}: {told(found)} to delete."
-            + (" Nothing was deleted (--dry-run)." if dry_run else "")
-        )
+    if dry_run or not (old.traces or old.jobs):
+        note = " Nothing was deleted (--dry-run)." if dry_run else ""
+        emit(f"{database}: {told(old)} to delete.{note}")
         return
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError(
-                f"This would delete {told(found)}.",
+                f"This would delete {told(old)}.",
                 "Add --yes to delete, or --dry-run to print only.",
             )
-        typer.confirm(f"Delete {told(found)} from {database}?", abort=True, err=True)
+        typer.confirm(f"Delete {told(old)} from {database}?", abort=True, err=True)
     emit(f"{database}: {told(pruning.prune(database, older_than * 86400))} deleted.")
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from cli import lists, output
 from cli.options import AsJson, Cards
 from cli.output import emit, emit_json, say, show
 from farm.types.format import plural
+
+if TYPE_CHECKING:
+    from farm.exchange.importer import Imported
 
 
 def lookup(
@@ -24,11 +28,11 @@ def lookup(
     from farm.store.query import parse
 
     filters = parse(words, card or ())
-    found, total = output.first_that_knows(
+    matches, total = output.first_that_knows(
         lambda session: lookups.lookup(session, filters, sort=sort, limit=limit),  # type: ignore[arg-type]
         lambda result: result[1] > 0,
     )
-    rows = [vars(row) for row in found]
+    rows = [vars(row) for row in matches]
     if as_json:
         emit_json({"total": total, "readings": rows})
     elif not rows:
@@ -56,14 +60,14 @@ def export(
         lambda session: exports.export(
             session, target, form=form, filters=selected or None, traces=traces
         ),
-        lambda found: found.files["readings"][1] > 0,
+        lambda exported: exported.files["readings"][1] > 0,
     )
     if as_json:
         files = {
             table: {"file": str(path), "rows": rows}
             for table, (path, rows) in written.files.items()
         }
-        lacking = [vars(one) for one in written.left_out]
+        lacking = [vars(part) for part in written.left_out]
         emit_json({"files": files, "dictionary": str(written.dictionary), "left_out": lacking})
         return
     for table, (path, rows) in written.files.items():
@@ -71,8 +75,8 @@ def export(
     emit(f"{written.dictionary}  meaning of the columns")
     if not written.files["readings"][1]:
         say(f"No readings match {selected}." if selected else "The database has no readings yet.")
-    for one in written.left_out:
-        say(f"Left out: {one}.")
+    for part in written.left_out:
+        say(f"Left out: {part}.")
 
 
 def import_(paths: list[Path], origin: str = "", as_json: AsJson = False) -> None:
@@ -83,18 +87,21 @@ def import_(paths: list[Path], origin: str = "", as_json: AsJson = False) -> Non
     from farm.exchange.packaged import export_at
 
     with output.writable_database() as database:
-        imported = [
-            entry
-            for path in paths
-            for entry in import_export(database, export_at(path), origin=origin)
-        ]
+        imported: list[Imported] = []
+        for path in paths:
+            imported += import_export(database, export_at(path), origin=origin)
     if as_json:
-        rows = [{**vars(one), "file": str(one.path)} for one in imported]
-        for row in rows:
-            del row["path"]
-        emit_json({"imported": rows})
+        emit_json({"imported": [_as_data(entry) for entry in imported]})
         return
-    for one in imported:
-        emit(f"{one.path}  {one.rows} {plural(one.table[:-1], one.rows)}, {one.new} new")
-        if one.left_out:
-            say(f"{one.path} was left out: {one.left_out}.")
+    for entry in imported:
+        rows = f"{entry.rows} {plural(entry.table[:-1], entry.rows)}"
+        emit(f"{entry.path}  {rows}, {entry.new} new")
+        if entry.left_out:
+            say(f"{entry.path} was left out: {entry.left_out}.")
+
+
+def _as_data(imported: Imported) -> dict[str, Any]:
+    """The rows of one table, with the path as text and last."""
+    data = dict(vars(imported))
+    data["file"] = str(data.pop("path"))
+    return data

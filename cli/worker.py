@@ -53,21 +53,19 @@ def _chosen(wanted: Sequence[str] | None) -> list[Card]:
         try:
             return output.chosen_own_cards(wanted)
         except NoSuchCard as error:
-            own = all_own_cards()
-            if any(
-                matching_cards(own, want) or want.strip().lower().startswith(GPUS)
-                for want in wanted
-            ):
-                raise CardUnavailable(error.message, error.next_step) from error
+            all_cards = all_own_cards()
+            for name in wanted:
+                if matching_cards(all_cards, name) or name.strip().lower().startswith(GPUS):
+                    raise CardUnavailable(error.message, error.next_step) from error
             raise
     usable = own_cards(say)
-    cards = [found for found in usable if found.kind != "cpu"]
-    if not cards and any(found.refusal for found in all_own_cards()):
+    gpus = [card for card in usable if card.kind != "cpu"]
+    if not gpus and any(card.refusal for card in all_own_cards()):
         raise CardUnavailable(
             "The farm cannot measure on any GPU of this host.",
             "Correct the problems above, or serve the CPU with `farm worker --card cpu`.",
         )
-    return cards or usable
+    return gpus or usable
 
 
 def flower(port: int | None = None, address: str = "127.0.0.1", writable: bool = False) -> None:

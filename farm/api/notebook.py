@@ -76,12 +76,12 @@ class JobReport:
             for row in report.types
         ]
         compared = [
-            (name, interval(one.total, units), interval(one.whole, units), gap(one.gap))
-            for name, units, one in (
+            (name, interval(sums.total, units), interval(sums.whole, units), gap(sums.gap))
+            for name, units, sums in (
                 ("time", TIME, verdict.time),
                 ("energy", ENERGY, verdict.energy),
             )
-            if one is not None
+            if sums is not None
         ]
         card = ", ".join(dict.fromkeys(card.model for card in report.cards))
         note = ", ".join([verdict.outcome.upper(), *verdict.reasons])
