@@ -500,24 +500,28 @@ def _reading(row: Row, origin: str) -> Checked:
         "origin": origin,
         "capabilities": [],
     }
-    same = (
-        "subject_kind subject_id card_id card_model flags throttle_reasons details cost_s kernels"
-    )
-    found = {
-        "id": row["reading_id"],
-        **_columns(row, (*same.split(), *(column.name for column in FIGURES))),
-        "software_id": software.id,
-        "protocol_id": protocol.id,
-        "method": row["details"].get("method"),
-        "origin": row["origin"] or origin,
-    }
-    return Checked(
-        found,
-        subject,
-        _cost(row),
-        row["model_flops"] if of_model else None,
-        (software, protocol, card),
-    )
+    reading = _columns(row, _SAME_IN_READING)
+    reading["id"] = row["reading_id"]
+    reading["software_id"] = software.id
+    reading["protocol_id"] = protocol.id
+    reading["method"] = row["details"].get("method")
+    reading["origin"] = row["origin"] or origin
+    model_flops = row["model_flops"] if of_model else None
+    return Checked(reading, subject, _cost(row), model_flops, (software, protocol, card))
+
+
+_SAME_IN_READING = (
+    "subject_kind",
+    "subject_id",
+    "card_id",
+    "card_model",
+    "flags",
+    "throttle_reasons",
+    "details",
+    "cost_s",
+    "kernels",
+    *(column.name for column in FIGURES),
+)
 
 
 def _capture(row: Row, origin: str) -> Checked:
@@ -527,7 +531,7 @@ def _capture(row: Row, origin: str) -> Checked:
     if row["capture_id"] != content_id([variant.id, *same.values(), row["captured"], *kernels_of]):
         raise ValueError("capture_id is not the hash of the row's description")
     farm = row["origin"] or origin
-    found = {
+    capture = {
         "variant_id": variant.id,
         **same,
         "card_model": row["compiled_for"],
@@ -537,7 +541,8 @@ def _capture(row: Row, origin: str) -> Checked:
         "verification": {**row["verification"], ORIGIN: farm},
         "created_at_s": row["created_at_s"],
     }
-    return Checked(found, variant, Cost(row["flops"], row["bytes_moved"]), row["model_flops"])
+    cost = Cost(row["flops"], row["bytes_moved"])
+    return Checked(capture, variant, cost, row["model_flops"])
 
 
 def _call(row: Row, origin: str) -> Checked:
@@ -555,11 +560,11 @@ def _cost(row: Row) -> Cost:
     """The cost of an operator tuple. Older exports have one output shape, and only of operators
     with one output.
     """
-    first, shapes = row["output_shape"], row["output_shapes"]
-    found = [first] if shapes is None and first is not None else shapes
-    return Cost(
-        row["flops"], row["bytes_moved"], None if found is None else tuple(map(tuple, found))
-    )
+    shapes = row["output_shapes"]
+    if shapes is None and row["output_shape"] is not None:
+        shapes = [row["output_shape"]]
+    output_shapes = None if shapes is None else tuple(map(tuple, shapes))
+    return Cost(row["flops"], row["bytes_moved"], output_shapes)
 
 
 def _verdict(row: Row, origin: str) -> dict[str, Any]:

@@ -63,10 +63,10 @@ def compressed_database(files: Sequence[Path], folder: Path = FOLDER) -> Path:
     """Return the path of the compressed database of these exports in the current schema. The file
     may be missing.
     """
-    about = hashlib.sha256(newest_schema().encode())
+    digest = hashlib.sha256(newest_schema().encode())
     for file in _tables(files):
-        about.update(hashlib.sha256(file.read_bytes()).digest())
-    return folder / f"packaged-{about.hexdigest()[:16]}.db.zst"
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return folder / f"packaged-{digest.hexdigest()[:16]}.db.zst"
 
 
 def database_of(files: Sequence[Path], cache: Path) -> Database:
@@ -74,10 +74,10 @@ def database_of(files: Sequence[Path], cache: Path) -> Database:
 
     Folder `cache` has a copy for the next time; see `farm.exchange.copies`. Raises `ImportRefused`
     if a file is not an export, and `DamagedPackage` if it is a damaged file of the package."""
-    about = hashlib.sha256(newest_schema().encode())
+    digest = hashlib.sha256(newest_schema().encode())
     for file in _tables(files):
-        about.update(f"{file}:{file.stat().st_size}:{file.stat().st_mtime_ns}".encode())
-    path = cache / f"exports-{about.hexdigest()[:16]}.db"
+        digest.update(f"{file}:{file.stat().st_size}:{file.stat().st_mtime_ns}".encode())
+    path = cache / f"exports-{digest.hexdigest()[:16]}.db"
     return DatabaseCopy(path, functools.partial(_write_database, files)).open()
 
 
