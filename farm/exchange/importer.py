@@ -630,32 +630,20 @@ def _store_operators(session: Session, costs: Mapping[OperatorTuple, Cost]) -> N
     for spec, cost in costs.items():
         if spec in new:
             continue
-        before = stored[spec.id]
-        merged = (
-            _agreed(before.flops, cost.flops),
-            _agreed(before.bytes_moved, cost.bytes),
-            _shapes(cost) if before.output_shapes is None else before.output_shapes,
+        before = stored[spec.id]._asdict()
+        del before["id"]
+        merged = {
+            "flops": _agreed(before["flops"], cost.flops),
+            "bytes_moved": _agreed(before["bytes_moved"], cost.bytes),
+            "output_shapes": before["output_shapes"],
             # Versions wrote the keywords of a call in different orders.
-            min(before.label, label_of(spec)),
-        )
-        is_changed = merged != (
-            before.flops,
-            before.bytes_moved,
-            before.output_shapes,
-            before.label,
-        )
-        if is_changed and not _is_own(session, spec.id):
-            flops, bytes_moved, output_shapes, label = merged
-            session.execute(
-                sqlalchemy.update(tables.Operator)
-                .where(OPERATOR.id == spec.id)
-                .values(
-                    flops=flops,
-                    bytes_moved=bytes_moved,
-                    output_shapes=output_shapes,
-                    label=label,
-                )
-            )
+            "label": min(before["label"], label_of(spec)),
+        }
+        if merged["output_shapes"] is None:
+            merged["output_shapes"] = _shapes(cost)
+        if merged != before and not _is_own(session, spec.id):
+            operator = sqlalchemy.update(tables.Operator).where(OPERATOR.id == spec.id)
+            session.execute(operator.values(**merged))
 
 
 def _agreed(first: int, second: int) -> int:

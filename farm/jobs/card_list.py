@@ -26,18 +26,12 @@ def own_rows() -> CardRows:
     """Return the cards of this host, those that the farm cannot use included."""
     rows = {}
     for card in all_own_cards():
-        rows[card.id] = {
-            "id": card.id,
-            "kind": card.kind,
-            "model": card.model,
-            "memory_bytes": card.memory_bytes,
-            "driver": card.driver,
-            "index": card.index,
-            "host": card.host,
-            "state": "refused" if card.refusal else "here",
-            "state_reason": card.refusal,
-            "links": links_of(card),
-        }
+        row = dict(vars(card))
+        refusal = row.pop("refusal")
+        row["state"] = "refused" if refusal else "here"
+        row["state_reason"] = refusal
+        row["links"] = links_of(card)
+        rows[card.id] = row
     return rows
 
 
