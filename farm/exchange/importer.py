@@ -312,7 +312,8 @@ def _checked(file: ExportFile, origin: str) -> Iterator[list[Any]]:
                 records: list[Any] = []
                 try:
                     for cells in zip(*values, strict=True):
-                        row = added | dict(zip(names, cells, strict=True))
+                        row = dict(added)
+                        row.update(zip(names, cells, strict=True))
                         records.append(make(row, origin))
                 except (FarmError, ValueError, TypeError) as error:
                     raise _refused(file, before + len(records) + 1, error) from error
