@@ -112,7 +112,7 @@ class Ending:
 
 
 def _run(options: CliOptions, ending: Ending) -> None:
-    from farm.devices.host import no_slow_memory
+    from farm.devices.cpu import no_slow_memory
     from farm.settings import settings
     from farm.store.database import is_there
     from tasks.submissions import Submissions, plan

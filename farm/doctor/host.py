@@ -13,23 +13,19 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import pynvml
-
 from farm import settings as farm_settings
-from farm.devices import nvidia
-from farm.devices.amd import UNTESTED
 from farm.devices.device import Card
 from farm.devices.host import (
     SHARED_MEMORY_STEP,
-    Installed,
     discover,
-    installed_torch,
     open_device,
     semaphore_problem,
+    vendor_of,
 )
 from farm.devices.lock import holder_of, lock_problems, registered_processes
 from farm.devices.shared_files import UntrustedPath, open_folder
-from farm.doctor import Check, ok, problem, warning
+from farm.devices.software import installed_torch
+from farm.doctor import Check, drivers, ok, problem, warning
 from farm.errors import FarmError
 from farm.jobs.item_driver import Spool
 from farm.safe_text import printable
@@ -56,11 +52,8 @@ def _hardware_checks(current: Settings) -> Iterator[Check]:
             "Install torch, or install farm again with its dependencies.",
         )
     cards = discover(current)
-    yield from (
-        _amd_driver(cards, torch.hip)
-        if torch and torch.hip
-        else _nvidia_driver(cards, torch, current)
-    )
+    checks = drivers.CHECKS[vendor_of("cuda").name]
+    yield from checks(cards, torch, current)
     for card in cards:
         name = "cpu here" if card.kind == "cpu" else f"card {card.index} here"
         if card.kind == "cpu" and not _worker_of(
@@ -77,37 +70,6 @@ def _hardware_checks(current: Settings) -> Iterator[Check]:
             yield warning(name, f"the farm cannot measure on {card}: {card.refusal}", step)
 
 
-def _amd_driver(cards: Sequence[Card], rocm: str) -> Iterator[Check]:
-    yield ok("torch", f"built for ROCm {rocm}")
-    if driver := next((card.driver for card in cards if card.kind == "cuda" and card.driver), ""):
-        yield ok("driver", f"amdgpu {driver}")
-        yield warning(
-            "AMD",
-            UNTESTED,
-            "Compare readings with another tool before you use them (docs/devices.md).",
-        )
-
-
-def _nvidia_driver(
-    cards: Sequence[Card], torch: Installed | None, current: Settings
-) -> Iterator[Check]:
-    driver, cuda, trouble = _driver()
-    yield from _all_listed(cards, current)
-    if driver:
-        yield ok("driver", f"{driver}, supports CUDA up to {cuda[0]}.{cuda[1]}")
-    elif has_nvidia_hardware() or any(card.kind == "cuda" for card in cards):
-        yield problem(
-            "driver",
-            f"this host has an NVIDIA card, but its driver does not answer: {trouble}",
-            "Install or reload the driver until `nvidia-smi` lists the card; give a container "
-            "access to the card.",
-        )
-    else:
-        yield ok("driver", "this host has no NVIDIA card; it measures on its CPU")
-    if torch is not None:
-        yield torch_against_driver(torch, cuda if driver else None)
-
-
 def disturbances(cards: Sequence[Card], current: Settings) -> Iterator[Check]:
     """Report what would disturb readings on these cards: a busy CPU, or other processes on a
     GPU.
@@ -121,83 +83,6 @@ def disturbances(cards: Sequence[Card], current: Settings) -> Iterator[Check]:
                     yield from _foreign(
                         f"card {card.index}", card, device.compute_processes(), current
                     )
-
-
-def _driver() -> tuple[str, tuple[int, int], str]:
-    """Return the driver's version, the newest CUDA version that it supports, and its error ("" if
-    it answers).
-    """
-    try:
-        with nvidia.opened():
-            version = pynvml.nvmlSystemGetDriverVersion()
-            number = pynvml.nvmlSystemGetCudaDriverVersion_v2()
-        return (
-            version if isinstance(version, str) else version.decode(),
-            (number // 1000, number % 1000 // 10),
-            "",
-        )
-    except pynvml.NVMLError as error:
-        return "", (0, 0), str(error)
-
-
-def _all_listed(listed: Sequence[Card], current: Settings) -> Iterator[Check]:
-    """Report GPUs that the driver counts but the farm did not list: no worker uses them."""
-    counted = [] if current.simulated_cards else nvidia.nvidia_cards(current)
-    if any(card.id == f"{nvidia.WITHOUT_UUID}{current.host}" for card in counted):
-        return  # another check reports that the driver does not count GPUs
-    if left_out := [card for card in counted if card.id not in {other.id for other in listed}]:
-        named = ", ".join(f"{card.index} ({card.id})" for card in left_out[:8])
-        yield warning(
-            "GPUs",
-            f"the farm sees {len(counted) - len(left_out)} of the {len(counted)} GPUs that the "
-            "driver lists; "
-            f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '')} leaves out {named}",
-            "Unset CUDA_VISIBLE_DEVICES to use all GPUs. Leave it if a scheduler gave you only "
-            "some of them.",
-        )
-    elif counted:
-        yield ok("GPUs", f"the farm sees all {len(counted)} GPUs that the driver lists")
-
-
-def has_nvidia_hardware(devices: Path = Path("/sys/bus/pci/devices")) -> bool:
-    """True if an NVIDIA display or 3D controller is on the PCI bus. Does not ask the driver."""
-    for device in devices.glob("*"):
-        with contextlib.suppress(OSError):
-            vendor, kind = (
-                (device / "vendor").read_text().strip(),
-                (device / "class").read_text().strip(),
-            )
-            if vendor == "0x10de" and kind.startswith("0x03"):
-                return True
-    return False
-
-
-def torch_against_driver(torch: Installed, driver_cuda: tuple[int, int] | None) -> Check:
-    """Check that torch can use the driver. A CUDA program runs on every driver with the same major
-    CUDA version.
-    """
-    if driver_cuda is None:
-        return ok(
-            "torch",
-            f"{torch.version}{f', built for CUDA {torch.cuda}' if torch.cuda else ', for CPUs'}",
-        )
-    if not torch.cuda:
-        message = f"torch {torch.version} is built for CPUs, but this host has an NVIDIA driver"
-        step = "Install a build of torch for CUDA (the default on Linux)."
-        return problem("torch", message, step)
-    major, minor = (int(part) for part in torch.cuda.split(".")[:2])
-    runs = f"the driver supports CUDA up to {driver_cuda[0]}.{driver_cuda[1]}"
-    message = f"torch {torch.version} is built for CUDA {torch.cuda}, {runs}"
-    if major > driver_cuda[0]:
-        step = (
-            "Update the driver, or install a torch that is built for a CUDA version that the "
-            "driver supports."
-        )
-        return problem("torch", message, step)
-    if (major, minor) > driver_cuda:
-        step = "torch runs, but kernels that are compiled at run time may fail: update the driver."
-        return warning("torch", message, step)
-    return ok("torch", message)
 
 
 def _card_here(name: str, card: Card, current: Settings) -> Iterator[Check]:

@@ -24,7 +24,8 @@ from sqlalchemy import insert
 from sqlmodel import Session, SQLModel, col, func, select
 
 from farm.devices.device import Card
-from farm.devices.host import links_of, torch_version
+from farm.devices.host import links_of
+from farm.devices.software import torch_version
 from farm.errors import CaptureError, NoSuchJob, UnknownOperator, UsageError, did_you_mean
 from farm.jobs import jobs
 from farm.jobs.balance import together_s
