@@ -1,24 +1,17 @@
-"""`ModelEntry` describes a model and checks its variants; `Source` is the interface of a source of
-models. No torch.
-"""
+"""A model of the catalog (`ModelEntry`): what it accepts, and its defaults. No torch."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from farm.errors import UsageError
 from farm.types.protocol import Variant
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 LARGEST_OF_ALL = 4096
 CACHE = 1024  # tokens in the cache of a decode pass, by default
@@ -203,33 +196,3 @@ def costs_of(source: str) -> Mapping[str, Mapping[str, Any]]:
     benchmarks/model_costs.py.
     """
     return json.loads(Path(__file__).with_name("costs.json").read_text())[source]
-
-
-class Source(Protocol):
-    """A source of models: one module of this package each. Only `make` and `inputs` need torch."""
-
-    NAME: str  # before the slash: timm/mobilevit_s
-    PACKAGE: str  # the package that makes its models; "" for the farm itself
-    EXTRA: str  # the extra of pyproject.toml that installs it; "" if always installed
-    REFUSED: Mapping[
-        str, str
-    ]  # the models that cannot be measured, by name: the reason, after "NAME is"
-
-    def entries(self) -> Mapping[str, ModelEntry]:
-        """The models that can be measured, by name."""
-
-    def make(self, entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module:
-        """The module in the variant's dtype, with random weights from torch's generator. If its
-        destination ``device`` is meta, ``torch.empty`` makes meta tensors during this call. The
-        module may be made on another device; the caller moves it."""
-
-    def inputs(self, entry: ModelEntry, variant: Variant, device: torch.device) -> tuple[Any, ...]:
-        """The positional arguments of the module."""
-
-
-def is_installed(source: Source) -> bool:
-    return not source.EXTRA or importlib.util.find_spec(source.PACKAGE) is not None
-
-
-def install_line(source: Source) -> str:
-    return f"pip install 'operator-farm[{source.EXTRA}]'"

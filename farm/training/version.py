@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 
 from farm.errors import FarmError, Unmeasurable, UsageError
-from farm.models import catalog, own
+from farm.models import catalog
 from farm.types.fields import content_id
 from farm.types.protocol import Variant
 
@@ -20,14 +20,15 @@ def versioned(variant: Variant) -> Variant:
 
     The source is part of the hash because code between the calls takes time in the whole model. All
     other variants are returned unchanged, even if the catalog does not have their model."""
-    entry = None
-    with contextlib.suppress(UsageError):
-        entry = catalog.find(variant.model)
-    if entry is None or entry.origin != own.NAME:
+    try:
+        source, entry = catalog.source_and_entry(variant.model)
+    except UsageError:
+        return variant
+    if not source.has_versions:
         return variant
     from farm.training.extract import extract, keep_extraction
 
-    own.forget_edited(entry.own_name, variant.step)
+    source.forget_edited(entry, variant.step)
     plain, calls = dataclasses.replace(variant, version=""), None
     if (
         variant.cards == 1
@@ -38,7 +39,7 @@ def versioned(variant: Variant) -> Variant:
                 (call.tuple_id, call.module_path, call.part) for call in extraction.capture.calls
             ]
     found = dataclasses.replace(
-        plain, version=content_id([calls, own.code(entry.own_name, variant.step)])[:12]
+        plain, version=content_id([calls, source.code(entry, variant.step)])[:12]
     )
     if calls is not None:
         keep_extraction(found, extraction)
