@@ -53,26 +53,6 @@ def _library() -> Any:
     return amdsmi
 
 
-def amd_cards(settings: Settings) -> list[Card]:
-    """The AMD cards of this host in HIP's order; [] without ROCm's driver. If AMD SMI fails, one
-    entry with refusal.
-    """
-    if not KFD.exists():
-        return []
-    try:
-        handles = _library().amdsmi_get_processor_handles()
-        cards = [_describe(handle, index, settings) for index, handle in enumerate(handles)]
-        return sorted(cards, key=lambda card: card.index)
-    except ImportError:
-        step = "install the version of your ROCm: `pip install 'operator-farm[amd]'`"
-        reason = f"the Python package amdsmi is not installed; {step}"
-    except Exception as error:  # of an old library also OSError, KeyError and AttributeError
-        text = " ".join(str(error).split())
-        reason = f"AMD SMI says '{text}'; read the output of `amd-smi list`"
-    uncounted = Card(f"AMD-{settings.host}", "cuda", "all AMD cards", 0, host=settings.host)
-    return [dataclasses.replace(uncounted, refusal=reason)]
-
-
 def _describe(handle: Any, index: int, settings: Settings) -> Card:
     smi = _library()
     card_id, hip_index = _identity(handle)
@@ -257,10 +237,26 @@ class Amd(Vendor):
         return torch is not None and bool(torch.hip)
 
     def cards(self, settings: Settings) -> list[Card]:
-        return amd_cards(settings)
+        """The AMD cards of this host in HIP's order; [] without ROCm's driver. If AMD SMI fails,
+        one entry with refusal.
+        """
+        if not KFD.exists():
+            return []
+        try:
+            handles = _library().amdsmi_get_processor_handles()
+            cards = [_describe(handle, index, settings) for index, handle in enumerate(handles)]
+            return sorted(cards, key=lambda card: card.index)
+        except ImportError:
+            step = "install the version of your ROCm: `pip install 'operator-farm[amd]'`"
+            reason = f"the Python package amdsmi is not installed; {step}"
+        except Exception as error:  # of an old library also OSError, KeyError and AttributeError
+            text = " ".join(str(error).split())
+            reason = f"AMD SMI says '{text}'; read the output of `amd-smi list`"
+        uncounted = Card(f"AMD-{settings.host}", "cuda", "all AMD cards", 0, host=settings.host)
+        return [dataclasses.replace(uncounted, refusal=reason)]
 
     def visible_cards(self, settings: Settings) -> list[Card]:
-        return visible_cards(amd_cards(settings))
+        return visible_cards(self.cards(settings))
 
     def open(self, card: Card) -> Device:
         return AmdDevice(card)

@@ -79,21 +79,6 @@ THROTTLE_REASONS = {
 }
 
 
-def nvidia_cards(settings: Settings) -> list[Card]:
-    """The NVIDIA cards of this host in NVML's order; [] if there is no driver.
-
-    A card whose driver fails is in the list with its refusal. If the driver cannot count the cards,
-    the list has one entry for all cards."""
-    try:
-        with opened():
-            return [_describe(index, settings) for index in range(pynvml.nvmlDeviceGetCount())]
-    except pynvml.NVMLError as error:
-        if _code(error) in ABSENT:
-            return []
-        uncounted = Card(uncounted_id(settings), "cuda", "all NVIDIA cards", 0, host=settings.host)
-        return [dataclasses.replace(uncounted, refusal=_no_answer(error))]
-
-
 def visible_cards(cards: list[Card], settings: Settings) -> list[Card]:
     """The cards that CUDA_VISIBLE_DEVICES names; all cards if it is not set.
 
@@ -241,10 +226,23 @@ class Nvidia(Vendor):
         return torch is None or not torch.hip
 
     def cards(self, settings: Settings) -> list[Card]:
-        return nvidia_cards(settings)
+        """The NVIDIA cards of this host in NVML's order; [] if there is no driver.
+
+        A card whose driver fails is in the list with its refusal. If the driver cannot count the cards,
+        the list has one entry for all cards."""
+        try:
+            with opened():
+                return [_describe(index, settings) for index in range(pynvml.nvmlDeviceGetCount())]
+        except pynvml.NVMLError as error:
+            if _code(error) in ABSENT:
+                return []
+            uncounted = Card(
+                uncounted_id(settings), "cuda", "all NVIDIA cards", 0, host=settings.host
+            )
+            return [dataclasses.replace(uncounted, refusal=_no_answer(error))]
 
     def visible_cards(self, settings: Settings) -> list[Card]:
-        return visible_cards(nvidia_cards(settings), settings)
+        return visible_cards(self.cards(settings), settings)
 
     def open(self, card: Card) -> Device:
         return NvidiaDevice(card)

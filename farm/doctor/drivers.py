@@ -88,7 +88,7 @@ def _nvidia_driver() -> NvidiaDriver:
 
 def _all_listed(listed: Sequence[Card], current: Settings) -> Iterator[Check]:
     """Report GPUs that the driver counts but the farm did not list: no worker uses them."""
-    counted = [] if current.simulated_cards else nvidia.nvidia_cards(current)
+    counted = [] if current.simulated_cards else nvidia.Nvidia().cards(current)
     if any(card.id == nvidia.uncounted_id(current) for card in counted):
         return  # another check reports that the driver does not count GPUs
     listed_ids = {card.id for card in listed}

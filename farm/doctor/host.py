@@ -56,9 +56,8 @@ def _hardware_checks(current: Settings) -> Iterator[Check]:
     yield from checks(cards, torch, current)
     for card in cards:
         name = "cpu here" if card.kind == "cpu" else f"card {card.index} here"
-        if card.kind == "cpu" and not _worker_of(
-            card, current
-        ):  # a worker's measurement would cause the load
+        # A worker's measurement would cause the load.
+        if card.kind == "cpu" and not _worker_of(card, current):
             yield _load()
         if not card.refusal:
             yield from _card_here(name, card, current)
@@ -124,26 +123,26 @@ def _foreign(
     """
     import psutil
 
+    if not processes:
+        return
+
     def command(pid: int) -> str:
         with contextlib.suppress(psutil.Error):
             return psutil.Process(pid).name()
         return "of another container or user"
 
-    own = (
-        _worker_of(card, current) | registered_processes(current.lock_dir)
-        if processes
-        else frozenset()
-    )
-    foreign = sorted((processes or frozenset()) - own)
+    of_farm = _worker_of(card, current) | registered_processes(current.lock_dir)
+    foreign = sorted(processes - of_farm)
     unseen = [pid for pid in foreign if not Path(f"/proc/{pid}").exists()]
-    if not foreign or (own and len(unseen) == len(foreign) == 1):
+    if not foreign or (of_farm and len(unseen) == len(foreign) == 1):
         return  # in a container the driver reports host ids: one unknown id is the worker's
-    named = ", ".join(f"{pid} ({command(pid)})" for pid in foreign[:5])
-    message = (
-        f"other processes compute on {card}: {named}; readings taken meanwhile get the flag "
-        "`shared`"
+    names = ", ".join(f"{pid} ({command(pid)})" for pid in foreign[:5])
+    yield warning(
+        name,
+        f"other processes compute on {card}: {names}; readings taken meanwhile get the flag "
+        "`shared`",
+        "End these processes, or choose another card.",
     )
-    yield warning(name, message, "End these processes, or choose another card.")
 
 
 def _worker_of(card: Card, current: Settings) -> frozenset[int]:
@@ -154,9 +153,8 @@ def _worker_of(card: Card, current: Settings) -> frozenset[int]:
     if pid is None:
         return frozenset()
     with contextlib.suppress(psutil.Error):
-        return frozenset(
-            {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
-        )
+        children = psutil.Process(pid).children(recursive=True)
+        return frozenset([pid, *(child.pid for child in children)])
     return frozenset()
 
 
@@ -171,28 +169,37 @@ def _folder_checks(current: Settings) -> Iterator[Check]:
     for message, step in lock_problems(current.lock_dir):
         yield warning("locks", printable(message), printable(step))
     yield from _temporary_folder()
-    if reason := semaphore_problem():
+    reason = semaphore_problem()
+    if reason:
         yield problem("shared memory", f"workers cannot start: {reason}", SHARED_MEMORY_STEP)
     yield from _disk(current)
-    spool = Spool(current.state_dir / "spool")
-    if aside := spool.put_aside():
-        named = printable(", ".join(path.name for path in aside[:5]))
+    yield from _spool(Spool(current.state_dir / "spool"))
+    yield from _settings_file()
+
+
+def _spool(spool: Spool) -> Iterator[Check]:
+    """Report readings that are not in the database."""
+    aside = spool.put_aside()
+    if aside:
+        names = printable(", ".join(path.name for path in aside[:5]))
         yield problem(
             "spool",
             f"{len(aside)} {plural('reading', len(aside))} in {spool.folder} could not be stored: "
-            f"{named}",
+            f"{names}",
             "The log of the card's worker has the reason. Delete the files: their items are "
             "measured again.",
         )
-    if waiting := len(spool):
-        message = (
-            f"{waiting} {plural('reading', waiting)} in {spool.folder}, not yet in the database"
-        )
+    waiting = len(spool)
+    if waiting:
         yield warning(
             "spool",
-            message,
+            f"{waiting} {plural('reading', waiting)} in {spool.folder}, not yet in the database",
             "Start `farm worker`: the card's worker stores them when the database answers.",
         )
+
+
+def _settings_file() -> Iterator[Check]:
+    """Check that other users cannot read the settings file, or change it."""
     path = os.environ.get("FARM_CONFIG", "")
     with contextlib.suppress(OSError):
         mode = Path(path).stat().st_mode if path else 0
@@ -279,34 +286,32 @@ def _writable(name: str, folder: Path, next_step: str) -> Check:
         except UntrustedPath as error:
             message = printable(f"{error.filename} {error.strerror}, so {folder} is not used")
             return problem(name, message, f"Delete this link, or: {next_step}")
-    there = _existing(folder)
-    if not there.is_dir():
-        return problem(name, f"the folder {folder} cannot be created: {there} is a file", next_step)
+    existing = _existing(folder)
+    if not existing.is_dir():
+        message = f"the folder {folder} cannot be created: {existing} is a file"
+        return problem(name, message, next_step)
     try:
         # Permission bits are not enough: a file system can be full, read-only, virtual or mapped to
         # another user.
-        with tempfile.TemporaryFile(dir=there):
-            return ok(
-                name, str(folder) if there == folder else f"{folder} (created when it is needed)"
-            )
+        with tempfile.TemporaryFile(dir=existing):
+            pass
     except OSError as error:
-        cannot = "" if there == folder else f"{folder} cannot be created: "
-        return problem(
-            name, f"{cannot}this user cannot write to {there}: {error.strerror}", next_step
-        )
+        cannot = "" if existing == folder else f"{folder} cannot be created: "
+        message = f"{cannot}this user cannot write to {existing}: {error.strerror}"
+        return problem(name, message, next_step)
+    return ok(name, str(folder) if existing == folder else f"{folder} (created when it is needed)")
 
 
 def _disk(current: Settings) -> Iterator[Check]:
     folders = {current.state_dir, *(file.parent for file in _database_files(current))}
-    # If a path is not a folder, the check of the folder or the database reports it.
-    found = [
-        (folder, there)
-        for folder in sorted(folders, reverse=True)
-        if (there := _existing(folder)).is_dir()
-    ]
-    devices = {there.stat().st_dev: (folder, there) for folder, there in found}
-    for folder, there in reversed(devices.values()):
-        free_bytes = shutil.disk_usage(there).free
+    #: Device -> a folder of the farm on it, and the folder that exists.
+    devices: dict[int, tuple[Path, Path]] = {}
+    for folder in sorted(folders, reverse=True):
+        existing = _existing(folder)
+        if existing.is_dir():  # otherwise the check of the folder or the database reports it
+            devices[existing.stat().st_dev] = folder, existing
+    for folder, existing in reversed(devices.values()):
+        free_bytes = shutil.disk_usage(existing).free
         message = f"{free_bytes / 2**30:.1f} GiB free on the disk of {folder}"
         if free_bytes < DISK_WARNING_BYTES:
             result = problem if free_bytes < DISK_PROBLEM_BYTES else warning

@@ -15,7 +15,7 @@ from farm.types.protocol import Variant
 
 LARGEST_OF_ALL = 4096
 CACHE = 1024  # tokens in the cache of a decode pass, by default
-_DEFAULTS = {one.name: one.default for one in dataclasses.fields(Variant)}
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(Variant)}
 
 
 @dataclass(frozen=True)
@@ -76,50 +76,75 @@ class ModelEntry:
     def completed(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of a variant of this model: the given ones, with the model's defaults for the
         others. Raises `UsageError` if the model does not accept or use a field."""
-        phase = given.get("phase") or (self.phases[0] if self.phases else "")
-        if phase and phase not in self.phases:
-            has = (
-                f"Choose {' or '.join(self.phases)}."
-                if self.phases
-                else "Omit --phase: the model has no phases."
-            )
-            raise UsageError(f"{self.name} has no phase '{phase}'.", has)
-        own = {"input_size": self.check_size(given.get("input_size")), "phase": phase}
-        found = {**given, **own, **self._lengths(phase, given)}
+        phase = self._phase(given.get("phase"))
+        fields = dict(given)
+        fields["input_size"] = self.check_size(given.get("input_size"))
+        fields["phase"] = phase
+        fields |= self._lengths(phase, given)
         if given.get("padded") and (not self.masked or phase == "decode"):
             where = f" in {phase}" if phase else ""
             raise UsageError(f"{self.name} takes no padded sequences{where}.", "Omit --padded.")
         if (given.get("distributed") or 1) > 1 and self.origin != "user":
-            step = "Give --tensor-parallel, or --data-parallel for training."
             raise UsageError(
                 f"--cards is for a model of your own that is distributed, not for {self.name}.",
-                step,
+                "Give --tensor-parallel, or --data-parallel for training.",
             )
         if given.get("text") and not phase:
             raise UsageError(f"{self.name} takes no text.", "Omit --text and --tokenizer.")
-        if layers := given.get("layers"):
-            if not self.depth:
-                raise UsageError(f"{self.name} cannot be cut to {layers} layers.", "Omit --layers.")
-            if layers > self.depth:
-                step = f"Give --layers {self.depth} or less."
-                raise UsageError(f"{self.name} has {self.depth} layers, not {layers}.", step)
-            found["layers"] = layers if layers < self.depth else 0
+        if given.get("layers"):
+            fields["layers"] = self._cut_to(given["layers"])
         if given.get("step"):
-            if phase == "decode":
-                raise UsageError(
-                    f"{self.name} cannot be trained in the phase decode.", "Omit --phase."
-                )
-            optimizer = _optimizer(
-                given.get("optimizer") or "sgd", given.get("amp") or "", given.get("compile") or ""
-            )
-            return found | {"mode": "train", "optimizer": optimizer}
+            fields["mode"] = "train"
+            fields["optimizer"] = self._optimizer(phase, given)
+            return fields
         for name in ("optimizer", "amp", "recompute", "accumulate"):
-            if given.get(name, _DEFAULTS[name]) not in (_DEFAULTS[name], None):
+            if given.get(name) not in (_DEFAULTS[name], None):
                 raise UsageError(
                     f"--{name} is for a training step only.",
                     f"Give --step training, or omit --{name}.",
                 )
-        return found
+        return fields
+
+    def _phase(self, phase: str | None) -> str:
+        """A phase that the model has; None means the default, "" for a model without phases."""
+        if not phase:
+            return self.phases[0] if self.phases else ""
+        if phase in self.phases:
+            return phase
+        step = "Omit --phase: the model has no phases."
+        if self.phases:
+            step = f"Choose {' or '.join(self.phases)}."
+        raise UsageError(f"{self.name} has no phase '{phase}'.", step)
+
+    def _cut_to(self, layers: int) -> int:
+        """The field ``layers`` of a variant with so many layers; 0 for all."""
+        if not self.depth:
+            raise UsageError(f"{self.name} cannot be cut to {layers} layers.", "Omit --layers.")
+        if layers > self.depth:
+            step = f"Give --layers {self.depth} or less."
+            raise UsageError(f"{self.name} has {self.depth} layers, not {layers}.", step)
+        return layers if layers < self.depth else 0
+
+    def _optimizer(self, phase: str, given: Mapping[str, Any]) -> str:
+        """The optimizer of a training step; raises `UsageError` if it is compiled and the model is
+        not, or if it does not work with a gradient scaler in a CUDA graph."""
+        if phase == "decode":
+            raise UsageError(f"{self.name} cannot be trained in the phase decode.", "Omit --phase.")
+        name: str = given.get("optimizer") or "sgd"
+        if name.endswith("-compiled") and not given.get("compile"):
+            plain = name.removesuffix("-compiled")
+            problem = f"The optimizer {name} is compiled together with the model."
+            raise UsageError(problem, f"Add --compile, or give --optimizer {plain}.")
+        if given.get("amp") != "float16" or name.endswith("-fused"):
+            return name
+        if "-" in name:
+            raise UsageError(
+                f"With --amp float16 the optimizer {name} checks on the host whether a gradient is "
+                "infinite. A CUDA graph cannot contain that check.",
+                f"Give --optimizer {name.partition('-')[0]}-fused, which checks on the card, or "
+                "--amp bfloat16.",
+            )
+        return f"{name}-fused"
 
     def _lengths(self, phase: str, given: Mapping[str, Any]) -> dict[str, int]:
         length, cache = given.get("length"), given.get("cache")
@@ -168,26 +193,6 @@ class ModelEntry:
         if self.longest and tokens > self.longest:
             problem = f"{self.name} takes at most {self.longest} tokens; --{what} is {tokens}."
             raise UsageError(problem, f"Give --{what} {self.longest} or less.")
-
-
-def _optimizer(name: str, amp: str, compile_mode: str) -> str:
-    """The optimizer of a step; raises `UsageError` if it is compiled and the model is not, or if it
-    does not work with a gradient scaler in a CUDA graph."""
-    if name.endswith("-compiled") and not compile_mode:
-        plain = name.removesuffix("-compiled")
-        problem = f"The optimizer {name} is compiled together with the model."
-        raise UsageError(problem, f"Add --compile, or give --optimizer {plain}.")
-    if amp != "float16" or name.endswith("-fused"):
-        return name
-    if "-" in name:
-        raise UsageError(
-            f"With --amp float16 the optimizer {name} checks on the host whether a gradient is "
-            "infinite. "
-            "A CUDA graph cannot contain that check.",
-            f"Give --optimizer {name.partition('-')[0]}-fused, which checks on the card, or --amp "
-            "bfloat16.",
-        )
-    return f"{name}-fused"
 
 
 @functools.cache
