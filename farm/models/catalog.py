@@ -147,6 +147,12 @@ def source_and_entry(name: str) -> tuple[Source, ModelEntry]:
     return source, dataclasses.replace(entries[bare], name=_shortest(source, bare))
 
 
+def _maker_and_entry(name: str) -> tuple[Source, ModelEntry]:
+    """The source that builds a model, and the model's entry. Raises as `find`."""
+    source, entry = source_and_entry(name)
+    return source.maker(entry), entry
+
+
 def _unknown(name: str, bare: str) -> UnknownModel:
     """The error of a name that no source has, or several sources have."""
     candidates = [f"{source.name}/{name}" for source in SOURCES if name in source.entries()]
@@ -182,9 +188,9 @@ def usual_batch(name: str, default: int) -> int:
     """The batch of a user's own example inputs; ``default`` for all other models. Imports torch for
     a user's model.
     """
-    source, entry = source_and_entry(name)
+    maker, entry = _maker_and_entry(name)
     with contextlib.suppress(SettingsError):  # using the model raises this error again
-        return source.usual_batch(entry) or default
+        return maker.usual_batch(entry) or default
     return default
 
 
@@ -202,8 +208,8 @@ def variant(name: str, batch: int = 1, **fields: Any) -> Variant:
         UsageError: the model does not accept or use one of the fields; see
         `farm.models.texts.user_text.tokenize`. UnknownModel, UnsupportedModel: see `find`.
     """
-    source, entry = source_and_entry(_registered(name))
-    given = _with_usual_dtype(source, entry)
+    maker, entry = _maker_and_entry(_registered(name))
+    given = _with_usual_dtype(maker, entry)
     given |= {key: value for key, value in fields.items() if value is not None}
     for key in ("dtype", "amp"):
         if given.get(key) in _DTYPES:
@@ -211,18 +217,18 @@ def variant(name: str, batch: int = 1, **fields: Any) -> Variant:
     text = given.pop("text", None)
     tokenizer = given.pop("tokenizer", None)
     _check_text(text, tokenizer)
-    _check_sizes(source, entry, given)
+    _check_sizes(maker, entry, given)
     made = Variant(model=entry.name, batch=batch, **entry.completed(given))
     if text is None or tokenizer is None:
         return made
-    tokens = source.maker(entry).tokens_of(entry, made, Path(text), Path(tokenizer))
+    tokens = maker.tokens_of(entry, made, Path(text), Path(tokenizer))
     return dataclasses.replace(made, text=hold_tokens(tokens))
 
 
-def _with_usual_dtype(source: Source, entry: ModelEntry) -> dict[str, Any]:
+def _with_usual_dtype(maker: Source, entry: ModelEntry) -> dict[str, Any]:
     """The dtype in which a model arrives, as a field of a variant; empty if it has none."""
     with contextlib.suppress(SettingsError):  # using the model raises this error again
-        dtype = source.usual_dtype(entry)
+        dtype = maker.usual_dtype(entry)
         return {"dtype": dtype} if dtype else {}
     return {}
 
@@ -237,14 +243,14 @@ def _check_text(text: Any, tokenizer: Any) -> None:
     )
 
 
-def _check_sizes(source: Source, entry: ModelEntry, given: Mapping[str, Any]) -> None:
+def _check_sizes(maker: Source, entry: ModelEntry, given: Mapping[str, Any]) -> None:
     """Raise `UsageError` for a size of 0, and for an input size if the model has its own inputs."""
     for key in ("length", "cache", "layers"):
         if given.get(key) == 0:  # in a variant 0 means the default
             raise UsageError(
                 f"--{key} is 0; it must be at least 1.", f"Omit --{key} to use the model's default."
             )
-    if "input_size" in given and source.example_inputs(entry) is not None:
+    if "input_size" in given and maker.example_inputs(entry) is not None:
         problem = (
             f"{entry.own_name} defines its own example inputs, and --input-size cannot change them."
         )
@@ -256,8 +262,8 @@ def differences(variant: Variant) -> list[str]:
     its class.
     """
     with contextlib.suppress(UsageError):  # using the model raises this error again
-        source, entry = source_and_entry(variant.model)
-        return source.differences(entry, variant)
+        maker, entry = _maker_and_entry(variant.model)
+        return maker.differences(entry, variant)
     return []
 
 
@@ -265,8 +271,8 @@ def hint_about_inputs(variant: Variant) -> str:
     """A next step for a model that raises on an input of the farm; "" for a user's own example
     inputs.
     """
-    source, entry = source_and_entry(variant.model)
-    return source.hint_about_inputs(entry, variant)
+    maker, entry = _maker_and_entry(variant.model)
+    return maker.hint_about_inputs(entry, variant)
 
 
 # ---- modules and inputs
@@ -316,8 +322,7 @@ def _installed(model: Variant | str) -> tuple[Variant, Source, ModelEntry]:
     source's package is not installed.
     """
     chosen = variant(model) if isinstance(model, str) else model
-    source, entry = source_and_entry(chosen.model)
-    maker = source.maker(entry)
+    maker, entry = _maker_and_entry(chosen.model)
     if not is_installed(maker):
         problem = f"{chosen.model} is a model of {maker.package}, which is not installed."
         raise UnsupportedModel(problem, f"Install it: {install_line(maker)}")
@@ -360,8 +365,8 @@ def meta_inputs(variant: Variant) -> tuple[Any, ...]:
 def tensor_parallel_plan(variant: Variant, model: nn.Module) -> Mapping[str, str]:
     """Path of each module of a built model that tensor parallelism splits -> how. Raises
     `UnsupportedModel` if the model has no plan, or its heads cannot be divided among the cards."""
-    source, entry = source_and_entry(variant.model)
-    return source.maker(entry).tensor_parallel_plan(entry, model, variant.tensor_parallel)
+    maker, entry = _maker_and_entry(variant.model)
+    return maker.tensor_parallel_plan(entry, model, variant.tensor_parallel)
 
 
 # ---- titles
@@ -373,8 +378,8 @@ def title_of(variant: Variant) -> str:
 
     Imports torch for a user's model only.
     """
-    source, entry = source_and_entry(variant.model)
-    inputs = source.example_inputs(entry)
+    maker, entry = _maker_and_entry(variant.model)
+    inputs = maker.example_inputs(entry)
     return str(variant) if inputs is None else titled_by(variant, batched(inputs, variant.batch))
 
 
