@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlmodel import col, select
 
@@ -50,6 +50,9 @@ from farm.types.protocol import Placements, Protocol, Software, Stopping, Subjec
 from farm.types.reading import Reading
 from farm.types.request import Request, Reuse
 from farm.types.tuple import OperatorTuple, parse
+
+if TYPE_CHECKING:
+    from torch import nn
 
 AGAIN_S = 0.5  # pause between two checks of items that another farm measures for this job
 
@@ -303,16 +306,30 @@ class _JobDriver(ItemDriver):
             return super().measure(claimed)
         card, software = self.benchmark.card, self.benchmark.wait_ready()
         self.benchmark.close()  # only one process may use the card
-        reading = measure_whole(
-            self.captured, card, claimed.subject, claimed.protocol, claimed.stopping
-        )
+        captured = self.captured
+        whole = Whole(captured.variant, captured.model, captured.args, captured.kwargs)
+        reading = measure_whole(whole, card, claimed.subject, claimed.protocol, claimed.stopping)
         return Measured(reading, software, card)
 
 
+@dataclass(frozen=True)
+class Whole:
+    """A module of the caller with its example inputs, to be measured as a whole."""
+
+    variant: Variant
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    @property
+    def subject(self) -> Subject:
+        return Subject("variant", self.variant.id, self.variant.to_json())
+
+
 def measure_whole(
-    captured: CapturedModel, card: Card, subject: Subject, protocol: Protocol, stopping: Stopping
+    whole: Whole, card: Card, subject: Subject, protocol: Protocol, stopping: Stopping
 ) -> Reading:
-    """Measure a copy of a captured model in this process. The caller must hold the card's lock.
+    """Measure a copy of a module in this process. The caller must hold the card's lock.
     Raises `Unmeasurable`: out_of_memory, raised, not_capturable or not_available (PyTorch does not
     see the card)."""
     import torch
@@ -324,17 +341,17 @@ def measure_whole(
     from farm.models.building import ByPosition
 
     to = _torch_device(card)
-    values = (*captured.args, *captured.kwargs.values())
+    values = (*whole.args, *whole.kwargs.values())
     with contextlib.closing(open_device(card)) as device, _torch_state_restored(), user_code():
         bench = Bench(device, to)
         try:
-            model = copy.deepcopy(captured.model).to(to)
+            model = copy.deepcopy(whole.model).to(to)
             values = tree_map_only(torch.Tensor, lambda tensor: tensor.to(to), values)
         except Exception as error:
             raise why_it_raised(error) from error
-        if captured.kwargs:
-            model = ByPosition(model, len(captured.args), tuple(captured.kwargs))
-        give_variant(captured.variant, to, model, values)
+        if whole.kwargs:
+            model = ByPosition(model, len(whole.args), tuple(whole.kwargs))
+        give_variant(whole.variant, to, model, values)
         return bench.measure(subject, protocol, stopping)
 
 
