@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from farm.api.notebook import table
 from farm.errors import CaptureError, UnseenOperators, UnsupportedTensor, UsageError, refused, told
-from farm.models.catalog import shape_of, titled_by
+from farm.models.resolved import shape_of, titled_by
 from farm.models.user_code import captured_code
 from farm.types.deciding import lacks_values
 from farm.types.format import count_of
