@@ -36,9 +36,12 @@ from farm.jobs.item_driver import (
     refuse_card_in,
 )
 from farm.jobs.rounds import Closing, close_round
+from farm.models import catalog
+from farm.models.resolved import ResolvedModel
 from farm.models.user_code import captured_code, user_code
 from farm.requests.card_selection import choose_cards
-from farm.requests.partial_request import DEFAULTS, QUICK, PartialRequest, complete, default_data
+from farm.requests.partial_request import DEFAULTS, QUICK, default_data, usual_variant_of
+from farm.requests.resolved import ResolvedRequest
 from farm.settings import settings
 from farm.store import tables
 from farm.store.content import store_extraction, store_operators, store_values
@@ -200,38 +203,63 @@ def measure_model(
         )
     database.check_stores()
     chosen = own_card(card)
-    if isinstance(model, str):
-        variant = complete(
-            PartialRequest(model=model, compile=compile), chosen.kind, target=target
-        ).variant
-        assert variant is not None, "a model was named"
-    else:
-        variant = model.variant if isinstance(model, CapturedModel) else versioned(model)
-        variant = dataclasses.replace(variant, compile=compile or variant.compile)
-    data = (
-        "copied"
-        if variant.compile
-        else default_data(chosen.kind, not (variant.step or variant.cards > 1))
+    resolved, variant = _found(model, chosen, compile)
+    how, until = how_to_measure(
+        chosen, protocol, stopping, quick=quick, data=_data_for(variant, chosen)
     )
-    how, until = how_to_measure(chosen, protocol, stopping, quick=quick, data=data)
     if captured is not None and how.grad != captured.grad:
         raise UsageError(
             f"The model was captured with grad={captured.grad}, but the protocol has "
             f"grad={how.grad}.",
             "Give `capture_model` and the protocol the same value of `grad`.",
         )
-    selection: dict[str, Any] = {
-        "operators": operators,
-        "target": target,
-        "reuse": reuse,
-        "placements": placements,
-    }
-    request = Request(variant=variant, protocol=how, stopping=until, **selection)
-    return job_report(database, _run_job(request, captured, chosen, database))
+    request = Request(
+        variant=variant,
+        protocol=how,
+        stopping=until,
+        operators=operators,
+        target=target,
+        reuse=reuse,
+        placements=placements,
+    )
+    job = ResolvedRequest(
+        request,
+        [chosen.id],
+        resolved,
+        smallest_card=chosen,
+        outside_title=captured.title if captured else "",
+    )
+    return job_report(database, _run_job(job, captured, chosen, database))
+
+
+def _found(
+    model: CapturedModel | Variant | str, card: Card, compile_mode: str
+) -> tuple[ResolvedModel | None, Variant]:
+    """Return a model of the catalog, and the variant to measure. A captured model, and a variant
+    that the catalog does not have, has no model."""
+    if isinstance(model, CapturedModel):
+        return None, model.variant
+    resolved: ResolvedModel | None
+    if isinstance(model, str):
+        resolved = catalog.resolve_given(model)
+        usual = usual_variant_of(resolved, card.kind, compile=compile_mode or None)
+        return resolved, versioned(usual, resolved)
+    resolved = None
+    with contextlib.suppress(UsageError):  # capturing the model raises this error again
+        resolved = catalog.resolve(model.model)
+    variant = versioned(model, resolved)
+    return resolved, dataclasses.replace(variant, compile=compile_mode or variant.compile)
+
+
+def _data_for(variant: Variant, card: Card) -> str:
+    """The default data class of a variant on a card."""
+    if variant.compile:
+        return "copied"
+    return default_data(card.kind, alone=not (variant.step or variant.cards > 1))
 
 
 def _run_job(
-    request: Request, captured: CapturedModel | None, card: Card, database: Database
+    resolved: ResolvedRequest, captured: CapturedModel | None, card: Card, database: Database
 ) -> str:
     """Lock the card, measure the job on it, and return the id of the job."""
     host, tag = settings().host, uuid.uuid4().hex[:8]
@@ -246,25 +274,21 @@ def _run_job(
         driver = _JobDriver(card.id, holder, database, process, captured=captured)
         torch = driver.ready().torch
         try:
-            capture_all_layers(database, request, [card.id])
-            tuples = (
-                None
-                if captured is None
-                else _store(database, captured, request.protocol, card.kind, torch)
-            )
-            title = captured.title if captured else ""
-            job = open_job(
-                database, request, [card.id], tuples=tuples, title=title, farm=farm, pinned=True
-            )
+            capture_all_layers(database, resolved)
+            tuples = None
+            if captured is not None:
+                protocol = resolved.request.protocol
+                tuples = _store(database, captured, protocol, card.kind, torch)
+            plan = open_job(database, resolved, tuples=tuples, farm=farm, pinned=True)
             try:
                 with heartbeat(beat):
-                    driver.run_rounds(job.job_id, job.round)
+                    driver.run_rounds(plan.job_id, plan.round)
             except BaseException:
-                jobs.cancel(database, job.job_id)
+                jobs.cancel(database, plan.job_id)
                 raise
         finally:
             cards.stopped(database, holder)
-    return job.job_id
+    return plan.job_id
 
 
 @dataclass

@@ -19,7 +19,8 @@ from farm.jobs.balance import time_left_s
 from farm.jobs.cards import LOST_AFTER_HEARTBEATS, farm_of, is_gone, measured_now
 from farm.jobs.cards import views as card_views
 from farm.jobs.items import open_items
-from farm.jobs.rounds import PlannedRound, add_round, chosen_cards, note_planning
+from farm.jobs.plan import JobPlan
+from farm.jobs.rounds import add_round, chosen_cards, note_planning
 from farm.settings import settings
 from farm.store import tables
 from farm.store.content import store_protocol
@@ -91,7 +92,7 @@ def create(
     pinned: bool = False,
     title: str = "",
     **of_round: Any,
-) -> PlannedRound:
+) -> JobPlan:
     """Create a job with its first round.
 
     Args:

@@ -33,6 +33,7 @@ from farm.jobs import item_state
 from farm.jobs.balance import QueuedItem, place
 from farm.jobs.groups import leading_cards
 from farm.jobs.items import open_items
+from farm.jobs.plan import JobPlan, PlanState
 from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
 from farm.store.content import (
@@ -83,19 +84,6 @@ WHOLE_S, WHOLE_ON_GPU_S = 5.0, 10.0
 LEAST_PRECISE, OF_TUPLES = 0.1, 0.5
 
 
-@dataclass(frozen=True)
-class PlannedRound:
-    """A planned round: the number of ``new`` items to measure, of items ``reused`` from existing
-    readings, and of their subjects."""
-
-    job_id: str
-    round: int
-    new: int
-    reused: int
-    expected_s: float = 0.0  # of card time for the new items
-    subjects: int = 0
-
-
 def chosen_cards(session: Session, card_ids: Sequence[str]) -> list[CardRow]:
     """Return the cards with these ids, in this order; check that one job can measure on all of
     them.
@@ -139,7 +127,7 @@ def add_round(
     operator_ids: Sequence[str] = (),
     reason: str,
     whole: bool = True,
-) -> PlannedRound:
+) -> JobPlan:
     """Create the next round of a job in the caller's transaction. Its items are closed, or placed
     on the job's cards.
 
@@ -196,7 +184,7 @@ def add_round(
     _insert(session, tuples)
     session.add_all(extra)
     session.flush()
-    return _planned(job, tuples + extra)
+    return _planned(job, cards, tuples + extra)
 
 
 def _later(
@@ -220,14 +208,23 @@ def _insert(session: Session, items: Sequence[Item]) -> None:
         session.execute(insert(Item), [item.model_dump(exclude={"id"}) for item in items])
 
 
-def _planned(job: Job, items: Sequence[Item]) -> PlannedRound:
-    closed = sum(item.state == ItemState.DONE for item in items)
-    expected_s = math.fsum(item.expected_s for item in items if item.state != ItemState.DONE)
-    subjects = len({item.subject_id for item in items})
-    return PlannedRound(job.id, job.round, len(items) - closed, closed, expected_s, subjects)
+def _planned(job: Job, cards: Sequence[CardRow], items: Sequence[Item]) -> JobPlan:
+    new = [item for item in items if item.state != ItemState.DONE]
+    tuple_ids = {item.subject_id for item in items if item.role == "tuple"}
+    return JobPlan(
+        PlanState.PLANNED,
+        job_id=job.id,
+        round=job.round,
+        card_ids=tuple(card.id for card in cards),
+        card_model=cards[0].model,
+        tuples=len(tuple_ids),
+        new=len(new),
+        reused=len(items) - len(new),
+        expected_s=math.fsum(item.expected_s for item in new),
+    )
 
 
-def add_tuples(session: Session, job: Job, operator_ids: Sequence[str]) -> PlannedRound:
+def add_tuples(session: Session, job: Job, operator_ids: Sequence[str]) -> JobPlan:
     """Add tuples to the round of a sweep that is still being planned. The caller's transaction has
     locked the job.
 
@@ -243,7 +240,7 @@ def add_tuples(session: Session, job: Job, operator_ids: Sequence[str]) -> Plann
     )
     _insert(session, items)
     note_planning(session, job)
-    return _planned(job, items)
+    return _planned(job, cards, items)
 
 
 def note_planning(session: Session, job: Job, *, ended: bool = False) -> None:

@@ -60,41 +60,34 @@ class ResolvedModel:
 
     def variant(self, batch: int = 1, **fields: Any) -> Variant:
         """A variant of this model; see `farm.models.catalog.variant`."""
-        entry = self.entry
-        given = {key: value for key, value in fields.items() if value is not None}
-        given = self._own_dtype() | given
-        given |= {key: _DTYPES[given[key]] for key in ("dtype", "amp") if given.get(key) in _DTYPES}
-        text, tokenizer = given.pop("text", None), given.pop("tokenizer", None)
-        if (text is None) != (tokenizer is None):
-            there, absent = (
-                ("--text", "--tokenizer") if tokenizer is None else ("--tokenizer", "--text")
-            )
-            raise UsageError(
-                f"{there} needs {absent}.",
-                "Give both options, or neither to use the farm's own text.",
-            )
-        for key in ("length", "cache", "layers"):
-            if given.get(key) == 0:  # in a variant 0 means the default
+        values = self._own_dtype()
+        values.update({name: value for name, value in fields.items() if value is not None})
+        for name in ("dtype", "amp"):
+            if name in values:
+                values[name] = _DTYPES.get(values[name], values[name])
+        text, tokenizer = values.pop("text", None), values.pop("tokenizer", None)
+        _check_pair(text, tokenizer)
+        for name in ("length", "cache", "layers"):
+            if values.get(name) == 0:  # in a variant 0 means the default
                 raise UsageError(
-                    f"--{key} is 0; it must be at least 1.",
-                    f"Omit --{key} to use the model's default.",
+                    f"--{name} is 0; it must be at least 1.",
+                    f"Omit --{name} to use the model's default.",
                 )
-        if "input_size" in given and self._own_inputs() is not None:
+        if "input_size" in values and self._own_inputs() is not None:
             problem = (
-                f"{entry.own_name} defines its own example inputs, and --input-size cannot change "
-                "them."
+                f"{self.entry.own_name} defines its own example inputs, and --input-size cannot "
+                "change them."
             )
             raise UsageError(problem, "Omit --input-size. The option -b changes the batch.")
-        made = Variant(model=entry.name, batch=batch, **entry.completed(given))
+        variant = Variant(model=self.entry.name, batch=batch, **self.entry.completed(values))
         if text is None or tokenizer is None:
-            return made
-        if not made.phase:
+            return variant
+        if not variant.phase:
             raise UsageError(
-                f"{entry.name} takes no tokens and no text.", "Omit --text and --tokenizer."
+                f"{self.entry.name} takes no tokens and no text.", "Omit --text and --tokenizer."
             )
-        return dataclasses.replace(
-            made, text=hold_tokens(transformers.tokens_of(entry, made, Path(text), Path(tokenizer)))
-        )
+        tokens = transformers.tokens_of(self.entry, variant, Path(text), Path(tokenizer))
+        return dataclasses.replace(variant, text=hold_tokens(tokens))
 
     def _own_dtype(self) -> dict[str, Any]:
         """The dtype of a user's model as its function returned it; empty if it has no decimals, and
@@ -171,7 +164,8 @@ class ResolvedModel:
         if not (real_buffers and on_meta):
             module = placed(module, device)
         if variant.memory_format != Variant.memory_format and self.entry.task != "video":
-            module = module.to(memory_format=memory_format_of(variant))  # type: ignore[call-overload]
+            memory_format = memory_format_of(variant)
+            module = module.to(memory_format=memory_format)  # type: ignore[call-overload]
         if self.source is own and variant.mode == "train" and module.training:
             return module  # modules that the user has frozen stay in eval mode
         return module.train(variant.mode == "train")
@@ -249,6 +243,15 @@ class ResolvedModel:
     def code(self, step: str) -> list[str]:
         """The source code of a user's model, see `farm.models.own.code`."""
         return own.code(self.entry.own_name, step)
+
+
+def _check_pair(text: Any, tokenizer: Any) -> None:
+    """Raise `UsageError` if only one of the two files of a user's text is given."""
+    step = "Give both options, or neither to use the farm's own text."
+    if text is not None and tokenizer is None:
+        raise UsageError("--text needs --tokenizer.", step)
+    if text is None and tokenizer is not None:
+        raise UsageError("--tokenizer needs --text.", step)
 
 
 def titled_by(variant: Variant, inputs: Sequence[Any]) -> str:

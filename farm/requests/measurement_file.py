@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from pydantic import (
@@ -39,6 +39,9 @@ from farm.requests.partial_request import (
 )
 from farm.types import fields
 from farm.types.request import Sweep
+
+if TYPE_CHECKING:
+    from farm.models.resolved import ResolvedModel
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
 MAX_ENTRIES = 10_000
@@ -132,28 +135,28 @@ def _entry_models() -> dict[str, type[BaseModel]]:
 
 
 def load(
-    paths: Iterable[Path | str], *, check_model: Callable[[str], object] | None = None
+    paths: Iterable[Path | str], *, resolve_model: Callable[[str], ResolvedModel] | None = None
 ) -> list[PartialRequest]:
     """Read measurement files ("-": standard input). Return their requests in order, without
-    duplicates, one for each combination of values. `check_model` is called with each model's name.
+    duplicates, one for each combination of values. `resolve_model` finds each model by its name.
     Raises `MeasurementFileError` with ``file:line: key`` if a file cannot be read or is malformed,
-    or if `check_model` raises a `FarmError`."""
+    or if `resolve_model` raises a `FarmError`."""
     found: dict[str, PartialRequest] = {}
     for path in dict.fromkeys(map(str, paths)):
         for request in parse(
-            _read(path), STANDARD_INPUT if path == "-" else path, check_model=check_model
+            _read(path), STANDARD_INPUT if path == "-" else path, resolve_model=resolve_model
         ):
             found.setdefault(repr(sorted(request.given.items())), request)
     return list(found.values())
 
 
 def parse(
-    text: str, name: str, *, check_model: Callable[[str], object] | None = None
+    text: str, name: str, *, resolve_model: Callable[[str], ResolvedModel] | None = None
 ) -> list[PartialRequest]:
     """Parse the text of one measurement file into requests. `name` is the file's name in
     messages.
     """
-    return _File(name, text, check_model).requests()
+    return _File(name, text, resolve_model).requests()
 
 
 def _read(path: str) -> str:
@@ -305,10 +308,12 @@ class _Tree:
 class _File:
     """One measurement file."""
 
-    def __init__(self, name: str, text: str, check_model: Callable[[str], object] | None) -> None:
+    def __init__(
+        self, name: str, text: str, resolve_model: Callable[[str], ResolvedModel] | None
+    ) -> None:
         self.tree = _Tree(name, text)
         self.folder = Path(name).parent
-        self.check_model = check_model
+        self.resolve_model = resolve_model
 
     def requests(self) -> list[PartialRequest]:
         top, error = self.tree.value, self.tree.error
@@ -366,13 +371,15 @@ class _File:
         given = self._validated("model" if "model" in entry else "sweep", entry, place)
         if "sweep" in given:
             given["sweep"] = self._sweep(given, place)
-        for index, name in enumerate(given.get("model", ())):
-            with self._placed((*place, "model", index)):
-                if self.check_model is not None:
-                    self.check_model(name)
+        models: dict[str, ResolvedModel] = {}
+        if self.resolve_model is not None:
+            for index, name in enumerate(given.get("model", ())):
+                with self._placed((*place, "model", index)):
+                    models[name] = self.resolve_model(name)
+        line = self.tree.nodes[place].start_mark.line + 1
         for values in self._combinations(given, place):
-            line = self.tree.nodes[place].start_mark.line + 1
-            yield PartialRequest(where=f"{self.tree.name}:{line}", **values)
+            model = models.get(values.get("model", ""))
+            yield PartialRequest(where=f"{self.tree.name}:{line}", resolved=model, **values)
 
     def _sweep(self, given: dict[str, Any], place: Place) -> Sweep:
         from farm.operators.sweep import check_names

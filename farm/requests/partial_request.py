@@ -11,16 +11,19 @@ import contextlib
 import math
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from farm.errors import CaptureError, UnknownOperator, UsageError, did_you_mean
 from farm.models import own
 from farm.types.fields import Field, Record, declared, fields_of
 from farm.types.protocol import Protocol, Stopping, Variant
-from farm.types.request import Request, Sweep
+from farm.types.request import Request
 from farm.types.tuple import short_name_of
+
+if TYPE_CHECKING:
+    from farm.models.resolved import ResolvedModel
 
 
 @dataclass(frozen=True)
@@ -70,11 +73,17 @@ def usual_variant(model: str, card_kind: str, **given: Any) -> Variant:
     the model or refuses it."""
     from farm.models import catalog
 
+    return usual_variant_of(catalog.resolve(model), card_kind, **given)
+
+
+def usual_variant_of(model: ResolvedModel, card_kind: str, **given: Any) -> Variant:
+    """As `usual_variant`, of a model that was found. Raises `UsageError` if it does not accept a
+    field."""
     if given.get("batch") is None:
-        given["batch"] = catalog.usual_batch(model, DEFAULTS[card_kind].batch)
-    if catalog.find(model).generates and card_kind != "cpu":
-        given = {"dtype": "bfloat16", **given}
-    return catalog.variant(model, **given)
+        given["batch"] = model.usual_batch(DEFAULTS[card_kind].batch)
+    if model.entry.generates and card_kind != "cpu":
+        given.setdefault("dtype", "bfloat16")
+    return model.variant(**given)
 
 
 @dataclass(frozen=True)
@@ -100,20 +109,27 @@ GIVEN: Mapping[str, Field] = {**VARIANT, **PROTOCOL, **STOPPING, **JOB}
 class PartialRequest:
     """The fields that a user gave for one job. Other fields are None. A complete request has
     ``model`` or ``sweep``.
+
+    Attributes:
+        given: field name -> value: the fields in `GIVEN`, `model` and `sweep`.
+        where: file and line of the request ("jobs.yml:12"), for messages; "" for the command line.
+        resolved: the model, if it was found when its name was checked.
     """
 
-    given: Mapping[str, Any]  # field name -> value: the fields in `GIVEN`, `model` and `sweep`
-    where: (
-        str  # file and line of the request ("jobs.yml:12"), for messages; "" for the command line
-    )
+    given: Mapping[str, Any]
+    where: str
+    resolved: ResolvedModel | None = field(compare=False)
 
-    def __init__(self, *, where: str = "", **given: Any) -> None:
+    def __init__(
+        self, *, where: str = "", resolved: ResolvedModel | None = None, **given: Any
+    ) -> None:
         if unknown := given.keys() - GIVEN.keys() - {"model", "sweep"}:
             raise TypeError(f"not fields of a request: {', '.join(sorted(unknown))}")
         object.__setattr__(
             self, "given", {name: given[name] for name in given if given[name] not in (None, "")}
         )
         object.__setattr__(self, "where", where)
+        object.__setattr__(self, "resolved", resolved)
 
     def __getattr__(self, name: str) -> Any:
         if name in GIVEN or name in ("model", "sweep"):
@@ -122,7 +138,11 @@ class PartialRequest:
 
     def over(self, other: PartialRequest) -> PartialRequest:
         """Merge two requests. If both have a field, the value of `self` is used."""
-        return PartialRequest(where=self.where or other.where, **{**other.given, **self.given})
+        return PartialRequest(
+            where=self.where or other.where,
+            resolved=self.resolved or other.resolved,
+            **{**other.given, **self.given},
+        )
 
     @property
     def title(self) -> str:
@@ -133,19 +153,16 @@ class PartialRequest:
         return {name: self.given[name] for name in names if name in self.given}
 
 
-def complete(partial: PartialRequest, card_kind: str, *, target: float) -> Request:
+def complete(
+    partial: PartialRequest, card_kind: str, *, target: float, model: ResolvedModel | None = None
+) -> Request:
     """Add the defaults of a kind of card, and `target` if the user gave none. Return the complete
-    request. Raises `UnknownModel` or `UnsupportedModel` if the catalog does not have the model or
-    refuses it, and `UsageError` with the name of a value that is not allowed."""
-    sweep: Sweep | None = partial.sweep
+    request. ``model``: the model of the request, if the caller has found it.
+
+    Raises `UnknownModel` or `UnsupportedModel` if the catalog does not have the model or refuses
+    it, and `UsageError` with the name of a value that is not allowed."""
     defaults = DEFAULTS[card_kind]
-    split = any(
-        (partial.given.get(name) or 1) > 1
-        for name in ("tensor_parallel", "data_parallel", "distributed")
-    )
-    data = default_data(card_kind, not (partial.step or split)) if sweep is None else "normal"
-    data = "copied" if partial.compile else data
-    protocol = Protocol(**{"launch": defaults.launch, "data": data, **partial.among(PROTOCOL)})
+    protocol = _protocol(defaults, partial, card_kind)
     if card_kind == "cpu" and protocol.launch == "graph":
         raise UsageError(
             "A CPU has no CUDA graphs to launch.", "Omit --launch, or give --launch eager."
@@ -161,16 +178,28 @@ def complete(partial: PartialRequest, card_kind: str, *, target: float) -> Reque
         from farm.models import catalog
         from farm.training.version import versioned
 
-        variant = versioned(
-            usual_variant(catalog.known(partial.model), card_kind, **partial.among(VARIANT))
-        )
+        model = model or catalog.resolve_given(partial.model)
+        variant = versioned(usual_variant_of(model, card_kind, **partial.among(VARIANT)), model)
     return Request(
         variant=variant,
-        sweep=sweep,
+        sweep=partial.sweep,
         protocol=protocol,
         stopping=_stopping(defaults.stopping, partial),
         **{"target": target, **partial.among(JOB)},
     )
+
+
+def _protocol(defaults: Defaults, partial: PartialRequest, card_kind: str) -> Protocol:
+    """The protocol of a request: the given fields, then the launch and data of a kind of card."""
+    splits = (partial.tensor_parallel, partial.data_parallel, partial.distributed)
+    is_split = any((cards or 1) > 1 for cards in splits)
+    if partial.compile:
+        data = "copied"
+    elif partial.sweep is not None:
+        data = "normal"
+    else:
+        data = default_data(card_kind, alone=not (partial.step or is_split))
+    return Protocol(**{"launch": defaults.launch, "data": data, **partial.among(PROTOCOL)})
 
 
 def _stopping(default: Stopping, partial: PartialRequest) -> Stopping:
