@@ -7,6 +7,7 @@ one query is enough."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -82,59 +83,22 @@ def open_job(
         UnknownOperator, CaptureError: see `tuples_of`.
         NoSuchCard, UsageError: see `jobs.create`.
     """
-    request, card_ids = resolved.request, resolved.card_ids
+    request = resolved.request
+    create = functools.partial(
+        jobs.create, database, request, resolved.card_ids, farm=farm, pinned=pinned
+    )
     if request.sweep is not None:
 
         def begin(operator_ids: Sequence[str]) -> JobPlan:
             ready()
-            return jobs.create(
-                database,
-                request,
-                card_ids,
-                farm=farm,
-                pinned=pinned,
-                operator_ids=operator_ids,
-                whole=False,
-            )
+            return create(operator_ids=operator_ids, whole=False)
 
         return _plan_sweep(database, request, begin, grown)
     if tuples is None:
         tuples = tuples_of(database, resolved)
     ready()
-    about = _about_model(database, resolved, tuples)
-    plan = jobs.create(
-        database,
-        request,
-        card_ids,
-        farm=farm,
-        pinned=pinned,
-        title=about.title,
-        scope=about.scope,
-        capture_id=tuples.capture_id,
-    )
-    return dataclasses.replace(
-        plan,
-        state=PlanState.OPENED,
-        title=about.title,
-        tuples=len(tuples.calls),
-        calls=sum(tuples.calls.values()),
-        changed=about.changed,
-    )
-
-
-@dataclass(frozen=True)
-class _AboutModel:
-    """What the database says about the model of a new job."""
-
-    title: str  # with the version, if the database has other versions
-    changed: str  # see `JobPlan.changed`
-    scope: list[str]  # the operator types of the first round
-
-
-def _about_model(database: Database, resolved: ResolvedRequest, tuples: Tuples) -> _AboutModel:
-    request, variant = resolved.request, resolved.variant
-    assert variant is not None, "a sweep has no model"
-    title = resolved.title
+    variant, title = resolved.variant, resolved.title
+    assert variant is not None, "a request without a sweep has a variant"
     with database.read() as session:
         others = content.other_versions(session, variant)
         if others:
@@ -143,7 +107,15 @@ def _about_model(database: Database, resolved: ResolvedRequest, tuples: Tuples) 
         scope = _first_scope(session, request, tuples.capture_id, resolved.card_ids)
         if request.placements != "none":
             _look_at_outputs(tuples_with_ids(session, tuples.calls).values())
-    return _AboutModel(title, changed, scope)
+    plan = create(scope=scope, capture_id=tuples.capture_id, title=title)
+    return dataclasses.replace(
+        plan,
+        state=PlanState.OPENED,
+        title=title,
+        tuples=len(tuples.calls),
+        calls=sum(tuples.calls.values()),
+        changed=changed,
+    )
 
 
 def _changed(session: Session, variant: Variant, others: Sequence[str], capture_id: int) -> str:

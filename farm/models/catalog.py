@@ -154,11 +154,6 @@ def known(name: str) -> str:
 # ---- the methods of `ResolvedModel`, for callers that have only a name or a variant
 
 
-def usual_batch(name: str, default: int) -> int:
-    """See `ResolvedModel.usual_batch`."""
-    return resolve(name).usual_batch(default)
-
-
 def variant(name: str, batch: int = 1, **fields: Any) -> Variant:
     """A variant of a model with the given fields, and the model's defaults for the others.
 
@@ -183,18 +178,11 @@ def differences(variant: Variant) -> list[str]:
     return []
 
 
-def build(
-    model: Variant | str,
-    *,
-    device: str | torch.device = "meta",
-    seed: int = 0,
-    real_buffers: bool = False,
-) -> nn.Module:
-    """Build the module of a variant; a model's name means its default variant. See
-    `ResolvedModel.build`."""
+def build(model: Variant | str, **options: Any) -> nn.Module:
+    """Build the module of a variant; a model's name means its default variant. ``options`` and
+    errors: see `ResolvedModel.build`."""
     chosen = variant(model) if isinstance(model, str) else model
-    resolved = resolve(chosen.model)
-    return resolved.build(chosen, device=device, seed=seed, real_buffers=real_buffers)
+    return resolve(chosen.model).build(chosen, **options)
 
 
 def example_inputs(model: Variant | str, *, device: str | torch.device = "meta") -> tuple[Any, ...]:
@@ -208,11 +196,6 @@ def example_inputs(model: Variant | str, *, device: str | torch.device = "meta")
 def meta_inputs(variant: Variant) -> tuple[Any, ...]:
     """See `ResolvedModel.meta_inputs`."""
     return resolve(variant.model).meta_inputs(variant)
-
-
-def tensor_parallel_plan(variant: Variant, model: nn.Module) -> Mapping[str, str]:
-    """See `ResolvedModel.tensor_parallel_plan`."""
-    return resolve(variant.model).tensor_parallel_plan(variant, model)
 
 
 def title_of(variant: Variant) -> str:
