@@ -124,7 +124,7 @@ def _run(options: CliOptions, ending: Ending) -> None:
     submissions = Submissions(say)
     if options.dry_run:
         database = output.open_database() if is_there(settings().database) else None
-        plans = submissions.previews(database, jobs, own=cards)
+        plans = submissions.previews(database, jobs, own_cards=cards)
         follow.preview(plans, submissions, as_json=options.as_json)
         return
     with output.writable_database(may_upgrade=True) as database:
@@ -178,7 +178,9 @@ def measure(
             say(f"→ {check.next_step}")
         say(f"Starting workers for {'; '.join(str(card) for card in cards)}")
 
-    with EmbeddedFarm(settings(), database, cards, starting=starting, held=ending.held) as farm:
+    with EmbeddedFarm(
+        settings(), database, cards, starting=starting, uninterrupted=ending.held
+    ) as farm:
 
         def tend() -> None:
             ending.check()

@@ -173,16 +173,16 @@ class Submissions:
         database: Database | None,
         jobs_to_do: Sequence[ResolvedRequest],
         *,
-        own: Sequence[Card] = (),
+        own_cards: Sequence[Card] = (),
     ) -> list[JobPlan]:
         """Return the plan of each job, without writing to the database or starting workers.
-        ``database`` is None if it does not exist yet; for ``own``, see
-        `farm.jobs.dry_run.dry_running`."""
+        ``database`` is None if it does not exist yet; for ``own_cards``,
+        see `farm.jobs.dry_run.dry_running`."""
         left = list(jobs_to_do)
         if database is not None:
             left = self.still_to_do(database, left)
         plans = []
-        with dry_running(database, own) as rehearsal:
+        with dry_running(database, own_cards) as rehearsal:
             for job in self.fitting(left):
                 with self._or_refused(job):
                     plans.append(rehearsal.preview(job))
@@ -212,8 +212,8 @@ class Submissions:
                 tuples = create.tuples_of(database, job) if _is_captured_first(job) else None
                 ready.append((job, tuples))
         for job, tuples in ready:
-            known = farm is not None and bool(job.done_by) and farm.registered()
-            if farm is not None and not known:
+            is_registered = farm is not None and bool(job.done_by) and farm.registered()
+            if farm is not None and not is_registered:
                 farm.start()
             with self._or_refused(job):
                 with progress() as report:
@@ -223,7 +223,7 @@ class Submissions:
                         tuples=tuples,
                         pinned=pinned,
                         ready=farm.wait_ready if farm else lambda: None,
-                        known=known,
+                        is_registered=is_registered,
                         progress=report,
                     )
                 self.submitted.append(plan)
@@ -287,7 +287,7 @@ def submit(
     tuples: create.Tuples | None = None,
     pinned: bool = False,
     ready: Callable[[], None] = lambda: None,
-    known: bool = False,
+    is_registered: bool = False,
     progress: OnProgress = lambda doing, done, of: None,
 ) -> JobPlan:
     """Create a job for the request and publish its items. If readings exist for all items, close
@@ -297,8 +297,9 @@ def submit(
         tuples: see `farm.jobs.create.open_job`.
         pinned: a person named the cards, and no other card measures items of the job.
         ready: starts the workers of an embedded farm and returns when they listen. It is called
-            before the first message is published; unless ``known``, it is called before planning.
-        known: the rows of the cards in the database are up to date.
+            before the first message is published; unless
+            ``is_registered``, it is called before planning.
+        is_registered: the rows of the cards in the database are up to date.
 
     Raises:
         FarmError: an error of the request, the cards, the database or the broker. If the job is in
@@ -317,7 +318,7 @@ def submit(
         tuples=tuples,
         farm=queues.own_farm(),
         pinned=pinned,
-        ready=(lambda: None) if known else ready,
+        ready=(lambda: None) if is_registered else ready,
         grown=_publishing_while_it_grows(database, resolved.request, ready, progress),
     )
     try:

@@ -135,7 +135,7 @@ def measure_tuples(
         database.check_stores()
     chosen = own_card(card)
     how, until = how_to_measure(chosen, protocol, stopping, quick=quick, data="normal")
-    found = []
+    readings = []
     with hold_card(chosen, database) as process:
         for spec in specs:
             subject = Subject("operator", spec.id, spec.to_json())
@@ -146,10 +146,10 @@ def measure_tuples(
                 with database.write() as session:
                     store_operators(session, {spec: cost(spec)})
                 row_id = keep_reading(database, answer, subject, how).id
-            found.append(
+            readings.append(
                 TupleReading(spec, answer.reading, how, answer.card, answer.software, row_id)
             )
-    return found
+    return readings
 
 
 def measure_model(
@@ -449,11 +449,10 @@ def _store(
     return Tuples(extraction.capture.counts, capture_id)
 
 
-def own_card(wanted: str) -> Card:
+def own_card(text: str) -> Card:
     """The card of this host that ``--card`` means; "" is the first GPU, else the CPU."""
-    return choose_cards(
-        [card for card in discover(settings()) if not card.refusal], [wanted] if wanted else []
-    )[0]
+    usable = [card for card in discover(settings()) if not card.refusal]
+    return choose_cards(usable, [text] if text else [])[0]
 
 
 def how_to_measure(

@@ -36,27 +36,29 @@ START_S = 10.0
 
 
 @contextmanager
-def dry_running(database: Database | None, own: Collection[Card] = ()) -> Iterator[DryRun]:
+def dry_running(database: Database | None, own_cards: Collection[Card] = ()) -> Iterator[DryRun]:
     """Provide a dry run of the jobs of one command. ``database`` is None if it does not exist yet.
-    ``own``: cards of this host whose workers would start with the jobs; only readings of the
+    ``own_cards``: cards of this host whose workers would start with the jobs; only readings of the
     software that is installed here are reused for them."""
     temporary = tempfile.TemporaryDirectory(prefix="farm-dry-run-")
     with temporary as folder, closing(Database(f"sqlite:///{Path(folder, 'farm.db')}")) as scratch:
         scratch.create_or_check()
-        yield DryRun(database, scratch, own)
+        yield DryRun(database, scratch, own_cards)
 
 
 class DryRun:
     """Plans jobs in a temporary database; see `dry_running`."""
 
-    def __init__(self, database: Database | None, scratch: Database, own: Collection[Card]) -> None:
+    def __init__(
+        self, database: Database | None, scratch: Database, own_cards: Collection[Card]
+    ) -> None:
         self.database = database
         self.scratch = scratch
         # The items that earlier jobs of this command measure: subject, protocol, and the card of a
         # whole model or the card model of a tuple.
         self.measured: set[tuple[str, str, str]] = set()
         # The cards whose workers no earlier job of this command starts.
-        self.to_start = {card.id for card in own}
+        self.to_start = {card.id for card in own_cards}
         for table in (
             tables.SoftwareRow,
             tables.CardRow,
@@ -65,7 +67,7 @@ class DryRun:
         ):
             self._copy(table)
         with self.scratch.write() as session:
-            for card in own:  # each is planned as if its worker had registered it
+            for card in own_cards:  # each is planned as if its worker had registered it
                 ensure_card(session, card)
                 session.get_one(tables.CardRow, card.id).links = links_of(card)
                 if not has_installed_software(session, card):

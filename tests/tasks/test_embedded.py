@@ -59,7 +59,10 @@ def test_what_the_database_knows_is_answered_without_a_worker(embedded, any_data
     measured(any_database, installed())
     assert embedded.registered()
     made = submit(
-        any_database, ResolvedRequest.of(REQUEST, [HERE.id]), ready=embedded.wait_ready, known=True
+        any_database,
+        ResolvedRequest.of(REQUEST, [HERE.id]),
+        ready=embedded.wait_ready,
+        is_registered=True,
     )
     assert (made.new, made.reused) == (0, 1)
     with any_database.read() as session:
