@@ -218,7 +218,7 @@ def plan(options: argparse.Namespace) -> None:
     """Count the tuples, new tuples and expected card seconds of the list, with captures on this
     machine.
     """
-    from farm.devices.host import torch_version
+    from farm.devices.software import torch_version
     from farm.jobs.create import capture_for
     from farm.settings import settings
     from farm.store.content import classes
@@ -261,7 +261,7 @@ def plan(options: argparse.Namespace) -> None:
 
 
 def measure(database: Any, requests: list[Request], cards: list[Any], until_s: float) -> None:
-    from farm.devices.host import torch_version
+    from farm.devices.software import torch_version
     from farm.jobs.create import capture_for
     from farm.settings import settings
     from farm.store.content import classes

@@ -147,7 +147,7 @@ def say_differences(jobs: Iterable[ResolvedRequest]) -> None:
 
 def check_placements(jobs: Iterable[ResolvedRequest], cards: Iterable[Card]) -> None:
     """Raise `UsageError` if a job measures tensors in slow memory and a card has none."""
-    from farm.devices.host import no_slow_memory
+    from farm.devices.cpu import no_slow_memory
 
     if all(job.request.placements == "none" for job in jobs):
         return

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from sqlmodel import Session, col, select
 
 from farm.devices.device import Card
-from farm.devices.host import torch_version
+from farm.devices.software import torch_version
 from farm.errors import FarmError, UsageError
 from farm.requests.partial_request import PartialRequest
 from farm.requests.resolved import ResolvedRequest

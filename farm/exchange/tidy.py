@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy
 from sqlmodel import Session
 
-from farm.devices.device import sound_fingerprint
+from farm.devices.fingerprint import sound_fingerprint
 from farm.exchange import columns as declared
 from farm.exchange.columns import Column
 from farm.exchange.filters import (

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from sqlmodel import Session, col, func, select
 
-from farm.devices.host import torch_version
+from farm.devices.software import torch_version
 from farm.errors import CaptureError, NoSuchJob, UnknownOperator, UsageError, did_you_mean
 from farm.jobs import jobs
 from farm.jobs.plan import JobPlan, PlanState

@@ -16,7 +16,7 @@ import sqlalchemy
 from sqlalchemy.orm import defer
 from sqlmodel import Session, and_, case, col, func, or_, select
 
-from farm.devices.device import sound_fingerprint
+from farm.devices.fingerprint import sound_fingerprint
 from farm.errors import UsageError
 from farm.jobs import cards
 from farm.jobs.cards import CardStatus

@@ -66,6 +66,7 @@ from farm.store.tables import (
     VerdictRow,
 )
 from farm.types.format import plural
+from farm.types.measured_constants import MEASURED
 from farm.types.protocol import Stopping
 from farm.types.reading import Verification
 from farm.types.request import Request
@@ -78,8 +79,7 @@ from farm.verdict.verdict import Verdict
 #: items. Unit: s.
 ITEM_OVERHEAD_S = 0.2
 #: The same of a whole model, with its window; on GPUs also with the verification and the replays.
-#: 44 wholes on H200s took 10.0 s in the median.
-WHOLE_S, WHOLE_ON_GPU_S = 5.0, 10.0
+WHOLE_S, WHOLE_ON_GPU_S = 5.0, MEASURED["whole"].value
 #: The least precise half-width of a tuple's time, and the share of the sum's interval that its
 #: tuples may use up. The rest is for errors that they share.
 LEAST_PRECISE, OF_TUPLES = 0.1, 0.5

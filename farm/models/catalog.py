@@ -10,73 +10,75 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fnmatch
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from farm.errors import SettingsError, UnknownModel, UnsupportedModel, UsageError
-from farm.models import own, timm, torchvision, transformers
-from farm.models.entry import ModelEntry, Source
+from farm.errors import UnknownModel, UnsupportedModel, UsageError
+from farm.models.entry import ModelEntry
+from farm.models.own import Own
 from farm.models.resolved import ResolvedModel
+from farm.models.source import Source
+from farm.models.timm import Timm
+from farm.models.torchvision import Torchvision
+from farm.models.transformers import Transformers
 from farm.types.protocol import Variant
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-#: A name without a source means their model first; a name of the other sources must be unambiguous.
-_PREFERRED = cast(tuple[Source, ...], (torchvision, own))
-SOURCES = (*_PREFERRED, *cast(tuple[Source, ...], (transformers, timm)))
+_TRANSFORMERS = Transformers()
+#: All sources. A name without a source means a model of the first source that `Source.is_preferred`
+#: and has it; a name of the other sources must be unambiguous.
+SOURCES: tuple[Source, ...] = (Torchvision(), Own(_TRANSFORMERS), _TRANSFORMERS, Timm())
+_PREFERRED = tuple(source for source in SOURCES if source.is_preferred)
 
 
-def _entries(source: Source) -> Mapping[str, ModelEntry]:
-    """The models of a source; raises `SettingsError` if a user's model has the name of a model of
-    torchvision.
-    """
-    found = source.entries()
-    if source.NAME == own.NAME and (
-        same := found.keys() & {**torchvision.entries(), **torchvision.REFUSED}.keys()
-    ):
-        problem = (
-            f"The setting 'models' gives your model the name '{min(same)}', which is a model of "
-            "torchvision."
-        )
-        raise SettingsError(problem, "Choose another name for your model.")
-    return found
+# ---- names
 
 
 def source_named(name: str) -> Source:
     """The source with this name. Raises `UsageError` if there is none."""
-    known = {source.NAME: source for source in SOURCES}
-    if name not in known:
-        raise UsageError(
-            f"There is no model source '{name}'.", f"Choose one of {', '.join(known)}."
-        )
-    return known[name]
+    for source in SOURCES:
+        if source.name == name:
+            return source
+    names = ", ".join(source.name for source in SOURCES)
+    raise UsageError(f"There is no model source '{name}'.", f"Choose one of {names}.")
 
 
 def names(task: str | None = None, source: str | None = None) -> list[str]:
     """The names of all models that can be measured, sorted; ``task`` and ``source`` select some of
     them.
     """
-    chosen = SOURCES if source is None else (source_named(source),)
-    found = ((one, entry) for one in chosen for entry in _entries(one).values())
-    return sorted(_shortest(one, entry.name) for one, entry in found if task in (None, entry.task))
+    names = []
+    for chosen in SOURCES if source is None else [source_named(source)]:
+        for entry in chosen.entries().values():
+            if task in (None, entry.task):
+                names.append(_shortest(chosen, entry.name))
+    return sorted(names)
 
 
 def _shortest(source: Source, name: str) -> str:
     """The name of a source's model: without the source, unless the short name means another
     model.
     """
-    return name if _owner(name) is source else f"{source.NAME}/{name}"
+    return name if _owner(name) is source else f"{source.name}/{name}"
 
 
 def _owner(name: str) -> Source | None:
     """The source of the model that a short name means; None if no source has the name, or several
     sources have it.
     """
-    having = (one for one in SOURCES if name in _entries(one) or name in one.REFUSED)
-    first = next(having, None)
-    return first if first in _PREFERRED or next(having, None) is None else None
+    first: Source | None = None
+    for source in SOURCES:
+        if name not in source.entries() and name not in source.refused:
+            continue
+        if source.is_preferred:
+            return source
+        if first is not None:
+            return None
+        first = source
+    return first
 
 
 def is_pattern(name: str) -> bool:
@@ -89,18 +91,35 @@ def matching(name: str) -> list[str]:
     `UnknownModel` if there are none.
 
     A plain name matches itself, and the location of a user's function the name under which it is
-    registered (`own.register`). Case is ignored. Without a source, a pattern matches models of
+    registered (`Source.registered`). Case is ignored. Without a source, a pattern matches models of
     torchvision and the user; if none, of all sources."""
     if not is_pattern(name):
-        return [own.register(name)]
+        return [_registered(name)]
     prefix, _, pattern = name.rpartition("/")
-    for group in [(source_named(prefix),)] if prefix else [_PREFERRED, SOURCES]:
-        entries = [(one, model) for one in group for model in _entries(one)]
-        if found := [
-            pair for pair in entries if fnmatch.fnmatchcase(pair[1].lower(), pattern.lower())
-        ]:
-            return sorted(_shortest(*pair) for pair in found)
+    for sources in [(source_named(prefix),)] if prefix else [_PREFERRED, SOURCES]:
+        matches = _matches(sources, pattern.lower())
+        if matches:
+            return sorted(matches)
     raise UnknownModel(f"No model name matches '{name}'.", "List the models with `farm models`.")
+
+
+def _matches(sources: Sequence[Source], pattern: str) -> list[str]:
+    matches = []
+    for source in sources:
+        for name in source.entries():
+            if fnmatch.fnmatchcase(name.lower(), pattern):
+                matches.append(_shortest(source, name))
+    return matches
+
+
+def _registered(name: str) -> str:
+    """The name of a model that may be given by its location on this host."""
+    for source in SOURCES:
+        name = source.registered(name)
+    return name
+
+
+# ---- find a model
 
 
 def resolve(name: str) -> ResolvedModel:
@@ -108,35 +127,41 @@ def resolve(name: str) -> ResolvedModel:
     `UnknownModel`, with the nearest names, if there is none; `UnsupportedModel`, with the reason,
     if its source refuses the model."""
     prefix, _, bare = name.rpartition("/")
-    source = next((one for one in SOURCES if prefix == one.NAME), None) if prefix else _owner(bare)
+    if prefix:
+        source = next((source for source in SOURCES if source.name == prefix), None)
+    else:
+        source = _owner(bare)
     if source is None:
-        having = [f"{one.NAME}/{name}" for one in SOURCES if name in _entries(one)]
-        if len(having) > 1:
-            raise UnknownModel(
-                f"Several sources have a model '{name}'.", f"Choose {' or '.join(having)}."
-            )
-        if hint := own.hint(name):
-            raise UnknownModel(f"There is no model named '{name}'.", hint)
-        raise UnknownModel.named(
-            name, names(), bare
-        )  # a name of a hub has an owner: microsoft/phi-2
-    if bare in (reasons := source.REFUSED):
+        raise _unknown(name, bare)
+    if bare in source.refused:
         raise UnsupportedModel(
-            f"{bare} is {reasons[bare]}.", "Choose a model that `farm models` lists."
+            f"{bare} is {source.refused[bare]}.", "Choose a model that `farm models` lists."
         )
-    if (entry := _entries(source).get(bare)) is None:
-        raise UnknownModel.named(name, [f"{prefix}/{one}" for one in _entries(source)])
-    named = dataclasses.replace(entry, name=_shortest(source, bare))
-    # The folder of a user's model may have a config.json of transformers.
-    if source is own and bare in transformers.folders():
-        return ResolvedModel(cast(Source, transformers), named)
-    return ResolvedModel(source, named)
+    entries = source.entries()
+    if bare not in entries:
+        raise UnknownModel.named(name, [f"{prefix}/{other}" for other in entries])
+    entry = dataclasses.replace(entries[bare], name=_shortest(source, bare))
+    return ResolvedModel(source, entry)
+
+
+def _unknown(name: str, bare: str) -> UnknownModel:
+    """The error of a name that no source has, or several sources have."""
+    candidates = [f"{source.name}/{name}" for source in SOURCES if name in source.entries()]
+    if len(candidates) > 1:
+        return UnknownModel(
+            f"Several sources have a model '{name}'.", f"Choose {' or '.join(candidates)}."
+        )
+    for source in SOURCES:
+        hint = source.hint(name)
+        if hint:
+            return UnknownModel(f"There is no model named '{name}'.", hint)
+    return UnknownModel.named(name, names(), bare)  # a name of a hub has an owner: microsoft/phi-2
 
 
 def resolve_given(name: str) -> ResolvedModel:
-    """Find the model that a user names: by its name, or by the location of a function of their own,
-    which is registered first. Raises as `resolve`, and as `own.register`."""
-    return resolve(own.register(name))
+    """Find the model that a user names: by its name, or by its location on this host, which is
+    registered first. Raises as `resolve`, and `UsageError` for a wrong location."""
+    return resolve(_registered(name))
 
 
 def find(name: str) -> ModelEntry:
@@ -145,7 +170,7 @@ def find(name: str) -> ModelEntry:
 
 
 def known(name: str) -> str:
-    """The name of a model of the catalog, or of a user's function given by its location. Raises as
+    """The name of a model of the catalog, or of a user's model given by its location. Raises as
     `resolve_given`.
     """
     return resolve_given(name).entry.name

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farm.errors import SettingsError, UnsupportedModel, UsageError
-from farm.models import own, transformers
-from farm.models.entry import ModelEntry, Source, install_line, is_installed
+from farm.models.entry import ModelEntry
+from farm.models.own import batched
+from farm.models.source import Source, install_line, is_installed
 from farm.models.texts import hold_tokens
 from farm.types.protocol import Variant
 
@@ -29,7 +30,7 @@ _MOST_SIZES = 2  # number of input sizes in a title
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """A model, and the source that makes it. Example::
+    """A model, and the source that has it. Example::
 
     model = catalog.resolve("resnet18")
     variant = model.variant(batch=32)
@@ -39,96 +40,84 @@ class ResolvedModel:
     source: Source
     entry: ModelEntry
 
-    @property
-    def is_own(self) -> bool:
-        """True for a user's model."""
-        return self.entry.origin == own.NAME
-
-    @property
-    def _is_function(self) -> bool:
-        """True for a user's model that a function makes, not a folder with a config.json."""
-        return self.is_own and own.is_function(self.entry.own_name)
+    # ---- variants
 
     def usual_batch(self, default: int) -> int:
         """The batch of a user's own example inputs; ``default`` for all other models. Imports torch
         for a user's model.
         """
-        if self.is_own:
-            with contextlib.suppress(SettingsError):  # using the model raises this error again
-                return own.own_batch(self.entry.own_name) or default
+        with contextlib.suppress(SettingsError):  # using the model raises this error again
+            return self.source.usual_batch(self.entry) or default
         return default
 
     def variant(self, batch: int = 1, **fields: Any) -> Variant:
         """A variant of this model; see `farm.models.catalog.variant`."""
-        values = self._own_dtype()
-        values.update({name: value for name, value in fields.items() if value is not None})
+        values = self._usual_dtype()
+        values |= {name: value for name, value in fields.items() if value is not None}
         for name in ("dtype", "amp"):
-            if name in values:
-                values[name] = _DTYPES.get(values[name], values[name])
-        text, tokenizer = values.pop("text", None), values.pop("tokenizer", None)
-        _check_pair(text, tokenizer)
+            if values.get(name) in _DTYPES:
+                values[name] = _DTYPES[values[name]]
+        text = values.pop("text", None)
+        tokenizer = values.pop("tokenizer", None)
+        _check_text(text, tokenizer)
+        self._check_sizes(values)
+        variant = Variant(model=self.entry.name, batch=batch, **self.entry.completed(values))
+        if text is None or tokenizer is None:
+            return variant
+        maker = self.source.maker(self.entry)
+        tokens = maker.tokens_of(self.entry, variant, Path(text), Path(tokenizer))
+        return dataclasses.replace(variant, text=hold_tokens(tokens))
+
+    def _usual_dtype(self) -> dict[str, Any]:
+        """The dtype in which a model arrives, as a field of a variant; empty if it has none."""
+        with contextlib.suppress(SettingsError):  # using the model raises this error again
+            dtype = self.source.usual_dtype(self.entry)
+            return {"dtype": dtype} if dtype else {}
+        return {}
+
+    def _check_sizes(self, values: Mapping[str, Any]) -> None:
+        """Raise `UsageError` for a size of 0, and for an input size if the model has its own
+        inputs.
+        """
         for name in ("length", "cache", "layers"):
             if values.get(name) == 0:  # in a variant 0 means the default
                 raise UsageError(
                     f"--{name} is 0; it must be at least 1.",
                     f"Omit --{name} to use the model's default.",
                 )
-        if "input_size" in values and self._own_inputs() is not None:
+        if "input_size" in values and self.source.example_inputs(self.entry) is not None:
             problem = (
                 f"{self.entry.own_name} defines its own example inputs, and --input-size cannot "
                 "change them."
             )
             raise UsageError(problem, "Omit --input-size. The option -b changes the batch.")
-        variant = Variant(model=self.entry.name, batch=batch, **self.entry.completed(values))
-        if text is None or tokenizer is None:
-            return variant
-        if not variant.phase:
-            raise UsageError(
-                f"{self.entry.name} takes no tokens and no text.", "Omit --text and --tokenizer."
-            )
-        tokens = transformers.tokens_of(self.entry, variant, Path(text), Path(tokenizer))
-        return dataclasses.replace(variant, text=hold_tokens(tokens))
-
-    def _own_dtype(self) -> dict[str, Any]:
-        """The dtype of a user's model as its function returned it; empty if it has no decimals, and
-        for other models.
-        """
-        if self._is_function:
-            with contextlib.suppress(SettingsError):  # using the model raises this error again
-                dtype = own.built(self.entry.own_name).dtype
-                return {"dtype": dtype} if dtype else {}
-        return {}
 
     def differences(self, variant: Variant) -> list[str]:
         """Lines about what differs between a user's model and the measured one: its dtype, its mode
         or its class.
         """
         with contextlib.suppress(UsageError):  # using the model raises this error again
-            if self._is_function:
-                return own.differences(self.entry.own_name, variant)
-            if self.is_own:
-                return transformers.differences(self.entry.own_name)
+            return self.source.differences(self.entry, variant)
         return []
 
     def hint_about_inputs(self, variant: Variant) -> str:
         """A next step for a model that raises on an input of the farm; "" for a user's own example
         inputs.
         """
-        if self._is_function:
-            if own.built(self.entry.own_name).dtype not in ("", variant.dtype):
-                return " Or omit --dtype, to measure it in its own dtype."
-            if self._own_inputs() is not None:
-                return ""
-            return (
-                " The input is an image; return a pair of the model and its example inputs for "
-                "another one."
-            )
-        if variant.length and not self.entry.fixed_length:
-            return (
-                f" The input is the farm's own, with a length of {variant.length}; --length gives "
-                "another one."
-            )
-        return ""
+        return self.source.hint_about_inputs(self.entry, variant)
+
+    def title_of(self, variant: Variant) -> str:
+        """The title of a variant. For a user's model with its own inputs it shows the input sizes:
+        'bert 8x128 float32'.
+
+        Imports torch for a user's model only.
+        """
+        inputs = self.source.example_inputs(self.entry)
+        return (
+            str(variant) if inputs is None else titled_by(variant, batched(inputs, variant.batch))
+        )
+
+    # ---- modules and inputs
 
     def build(
         self,
@@ -149,34 +138,36 @@ class ResolvedModel:
         from farm.models.building import EmptyOnMeta, memory_format_of
         from farm.models.tensor_kinds import placed
 
-        self._check_installed()
+        maker = self._installed_maker()
         device = torch.device(device)
         on_meta = device.type == "meta"
         with contextlib.ExitStack() as stack:
             if on_meta:
                 stack.enter_context(EmptyOnMeta())
             else:
-                stack.enter_context(
-                    torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
-                )
+                cards = [device] if device.type == "cuda" else []
+                stack.enter_context(torch.random.fork_rng(devices=cards))
                 torch.manual_seed(seed)
-            module = self.source.make(self.entry, variant, device)
+            module = maker.make(self.entry, variant, device)
         if not (real_buffers and on_meta):
             module = placed(module, device)
         if variant.memory_format != Variant.memory_format and self.entry.task != "video":
             memory_format = memory_format_of(variant)
             module = module.to(memory_format=memory_format)  # type: ignore[call-overload]
-        if self.source is own and variant.mode == "train" and module.training:
-            return module  # modules that the user has frozen stay in eval mode
-        return module.train(variant.mode == "train")
+        trains = variant.mode == "train"
+        if maker.keeps_modes and trains and module.training:
+            return module
+        return module.train(trains)
 
-    def _check_installed(self) -> None:
-        """Raise `UnsupportedModel` if the source's package is not installed."""
-        if not is_installed(self.source):
-            problem = (
-                f"{self.entry.name} is a model of {self.source.PACKAGE}, which is not installed."
-            )
-            raise UnsupportedModel(problem, f"Install it: {install_line(self.source)}")
+    def _installed_maker(self) -> Source:
+        """The source that makes the model. Raises `UnsupportedModel` if its package is not
+        installed.
+        """
+        maker = self.source.maker(self.entry)
+        if not is_installed(maker):
+            problem = f"{self.entry.name} is a model of {maker.package}, which is not installed."
+            raise UnsupportedModel(problem, f"Install it: {install_line(maker)}")
+        return maker
 
     def example_inputs(
         self, variant: Variant, *, device: str | torch.device = "meta"
@@ -189,9 +180,9 @@ class ResolvedModel:
         size is ignored."""
         import torch
 
-        self._check_installed()
+        maker = self._installed_maker()
         self.entry.completed(variant.to_json())
-        return self.source.inputs(self.entry, variant, torch.device(device))
+        return maker.inputs(self.entry, variant, torch.device(device))
 
     def meta_inputs(self, variant: Variant) -> tuple[Any, ...]:
         """As `example_inputs` on meta, but integer tensors (token ids, masks) have values: a model
@@ -199,67 +190,57 @@ class ResolvedModel:
         """
         import torch
 
-        empty = self.example_inputs(variant)
-        integer = [
-            isinstance(value, torch.Tensor) and not value.is_floating_point() for value in empty
+        inputs = list(self.example_inputs(variant))
+        integers = [
+            place
+            for place, value in enumerate(inputs)
+            if isinstance(value, torch.Tensor) and not value.is_floating_point()
         ]
-        real = self.example_inputs(variant, device="cpu") if any(integer) else empty
-        return tuple(
-            value if is_integer else meta
-            for is_integer, value, meta in zip(integer, real, empty, strict=True)
-        )
+        if integers:
+            real = self.example_inputs(variant, device="cpu")
+            for place in integers:
+                inputs[place] = real[place]
+        return tuple(inputs)
 
-    def tensor_parallel_plan(self, variant: Variant, model: nn.Module) -> Mapping[str, str]:
+    def tensor_parallel_plan(self, variant: Variant, module: nn.Module) -> Mapping[str, str]:
         """Path of each module of a built model that tensor parallelism splits -> how. Raises
         `UnsupportedModel` if the model has no plan, or its heads cannot be divided among the
         cards."""
-        if self.source is not transformers:
-            raise UnsupportedModel(
-                f"{variant.model} has no plan for tensor parallelism.",
-                "Choose a language model of transformers. A model of your own that is distributed "
-                "needs only --cards.",
-            )
-        return transformers.tensor_parallel_plan(self.entry, model, variant.tensor_parallel)
+        maker = self.source.maker(self.entry)
+        return maker.tensor_parallel_plan(self.entry, module, variant.tensor_parallel)
 
-    def title_of(self, variant: Variant) -> str:
-        """The title of a variant. For a user's model with its own inputs it shows the input sizes:
-        'bert 8x128 float32'.
+    # ---- the version of a model
 
-        Imports torch for a user's model only.
-        """
-        inputs = self._own_inputs()
-        if inputs is None:
-            return str(variant)
-        return titled_by(variant, own.batched(inputs, variant.batch))
-
-    def _own_inputs(self) -> tuple[Any, ...] | None:
-        """The example inputs of a user's model; None if it has none."""
-        return own.given_inputs(self.entry.own_name) if self.is_own else None
-
-    def forget_edited(self, step: str) -> None:
-        """If a file of a user's model changed since it was loaded, import it at the next use."""
-        own.forget_edited(self.entry.own_name, step)
+    @property
+    def has_versions(self) -> bool:
+        """True if source code on this host decides what the model computes."""
+        return self.source.has_versions
 
     def code(self, step: str) -> list[str]:
-        """The source code of a user's model, see `farm.models.own.code`."""
-        return own.code(self.entry.own_name, step)
+        """See `Source.code`."""
+        return self.source.code(self.entry, step)
+
+    def forget_edited(self, step: str) -> None:
+        """See `Source.forget_edited`."""
+        self.source.forget_edited(self.entry, step)
 
 
-def _check_pair(text: Any, tokenizer: Any) -> None:
-    """Raise `UsageError` if only one of the two files of a user's text is given."""
-    step = "Give both options, or neither to use the farm's own text."
-    if text is not None and tokenizer is None:
-        raise UsageError("--text needs --tokenizer.", step)
-    if text is None and tokenizer is not None:
-        raise UsageError("--tokenizer needs --text.", step)
+def _check_text(text: Any, tokenizer: Any) -> None:
+    """Raise `UsageError` if one of the two is given without the other."""
+    if (text is None) == (tokenizer is None):
+        return
+    present, absent = ("--text", "--tokenizer") if tokenizer is None else ("--tokenizer", "--text")
+    raise UsageError(
+        f"{present} needs {absent}.", "Give both options, or neither to use the farm's own text."
+    )
 
 
 def titled_by(variant: Variant, inputs: Sequence[Any]) -> str:
     shapes = map(shape_of, inputs)
-    sizes = ["x".join(map(str, shape)) for shape in shapes if shape]
-    shown = list(dict.fromkeys(sizes))
-    more = ["…"] if len(shown) > _MOST_SIZES else []
-    return variant.titled("+".join(shown[:_MOST_SIZES] + more) or str(variant.batch))
+    sizes = list(dict.fromkeys("x".join(map(str, shape)) for shape in shapes if shape))
+    if len(sizes) > _MOST_SIZES:
+        sizes = [*sizes[:_MOST_SIZES], "…"]
+    return variant.titled("+".join(sizes) or str(variant.batch))
 
 
 def shape_of(value: Any) -> tuple[int, ...]:

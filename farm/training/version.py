@@ -25,7 +25,7 @@ def versioned(variant: Variant, model: ResolvedModel | None = None) -> Variant:
     if model is None:
         with contextlib.suppress(UsageError):
             model = catalog.resolve(variant.model)
-    if model is None or not model.is_own:
+    if model is None or not model.has_versions:
         return variant
     from farm.training.extract import extract, keep_extraction
 

@@ -18,8 +18,8 @@ import torch
 import farm
 from farm.api import measure as measure_module
 from farm.benchmark_process.client import BenchmarkProcess, Measured
-from farm.devices.host import torch_version
 from farm.devices.lock import CardLock
+from farm.devices.software import torch_version
 from farm.errors import CaptureError, CardBusy, CardUnavailable, TupleRejected, UsageError
 from farm.jobs import cards, items
 from farm.settings import settings

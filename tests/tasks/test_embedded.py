@@ -6,7 +6,8 @@ import pytest
 from sqlmodel import select
 
 from farm.devices.device import Card
-from farm.devices.host import discover, installed_torch
+from farm.devices.host import discover
+from farm.devices.software import installed_torch
 from farm.errors import NoWorker
 from farm.jobs import cards, jobs, rounds
 from farm.jobs.create import open_job
