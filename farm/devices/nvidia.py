@@ -228,8 +228,8 @@ class Nvidia(Vendor):
     def cards(self, settings: Settings) -> list[Card]:
         """The NVIDIA cards of this host in NVML's order; [] if there is no driver.
 
-        A card whose driver fails is in the list with its refusal. If the driver cannot count the cards,
-        the list has one entry for all cards."""
+        A card whose driver fails is in the list with its refusal. If the driver cannot count the
+        cards, the list has one entry for all cards."""
         try:
             with opened():
                 return [_describe(index, settings) for index in range(pynvml.nvmlDeviceGetCount())]

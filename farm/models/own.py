@@ -297,8 +297,6 @@ def given_inputs(name: str) -> tuple[Any, ...] | None:
     """The model's own example inputs: positional arguments of its module. None if it has none.
     Raises as `made`.
     """
-    if name in config_folder.folders():
-        return None
     with seeded():
         return made(name).values
 
@@ -473,26 +471,18 @@ class Own(Source):
         return given_inputs(entry.own_name)
 
     def usual_batch(self, entry: ModelEntry) -> int:
-        if config_folder.is_folder(entry.own_name):
-            return 0
         return self._arrival(entry.own_name).batch
 
     def usual_dtype(self, entry: ModelEntry) -> str:
-        if config_folder.is_folder(entry.own_name):
-            return ""
         return self._arrival(entry.own_name).dtype
 
     def differences(self, entry: ModelEntry, variant: Variant) -> list[str]:
         from farm.models import as_built
 
-        if config_folder.is_folder(entry.own_name):
-            return config_folder.differences(entry.own_name)
         arrival = self._arrival(entry.own_name)
         return list(as_built.differences(entry.own_name, arrival, variant))
 
     def hint_about_inputs(self, entry: ModelEntry, variant: Variant) -> str:
-        if config_folder.is_folder(entry.own_name):
-            return super().hint_about_inputs(entry, variant)
         if self._cast_to(entry, variant) is not None:
             return " Or omit --dtype, to measure it in its own dtype."
         if given_inputs(entry.own_name) is not None:

@@ -40,6 +40,11 @@ class ResolvedModel:
     source: Source
     entry: ModelEntry
 
+    @property
+    def maker(self) -> Source:
+        """The source that builds the model."""
+        return self.source.maker(self.entry)
+
     # ---- variants
 
     def usual_batch(self, default: int) -> int:
@@ -47,7 +52,7 @@ class ResolvedModel:
         for a user's model.
         """
         with contextlib.suppress(SettingsError):  # using the model raises this error again
-            return self.source.usual_batch(self.entry) or default
+            return self.maker.usual_batch(self.entry) or default
         return default
 
     def variant(self, batch: int = 1, **fields: Any) -> Variant:
@@ -64,14 +69,13 @@ class ResolvedModel:
         variant = Variant(model=self.entry.name, batch=batch, **self.entry.completed(values))
         if text is None or tokenizer is None:
             return variant
-        maker = self.source.maker(self.entry)
-        tokens = maker.tokens_of(self.entry, variant, Path(text), Path(tokenizer))
+        tokens = self.maker.tokens_of(self.entry, variant, Path(text), Path(tokenizer))
         return dataclasses.replace(variant, text=hold_tokens(tokens))
 
     def _usual_dtype(self) -> dict[str, Any]:
         """The dtype in which a model arrives, as a field of a variant; empty if it has none."""
         with contextlib.suppress(SettingsError):  # using the model raises this error again
-            dtype = self.source.usual_dtype(self.entry)
+            dtype = self.maker.usual_dtype(self.entry)
             return {"dtype": dtype} if dtype else {}
         return {}
 
@@ -85,7 +89,7 @@ class ResolvedModel:
                     f"--{name} is 0; it must be at least 1.",
                     f"Omit --{name} to use the model's default.",
                 )
-        if "input_size" in values and self.source.example_inputs(self.entry) is not None:
+        if "input_size" in values and self.maker.example_inputs(self.entry) is not None:
             problem = (
                 f"{self.entry.own_name} defines its own example inputs, and --input-size cannot "
                 "change them."
@@ -97,14 +101,14 @@ class ResolvedModel:
         or its class.
         """
         with contextlib.suppress(UsageError):  # using the model raises this error again
-            return self.source.differences(self.entry, variant)
+            return self.maker.differences(self.entry, variant)
         return []
 
     def hint_about_inputs(self, variant: Variant) -> str:
         """A next step for a model that raises on an input of the farm; "" for a user's own example
         inputs.
         """
-        return self.source.hint_about_inputs(self.entry, variant)
+        return self.maker.hint_about_inputs(self.entry, variant)
 
     def title_of(self, variant: Variant) -> str:
         """The title of a variant. For a user's model with its own inputs it shows the input sizes:
@@ -112,7 +116,7 @@ class ResolvedModel:
 
         Imports torch for a user's model only.
         """
-        inputs = self.source.example_inputs(self.entry)
+        inputs = self.maker.example_inputs(self.entry)
         return (
             str(variant) if inputs is None else titled_by(variant, batched(inputs, variant.batch))
         )
@@ -163,7 +167,7 @@ class ResolvedModel:
         """The source that makes the model. Raises `UnsupportedModel` if its package is not
         installed.
         """
-        maker = self.source.maker(self.entry)
+        maker = self.maker
         if not is_installed(maker):
             problem = f"{self.entry.name} is a model of {maker.package}, which is not installed."
             raise UnsupportedModel(problem, f"Install it: {install_line(maker)}")
@@ -206,8 +210,7 @@ class ResolvedModel:
         """Path of each module of a built model that tensor parallelism splits -> how. Raises
         `UnsupportedModel` if the model has no plan, or its heads cannot be divided among the
         cards."""
-        maker = self.source.maker(self.entry)
-        return maker.tensor_parallel_plan(self.entry, module, variant.tensor_parallel)
+        return self.maker.tensor_parallel_plan(self.entry, module, variant.tensor_parallel)
 
     # ---- the version of a model
 

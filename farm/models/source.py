@@ -92,7 +92,8 @@ class Source(ABC):
     # ---- build a model
 
     def maker(self, entry: ModelEntry) -> Source:
-        """The source that builds a model: this one, or one whose classes it uses."""
+        """The source that builds a model: this one, or one whose classes it uses. The catalog asks
+        the maker for everything below but the version."""
         return self
 
     @abstractmethod

@@ -87,6 +87,11 @@ class Transformers(Source):
     def inputs(self, entry: ModelEntry, variant: Variant, device: torch.device) -> tuple[Any, ...]:
         return tuple(_call(entry, variant, device).values())
 
+    def differences(self, entry: ModelEntry, variant: Variant) -> list[str]:
+        if entry.origin == NAME:
+            return []
+        return config_folder.differences(entry.own_name)
+
     def tokens_of(self, entry: ModelEntry, variant: Variant, text: Path, tokenizer: Path) -> Tokens:
         if not variant.phase:
             return super().tokens_of(entry, variant, text, tokenizer)
