@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import math
 import os
 import re
 import sys
@@ -308,12 +309,13 @@ def batched(inputs: Sequence[Any], batch: int) -> list[Any]:
     present = _batch(inputs)
     if batch == present or not present:
         return list(inputs)
-    return [
-        value.repeat(-(-batch // present), *[1] * (value.dim() - 1))[:batch]
-        if _has_batch(value) and value.shape[0] == present
-        else value
-        for value in inputs
-    ]
+    fitted = []
+    for value in inputs:
+        if _has_batch(value) and value.shape[0] == present:
+            times = [math.ceil(batch / present)] + [1] * (value.dim() - 1)
+            value = value.repeat(*times)[:batch]
+        fitted.append(value)
+    return fitted
 
 
 def _batch(inputs: Sequence[Any]) -> int:
