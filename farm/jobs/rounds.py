@@ -145,8 +145,7 @@ def add_round(
     Raises:
         NoSuchCard, UsageError: see `chosen_cards`.
     """
-    request = Request.from_json(job.request)
-    cards = chosen_cards(session, job.request["cards"])
+    planner = _Planner(session, job)
     job.round += 1
     now: Any = database_now()
     row = Round(
@@ -162,87 +161,23 @@ def add_round(
     )
     session.add(row)
     session.flush()
-    later = _later(session, request, capture_id, cards)
+    later = planner.later(capture_id)
     measurements = [
         measurement
-        for measurement in _measurements(session, job, request, capture_id, operator_ids)
+        for measurement in planner.measurements(capture_id, operator_ids)
         if ("all" in scope or measurement.operator.short_name in scope)
         and measurement.operator.id not in later
     ]
-    tuples = _tuples(session, job, request, cards, measurements)
+    tuples = planner.tuples(measurements)
     extra: list[Item] = []
-    if request.variant is not None and job.round == 1:
-        extra = _wholes(session, job, request, cards, tuples, again=bool(later))
-        extra += _canaries(job, cards, tuples)
-    elif request.variant is not None:
-        extra = _wholes_again(session, job, tuples)
-        _reuse(session, extra, request, cards)
-    _insert(session, tuples)
+    if planner.request.variant is not None and job.round == 1:
+        extra = planner.wholes(tuples, again=bool(later)) + planner.canaries(tuples)
+    elif planner.request.variant is not None:
+        extra = planner.wholes_again(tuples)
+    planner.insert(tuples)
     session.add_all(extra)
     session.flush()
-    return _planned(job, cards, tuples + extra)
-
-
-def _canaries(job: Job, cards: Sequence[CardRow], tuples: Sequence[Item]) -> list[Item]:
-    """Create an item of the longest tuple for each card that measures tuples, if several do."""
-    new = [item for item in tuples if item.state == ItemState.WAITING]
-    busy = {item.card_id for item in new}
-    on_one_card = [item for item in new if item.cards == 1]
-    if not on_one_card or len(busy) < 2:
-        return []
-    longest = max(on_one_card, key=lambda item: item.expected_s)
-    subject = longest.model_dump(include=_SUBJECT)
-    return [new_item(job, card, "canary", **subject) for card in cards if card.id in busy]
-
-
-def _wholes_again(session: Session, job: Job, tuples: Sequence[Item]) -> list[Item]:
-    """Request the whole model on the cards that measure tuples of a further round, and on those
-    that have listed kernels."""
-    listed = select(Item.card_id).where(
-        Item.job_id == job.id, Item.reason == item_state.KERNELS_LISTED
-    )
-    busy = {item.card_id for item in tuples if item.state == ItemState.WAITING}
-    wholes: list[Item] = []
-    for card_id in sorted(busy.union(session.exec(listed))):
-        wholes += wait_on_card(session, job, card_id)
-    return wholes
-
-
-def _later(
-    session: Session, request: Request, capture_id: int | None, cards: Sequence[CardRow]
-) -> set[str]:
-    """Return the tuples that a later round measures: a card first shows the values that decide how
-    much work they do.
-
-    A simulated card runs no model, so it shows none.
-    """
-    if request.variant is None or capture_id is None or cards[0].kind == "simulated":
-        return set()
-    return lacking_values(session, capture_id)
-
-
-def _insert(session: Session, items: Sequence[Item]) -> None:
-    """Insert new items. If they were objects of the session, half of the time of a plan would be
-    the driver's.
-    """
-    if items:
-        session.execute(insert(Item), [item.model_dump(exclude={"id"}) for item in items])
-
-
-def _planned(job: Job, cards: Sequence[CardRow], items: Sequence[Item]) -> JobPlan:
-    new = [item for item in items if item.state != ItemState.DONE]
-    tuple_ids = {item.subject_id for item in items if item.role == "tuple"}
-    return JobPlan(
-        PlanState.PLANNED,
-        job_id=job.id,
-        round=job.round,
-        card_ids=tuple(card.id for card in cards),
-        card_model=cards[0].model,
-        tuples=len(tuple_ids),
-        new=len(new),
-        reused=len(items) - len(new),
-        expected_s=math.fsum(item.expected_s for item in new),
-    )
+    return planner.planned(tuples + extra)
 
 
 def add_tuples(session: Session, job: Job, operator_ids: Sequence[str]) -> JobPlan:
@@ -254,13 +189,11 @@ def add_tuples(session: Session, job: Job, operator_ids: Sequence[str]) -> JobPl
     Raises:
         NoSuchCard, UsageError: see `chosen_cards`.
     """
-    request = Request.from_json(job.request)
-    cards = chosen_cards(session, job.request["cards"])
-    measurements = _measurements(session, job, request, None, operator_ids)
-    items = _tuples(session, job, request, cards, measurements)
-    _insert(session, items)
+    planner = _Planner(session, job)
+    tuples = planner.tuples(planner.measurements(None, operator_ids))
+    planner.insert(tuples)
     note_planning(session, job)
-    return _planned(job, cards, items)
+    return planner.planned(tuples)
 
 
 def note_planning(session: Session, job: Job, *, ended: bool = False) -> None:
@@ -290,59 +223,273 @@ class _Measurement(NamedTuple):
     calls: int
 
 
-def _tuples(
-    session: Session,
-    job: Job,
-    request: Request,
-    cards: Sequence[CardRow],
-    measurements: Sequence[_Measurement],
-) -> list[Item]:
-    """Create an item for each measurement: closed if a reading can be reused, else put on a
-    card.
-    """
-    now_s = read_clock_s(session)
-    needed = _cards_of_collectives(session, [measurement.operator for measurement in measurements])
-    tuples = []
-    for measurement in measurements:
-        operator_id = measurement.operator.id
-        item = new_item(
-            job,
-            cards[0],
-            "tuple",
-            now_s,
-            subject_kind="operator",
-            subject_id=operator_id,
-            protocol_id=measurement.protocol_id,
-        )
-        item.cards = max(request.protocol.cards, needed.get(operator_id, 1))
-        tuples.append(item)
-    roofline = roofline_on(cards[0], request)
-    calls_us = [
-        roofline.estimate_us(operator.flops, operator.bytes_moved) for operator, *_ in measurements
-    ]
-    total_us = math.fsum(
-        call_us * calls for call_us, (*_, calls) in zip(calls_us, measurements, strict=True)
-    )
+class _Planner:
+    """Plans items of a job's newest round in the caller's transaction. Raises as `chosen_cards`."""
 
-    def expect(within: float) -> float:
-        """Set how precise each tuple must be, and its expected seconds; return those of all tuples
-        to measure.
+    def __init__(self, session: Session, job: Job) -> None:
+        self.session = session
+        self.job = job
+        self.request = Request.from_json(job.request)
+        self.cards = chosen_cards(session, job.request["cards"])
+
+    # ---- what to measure
+
+    def later(self, capture_id: int | None) -> set[str]:
+        """Return the tuples that a later round measures: a card first shows the values that decide
+        how much work they do.
+
+        A simulated card runs no model, so it shows none.
         """
-        for item, call_us, measurement in zip(tuples, calls_us, measurements, strict=True):
-            share = call_us * measurement.calls / (total_us or 1.0)
-            item.half_width = _half_width(within, share)
-            item.expected_s = _expected_s(request.stopping.allowing(item.half_width), call_us)
-        return math.fsum(item.expected_s for item in tuples if item.state == ItemState.WAITING)
+        is_simulated = self.cards[0].kind == "simulated"
+        if self.request.variant is None or capture_id is None or is_simulated:
+            return set()
+        return lacking_values(self.session, capture_id)
 
-    expect(request.within * OF_TUPLES)
-    _reuse(session, tuples, request, cards)
-    if request.budget_s:
-        within, left_s = 0.0, request.budget_s - _whole_s(cards)
-        while expect(within) > left_s and within < LEAST_PRECISE:
-            within = 1.25 * within or 1e-4
-    new = [item for item in tuples if item.state == ItemState.WAITING]
-    _put_on_cards(session, new, cards, growing=job.id)
-    return tuples
+    def measurements(
+        self, capture_id: int | None, operator_ids: Sequence[str]
+    ) -> list[_Measurement]:
+        """Return the measurements that have no item in the job yet.
+
+        A tuple with two value profiles has two protocols. A tuple that is not what the model runs
+        is not measured."""
+        session, request = self.session, self.request
+
+        @functools.cache
+        def protocol_id(data: str, placement: str = "") -> str:
+            protocol = request.protocol.with_data(data)
+            if placement:
+                protocol = protocol.with_placement(placement)
+            return store_protocol(session, protocol)
+
+        calls_of = self._calls(capture_id, operator_ids)
+        data_of: dict[str, str] = {}  # tuple id -> data of its first call
+        for operator_id, data in calls_of:
+            data_of.setdefault(operator_id, data)
+        operator = tables.Operator
+        columns = (
+            operator.id,
+            operator.short_name,
+            operator.flops,
+            operator.bytes_moved,
+            operator.kind,
+        )
+        rows = fetch_values(session, columns, data_of)
+        measurements = [
+            _Measurement(rows[operator_id], protocol_id(data), calls)
+            for (operator_id, data), calls in calls_of.items()
+        ]
+        if request.placements != "none":
+            from farm.operators.rebuild import placements_of
+
+            # Each placement is measured with the data of the first call only: values do not affect
+            # transfers.
+            specs = tuples_with_ids(session, data_of)
+            for operator_id, data in data_of.items():
+                if operator_id not in specs:
+                    continue
+                for placement in placements_of(specs[operator_id], request.placements):
+                    placed_id = protocol_id(data, placement)
+                    measurements.append(_Measurement(rows[operator_id], placed_id, 1))
+        of_job = select(Item.subject_id, Item.protocol_id).where(
+            Item.job_id == self.job.id, Item.role == "tuple"
+        )
+        existing = set(map(tuple, among(session, of_job, Item.subject_id, rows)))
+        return [
+            measurement
+            for measurement in measurements
+            if (measurement.operator.id, measurement.protocol_id) not in existing
+        ]
+
+    def _calls(
+        self, capture_id: int | None, operator_ids: Sequence[str]
+    ) -> dict[tuple[str, str], int]:
+        """Return (tuple id, data) -> number of calls, of a capture or of a sweep's tuples."""
+        if capture_id is None:
+            data = self.request.protocol.of_whole.data
+            return {(operator_id, data): 1 for operator_id in operator_ids}
+        unlike = mismatches(self.session, capture_id)
+        called = classes(self.session, capture_id, self.request.protocol.data)
+        return {key: calls for key, calls in called.items() if key[0] not in unlike}
+
+    # ---- items
+
+    def tuples(self, measurements: Sequence[_Measurement]) -> list[Item]:
+        """Create an item for each measurement: closed if a reading can be reused, else put on a
+        card.
+        """
+        request, cards = self.request, self.cards
+        now_s = read_clock_s(self.session)
+        needed = self._cards_of_collectives(measurements)
+        tuples = []
+        for measurement in measurements:
+            operator_id = measurement.operator.id
+            item = new_item(
+                self.job,
+                cards[0],
+                "tuple",
+                now_s,
+                subject_kind="operator",
+                subject_id=operator_id,
+                protocol_id=measurement.protocol_id,
+            )
+            item.cards = max(request.protocol.cards, needed.get(operator_id, 1))
+            tuples.append(item)
+        roofline = roofline_on(cards[0], request)
+        calls_us = [
+            roofline.estimate_us(operator.flops, operator.bytes_moved)
+            for operator, *_ in measurements
+        ]
+        total_us = math.fsum(
+            call_us * calls for call_us, (*_, calls) in zip(calls_us, measurements, strict=True)
+        )
+
+        def expect(within: float) -> float:
+            """Set how precise each tuple must be, and its expected seconds; return those of all
+            tuples to measure.
+            """
+            for item, call_us, measurement in zip(tuples, calls_us, measurements, strict=True):
+                share = call_us * measurement.calls / (total_us or 1.0)
+                item.half_width = _half_width(within, share)
+                item.expected_s = _expected_s(request.stopping.allowing(item.half_width), call_us)
+            return math.fsum(item.expected_s for item in tuples if item.state == ItemState.WAITING)
+
+        expect(request.within * OF_TUPLES)
+        self.reuse(tuples, cards)
+        if request.budget_s:
+            within, left_s = 0.0, request.budget_s - _whole_s(cards)
+            while expect(within) > left_s and within < LEAST_PRECISE:
+                within = 1.25 * within or 1e-4
+        new = [item for item in tuples if item.state == ItemState.WAITING]
+        self._put_on_cards(new, growing=self.job.id)
+        return tuples
+
+    def _cards_of_collectives(self, measurements: Sequence[_Measurement]) -> dict[str, int]:
+        """Return tuple id -> number of cards for the collectives among the measurements."""
+        operators = (measurement.operator for measurement in measurements)
+        ids = [operator.id for operator in operators if operator.kind == "collective"]
+        query = select(tables.Operator.id, tables.Operator.parameters)
+        collectives = among(self.session, query, tables.Operator.id, ids)
+        return {operator_id: parameters["cards"] for operator_id, parameters in collectives}
+
+    def _put_on_cards(self, items: Sequence[Item], growing: str = "") -> None:
+        """Choose the (leading) card of each item, see `card_for_each`. Raises `UsageError` if no
+        host has enough cards.
+        """
+        cards = self.cards
+        for number in sorted({item.cards for item in items}):
+            alike = [item for item in items if item.cards == number]
+            leading = leading_cards(cards, number) if number > 1 else cards
+            if not leading:
+                most = max(sum(card.host == other.host for other in cards) for card in cards)
+                raise UsageError(
+                    f"The job needs {number} cards of one host, but no host has more than {most} "
+                    "of the chosen cards.",
+                    "Give fewer cards, or choose the cards of a host with more of them; `farm "
+                    "cards` lists them.",
+                )
+            card_ids = card_for_each(self.session, alike, leading, growing=growing)
+            for item, card_id in zip(alike, card_ids, strict=True):
+                item.card_id = card_id
+
+    def wholes(self, tuples: Sequence[Item], *, again: bool) -> list[Item]:
+        """Create a whole item for every card that measures tuples or whose readings are reused; one
+        for a split model.
+
+        Args:
+            again: do not reuse readings of the whole model, because a card has to run it.
+        """
+        session, request, cards = self.session, self.request, self.cards
+        assert request.variant is not None, "a sweep has no whole model"
+        subject: dict[str, Any] = {
+            "subject_kind": "variant",
+            "subject_id": request.variant.id,
+            "expected_s": _whole_s(cards),
+            "protocol_id": store_protocol(session, request.protocol.of_whole),
+        }
+        number = max(request.variant.cards, request.protocol.cards)
+        if number > 1:
+            split = new_item(self.job, cards[0], "whole", **subject)
+            split.cards = number
+            self._put_on_cards([split])
+            if not again:
+                self.reuse([split], cards)
+            return [split]
+        by_id = {card.id: card for card in cards}
+        wholes = []
+        for card_id in sorted({item.card_id for item in tuples}) or [cards[0].id]:
+            card = by_id.get(card_id) or session.get_one(CardRow, card_id)
+            whole = new_item(self.job, card, "whole", **subject)
+            if not again:
+                self.reuse([whole], [card])
+            # A card that was not chosen measures nothing; only its readings are reused.
+            if whole.state == ItemState.DONE or card_id in by_id:
+                wholes.append(whole)
+        return wholes or [new_item(self.job, cards[0], "whole", **subject)]
+
+    def canaries(self, tuples: Sequence[Item]) -> list[Item]:
+        """Create an item of the longest tuple for each card that measures tuples, if several do."""
+        new = [item for item in tuples if item.state == ItemState.WAITING]
+        busy = {item.card_id for item in new}
+        on_one_card = [item for item in new if item.cards == 1]
+        if not on_one_card or len(busy) < 2:
+            return []
+        longest = max(on_one_card, key=lambda item: item.expected_s)
+        subject = longest.model_dump(include=_SUBJECT)
+        return [
+            new_item(self.job, card, "canary", **subject) for card in self.cards if card.id in busy
+        ]
+
+    def wholes_again(self, tuples: Sequence[Item]) -> list[Item]:
+        """Request the whole model on the cards that measure tuples of a further round, and on those
+        that have listed kernels."""
+        listed = select(Item.card_id).where(
+            Item.job_id == self.job.id, Item.reason == item_state.KERNELS_LISTED
+        )
+        busy = {item.card_id for item in tuples if item.state == ItemState.WAITING}
+        wholes: list[Item] = []
+        for card_id in sorted(busy.union(self.session.exec(listed))):
+            wholes += wait_on_card(self.session, self.job, card_id)
+        self.reuse(wholes, self.cards)
+        return wholes
+
+    def reuse(self, items: Sequence[Item], cards: Sequence[CardRow]) -> None:
+        """Close the items for which an existing reading of these cards can be used."""
+        on_one_card = [item for item in items if item.cards == 1]
+        on_several = [item for item in items if item.cards > 1]
+        of_groups = software_of_groups(self.session, cards) if on_several else None
+        card_ids, now_s = {card.id for card in cards}, read_clock_s(self.session)
+        for software_id, group in ((cards[0].software_id, on_one_card), (of_groups, on_several)):
+            if software_id is None:
+                continue
+            readings = find_readings(self.session, group, self.request, software_id, card_ids)
+            for item, reading in zip(group, readings, strict=True):
+                if reading is not None:
+                    item_state.REUSE.apply(
+                        item, reading_id=reading.id, card_id=reading.card_id, ended_at_s=now_s
+                    )
+
+    def insert(self, items: Sequence[Item]) -> None:
+        """Insert new items. If they were objects of the session, half of the time of a plan would
+        be the driver's.
+        """
+        if items:
+            self.session.execute(insert(Item), [item.model_dump(exclude={"id"}) for item in items])
+
+    def planned(self, items: Sequence[Item]) -> JobPlan:
+        """The plan of these items."""
+        new = [item for item in items if item.state != ItemState.DONE]
+        tuple_ids = {item.subject_id for item in items if item.role == "tuple"}
+        return JobPlan(
+            PlanState.PLANNED,
+            job_id=self.job.id,
+            round=self.job.round,
+            card_ids=tuple(card.id for card in self.cards),
+            card_model=self.cards[0].model,
+            tuples=len(tuple_ids),
+            new=len(new),
+            reused=len(items) - len(new),
+            expected_s=math.fsum(item.expected_s for item in new),
+        )
 
 
 def _half_width(within: float, share: float) -> float:
@@ -362,82 +509,6 @@ def _expected_s(stopping: Stopping, call_us: float) -> float:
 
 def _whole_s(cards: Sequence[CardRow]) -> float:
     return WHOLE_ON_GPU_S if cards[0].kind == "cuda" else WHOLE_S
-
-
-def _cards_of_collectives(session: Session, operators: Iterable[Any]) -> dict[str, int]:
-    """Return tuple id -> number of cards for the collectives among these operators."""
-    ids = [operator.id for operator in operators if operator.kind == "collective"]
-    query = select(tables.Operator.id, tables.Operator.parameters)
-    return {
-        id_: parameters["cards"]
-        for id_, parameters in among(session, query, tables.Operator.id, ids)
-    }
-
-
-def _put_on_cards(
-    session: Session, items: Sequence[Item], cards: Sequence[CardRow], growing: str = ""
-) -> None:
-    """Choose the (leading) card of each item, see `card_for_each`. Raises UsageError if no host has
-    enough cards.
-    """
-    for number in sorted({item.cards for item in items}):
-        alike = [item for item in items if item.cards == number]
-        leading = leading_cards(cards, number) if number > 1 else cards
-        if not leading:
-            most = max(sum(card.host == other.host for other in cards) for card in cards)
-            raise UsageError(
-                f"The job needs {number} cards of one host, but no host has more than {most} of "
-                "the chosen cards.",
-                "Give fewer cards, or choose the cards of a host with more of them; `farm cards` "
-                "lists them.",
-            )
-        for item, card_id in zip(
-            alike, card_for_each(session, alike, leading, growing=growing), strict=True
-        ):
-            item.card_id = card_id
-
-
-def _wholes(
-    session: Session,
-    job: Job,
-    request: Request,
-    cards: Sequence[CardRow],
-    tuples: Sequence[Item],
-    *,
-    again: bool,
-) -> list[Item]:
-    """Create a whole item for every card that measures tuples or whose readings are reused; one for
-    a split model.
-
-    Args:
-        again: do not reuse readings of the whole model, because a card has to run it.
-    """
-    assert request.variant is not None
-    subject: dict[str, Any] = {
-        "subject_kind": "variant",
-        "subject_id": request.variant.id,
-        "expected_s": _whole_s(cards),
-        "protocol_id": store_protocol(session, request.protocol.of_whole),
-    }
-    number = max(request.variant.cards, request.protocol.cards)
-    if number > 1:
-        split = new_item(job, cards[0], "whole", **subject)
-        split.cards = number
-        _put_on_cards(session, [split], cards)
-        if not again:
-            _reuse(session, [split], request, cards)
-        return [split]
-    by_id = {card.id: card for card in cards}
-    wholes = []
-    for card_id in sorted({item.card_id for item in tuples}) or [cards[0].id]:
-        card = by_id.get(card_id) or session.get_one(CardRow, card_id)
-        whole = new_item(job, card, "whole", **subject)
-        if not again:
-            _reuse(session, [whole], request, [card])
-        # A card that was not chosen measures nothing; only its readings are reused.
-        if whole.state == ItemState.DONE or card_id in by_id:
-            wholes.append(whole)
-    return wholes or [new_item(job, cards[0], "whole", **subject)]
 
 
 def wait_on_card(session: Session, job: Job, card_id: str) -> list[Item]:
@@ -506,77 +577,6 @@ def new_item(
     return item
 
 
-def _measurements(
-    session: Session,
-    job: Job,
-    request: Request,
-    capture_id: int | None,
-    operator_ids: Sequence[str],
-) -> list[_Measurement]:
-    """Return the measurements that have no item in the job yet.
-
-    A tuple with two value profiles has two protocols. A tuple that is not what the model runs is
-    not measured."""
-
-    @functools.cache
-    def protocol_id(data: str, placement: str = "") -> str:
-        protocol = request.protocol.with_data(data)
-        if placement:
-            protocol = protocol.with_placement(placement)
-        return store_protocol(session, protocol)
-
-    calls_of = _calls(session, request, capture_id, operator_ids)
-    data_of: dict[str, str] = {}  # tuple id -> data of its first call
-    for operator_id, data in calls_of:
-        data_of.setdefault(operator_id, data)
-    operator = tables.Operator
-    columns = (
-        operator.id,
-        operator.short_name,
-        operator.flops,
-        operator.bytes_moved,
-        operator.kind,
-    )
-    rows = fetch_values(session, columns, data_of)
-    measurements = [
-        _Measurement(rows[operator_id], protocol_id(data), calls)
-        for (operator_id, data), calls in calls_of.items()
-    ]
-    if request.placements != "none":
-        from farm.operators.rebuild import placements_of
-
-        # Each placement is measured with the data of the first call only: values do not affect
-        # transfers.
-        specs = tuples_with_ids(session, data_of)
-        for operator_id, data in data_of.items():
-            if operator_id not in specs:
-                continue
-            for placement in placements_of(specs[operator_id], request.placements):
-                placed_id = protocol_id(data, placement)
-                measurements.append(_Measurement(rows[operator_id], placed_id, 1))
-    of_job = select(Item.subject_id, Item.protocol_id).where(
-        Item.job_id == job.id, Item.role == "tuple"
-    )
-    existing = set(map(tuple, among(session, of_job, Item.subject_id, rows)))
-    return [
-        measurement
-        for measurement in measurements
-        if (measurement.operator.id, measurement.protocol_id) not in existing
-    ]
-
-
-def _calls(
-    session: Session, request: Request, capture_id: int | None, operator_ids: Sequence[str]
-) -> dict[tuple[str, str], int]:
-    """Return (tuple id, data) -> number of calls, of a capture or of a sweep's tuples."""
-    if capture_id is None:
-        data = request.protocol.of_whole.data
-        return {(operator_id, data): 1 for operator_id in operator_ids}
-    unlike = mismatches(session, capture_id)
-    called = classes(session, capture_id, request.protocol.data)
-    return {key: calls for key, calls in called.items() if key[0] not in unlike}
-
-
 def tuples_with_ids(session: Session, operator_ids: Iterable[str]) -> dict[str, OperatorTuple]:
     """Return id -> stored tuple. Rows that do not parse (as in tests with simulated cards) are left
     out.
@@ -586,25 +586,6 @@ def tuples_with_ids(session: Session, operator_ids: Iterable[str]) -> dict[str, 
         with contextlib.suppress(TupleRejected):
             tuples[id_] = parse(spec)
     return tuples
-
-
-def _reuse(
-    session: Session, items: Sequence[Item], request: Request, cards: Sequence[CardRow]
-) -> None:
-    """Close the items for which an existing reading can be used."""
-    on_one_card = [item for item in items if item.cards == 1]
-    on_several = [item for item in items if item.cards > 1]
-    of_groups = software_of_groups(session, cards) if on_several else None
-    card_ids, now_s = {card.id for card in cards}, read_clock_s(session)
-    for software_id, group in ((cards[0].software_id, on_one_card), (of_groups, on_several)):
-        if software_id is None:
-            continue
-        readings = find_readings(session, group, request, software_id, card_ids)
-        for item, reading in zip(group, readings, strict=True):
-            if reading is not None:
-                item_state.REUSE.apply(
-                    item, reading_id=reading.id, card_id=reading.card_id, ended_at_s=now_s
-                )
 
 
 def card_for_each(
