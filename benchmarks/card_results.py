@@ -25,6 +25,7 @@ from typing import Any
 
 from card_tables import EXTRAS, newest, write
 
+from farm.requests.resolved import ResolvedRequest
 from farm.types.protocol import Stopping, Variant
 from farm.types.request import Request
 
@@ -288,7 +289,12 @@ def measure(database: Any, requests: list[Request], cards: list[Any], until_s: f
                 one = at_home[0]
                 pending.remove(one)
                 try:
-                    made = submit(database, one, [card_id], pinned=True, ready=farm.wait_ready)
+                    made = submit(
+                        database,
+                        ResolvedRequest.of(one, [card_id]),
+                        pinned=True,
+                        ready=farm.wait_ready,
+                    )
                     capture_id = capture_for(
                         database, one, device_type=cards[0].kind, torch=torch_version()
                     )

@@ -710,7 +710,7 @@ def test_an_error_of_a_users_module_while_it_is_moved_is_shown(kinds):
 def test_a_file_needs_no_name_of_python(here, file):
     (here / file).write_text(NET)
     name = own.register(f"{file}:net")
-    assert catalog.usual_batch(name, 1) == 16
+    assert catalog.resolve(name).usual_batch(1) == 16
     assert own.source_of(name) == here / file
 
 
@@ -729,7 +729,7 @@ def test_a_path_may_lead_through_the_parent_folder_or_a_link(here, monkeypatch):
     (here / "beside" / "linked_to.py").symlink_to(here / "models" / "beside_it.py")
     monkeypatch.chdir(here / "beside")
     for location in ("../models/beside_it.py:net", "linked_to.py:net"):
-        assert catalog.usual_batch(own.register(location), 1) == 16
+        assert catalog.resolve_given(location).usual_batch(1) == 16
 
 
 def test_a_module_that_is_not_there_is_no_line_to_correct(here):

@@ -14,6 +14,7 @@ import torch
 from farm.errors import UnsupportedModel, UsageError
 from farm.models import catalog
 from farm.models.entry import ModelEntry
+from farm.models.resolved import shape_of
 from farm.models.source import Source, install_line, is_installed
 from farm.settings import settings, user_models
 from farm.types.protocol import Variant
@@ -59,9 +60,9 @@ def small_variant(source: Source) -> Variant:
 def test_its_models_are_found_by_name(source: Source, entry: ModelEntry) -> None:
     assert catalog.source_named(source.name) is source
     for name in (f"{source.name}/{entry.own_name}", catalog.find(entry.own_name).name):
-        found, with_name = catalog.source_and_entry(name)
-        assert found is source
-        assert (with_name.own_name, with_name.origin) == (entry.own_name, source.name)
+        model = catalog.resolve(name)
+        assert model.source is source
+        assert (model.entry.own_name, model.entry.origin) == (entry.own_name, source.name)
 
 
 def test_it_lists_models_without_a_change_of_environment_or_settings(source: Source) -> None:
@@ -86,7 +87,7 @@ def test_what_it_refuses_has_a_reason(source: Source) -> None:
 def test_its_module_runs_on_its_inputs(source: Source) -> None:
     model, inputs = built(source)
     assert not model.training
-    assert all(shape[0] == 2 for shape in map(catalog.shape_of, inputs) if shape)
+    assert all(shape[0] == 2 for shape in map(shape_of, inputs) if shape)
     with torch.no_grad():
         model(*inputs)
 
@@ -103,7 +104,7 @@ def test_on_meta_it_has_the_same_shapes(source: Source) -> None:
     for tensor, empty in zip(model.parameters(), on_meta.parameters(), strict=True):
         assert (empty.shape, empty.dtype, empty.is_meta) == (tensor.shape, tensor.dtype, True)
     empty_inputs = catalog.example_inputs(small_variant(source))
-    assert list(map(catalog.shape_of, empty_inputs)) == list(map(catalog.shape_of, inputs))
+    assert list(map(shape_of, empty_inputs)) == list(map(shape_of, inputs))
 
 
 def test_a_size_that_it_does_not_accept_is_refused_before_it_is_built(source: Source) -> None:
