@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from farm.devices.amd import UNTESTED
 from farm.devices.device import Card
-from farm.devices.host import links_of
+from farm.devices.host import links_of, note_about
 from farm.errors import FarmUnavailable, NoSuchCard
 from farm.jobs.cards import Say, all_own_cards
 from farm.jobs.listing import registered_cards
@@ -77,6 +76,5 @@ def matching_rows(rows: CardRows, word: str) -> CardRows:
 
 
 def note_on(row: Mapping[str, Any]) -> str:
-    """Return what a user has to know about cards of this maker; "" if there is nothing."""
-    is_amd = row.get("kind") == "cuda" and "AMD" in str(row.get("model", ""))
-    return UNTESTED if is_amd else ""
+    """Return what a user has to know about cards of this model; "" if there is nothing."""
+    return note_about(str(row.get("kind")), str(row.get("model", "")))

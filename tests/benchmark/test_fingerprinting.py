@@ -13,7 +13,7 @@ from benchmarks.card_agreement import pooled, w_per_c
 from farm.benchmark import fingerprinting
 from farm.benchmark_process.client import BenchmarkProcess
 from farm.benchmark_process.requests import FingerprintRequest
-from farm.devices.host import cpu_card
+from farm.devices.cpu import cpu_card
 from farm.jobs.cards import keep_fingerprint, needs_fingerprint
 from farm.settings import settings
 from farm.store import tables
