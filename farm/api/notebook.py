@@ -11,8 +11,8 @@ from farm.jobs import jobs
 from farm.report.report import Report, build
 from farm.safe_text import printable
 from farm.store.database import Database
+from farm.types.figure import Figure
 from farm.types.format import ENERGY, TIME, Units, gap, interval, quantity
-from farm.verdict.figures import Figure
 
 
 def measured(value: float | None, half_width: float | None, units: Units) -> str:

@@ -19,12 +19,14 @@ from farm.store import tables
 from farm.store.columns import OPERATOR, PROTOCOL
 from farm.store.content import plain_ids
 from farm.store.database import by_key, fetch_values
+from farm.types.fields import figure_json
+from farm.types.figure import Figure, share_of
 from farm.types.protocol import Placement, Variant
 from farm.types.tuple import NeededTuple
 from farm.verdict.aggregate import aggregate
 from farm.verdict.evidence import Evidence
 from farm.verdict.expectation import Quantity, expected_whole
-from farm.verdict.figures import Figure, Part, PerToken, figure_json, share_of
+from farm.verdict.figures import Part, PerToken
 from farm.verdict.verdict import Comparison, TupleRow, Unmeasured, Verdict
 
 OF_OWNERS = (

@@ -28,10 +28,11 @@ from farm.store import tables
 from farm.store.columns import ITEM, JOB, OPERATOR, PROTOCOL, READING, SOFTWARE, VARIANT, VERDICT
 from farm.store.content import counts, placed_calls
 from farm.store.database import by_key, fetch, fetch_values, values
-from farm.types.fields import names_of
+from farm.types.fields import figure_json, names_of
+from farm.types.figure import Figure, share_of, total_of
 from farm.types.format import percent
 from farm.types.protocol import Variant, software_values
-from farm.verdict.figures import NOT_IN_SCOPE, Figure, figure_json, share_of, total_of
+from farm.verdict.figures import NOT_IN_SCOPE
 from farm.verdict.verdict import VERDICT_SCHEMA, Verdict
 
 Weights = Literal["own calls", "calls of A", "calls of B", "once"]

@@ -24,9 +24,9 @@ from farm.report.card_spread import LEAST_ON_CARDS, Quantity, card_spread
 from farm.report.compare import ComparedRow, Side, SideComparison, compare
 from farm.store import tables
 from farm.store.content import DOUBTFUL
+from farm.types.figure import Figure, share_of
 from farm.types.format import ENERGY, TIME, percent, plural
 from farm.types.format import quantity as in_unit
-from farm.verdict.figures import Figure, share_of
 
 Level = Literal["whole", "sum", "type", "tuple"]
 Scope = tuple[Quantity, Level]

@@ -17,9 +17,9 @@ from farm.errors import NoReadings, did_you_mean
 from farm.report.gate import student_t
 from farm.store.content import UNSOUND
 from farm.store.tables import Job, ModelVariant, ProtocolRow, ReadingRow, SoftwareRow
-from farm.types.fields import names_of
+from farm.types.fields import figure_json, names_of
+from farm.types.figure import Figure
 from farm.types.protocol import Protocol, Variant
-from farm.verdict.figures import Figure, figure_json
 
 SERIES = (
     "title",

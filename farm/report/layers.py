@@ -28,9 +28,9 @@ from farm.store import tables
 from farm.store.columns import OPERATOR
 from farm.store.content import PlacedCall, placed_calls
 from farm.store.database import by_key, fetch_values
+from farm.types.figure import share_of
 from farm.types.label import call_of
 from farm.types.tuple import OperatorTuple, parse
-from farm.verdict.figures import share_of
 from farm.verdict.verdict import TupleRow
 
 By = Literal["type", "tuple", "call", "module"]

@@ -19,11 +19,11 @@ from farm.store import tables
 from farm.store.columns import OPERATOR
 from farm.store.content import PlacedCall
 from farm.store.database import by_key, fetch_values
+from farm.types.figure import share_of
 from farm.types.format import count_of, percent
 from farm.types.label import fused_names, told_apart
 from farm.types.protocol import Variant
 from farm.types.tuple import NeededTuple
-from farm.verdict.figures import share_of
 from farm.verdict.verdict import TupleRow
 
 # A kernel has room for improvement if it has at least this share of the sum, and less than this

@@ -29,12 +29,13 @@ from farm.store.columns import ITEM
 from farm.store.database import by_key, fetch
 from farm.store.tables import CLOSED, ItemState, JobState
 from farm.types import format as formats
+from farm.types.figure import share_of
 from farm.types.protocol import Protocol
 from farm.types.reading import OtherCalls, RankFigures, Verification, inside_s
 from farm.types.request import Request
 from farm.verdict.aggregate import choose, launch_gap_us
 from farm.verdict.evidence import Evidence
-from farm.verdict.figures import PerToken, ReadingView, share_of
+from farm.verdict.figures import PerToken, ReadingView
 from farm.verdict.verdict import VERDICT_SCHEMA, Sums, TupleRow, Verdict, sums_of
 
 SCHEMA = 1

@@ -27,19 +27,11 @@ from typing import Any
 
 from farm.benchmark.intervals import paired_half_width
 from farm.types.collective import COLLECTIVES
+from farm.types.fields import figure_json
+from farm.types.figure import Figure, total_of
 from farm.types.format import TIME, count_of, percent, quantity
 from farm.types.reading import Burst, Details, Place, Verification
-from farm.verdict.figures import (
-    NOT_IN_SCOPE,
-    CanaryReading,
-    Chosen,
-    Figure,
-    Part,
-    ReadingView,
-    Whole,
-    figure_json,
-    total_of,
-)
+from farm.verdict.figures import NOT_IN_SCOPE, CanaryReading, Chosen, Part, ReadingView, Whole
 from farm.verdict.judging import Circumstances, judge
 from farm.verdict.verdict import (
     Adjustment,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Protocol, Self
 
+from farm.types.figure import Figure, figure_of
 from farm.types.format import ENERGY, count_of, plural, quantity
 from farm.types.protocol import Variant
 from farm.types.reading import Details
@@ -15,52 +14,6 @@ Used = Literal["steady", "burst", "interpolated"]
 
 NOT_IN_SCOPE = "not in scope"
 NOT_SHOWN = "no card has shown the values that decide how much work it does"
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A value and the half-width of its 95 % interval, in the unit of the value."""
-
-    value: float
-    half_width: float = 0.0
-
-    @property
-    def relative(self) -> float:
-        """The half-width as a fraction of the value."""
-        return self.half_width / abs(self.value) if self.value else 0.0
-
-    def deviation_from(self, reference: Figure) -> Figure:
-        """Return ``self / reference - 1`` for independent errors. The value of the reference must
-        not be 0.
-        """
-        ratio = self.value / reference.value
-        return Figure(ratio - 1, abs(ratio) * math.hypot(self.relative, reference.relative))
-
-
-def total_of(terms: Iterable[tuple[Figure | None, int]]) -> Figure | None:
-    """Return the sum of figure x exact number, for independent errors; None if a figure is
-    missing.
-    """
-    values, half_widths = [], []  # lists, because a Figure for each of thousands of terms is slow
-    for figure, number in terms:
-        if figure is None:
-            return None
-        values.append(figure.value * number)
-        half_widths.append(figure.half_width * number)
-    return Figure(math.fsum(values), math.hypot(*half_widths))
-
-
-def share_of(value: float | None, total: float | None) -> float | None:
-    """Return value / total; None if one of them is unknown or the total is 0."""
-    return None if value is None or not total else value / total
-
-
-def figure_json(name: str, unit: str, figure: Figure | None) -> dict[str, float | None]:
-    """Return the keys ``name_unit`` and ``name_half_width_unit`` (without a unit: ``name`` and
-    ``name_half_width``) with a figure's values; None without a figure."""
-    end = f"_{unit}" if unit else ""
-    value, half_width = (figure.value, figure.half_width) if figure else (None, None)
-    return {f"{name}{end}": value, f"{name}_half_width{end}": half_width}
 
 
 @dataclass(frozen=True)
@@ -131,11 +84,7 @@ class ReadingView:
 
     @property
     def energy(self) -> Figure | None:
-        return (
-            None
-            if self.energy_mj is None
-            else Figure(self.energy_mj, self.energy_half_width_mj or 0.0)
-        )
+        return figure_of(self.energy_mj, self.energy_half_width_mj)
 
     @property
     def power_throttled(self) -> bool:

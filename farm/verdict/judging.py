@@ -8,8 +8,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from farm.types.figure import Figure
 from farm.types.format import percent
-from farm.verdict.figures import Figure, ReadingView, Whole
+from farm.verdict.figures import ReadingView, Whole
 from farm.verdict.verdict import Comparison, Outcome, Verdict
 
 #: Flag of a disturbed reading -> the cause, as text.

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from farm.types.collective import COLLECTIVES
-from farm.types.fields import adapter
+from farm.types.fields import adapter, figure_json
+from farm.types.figure import Figure
 from farm.types.reading import Verification
-from farm.verdict.figures import NOT_IN_SCOPE, Figure, Part, ReadingView, Used, Whole, figure_json
+from farm.verdict.figures import NOT_IN_SCOPE, Part, ReadingView, Used, Whole
 
 Outcome = Literal["pass", "fail", "none"]
 

@@ -13,8 +13,8 @@ from farm.addons.pages import page
 from farm.report.history import history, mean_of
 from farm.settings import settings
 from farm.store import content, tables
+from farm.types.figure import Figure
 from farm.types.protocol import Stopping, Variant
-from farm.verdict.figures import Figure
 from tests.report import rows
 
 FIRST, SECOND = "a" * 40, "b" * 40

@@ -17,8 +17,8 @@ from farm.report.compare import Difference, _models_of, compare
 from farm.report.gate import Gate, judge
 from farm.settings import settings
 from farm.store import tables
+from farm.types.figure import Figure
 from farm.types.protocol import Protocol, Variant
-from farm.verdict.figures import Figure
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import filled, rows
 from tests.report.measured import measured

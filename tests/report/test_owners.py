@@ -4,8 +4,9 @@ from farm.jobs.create import capture_for
 from farm.report.breakdowns import owners
 from farm.requests.partial_request import PartialRequest, complete
 from farm.store import content
+from farm.types.figure import Figure
 from farm.verdict.aggregate import tuple_rows
-from farm.verdict.figures import Chosen, Figure, Part
+from farm.verdict.figures import Chosen, Part
 
 
 def test_each_part_of_a_step_is_what_its_calls_take(database):

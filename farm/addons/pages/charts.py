@@ -21,8 +21,8 @@ from farm.report.layers import LayerRow
 from farm.report.report import Report, TypeRow
 from farm.safe_text import printable
 from farm.store.database import by_key
+from farm.types.figure import Figure
 from farm.types.format import ENERGY, TIME, Units, count_of, fitting_unit, gap, percent, quantity
-from farm.verdict.figures import Figure
 from farm.verdict.verdict import Comparison
 
 Chart = dict[str, Any]

@@ -36,13 +36,15 @@ from farm.requests.partial_request import command_of, default_data
 from farm.store.content import stored_software
 from farm.store.database import read_clock_s
 from farm.types.collective import COLLECTIVES
+from farm.types.fields import figure_json
+from farm.types.figure import Figure
 from farm.types.format import ENERGY, TIME, percent, plural, quantity
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.request import Request
 from farm.types.tuple import NeededTuple
 from farm.verdict.aggregate import aggregate
 from farm.verdict.expectation import Quantity, expected_whole
-from farm.verdict.figures import Figure, PerToken, figure_json
+from farm.verdict.figures import PerToken
 from farm.verdict.verdict import Verdict
 
 LEVEL, PREDICTED_LEVEL = 0.95, 0.90  # levels of the intervals of readings and of predictions

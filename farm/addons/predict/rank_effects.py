@@ -18,11 +18,12 @@ from farm.addons.predict.collectives import counted_us
 from farm.addons.predict.readings import most_similar, newest_readings, protocols_like
 from farm.store.columns import OPERATOR, VARIANT
 from farm.types.collective import COLLECTIVES
+from farm.types.figure import Figure
 from farm.types.format import plural
 from farm.types.protocol import Protocol, Software
 from farm.types.reading import Details
 from farm.types.tuple import NeededTuple
-from farm.verdict.figures import Figure, ReadingView
+from farm.verdict.figures import ReadingView
 
 #: Only shorter operators count, because the differences of longer ones scatter; shorter collectives
 #: are mostly latency.
