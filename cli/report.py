@@ -130,7 +130,7 @@ def history(model: str, html: Path | None = None, as_json: AsJson = False) -> No
     """
     from cli import lists
     from farm.addons.pages import page
-    from farm.report.history import history, to_json
+    from farm.report.history import history
 
     if html is not None:
         page.check_page(html)
@@ -140,7 +140,7 @@ def history(model: str, html: Path | None = None, as_json: AsJson = False) -> No
         say(f"Written to {html}")
     if html is None or as_json:
         output.answer(
-            as_json, {"rows": [to_json(row) for row in found]}, lambda: lists.history(found)
+            as_json, {"rows": [row.to_json() for row in found]}, lambda: lists.history(found)
         )
 
 

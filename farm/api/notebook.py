@@ -68,10 +68,10 @@ class JobReport:
         rows = [
             (
                 row.short_name,
-                row.calls,
-                row.tuples,
-                quantity(row.time_us, TIME),
-                quantity(row.energy_mj, ENERGY),
+                row.cost.calls,
+                row.cost.tuples,
+                quantity(row.cost.measured_us, TIME),
+                quantity(row.cost.measured_mj, ENERGY),
             )
             for row in report.types
         ]

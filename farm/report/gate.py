@@ -24,7 +24,7 @@ from farm.report.card_spread import LEAST_ON_CARDS, Quantity, card_spread
 from farm.report.compare import ComparedRow, Side, SideComparison, compare
 from farm.store import tables
 from farm.store.content import DOUBTFUL
-from farm.types.figure import Figure, share_of
+from farm.types.figure import Figure, share_of, total_of, value_of
 from farm.types.format import ENERGY, TIME, percent, plural
 from farm.types.format import quantity as in_unit
 
@@ -293,29 +293,23 @@ def _values(found: SideComparison, gate: Gate) -> Rows:
     """Return the rows of the scope that have figures of both sides and the smallest share."""
     values: Rows = {}
     for quantity, level in gate.scopes:
-        totals = [
-            math.fsum(
-                figure.value
-                for row in found.types
-                if (figure := getattr(getattr(row, quantity), side))
-            )
-            for side in "ab"
-        ]
-        added: dict[str, list[tuple[Figure, Figure]]] = defaultdict(list)
+        of_types = [row.change_of(quantity) for row in found.types]
+        total_a = math.fsum(value_of(change.a) or 0.0 for change in of_types)
+        total_b = math.fsum(value_of(change.b) or 0.0 for change in of_types)
+        terms_a: dict[str, list[tuple[Figure, int]]] = defaultdict(list)
+        terms_b: dict[str, list[tuple[Figure, int]]] = defaultdict(list)
         for name, row in _rows(found, level):
-            difference = getattr(row, quantity)
-            if difference.a and difference.b and difference.a.value > 0 and difference.b.value > 0:
-                added[name].append((difference.a, difference.b))  # tuples may have the same label
-        for name, pairs in added.items():
-            a, b = (
-                Figure(
-                    math.fsum(one.value for one in side),
-                    math.hypot(*(one.half_width for one in side)),
-                )
-                for side in zip(*pairs, strict=True)
-            )
-            shares = (share_of(a.value, totals[0]), share_of(b.value, totals[1]))
-            share = 1.0 if level in ("whole", "sum") else max(share or 0.0 for share in shares)
+            change = row.change_of(quantity)
+            if change.a and change.b and change.a.value > 0 and change.b.value > 0:
+                terms_a[name].append((change.a, 1))  # tuples may have the same label
+                terms_b[name].append((change.b, 1))
+        for name in terms_a:
+            a, b = total_of(terms_a[name]), total_of(terms_b[name])
+            assert a
+            assert b
+            share = max(share_of(a.value, total_a) or 0.0, share_of(b.value, total_b) or 0.0)
+            if level in ("whole", "sum"):
+                share = 1.0
             if share >= gate.min_share:
                 values[quantity, level, name] = RowValue(a, b, share)
     return values

@@ -19,12 +19,12 @@ from farm.store import tables
 from farm.store.columns import OPERATOR
 from farm.store.content import PlacedCall
 from farm.store.database import by_key, fetch_values
-from farm.types.figure import share_of
+from farm.types.figure import share_of, value_of
 from farm.types.format import count_of, percent
 from farm.types.label import fused_names, told_apart
 from farm.types.protocol import Variant
 from farm.types.tuple import NeededTuple
-from farm.verdict.verdict import TupleRow
+from farm.verdict.cost_line import CostLine
 
 # A kernel has room for improvement if it has at least this share of the sum, and less than this
 # share of the roofline.
@@ -136,27 +136,56 @@ def _rows(needed: Sequence[NeededTuple], peaks: Roofline) -> tuple[OperatorRow, 
 class KernelRow:
     """A generated kernel or a library call of a compiled model. Time and rates are for one call."""
 
-    operator_id: str
-    operator: str
+    line: CostLine
     fused: tuple[str, ...]  # names of the aten operators that a generated kernel computes
-    modules: tuple[
-        str, ...
-    ]  # paths of the modules that the kernel was fused from; * stands for several numbers
-    calls: int
-    time_us: float | None
+    # paths of the modules that the kernel was fused from; * stands for several numbers
+    modules: tuple[str, ...]
     time_share: float | None
-    bytes_per_s: float | None
-    flops_per_s: float | None
-    roofline_share: (
-        float | None
-    )  # the time at the card's peak rates / the time; above 1: the data was in the cache
+    peaks: Roofline  # of the card
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        time_s = self._time_s
+        return self.line.subject.bytes_moved / time_s if time_s else None
+
+    @property
+    def flops_per_s(self) -> float | None:
+        time_s = self._time_s
+        return self.line.subject.flops / time_s if time_s else None
+
+    @property
+    def roofline_share(self) -> float | None:
+        """The time at the card's peak rates / the time; above 1: the data was in the cache."""
+        if not self.line.time_us or not self.line.time_us.value:
+            return None
+        subject, peaks = self.line.subject, self.peaks
+        ideal_s = max(subject.flops / peaks.flops_per_s, subject.bytes_moved / peaks.bytes_per_s)
+        return ideal_s * 1e6 / self.line.time_us.value
+
+    @property
+    def _time_s(self) -> float:
+        return self.line.time_us.value * 1e-6 if self.line.time_us else 0.0
 
     @property
     def improvable(self) -> bool:
         """True if the kernel has room for improvement."""
-        return (self.time_share or 0.0) >= LEAST_SHARE and (
-            self.roofline_share or 1.0
-        ) < MOST_OF_ROOFLINE
+        heavy = (self.time_share or 0.0) >= LEAST_SHARE
+        return heavy and (self.roofline_share or 1.0) < MOST_OF_ROOFLINE
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "operator_id": self.line.subject.operator_id,
+            "operator": self.line.subject.short_name,
+            "fused": self.fused,
+            "modules": self.modules,
+            "calls": self.line.count,
+            "time_us": value_of(self.line.time_us),
+            "time_share": self.time_share,
+            "bytes_per_s": self.bytes_per_s,
+            "flops_per_s": self.flops_per_s,
+            "roofline_share": self.roofline_share,
+            "improvable": self.improvable,
+        }
 
 
 @dataclass(frozen=True)
@@ -191,14 +220,14 @@ class CompiledJob:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "kernels": [{**vars(row), "improvable": row.improvable} for row in self.kernels],
+            "kernels": [row.to_json() for row in self.kernels],
             "graph_breaks": dict(self.graph_breaks),
             "peaks": vars(self.peaks),
         }
 
 
 def compiled_job(
-    session: Session, capture: tables.Capture, tuples: Sequence[TupleRow], peaks: Roofline
+    session: Session, capture: tables.Capture, lines: Sequence[CostLine], peaks: Roofline
 ) -> CompiledJob | None:
     """Return the kernels of a job; None if its capture is not of a compiled model."""
     if capture.compiled is None:
@@ -210,25 +239,21 @@ def compiled_job(
     for operator_id, path in session.exec(calls.order_by(col(tables.Call.call_index))):
         paths[operator_id] += paths_of(path)
     stored = fetch_values(session, (OPERATOR.id, OPERATOR.parameters), paths)
-    total_us = sum(row.total_us for row in tuples)
+    total_us = sum(line.total_us for line in lines)
     rows = []
-    for row in sorted(tuples, key=lambda row: (-row.total_us, -row.calls * row.estimated_us)):
-        second = (row.time_us or 0.0) * 1e-6
-        ideal_us = max(row.flops / peaks.flops_per_s, row.bytes_moved / peaks.bytes_per_s) * 1e6
+    for line in lines:
+        operator_id = line.subject.operator_id
+        measured = line.time_us is not None and line.time_us.value
         rows.append(
             KernelRow(
-                operator_id=row.operator_id,
-                operator=row.short_name,
-                fused=tuple(fused_names(stored[row.operator_id].parameters.get("fused") or "")),
-                modules=shortened(paths[row.operator_id]),
-                calls=row.calls,
-                time_us=row.time_us,
-                time_share=share_of(row.total_us, total_us) if second else None,
-                bytes_per_s=row.bytes_moved / second if second else None,
-                flops_per_s=row.flops / second if second else None,
-                roofline_share=ideal_us / row.time_us if row.time_us else None,
+                line,
+                fused=tuple(fused_names(stored[operator_id].parameters.get("fused") or "")),
+                modules=shortened(paths[operator_id]),
+                time_share=share_of(line.total_us, total_us) if measured else None,
+                peaks=peaks,
             )
         )
+    rows.sort(key=lambda row: (-row.line.total_us, -row.line.count * row.line.subject.estimated_us))
     return CompiledJob(tuple(rows), capture.compiled.get("graph_breaks") or {}, peaks)
 
 

@@ -37,7 +37,7 @@ from farm.store.content import stored_software
 from farm.store.database import read_clock_s
 from farm.types.collective import COLLECTIVES
 from farm.types.fields import figure_json
-from farm.types.figure import Figure
+from farm.types.figure import Figure, value_of
 from farm.types.format import ENERGY, TIME, percent, plural, quantity
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.request import Request
@@ -525,7 +525,9 @@ def _from_readings(
         notes=tuple(notes),
         specs={one.operator_id: one.spec for one in rest},
         communication_us=summed.collectives_alone_us
-        or math.fsum(row.total_us for row in summed.tuples if row.short_name in COLLECTIVES),
+        or math.fsum(
+            line.total_us for line in summed.tuples if line.subject.short_name in COLLECTIVES
+        ),
         exposed_us=summed.communication_us[1] if summed.communication_us and not missing else None,
         measured={id_: (rows[0].time_us, rows[0].energy_mj) for id_, rows in selected.rows.items()},
     )
@@ -677,7 +679,7 @@ def _summed(
     if bursts is loops or not (loops.energy and loops.power and bursts.energy and bursts.power):
         return loops, loops.time.total, loops.energy.total if loops.energy else None, []
     slow_w, fast_w = loops.power.total.value, bursts.power.total.value
-    limit_w = max((one.energy_mj or 0.0) / one.time_us * 1e3 for one in limited)
+    limit_w = max((value_of(one.energy_mj) or 0.0) / one.time_us.value * 1e3 for one in limited)
     share = (
         1.0
         if fast_w <= limit_w

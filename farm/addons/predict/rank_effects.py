@@ -82,9 +82,11 @@ def rank_effects(
             if (
                 (loop := loops.get(id_))
                 and place.effect_us
-                and place.half_width_us < UNSURE * loop.time_us
+                and place.half_width_us < UNSURE * loop.time_us.value
             ):
-                found[kind_of(names[id_], loop.time_us)].append(place.effect_us - counted_us(loop))
+                found[kind_of(names[id_], loop.time_us.value)].append(
+                    place.effect_us - counted_us(loop)
+                )
     if not found:
         return None
     effects = {
