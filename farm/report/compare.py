@@ -60,44 +60,64 @@ class Side:
 
 @dataclass(frozen=True)
 class RowSide:
-    """What one side has of a row.
+    """What one side has of a row. Figures are for all calls, in us and mJ; None: unknown.
 
     Attributes:
-        calls, tuples: the number of them in the side's figures.
+        calls, tuples: the number of them in the figures.
         share: of the side's sum (time), with the side's own number of calls.
         coverage: share of the time that the row would have with all tuples of the side.
         job: the job of the verdict, for a whole or a sum.
+        note: about the job, in words.
+        lacks: what the figures lack, in words; "" if nothing.
     """
 
+    time: Figure | None = None
+    energy: Figure | None = None
     calls: int = 0
     tuples: int = 0
     share: float | None = None
     coverage: float | None = None
     job: str = ""
+    note: str = ""
+    lacks: str = ""
 
 
 @dataclass(frozen=True)
 class ComparedRow:
-    """The comparison of one whole model, sum, operator type or tuple. Time in µs, energy in mJ."""
+    """The comparison of one whole model, sum, operator type or tuple.
+
+    `between_cards`: relative half-widths for differences between single cards of one model; {} if
+    both sides are of one card."""
 
     name: str
     operator: str
     a: RowSide
     b: RowSide
-    time: Change  # of all calls
-    energy: Change
-    covers: str = ""  # what the row covers, in words; "" if it covers everything
+    note: str = ""  # what concerns both sides
+    between_cards: Mapping[Quantity, float] = field(default_factory=dict)
 
-    def on_different_cards(self, between: Mapping[Quantity, float]) -> ComparedRow:
-        """Return the row with changes that include the differences between single cards
-        (`between_cards`).
-        """
-        time = replace(self.time, between_cards=between.get("time", 0.0))
-        energy = replace(self.energy, between_cards=between.get("energy", 0.0))
-        return replace(self, time=time, energy=energy)
+    @property
+    def time(self) -> Change:
+        return Change(self.a.time, self.b.time, self.between_cards.get("time", 0.0))
+
+    @property
+    def energy(self) -> Change:
+        return Change(self.a.energy, self.b.energy, self.between_cards.get("energy", 0.0))
 
     def change_of(self, quantity: Quantity) -> Change:
         return self.time if quantity == "time" else self.energy
+
+    @property
+    def covers(self) -> str:
+        """What the row covers, in words; "" if it covers everything."""
+        words = [
+            ("A: ", self.a.note),
+            ("B: ", self.b.note),
+            ("A: ", self.a.lacks),
+            ("B: ", self.b.lacks),
+            ("", self.note),
+        ]
+        return "; ".join(side + text for side, text in words if text)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -330,7 +350,7 @@ def compare(session: Session, first: str, second: str) -> SideComparison:
     between = between_cards(session, (*a.side.card_models, *b.side.card_models), cards)
 
     def on_cards(row: ComparedRow) -> ComparedRow:
-        return row.on_different_cards(between) if between else row
+        return replace(row, between_cards=between) if between else row
 
     matching = _match(session, a, b)
     weights = _weights(a.side, b.side)
@@ -363,8 +383,8 @@ def compare(session: Session, first: str, second: str) -> SideComparison:
             sorted(pairs, key=order_of_pair),
             lambda pair: on_cards(_row_of_tuple(a, b, [pair.a], [pair.b])),
         ),
-        tuples_only_a=_only_in_a(a, b, matching),
-        tuples_only_b=_only_in_b(a, b, matching),
+        tuples_only_a=_only_in("A", a, b, matching, lambda of_a: _row_of_tuple(a, b, of_a, [])),
+        tuples_only_b=_only_in("B", b, a, matching, lambda of_b: _row_of_tuple(a, b, [], of_b)),
         kernels=tuple(kernels),
         between_cards=between,
     )
@@ -378,36 +398,45 @@ class _Matching:
     """The tuples of both sides with a reading, paired.
 
     Attributes:
-        keys_a, keys_b: tuple id -> its key; tuples of both sides with the same key are the same.
+        texts: tuple id -> its description, if the sides differ in the dtype.
     """
 
     pairs: Sequence[tuple[CostLine, CostLine]]
     only_a: Sequence[CostLine]
     only_b: Sequence[CostLine]
-    keys_a: Mapping[str, str]
-    keys_b: Mapping[str, str]
+    texts: Mapping[str, str]
+
+    def key(self, loaded: _Loaded, line: CostLine) -> str:
+        return _key(self.texts, loaded, line)
+
+
+def _key(texts: Mapping[str, str], loaded: _Loaded, line: CostLine) -> str:
+    """Return what is equal for the same tuple on both sides: its id, or its description without the
+    side's dtype.
+    """
+    operator_id = line.subject.operator_id
+    if operator_id not in texts:
+        return operator_id
+    return texts[operator_id].replace(f'"{loaded.side.dtypes[0]}"', '"*"')
 
 
 def _match(session: Session, a: _Loaded, b: _Loaded) -> _Matching:
-    """Pair equal tuples, preferably with equal data classes. If the sides differ in the dtype, it
-    may differ.
-    """
-    keys_a, keys_b = _keys(session, a, b)
+    """Pair equal tuples, preferably with equal data classes."""
+    texts = _texts(session, a, b)
     left_b: dict[str, dict[str, CostLine]] = defaultdict(dict)  # key -> data class -> tuple
     for line in b.measured:
-        left_b[keys_b[line.subject.operator_id]][line.subject.data] = line
+        left_b[_key(texts, b, line)][line.subject.data] = line
 
     pairs, unmatched = [], []
     for line in a.measured:
-        other = left_b[keys_a[line.subject.operator_id]].pop(line.subject.data, None)
-        if other is None:
-            unmatched.append(line)
+        others = left_b[_key(texts, a, line)]
+        if line.subject.data in others:
+            pairs.append((line, others.pop(line.subject.data)))
         else:
-            pairs.append((line, other))
+            unmatched.append((line, others))
 
     only_a = []
-    for line in unmatched:
-        others = left_b[keys_a[line.subject.operator_id]]
+    for line, others in unmatched:
         if others:
             _, other = others.popitem()
             pairs.append((line, other))
@@ -417,22 +446,16 @@ def _match(session: Session, a: _Loaded, b: _Loaded) -> _Matching:
     only_b: list[CostLine] = []
     for others in left_b.values():
         only_b += others.values()
-    return _Matching(pairs, only_a, only_b, keys_a, keys_b)
+    return _Matching(pairs, only_a, only_b, texts)
 
 
-def _keys(session: Session, a: _Loaded, b: _Loaded) -> tuple[Mapping[str, str], Mapping[str, str]]:
-    """Return tuple id -> key for each side: the id, or the description without the dtype."""
-    ids_a = {line.subject.operator_id for line in a.lines}
-    ids_b = {line.subject.operator_id for line in b.lines}
+def _texts(session: Session, a: _Loaded, b: _Loaded) -> dict[str, str]:
+    """Return tuple id -> description; {} unless each side has one dtype and they differ."""
     if len(a.side.dtypes) != 1 or len(b.side.dtypes) != 1 or a.side.dtypes == b.side.dtypes:
-        return {id_: id_ for id_ in ids_a}, {id_: id_ for id_ in ids_b}
-
-    stored = fetch_values(session, (OPERATOR.id, OPERATOR.spec), ids_a | ids_b)
-    texts = {id_: json.dumps(row.spec, sort_keys=True) for id_, row in stored.items()}
-    dtype_a, dtype_b = a.side.dtypes[0], b.side.dtypes[0]
-    keys_a = {id_: texts[id_].replace(f'"{dtype_a}"', '"*"') for id_ in ids_a}
-    keys_b = {id_: texts[id_].replace(f'"{dtype_b}"', '"*"') for id_ in ids_b}
-    return keys_a, keys_b
+        return {}
+    ids = [line.subject.operator_id for line in (*a.lines, *b.lines)]
+    stored = fetch_values(session, (OPERATOR.id, OPERATOR.spec), ids)
+    return {id_: json.dumps(row.spec, sort_keys=True) for id_, row in stored.items()}
 
 
 def _weights(a: Side, b: Side) -> Weights:
@@ -481,21 +504,14 @@ def _row(
         of_a = [Counted(line, line.count) for line in every_a if line.time_us]
         of_b = [Counted(line, line.count) for line in every_b if line.time_us]
 
-    row = _summed(a, b, of_a, of_b, name, operator)
-    side_a = replace(row.a, coverage=_covered([entry.line for entry in of_a], every_a))
-    side_b = replace(row.b, coverage=_covered([entry.line for entry in of_b], every_b))
-    words = [*_part_of_side("A", side_a, len(every_a)), *_part_of_side("B", side_b, len(every_b))]
+    side_a = _side_of_row(a, of_a, every_a)
+    side_b = _side_of_row(b, of_b, every_b)
+    note = ""
     if not every_a or not every_b:
-        words.append(f"only in {'A' if every_a else 'B'}")
+        note = f"only in {'A' if every_a else 'B'}"
     elif of_a and of_b and len(pairs) < max(len(of_a), len(of_b)):
-        words.append(f"{len(pairs)} tuples in both (A has {len(of_a)}, B has {len(of_b)})")
-    return replace(row, a=side_a, b=side_b, covers="; ".join(words))
-
-
-def _part_of_side(name: str, side: RowSide, every: int) -> list[str]:
-    if side.tuples == every:
-        return []
-    return [f"{name}: {side.tuples} of {every} tuples, {percent(side.coverage)}"]
+        note = f"{len(pairs)} tuples in both (A has {len(of_a)}, B has {len(of_b)})"
+    return ComparedRow(name, operator, side_a, side_b, note)
 
 
 def _row_of_tuple(
@@ -507,58 +523,49 @@ def _row_of_tuple(
     name = subjects[0].label
     if data not in _USUAL_DATA:
         name = f"{name}, {' against '.join(data)}"
-    return _summed(a, b, of_a, of_b, name, subjects[0].short_name)
+    side_a, side_b = _side_of_row(a, of_a), _side_of_row(b, of_b)
+    return ComparedRow(name, subjects[0].short_name, side_a, side_b)
 
 
-def _only_in_a(a: _Loaded, b: _Loaded, matching: _Matching) -> Made:
-    """Return the tuples that are only on side A, the largest share first."""
-    unread_b = {matching.keys_b[line.subject.operator_id] for line in b.lines if not line.time_us}
-
-    def make(line: CostLine) -> ComparedRow:
-        unread = matching.keys_a[line.subject.operator_id] in unread_b
-        row = _row_of_tuple(a, b, [Counted(line, line.count)], [])
-        return replace(row, covers="no reading in B" if unread else "only in A")
-
-    return Made(sorted(matching.only_a, key=lambda line: -line.total_us), make)
-
-
-def _only_in_b(a: _Loaded, b: _Loaded, matching: _Matching) -> Made:
-    """Return the tuples that are only on side B, the largest share first."""
-    unread_a = {matching.keys_a[line.subject.operator_id] for line in a.lines if not line.time_us}
-
-    def make(line: CostLine) -> ComparedRow:
-        unread = matching.keys_b[line.subject.operator_id] in unread_a
-        row = _row_of_tuple(a, b, [], [Counted(line, line.count)])
-        return replace(row, covers="no reading in A" if unread else "only in B")
-
-    return Made(sorted(matching.only_b, key=lambda line: -line.total_us), make)
-
-
-def _summed(
-    a: _Loaded,
-    b: _Loaded,
-    of_a: Sequence[Counted],
-    of_b: Sequence[Counted],
+def _only_in(
     name: str,
-    operator: str,
-) -> ComparedRow:
-    """Compare the sum over the tuples `of_a` with the sum over the tuples `of_b`."""
-    return ComparedRow(
-        name=name,
-        operator=operator,
-        a=_side_of_row(a, of_a),
-        b=_side_of_row(b, of_b),
-        time=Change(_time(of_a), _time(of_b)),
-        energy=Change(_energy(of_a), _energy(of_b)),
-    )
+    loaded: _Loaded,
+    other: _Loaded,
+    matching: _Matching,
+    compared: Callable[[list[Counted]], ComparedRow],
+) -> Made:
+    """Return the tuples that are only on side `name`, the largest share first."""
+    unread = {matching.key(other, line) for line in other.lines if not line.time_us}
+
+    def make(line: CostLine) -> ComparedRow:
+        note = f"only in {name}"
+        if matching.key(loaded, line) in unread:
+            note = f"no reading in {'B' if name == 'A' else 'A'}"
+        return replace(compared([Counted(line, line.count)]), note=note)
+
+    only = matching.only_a if name == "A" else matching.only_b
+    return Made(sorted(only, key=lambda line: -line.total_us), make)
 
 
-def _side_of_row(loaded: _Loaded, counted: Sequence[Counted]) -> RowSide:
-    return RowSide(
+def _side_of_row(
+    loaded: _Loaded, counted: Sequence[Counted], every: Sequence[CostLine] | None = None
+) -> RowSide:
+    """Sum tuples of a side. `every`: all tuples that the row would have."""
+    lines = [entry.line for entry in counted]
+    side = RowSide(
+        time=_time(counted),
+        energy=_energy(counted),
         calls=sum(entry.calls for entry in counted),
         tuples=len(counted),
-        share=loaded.share([entry.line for entry in counted]),
+        share=loaded.share(lines),
     )
+    if every is None:
+        return side
+    coverage = _covered(lines, every)
+    lacks = ""
+    if len(lines) < len(every):
+        lacks = f"{len(lines)} of {len(every)} tuples, {percent(coverage)}"
+    return replace(side, coverage=coverage, lacks=lacks)
 
 
 def _time(counted: Sequence[Counted]) -> Figure | None:
@@ -610,7 +617,9 @@ def _kernels(session: Session, a: _Loaded, b: _Loaded) -> tuple[ComparedKernels,
     for group in kernels.merged(calls_a, groups_a, calls_b, groups_b):
         of_a, of_b = _lines_of(line_of_a, group.a), _lines_of(line_of_b, group.b)
         name = ", ".join(group.modules)
-        row = _summed(a, b, _if_complete(of_a), _if_complete(of_b), name, "")
+        side_a = _side_of_row(a, _if_complete(of_a))
+        side_b = _side_of_row(b, _if_complete(of_b))
+        row = ComparedRow(name, "", side_a, side_b)
         compared.append(
             ComparedKernels(group.modules, _calls_by_type(of_a), _calls_by_type(of_b), row)
         )
@@ -699,34 +708,8 @@ def _compared(session: Session, a: _Model, b: _Model) -> tuple[ComparedRow, Comp
     """Compare the whole model, and the sum of its tuples, as given in the verdicts."""
     of_a, of_b = _verdict_of(session, a), _verdict_of(session, b)
     name = a.title if a.title == b.title else f"{a.title} / {b.title}"
-    energy_a, energy_b = of_a.energy, of_b.energy
-    whole = ComparedRow(
-        name,
-        "",
-        _side_of_whole(a, of_a),
-        _side_of_whole(b, of_b),
-        time=Change(of_a.time.whole, of_b.time.whole),
-        energy=Change(
-            energy_a.whole if energy_a else None,
-            energy_b.whole if energy_b else None,
-        ),
-        covers="; ".join([*_lacks_of_whole("A", a, of_a), *_lacks_of_whole("B", b, of_b)]),
-    )
-    total = ComparedRow(
-        name,
-        "",
-        _side_of_sum(session, a, of_a),
-        _side_of_sum(session, b, of_b),
-        time=Change(
-            of_a.time.total if of_a.measured else None,
-            of_b.time.total if of_b.measured else None,
-        ),
-        energy=Change(
-            energy_a.total if energy_a else None,
-            energy_b.total if energy_b else None,
-        ),
-        covers="; ".join([*_lacks_of_sum("A", a, of_a), *_lacks_of_sum("B", b, of_b)]),
-    )
+    whole = ComparedRow(name, "", _whole_of(a, of_a), _whole_of(b, of_b))
+    total = ComparedRow(name, "", _sum_of(session, a, of_a), _sum_of(session, b, of_b))
     return whole, total
 
 
@@ -742,37 +725,38 @@ def _verdict_of(session: Session, model: _Model) -> Verdict:
     return build(session, model.job_id).verdict
 
 
-def _side_of_whole(model: _Model, verdict: Verdict) -> RowSide:
-    return RowSide(coverage=1.0 if verdict.time.whole else None, job=model.job_id)
-
-
-def _side_of_sum(session: Session, model: _Model, verdict: Verdict) -> RowSide:
+def _whole_of(model: _Model, verdict: Verdict) -> RowSide:
+    time, lacks = verdict.time.whole, ""
+    if not time:
+        reasons = dict.fromkeys(whole.short_reason for whole in verdict.wholes if whole.reason)
+        lacks = f"no reading{''.join(f' ({reason})' for reason in reasons)}"
     return RowSide(
-        calls=_calls(session, model.job_id, verdict),
-        tuples=verdict.measured,
-        coverage=verdict.coverage,
+        time=time,
+        energy=verdict.energy.whole if verdict.energy else None,
+        coverage=1.0 if time else None,
         job=model.job_id,
+        note=model.note,
+        lacks=lacks,
     )
 
 
-def _lacks_of_whole(side: str, model: _Model, verdict: Verdict) -> list[str]:
-    """Say what the figure of the whole model lacks."""
-    lacks = [f"{side}: {model.note}"] if model.note else []
-    if not verdict.time.whole:
-        reasons = dict.fromkeys(whole.short_reason for whole in verdict.wholes if whole.reason)
-        lacks.append(f"{side}: no reading{''.join(f' ({reason})' for reason in reasons)}")
-    return lacks
-
-
-def _lacks_of_sum(side: str, model: _Model, verdict: Verdict) -> list[str]:
-    """Say what the sum of the tuples lacks."""
-    lacks = [f"{side}: {model.note}"] if model.note else []
+def _sum_of(session: Session, model: _Model, verdict: Verdict) -> RowSide:
+    lacks = ""
     if verdict.measured < verdict.parts:
         outside = sum(entry.reason == NOT_IN_SCOPE for entry in verdict.unmeasured)
         scope = f" ({outside} not in scope)" if outside else ""
         number = f"{verdict.measured} of {verdict.parts} tuples{scope}"
-        lacks.append(f"{side}: {number}, {percent(verdict.coverage)}")
-    return lacks
+        lacks = f"{number}, {percent(verdict.coverage)}"
+    return RowSide(
+        time=verdict.time.total if verdict.measured else None,
+        energy=verdict.energy.total if verdict.energy else None,
+        calls=_calls(session, model.job_id, verdict),
+        tuples=verdict.measured,
+        coverage=verdict.coverage,
+        job=model.job_id,
+        note=model.note,
+        lacks=lacks,
+    )
 
 
 def _calls(session: Session, job_id: str, verdict: Verdict) -> int:

@@ -12,14 +12,17 @@ from farm.types.reading import Burst, Details, InContext, InOrder, Place, RankFi
 from farm.verdict.aggregate import BETWEEN_JOBS, aggregate
 from farm.verdict.corrections import (
     BUILD_UNSURE_US,
+    CORRECTIONS,
     PLACE_UNSURE,
     PLACE_UNSURE_US,
     POWER_PER_C,
+    WAITING,
+    Call,
     choose,
     weights_in_cache,
 )
 from farm.verdict.cost_line import TupleView
-from farm.verdict.figures import Part, ReadingView, Whole
+from farm.verdict.figures import Chosen, Part, ReadingView, Whole
 from farm.verdict.replay import choices_of, waiting_share
 
 CONTEXT = InContext(alone_us=80.0, effect_us=5.0, effect_half_width_us=0.5, passes=144)
@@ -44,6 +47,23 @@ def whole(found_again: float, **more) -> ReadingView:
 def test_a_reading_without_a_context_stands_as_it_is():
     chosen = choose(reading(), [whole(0)])
     assert (chosen.time.value, chosen.energy.value, chosen.context_us) == (100, 40, 0)
+
+
+def test_each_correction_applies_only_under_its_conditions():
+    loop, cool = reading(), reading(temperature_c=50.0)
+    limited = reading(details=Details(burst=Burst(80.0, energy_mj=40.0)))
+    placed = reading(details=Details(found_again=0.0, places={"conv": Place(12.0, 0.3, calls=2)}))
+    assert applied(loop, [loop]) == []
+    assert applied(limited, [loop]) == ["ModelClock"]
+    assert applied(reading(temperature_c=60.0), [cool]) == ["Temperature"]
+    assert applied(reading(details=Details(context=CONTEXT)), [placed]) == ["Neighbours"]
+
+
+def applied(tuple_reading: ReadingView, wholes: list[ReadingView]) -> list[str]:
+    """Return the names of the corrections that apply to the figures of the loop."""
+    call = Call.of(tuple_reading, wholes, "conv", WAITING)
+    chosen = Chosen(tuple_reading.time_us, tuple_reading.energy_mj, "steady")
+    return [type(one).__name__ for one in CORRECTIONS if one.applies(chosen, call)]
 
 
 def test_the_neighbours_add_time_and_power_between_waiting_and_working():
