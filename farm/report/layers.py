@@ -183,29 +183,29 @@ def _calls(session: Session, report: Report, *, outputs: bool) -> list[_LayerCal
         placed = placed_calls(session, place.capture_id, report.protocol.data)
     else:
         placed = [PlacedCall(index, "", *key) for index, key in enumerate(line_of)]
-    wanted = (OPERATOR.id, OPERATOR.short_name, OPERATOR.spec, OPERATOR.output_shapes)
-    stored = fetch_values(session, wanted, [call.operator_id for call in placed])
+    columns = (OPERATOR.id, OPERATOR.short_name, OPERATOR.spec, OPERATOR.output_shapes)
+    stored = fetch_values(session, columns, [call.operator_id for call in placed])
     specs: dict[str, OperatorTuple] = {}
+    sizes: dict[str, tuple[Size, ...]] = {}
     for row in stored.values():
         with contextlib.suppress(TupleRejected):  # another program changed the row
             specs[row.id] = parse(row.spec)
-    shapes = {id_: row.output_shapes for id_, row in stored.items()}
-    sizes = {
-        id_: tuple(map(tuple, found))
-        for id_, found in shapes.items()
-        if outputs and found is not None
-    }
-    return [
-        _LayerCall(
-            call,
-            stored[id_].short_name,
-            line_of.get((id_, call.data)),
-            specs.get(id_),
-            sizes.get(id_),
+        if outputs and row.output_shapes is not None:
+            sizes[row.id] = tuple(map(tuple, row.output_shapes))
+
+    calls = []
+    for call in placed:
+        id_ = call.operator_id
+        calls.append(
+            _LayerCall(
+                call,
+                stored[id_].short_name,
+                line_of.get((id_, call.data)),
+                specs.get(id_),
+                sizes.get(id_),
+            )
         )
-        for call in placed
-        for id_ in (call.operator_id,)
-    ]
+    return calls
 
 
 def _row(
@@ -221,7 +221,7 @@ def _row(
     """
     first = calls[0]
     spec = first.spec if alike else None
-    one = len(calls) == 1 and alike
+    single = len(calls) == 1 and alike
     types = {call.short_name for call in calls}
     flat = spec.parameters_for_query() if spec else {}
     lines = [call.line for call in calls if call.line]
@@ -229,24 +229,25 @@ def _row(
     time_us = math.fsum(times) if times else None
     energy_mj = math.fsum(energies) if energies else None
     # If a module is called twice, its weights count once.
-    held = {
-        call.place.module_path if call.is_module else call.place.index: held_by(call.spec)
-        for call in calls
-    }
-    known = [counts for counts in held.values() if counts is not None]
+    weights = {}
+    for call in calls:
+        place = call.place.module_path if call.is_module else call.place.index
+        weights[place] = held_by(call.spec)
+    held_parameters, held_bytes = _total_weights([*weights.values()])
     return LayerRow(
         name=name,
-        module_path=".".join(steps).replace(".:", ":") or (first.place.module_path if one else ""),
+        module_path=".".join(steps).replace(".:", ":")
+        or (first.place.module_path if single else ""),
         depth=len(steps),
         operator=types.pop() if len(types) == 1 else "",
         operator_id=first.place.operator_id if alike else "",
-        call_index=first.place.index if one else None,
+        call_index=first.place.index if single else None,
         input_sizes=tuple(spec.input_shapes) if spec else (),
         output_sizes=first.outputs if alike else None,
         kernel_size=flat.get("kernel_size"),
         parameters=flat,
-        held_parameters=sum(elements for elements, _ in known) if len(known) == len(held) else None,
-        held_bytes=sum(size for _, size in known) if len(known) == len(held) else None,
+        held_parameters=held_parameters,
+        held_bytes=held_bytes,
         calls=len(calls),
         measured_calls=len(times),
         flops=sum(line.subject.flops for line in lines),
@@ -265,10 +266,22 @@ def held_by(spec: OperatorTuple | None) -> tuple[int, int] | None:
     """Return the number of elements of the parameters, and their size in bytes."""
     if spec is None:
         return None
-    own = [tensor for tensor in spec.tensors if tensor.role == "parameter"]
-    return sum(tensor.numel for tensor in own), sum(
-        tensor.numel * tensor.itemsize_bytes for tensor in own
-    )
+    parameters = [tensor for tensor in spec.tensors if tensor.role == "parameter"]
+    size_bytes = sum(tensor.numel * tensor.itemsize_bytes for tensor in parameters)
+    return sum(tensor.numel for tensor in parameters), size_bytes
+
+
+def _total_weights(
+    weights: Sequence[tuple[int, int] | None],
+) -> tuple[int, int] | tuple[None, None]:
+    """Add the results of `held_by`; None if one is unknown."""
+    total_elements = total_bytes = 0
+    for entry in weights:
+        if entry is None:
+            return None, None
+        total_elements += entry[0]
+        total_bytes += entry[1]
+    return total_elements, total_bytes
 
 
 def _costs(calls: Iterable[_LayerCall]) -> tuple[list[float], list[float]]:
@@ -305,10 +318,10 @@ def csv_lines(many: Iterable[Layers]) -> Iterator[str]:
         return line.getvalue()
 
     yield written(["job_id", "title", *COLUMNS])
-    for one in many:
-        for row in one.rows:
+    for of_job in many:
+        for row in of_job.rows:
             cells = [_cell(name, value) for name, value in row.to_json().items()]
-            yield written([one.job_id, one.title, *cells])
+            yield written([of_job.job_id, of_job.title, *cells])
 
 
 def _cell(name: str, value: Any) -> Any:

@@ -89,7 +89,7 @@ def operators(variant: Variant, roofline: Roofline | None = None) -> Operators:
     extracted = extract(variant)
     gaps, refusal = extracted.capture.gaps, extracted.refusal(variant.model)
     needed = needed_of(extracted)
-    mismatches = {one.label: one.mismatch for one in needed if one.mismatch}
+    mismatches = {entry.label: entry.mismatch for entry in needed if entry.mismatch}
     return Operators(
         variant, _rows(needed, peaks), extracted.model_flops, gaps, refusal, mismatches=mismatches
     )
@@ -102,8 +102,10 @@ def compiled_operators(session: Session, variant: Variant, device_type: str) -> 
     observed = select(capture).where(
         capture.variant_id == variant.id, col(capture.compiled).is_not(None)
     )
-    found = session.exec(observed.order_by(col(capture.id).desc())).first()
-    card_model, device_type = (found.card_model, found.device_type) if found else ("", device_type)
+    newest = session.exec(observed.order_by(col(capture.id).desc())).first()
+    card_model = ""
+    if newest:
+        card_model, device_type = newest.card_model, newest.device_type
     needed = tuples_of(session, variant, device_type, "", card_model)
     peaks = roofline_of(device_type, card_model, dtype=variant.computes_in)
     model_flops = session.get_one(tables.ModelVariant, variant.id).model_flops
@@ -111,20 +113,24 @@ def compiled_operators(session: Session, variant: Variant, device_type: str) -> 
 
 
 def _rows(needed: Sequence[NeededTuple], peaks: Roofline) -> tuple[OperatorRow, ...]:
-    weights_us = [one.all_calls * peaks.estimate_us(one.flops, one.bytes_moved) for one in needed]
+    weights_us = []
+    for entry in needed:
+        weights_us.append(entry.all_calls * peaks.estimate_us(entry.flops, entry.bytes_moved))
     total_us = sum(weights_us)
-    labels = told_apart({one.operator_id: one.label for one in needed})
+    labels = told_apart({entry.operator_id: entry.label for entry in needed})
     rows = []
-    for one, weight_us in zip(needed, weights_us, strict=True):
-        about = (
-            one.operator_id,
-            one.short_name,
-            labels[one.operator_id],
-            one.all_calls,
-            one.flops,
-            one.bytes_moved,
+    for entry, weight_us in zip(needed, weights_us, strict=True):
+        rows.append(
+            OperatorRow(
+                entry.operator_id,
+                entry.short_name,
+                labels[entry.operator_id],
+                entry.all_calls,
+                entry.flops,
+                entry.bytes_moved,
+                estimated_cost_share=weight_us / total_us,
+            )
         )
-        rows.append(OperatorRow(*about, estimated_cost_share=weight_us / total_us))
     return tuple(sorted(rows, key=lambda row: (-row.estimated_cost_share, row.label)))
 
 
@@ -267,7 +273,7 @@ def shortened(paths: Iterable[str]) -> tuple[str, ...]:
     ``h.*.mlp.act``.
     """
     groups = by_key(lambda path: _NUMBER.sub("*", path), dict.fromkeys(paths))
-    return tuple(found[0] if len(found) == 1 else pattern for pattern, found in groups.items())
+    return tuple(alike[0] if len(alike) == 1 else pattern for pattern, alike in groups.items())
 
 
 # ------------------------------------------------------------------------------------------------
@@ -293,46 +299,44 @@ def fused_groups(eager: Calls, compiled: Calls) -> tuple[list[Any], list[Any]]:
     A module's calls belong to the first launch that names the module. A launch that computes more
     of a module joins the group of that first launch. The same groups of several layers become one.
     """
-    known, full = (
-        {call.module_path for call in eager},
-        _full_paths(call.module_path for call in eager),
-    )
+    eager_paths = {call.module_path for call in eager}
+    full = _full_paths(eager_paths)
     group_of: dict[str, int] = {}
     launches: list[int | None] = []
     for number, call in enumerate(compiled):
         paths = [full.get(path) or path for path in paths_of(call.module_path)]
-        paths = [path for path in paths if path in known]
-        launches.append(group_of.get(paths[0], number) if paths else None)
-        for path in paths:
-            group_of.setdefault(path, launches[-1])  # type: ignore[arg-type]
+        paths = [path for path in paths if path in eager_paths]
+        group = group_of.get(paths[0], number) if paths else None
+        launches.append(group)
+        if group is not None:
+            for path in paths:
+                group_of.setdefault(path, group)
+
     layers: dict[int | None, dict[str, None]] = defaultdict(dict)
     for call in eager:
         layers[group_of.get(call.module_path)][_NUMBER.sub("*", call.module_path)] = None
-    keys: dict[int | None, Any] = {number: tuple(found) for number, found in layers.items()} | {
-        None: None
-    }
-    return [keys[group_of.get(call.module_path)] for call in eager], [
-        keys[number] for number in launches
-    ]
+    keys: dict[int | None, Any] = {number: tuple(paths) for number, paths in layers.items()}
+    keys[None] = None
+    of_eager = [keys[group_of.get(call.module_path)] for call in eager]
+    return of_eager, [keys[number] for number in launches]
 
 
 def _full_paths(paths: Iterable[str]) -> dict[str, str]:
     """End of a path -> the one path with that end. After a graph break, the compiler's paths may
     lack the beginning.
     """
-    found: dict[str, str] = {}
-    every = {
-        ".".join(steps[:end])
-        for path in paths
-        for steps in (path.split("."),)
-        for end in range(len(steps) + 1)
-    }
+    every: set[str] = set()
+    for path in paths:
+        steps = path.split(".")
+        every.update(".".join(steps[:end]) for end in range(len(steps) + 1))
+
+    path_of: dict[str, str] = {}  # "": several paths have the end
     for path in every:
         steps = path.split(".")
         for begin in range(1, len(steps)):
             end = ".".join(steps[begin:])
-            found[end] = "" if end in found else path
-    return {end: path for end, path in found.items() if path and end not in every}
+            path_of[end] = "" if end in path_of else path
+    return {end: path for end, path in path_of.items() if path and end not in every}
 
 
 def kernel_groups(a: Calls, b: Calls, sources: Mapping[str, str]) -> tuple[list[Any], list[Any]]:
@@ -354,13 +358,13 @@ def merged(a: Calls, of_a: Sequence[Any], b: Calls, of_b: Sequence[Any]) -> list
     """Join the calls of each group. The calls of a side without a match become one group."""
     common = set(of_a) & set(of_b) - {None}
     paths: dict[Any, list[str]] = defaultdict(list)
-    found: dict[Any, tuple[Counter[Any], Counter[Any]]] = defaultdict(
+    sides: dict[Any, tuple[Counter[Any], Counter[Any]]] = defaultdict(
         lambda: (Counter(), Counter())
     )
     for side, (calls, groups) in enumerate(((a, of_a), (b, of_b))):
         for call, group in zip(calls, groups, strict=True):
             key = group if group in common else ("only in", side)
-            found[key][side][call.operator_id, call.data] += 1
+            sides[key][side][call.operator_id, call.data] += 1
             if group in common and not side:
                 paths[key] += paths_of(call.module_path)
-    return [Group(shortened(paths[key]), *sides) for key, sides in found.items()]
+    return [Group(shortened(paths[key]), *of_group) for key, of_group in sides.items()]

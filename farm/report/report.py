@@ -92,13 +92,14 @@ class EagerRow(OtherCalls):
     cost: Chosen | None  # of one call; None: not measured for this job
 
     def to_json(self) -> dict[str, Any]:
+        energy = self.cost.energy if self.cost else None
         return {
             "operator_id": self.operator_id,
             "label": self.label,
             "launched": self.launched,
             "eager": self.eager,
             "time_us": self.cost.time.value if self.cost else None,
-            "energy_mj": value_of(self.cost.energy) if self.cost else None,
+            "energy_mj": value_of(energy),
         }
 
 
@@ -126,10 +127,10 @@ class RoundView:
     reason: str
     operators: tuple[str, ...]
     items: int
-    outcome: str | None
-    accuracy_time: float | None
-    accuracy_energy: float | None
-    coverage: float | None
+    outcome: str | None = None
+    accuracy_time: float | None = None
+    accuracy_energy: float | None = None
+    coverage: float | None = None
 
 
 @dataclass(frozen=True)
@@ -465,18 +466,18 @@ def _rounds(evidence: Evidence, verdicts: Mapping[int, tables.VerdictRow]) -> tu
     views = []
     for stored in rounds:
         verdict = verdicts.get(stored.number)
-        views.append(
-            RoundView(
-                number=stored.number,
-                reason=stored.reason,
-                operators=tuple(stored.operators),
-                items=items[stored.number],
-                outcome=verdict.outcome if verdict else None,
-                accuracy_time=verdict.accuracy_time if verdict else None,
-                accuracy_energy=verdict.accuracy_energy if verdict else None,
-                coverage=verdict.coverage if verdict else None,
-            )
+        view = RoundView(
+            stored.number, stored.reason, tuple(stored.operators), items[stored.number]
         )
+        if verdict:
+            view = replace(
+                view,
+                outcome=verdict.outcome,
+                accuracy_time=verdict.accuracy_time,
+                accuracy_energy=verdict.accuracy_energy,
+                coverage=verdict.coverage,
+            )
+        views.append(view)
 
     if len(views) > 1 and rounds[0].capture_id:
         first = evidence.session.get(tables.Capture, rounds[0].capture_id)
