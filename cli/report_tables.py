@@ -19,7 +19,7 @@ from farm.report.layers import LayerRow, Layers, sizes_text
 from farm.report.operators import CompiledJob
 from farm.report.report import Report, remarks
 from farm.store.database import by_key
-from farm.types.figure import value_of
+from farm.types.figure import Figure, value_of
 from farm.types.format import (
     ENERGY,
     NOTHING,
@@ -65,8 +65,13 @@ def report(report: Report, *, tuples: int = 0) -> RenderableType:
         _unmeasured(verdict) if not sweep and verdict.unmeasured else None,
         _verdict(report),
     ]
-    shown = [line for part in parts if part is not None for line in (Text(), part)][1:]
-    return Group(*shown, Text("  `farm help WORD` explains a word of this report.", style="dim"))
+    shown: list[RenderableType] = []
+    for part in parts:
+        if part is not None:
+            shown += [part, Text()]
+    return Group(
+        *shown[:-1], Text("  `farm help WORD` explains a word of this report.", style="dim")
+    )
 
 
 def _header(report: Report) -> RenderableType:
@@ -90,13 +95,16 @@ def _header(report: Report) -> RenderableType:
         )
     lines.append(("protocol", str(report.protocol)))
     counts = report.readings
-    others = {name: name for name in ("failed", "open", "cancelled", "repeated")} | {
-        "not_run": "not run by the card"
-    }
     words = [f"{counts.measured} measured", f"{counts.reused} reused"]
-    words += [
-        f"{number} {word}" for name, word in others.items() if (number := getattr(counts, name))
-    ]
+    for number, word in (
+        (counts.failed, "failed"),
+        (counts.open, "open"),
+        (counts.cancelled, "cancelled"),
+        (counts.repeated, "repeated"),
+        (counts.not_run, "not run by the card"),
+    ):
+        if number:
+            words.append(f"{number} {word}")
     spent = ""
     if counts.card_time_s >= 0.5:
         inside = percent(counts.window_time_s / counts.card_time_s, 0)
@@ -265,31 +273,28 @@ def _tuples(report: Report, most: int) -> RenderableType:
 
 def readings(report: Report) -> RenderableType:
     """The readings of a job, wholes first, with the beginning of each id."""
-    found: list[Any] = [
-        (
-            whole.reading,
-            f"whole model, {whole.launch}" if whole.launch else "whole model",
-            whole.card_id,
-        )
-        for whole in report.verdict.wholes
-        if whole.reading
-    ]
-    found += [(line, line.subject.label, line.card_id) for line in report.tuples if line.reading_id]
-    if not found:
+    rows = []
+    for whole in report.verdict.wholes:
+        name = f"whole model, {whole.launch}" if whole.launch else "whole model"
+        if whole.reading:
+            view = whole.reading
+            rows.append(_reading(view.reading_id, name, whole.card_id, view.time_us, view.flags))
+    for line in report.tuples:
+        if line.reading_id:
+            label = line.subject.label
+            rows.append(_reading(line.reading_id, label, line.card_id, line.time_us, line.flags))
+    if not rows:
         return Text("No readings yet.")
-    rows = (
-        (
-            one.reading_id[:12],
-            label,
-            tables.short_id(card_id),
-            quantity(value_of(one.time_us), TIME),
-            ", ".join(one.flags),
-        )
-        for one, label, card_id in found
-    )
     return tables.ruled(
         ("reading", "subject", "card", ">time", "flags"), rows, drops=("card", "flags", "time")
     )
+
+
+def _reading(
+    reading_id: str, subject: str, card_id: str, time_us: Figure | None, flags: Sequence[str]
+) -> list[str]:
+    time = quantity(value_of(time_us), TIME)
+    return [reading_id[:12], subject, tables.short_id(card_id), time, ", ".join(flags)]
 
 
 def _comparison(verdict: Verdict) -> Table:

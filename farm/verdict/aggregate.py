@@ -30,7 +30,7 @@ from farm.types.figure import Figure, total_of
 from farm.types.format import TIME, count_of, percent, quantity
 from farm.types.reading import Details, Verification
 from farm.verdict.corrections import weights_in_cache
-from farm.verdict.cost_line import CostLine, Origin, group
+from farm.verdict.cost_line import CostLine, group
 from farm.verdict.figures import (
     NOT_IN_SCOPE,
     CanaryReading,
@@ -106,21 +106,13 @@ def aggregate(
     """
     readings = of_launch(wholes, launch)
     choices = choices_of(parts, wholes, launch)
-    measured = []
-    for part, chosen in choices:
-        if part.reading and chosen:
-            measured.append(Measured(part, part.reading, chosen))
-
+    measured = _measured(choices)
     every = [entry.reading for entry in measured] + readings
-    flags = Counter[str]()
-    for reading in every:
-        flags.update(reading.flags)
     systematic = _systematic(every, canaries)
     complete = len(measured) == len(parts)
     sums = _Sums(measured, readings, systematic, replayed(readings) if complete else None)
     energy = sums.energy()
     time = sums.time()
-    with_context = sums.with_context
     verdict = Verdict(
         outcome="none",
         reasons=(),
@@ -139,14 +131,9 @@ def aggregate(
         wholes=tuple(wholes),
         unmeasured=_unmeasured(parts),
         adjustments=_adjustments(measured),
-        flags=dict(flags.most_common()),
+        flags=_flags(every),
         launch_gap_us=launch_gap_us(wholes),
         kernels=audit_kernels(seen, parts) if seen and seen.kernels else None,
-        context_time_us=sums.total(lambda chosen: chosen.context_us) if with_context else None,
-        context_energy_mj=(
-            sums.total(lambda chosen: chosen.context_mj) if with_context and energy else None
-        ),
-        weights_in_cache=weights_in_cache(readings) if with_context else None,
         temperature_energy_mj=sums.total(lambda chosen: chosen.warmth_mj) or None,
         between_jobs_time=sums.unseen["time"],
         between_jobs_energy=sums.unseen["energy"],
@@ -154,7 +141,23 @@ def aggregate(
         collectives_alone_us=_collectives_alone_us(measured, readings),
         tuples=cost_lines(choices),
     )
-    return judge(verdict, _circumstances(parts, measured, requested))
+    return judge(sums.with_neighbours(verdict), _circumstances(parts, measured, requested))
+
+
+def _measured(choices: Iterable[Choice]) -> list[Measured]:
+    measured = []
+    for part, chosen in choices:
+        if part.reading and chosen:
+            measured.append(Measured(part, part.reading, chosen))
+    return measured
+
+
+def _flags(readings: Iterable[ReadingView]) -> dict[str, int]:
+    """Return flag -> number of readings, the most frequent first."""
+    flags = Counter[str]()
+    for reading in readings:
+        flags.update(reading.flags)
+    return dict(flags.most_common())
 
 
 def _circumstances(
@@ -226,16 +229,16 @@ def _total_of_sweep(sums: Sequence[Comparison | None]) -> Comparison | None:
     """Add sums of parts of a sweep: errors of single tuples in quadrature, errors that tuples share
     linearly.
     """
-    values, common, own = [], [], []
+    values, common, scatter = [], [], []
     for comparison in sums:
         if comparison is None:
             return None
         values.append(comparison.total.value)
         common.append(comparison.common)
         variance = comparison.total.half_width**2 - comparison.common**2
-        own.append(math.sqrt(max(0.0, variance)))
+        scatter.append(math.sqrt(max(0.0, variance)))
     shared = math.fsum(common)
-    return Comparison(Figure(math.fsum(values), math.hypot(shared, *own)), common=shared)
+    return Comparison(Figure(math.fsum(values), math.hypot(shared, *scatter)), common=shared)
 
 
 # ---- sum and whole
@@ -281,6 +284,18 @@ class _Sums:
     def total(self, of: Callable[[Chosen], float]) -> float:
         """Return the sum over all calls of one of the chosen figures."""
         return math.fsum(of(entry.chosen) * entry.count for entry in self.measured)
+
+    def with_neighbours(self, verdict: Verdict) -> Verdict:
+        """Return the verdict with the effect of the neighbours, if it was measured."""
+        if not self.with_context:
+            return verdict
+        context_mj = self.total(lambda chosen: chosen.context_mj) if verdict.energy else None
+        return replace(
+            verdict,
+            context_time_us=self.total(lambda chosen: chosen.context_us),
+            context_energy_mj=context_mj,
+            weights_in_cache=weights_in_cache(self.wholes),
+        )
 
     def time(self) -> Comparison:
         """Compare the times. Unit: us."""
@@ -357,18 +372,18 @@ class _Sums:
         """
         off, others = 0.0, self.unseen[quantity]
         if of_replay is None:
-            own = math.hypot(total.half_width, common)
+            errors = math.hypot(total.half_width, common)
             if self.rest_known:  # of the replay, which has no such quantity
                 others = BETWEEN_JOBS[quantity]
         elif self.rest_known:
             # The addresses of the replay's data matter as much as those of the whole's.
             others /= math.sqrt(2)
             off = abs(total.value - of_replay.value)
-            own = math.hypot(of_replay.half_width, others * total.value)
+            errors = math.hypot(of_replay.half_width, others * total.value)
         else:
-            own = of_replay.half_width + abs(total.value - of_replay.value)
+            errors = of_replay.half_width + abs(total.value - of_replay.value)
 
-        half_width = off + math.hypot(own, systematic * total.value)
+        half_width = off + math.hypot(errors, systematic * total.value)
         return Comparison(
             total=replace(total, half_width=half_width),
             whole=_mean(of_wholes, self.weights),
@@ -497,20 +512,22 @@ def cost_lines(choices: Iterable[Choice]) -> tuple[CostLine, ...]:
 
 def _line(part: Part, chosen: Chosen | None) -> CostLine:
     reading = part.reading
-    origin: Origin = "reused" if part.reused else "measured"
+    if reading is None or chosen is None:
+        return CostLine(
+            part.subject, part.count, "missing", reason=part.reason, card_id=part.card_id
+        )
     return CostLine(
-        subject=part.subject,
-        count=part.count,
-        origin=origin if chosen else "missing",
-        time_us=chosen.time if chosen else None,
-        energy_mj=chosen.energy if chosen else None,
-        flags=reading.flags if reading else (),
-        reason=part.reason,
-        reading_id=reading.reading_id if reading else None,
+        part.subject,
+        part.count,
+        origin="reused" if part.reused else "measured",
+        time_us=chosen.time,
+        energy_mj=chosen.energy,
+        flags=reading.flags,
+        reading_id=reading.reading_id,
         card_id=part.card_id,
-        used=chosen.used if chosen else "",
-        context_us=chosen.context_us if chosen else None,
-        bus=_bus(reading.details) if reading else "",
+        used=chosen.used,
+        context_us=chosen.context_us,
+        bus=_bus(reading.details),
     )
 
 
