@@ -5,9 +5,7 @@ from farm.report.breakdowns import owners
 from farm.requests.partial_request import PartialRequest, complete
 from farm.store import content
 from farm.types.figure import Figure
-from farm.verdict.aggregate import cost_lines
-from farm.verdict.cost_line import TupleView
-from farm.verdict.figures import Chosen, Part
+from farm.verdict.cost_line import CostLine, TupleView
 
 
 def test_each_part_of_a_step_is_what_its_calls_take(database):
@@ -16,10 +14,11 @@ def test_each_part_of_a_step_is_what_its_calls_take(database):
     capture_id = capture_for(database, request, device_type="cpu", torch="2.13.0")
     with database.read() as session:
         counts = content.counts(session, capture_id)
-        chosen = Chosen(Figure(2.0, 0.0), Figure(3.0, 0.0), "steady")
-        tuples = cost_lines(
-            (Part(TupleView(id_, "", ""), count), chosen) for id_, count in counts.items()
-        )
+        cost = (Figure(2.0), Figure(3.0))
+        tuples = [
+            CostLine(TupleView(id_, "", ""), count, "measured", *cost)
+            for id_, count in counts.items()
+        ]
         rows = owners(session, capture_id, tuples, "normal")
         assert sum(row.cost.calls for row in rows) == sum(counts.values())
         assert sum(row.cost.time_us for row in rows) == 2 * sum(counts.values())
