@@ -12,7 +12,6 @@ from typing import Any
 
 from sqlmodel import Session, col, func, select
 
-from farm.addons.predict.readings import stored_tuples
 from farm.errors import FarmError
 from farm.operators.roofline import Roofline
 from farm.store import tables
@@ -28,6 +27,7 @@ from farm.verdict.cost_line import CostGroup, CostLine, TupleView, merged
 from farm.verdict.evidence import Evidence
 from farm.verdict.expectation import Quantity, expected_whole
 from farm.verdict.figures import Part, PerToken
+from farm.verdict.model_readings import stored_tuples
 from farm.verdict.verdict import Comparison, Unmeasured, Verdict
 
 # the parts of a training step that have an owner

@@ -126,13 +126,13 @@ def write_page(path: Path, pages: Sequence[JobPage]) -> None:
     write_whole(path, render("reports.html", **values))
 
 
-def write_history(path: Path, wanted: str, rows: list[HistoryRow]) -> None:
+def write_history(path: Path, model: str, rows: list[HistoryRow]) -> None:
     """Write a page with a chart and a table for each series of `farm.report.history`."""
     groups = by_key(lambda row: row.series, rows)
     series = [(of_series, charts.history(of_series)) for of_series in groups.values()]
     write_whole(
         path,
-        render("history.html", title=f"History of {wanted}", series=series, script=plotly_js()),
+        render("history.html", title=f"History of {model}", series=series, script=plotly_js()),
     )
 
 
