@@ -210,8 +210,10 @@ class _ModelOnCard:
                     f"{entry.label} ({percent(entry.share)} of the estimated cost) has no reading: "
                     f"{entry.mismatch}."
                 )
-        rows_by_id = {row.id: row for rows in selected.rows.values() for row in rows}
-        readings = list(rows_by_id.values())
+        readings_by_id = {}
+        for rows in selected.rows.values():
+            readings_by_id |= {row.id: row for row in rows}
+        readings = list(readings_by_id.values())
         measuring_s = [row.cost_s["total"] for row in readings if (row.cost_s or {}).get("total")]
         seconds_a_tuple = statistics.median(measuring_s) if measuring_s else SECONDS_A_TUPLE
         collectives_us = math.fsum(
@@ -221,7 +223,12 @@ class _ModelOnCard:
         if verdict.communication_us and not missing:
             exposed_us = verdict.communication_us[1]
         oldest_at_s = min((row.created_at_s for row in readings), default=None)
-        age_s = None if oldest_at_s is None else read_clock_s(self.session) - oldest_at_s
+        age_s = None
+        if oldest_at_s is not None:
+            age_s = read_clock_s(self.session) - oldest_at_s
+        flags: Counter[str] = Counter()
+        for row in readings:
+            flags.update(row.flags)
         covered = math.fsum(self.weight[id_] for id_ in selected.rows)
         return Estimate(
             variant=self.variant,
@@ -239,7 +246,7 @@ class _ModelOnCard:
             missing=tuple(sorted(missing, key=lambda entry: (-entry.share, entry.label))),
             measuring_rest_s=len(missing) * seconds_a_tuple,
             other_data_calls=selected.other_data_calls,
-            flags=dict(Counter(flag for row in readings for flag in row.flags).most_common()),
+            flags=dict(flags.most_common()),
             origins=dict(Counter(row.origin for row in readings)),
             oldest_at_s=oldest_at_s,
             oldest_age_s=age_s,
