@@ -333,6 +333,7 @@ class _ModelOnCard:
                 f"{result.software.torch}."
             )
         measured_energy = result.measured_energy if result.covered_tuples else Figure(0.0)
+        transfer = predicted.transfer if missing else None
         return replace(
             result,
             predictor=predictor.name,
@@ -345,7 +346,7 @@ class _ModelOnCard:
                 *of_collectives,
             ),
             missing=tuple(_predicted(entry, calls[entry.operator_id]) for entry in result.missing),
-            transfer=predicted.transfer if missing else None,
+            transfer=transfer,
             communication_us=result.communication_us + math.fsum(time.value for time in times[1:]),
             notes=tuple(notes),
         )
