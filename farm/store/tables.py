@@ -507,7 +507,8 @@ class SignificantOperator(Row, table=True):
 
     __tablename__ = "significant_operator"
     name: str = Field(primary_key=True)  # the short name: Conv2d
-    added_by: str = "person"  # person | loop | the id of a job whose accuracy loop added it
+    # person | loop | the id of a job whose accuracy loop added the type
+    added_by: str = "person"
     created_at_s: float = 0.0
 
 
