@@ -12,6 +12,7 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sqlmodel import Session
 
@@ -210,7 +211,7 @@ class _ModelOnCard:
                     f"{entry.label} ({percent(entry.share)} of the estimated cost) has no reading: "
                     f"{entry.mismatch}."
                 )
-        readings_by_id = {}
+        readings_by_id: dict[str, Any] = {}
         for rows in selected.rows.values():
             readings_by_id |= {row.id: row for row in rows}
         readings = list(readings_by_id.values())
