@@ -445,8 +445,8 @@ def test_a_job_is_reported_as_at_home_and_asks_for_nothing(any_database, other_d
             own.readings,
             own.protocol,
         )
-        assert {row.reading_id: row.calls for row in theirs.tuples} == {
-            row.reading_id: row.calls for row in own.tuples
+        assert {row.reading_id: row.count for row in theirs.tuples} == {
+            row.reading_id: row.count for row in own.tuples
         }
         assert layers(here, theirs, "module").rows == layers(home, own, "module").rows
         (listed,) = listing.jobs(here, 10)
