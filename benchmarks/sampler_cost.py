@@ -23,9 +23,9 @@ from farm.benchmark import intervals
 from farm.devices.device import Card, Device
 from farm.devices.host import discover, open_device
 from farm.settings import settings
-from farm.types.label import label_of
+from farm.subjects.label import label_of
+from farm.subjects.parsing import parse
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
-from farm.types.tuple import parse
 
 
 class Silent(Device):

@@ -37,11 +37,11 @@ from farm.benchmark.host_steps import HostSteps
 from farm.benchmark.passes import MEMORY_SHARE, free_bytes
 from farm.benchmark.torch_device import capture_graph
 from farm.operators.captured import CapturedCall, CapturedPass
-from farm.operators.collectives import without_communication
 from farm.operators.deciding_values import describe, is_recorded, values_of
-from farm.operators.encoding import dtype_of, tensors_in
-from farm.operators.kernels import output_tensors
 from farm.operators.rebuild import Rebuilt, needed_bytes, rebuild
+from farm.subjects.collective_calls import without_communication
+from farm.subjects.encoding import dtype_of, tensors_in
+from farm.subjects.registry import kind_of
 from farm.types.deciding import DecidingInput, deciding_input
 from farm.types.reading import Place
 from farm.types.tuple import OperatorTuple
@@ -435,7 +435,7 @@ class Player:
         allocates new ones.
         """
         spec = self.capture.tuples[call.tuple_id]
-        if not (indices := output_tensors(spec)):
+        if not (indices := kind_of(spec).outputs(spec)):
             return set()
         numbers = self._numbers(call)
         return {numbers[spec.tensors[index].storage] for index in indices}

@@ -32,12 +32,12 @@ from farm.devices.device import Device
 from farm.devices.host import for_rocm
 from farm.devices.lock import registered_processes
 from farm.errors import Unmeasurable, error_text
-from farm.operators.collectives import alone, product_beside
 from farm.settings import settings
+from farm.subjects.collective_calls import alone, product_beside
+from farm.subjects.parsing import parse
 from farm.types.fields import names_of
 from farm.types.protocol import OnPhase, Protocol, Stopping, Subject
 from farm.types.reading import CPU_METHOD, REPEATED, InOrder, Overlap, Reading
-from farm.types.tuple import parse
 
 # how often to repeat a reading that a hot card, other processes, drift or a slow host disturbed
 REPEATS = 2

@@ -35,18 +35,9 @@ from torch.utils._pytree import tree_map_only
 from farm.errors import CaptureError, UnseenOperators, error_text, told
 from farm.models.building import replaced
 from farm.models.tensor_kinds import WRAPPERS, only_views, refusal, special_tensors
-from farm.operators import deciding_values, encoding
-from farm.operators.allow_list import FUNCTION_NAMES, RETURNS_TO_HOST
+from farm.operators import deciding_values
 from farm.operators.captured import CallTrace, CapturedCall, CapturedPass, CapturedTensor
 from farm.operators.cost import new_bytes, operator_flops, shapes_of
-from farm.operators.encoding import (
-    DescribedCall,
-    Layout,
-    NotEncodable,
-    TensorTable,
-    storage_key,
-    tensors_in,
-)
 from farm.operators.fake_pass import (
     MOST_MADE_BYTES,
     PLACED,
@@ -56,6 +47,17 @@ from farm.operators.fake_pass import (
     fake_pass,
 )
 from farm.operators.unseen import NOT_COMPILED, Unseen
+from farm.subjects import encoding, leaf
+from farm.subjects.allow_list import FUNCTION_NAMES, RETURNS_TO_HOST
+from farm.subjects.encoding import (
+    DescribedCall,
+    Layout,
+    NotEncodable,
+    TensorTable,
+    storage_key,
+    tensors_in,
+)
+from farm.subjects.registry import KINDS
 from farm.types.tuple import OperatorTuple
 
 #: Called after each operator call with its module path, its operator, its activations, and the
@@ -146,7 +148,7 @@ class Recorder:
         Raises:
             NotEncodable: a tuple cannot contain one of the arguments.
         """
-        if kind != "aten" and (self.fakes or self.device_type != "cpu"):
+        if KINDS[kind].public and (self.fakes or self.device_type != "cpu"):
             args, kwargs = tree_map_only(torch.Tensor, self._number_of_host, (tuple(args), kwargs))
         args = encoding.with_host_integers(name, tuple(args))
         arguments = tuple(encoding.encode(value, table) for value in args)
@@ -507,7 +509,7 @@ class ForwardRecorder(Recorder):
         for module in model.modules():
             self.roles.update((id(tensor), "parameter") for tensor in module._parameters.values())
             self.roles.update((id(tensor), "buffer") for tensor in module._buffers.values())
-            self.leaves[id(module)] = encoding.describe_leaf(module)
+            self.leaves[id(module)] = leaf.describe_leaf(module)
 
     @contextlib.contextmanager
     def watching_calls(self) -> Iterator[None]:
@@ -524,7 +526,7 @@ class ForwardRecorder(Recorder):
             return original(module, *args, **kwargs)
         outer, self.path = self.path, self.paths.get(id(module), self.path)
         known = id(module) in self.leaves  # False if the model created it during the pass
-        parameters = self.leaves[id(module)] if known else encoding.describe_leaf(module)
+        parameters = self.leaves[id(module)] if known else leaf.describe_leaf(module)
         if parameters is None:
             out = original(module, *args, **kwargs)
         else:
@@ -539,7 +541,7 @@ class ForwardRecorder(Recorder):
                     parameters=parameters,
                     module=module,
                 )
-                repeated = None if encoding.is_changed(module) else self.repeated
+                repeated = None if leaf.is_changed(module) else self.repeated
                 given = describe() if repeated is not None else None
                 found, out = self._run(
                     call, given, functools.partial(original, module, *args, **kwargs)

@@ -15,8 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Self
 
+from farm.subjects.parsing import parse
 from farm.types.fields import adapter
-from farm.types.tuple import OperatorTuple, parse
+from farm.types.tuple import OperatorTuple
 
 if TYPE_CHECKING:
     import torch

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from farm.operators import kernels
-from farm.operators.allow_list import ATEN_OVERLOADS
 from farm.operators.capture import Around, Recorder, WatchedOperators
 from farm.operators.captured import CapturedCall, CapturedPass
 from farm.operators.compiler import CompiledModel, Kernel
-from farm.operators.encoding import (
+from farm.subjects import kernel as kernels
+from farm.subjects.allow_list import ATEN_OVERLOADS
+from farm.subjects.encoding import (
     NotEncodable,
     TensorTable,
     costs_something,

@@ -30,9 +30,9 @@ from torch import nn
 from farm.devices.shared_files import why_not_own
 from farm.errors import CaptureError, UsageError, error_text
 from farm.models.building import replaced
-from farm.operators import kernels
 from farm.operators.compiler_cache import cached_files, remove_damaged
 from farm.settings import settings
+from farm.subjects import kernel as kernels
 
 MOST_TIMES = 8  # algorithms of an operation whose times are stored
 _PARAMETER = re.compile(r"(\w+)\s*(?:,|\)|$)")

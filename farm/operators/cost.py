@@ -19,16 +19,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from farm.errors import CaptureError, FarmError, TupleRejected, told
-from farm.operators.allow_list import RETURNS_TO_HOST, overload_of, tensor_arguments
 from farm.operators.captured import CapturedPass
-from farm.operators.collectives import output_elements
-from farm.operators.encoding import decode, storage_key, tensors_in
 from farm.operators.fake_pass import MOST_MADE_BYTES, MetaRules, fake_pass, holds_other_tensors
-from farm.operators.kernels import kernel_cost, output_tensors
 from farm.operators.rebuild import rebuild, written_inputs
 from farm.operators.unseen import Unseen
+from farm.subjects.encoding import decode, storage_key, tensors_in
+from farm.subjects.label import label_of
+from farm.subjects.registry import kind_of
 from farm.types.deciding import deciding_input
-from farm.types.label import label_of
 from farm.types.tuple import Cost, OperatorTuple, names_listed, plain, tensor_references, words
 
 _WITHOUT_RULE = (
@@ -103,26 +101,14 @@ def _unknown_cost(spec: OperatorTuple, error: Exception, where: str = "") -> Cap
 
 @functools.lru_cache(maxsize=65536)
 def _cost_on_meta(spec: OperatorTuple) -> Cost:
-    if spec.kind == "kernel":
-        return kernel_cost(spec)
-    if spec.kind == "collective":
-        (tensor,), elements = spec.tensors, output_elements(spec)
-        side = spec.parameters.get("beside", 0)  # of the matrices that are multiplied meanwhile
-        size_bytes = (tensor.numel + elements + 3 * side**2) * tensor.itemsize_bytes
-        return Cost(2 * side**3, size_bytes, ((elements,),))
-    built, out = rebuild(spec, "meta"), None
-    written = built.written
-    returns = overload_of(spec.operator)._schema.returns if spec.kind == "aten" else ()
+    kind = kind_of(spec)
+    known_cost = kind.cost(spec)
+    if known_cost is not None:
+        return known_cost
+    built = rebuild(spec, "meta")
     with torch.no_grad(), MetaRules(), flop_counter() as counter:
-        if spec.kind == "aten" and all(
-            one.alias_info is not None for one in returns
-        ):  # it returns written arguments
-            out = [built.tensors[index] for index in sorted(written)[: len(returns)]]
-            if spec.operator.endswith(".out"):
-                built.run()  # to count its FLOPs
-        elif spec.operator not in RETURNS_TO_HOST:
-            out = built.run()
-    return cost_of_run(spec, counter.get_total_flops(), built.inputs, out, written)
+        out = kind.run_on_meta(spec, built)
+    return cost_of_run(spec, counter.get_total_flops(), built.inputs, out, built.written)
 
 
 def cost_of_run(
@@ -168,18 +154,10 @@ def _cost_of_outputs(
     written_bytes = sum(
         read.get(storage, 0) for storage in {spec.tensors[index].storage for index in written}
     )
-    if spec.kind == "aten" and spec.short_name in _SELF_NOT_READ:
-        passed = zip(spec.tensors, tensor_arguments(spec), strict=True)
-        kept = {
-            tensor.storage
-            for tensor, arguments in passed
-            if any(name != "self" for name, _ in arguments)
-        }
-        read = {storage: size for storage, size in read.items() if storage in kept}
-    if outputs := output_tensors(spec):
-        kept = {tensor.storage for index, tensor in enumerate(spec.tensors) if index not in outputs}
-        read = {storage: size for storage, size in read.items() if storage in kept}
-    if part is not None and _name(spec) in _PLACING_ANEW:  # the old content is not read
+    kind = kind_of(spec)
+    for storage in kind.unread_storages(spec):
+        del read[storage]
+    if part is not None and kind.called_name(spec) in _PLACING_ANEW:  # the old content is not read
         read.pop(spec.tensors[part[0]].storage, None)
     return Cost(flops, sum(read.values()) + produced + written_bytes, shapes)
 
@@ -190,12 +168,6 @@ _TAKING = names_listed("taking_a_part")
 #: read the old content.
 _PLACING_ANEW = words("index_copy_ scatter_ index_put_ put_ __setitem__ index_fill_")
 _PLACING = _PLACING_ANEW | set(["index_add_", "scatter_add_", "scatter_reduce_", "index_reduce_"])
-#: Aten operators that read only the shape of their argument `self`, or only write it.
-_SELF_NOT_READ = names_listed("self_not_read")
-
-
-def _name(spec: OperatorTuple) -> str:
-    return spec.short_name if spec.kind == "aten" else spec.operator.rsplit(".", 1)[-1]
 
 
 def _part(spec: OperatorTuple, produced_bytes: int) -> tuple[int, int] | None:
@@ -205,7 +177,7 @@ def _part(spec: OperatorTuple, produced_bytes: int) -> tuple[int, int] | None:
     An embedding reads as many rows of its weight as it has indices, at most all. A product of
     groups reads the matrices of the groups that have rows. The part that a boolean mask selects is
     unknown and counts as the full tensor."""
-    name = _name(spec)
+    name = kind_of(spec).called_name(spec)
     if name == "_grouped_mm":
         return _used_matrices(spec)
     first = next((index for tree in spec.arguments for index in tensor_references(tree)), None)

@@ -40,9 +40,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from farm.models.tensor_kinds import WRAPPERS, bits_of, is_plain, only_views, refusal, with_bits
-from farm.operators.allow_list import LEAF_CLASSES
-from farm.operators.collectives import local_part
-from farm.operators.encoding import DescribedCall, storage_key, tensors_in, written_tensors
+from farm.subjects.allow_list import LEAF_CLASSES
+from farm.subjects.collective_calls import local_part
+from farm.subjects.encoding import DescribedCall, storage_key, tensors_in, written_tensors
 
 #: Largest integer tensor of the model or its inputs whose values are kept: two million token ids.
 MOST_BYTES = 2**24

@@ -22,19 +22,19 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from farm.errors import CaptureError, Unmeasurable, UsageError
 from farm.models.texts import spreading_step
-from farm.operators.allow_list import ALLOWED_OPERATORS
 from farm.operators.capture import FunctionAsModel, capture
-from farm.operators.collectives import collective_tuple
 from farm.operators.cost import Cost, cost, cost_of_run
-from farm.operators.encoding import (
+from farm.operators.rebuild import MOST_BYTES, needed_bytes, written_inputs
+from farm.operators.sweep import RECIPES, SweepRecipe, calibration_tuples, check_names
+from farm.subjects.allow_list import ALLOWED_OPERATORS
+from farm.subjects.collective_calls import collective_tuple
+from farm.subjects.encoding import (
     NotEncodable,
     TensorTable,
     dtype_of,
-    leaf_parameters,
     tensor_spec,
 )
-from farm.operators.rebuild import MOST_BYTES, needed_bytes, written_inputs
-from farm.operators.sweep import RECIPES, SweepRecipe, calibration_tuples, check_names
+from farm.subjects.leaf import leaf_parameters
 from farm.types.collective import problem_of
 from farm.types.request import CALIBRATION, Sweep
 from farm.types.tuple import OperatorTuple

@@ -28,8 +28,9 @@ from farm.store import tables
 from farm.store.columns import OPERATOR
 from farm.store.content import PlacedCall, placed_calls
 from farm.store.database import by_key, fetch_values
-from farm.types.label import call_of
-from farm.types.tuple import OperatorTuple, parse
+from farm.subjects.label import call_of
+from farm.subjects.parsing import parse
+from farm.types.tuple import OperatorTuple
 from farm.verdict.figures import share_of
 from farm.verdict.verdict import TupleRow
 

@@ -34,8 +34,6 @@ from torch.overrides import wrap_torch_function
 from farm.errors import CaptureError, FarmError, error_text, told
 from farm.models.building import replaced
 from farm.models.tensor_kinds import is_plain
-from farm.operators import collectives
-from farm.operators.allow_list import FUNCTION_NAMES, LEAF_CLASSES
 from farm.operators.capture import (
     Recorder,
     Storages,
@@ -45,7 +43,10 @@ from farm.operators.capture import (
 )
 from farm.operators.captured import CapturedCall, CapturedPass, Owner, role_in_tuple
 from farm.operators.cost import flop_counter, operator_flops
-from farm.operators.encoding import (
+from farm.operators.unseen import Unseen
+from farm.subjects import collective_calls as collectives
+from farm.subjects.allow_list import FUNCTION_NAMES, LEAF_CLASSES
+from farm.subjects.encoding import (
     NotEncodable,
     TensorTable,
     costs_something,
@@ -53,7 +54,6 @@ from farm.operators.encoding import (
     tensors_in,
     written_tensors,
 )
-from farm.operators.unseen import Unseen
 from farm.training.step import ForwardPass, TrainingStep
 from farm.training.streams import Streams
 from farm.types.tuple import OperatorTuple
@@ -375,8 +375,9 @@ class StepRecorder(Recorder):
     def _record(
         self, func: Any, args: Any, kwargs: Any, out: Any, *, returned: bool = True
     ) -> None:
-        kind = "function" if func is _ATTENTION else "aten"
-        name = FUNCTION_NAMES[func] if kind == "function" else str(_AS_RUN.get(func, func))
+        is_attention = func is _ATTENTION
+        kind = "function" if is_attention else "aten"
+        name = FUNCTION_NAMES[func] if is_attention else str(_AS_RUN.get(func, func))
         found = self._part()
         if found is None:
             where = self.node.name() if self.node is not None else f"'{self.path}'"
@@ -397,9 +398,9 @@ class StepRecorder(Recorder):
             self.gaps.append(f"{name} in the {self.now}: {error}")
             return
         if returned:
-            flops = operator_flops(func, args, kwargs, out) if kind == "aten" else 0
+            flops = 0 if is_attention else operator_flops(func, args, kwargs, out)
             self.note_trace(described, (name,), out, flops)
-        changed = () if kind == "function" else written_tensors(func, args, kwargs)
+        changed = () if is_attention else written_tensors(func, args, kwargs)
         self._add(described.spec, func, inputs, itertools.chain(changed, tensors_in(out)), found)
 
     def _add(

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from farm.errors import UnsupportedModel, UsageError
-from farm.operators.encoding import tensors_in
+from farm.subjects.encoding import tensors_in
 
 #: So small that weights of every dtype stay unchanged over thousands of steps.
 LEARNING_RATE = 1e-12

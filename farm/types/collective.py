@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from farm.types.tuple import OperatorTuple
+
 PREFIX = "collective."
 MOST_CARDS = 1024
 REDUCTIONS = ("sum", "avg", "product", "max", "min")
@@ -70,3 +72,9 @@ def problem_of(
 def bus_bytes(operator: str, cards: int, input_bytes: int) -> float:
     """The traffic of a collective as nccl-tests counts it."""
     return COLLECTIVES[operator.removeprefix(PREFIX)].bus(cards) * input_bytes
+
+
+def output_elements(spec: OperatorTuple) -> int:
+    """The number of elements of a collective's output on each rank."""
+    multiple = COLLECTIVES[spec.short_name].output(spec.parameters["cards"])
+    return round(multiple * spec.tensors[0].numel)

@@ -22,7 +22,7 @@ from farm.store.columns import ITEM, OPERATOR, READING
 from farm.store.content import classes, counts, lacking_values, sound
 from farm.store.database import fetch, id_ranges, values
 from farm.store.tables import ItemState
-from farm.types.label import told_apart
+from farm.subjects.label import told_apart
 from farm.types.protocol import Protocol, Variant, software_values
 from farm.types.reading import CanaryNote, Verification, canary_of
 from farm.types.request import named

@@ -21,8 +21,8 @@ from farm.devices.host import links_of
 from farm.errors import Unmeasurable
 from farm.jobs.group_driver import KeptGroup
 from farm.models import catalog
-from farm.operators.collectives import collective_tuple
 from farm.settings import settings
+from farm.subjects.collective_calls import collective_tuple
 from farm.training.extract import extract
 from farm.training.version import versioned
 from farm.types.collective import COLLECTIVES

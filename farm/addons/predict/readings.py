@@ -22,8 +22,8 @@ from farm.store import tables
 from farm.store.columns import CAPTURE, CARD, OPERATOR, PROTOCOL, READING
 from farm.store.content import DOUBTFUL, classes, mismatches, sound_readings, stored_software
 from farm.store.database import among, fetch_values, in_batches
+from farm.subjects.label import label_of
 from farm.types.format import plural
-from farm.types.label import label_of
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.request import Request
 from farm.types.tuple import NeededTuple, OperatorTuple

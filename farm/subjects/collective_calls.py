@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from farm.operators.encoding import NotEncodable, dtype_of, tensors_in
-from farm.types.collective import COLLECTIVES, PREFIX
+from farm.subjects.encoding import NotEncodable, dtype_of, tensors_in
+from farm.types.collective import COLLECTIVES, PREFIX, output_elements
 from farm.types.tuple import OperatorTuple, TensorSpec, table_named
 
 #: Operator -> collective, the argument with its input, and the one that it writes ("": it returns a
@@ -84,12 +84,6 @@ def collective_tuple(
     return OperatorTuple(f"{PREFIX}{name}", "collective", parameters, ({"tensor": 0},), {}, tensors)
 
 
-def output_elements(spec: OperatorTuple) -> int:
-    return round(
-        COLLECTIVES[spec.short_name].output(spec.parameters["cards"]) * spec.tensors[0].numel
-    )
-
-
 def inside(func: Any, args: Any, kwargs: Any, out: Any) -> tuple[Any, Any, Any] | None:
     """The aten operator and its arguments in an operator of FSDP; None for other operators."""
     aten, name = torch.ops.aten, func._schema.name
@@ -122,14 +116,6 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """The part of a distributed tensor that this rank holds; any other tensor itself."""
     part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return part
-
-
-def written(spec: OperatorTuple) -> frozenset[int]:
-    """Indices of the tensors that a collective changes at each call. The others keep their
-    values.
-    """
-    changes = spec.short_name == "all_reduce" and spec.parameters["reduction"] in ("sum", "product")
-    return frozenset({0} if changes else ())
 
 
 def without_communication(spec: OperatorTuple, sent: torch.Tensor) -> torch.Tensor | None:

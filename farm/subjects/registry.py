@@ -1,0 +1,28 @@
+"""The kinds of operator tuples that this process knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from farm.errors import TupleRejected
+from farm.subjects.base import Kind
+from farm.types.tuple import OperatorTuple
+
+_KINDS: dict[str, Kind] = {}
+#: Name -> kind, in the order of their registration.
+KINDS: Mapping[str, Kind] = MappingProxyType(_KINDS)
+
+
+def register(kind: Kind) -> None:
+    """Make a kind known to this process: it can then be parsed, labelled, built and counted."""
+    _KINDS[kind.name] = kind
+
+
+def kind_of(spec: OperatorTuple) -> Kind:
+    """The kind of a tuple. Raises `TupleRejected` if this process does not know it."""
+    try:
+        return _KINDS[spec.kind]
+    except KeyError:
+        text = f"This version of the farm has no operators of the kind '{spec.kind}'."
+        raise TupleRejected(text, "Use the version that captured the operator.") from None
