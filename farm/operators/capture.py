@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import inspect
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -48,7 +47,7 @@ from farm.operators.fake_pass import (
 )
 from farm.operators.unseen import NOT_COMPILED, Unseen
 from farm.subjects import encoding, leaf
-from farm.subjects.allow_list import FUNCTION_NAMES, RETURNS_TO_HOST
+from farm.subjects.allow_list import RETURNS_TO_HOST
 from farm.subjects.encoding import (
     DescribedCall,
     Layout,
@@ -57,7 +56,7 @@ from farm.subjects.encoding import (
     storage_key,
     tensors_in,
 )
-from farm.subjects.registry import KINDS
+from farm.subjects.registry import KINDS, recorded_as
 from farm.types.tuple import OperatorTuple
 
 #: Called after each operator call with its module path, its operator, its activations, and the
@@ -535,6 +534,7 @@ class ForwardRecorder(Recorder):
                 describe = functools.partial(
                     self._describe,
                     call,
+                    "module",
                     f"torch.nn.{name}",
                     args,
                     kwargs,
@@ -563,9 +563,7 @@ class ForwardRecorder(Recorder):
                 "operator tuple cannot describe nested tensors.",
                 "Build nn.TransformerEncoder with enable_nested_tensor=False.",
             )
-        name = FUNCTION_NAMES.get(func) or FUNCTION_NAMES.get(
-            inspect.unwrap(func)
-        )  # if it is replaced
+        kind, name = recorded_as(func)
         run = functools.partial(self.placed, func, args, kwargs)
         called = (
             name or getattr(func, "__qualname__", "") or getattr(func, "__name__", "") or str(func)
@@ -573,16 +571,18 @@ class ForwardRecorder(Recorder):
         with self._slot(called) as call:
             given = None
             if self.repeated is not None and name in self.repeated.functions:
-                given = self._describe(call, name, args, kwargs)
+                given = self._describe(call, kind, name, args, kwargs)
             found, out = self._run(call, given, run)
             if found and given is not None:
                 self._close(call, given, out, repeated=True)
             elif call.costly:
                 if call.values_read and name not in RETURNS_TO_HOST:
                     (args, kwargs), given = self._split_off_reads(call, args, kwargs), None
-                if name is None:
+                if not name:
                     self._gap(call, "the function is not in the allow-list of operators")
-                elif call.costly and (given := given or self._describe(call, name, args, kwargs)):
+                elif call.costly and (
+                    given := given or self._describe(call, kind, name, args, kwargs)
+                ):
                     self._close(call, given, out)
                     repeated = None if call.values_read else self.repeated
                     if repeated is not None and repeated.learn(
@@ -679,7 +679,7 @@ class ForwardRecorder(Recorder):
                 call.costly.remove(_READ_VALUE)
                 read = _OpenCall("item", call.path, call.number)
                 read.costly.append(_READ_VALUE)
-                if given := self._describe(read, "torch.Tensor.item", (tensor,), {}):
+                if given := self._describe(read, "function", "torch.Tensor.item", (tensor,), {}):
                     self._close(read, given, None)
         return args, kwargs
 
@@ -691,6 +691,7 @@ class ForwardRecorder(Recorder):
     def _describe(
         self,
         call: _OpenCall,
+        kind: str,
         name: str,
         args: Any,
         kwargs: Any,
@@ -707,9 +708,9 @@ class ForwardRecorder(Recorder):
         kwargs = {key: value for key, value in kwargs.items() if key != "_stacklevel"}
         try:
             if module is None:
-                return self.describe(name, "function", args, kwargs, table)
+                return self.describe(name, kind, args, kwargs, table)
             table.add_module(module)
-            return self.describe(name, "module", args, kwargs, table, parameters, module.training)
+            return self.describe(name, kind, args, kwargs, table, parameters, module.training)
         except NotEncodable as error:
             self._gap(call, error_text(error))
             return None

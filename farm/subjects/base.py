@@ -43,7 +43,11 @@ class Kind:
     #: are restored before each run, and a capture cannot be checked without a card.
     standalone: ClassVar = True
 
-    # ----- description
+    # ----- capture and description
+
+    def recorded_name(self, function: Any) -> str:
+        """The operator that a capture records for a call of ``function``; "" if it is none."""
+        return ""
 
     def check(self, spec: OperatorTuple) -> None:
         """Raise `reject` if a tuple with valid JSON trees and tensors is none of this kind."""
