@@ -319,11 +319,13 @@ def test_parts_unlike_the_readings_are_marked_and_planned_first(
     assert any("g64" in one.label and one.predicted_high_us / one.predicted_us > 1.8 for one in far)
     assert {one.operator: one.far for one in found.missing}["ReLU"] is False
     assert plan([found], 1).proposals[0].entry.far
-    only = [dataclasses.replace(one, far=one.operator == "BatchNorm2d") for one in found.missing]
-    assert (
-        plan([dataclasses.replace(found, missing=tuple(only))], 1).proposals[0].entry.operator
-        == "BatchNorm2d"
-    )
+    near = [dataclasses.replace(missing, far=False) for missing in found.missing]
+    first, second = plan([dataclasses.replace(found, missing=tuple(near))], 2).proposals
+    second_id = second.entry.operator_id
+    marked = [dataclasses.replace(one, far=one.operator_id == second_id) for one in near]
+    proposals = plan([dataclasses.replace(found, missing=tuple(marked))], 2).proposals
+    assert first.entry.operator_id != second_id
+    assert proposals[0].entry.operator_id == second_id
     said = " ".join(own("estimate", "grouped", "-b", "16", "--card", "H200").stdout.split())
     assert "; far)" in said
     assert f"far: no reading is similar, so the interval is wide ({len(far)} tuple" in said
