@@ -100,7 +100,7 @@ def _runs_us(player: Player, runs: int, pass_s: float) -> dict[str, list[tuple[f
     """
     capture, device = player.capture, player.device
     of_one_card = {
-        tuple_id for tuple_id, spec in capture.tuples.items() if spec.kind != "collective"
+        tuple_id for tuple_id, spec in capture.tuples.items() if kind_of(spec).cards(spec) == 1
     }
     chosen, split = (
         defaultdict[str, list[CapturedCall]](list),
@@ -160,7 +160,7 @@ def time_added(player: Player, pass_s: float) -> dict[str, Place]:
     differences only share out the sum among the collectives: without one of them, the ranks may
     wait in another."""
     capture, device = player.capture, player.device
-    of_model = (key for key, spec in capture.tuples.items() if spec.kind == "collective")
+    of_model = (key for key, spec in capture.tuples.items() if kind_of(spec).cards(spec) > 1)
     collectives = sorted(
         of_model, key=lambda key: -capture.counts[key] * needed_bytes(capture.tuples[key])
     )
@@ -405,7 +405,8 @@ class Player:
             if one._cdata not in held
         }
         # A collective may write the memory of which its input is a part.
-        same = () if self.capture.tuples[call.tuple_id].kind == "collective" else call.reads
+        spec = self.capture.tuples[call.tuple_id]
+        same = () if kind_of(spec).cards(spec) > 1 else call.reads
         new = [storage for storage in call.writes if storage not in same]
         memory.update(zip(new, fresh.values(), strict=False))
 

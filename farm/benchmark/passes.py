@@ -93,8 +93,9 @@ def operator_passes(
         TupleRejected: the JSON is not a tuple.
     """
     spec = parse(subject.spec)
-    if spec.kind == "collective":
-        _check_cards("The collective", spec.parameters["cards"])
+    kind = kind_of(spec)
+    if kind.cards(spec) > 1:
+        _check_cards("The collective", kind.cards(spec))
     compiled = compiled_pass_with(subject, device) if subject.compiled else None
     if protocol.data == "copied" and compiled is None:
         raise Unmeasurable(
@@ -129,10 +130,10 @@ def operator_passes(
     else:
         offloaded = offload(rebuilt, placement)
     rebuilt, run = offloaded.rebuilt, offloaded.run
-    if spec.kind in ("kernel", "collective"):
+    if not kind.standalone:
         run = _restoring
     stream, copies_weights = protocol.residency == "stream", bool(rebuilt.weights)
-    without = spec.kind in ("kernel", "collective") or placement
+    without = not kind.standalone or placement
     steps = HostSteps(device) if without else _host_steps(run(rebuilt), protocol, device)
     return Passes(
         first=steps.around(run(rebuilt)),
@@ -451,7 +452,7 @@ def _restoring(rebuilt: Rebuilt) -> Pass:
     graphs of collectives alone stall: an all-gather of 32 KB took 37 us on two H100s, and 11 us
     with a kernel between any two."""
     kept = [(base, base.clone()) for base in rebuilt.changed_memory]
-    if not kept and rebuilt.spec.kind == "collective":
+    if not kept and kind_of(rebuilt.spec).cards(rebuilt.spec) > 1:
         return InPlacePass(rebuilt.run, functools.partial(write_again, [rebuilt.storages[0][:1]]))
     if not kept:
         return rebuilt.run
@@ -468,7 +469,7 @@ def _copy_values(rebuilt: Rebuilt, compiled: CompiledPass) -> None:
 
     An aten operator that changes its inputs keeps values that do not drift
     (`farm.subjects.values`)."""
-    if rebuilt.spec.kind == "aten" and rebuilt.changed_memory:
+    if kind_of(rebuilt.spec).standalone and rebuilt.changed_memory:
         return
     values = compiled.copies_of(rebuilt.spec.id)
     with torch.no_grad():
