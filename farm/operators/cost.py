@@ -11,7 +11,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -27,15 +27,23 @@ from farm.subjects.encoding import decode, storage_key, tensors_in
 from farm.subjects.label import label_of
 from farm.subjects.registry import kind_of
 from farm.types.deciding import deciding_input
-from farm.types.tuple import Cost, OperatorTuple, names_listed, plain, tensor_references, words
+from farm.types.tuple import (
+    Cost,
+    OperatorTuple,
+    TensorSpec,
+    holds_tensor,
+    names_listed,
+    plain,
+    tensor_references,
+    words,
+)
 
 _WITHOUT_RULE = (
     "Measure the forward pass, without --step, or replace this operator in the model: "
     "this version of the farm does not measure it in a training step."
 )
-_observed: dict[
-    str, Cost
-] = {}  # tuple id -> its cost in a capture, for tuples that do not run on meta
+#: Tuple id -> its cost in a capture, for tuples that do not run on meta.
+_observed: dict[str, Cost] = {}
 
 
 def costs_of(captured: CapturedPass) -> dict[str, Cost]:
@@ -63,9 +71,11 @@ def _cost_in(captured: CapturedPass, spec: OperatorTuple) -> Cost:
         trace = captured.traces.get(spec.id)
         if trace is None:
             raise _unknown_cost(spec, error, _place(captured, spec)) from error
-    found = _cost_of_outputs(spec, trace.flops, trace.new_bytes, trace.shapes, written_inputs(spec))
-    _observed[spec.id] = found
-    return found
+    observed = _cost_of_outputs(
+        spec, trace.flops, trace.new_bytes, trace.shapes, written_inputs(spec)
+    )
+    _observed[spec.id] = observed
+    return observed
 
 
 def cost(spec: OperatorTuple) -> Cost:
@@ -132,9 +142,8 @@ def new_bytes(out: Any, inputs: Collection[int]) -> int:
     for tensor in tensors_in(out):
         key = storage_key(tensor)
         if key not in inputs:
-            produced[key] = max(
-                produced.get(key, 0), min(tensor.nbytes, tensor.untyped_storage().nbytes())
-            )
+            size_bytes = min(tensor.nbytes, tensor.untyped_storage().nbytes())
+            produced[key] = max(produced.get(key, 0), size_bytes)
     return sum(produced.values())
 
 
@@ -151,14 +160,13 @@ def _cost_of_outputs(
 ) -> Cost:
     part = _part(spec, produced)
     read = _storage_bytes_touched(spec, part)
-    written_bytes = sum(
-        read.get(storage, 0) for storage in {spec.tensors[index].storage for index in written}
-    )
+    storages = {spec.tensors[index].storage for index in written}
+    written_bytes = sum(read[storage] for storage in storages)
     kind = kind_of(spec)
     for storage in kind.unread_storages(spec):
         del read[storage]
     if part is not None and kind.called_name(spec) in _PLACING_ANEW:  # the old content is not read
-        read.pop(spec.tensors[part[0]].storage, None)
+        read.pop(spec.tensors[part.tensor].storage, None)
     return Cost(flops, sum(read.values()) + produced + written_bytes, shapes)
 
 
@@ -170,9 +178,15 @@ _PLACING_ANEW = words("index_copy_ scatter_ index_put_ put_ __setitem__ index_fi
 _PLACING = _PLACING_ANEW | set(["index_add_", "scatter_add_", "scatter_reduce_", "index_reduce_"])
 
 
-def _part(spec: OperatorTuple, produced_bytes: int) -> tuple[int, int] | None:
-    """The index of the tensor that a call reads or writes only in part, and the bytes of that part;
-    else None.
+class _Part(NamedTuple):
+    """The part of a tensor that a call reads or writes; ``tensor`` is its index."""
+
+    tensor: int
+    size_bytes: int
+
+
+def _part(spec: OperatorTuple, produced_bytes: int) -> _Part | None:
+    """The part of a tensor that a call reads or writes; None if it uses all tensors as a whole.
 
     An embedding reads as many rows of its weight as it has indices, at most all. A product of
     groups reads the matrices of the groups that have rows. The part that a boolean mask selects is
@@ -180,48 +194,49 @@ def _part(spec: OperatorTuple, produced_bytes: int) -> tuple[int, int] | None:
     name = kind_of(spec).called_name(spec)
     if name == "_grouped_mm":
         return _used_matrices(spec)
-    first = next((index for tree in spec.arguments for index in tensor_references(tree)), None)
-    if first is None or any(one.dtype == "bool" for one in spec.tensors[1:]):
+    index = next(tensor_references(spec.arguments), None)
+    if index is None or any(tensor.dtype == "bool" for tensor in spec.tensors[1:]):
         return None
-    target = spec.tensors[first]
+    size_bytes: int | None = produced_bytes
     if name == "embedding":
-        table = max(range(len(spec.tensors)), key=lambda index: len(spec.tensors[index].shape))
-        return table, min(produced_bytes, spec.tensors[table].distinct_bytes)
-    if name in _TAKING:
-        return first, min(produced_bytes, target.distinct_bytes)
-    if name in _PLACING:
-        given = [
-            tensor.numel
-            for tensor in spec.tensors
-            if tensor is not target and tensor.dtype == target.dtype
-        ]
-        if name == "__setitem__" and not any(True for _ in tensor_references(spec.arguments[1])):
-            meta = torch.device("meta")
-            placed = torch.empty(target.shape, device=meta)[
-                decode(spec.arguments[1], [], meta)
-            ].numel()
-        elif given:
-            placed = max(given)
-        else:
-            return None  # a number, written to an unknown count of elements
-        return first, min(placed * target.itemsize_bytes, target.distinct_bytes)
-    return None
-
-
-def _used_matrices(spec: OperatorTuple) -> tuple[int, int] | None:
-    """The index of the matrices of a product of groups, and the bytes of those that it reads:
-    without recorded values, of as many as rows can use."""
-    found = deciding_input(spec)
-    matrices = next(
-        (index for index, tensor in enumerate(spec.tensors) if len(tensor.shape) == 3), None
-    )
-    if found is None or matrices is None:
+        index = max(range(len(spec.tensors)), key=lambda place: len(spec.tensors[place].shape))
+    elif name in _PLACING:
+        size_bytes = _placed_bytes(spec, spec.tensors[index], name)
+    elif name not in _TAKING:
         return None
-    values, size_bytes = spec.tensors[found.index].values, spec.tensors[matrices].distinct_bytes
-    used = (
-        min(found.parts, found.bound) if values is None else min(found.parts, values.used_segments)
-    )
-    return matrices, size_bytes * used // found.parts
+    if size_bytes is None:
+        return None
+    return _Part(index, min(size_bytes, spec.tensors[index].distinct_bytes))
+
+
+def _placed_bytes(spec: OperatorTuple, target: TensorSpec, name: str) -> int | None:
+    """The bytes that a call writes into a part of a tensor; None if it writes a number to an
+    unknown count of elements.
+    """
+    if name == "__setitem__" and not holds_tensor(spec.arguments[1]):
+        meta = torch.device("meta")
+        key = decode(spec.arguments[1], [], meta)
+        return torch.empty(target.shape, device=meta)[key].numel() * target.itemsize_bytes
+    sources = [
+        tensor.numel * target.itemsize_bytes
+        for tensor in spec.tensors
+        if tensor is not target and tensor.dtype == target.dtype
+    ]
+    return max(sources, default=None)
+
+
+def _used_matrices(spec: OperatorTuple) -> _Part | None:
+    """The matrices of a product of groups that it reads: without recorded values, as many as rows
+    can use.
+    """
+    groups = deciding_input(spec)
+    dimensions = [len(tensor.shape) for tensor in spec.tensors]
+    if groups is None or 3 not in dimensions:
+        return None
+    matrices = dimensions.index(3)
+    values = spec.tensors[groups.index].values
+    used = min(groups.parts, groups.bound if values is None else values.used_segments)
+    return _Part(matrices, spec.tensors[matrices].distinct_bytes * used // groups.parts)
 
 
 def model_flops(
@@ -246,13 +261,10 @@ def _model_flops(
         if computed:
             with _no_fused_path():
                 return _counted(model, args, named)
-        if all(
-            tensor.is_meta for tensor in (*model.parameters(), *model.buffers())
-        ) and not holds_other_tensors(model):
+        on_meta = all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+        if on_meta and not holds_other_tensors(model):
             with contextlib.suppress(Exception, SystemExit):  # for example, the model reads values
-                return _counted(
-                    model, _on_meta(args), {name: _on_meta(value) for name, value in named.items()}
-                )
+                return _counted(model, _on_meta(args), _on_meta(named))
         with (
             fake_pass(model, args, named, "cpu", made=made) as (_, fake_args, fake_kwargs),
             _no_fused_path(),
@@ -359,18 +371,17 @@ def _no_fused_path() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def _storage_bytes_touched(spec: OperatorTuple, part: tuple[int, int] | None) -> dict[int, int]:
+def _storage_bytes_touched(spec: OperatorTuple, part: _Part | None) -> dict[int, int]:
     """Storage number -> bytes that the call reads or writes there; tensors whose extents overlap
     count once.
     """
     touched: dict[int, tuple[int, int, int]] = {}  # bytes, begin and end
     for index, tensor in enumerate(spec.tensors):
         size = tensor.distinct_bytes
-        if part and part[0] == index:
-            size = part[1]
-        elif (
-            "num_embeddings" in spec.parameters and tensor.name == "weight"
-        ):  # only the rows of the indices
+        if part is not None and part.tensor == index:
+            size = part.size_bytes
+        elif "num_embeddings" in spec.parameters and tensor.name == "weight":
+            # only the rows of the indices
             rows = min(sum(other.numel for other in spec.activations), tensor.shape[0])
             size = rows * int(plain(spec.parameters["embedding_dim"])) * tensor.itemsize_bytes
         first = tensor.offset * tensor.itemsize_bytes

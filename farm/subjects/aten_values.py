@@ -23,6 +23,7 @@ from farm.subjects.values import (
     adding_nothing,
     are_integers,
     beyond,
+    is_number,
     settled,
     storage_users,
     trained,
@@ -65,25 +66,27 @@ def aten_fills(spec: OperatorTuple) -> tuple[Fill, ...]:
     a storage. Raises `TupleRejected` if no rule says which values of an integer tensor are
     valid."""
     over = written_by_schema(spec)
-    found: dict[int, Fill] = {}
+    fill_of: dict[int, Fill] = {}
     for storage, indices in storage_users(spec).items():
-        its = [_aten_fill(spec, index, over) for index in indices]
-        if any(fill.form == "index" for fill in its):
+        fills = [_aten_fill(spec, index, over) for index in indices]
+        if any(fill.form == "index" for fill in fills):
             if len({spec.tensors[index].dtype for index in indices}) > 1:
                 raise _refused(spec, indices[0], "shares its memory with a tensor of another dtype")
-            if indices[0] in over and any(fill != _ANYTHING and fill.bound > 0 for fill in its):
+            if indices[0] in over and any(fill != _ANYTHING and fill.bound > 0 for fill in fills):
                 raise _refused(spec, indices[0], "is an index that the operator also writes")
-            found[storage] = min(its, key=lambda fill: fill.shift + fill.bound)
+            fill_of[storage] = min(fills, key=_end)
         else:
-            found[storage] = next((fill for fill in its if fill != Fill()), its[0])
-    return tuple(found[tensor.storage] for tensor in spec.tensors)
+            fill_of[storage] = next((fill for fill in fills if fill != Fill()), fills[0])
+    return tuple(fill_of[tensor.storage] for tensor in spec.tensors)
+
+
+def _end(fill: Fill) -> float:
+    return fill.shift + fill.bound
 
 
 def _refused(spec: OperatorTuple, index: int, why: str) -> TupleRejected:
-    names = (
-        " and ".join(dict.fromkeys(name for name, _ in tensor_arguments(spec)[index]))
-        or f"tensor {index}"
-    )
+    names = " and ".join(dict.fromkeys(name for name, _ in tensor_arguments(spec)[index]))
+    names = names or f"tensor {index}"
     return TupleRejected(
         f"'{spec.operator}' cannot be run with random values: the tensor {names} "
         f"({spec.tensors[index].dtype}) {why}.",
@@ -100,15 +103,19 @@ def _aten_fill(spec: OperatorTuple, index: int, over: frozenset[int]) -> Fill:
         return _integers(spec, index)
     name = spec.short_name.removeprefix("_foreach_")
     arguments = [argument for argument, _ in tensor_arguments(spec)[index]]
-    if index in over and (fixed := _fixed_point(spec, name, arguments, tensor)) is not None:
-        return fixed
+    if index in over:
+        fixed = _fixed_point(spec, name, arguments, tensor)
+        if fixed is not None:
+            return fixed
     for argument in arguments:
         if (name.removesuffix("_"), argument) in _POSITIVE_ARGUMENTS:
             return POSITIVE
         if argument in _BY_NAME:
             return _BY_NAME[argument]
-        if index not in over and (other := _beside_written(spec, name, argument, over)) is not None:
-            return other
+        if index not in over:
+            beside = _beside_written(spec, name, argument, over)
+            if beside is not None:
+                return beside
     if name == "_amp_update_scale_":
         return Fill("near", scale=0.0, shift=2.0**127)  # doubling it overflows, so it stays
     if name == "bernoulli":
@@ -135,8 +142,10 @@ def _fixed_point(
         return beyond(max(map(abs, numbers)), target) if any(numbers) else None
     if name in ("mul_", "div_"):
         near_one = 2.0 ** -(MANTISSA_BITS.get(target.dtype, 10) + 2)
+        if "other" in arguments:
+            return Fill("sign")
         moving = any(abs(abs(number) - 1) > near_one for number in numbers)
-        return Fill("sign") if "other" in arguments else _STAYS_ZERO if moving else None
+        return _STAYS_ZERO if moving else None
     if name in ("addcmul_", "addcdiv_") and {"tensor1", "tensor2"} & set(arguments):
         return _STAYS_ZERO if name == "addcmul_" else POSITIVE
     return settled("silu" if name == "gelu_" else name)
@@ -155,36 +164,30 @@ def _beside_written(
         return adding_nothing(target)
     if name in ("mul_", "div_") and argument == "other":
         return Fill("sign")
-    if name == "addcmul_" and argument in (
-        "tensor1",
-        "tensor2",
-    ):  # their product is too small to change the target
+    if name == "addcmul_" and argument in ("tensor1", "tensor2"):
+        # their product is too small to change the target
         return Fill(scale=2.0**-7 if target.dtype == "float16" else 2.0**-20)
     if name == "addcdiv_" and argument == "tensor1":
         return adding_nothing(target)
     if name == "lerp_" and argument in ("weight", "weights"):
         return Fill("near", scale=0.0, shift=0.5)
-    accumulates = (
-        name in ("index_add_", "scatter_add_") or arguments_of(spec).get("accumulate") is True
-    )
-    return (
-        adding_nothing(target) if accumulates and argument in ("source", "src", "values") else None
-    )
+    if argument not in ("source", "src", "values"):
+        return None
+    accumulates = arguments_of(spec).get("accumulate") is True
+    if accumulates or name in ("index_add_", "scatter_add_"):
+        return adding_nothing(target)
+    return None
 
 
 def _numbers(spec: OperatorTuple) -> list[float]:
     """The scalars that a call adds or multiplies by; empty if it adds or multiplies by a tensor."""
     if _tensors(spec, "other"):
         return []
-    found: list[Any] = []
+    values: list[Any] = []
     for argument in ("other", "scalar", "scalars"):
         tree = plain(arguments_of(spec).get(argument))
-        found += tree if isinstance(tree, list) else [tree]
-    return [
-        float(value)
-        for value in found
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    ]
+        values += tree if isinstance(tree, list) else [tree]
+    return [float(value) for value in values if is_number(value)]
 
 
 def _tensors(spec: OperatorTuple, argument: str) -> list[int]:
@@ -207,7 +210,7 @@ def _integers(spec: OperatorTuple, index: int) -> Fill:
         raise _refused(spec, index, "may be an index or a mask")
     if any(fill is not NOTHING and fill.bound < 1 for fill in valid):
         raise _refused(spec, index, "has no valid value")
-    return min(valid, key=lambda fill: fill.shift + fill.bound)
+    return min(valid, key=_end)
 
 
 def _rule(spec: OperatorTuple, argument: str, position: int) -> Fill | None:
@@ -245,7 +248,8 @@ def _bound(spec: OperatorTuple, argument: str, position: int) -> int | None:
     if argument == "indices" and name in _BY_POSITION:
         sizes, dimension = shape("self"), 0
         for entry in call["indices"][:position]:  # a mask covers as many dimensions as it has
-            masks = [spec.tensors[one] for one in tensor_references(entry)]
-            dimension += len(masks[0].shape) if masks and masks[0].dtype in ("bool", "uint8") else 1
+            masks = [spec.tensors[number] for number in tensor_references(entry)]
+            is_mask = masks and masks[0].dtype in ("bool", "uint8")
+            dimension += len(masks[0].shape) if is_mask else 1
         return sizes[dimension] if dimension < len(sizes) else None
     return None

@@ -7,8 +7,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,39 +24,41 @@ _NO_COLLECTIVE = ("::wait_tensor", "::_wrap_tensor_autograd")
 #: Operators that copy their input first and then change the copy.
 COPIES_FIRST = frozenset({"_c10d_functional::all_reduce", "_c10d_functional::broadcast"})
 _IN_PLACE = ("all_reduce", "broadcast")  # the output is the input
-_REDUCTIONS = {"sum": "SUM", "avg": "AVG", "product": "PRODUCT", "max": "MAX", "min": "MIN"}
 
 
-def collectives_of(
-    func: Any, args: Any, kwargs: Any
-) -> list[tuple[str, torch.Tensor, torch.Tensor | None, Any]]:
+class StartedCollective(NamedTuple):
+    """One collective that an operator starts; ``received`` is the tensor that it writes, None: a
+    new one.
+    """
+
+    name: str
+    sent: torch.Tensor
+    received: torch.Tensor | None
+    parameters: Mapping[str, Any]
+
+
+def collectives_of(func: Any, args: Any, kwargs: Any) -> list[StartedCollective]:
     """The collectives that an operator of PyTorch's distributed package starts, empty for other
-    operators. Each comes as its name, its input, the tensor that it writes (None: a new one) and
-    its parameters. Raises `NotEncodable` if the farm does not know the collective."""
+    operators. Raises `NotEncodable` if the farm does not know the collective."""
     if func.namespace not in ("c10d", "_c10d_functional", "_c10d_functional_autograd"):
         return []
-    given = _named(func, args, kwargs)
     operator = func._schema.name
     if operator.endswith(_NO_COLLECTIVE):
         return []
     if operator not in _OPERATORS:
         raise NotEncodable(f"the farm does not measure {func}")
     name, sent, received = _OPERATORS[operator]
-    inputs, outputs = list(tensors_in(given[sent])), list(tensors_in(given.get(received)))
-    group = given["process_group"] if "process_group" in given else given["group_name"]
-    if isinstance(group, str):
-        resolve: Any = dist.distributed_c10d._resolve_process_group
-        parameters: dict[str, Any] = {"cards": resolve(group).size()}
-    else:
-        parameters = {"cards": dist.ProcessGroup.unbox(group).size()}
+    arguments = _arguments(func, args, kwargs)
+    parameters: dict[str, Any] = {"cards": _group_size(arguments)}
     if COLLECTIVES[name].reduces:
         # The reduction of c10d is an object that cannot be read. The mean takes as long as the sum.
-        parameters["reduction"] = (
-            given["reduce_op"] if isinstance(given["reduce_op"], str) else "sum"
-        )
+        reduction = arguments["reduce_op"]
+        parameters["reduction"] = reduction if isinstance(reduction, str) else "sum"
+    inputs = list(tensors_in(arguments[sent]))
+    outputs = list(tensors_in(arguments.get(received)))[: len(inputs)]
     return [
-        (name, one, out, parameters)
-        for one, out in itertools.zip_longest(inputs, outputs[: len(inputs)])
+        StartedCollective(name, tensor, output, parameters)
+        for tensor, output in itertools.zip_longest(inputs, outputs)
     ]
 
 
@@ -64,11 +66,20 @@ def is_asynchronous(func: Any, args: Any, kwargs: Any) -> bool:
     """True if an operator of PyTorch's distributed package returns before the present stream waits
     for it.
     """
-    return bool(_named(func, args, kwargs).get("async_op", True))
+    return bool(_arguments(func, args, kwargs).get("async_op", True))
 
 
-def _named(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    return dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | kwargs
+def _arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    names = [argument.name for argument in func._schema.arguments]
+    return dict(zip(names, args, strict=False)) | kwargs
+
+
+def _group_size(arguments: Mapping[str, Any]) -> int:
+    group = arguments.get("process_group", arguments.get("group_name"))
+    if isinstance(group, str):
+        resolve: Any = dist.distributed_c10d._resolve_process_group
+        return int(resolve(group).size())
+    return dist.ProcessGroup.unbox(group).size()
 
 
 def collective_tuple(
@@ -77,7 +88,9 @@ def collective_tuple(
     """The tuple of a collective with ``elements`` in the input of each rank (see
     `farm.types.collective`).
     """
-    parameters: dict[str, Any] = {"cards": cards, **({"beside": beside} if beside else {})}
+    parameters: dict[str, Any] = {"cards": cards}
+    if beside:
+        parameters["beside"] = beside
     if COLLECTIVES[name].reduces:
         parameters["reduction"] = reduction
     tensors = (TensorSpec("activation", "", (elements,), dtype),)
@@ -86,30 +99,36 @@ def collective_tuple(
 
 def inside(func: Any, args: Any, kwargs: Any, out: Any) -> tuple[Any, Any, Any] | None:
     """The aten operator and its arguments in an operator of FSDP; None for other operators."""
-    aten, name = torch.ops.aten, func._schema.name
-    if name == "fsdp::all_gather_copy_in":
-        return aten._foreach_copy_.default, (list(out[0].split(args[2])), args[0]), {}
-    if name == "fsdp::split_with_sizes_copy":
-        return aten.split_with_sizes_copy.out, args, kwargs
-    return (aten._chunk_cat.out, args, kwargs) if name == "fsdp::chunk_cat" else None
+    aten = torch.ops.aten
+    match func._schema.name:
+        case "fsdp::all_gather_copy_in":
+            return aten._foreach_copy_.default, (list(out[0].split(args[2])), args[0]), {}
+        case "fsdp::split_with_sizes_copy":
+            return aten.split_with_sizes_copy.out, args, kwargs
+        case "fsdp::chunk_cat":
+            return aten._chunk_cat.out, args, kwargs
+    return None
 
 
 def product_beside(spec: OperatorTuple, device: torch.device) -> Callable[[], object] | None:
     """The matrix product that runs at the same time as a collective; None if there is none."""
-    if not (size := spec.parameters.get("beside", 0)) or device.type == "meta":
+    size = spec.parameters.get("beside", 0)
+    if not size or device.type == "meta":
         return None
     generator = torch.Generator(device).manual_seed(0)
-    shape, dtype = (size, size), dtype_of(spec.tensors[0].dtype)
-    left, right = (
-        torch.randn(shape, device=device, generator=generator).to(dtype) for _ in range(2)
-    )
-    return functools.partial(torch.mm, left, right)
+    dtype = dtype_of(spec.tensors[0].dtype)
+
+    def matrix() -> torch.Tensor:
+        return torch.randn((size, size), device=device, generator=generator).to(dtype)
+
+    return functools.partial(torch.mm, matrix(), matrix())
 
 
 def alone(spec: OperatorTuple) -> OperatorTuple:
     """The same collective without a product beside it."""
-    kept = {name: value for name, value in spec.parameters.items() if name != "beside"}
-    return dataclasses.replace(spec, parameters=kept)
+    parameters = dict(spec.parameters)
+    parameters.pop("beside", None)
+    return dataclasses.replace(spec, parameters=parameters)
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
@@ -131,30 +150,39 @@ def call_of(spec: OperatorTuple, device: torch.device) -> Callable[[torch.Tensor
     """The function that runs a collective on the input of this rank, beside its product, and
     returns its output.
     """
-    cards, name, elements = spec.parameters["cards"], spec.short_name, output_elements(spec)
-    reduction = getattr(dist.ReduceOp, _REDUCTIONS[spec.parameters.get("reduction", "sum")])
+    name, cards, elements = spec.short_name, spec.parameters["cards"], output_elements(spec)
+    reductions = {
+        "sum": dist.ReduceOp.SUM,
+        "avg": dist.ReduceOp.AVG,
+        "product": dist.ReduceOp.PRODUCT,
+        "max": dist.ReduceOp.MAX,
+        "min": dist.ReduceOp.MIN,
+    }
+    reduction = reductions[spec.parameters.get("reduction", "sum")]
+    product = product_beside(spec, device)
 
-    meanwhile = product_beside(spec, device)
+    def started(sent: torch.Tensor, out: torch.Tensor) -> list[Any]:
+        match name:
+            case "all_reduce":
+                return [dist.all_reduce(sent, reduction, async_op=True)]
+            case "broadcast":
+                return [dist.broadcast(sent, 0, async_op=True)]
+            case "all_gather":
+                return [dist.all_gather_into_tensor(out, sent, async_op=True)]
+            case "reduce_scatter":
+                return [dist.reduce_scatter_tensor(out, sent, reduction, async_op=True)]
+            case "all_to_all":
+                return [dist.all_to_all_single(out, sent, async_op=True)]
+        rank = dist.get_rank()
+        send = dist.P2POp(dist.isend, sent, (rank + 1) % cards)
+        receive = dist.P2POp(dist.irecv, out, (rank - 1) % cards)
+        return dist.batch_isend_irecv([send, receive])
 
     def run(sent: torch.Tensor) -> torch.Tensor:
         out = sent if name in _IN_PLACE else sent.new_empty(elements)
-        works: list[Any]
-        if name == "all_reduce":
-            works = [dist.all_reduce(sent, reduction, async_op=True)]
-        elif name == "broadcast":
-            works = [dist.broadcast(sent, 0, async_op=True)]
-        elif name == "all_gather":
-            works = [dist.all_gather_into_tensor(out, sent, async_op=True)]
-        elif name == "reduce_scatter":
-            works = [dist.reduce_scatter_tensor(out, sent, reduction, async_op=True)]
-        elif name == "all_to_all":
-            works = [dist.all_to_all_single(out, sent, async_op=True)]
-        else:
-            rank = dist.get_rank()
-            peers = (dist.isend, sent, (rank + 1) % cards), (dist.irecv, out, (rank - 1) % cards)
-            works = dist.batch_isend_irecv([dist.P2POp(*peer) for peer in peers])
-        if meanwhile is not None:
-            meanwhile()
+        works = started(sent, out)
+        if product is not None:
+            product()
         for work in works:
             work.wait()
         return out

@@ -61,7 +61,7 @@ class Kernel(Kind):
         count = len(spec.tensors)
         for name in ("writes", "outputs"):
             numbers = parameters[name]
-            if type(numbers) is not list or not all(_is_index(one, count) for one in numbers):
+            if type(numbers) is not list or not all(_is_index(number, count) for number in numbers):
                 raise reject(f"parameters.{name}", f"refers to none of the {count} tensors")
 
     def call_words(self, spec: OperatorTuple) -> list[str]:
@@ -147,29 +147,25 @@ def _template_flops(spec: OperatorTuple, written: frozenset[int]) -> int:
     """
     if spec.short_name != "template":
         return 0
-    floats = [
-        (index, one)
-        for index, one in enumerate(spec.tensors)
-        if "float" in one.dtype and len(one.shape) >= 2
-    ]
-    results = [one for index, one in floats if index in written]
-    operands = sorted(
-        (one for index, one in floats if index not in written), key=lambda one: -one.numel
-    )[:2]
+    results: list[TensorSpec] = []
+    operands: list[TensorSpec] = []
+    for index, tensor in enumerate(spec.tensors):
+        if "float" in tensor.dtype and len(tensor.shape) >= 2:
+            (results if index in written else operands).append(tensor)
     if not results or len(operands) < 2:
         return 0
-    result = max(results, key=lambda one: one.numel)
+    result = max(results, key=_numel)
+    left, right = sorted(operands, key=_numel, reverse=True)[:2]
     if "conv" in spec.parameters["fused"]:
-        weight = min(operands, key=lambda one: one.numel)
+        weight = min(left, right, key=_numel)
         return 2 * result.numel * math.prod(weight.shape[1:])
-    batch = max((_batch(one) for one in operands), default=1)
-    return (
-        2
-        * round(
-            math.sqrt(operands[0].numel / batch * operands[1].numel / batch * result.numel / batch)
-        )
-        * batch
-    )
+    batch = max(_batch(left), _batch(right))
+    sizes = left.numel / batch * right.numel / batch * result.numel / batch
+    return 2 * round(math.sqrt(sizes)) * batch
+
+
+def _numel(tensor: TensorSpec) -> int:
+    return tensor.numel
 
 
 def _batch(tensor: TensorSpec) -> int:

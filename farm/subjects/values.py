@@ -12,8 +12,10 @@ PyTorch's public API. They affect its power; invalid values make it fail.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from farm.types.tuple import (
     OperatorTuple,
@@ -80,19 +82,17 @@ def adding_nothing(target: TensorSpec) -> Fill:
 
 def beyond(addend: float, target: TensorSpec) -> Fill:
     """Values of ``target`` so large that adding ``addend`` does not change them."""
-    return Fill(
-        "positive",
-        shift=min(abs(addend) * 2.0 ** (MANTISSA_BITS.get(target.dtype, 10) + 2), 2.0**14),
-    )
+    bits = MANTISSA_BITS.get(target.dtype, 10)
+    return Fill("positive", shift=min(abs(addend) * 2.0 ** (bits + 2), 2.0**14))
 
 
 @functools.lru_cache(maxsize=8192)
 def storage_users(spec: OperatorTuple) -> dict[int, list[int]]:
     """Storage number -> indices of its tensors."""
-    found: dict[int, list[int]] = {}
+    users: dict[int, list[int]] = {}
     for index, tensor in enumerate(spec.tensors):
-        found.setdefault(tensor.storage, []).append(index)
-    return found
+        users.setdefault(tensor.storage, []).append(index)
+    return users
 
 
 _ADDING = words("add_ __iadd__ sub_ __isub__ subtract_")
@@ -160,15 +160,15 @@ def _in_place(spec: OperatorTuple, index: int, written: frozenset[int]) -> Fill 
     if name in _ADDING:
         if index not in written:
             return adding_nothing(target)
-        scalars = [
-            value
-            for value in spec.arguments
-            if isinstance(value, int | float) and not isinstance(value, bool)
-        ]
-        return beyond(scalars[0], target) if scalars and scalars[0] else None
+        scalar = next(filter(is_number, spec.arguments), 0)
+        return beyond(scalar, target) if scalar else None
     if name in _SCALING and index not in written:
         return Fill("sign")
     return settled(name)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _index_bound(spec: OperatorTuple, index: int) -> int:
@@ -181,14 +181,9 @@ def _index_bound(spec: OperatorTuple, index: int) -> int:
         if table is not None and spec.tensors[table].shape:
             return spec.tensors[table].shape[0]
     if name not in ("__getitem__", "__setitem__") or len(spec.arguments) < 2:
-        sizes = [
-            size
-            for number, one in enumerate(spec.tensors)
-            if number != index
-            for size in one.shape
-            if size > 0
-        ]
-        return max(1, min(sizes, default=128))
+        others = spec.tensors[:index] + spec.tensors[index + 1 :]
+        sizes = itertools.chain.from_iterable(tensor.shape for tensor in others)
+        return max(1, min(filter(None, sizes), default=128))
     indexed = next(tensor_references(spec.arguments[0]), None)
     shape = spec.tensors[indexed].shape if indexed is not None else ()
     key = spec.arguments[1]
@@ -202,4 +197,4 @@ def _index_bound(spec: OperatorTuple, index: int) -> int:
             return max(1, shape[dimension])
         elif entry is not None and not isinstance(entry, bool):
             dimension += 1
-    return max(1, min((size for size in shape if size > 0), default=1))
+    return max(1, min(filter(None, shape), default=1))

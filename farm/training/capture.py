@@ -354,13 +354,16 @@ class StepRecorder(Recorder):
         try:
             found = collectives.collectives_of(func, args, kwargs)
             outputs = tensors_in(out) if found else ()
-            for (name, sent, received, parameters), new in itertools.zip_longest(found, outputs):
+            for started, new in itertools.zip_longest(found, outputs):
+                sent = started.sent
                 dtype = str(sent.dtype).removeprefix("torch.")
-                spec = collectives.collective_tuple(name, sent.numel(), dtype, **parameters)
+                spec = collectives.collective_tuple(
+                    started.name, sent.numel(), dtype, **started.parameters
+                )
                 if func._schema.name in collectives.COPIES_FIRST:
                     self._record(torch.ops.aten.clone.default, (sent,), {}, new)
                     sent = new
-                written = [new if received is None else received]
+                written = [new if started.received is None else started.received]
                 self._add(
                     spec,
                     func,
