@@ -130,8 +130,8 @@ class Rebuilt:
 
     @property
     def activation_bytes(self) -> int:
-        held = _weight_storages(self.spec)
-        return sum(base.nbytes for index, base in enumerate(self.storages) if index not in held)
+        weights = _weight_storages(self.spec)
+        return sum(base.nbytes for index, base in enumerate(self.storages) if index not in weights)
 
     @functools.cached_property
     def written(self) -> frozenset[int]:
@@ -339,8 +339,8 @@ def new_storages(output: object, inputs: frozenset[int]) -> list[torch.Tensor]:
     """The first tensor of each storage in ``output`` that is not an input (``inputs``: keys by
     `storage_key`).
     """
-    found: dict[int, torch.Tensor] = {}
+    storages: dict[int, torch.Tensor] = {}
     for tensor in tensors_in(output):
         if (key := storage_key(tensor)) not in inputs and tensor.untyped_storage().nbytes():
-            found.setdefault(key, tensor)
-    return list(found.values())
+            storages.setdefault(key, tensor)
+    return list(storages.values())

@@ -111,12 +111,12 @@ def checked_on(
 
 
 def _checked(captured: CapturedPass, trace: Trace) -> CapturedPass:
-    found, better = dict(captured.mismatches), dict[str, OperatorTuple]()
+    mismatches, better = dict(captured.mismatches), dict[str, OperatorTuple]()
     with _default_settings(), torch.set_grad_enabled(captured.grad_enabled):
         for tuple_id, spec in captured.tuples.items():
             expected = captured.traces.get(tuple_id)
             kind = kind_of(spec)
-            if expected is None or tuple_id in found or not kind.standalone:
+            if expected is None or tuple_id in mismatches or not kind.standalone:
                 continue
             difference = _difference(spec, expected, trace(spec, expected.inference))
             if not difference:
@@ -126,8 +126,8 @@ def _checked(captured: CapturedPass, trace: Trace) -> CapturedPass:
             if rebuilt is not None and not _difference(other, expected, rebuilt):
                 better[tuple_id] = other
             else:
-                found[tuple_id] = difference
-    return _with_tuples(captured, found, better)
+                mismatches[tuple_id] = difference
+    return _with_tuples(captured, mismatches, better)
 
 
 def _difference(spec: OperatorTuple, expected: CallTrace, trace: CallTrace | None) -> str:
@@ -222,8 +222,8 @@ def _trace_of(rebuilt: Rebuilt, operators: Iterable[str], out: Any) -> CallTrace
 def _rebuilt_on_fakes(spec: OperatorTuple, fakes: FakeTensors) -> Rebuilt:
     check_values(spec)
     rebuilt = Rebuilt(spec, fakes.device, _storages(spec, fakes))
-    given = deciding_input(spec)
-    if given is not None and not isinstance(rebuilt.tensors[given.index], FakeTensor):
+    deciding = deciding_input(spec)
+    if deciding is not None and not isinstance(rebuilt.tensors[deciding.index], FakeTensor):
         with _disable_current_modes():
             write_values(spec, rebuilt.tensors)
     return rebuilt

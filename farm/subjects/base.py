@@ -116,8 +116,8 @@ class Kind:
     def unread_storages(self, spec: OperatorTuple) -> frozenset[int]:
         """Numbers of the storages whose content a call does not read."""
         outputs = self.outputs(spec)
-        read = {one.storage for index, one in enumerate(spec.tensors) if index not in outputs}
-        return frozenset(one.storage for one in spec.tensors) - read
+        read = {tensor.storage for index, tensor in enumerate(spec.tensors) if index not in outputs}
+        return frozenset(tensor.storage for tensor in spec.tensors) - read
 
     def with_roles(self, spec: OperatorTuple, trained: tuple[bool, ...]) -> OperatorTuple:
         """The same call with roles by ``trained``: whether each tensor requires gradients."""

@@ -21,8 +21,11 @@ class Collective(Kind):
     standalone = False
 
     def check(self, spec: OperatorTuple) -> None:
-        shapes = [one.shape for one in spec.tensors if one.stride is None and not one.offset]
-        if problem := problem_of(spec.operator, spec.parameters, shapes):
+        shapes = [
+            tensor.shape for tensor in spec.tensors if tensor.stride is None and tensor.offset == 0
+        ]
+        problem = problem_of(spec.operator, spec.parameters, shapes)
+        if problem:
             raise reject("operator", problem)
         if spec.arguments != ({"tensor": 0},) or spec.keywords:
             raise reject("arguments", "must be one tensor")

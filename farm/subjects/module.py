@@ -39,9 +39,9 @@ def _set_tensors(module: nn.Module, spec: OperatorTuple, tensors: list[torch.Ten
     from torch import nn
 
     stored = {
-        one.name: (one.shape, tensor)
-        for one, tensor in zip(spec.tensors, tensors, strict=True)
-        if one.name
+        spec_of_tensor.name: (spec_of_tensor.shape, tensor)
+        for spec_of_tensor, tensor in zip(spec.tensors, tensors, strict=True)
+        if spec_of_tensor.name
     }
     expected = {
         name: tuple(tensor.shape)

@@ -129,24 +129,32 @@ def _tensors(call: Any, kind: Kind) -> tuple[TensorSpec, ...]:
     tensors: list[TensorSpec] = []
     names: set[str] = set()
     storages = 0
-    for index, one in enumerate(call.tensors):
+    for index, entry in enumerate(call.tensors):
         where = f"tensors.{index}"
-        if one.name and (not kind.has_state or one.role == "activation" or one.name in names):
+        if entry.name and (not kind.has_state or entry.role == "activation" or entry.name in names):
             raise reject(
                 f"{where}.name", "must be unique, and only a module's own tensors have names"
             )
-        if one.stride is not None and len(one.stride) != len(one.shape):
+        if entry.stride is not None and len(entry.stride) != len(entry.shape):
             raise reject(f"{where}.stride", "must have as many entries as the shape")
-        if one.storage > storages:
+        if entry.storage > storages:
             raise reject(f"{where}.storage", f"is not an integer from 0 to {storages}")
-        names.add(one.name)
-        storages = max(storages, one.storage + 1)
-        stride = None if one.stride is None else tuple(one.stride)
-        if "conj" in one.bits and not one.dtype.startswith("complex"):
+        names.add(entry.name)
+        storages = max(storages, entry.storage + 1)
+        if "conj" in entry.bits and not entry.dtype.startswith("complex"):
             raise reject(f"{where}.bits", "has a conjugation, but the numbers are real")
-        layout = (one.role, one.name, tuple(one.shape), one.dtype, stride, one.storage, one.offset)
-        values = _values(one.values, f"{where}.values")
-        spec = TensorSpec(*layout, one.zeros, tuple(one.bits), values)
+        spec = TensorSpec(
+            role=entry.role,
+            name=entry.name,
+            shape=tuple(entry.shape),
+            dtype=entry.dtype,
+            stride=None if entry.stride is None else tuple(entry.stride),
+            storage=entry.storage,
+            offset=entry.offset,
+            zeros=entry.zeros,
+            bits=tuple(entry.bits),
+            values=_values(entry.values, f"{where}.values"),
+        )
         if spec.numel > _MAX_SIZE or spec.extent + spec.offset > _MAX_SIZE:
             raise reject(where, "is larger than the memory of any card")
         tensors.append(spec)

@@ -352,9 +352,9 @@ class StepRecorder(Recorder):
         this rank.
         """
         try:
-            found = collectives.collectives_of(func, args, kwargs)
-            outputs = tensors_in(out) if found else ()
-            for started, new in itertools.zip_longest(found, outputs):
+            started_collectives = collectives.collectives_of(func, args, kwargs)
+            outputs = tensors_in(out) if started_collectives else ()
+            for started, new in itertools.zip_longest(started_collectives, outputs):
                 sent = started.sent
                 dtype = str(sent.dtype).removeprefix("torch.")
                 spec = collectives.collective_tuple(

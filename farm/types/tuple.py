@@ -65,8 +65,8 @@ def names_listed(key: str) -> frozenset[str]:
 
 def table_named(key: str) -> dict[str, Any]:
     """Return a table of names of operators from ``operator_names.toml``."""
-    found: dict[str, Any] = _names()[key]
-    return found
+    table: dict[str, Any] = _names()[key]
+    return table
 
 
 #: dtype -> (bytes of one element, short form for labels)
@@ -328,8 +328,8 @@ class NeededTuple:
     @property
     def held_bytes(self) -> int:
         """Size of all parameters and buffers that one call uses. Unit: bytes."""
-        held = [one for one in self.spec["tensors"] if one["role"] != "activation"]
-        return sum(math.prod(one["shape"]) * DTYPES[one["dtype"]][0] for one in held)
+        weights = [tensor for tensor in self.spec["tensors"] if tensor["role"] != "activation"]
+        return sum(math.prod(tensor["shape"]) * DTYPES[tensor["dtype"]][0] for tensor in weights)
 
 
 def shapes_passed(spec: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:

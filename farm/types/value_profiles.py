@@ -63,9 +63,9 @@ class HeldFilling:
 
 def is_class(name: str) -> bool:
     """True if `name` is the name of a class."""
-    seen, stroke, held = name.partition("/")
+    seen, stroke, weights = name.partition("/")
     return all(map(_WORD.fullmatch, seen.split(","))) and (
-        not stroke or all(map(_HELD.fullmatch, held.split(",")))
+        not stroke or all(map(_HELD.fullmatch, weights.split(",")))
     )
 
 
@@ -83,12 +83,12 @@ def held_fillings(name: str, held: int) -> list[HeldFilling]:
     """Return one filling for each buffer or parameter that is an argument of the tuple, in the
     order of its tensors. Raises ValueError if the name is not a class, or has another number of
     words than such arguments."""
-    found = []
+    filled = []
     for word in _words(name, name.partition("/")[2] or NORMAL, held):
         match = _matched(_HELD, word)
         share = 1 - int(match[2]) / 100 if match[2] else int(match[1] or 0) / 100
-        found.append(HeldFilling(share, int(match[3]) if match[2] else None, word == "same"))
-    return found
+        filled.append(HeldFilling(share, int(match[3]) if match[2] else None, word == "same"))
+    return filled
 
 
 def _matched(pattern: re.Pattern[str], word: str) -> re.Match[str]:
