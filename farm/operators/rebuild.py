@@ -149,13 +149,12 @@ class Rebuilt:
         The copies have the same values in other memory, the same strides, shared storages and
         argument identity. A storage that a weight and an activation share counts as a weight.
         ``index`` numbers the copies; all are equal and may run in any order, in place or not."""
-        held = _weight_storages(self.spec)
-        storages = [
-            self._elsewhere.get(number, self._copy)(base)
-            if (weights if number in held else activations)
-            else base
-            for number, base in enumerate(self.storages)
-        ]
+        of_weights = _weight_storages(self.spec)
+        storages = []
+        for number, base in enumerate(self.storages):
+            is_copied = weights if number in of_weights else activations
+            copy = self._elsewhere.get(number, self._copy)
+            storages.append(copy(base) if is_copied else base)
         return Rebuilt(self.spec, self.device, storages, self._elsewhere)
 
     def placed(
@@ -223,15 +222,15 @@ def _written_on_meta(spec: OperatorTuple) -> frozenset[int]:
         before = [tensor._version for tensor in trial.tensors]
         with torch.no_grad():
             trial.run()
-        versions = zip(spec.tensors, trial.tensors, before, strict=True)
-        touched = {one.storage for one, tensor, version in versions if tensor._version != version}
+        touched = set()
+        for described, tensor, version in zip(spec.tensors, trial.tensors, before, strict=True):
+            if tensor._version != version:
+                touched.add(described.storage)
     except Exception:
-        in_place = (
-            _is_named_in_place(spec)
-            or spec.parameters.get("inplace")
-            or spec.keywords.get("inplace")
-        )
-        touched = {spec.activations[0].storage} if in_place and spec.activations else set()
+        has_option = spec.parameters.get("inplace") or spec.keywords.get("inplace")
+        touched = set()
+        if spec.activations and (has_option or _is_named_in_place(spec)):
+            touched = {spec.activations[0].storage}
     return frozenset(
         index for index, tensor in enumerate(spec.tensors) if tensor.storage in touched
     )

@@ -123,7 +123,7 @@ def _layout_words(spec: OperatorTuple) -> Iterator[str]:
         yield "strided"
     if offset := next((tensor.offset for tensor in spec.activations if tensor.offset), 0):
         yield f"offset {offset}"
-    yield from dict.fromkeys(bit for tensor in spec.tensors for bit in tensor.bits)
+    yield from dict.fromkeys(itertools.chain.from_iterable(tensor.bits for tensor in spec.tensors))
 
 
 def _words_of_call(spec: OperatorTuple) -> Iterable[str]:

@@ -180,25 +180,13 @@ def _is_replaced(leaf: type[nn.Module]) -> bool:
 
 def _is_equal(module: nn.Module, twin: nn.Module) -> bool:
     mine, theirs = dict(module.named_modules()), dict(twin.named_modules())
-    tensors = [
-        id(one) for child in mine.values() for one in _tensors(child).values() if one is not None
-    ]
-    if mine.keys() != theirs.keys() or len({*tensors}) < len(
-        tensors
-    ):  # or two of its tensors are tied
+    if mine.keys() != theirs.keys() or _has_tied_tensors(module):
         return False
     for name, child in mine.items():
         other = theirs[name]
         if type(child) is not type(other) or is_changed(child):
             return False
-        own, others = (
-            {
-                key: None if tensor is None else tuple(tensor.shape)
-                for key, tensor in _tensors(one).items()
-            }
-            for one in (child, other)
-        )
-        if own != others:
+        if _shapes(child) != _shapes(other):
             return False
         for key in {
             key
@@ -214,6 +202,20 @@ def _is_equal(module: nn.Module, twin: nn.Module) -> bool:
                 if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor) or a != b:
                     return False
     return True
+
+
+def _has_tied_tensors(module: nn.Module) -> bool:
+    tensors = []
+    for child in module.modules():
+        tensors += [id(tensor) for tensor in _tensors(child).values() if tensor is not None]
+    return len(set(tensors)) < len(tensors)
+
+
+def _shapes(module: nn.Module) -> dict[str, tuple[int, ...] | None]:
+    return {
+        name: None if tensor is None else tuple(tensor.shape)
+        for name, tensor in _tensors(module).items()
+    }
 
 
 def _tensors(module: nn.Module) -> dict[str, torch.Tensor | None]:

@@ -290,11 +290,10 @@ class StepRecorder(Recorder):
         if self.node is None or self.node.name() == _ACCUMULATES:
             return "accumulation", None
         owner = self._owner_of(self.node)
-        return (
-            None
-            if owner is None
-            else ("loss" if self.owners[owner].stage == "loss" else "backward", owner)
-        )
+        if owner is None:
+            return None
+        stage = "loss" if self.owners[owner].stage == "loss" else "backward"
+        return stage, owner
 
     def call_aten(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self.in_attention:
@@ -541,44 +540,39 @@ class _StepStorages(Storages):
     def __init__(self, step: TrainingStep | ForwardPass) -> None:
         super().__init__()
         self.step = step
+        for name, weight in step.model.named_parameters():
+            if is_plain(weight):
+                self._add_first(weight, name, "parameter")
+        for name, buffer in step.model.named_buffers():
+            if is_plain(buffer):
+                self._add_first(buffer, name, "buffer")
         names = {id(parameter): name for name, parameter in step.model.named_parameters()}
-        state = [
-            (value, f"{names.get(id(parameter), '')}.{key}")
-            for parameter, values in step.optimizer.state.items()
-            for key, value in values.items()
-            if isinstance(value, torch.Tensor)
-        ]
+        for parameter, state in step.optimizer.state.items():
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    self._add_first(
+                        value, f"{names.get(id(parameter), '')}.{key}", "optimizer state"
+                    )
         if step.scaler is not None:
-            state += [
-                (getattr(step.scaler, f"_{name}"), f"scaler.{name}")
-                for name in ("scale", "growth_tracker")
-            ]
+            scaler: Any = step.scaler
+            self._add_first(scaler._scale, "scaler.scale", "optimizer state")
+            self._add_first(scaler._growth_tracker, "scaler.growth_tracker", "optimizer state")
+        for name, parameter in _with_gradients(step.model):
+            self._add_first(parameter.grad, f"{name}.grad", "gradient")
+        for number, tensor in enumerate(tensors_in(step.inputs)):
+            self._add_first(tensor, f"input {number}", "input")
         targets = step.loss.targets if step.loss else ()
-        before_the_step: list[tuple[torch.Tensor, str, str]] = [
-            *(
-                (weight, name, "parameter")
-                for name, weight in step.model.named_parameters()
-                if is_plain(weight)
-            ),
-            *(
-                (buffer, name, "buffer")
-                for name, buffer in step.model.named_buffers()
-                if is_plain(buffer)
-            ),
-            *((value, name, "optimizer state") for value, name in state),
-            *((one.grad, f"{name}.grad", "gradient") for name, one in _with_gradients(step.model)),
-            *(
-                (tensor, f"input {number}", "input")
-                for number, tensor in enumerate(tensors_in(step.inputs))
-            ),
-            *((tensor, f"target {number}", "input") for number, tensor in enumerate(targets)),
-        ]
-        for given, name, role in before_the_step:
-            tensor = collectives.local_part(given)
-            if storage_key(tensor) not in self.numbers:
-                number = self.add(tensor, name, role)
-                if not tensor.is_floating_point():
-                    self.integers[number] = tensor.untyped_storage()
+        for number, tensor in enumerate(targets):
+            self._add_first(tensor, f"target {number}", "input")
+
+    def _add_first(self, whole: torch.Tensor, name: str, role: str) -> None:
+        """Adds a tensor that exists before the step."""
+        tensor = collectives.local_part(whole)
+        if storage_key(tensor) in self.numbers:
+            return
+        number = self.add(tensor, name, role)
+        if not tensor.is_floating_point():
+            self.integers[number] = tensor.untyped_storage()
 
     def release(self, index: int) -> None:
         """Records that storages released since the previous check were last held by the call before
@@ -596,9 +590,8 @@ class _StepStorages(Storages):
         backward reads.
         """
         for name, parameter in _with_gradients(self.step.model):
-            if (
-                number := self.numbers.get(storage_key(collectives.local_part(parameter.grad)))
-            ) is not None:
+            number = self.numbers.get(storage_key(collectives.local_part(parameter.grad)))
+            if number is not None:
                 self.change(number, role="gradient", name=f"{name}.grad")
         for number, (tensor, uses) in enumerate(zip(self.tensors, self.uses, strict=True)):
             made_before = tensor.born >= 0 and calls[tensor.born].stage in ("forward", "loss")
@@ -608,4 +601,8 @@ class _StepStorages(Storages):
 
 
 def _with_gradients(model: nn.Module) -> list[tuple[str, Any]]:
-    return [(name, one) for name, one in model.named_parameters() if one.grad is not None]
+    return [
+        (name, parameter)
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    ]

@@ -47,26 +47,25 @@ def problem_of(
     operator: str, parameters: Mapping[str, Any], shapes: Sequence[Sequence[int]]
 ) -> str:
     """Why this is no collective; "" if it is one."""
-    about = COLLECTIVES.get(operator.removeprefix(PREFIX)) if operator.startswith(PREFIX) else None
-    if about is None:
+    collective = COLLECTIVES.get(operator.removeprefix(PREFIX))
+    if collective is None or not operator.startswith(PREFIX):
         return "is not the name of a collective"
     cards = parameters.get("cards")
-    if set(parameters) - {"beside"} != {"cards"} | ({"reduction"} if about.reduces else set()):
+    needed = {"cards", "reduction"} if collective.reduces else {"cards"}
+    if set(parameters) - {"beside"} != needed:
         return "has other parameters than a collective"
     if type(cards) is not int or not 2 <= cards <= MOST_CARDS:
         return f"needs from 2 to {MOST_CARDS} cards"
     beside = parameters.get("beside", 1)
     if type(beside) is not int or not 1 <= beside <= 2**16:
         return "needs a matrix product beside it with 1 to 65536 rows"
-    if about.reduces and parameters["reduction"] not in REDUCTIONS:
+    if collective.reduces and parameters["reduction"] not in REDUCTIONS:
         return f"needs one of the reductions {', '.join(REDUCTIONS)}"
     if len(shapes) != 1 or len(shapes[0]) != 1:
         return "needs one tensor with one dimension"
-    return (
-        "needs an input that can be divided by the number of cards"
-        if about.parts and shapes[0][0] % cards
-        else ""
-    )
+    if collective.parts and shapes[0][0] % cards:
+        return "needs an input that can be divided by the number of cards"
+    return ""
 
 
 def bus_bytes(operator: str, cards: int, input_bytes: int) -> float:

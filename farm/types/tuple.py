@@ -98,10 +98,10 @@ def canonical_stride(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[i
             last = index == len(shape) - 1
             plain_stride[index] = 1 if last else plain_stride[index + 1] * shape[index + 1]
     chosen = tuple(plain_stride)
-    if len(shape) in (4, 5) and _like_channels_last(shape, stride) != _like_channels_last(
-        shape, chosen
-    ):
-        chosen = stride
+    if len(shape) in (4, 5):
+        was_last = _like_channels_last(shape, stride)
+        if was_last != _like_channels_last(shape, chosen):
+            chosen = stride
     return None if chosen == contiguous_stride(shape) else chosen
 
 
@@ -185,12 +185,13 @@ class TensorSpec:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON by field name, without optional fields at their defaults."""
-        found = {name: value for name, value in vars(self).items() if value or name in _REQUIRED}
-        found |= {"values": self.values.to_json()} if self.values else {}
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in found.items()
-        }
+        data = {}
+        for name, value in vars(self).items():
+            if value or name in _REQUIRED:
+                data[name] = list(value) if isinstance(value, tuple) else value
+        if self.values:
+            data["values"] = self.values.to_json()
+        return data
 
 
 _REQUIRED = ("role", "shape", "dtype", "storage")
@@ -281,9 +282,8 @@ class OperatorTuple:
         It also holds the arguments of the call that are not tensors; a positional one is named
         ``argument_1``."""
         flat = dict(self.parameters)
-        call = {f"argument_{index}": tree for index, tree in enumerate(self.arguments)} | dict(
-            self.keywords
-        )
+        call = {f"argument_{index}": tree for index, tree in enumerate(self.arguments)}
+        call |= self.keywords
         for name, value in call.items():
             if not holds_tensor(value):
                 flat.setdefault(name, value)
@@ -335,11 +335,7 @@ class NeededTuple:
 def shapes_passed(spec: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
     """Return `OperatorTuple.input_shapes` for a stored description."""
     trees = [*(spec.get("arguments") or ()), *(spec.get("keywords") or {}).values()]
-    return tuple(
-        tuple(spec["tensors"][index]["shape"])
-        for tree in trees
-        for index in tensor_references(tree)
-    )
+    return tuple(tuple(spec["tensors"][index]["shape"]) for index in tensor_references(trees))
 
 
 def dtype_of_call(spec: Mapping[str, Any]) -> str | None:
