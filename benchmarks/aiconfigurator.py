@@ -35,9 +35,9 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from farm.exchange.export import as_table
-from farm.exchange.filters import parse
 from farm.exchange.packaged import database_of, packaged_named
 from farm.settings import settings
+from farm.store.query import parse
 
 SYSTEMS = {
     "h200": "h200_sxm",

@@ -27,14 +27,14 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from sqlalchemy import func, insert, literal, select, text
 
 from benchmarks.scale import _explain, fresh_database
-from farm.addons.predict.estimate import estimate
+from farm.addons.predict.estimating import estimate
 from farm.exchange.export import export
-from farm.exchange.filters import parse
 from farm.jobs import listing
 from farm.report.compare import compare
 from farm.report.lookup import lookup
 from farm.store import content, tables
 from farm.store.database import Database
+from farm.store.query import parse
 from farm.types.protocol import Protocol, Variant
 from tests.report import filled
 

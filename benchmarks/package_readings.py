@@ -23,11 +23,11 @@ from sqlmodel import select
 
 from farm.errors import FarmError
 from farm.exchange.export import PARQUET, export
-from farm.exchange.filters import parse
 from farm.exchange.importer import import_export
 from farm.exchange.packaged import FOLDER, compressed_database, database_of, packaged_files
 from farm.store.database import Database
 from farm.store.package_files import write_checksums
+from farm.store.query import parse
 from farm.store.tables import ImportedVerdict, Job, VerdictRow
 from farm.types.collective import COLLECTIVES
 from farm.types.reading import METHOD

@@ -11,74 +11,71 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import importlib
 import inspect
-import json
 import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from cli.commands import all_commands, command_named, missing_add_on
 from cli.options import flat, with_compile_mode
 from cli.output import Left, complain, noted, set_quiet
 from cli.streams import discard_stdout, keep_results_apart, stdout_is_writable
 from farm import __version__
 from farm.errors import FarmError, Unwritable, did_you_mean, error_text
+from farm.extensions import Command, at
 from farm.safe_text import without_secrets
 from farm.types.fields import A_NUMBER
 
 INTERRUPTED = 130
 MOST_CHARACTERS = 200  # of the name of a file in a message
 HELP_OPTIONS = ("-h", "--help")
-#: Group of the help -> command -> its module in `cli` and an example, in the order in which a new
-#: user needs them.
-_GROUPS: dict[str, dict[str, list[str]]] = json.loads(
-    Path(__file__).with_name("commands.json").read_text("utf-8")
-)
 _SERVERS = ("worker", "flower")  # they run until they are stopped
-_COMMANDS = {name: about for group in _GROUPS.values() for name, about in group.items()}
-COMMANDS = list(_COMMANDS)
-
-
-def _imported(name: str) -> Any:
-    """The function or the `typer.Typer` of a command."""
-    module = vars(importlib.import_module(f"cli.{_COMMANDS[name][0]}"))
-    return module.get("app") or module.get(name) or module[f"{name}_"]
 
 
 @functools.cache
-def _built(name: str) -> Any:
+def built(command: Command) -> Any:
     """The command of Typer."""
-    command, parent, example = _imported(name), typer.Typer(), f"Example: {_COMMANDS[name][1]}"
-    if isinstance(command, typer.Typer):
-        parent.add_typer(command, name=name, epilog=example)
+    implementation, parent = at(command.place), typer.Typer()
+    example = f"Example: {command.example}"
+    if isinstance(implementation, typer.Typer):
+        parent.add_typer(implementation, name=command.name, epilog=example)
+        registered = implementation.registered_commands
     else:
-        parent.command(name)(command)
-    for one in (command if isinstance(command, typer.Typer) else parent).registered_commands:
-        one.epilog = one.epilog or example
-        one.callback = flat(one.callback)  # type: ignore[arg-type]
-    return typer.main.get_group(parent).commands[name]
+        parent.command(command.name)(implementation)
+        registered = parent.registered_commands
+    for entry in registered:
+        entry.epilog = entry.epilog or example
+        entry.callback = flat(entry.callback)  # type: ignore[arg-type]
+    return typer.main.get_group(parent).commands[command.name]
 
 
 class _Commands(Mapping[str, Any]):
     """The commands by name, each built when it is used."""
 
     def __getitem__(self, name: str) -> Any:
-        if name not in COMMANDS:
+        command = command_named(name)
+        if command is None:
             raise KeyError(name)
-        return _built(name)
+        return built(command)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(COMMANDS)
+        return iter(all_commands())
 
     def __len__(self) -> int:
-        return len(COMMANDS)
+        return len(all_commands())
+
+
+def _help_of(command: Command) -> str | None:
+    implementation = at(command.place)
+    if isinstance(implementation, typer.Typer):
+        return implementation.info.help  # type: ignore[return-value]
+    return inspect.getdoc(implementation)
 
 
 class FarmGroup(TyperGroup):
@@ -91,17 +88,10 @@ class FarmGroup(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """List the commands without building them."""
-        listed, functions = copy.copy(self), {name: _imported(name) for name in COMMANDS}
+        listed = copy.copy(self)
         listed.commands = {
-            name: TyperCommand(
-                name,
-                help=functions[name].info.help
-                if isinstance(functions[name], typer.Typer)
-                else inspect.getdoc(functions[name]),
-                rich_help_panel=panel,
-            )
-            for panel, group in _GROUPS.items()
-            for name in group
+            name: TyperCommand(name, help=_help_of(command), rich_help_panel=command.group)
+            for name, command in all_commands().items()
         }
         super(FarmGroup, listed).format_help(ctx, formatter)
 
@@ -229,10 +219,12 @@ def _usage_error(error: Any, outer: Any = None) -> tuple[str, str]:
     if kind == "BadOptionUsage" and "requires an argument" in error.message:
         return f"{error.option_name} needs a value.", step
     if context and (unknown := re.match(r"No such command '(.*?)'", error.message)):
-        near = did_you_mean(unknown[1], context.command.commands)
+        name = unknown[1]
+        step = missing_add_on(name) if verb == "farm" else ""
+        step = step or did_you_mean(name, context.command.commands)
         return (
-            f"There is no command '{verb} {unknown[1]}'.",
-            near or f"`{verb} -h` lists the commands.",
+            f"There is no command '{verb} {name}'.",
+            step or f"`{verb} -h` lists the commands.",
         )
     if surplus := re.match(r"Got unexpected extra argument\S* \((.*)\)", error.message):
         return f"`{verb}` does not take the argument '{surplus[1]}'.", step

@@ -1,6 +1,7 @@
 """Command-line options that several commands share, and groups of options.
 
-The flags and texts of the parameters of commands are in `options.toml`. A command takes a group of
+The flags and texts of the parameters of commands are in the file `options.toml` beside the command
+or the group. A command takes a group of
 options as one
 parameter: a dataclass, or a dict of the given fields of a model variant or a request, whose options
 are derived from the declarations of the fields (`farm.types.fields`). `flat` gives Typer a function
@@ -55,21 +56,19 @@ _WHAT, _HOW, _WHERE = "What to measure", "How to measure", "Where to measure, an
 
 @dataclass(frozen=True)
 class Declared:
-    """Annotates a dict of given fields: those of a variant, a request or `farm memory`, except
+    """Annotates a dict of given fields: those of a variant, a request or another record, except
     `without`.
     """
 
-    of: Literal["variant", "request", "memory"] = "variant"
+    of: Literal["variant", "request"] | type = "variant"
     without: Collection[str] = ()
 
     def fields(self) -> dict[str, Field]:
         from farm.requests.partial_request import GIVEN, VARIANT
 
         declared = GIVEN if self.of == "request" else VARIANT
-        if self.of == "memory":
-            from farm.requests.memory import MemoryOptions
-
-            declared = {one.name: one for one in fields_of(MemoryOptions)}
+        if isinstance(self.of, type):
+            declared = {one.name: one for one in fields_of(self.of)}
         return {
             name: one for name, one in declared.items() if one.option and name not in self.without
         }
@@ -88,7 +87,8 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
     """The command with a parameter for each option, in place of its groups of options."""
     name = command.__name__
     given = inspect.signature(command, eval_str=True).parameters.values()
-    own = {one.name: _with_texts(name.rstrip("_"), one) for one in given}
+    texts = _texts(command).get(name.rstrip("_"), {})
+    own = {one.name: _with_text(texts, one) for one in given}
     # A declared field may have an own option, in any group.
     names = {one.name for one in _flat(own) if isinstance(one, inspect.Parameter)}
     options = [
@@ -119,14 +119,20 @@ def _group(annotation: Any) -> Any:
     )
 
 
+def _texts(owner: Any) -> dict[str, dict[str, dict[str, Any]]]:
+    """The file `options.toml` beside the module of a command or a group of options."""
+    return texts_at(Path(inspect.getfile(owner)).with_name("options.toml"))
+
+
 @functools.cache
-def _texts() -> dict[str, dict[str, dict[str, Any]]]:
-    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+def texts_at(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """The texts of a file: command or group of options -> parameter -> its option."""
+    return tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
-def _with_texts(owner: str, one: inspect.Parameter) -> inspect.Parameter:
-    """The parameter of a command or a group, with its option in `options.toml` if there is one."""
-    if not (about := dict(_texts().get(owner, {}).get(one.name, {}))):
+def _with_text(texts: dict[str, dict[str, Any]], one: inspect.Parameter) -> inspect.Parameter:
+    """The parameter of a command or a group, with its option if `texts` has one."""
+    if not (about := dict(texts.get(one.name, {}))):
         return one
     made = typer.Argument if about.pop("argument", False) else typer.Option
     about |= {"parser": number_of} if one.annotation == float | None else {}
@@ -136,10 +142,11 @@ def _with_texts(owner: str, one: inspect.Parameter) -> inspect.Parameter:
 def _members(group: Any) -> dict[str, inspect.Parameter]:
     """The parameters of a dataclass of options."""
     found, hints = {}, get_type_hints(group, include_extras=True)
+    texts = _texts(group).get(group.__name__, {})
     for one in dataclasses.fields(group):
         default = inspect.Parameter.empty if one.default is dataclasses.MISSING else one.default
         of = {"default": default, "annotation": hints[one.name]}
-        found[one.name] = _with_texts(group.__name__, inspect.Parameter(one.name, _KEYWORD, **of))
+        found[one.name] = _with_text(texts, inspect.Parameter(one.name, _KEYWORD, **of))
     return found
 
 

@@ -20,8 +20,8 @@ def lookup(
     """Show the cost of an operator: time, energy and power from readings, with their card, software
     and age.
     """
-    from farm.exchange.filters import parse
     from farm.report import lookup as lookups
+    from farm.store.query import parse
 
     filters = parse(words, card or ())
     found, total = output.first_that_knows(
@@ -49,7 +49,7 @@ def export(
 ) -> None:
     """Write readings, calls and verdicts as tidy tables, with a data dictionary beside them."""
     from farm.exchange import export as exports
-    from farm.exchange.filters import parse
+    from farm.store.query import parse
 
     selected = parse(filters or (), card or ())
     written = output.first_that_knows(

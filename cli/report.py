@@ -1,4 +1,4 @@
-"""``farm report``, ``history`` and ``publish``: the results of jobs."""
+"""``farm report`` and ``farm history``: the results of jobs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Group
 
 from cli import follow, output
 from cli.options import AsJson
-from cli.output import doing, emit, emit_json, say, show
+from cli.output import emit, emit_json, say, show
 from cli.tables import sparkline
 from farm.errors import UsageError
 
@@ -29,9 +29,9 @@ def report(
     """Show the results of jobs: cost by operator type, sum against whole, coverage and verdict; or
     cost by layer.
     """
-    from farm.addons.pages import page
     from farm.jobs import jobs as rows_of
     from farm.report import layers
+    from farm.report.pages import result_pages
     from farm.report.report import build
 
     if (trace is None) is not bool(jobs) or (png and trace is None):
@@ -42,12 +42,12 @@ def report(
         return _show_trace(trace, png, as_json=as_json)
     _check_options(by, depth, readings=readings, as_csv=as_csv, as_json=as_json)
     if html is not None:
-        page.check_page(html)
+        result_pages("--html").check_page(html)
     with output.open_database().read() as session:
         ids = list(dict.fromkeys(rows_of.find(session, job).id for job in jobs or ()))
         built = [build(session, job_id) for job_id in ids]
         if html is not None:
-            page.write_page(html, [page.job_page(session, one) for one in built])
+            result_pages("--html").write_jobs(session, html, built)
             say(f"Written to {html}")
         kind: Any = by or ("type" if as_csv else None)
         outputs = as_csv or as_json or by != "module"  # the table of modules does not show them
@@ -99,14 +99,14 @@ def _check_options(
 
 
 def _show_trace(reading: str, png: Path | None, *, as_json: bool) -> None:
-    from farm.addons.pages import plots
     from farm.report.lookup import find_traced
+    from farm.report.pages import result_pages
 
     with output.open_database().read() as session:
         found = find_traced(session, reading)
     sampled = found.trace
     if png is not None:
-        plots.draw_trace(sampled, png, found.title, found.levels_w)
+        result_pages("--png").draw_trace(sampled, png, found.title, found.levels_w)
         say(f"Drawn to {png}")
     begin_s, end_s = sampled.window_s
     if as_json:
@@ -129,27 +129,16 @@ def history(model: str, html: Path | None = None, as_json: AsJson = False) -> No
     first.
     """
     from cli import lists
-    from farm.addons.pages import page
     from farm.report.history import history, to_json
+    from farm.report.pages import result_pages
 
     if html is not None:
-        page.check_page(html)
+        result_pages("--html").check_page(html)
     found = output.first_that_knows(lambda session: history(session, model))
     if html is not None:
-        page.write_history(html, model, found)
+        result_pages("--html").write_history(html, model, found)
         say(f"Written to {html}")
     if html is None or as_json:
         output.answer(
             as_json, {"rows": [to_json(row) for row in found]}, lambda: lists.history(found)
         )
-
-
-def publish(folder: Path) -> None:
-    """Write the database as pages that need no server and no network: models, operators, cards."""
-    from farm.addons.pages import page
-
-    with output.open_database().read() as session:
-        number = page.publish(
-            session, folder, lambda name: doing(f"farm publish is working: {name}")
-        )
-    say(f"{number} pages written; open {folder / 'index.html'}")

@@ -4,30 +4,30 @@ Nothing in this package knows Celery or a terminal (``cli -> tasks -> farm``, ne
 public names load when they are asked for: `import farm` alone loads nothing else, and whatever room
 imports it is in no circle with another."""
 
-# ruff: noqa: F401 - the imports are for type checkers; `__all__` follows from `_MODULES`
+# ruff: noqa: F401 - the imports are for type checkers; `__all__` comes from `_MODULES` and add-ons
 
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    # The names of the farm's own add-ons. At run time, `farm.extensions` finds them.
+    from farm.addons.memory.queries import step_memory
     from farm.addons.predict.estimate import Estimate
+    from farm.addons.predict.queries import estimate, predict
+    from farm.addons.predict.summary import Summary, summary
     from farm.api.capture import CapturedModel, capture_model
     from farm.api.measure import TupleReading, measure_model, measure_tuples
     from farm.api.notebook import JobReport, job_report
     from farm.api.queries import (
         calls,
         compare,
-        estimate,
         export,
         import_readings,
         lookup,
         open_database,
-        predict,
         readings,
-        step_memory,
     )
-    from farm.api.summary import Summary, summary
     from farm.api.window import Window, window
     from farm.errors import FarmError
     from farm.models.catalog import variant
@@ -40,14 +40,9 @@ _MODULES = {
     "farm.api.capture": "CapturedModel capture_model",
     "farm.api.measure": "TupleReading measure_model measure_tuples",
     "farm.api.notebook": "JobReport job_report",
-    "farm.api.queries": (
-        "calls compare estimate export import_readings lookup open_database predict readings "
-        "step_memory"
-    ),
-    "farm.api.summary": "Summary summary",
+    "farm.api.queries": "calls compare export import_readings lookup open_database readings",
     "farm.api.window": "Window window",
     "farm.errors": "FarmError",
-    "farm.addons.predict.estimate": "Estimate",
     "farm.models.catalog": "variant",
     "farm.store.database": "Database",
     "farm.types.protocol": "Protocol Stopping Variant",
@@ -55,16 +50,26 @@ _MODULES = {
     "farm.types.tuple": "OperatorTuple",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
-__all__ = ["__version__", *sorted(_HOMES)]
 
 if not TYPE_CHECKING:
 
     def __getattr__(name):
-        if name not in _HOMES:
-            raise AttributeError(f"module 'farm' has no attribute '{name}'")
         import importlib
 
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        if name == "__all__":
+            return ["__version__", *sorted(_HOMES | _added())]
+        home = _HOMES.get(name)
+        if home is None and name[0] not in "_":
+            home = _added().get(name)
+        if home is None:
+            raise AttributeError(f"module 'farm' has no attribute '{name}'")
+        return vars(importlib.import_module(home))[name]
 
     def __dir__():
-        return sorted({*globals(), *__all__})
+        return sorted({*globals(), *__getattr__("__all__")})
+
+    def _added():
+        """The names that add-ons add, each with its module."""
+        import importlib
+
+        return importlib.import_module("farm.extensions").public_names()

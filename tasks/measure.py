@@ -234,8 +234,12 @@ def failure(result: object) -> str:
     Request=ItemRequest,
 )
 def measure(self: Task, item_id: int) -> dict[str, Any]:
-    """Measure one item on this worker's card. Return {"item": id, "status": "done" | "reused" |
-    "failed" | "spooled"}; if it failed, also "reason" and "message"."""
+    """Measure one item on this worker's card.
+
+    Returns:
+        {"item": id, "status": a status of `farm.jobs.item_driver.ItemOutcome`}. If the item
+        failed, also "reason" and "message".
+    """
     assert _worker is not None, "card queues are consumed by pinned workers only"
     with _lock:
         return run_item(self, _worker, item_id)

@@ -67,6 +67,21 @@ def _use_worker(address: str) -> None:
 
 
 class _Importing:
+    def __init__(self) -> None:
+        self.failed: set[str] = set()
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self.failed.add(os.path.basename(report.nodeid))
+
+    def forget_failed(self) -> None:
+        """Remove files that cannot be imported from `sys.modules`. Otherwise workers would find
+        their modules there, without tests, and would report no error."""
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__file__", None)
+            if file is not None and os.path.basename(file) in self.failed:
+                del sys.modules[name]
+
     def pytest_collection_finish(self, session: Any) -> None:
         if len({item.path for item in session.items}) >= _MANY_FILES:
             for name in _LATE:
@@ -84,7 +99,9 @@ def _import_tests(arguments: Sequence[str]) -> None:
 
     import pytest
 
-    pytest.main([*arguments, "-n0", "--collect-only"], plugins=[_Importing()])
+    importing = _Importing()
+    pytest.main([*arguments, "-n0", "--collect-only"], plugins=[importing])
+    importing.forget_failed()
     gc.disable()  # until the worker has collected the tests
 
 

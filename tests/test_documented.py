@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import farm
 from cli import main
+from cli.commands import all_commands
 from cli.main import app
 from cli.options import with_compile_mode
 from farm.operators.sweep import RECIPES
@@ -260,10 +261,10 @@ def _modules(room: Path) -> str:
 
 
 def test_the_parser_accepts_the_example_of_every_command():
-    for name, (_, example) in main._COMMANDS.items():
-        words = with_compile_mode(shlex.split(example.removeprefix("farm ")))
+    for name, command in all_commands().items():
+        words = with_compile_mode(shlex.split(command.example.removeprefix("farm ")))
         assert words[0] == name
-        with main._built(name).make_context(name, words[1:]):
+        with main.built(command).make_context(name, words[1:]):
             pass
 
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -33,3 +34,20 @@ def test_a_worker_is_a_fork_of_the_process_that_imported_the_tests():
     if sys.platform != "linux" or "PYTEST_XDIST_WORKER" not in os.environ:
         pytest.skip("workers are forked on Linux")
     assert forked.__file__ in psutil.Process().parent().cmdline()
+
+
+@pytest.mark.slow
+def test_a_file_that_cannot_be_imported_is_an_error(tmp_path):
+    package = tmp_path / "some_tests"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "test_broken.py").write_text("import a_module_that_is_not_there\n")
+    (package / "test_sound.py").write_text("def test_sound(): pass\n")
+    options = ["-p", "tests.conftest", "-c", "pyproject.toml", "-n", "1"]
+    command = [sys.executable, "-m", "pytest", *options, str(package)]
+    environment = {**os.environ, "PYTEST_ADDOPTS": ""}
+    ended = subprocess.run(
+        command, cwd=TESTS.parent, env=environment, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 1
+    assert "a_module_that_is_not_there" in ended.stdout

@@ -43,7 +43,7 @@ WAITING = 3
 #: one group import transformers, which takes three seconds, once for the group; or DuckDB.
 BUSY = (
     ("operators/test_partition.py",),
-    ("training/test_rebuild.py", "training/test_capture.py", "cli/test_memory.py"),
+    ("training/test_rebuild.py", "training/test_capture.py", "addons/memory/test_command.py"),
     (
         "operators/test_families.py",
         "operators/test_architectures.py",
@@ -52,7 +52,7 @@ BUSY = (
         "models/test_user_text.py",
         "api/test_own_text.py",
         "requests/test_fits.py",
-        "estimate/test_estimate.py",
+        "addons/predict/test_estimate.py",
         "cli/test_documented_commands.py",
         "exchange/test_export.py",
     ),

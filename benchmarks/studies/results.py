@@ -21,8 +21,8 @@ from benchmarks.studies import Study
 from benchmarks.studies.laboratory import Laboratory, StudyOptions
 from farm.addons.pages.plots import Chart, Line
 from farm.devices.device import Card
+from farm.devices.shared_files import PRIVATE, open_folder
 from farm.errors import FarmError, UsageError
-from farm.jobs.item_driver import write_whole
 from farm.settings import settings
 from farm.store.database import Database
 from farm.types.protocol import Variant
@@ -183,7 +183,9 @@ def keep(made: StudyResult) -> None:
         OSError: the disk is full, or the folder cannot be written to.
     """
     charts = [dataclasses.asdict(chart) for chart in made.charts]
-    write_whole(folder() / f"{made.id}.json", {**made.to_json(), "charts": charts})
+    data = {**made.to_json(), "charts": charts}
+    with open_folder(folder(), create=PRIVATE) as opened:
+        opened.write(f"{made.id}.json", json.dumps(data).encode())
 
 
 def kept(say: Callable[[str], None] = lambda line: None) -> list[StudyResult]:

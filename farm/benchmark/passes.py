@@ -46,9 +46,7 @@ MEMORY_SHARE = 0.8  # the share of the free memory that all copies together may 
 
 @dataclass(frozen=True)
 class Offloaded:
-    """An operator with some of its tensors in slow memory
-    (`farm.addons.memory.offload.offload`).
-    """
+    """An operator with some of its tensors in slow memory."""
 
     rebuilt: Rebuilt  # the operator; the placement's inputs are in slow memory
     run: Callable[[Rebuilt], Pass]  # makes a pass of the operator or of its replica
@@ -126,7 +124,11 @@ def operator_passes(
     if not placement:
         offloaded = Offloaded(rebuilt, operator.attrgetter("run"), Details(), None, None)
     elif offload is None:
-        raise Unmeasurable("not_available", "This process cannot put tensors in slow memory.")
+        raise Unmeasurable(
+            "not_available",
+            "This process cannot put tensors in slow memory: its host lacks the add-on 'memory'.",
+            "Install the farm on this host again with all its files.",
+        )
     else:
         offloaded = offload(rebuilt, placement)
     rebuilt, run = offloaded.rebuilt, offloaded.run

@@ -10,14 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-from farm.addons.memory.transfers import AsRun, Move, Wire
 from farm.types.fields import adapter
 from farm.types.protocol import Protocol, Stopping, Subject
 from farm.types.reading import Reading, Verification
 
 A = TypeVar("A", covariant=True)  # the type of the answer
-
-REQUESTS: dict[str, type[ProcessRequest[Any]]] = {}  # name -> kind of request
 
 
 @dataclass(frozen=True)
@@ -39,10 +36,6 @@ class ProcessRequest(Generic[A]):
     doing: ClassVar[str]  # a verb phrase for messages: "The process did not `doing` in time"
     # True: the client locks the host's slow memory during the request
     uses_slow_memory: ClassVar[bool] = False
-
-    def __init_subclass__(cls) -> None:
-        if "name" in vars(cls):
-            REQUESTS[cls.name] = cls
 
 
 @dataclass(frozen=True)
@@ -98,38 +91,6 @@ class TurnsRequest(ProcessRequest[list[int]]):
     protocols: tuple[Protocol, ...]  # one for each subject
     calls: tuple[int, ...]  # of each subject in the model
     stopping: Stopping
-
-
-@dataclass(frozen=True)
-class StepCaptureRequest(SubjectRequest[dict[str, Any]]):
-    """Capture a training step on the card. The answer is JSON
-    (`farm.addons.memory.planned_step.extract_step`).
-    """
-
-    name, answer, doing = "step_capture", dict[str, Any], "capture the step"
-
-
-@dataclass(frozen=True)
-class WireRequest(SubjectRequest[Wire]):
-    """Measure the bandwidth of copies, alone and during a step
-    (`farm.addons.memory.planned_step.measure_wire`).
-    """
-
-    name, answer, doing, uses_slow_memory = "wire", Wire, "time copies", True
-
-
-@dataclass(frozen=True)
-class PlannedStepRequest(SubjectRequest[AsRun]):
-    """Run a step with all tensors in fast memory, and under each plan
-    (`farm.addons.memory.planned_step.compare`).
-    """
-
-    name, answer, doing, uses_slow_memory = "planned_step", AsRun, "run the step", True
-    calls: tuple[str, ...]  # the tuple ids of the step's calls
-    plans: tuple[tuple[int, ...], ...]  # for each plan, the numbers of the tensors in slow memory
-    moves: tuple[
-        tuple[Move, ...], ...
-    ] = ()  # for each plan, the copies between slow and fast memory
 
 
 def to_json(value: Any) -> Any:

@@ -12,18 +12,15 @@ standard output, one object per line. It redirects standard output to standard e
 output of a model cannot be mistaken for an event. The process ends when its input ends, even during
 a measurement, and when its parent dies.
 
-    in   {"request": name, "id", and the fields of the request}
-    `farm.benchmark_process.requests` out  {"event": "ready", "pid", "card", "software",
-    "capabilities", "unhealthy"}
+    in   {"request": name, "id", and the fields of the request}     `requests` and add-ons
+    out  {"event": "ready", "pid", "card", "software", "capabilities", "unhealthy"}
          {"event": "failed", "message", "next_step"}                it cannot get ready
-         {"event": "phase", "id", "phase", "details"}               phase: verify | canary | rebuild
-         | warm-up |
-                                                                    window | burst | eager | places
-                                                                    | context
+         {"event": "phase", "id", "phase", "details"}               verify | canary | rebuild |
+                                                                    warm-up | window | burst |
+                                                                    eager | places | context
          {"event": "answer", "id", "answer"}
          {"event": "unmeasurable", "id", "reason", "message", "next_step", "poisoned"}
-         {"event": "refused", "message"}                            the line is not a request;
-         nothing is done
+         {"event": "refused", "message"}                            the line is not a request
 """
 
 from __future__ import annotations
@@ -47,12 +44,16 @@ from importlib import import_module, metadata
 from typing import Any, TextIO
 
 from farm.benchmark_process import requests as kinds
+from farm.benchmark_process.handlers import Handler, OpenCard
 from farm.benchmark_process.requests import MeasureRequest, ProcessRequest, VerifyRequest
+from farm.benchmark_process.torch_handlers import HANDLERS
 from farm.devices import simulated
 from farm.devices.device import Card, Device
 from farm.devices.host import find_card, open_device
 from farm.devices.lock import register_process
 from farm.errors import FarmError, Unmeasurable, error_text
+from farm.extensions import handlers as handlers_of_add_ons
+from farm.extensions import offload
 from farm.models.own import source_of
 from farm.models.revision import revision_of
 from farm.models.texts import hold_tokens
@@ -65,9 +66,8 @@ from farm.types.tokens import Tokens
 #: The process checks the card before an item if the last health check is older than this. Unit: s.
 CHECK_EVERY_S = 60.0
 
-Handler = Callable[
-    [Any, OnPhase], Any
-]  # called with the request and the function that announces phases
+#: Called with the request and the function that announces phases.
+Answering = Callable[[Any, OnPhase], Any]
 
 
 class EventWriter:
@@ -172,7 +172,7 @@ def _serve(data: dict[str, Any], runner: Runner, events: EventWriter) -> bool:
         events.send("phase", id=item_id, phase=phase, details=details)
 
     try:
-        request = kinds.from_json(kinds.REQUESTS[data.pop("request")], data)
+        request = kinds.from_json(_kind_named(data.pop("request"), runner), data)
         for subject in _subjects(request):
             if subject.tokens is not None:
                 hold_tokens(Tokens.from_json(subject.tokens), alone=True)
@@ -203,6 +203,24 @@ def _serve(data: dict[str, Any], runner: Runner, events: EventWriter) -> bool:
     return not poisoned
 
 
+@functools.cache
+def registered_handlers() -> tuple[Handler, ...]:
+    """The handlers of the core and of this host's add-ons."""
+    return (*HANDLERS, *handlers_of_add_ons())
+
+
+def _kind_named(name: str, runner: Runner) -> type[ProcessRequest[Any]]:
+    """Return the kind of request with a name. Raises `Unmeasurable` if this host has none."""
+    for kind in (*runner.handlers, *(handler.request for handler in registered_handlers())):
+        if kind.name == name:
+            return kind
+    raise Unmeasurable(
+        "not_available",
+        f"This host has no add-on that answers the request '{name[:80]}'.",
+        "Install the add-on on this host, or name its distribution in the setting 'addons'.",
+    )
+
+
 def _subjects(request: ProcessRequest[Any]) -> tuple[Subject, ...]:
     if isinstance(request, kinds.SubjectRequest):
         return (request.subject,)
@@ -214,9 +232,8 @@ class Runner:
 
     device: Device
     software: Software
-    handlers: Mapping[
-        type[ProcessRequest[Any]], Handler
-    ]  # kinds of requests that this runner supports
+    #: The kinds of requests that this runner supports.
+    handlers: Mapping[type[ProcessRequest[Any]], Answering]
     preparations: tuple[
         Callable[[], object], ...
     ] = ()  # to run while no request waits; items then start sooner
@@ -228,7 +245,7 @@ class Runner:
         does not support the request, or its handler failed."""
         if (handler := self.handlers.get(type(request))) is None:
             raise Unmeasurable(
-                "not_available", f"This card cannot {request.doing}: it has no slow memory."
+                "not_available", f"A {self.device.card.kind} card cannot {request.doing}."
             )
         if isinstance(request, MeasureRequest) and self.check_due and (unfit := self.check()):
             # Report a crash: the farm starts a new process, which repeats the health check at its
@@ -372,45 +389,29 @@ class TorchRunner(TorchVerifier):
             device
         ) as idle:  # the card is idle during the import of torch: measure its idle power meanwhile
             super().__init__(device)
-            from farm.addons.memory import offload, planned_step
-            from farm.benchmark import checks, fingerprinting, measure
+            from farm.benchmark import checks, measure
         # Use the second half of the samples: after work, a card takes seconds to reach its idle
         # power.
         idle_power_w = idle.average_power_w((idle.began_s + time.perf_counter()) / 2, least_ticks=5)
         target = self._torch_device
         self._health = functools.cache(lambda: checks.HealthCheck(target))
         cuda = device.card.kind == "cuda"
-        bench = measure.Bench(
-            device, target, idle_power_w if cuda else None, offload=offload.offload
-        )
+        bench = measure.Bench(device, target, idle_power_w if cuda else None, offload=offload())
         if bench.knows_processes and "compute_processes" in device.capabilities:
             register_process(device.card.id, bench.own_processes, settings().lock_dir)
         self.preparations += (bench.load_libraries,)
-        self.handlers = {
-            **self.handlers,
-            MeasureRequest: lambda one, on_phase: bench.measure(
-                one.subject, one.protocol, one.stopping, on_phase
-            ),
-            kinds.TurnsRequest: lambda one, on_phase: bench.time_in_turn(
-                list(zip(one.subjects, one.protocols, strict=True)),
-                one.stopping,
-                one.calls,
-                on_phase,
-            ),
-            kinds.FingerprintRequest: lambda one, on_phase: fingerprinting.take(bench),
-            kinds.StepCaptureRequest: lambda one, on_phase: planned_step.extract_step(
-                one.subject, one.protocol, target
-            ).to_json(),
-            kinds.WireRequest: lambda one, on_phase: planned_step.measure_wire(
-                one.subject, one.protocol, target
-            ),
-            kinds.PlannedStepRequest: lambda one, on_phase: planned_step.compare(
-                one.subject, one.protocol, target, one.calls, one.plans, one.moves
-            ),
-        }
+        open_card = OpenCard(device, target, bench)
+        handlers = dict(self.handlers)
+        for handler in registered_handlers():
+            handlers[handler.request] = _on_card(handler, open_card)
+        self.handlers = handlers
 
     def unhealthy(self) -> str:
         return self._health().run()
+
+
+def _on_card(handler: Handler, card: OpenCard) -> Answering:
+    return lambda request, on_phase: handler.answer(request, card, on_phase)
 
 
 def software_of(torch: Any, card: Card) -> Software:
@@ -445,8 +446,8 @@ def _listen(requests: queue.Queue[dict[str, Any]], events: EventWriter) -> None:
     for line in sys.stdin.buffer:
         try:
             data = json.loads(line)
-            if not isinstance(data, dict) or str(data.get("request")) not in kinds.REQUESTS:
-                raise ValueError("the line is not a request of a known kind")
+            if not isinstance(data, dict) or not isinstance(data.get("request"), str):
+                raise ValueError("the line is not a request")
             if not isinstance(data.get("id"), int):
                 raise ValueError("the request has no id")
         except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Pydantic types of the values that an import accepts in a column.
+"""Pydantic types of the values that an import accepts in a column (`farm.store.data_columns`).
 
 A file of another farm can hold anything. So texts and documents have a largest size, numbers are
 finite, and operator tuples are validated by `farm.types.tuple`. A validator raises ValueError or
@@ -24,6 +24,7 @@ from pydantic import (
 
 from farm.safe_text import printable
 from farm.store import content
+from farm.store.data_columns import Column
 from farm.subjects.parsing import parse
 from farm.types.reading import Burst, CanaryNote, InContext, Launches, Verification
 from farm.types.value_profiles import class_of, is_class
@@ -173,3 +174,18 @@ OF_KIND: Mapping[str, Any] = {
     "texts": Names,
     "numbers": Annotated[list[float], BeforeValidator(lambda value: value or [])],
 }
+
+
+@functools.cache
+def check_of(column: Column) -> Callable[[Any], Any]:
+    """Return a function that converts a value of a file to the stored form of a column. It raises
+    ValueError or FarmError.
+    """
+    return TypeAdapter(_type_of(column), config=ConfigDict(strict=True)).validate_python
+
+
+def _type_of(column: Column) -> Any:
+    if not column.accepts:
+        return OF_KIND[column.kind]
+    accepted = globals()[column.accepts.removesuffix("?")]  # a type of this file
+    return accepted | None if column.accepts.endswith("?") else accepted

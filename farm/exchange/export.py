@@ -1,7 +1,7 @@
 """Writes readings and their context from the database to Parquet, CSV or JSON Lines files, batch by
 batch.
 
-`farm.exchange.columns` declares the columns; `farm.exchange.tidy` reads their values from the
+`farm.store.data_columns` declares the columns; `farm.exchange.tidy` reads their values from the
 database."""
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from farm import __version__
 from farm.devices.shared_files import replacing_file
 from farm.errors import UsageError, did_you_mean, writing_to
 from farm.exchange import tidy
-from farm.exchange.columns import FORMAT, TABLES, Column, arrow_schema, as_markdown
-from farm.exchange.filters import Filters, select_readings
 from farm.exchange.left_out import LeftOut, left_out
 from farm.safe_text import FORMULA, cell
+from farm.store.data_columns import FORMAT, TABLES, Column, arrow_schema, as_markdown
+from farm.store.query import Filters, select_readings
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,9 +1,9 @@
 """Imports an export of another farm. Every row is checked before anything is written; duplicates
 are skipped.
 
-`farm.exchange.columns` declares the values that each column accepts. Content-hash ids are computed
-again from the row. Each file is read once, batch by batch. Checked batches go to a temporary file
-until all files are checked."""
+`farm.store.data_columns` declares the values that each column accepts. Content-hash ids are
+computed again from the row. Each file is read once, batch by batch. Checked batches go to a
+temporary file until all files are checked."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from pydantic import ValidationError
 from sqlmodel import Session
 
 from farm.errors import FarmError, Unreadable, UsageError
-from farm.exchange import column_types as accept
-from farm.exchange.columns import ADDED, FIGURES, FORMAT, PROTOCOL, TABLES, VARIANT_FIELDS, Column
+from farm.exchange.column_types import check_of
 from farm.exchange.export import METADATA, schema_of
 from farm.exchange.parquet_pages import DamagedPage, pages_of
 from farm.exchange.tidy import ORIGIN, capture_key
@@ -33,6 +32,7 @@ from farm.jobs import item_state
 from farm.safe_text import printable
 from farm.store import content, tables
 from farm.store.columns import CALL, CAPTURE, CARD, IMPORTED, ITEM, OPERATOR, READING
+from farm.store.data_columns import ADDED, FIGURES, FORMAT, PROTOCOL, TABLES, VARIANT_FIELDS, Column
 from farm.store.database import Database, among, fetch_values, read_clock_s
 from farm.subjects.label import label_of
 from farm.types.fields import names_of
@@ -100,7 +100,7 @@ def import_export(database: Database, path: Path, *, origin: str = "") -> list[I
     a value that no farm writes. Then nothing was written."""
     origin = origin or (path.resolve().name if path.is_dir() else path.stem)  # "." has no name
     try:
-        _ORIGIN.check(origin)
+        check_of(_ORIGIN)(origin)
     except ValueError as error:
         raise UsageError(
             f"{printable(origin)[:40]!r} is not a valid farm name: {_problem(error)}.",
@@ -389,10 +389,11 @@ def _checked_column(
         encoded = (found.indices if of_texts else found).dictionary_encode("encode")
         found = found.dictionary.take(encoded.dictionary) if of_texts else encoded.dictionary
         places = encoded.indices.to_pylist()
+    check = check_of(column)
     checked: list[Any] = []
     for value in found.to_pylist():
         try:
-            checked.append(column.check(value))
+            checked.append(check(value))
         except (
             FarmError,
             ValueError,
@@ -922,4 +923,4 @@ _IMPORTS: Mapping[
     "verdicts": (_verdict, _write_verdicts),
     "traces": (_series, _write_traces),
 }
-_ORIGIN = Column("origin", "text", "the farm that it was imported from", "", accept.Name)
+_ORIGIN = Column("origin", "text", "the farm that it was imported from", "", "Name")

@@ -9,10 +9,10 @@ from typing import Any
 import sqlalchemy
 from sqlmodel import Session, func
 
-from farm.exchange.filters import Filters
 from farm.exchange.tidy import imported_without_job
 from farm.store import tables
 from farm.store.columns import IMPORTED, JOB, VERDICT
+from farm.store.query import Filters
 from farm.types.format import plural
 
 _COUNTED: Mapping[str, Any] = {

@@ -147,7 +147,7 @@ def _joined_error(own: FarmError | None, packaged: FarmError) -> FarmError:
     """Choose the error to raise if neither the own database nor the packaged readings have an
     answer.
     """
-    from farm.exchange.filters import NO_READINGS
+    from farm.store.query import NO_READINGS
 
     came_further = (
         (UnsupportedModel,) if isinstance(own, NoReadings) else (NoReadings, UnsupportedModel)

@@ -1,4 +1,4 @@
-"""Reads the database and fills every column of `farm.exchange.columns`, in batches of rows for an
+"""Reads the database and fills every column of `farm.store.data_columns`, in batches of rows for an
 export.
 
 Rows are read as plain tuples, because a million ORM objects would take minutes. They are read in
@@ -16,16 +16,8 @@ import sqlalchemy
 from sqlmodel import Session
 
 from farm.devices.device import sound_fingerprint
-from farm.exchange import columns as declared
-from farm.exchange.columns import Column
-from farm.exchange.filters import (
-    OPERATOR_ROW,
-    Selection,
-    card_values,
-    operator_values,
-    protocol_values,
-)
 from farm.operators.roofline import Roofline, roofline_of
+from farm.store import data_columns as declared
 from farm.store import tables
 from farm.store.columns import (
     CALL,
@@ -40,7 +32,15 @@ from farm.store.columns import (
     VARIANT,
     columns_of,
 )
+from farm.store.data_columns import Column
 from farm.store.database import among, by_key
+from farm.store.query import (
+    OPERATOR_ROW,
+    Selection,
+    card_values,
+    operator_values,
+    protocol_values,
+)
 from farm.types.protocol import content_id
 from farm.types.reading import Trace
 

@@ -65,6 +65,8 @@ MOST_IN_TURN = 63  # most items that a CPU times in turn with a claimed item
 HOST_BUSY = "host_busy"
 #: Longest time to wait for a process that writes the same spooled reading. Unit: s.
 SPOOL_LOCK_S = 30.0
+#: Longest time to wait for the last heartbeat at the end of a measurement. Unit: s.
+LAST_BEAT_S = 10.0
 #: Largest file of a spooled reading that is read. Sampled series are the largest part: a few MiB.
 MOST_SPOOLED_BYTES = 256 << 20
 
@@ -157,8 +159,11 @@ def keep_reading(
 
 @contextlib.contextmanager
 def heartbeat(beat: Callable[[], None]) -> Iterator[None]:
-    """Call `beat` every few seconds in a thread until the block ends. The thread logs each error of
-    `beat` once.
+    """Call `beat` every few seconds in a thread until the block ends.
+
+    The thread logs each error of `beat` once. At the end of the block, the call in progress is
+    waited for, so that no lease is renewed afterwards. The wait has a bound, `LAST_BEAT_S`, because
+    the database may not answer.
     """
     current = settings()
     ended = threading.Event()
@@ -172,11 +177,13 @@ def heartbeat(beat: Callable[[], None]) -> Iterator[None]:
             except Exception as error:
                 outage.note(error)
 
-    threading.Thread(target=run, name="heartbeat", daemon=True).start()
+    thread = threading.Thread(target=run, name="heartbeat", daemon=True)
+    thread.start()
     try:
         yield
     finally:
         ended.set()
+        thread.join(LAST_BEAT_S)
 
 
 @dataclass(frozen=True)
@@ -211,25 +218,21 @@ class ItemDriver:
     holder: str
     database: Database
     benchmark: BenchmarkProcess
-    spool: Spool | None = (
-        # stores readings while the database is unreachable; None: `ask` waits for the database
-        None
-    )
-    # the software with which the card is registered; None: not registered
+    #: Stores readings while the database is unreachable. None: `ask` waits for the database.
+    spool: Spool | None = None
+    #: The software with which the card is registered. None: not registered.
     software: Software | None = None
     queue: str = ""
-    claimed_at_s: float = field(
-        default=-math.inf, init=False
-    )  # of the newest claim on the registered card; monotonic
+    #: Time of the newest claim on the registered card, by the monotonic clock.
+    claimed_at_s: float = field(default=-math.inf, init=False)
     _group: group_driver.KeptGroup = field(
         default_factory=group_driver.KeptGroup, init=False, repr=False
     )
     _outage: Outage = field(
         default_factory=partial(Outage, log, "Waiting for the database"), init=False, repr=False
     )
-    _timed: set[tuple[str, ...]] = field(
-        default_factory=set, init=False, repr=False
-    )  # see `_time_in_turn`
+    #: See `_time_in_turn`.
+    _timed: set[tuple[str, ...]] = field(default_factory=set, init=False, repr=False)
 
     def close(self) -> None:
         """End all processes that measure."""

@@ -12,7 +12,6 @@ from typing import Any
 
 from sqlmodel import Session, col, func, select
 
-from farm.addons.predict.readings import stored_tuples
 from farm.errors import FarmError
 from farm.operators.roofline import Roofline
 from farm.store import tables
@@ -25,6 +24,7 @@ from farm.verdict.aggregate import aggregate
 from farm.verdict.evidence import Evidence
 from farm.verdict.expectation import Quantity, expected_whole
 from farm.verdict.figures import Figure, Part, PerToken, figure_json, share_of
+from farm.verdict.model_readings import stored_tuples
 from farm.verdict.verdict import Comparison, TupleRow, Unmeasured, Verdict
 
 OF_OWNERS = (

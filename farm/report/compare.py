@@ -22,12 +22,12 @@ import sqlalchemy
 from sqlmodel import Session, col
 
 from farm.errors import NoSuchJob, UnknownOperator, UsageError
-from farm.exchange.filters import Filters, parse, select_readings
 from farm.report.card_spread import Quantity, between_cards
 from farm.store import tables
 from farm.store.columns import ITEM, JOB, OPERATOR, PROTOCOL, READING, SOFTWARE, VARIANT, VERDICT
 from farm.store.content import counts, placed_calls
 from farm.store.database import by_key, fetch, fetch_values, values
+from farm.store.query import Filters, parse, select_readings
 from farm.types.fields import names_of
 from farm.types.format import percent
 from farm.types.protocol import Variant, software_values

@@ -12,10 +12,10 @@ import sqlalchemy
 from sqlmodel import Session, col, select
 
 from farm.errors import UsageError, did_you_mean
-from farm.exchange.filters import Filters, Selection, select_readings
 from farm.store import tables
 from farm.store.columns import OPERATOR, PROTOCOL, READING, SOFTWARE, VARIANT
 from farm.store.database import read_clock_s
+from farm.store.query import Filters, Selection, select_readings
 from farm.types.fields import names_of
 from farm.types.format import ENERGY, TIME, quantity
 from farm.types.protocol import Variant

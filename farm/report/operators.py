@@ -12,7 +12,6 @@ from typing import Any
 
 from sqlmodel import Session, col, select
 
-from farm.addons.predict.readings import needed_of, tuples_of
 from farm.errors import FarmError
 from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
@@ -24,6 +23,7 @@ from farm.types.format import count_of, percent
 from farm.types.protocol import Variant
 from farm.types.tuple import NeededTuple
 from farm.verdict.figures import share_of
+from farm.verdict.model_readings import needed_of, tuples_of
 from farm.verdict.verdict import TupleRow
 
 # A kernel has room for improvement if it has at least this share of the sum, and less than this

@@ -177,7 +177,7 @@ class Operator(Row, table=True):
     schema_version: int
     name: str = Field(index=True)  # torch.nn.Conv2d
     short_name: str = Field(index=True)  # Conv2d
-    kind: str  # module | function | aten
+    kind: str  # module | function | aten | kernel | collective
     label: str
     training: bool = False
     flops: int = Field(default=0, sa_type=BigInteger)
@@ -384,7 +384,9 @@ class Item(Row, table=True):
     repeated: int = 0  # results that came too late to be accepted
     reading_id: str | None = Field(default=None, foreign_key="reading.id", index=True)
     reused: bool = False  # the reading existed before, or belongs to another item
-    reason: str = ""  # one of `farm.errors.Unmeasurable.REASONS`
+    # One of `farm.errors.Unmeasurable.REASONS`, or a reason of its job (`kernels_listed`,
+    # `not_run`).
+    reason: str = ""
     message: str = ""
     created_at_s: float = 0.0
     published_at_s: float | None = None  # time of its newest message; None: it needs a message
@@ -506,7 +508,8 @@ class SignificantOperator(Row, table=True):
 
     __tablename__ = "significant_operator"
     name: str = Field(primary_key=True)  # the short name: Conv2d
-    added_by: str = "person"  # person | loop
+    # person | loop | the id of a job whose accuracy loop added the type
+    added_by: str = "person"
     created_at_s: float = 0.0
 
 

@@ -4,7 +4,7 @@ place.
 A field of `Variant`, `Protocol`, `Stopping`, `Software`, `Reading` or `Request` is declared once,
 with `declared`, in its class. The texts of fields that users give are in `fields.toml`. Everything
 else is derived from both: validation, JSON and content id (`Record`), database columns
-(`farm.store.tables`), export columns (`farm.exchange.columns`), command-line options
+(`farm.store.tables`), export columns (`farm.store.data_columns`), command-line options
 (`cli.options`), keys of measurement files (`farm.requests.measurement_file`) and the fields of
 `farm.requests.partial_request.PartialRequest`.
 

@@ -11,17 +11,19 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
 import pytest
 
-from farm.benchmark_process.client import BenchmarkProcess
-from farm.benchmark_process.requests import (
+from farm.addons.memory.requests import (
     PlannedStepRequest,
     StepCaptureRequest,
     WireRequest,
 )
+from farm.benchmark_process.client import BenchmarkProcess
+from farm.benchmark_process.requests import SubjectRequest
 from farm.devices.lock import turn
 from farm.errors import Unmeasurable
 from farm.settings import settings
@@ -127,8 +129,22 @@ def test_a_card_without_slow_memory_runs_no_planned_step(process: BenchmarkProce
         WireRequest(*about),
         PlannedStepRequest(*about, calls=(), plans=()),
     ):
-        with pytest.raises(Unmeasurable, match="it has no slow memory"):
+        with pytest.raises(Unmeasurable, match="A simulated card cannot"):
             process.call(request)
+    process.measure(subject(), PROTOCOL, STOPPING)
+
+
+@dataclass(frozen=True)
+class UnknownRequest(SubjectRequest[dict[str, Any]]):
+    """A request that an add-on of another host answers."""
+
+    name, answer, doing = "unknown", dict[str, Any], "answer"
+
+
+def test_a_request_of_an_add_on_that_the_host_lacks_has_a_reason(process: BenchmarkProcess) -> None:
+    with pytest.raises(Unmeasurable, match="no add-on that answers the request 'unknown'") as error:
+        process.call(UnknownRequest(subject(), PROTOCOL))
+    assert error.value.reason == "not_available"
     process.measure(subject(), PROTOCOL, STOPPING)
 
 

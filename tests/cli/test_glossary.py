@@ -77,13 +77,17 @@ def heads_of_pages() -> Iterator[str]:
         yield from (re.sub(r"{{.*?}}|{%.*?%}|<.*?>", "", one) for one in found)
 
 
-@pytest.mark.parametrize(
-    "name", ["report_tables", "prediction_tables", "memory_table", "lists", "pages"]
+TABLES = (
+    "cli/report_tables.py",
+    "cli/lists.py",
+    "farm/addons/memory/tables.py",
+    "farm/addons/predict/tables.py",
 )
+
+
+@pytest.mark.parametrize("name", [*TABLES, "pages"])
 def test_every_head_of_a_table_is_explained(name):
-    heads = list(
-        heads_of_pages() if name == "pages" else heads_of_tables(ROOT / "cli" / f"{name}.py")
-    )
+    heads = list(heads_of_pages() if name == "pages" else heads_of_tables(ROOT / name))
     assert len(heads) > 20
     unexplained = {text: words for text in heads if (words := find(text)[1])}
     assert not unexplained

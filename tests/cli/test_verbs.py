@@ -15,11 +15,13 @@ from sqlmodel import select
 from typer.main import get_command
 
 from cli import follow, main, output
-from cli.estimate import EstimateOptions
+from cli.commands import all_commands
 from cli.options import CliOptions
-from cli.predict import Readings
 from cli.tables import sparkline
+from farm.addons.predict.commands import Readings
+from farm.addons.predict.estimate_command import EstimateOptions
 from farm.devices.device import Card
+from farm.extensions import at
 from farm.jobs import cards, jobs
 from farm.jobs.create import OpenedJob
 from farm.settings import settings
@@ -432,7 +434,7 @@ def test_a_reader_that_goes_away_is_no_error():
 
 
 def test_every_option_has_a_text_and_every_text_an_option():
-    commands = [main._imported(name) for name in main.COMMANDS]
+    commands = [at(command.place) for command in all_commands().values()]
     functions = [
         one.callback for app in commands for one in getattr(app, "registered_commands", ())
     ]
@@ -442,7 +444,11 @@ def test_every_option_has_a_text_and_every_text_an_option():
         group.__name__: {one.name for one in fields(group)}
         for group in (CliOptions, EstimateOptions, Readings)
     }
-    texts = tomllib.loads((Path(main.__file__).parent / "options.toml").read_text())
+    root = Path(main.__file__).parents[1]
+    files = [root / "cli/options.toml", *root.glob("farm/addons/*/options.toml")]
+    texts = {
+        owner: found for file in files for owner, found in tomllib.loads(file.read_text()).items()
+    }
     assert [
         (owner, name)
         for owner, found in texts.items()

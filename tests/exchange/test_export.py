@@ -11,14 +11,14 @@ from sqlalchemy import delete, update
 from sqlmodel import select
 
 from farm.errors import UnknownOperator, UsageError
-from farm.exchange.columns import FORMAT, TABLES, as_markdown
 from farm.exchange.export import METADATA, export
-from farm.exchange.filters import parse
 from farm.exchange.importer import import_export
 from farm.exchange.packaged import FOLDER
 from farm.safe_text import cell
 from farm.settings import settings
 from farm.store import tables
+from farm.store.data_columns import FORMAT, TABLES, as_markdown
+from farm.store.query import parse
 from farm.types.protocol import Protocol, Variant
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import filled, rows
@@ -111,7 +111,7 @@ def test_the_file_says_what_it_is_and_what_its_columns_mean(database, tmp_path):
 def test_the_documented_dictionary_is_the_code_s():
     written = Path(__file__).parents[2] / "docs" / "data-dictionary.md"
     assert written.read_text() == as_markdown(), (
-        "write it anew: python -m farm.exchange.columns > docs/data-dictionary.md"
+        "write it anew: python -m farm.store.data_columns > docs/data-dictionary.md"
     )
     for table, columns in TABLES.items():
         names = [entry.name for entry in columns]

@@ -18,9 +18,7 @@ from sqlmodel import col, select
 from farm.addons.pages import page
 from farm.errors import UsageError
 from farm.exchange import importer
-from farm.exchange.columns import ADDED, FORMAT, TABLES
 from farm.exchange.export import METADATA, export, schema_of
-from farm.exchange.filters import parse
 from farm.exchange.importer import ImportRefused, import_export
 from farm.jobs import listing
 from farm.jobs.jobs import done_entries
@@ -29,7 +27,9 @@ from farm.report.layers import layers
 from farm.report.report import build
 from farm.store import tables
 from farm.store.content import find_capture
+from farm.store.data_columns import ADDED, FORMAT, TABLES
 from farm.store.database import Database, read_clock_s
+from farm.store.query import parse
 from farm.types.reading import InModelTimes, Verification
 from farm.types.request import Request
 from tests.report import filled

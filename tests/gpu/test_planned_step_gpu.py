@@ -22,8 +22,8 @@ from farm.benchmark.passes import numeric_flags
 from farm.models import catalog
 from farm.operators.captured import CapturedPass
 from farm.types.protocol import Protocol, Subject
+from tests.addons.memory.test_planned_step import Wiping, every_long_wait, gradients_of
 from tests.gpu import NEEDS_A_CARD
-from tests.slow_memory.test_planned_step import Wiping, every_long_wait, gradients_of
 
 pytestmark = NEEDS_A_CARD
 CARD = torch.device("cuda", 0)

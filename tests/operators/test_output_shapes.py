@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from farm.addons.predict.kernel_rules import Products, matrix_product
 from farm.operators.capture import capture
 from farm.operators.cost import cost
+from farm.operators.matrix_products import Products, matrix_product
 from farm.subjects.parsing import parse
 from farm.training.extract import extract
 from farm.types.protocol import Variant

@@ -12,11 +12,11 @@ from sqlalchemy import select, update
 from farm.errors import UsageError
 from farm.exchange import packaged
 from farm.exchange.export import as_table
-from farm.exchange.filters import _SHORT, KNOWN, parse
 from farm.report.compare import Difference, _models_of, compare
 from farm.report.gate import Gate, judge
 from farm.settings import settings
 from farm.store import tables
+from farm.store.query import _SHORT, KNOWN, parse
 from farm.types.protocol import Protocol, Variant
 from farm.verdict.figures import Figure
 from tests.cli.conftest import farm  # noqa: F401

@@ -11,7 +11,6 @@ import pytest
 
 from farm.addons.predict.dataset import datasets, measured_models
 from farm.addons.predict.query import EstimateQuery
-from farm.addons.predict.readings import tuples_of
 from farm.errors import NoReadings, UsageError
 from farm.exchange.export import export
 from farm.exchange.importer import import_export
@@ -20,6 +19,7 @@ from farm.report.operators import compiled_operators, fused_groups, shortened
 from farm.report.report import build, remarks
 from farm.store.content import PlacedCall
 from farm.subjects.label import fused_names
+from farm.verdict.model_readings import tuples_of
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import compiled
 from tests.report.compiled import COMPILED, EAGER, EAGER_CALLS, MODEL, compiled_calls

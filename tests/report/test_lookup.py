@@ -8,11 +8,11 @@ import pytest
 
 from farm.errors import UnknownOperator, UsageError
 from farm.exchange.export import export
-from farm.exchange.filters import parse
 from farm.exchange.packaged import database_of
 from farm.report.lookup import lookup
 from farm.settings import settings
 from farm.store.database import Database, read_clock_s
+from farm.store.query import parse
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import filled
 

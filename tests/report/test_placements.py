@@ -10,10 +10,10 @@ from sqlmodel import select
 from cli import report_tables
 from farm.addons.pages.page import job_page, write_page
 from farm.exchange.export import as_table
-from farm.exchange.filters import parse
 from farm.jobs.create import open_job
 from farm.report import report
 from farm.report.lookup import lookup
+from farm.store.query import parse
 from farm.store.tables import ProtocolRow
 from farm.types.protocol import Protocol
 from farm.types.request import Request, Sweep

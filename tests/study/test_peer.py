@@ -20,8 +20,8 @@ from farm.errors import CardBusy, FarmError, Unmeasurable, UsageError
 from farm.settings import settings
 from farm.store import tables
 from farm.types.protocol import Variant
+from tests.addons.memory.test_offload import Fake
 from tests.report import filled
-from tests.slow_memory.test_offload import Fake
 
 VARIANT = Variant("squeezenet1_1", 1, 224)
 

@@ -7,7 +7,7 @@ from benchmarks.studies.conditions import placement
 from benchmarks.studies.laboratory import StudyOptions
 from farm.errors import FarmError
 from farm.types.protocol import Protocol, Subject, Variant
-from tests.slow_memory.test_in_situ import CPU, Fake
+from tests.addons.memory.test_in_situ import CPU, Fake
 
 VARIANT = Variant("squeezenet1_1", 1, 32)
 

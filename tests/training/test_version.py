@@ -15,11 +15,11 @@ import farm
 from farm.benchmark_process.client import BenchmarkProcess
 from farm.devices.host import cpu_card
 from farm.errors import Unmeasurable
-from farm.exchange.filters import parse
 from farm.models import catalog
 from farm.report.lookup import lookup
 from farm.requests.partial_request import PartialRequest, command_of, complete
 from farm.settings import settings
+from farm.store.query import parse
 from farm.training.version import versioned
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
 from farm.types.request import Request

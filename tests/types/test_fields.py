@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import pytest
 
+from farm.addons.memory.memory_options import MemoryOptions
 from farm.errors import UsageError
-from farm.exchange.columns import VARIANT as VARIANT_COLUMNS
 from farm.requests.measurement_file import parse
-from farm.requests.memory import MemoryOptions
 from farm.requests.partial_request import GIVEN, VARIANT, PartialRequest, TextFiles
+from farm.store.data_columns import VARIANT as VARIANT_COLUMNS
 from farm.store.tables import ModelVariant
 from farm.types.fields import ContentAddressed, declared, fields_of, names_of, original, texts
 from farm.types.protocol import Protocol, Stopping, Variant

@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from sqlmodel import Session, col, select
 
+from farm.addons.memory.memory_options import Amount
 from farm.addons.memory.offload_plan import OffloadPlans, plan_offload
 from farm.addons.memory.plans import offload_json
 from farm.addons.memory.slow_costs import MeasuredSlow, read_slow, slow_costs
 from farm.addons.memory.transfers import Offload, Wire
-from farm.addons.predict.readings import needed_tuple, peaks_of, select_for_model
 from farm.errors import CaptureError, TupleRejected, UsageError, did_you_mean
 from farm.jobs import jobs
 from farm.models import catalog
 from farm.operators.captured import CapturedCall, CapturedPass, CapturedTensor
 from farm.operators.roofline import KNOWN_CARDS, median_fingerprint, roofline_of, sheet_of
 from farm.report import report as reports
-from farm.requests.memory import Amount
 from farm.requests.partial_request import command_of
 from farm.store import tables
 from farm.training.tensor_lifetime import Life, PeriodInterval, allocated_peak_bytes
@@ -33,6 +32,7 @@ from farm.types.reading import Details
 from farm.types.request import Request
 from farm.types.tuple import DTYPES, OperatorTuple
 from farm.verdict.aggregate import choose
+from farm.verdict.model_readings import needed_tuple, peaks_of, select_for_model
 
 if TYPE_CHECKING:
     from farm.operators.cost import Cost

@@ -127,7 +127,7 @@ def write_page(path: Path, pages: Sequence[JobPage]) -> None:
     write_whole(path, render("reports.html", **values))
 
 
-def write_history(path: Path, wanted: str, rows: list[Row]) -> None:
+def write_history(path: Path, model: str, rows: list[Row]) -> None:
     """Write a page with a chart and a table for each series of `farm.report.history`."""
     groups = (
         list(some) for _, some in itertools.groupby(rows, lambda row: [row[key] for key in SERIES])
@@ -135,7 +135,7 @@ def write_history(path: Path, wanted: str, rows: list[Row]) -> None:
     series = [(some, charts.history(some)) for some in groups]
     write_whole(
         path,
-        render("history.html", title=f"History of {wanted}", series=series, script=plotly_js()),
+        render("history.html", title=f"History of {model}", series=series, script=plotly_js()),
     )
 
 

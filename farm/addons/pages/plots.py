@@ -1,4 +1,4 @@
-"""Draws image files: the time series of a reading, the charts of a study, and predictions.
+"""Draws image files: the time series of a reading, and the charts of a study.
 
 matplotlib is an extra (`operator-farm[plot]`). It is imported only for drawing and needs no
 display."""
@@ -11,18 +11,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from farm.addons.pages import COLOURS, GREY, SHADE, check_file
 from farm.benchmark.intervals import power_by_step, power_of_ticks
 from farm.errors import UsageError, needing
-from farm.types.format import percent
 from farm.types.reading import Trace
-
-if TYPE_CHECKING:
-    from farm.addons.predict.dataset import Dataset
-    from farm.addons.predict.estimate import Estimate
-    from farm.addons.predict.evaluation import HeldOutPredictions
 
 _NEAR_S = 0.02  # a change of the energy counter belongs to a window if it is not farther from it
 _FEW_TICKS = 12  # a logarithmic axis with at most this many values has a tick at each value
@@ -114,7 +108,7 @@ def _colour(number: int) -> str:
     return COLOURS[number % len(COLOURS)]
 
 
-def _figure(
+def new_figure(
     width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
 ) -> tuple[Any, list[Any]]:
     """Return a matplotlib figure and its axes. Unit of the sizes: inches."""
@@ -125,7 +119,7 @@ def _figure(
     return figure, list(figure.subplots(rows, columns, squeeze=False, **options).flat)
 
 
-def _label_logs(*axes: Any) -> None:
+def label_logs(*axes: Any) -> None:
     """Label logarithmic axes with plain numbers: powers of ten; on a short axis, also 2 and 5 of
     each decade.
     """
@@ -138,7 +132,7 @@ def _label_logs(*axes: Any) -> None:
         axis.set_minor_formatter(NullFormatter())
 
 
-def _save(figure: Any, path: Path, title: str) -> None:
+def save_figure(figure: Any, path: Path, title: str) -> None:
     figure.suptitle(title, fontsize=10)
     try:
         figure.savefig(path, format=_format(path))
@@ -178,7 +172,7 @@ def draw_trace(
         for unit, names in _PANELS
     ]
     panels = [panel for panel in panels if any(name in trace.series for name in panel[1])]
-    figure, axes = _figure(9, 0.8 + 2.2 * (len(panels) or 1), len(panels) or 1, sharex=True)
+    figure, axes = new_figure(9, 0.8 + 2.2 * (len(panels) or 1), len(panels) or 1, sharex=True)
     for axis, (unit, names) in zip(axes, panels, strict=False):
         axis.axvspan(
             *trace.window_s, color=SHADE, label="window" if axis is axes[0] else None, zorder=0
@@ -201,7 +195,7 @@ def draw_trace(
         axis.set_ylabel(unit)
         axis.legend(fontsize=8, **_OUTSIDE)
     axes[-1].set_xlabel("time since the warm-up began, s")
-    _save(figure, path, title)
+    save_figure(figure, path, title)
 
 
 def _draw_counter(axis: Any, trace: Trace, rank: str) -> None:
@@ -250,7 +244,7 @@ def draw_charts(charts: Sequence[Chart], path: Path, title: str) -> None:
     heights = [
         max(1.5, 0.7 + 0.27 * len(chart.bars)) if chart.horizontal else 2.8 for chart in charts
     ] or [2.8]
-    figure, axes = _figure(9, 0.8 + sum(heights), len(heights), height_ratios=heights)
+    figure, axes = new_figure(9, 0.8 + sum(heights), len(heights), height_ratios=heights)
     for axis, chart in zip(axes, charts, strict=False):
         if chart.zero:
             (axis.axvline if chart.horizontal else axis.axhline)(0, color=GREY, linewidth=0.8)
@@ -289,7 +283,7 @@ def draw_charts(charts: Sequence[Chart], path: Path, title: str) -> None:
                 axis.set_xticks(ticks, [f"{value:g}" for value in ticks])
                 axis.minorticks_off()
             else:
-                _label_logs(axis.xaxis)
+                label_logs(axis.xaxis)
         axis.set_title(chart.title, fontsize=9, loc="left")
         axis.set_xlabel(chart.y_name if chart.horizontal else chart.x_name, fontsize=8)
         axis.set_ylabel("" if chart.horizontal else chart.y_name, fontsize=8)
@@ -297,7 +291,7 @@ def draw_charts(charts: Sequence[Chart], path: Path, title: str) -> None:
             len(row) > 1 for row in chart.bars.values()
         ):
             axis.legend(fontsize=7, **_OUTSIDE)
-    _save(figure, path, title)
+    save_figure(figure, path, title)
 
 
 def _draw_bars(axis: Any, chart: Chart) -> None:
@@ -322,65 +316,3 @@ def _draw_bars(axis: Any, chart: Chart) -> None:
     )
     if chart.horizontal:
         axis.set_ylim(len(chart.bars) - 0.4, -0.6)  # the first bar is at the top
-
-
-def draw_evaluation(data: Dataset, held: HeldOutPredictions, path: Path, title: str) -> None:
-    """Draw predicted against measured time by operator family, and the errors of each family of
-    models. Raises `UsageError` if the file cannot be drawn (`check_path`)."""
-    check_path(path)
-    import numpy as np
-
-    errors = held.errors(data)["time"]
-    finite = np.isfinite(errors.log_ratio)
-    measured = np.array([row.time_us for row in data.rows])[finite]
-    predicted, off = held.costs.time_us[finite], 100 * np.expm1(errors.log_ratio[finite])
-    kinds = np.array([call.operator_family for call in data.calls])[finite]
-    families = sorted(set(errors.families[finite]), reverse=True)  # from bottom to top
-    figure, (left, right) = _figure(11, max(5, 0.17 * len(families) + 1), 1, 2)
-    ends = [min(measured.min(), predicted.min()), max(measured.max(), predicted.max())]
-    left.plot(ends, ends, color=GREY, linewidth=1)
-    names, numbers = np.unique(kinds, return_counts=True)
-    most = set(names[np.argsort(-numbers)][: len(COLOURS)])
-    for name, colour in (*zip(sorted(most), COLOURS, strict=False), ("others", GREY)):
-        chosen = np.isin(kinds, list(most), invert=True) if name == "others" else kinds == name
-        if chosen.any():
-            left.plot(
-                measured[chosen], predicted[chosen], ".", color=colour, markersize=4, label=name
-            )
-    left.set(xscale="log", yscale="log", xlabel="measured (µs)", ylabel="predicted (µs)")
-    _label_logs(left.xaxis, left.yaxis)
-    left.legend(fontsize=8, frameon=False)
-    groups = [np.clip(off[errors.families[finite] == name], -100, 200) for name in families]
-    right.axvspan(-10, 10, color=SHADE, zorder=0)
-    style = {"orientation": "horizontal", "showfliers": False, "medianprops": {"color": COLOURS[0]}}
-    right.boxplot(groups, tick_labels=families, **style)
-    right.tick_params(axis="y", labelsize=8)
-    right.set(xlabel="error of the predicted time (%), trained without the model's family")
-    _save(figure, path, title)
-
-
-def draw_estimates(found: Sequence[Estimate], path: Path, over: str) -> None:
-    """Draw a model's time over a size (``batch`` or ``length``), with its interval. Raises as
-    `check_path`.
-    """
-    check_path(path)
-    level = min(one.level for one in found)
-    sizes, rows = [getattr(one.variant, over) for one in found], []
-    for one in found:
-        time = one.time_at(level)
-        rows.append(
-            [
-                time.value / 1e3 if end is None else end / 1e3
-                for end in (time.value, time.low, time.high)
-            ]
-        )
-    values, lows, highs = zip(*rows, strict=True)
-    figure, (axis,) = _figure(7, 4.5)
-    axis.fill_between(sizes, lows, highs, color=SHADE, label=f"{percent(level, 0)} interval")
-    axis.plot(sizes, values, ".-", color=COLOURS[0], label="estimated time of the model")
-    axis.set(xlabel=over, ylabel="time (ms)", xscale="log", yscale="log")
-    _label_logs(axis.yaxis)
-    axis.set_xticks(sizes, [str(size) for size in sizes])
-    axis.minorticks_off()
-    axis.legend(frameon=False)
-    _save(figure, path, f"{found[0].variant.model} on {found[0].card_model}")

@@ -23,7 +23,6 @@ import numpy as np
 import sqlalchemy
 from sqlmodel import Session
 
-from farm.addons.predict.readings import most_similar
 from farm.addons.predict.stored_predictor import CallPrediction, PredictedValue
 from farm.errors import NoReadings
 from farm.store.columns import OPERATOR, READING
@@ -33,6 +32,7 @@ from farm.types.format import plural
 from farm.types.protocol import Software
 from farm.types.tuple import DTYPES, NeededTuple
 from farm.verdict.figures import VIEW_COLUMNS, ReadingView
+from farm.verdict.model_readings import most_similar
 
 # factor between the ends of the interval and the value for another number of cards
 EXTRAPOLATED = 2.0

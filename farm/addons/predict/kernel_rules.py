@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from farm.addons.predict.families import operator_family, operator_type
+from farm.operators.matrix_products import Products, matrix_product
 from farm.types.tuple import (
     DTYPES,
     contiguous_stride,
@@ -300,46 +301,6 @@ def _aligned(tensors: Sequence[Tensor], products: Products | None) -> bool:
             )
             widths += [step * DTYPES[tensor["dtype"]][0] for step in steps if step > 1][:1]
     return all(width % _FITTED.aligned_bytes == 0 for width in widths)
-
-
-@dataclass(frozen=True)
-class Products:
-    """`count` independent products of m x k by k x n."""
-
-    m: int
-    n: int
-    k: int
-    count: int = 1
-
-    @property
-    def flops(self) -> int:
-        """2 for each multiply-add."""
-        return 2 * self.m * self.n * self.k * self.count
-
-
-def matrix_product(short_name: str, spec: Mapping[str, Any]) -> Products | None:
-    """Return the products of a linear layer or a call such as ``torch.matmul``; None for other
-    operators.
-    """
-    try:
-        shapes = shapes_passed(spec)
-        if short_name == "Linear":
-            given = spec["parameters"]
-            return Products(
-                math.prod(shapes[0][:-1]), plain(given["out_features"]), plain(given["in_features"])
-            )
-        left, right = shapes[-2:]
-        if (
-            short_name not in ("mm", "bmm", "matmul", "addmm", "baddbmm")
-            or left[-1] != right[-2]
-            or len(left) < 2
-        ):
-            return None
-        return Products(
-            left[-2], right[-1], left[-1], math.prod(np.broadcast_shapes(left[:-2], right[:-2]))
-        )
-    except (KeyError, TypeError, ValueError, IndexError):  # no rule knows this call
-        return None
 
 
 def products_of(short_name: str, spec: Mapping[str, Any]) -> Products | None:

@@ -24,9 +24,9 @@ from farm.addons.predict.dataset import (
     measured_models,
     stored_card_model,
 )
-from farm.addons.predict.estimate import Estimate, estimate
+from farm.addons.predict.estimate import Estimate
+from farm.addons.predict.estimating import estimate
 from farm.addons.predict.generation import Generation, generation
-from farm.addons.predict.readings import card_model_named, peaks_of
 from farm.addons.predict.stored_predictor import Predictor, RooflinePredictor, StoredPredictor
 from farm.addons.predict.tile_roofline import card_model
 from farm.addons.predict.transfer import (
@@ -52,6 +52,7 @@ from farm.store.content import sound_readings
 from farm.store.database import Database, open_database
 from farm.types.protocol import Protocol, Variant
 from farm.types.tuple import NeededTuple
+from farm.verdict.model_readings import card_model_named, peaks_of
 
 FILLS = ("auto", "none", "roofline")
 # readings of one card from which its power is predicted apart from that of its model
@@ -105,7 +106,7 @@ class EstimateQuery:
     def estimate(
         self, session: Session, variant: Variant, needed: Sequence[NeededTuple] | None = None
     ) -> Estimate:
-        """Estimate the cost of a model (`farm.addons.predict.estimate.estimate`). A note names a
+        """Estimate the cost of a model (`farm.addons.predict.estimating.estimate`). A note names a
         predictor that cannot be read."""
         model = self.card_model(session)
         kind, roofline = peaks_of(session, model, variant.computes_in, self.tf32)
@@ -365,13 +366,13 @@ def database_at(place: str) -> Database:
 
 
 def write_dataset(dataset: Dataset, path: Path) -> None:
-    """Write a data set as Parquet or CSV; the file's suffix decides. `farm.exchange.columns`
+    """Write a data set as Parquet or CSV; the file's suffix decides. `farm.store.data_columns`
     documents the columns. Raises `UsageError` if the suffix is neither, or if the file cannot be
     written."""
     import pyarrow as pa
 
-    from farm.exchange.columns import DATASET
     from farm.exchange.export import schema_of, writer
+    from farm.store.data_columns import DATASET
 
     if path.suffix not in (".parquet", ".csv"):
         raise UsageError(

@@ -15,7 +15,6 @@ import sqlalchemy
 from sqlmodel import Session
 
 from farm.addons.predict.collectives import counted_us
-from farm.addons.predict.readings import most_similar, newest_readings, protocols_like
 from farm.store.columns import OPERATOR, VARIANT
 from farm.types.collective import COLLECTIVES
 from farm.types.format import plural
@@ -23,6 +22,7 @@ from farm.types.protocol import Protocol, Software
 from farm.types.reading import Details
 from farm.types.tuple import NeededTuple
 from farm.verdict.figures import Figure, ReadingView
+from farm.verdict.model_readings import most_similar, newest_readings, protocols_like
 
 #: Only shorter operators count, because the differences of longer ones scatter; shorter collectives
 #: are mostly latency.

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from farm.addons.predict.kernel_rules import KernelPlan, Products, constants
+from farm.addons.predict.kernel_rules import KernelPlan, constants
 from farm.devices.device import sound_fingerprint
+from farm.operators.matrix_products import Products
 from farm.operators.roofline import Roofline, data_sheet, roofline_of
 
 

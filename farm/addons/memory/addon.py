@@ -1,0 +1,18 @@
+"""The add-on `memory`: tensors in slow memory, and the memory of training steps."""
+
+from farm.extensions import AddOn, Command
+
+ADD_ON = AddOn(
+    "memory",
+    commands=(
+        Command(
+            "memory",
+            "farm.addons.memory.commands:memory",
+            "farm memory resnet50 -b 32 --fast 50%",
+            "Measure",
+        ),
+    ),
+    public={"farm.addons.memory.queries": "step_memory"},
+    handlers="farm.addons.memory.handlers:HANDLERS",
+    offload="farm.addons.memory.offload:offload",
+)

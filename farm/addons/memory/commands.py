@@ -1,0 +1,40 @@
+"""``farm memory``: the memory of a training step over time. Only --job needs a database, only --run
+a card.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from cli.options import SPLIT, AsJson, Declared, Model
+from cli.output import answer, say, say_differences
+from farm.addons.memory.memory_options import MemoryOptions
+
+Fields = Annotated[
+    dict[str, Any],
+    Declared(without=("cache", "text", "tokenizer", "mode", "step", "compile", *SPLIT)),
+]
+Options = Annotated[dict[str, Any], Declared(MemoryOptions)]
+
+
+def memory(
+    model: Model,
+    *,
+    batch: int | None = None,
+    given: Fields,
+    dtype: str | None = None,
+    options: Options,
+    as_json: AsJson = False,
+) -> None:
+    """Show the memory of a training step over time. Runs nothing without --run."""
+    from farm.addons.memory import tables
+    from farm.addons.memory.requested import requested_memory
+    from farm.models import catalog
+
+    checked = MemoryOptions(**options)
+    variant = catalog.variant(
+        model, batch or catalog.usual_batch(model, 32), dtype=dtype, step="training", **given
+    )
+    say_differences([variant])
+    found = requested_memory(variant, checked, say)
+    answer(as_json, found, lambda: tables.table(found))

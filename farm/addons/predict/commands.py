@@ -1,0 +1,235 @@
+"""``farm predict``: predict operators that were never measured from those that were."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli import output
+from cli.options import SPLIT, AsJson, Declared, sizes
+from cli.output import answer, emit, emit_json, say, show
+from farm.errors import UsageError, writing_to
+
+if TYPE_CHECKING:
+    from farm.addons.predict.dataset import Dataset, MeasuredModel
+
+app = typer.Typer(
+    help="Predict time, power and energy of operators without a reading, and evaluate predictors.",
+    no_args_is_help=True,
+)
+
+
+@dataclass(frozen=True)
+class Readings:
+    """The readings from which predictors learn; `options.toml` has the texts of these options."""
+
+    card: str = ""
+    torch: str = ""
+
+    def training_set(self) -> tuple[Dataset, list[MeasuredModel]]:
+        """The readings and models of one's own database, or those of the package."""
+        from farm.addons.predict import query
+
+        return output.first_that_knows(
+            lambda session: query.training_set(session, self.card, self.torch)
+        )
+
+
+@app.command(epilog="Example: farm predict dataset dataset.parquet --card H200")
+def dataset(target: Path, readings: Readings, as_json: AsJson = False) -> None:
+    """Write the training data of predictors: a row for each tuple."""
+    from farm.addons.predict.query import write_dataset
+
+    found, _ = readings.training_set()
+    write_dataset(found, target)
+    if as_json:
+        emit_json(
+            {
+                "file": str(target),
+                "rows": len(found),
+                "key": found.key,
+                **found.conditions.to_json(),
+            }
+        )
+    else:
+        emit(f"{target}  {_about(found)}")
+
+
+@app.command(epilog="Example: farm predict fit --card H200")
+def fit(
+    predictor: str = "best", *, readings: Readings, out: Path | None = None, as_json: AsJson = False
+) -> None:
+    """Fit a predictor to the readings and store it as arrays, for `farm estimate`."""
+    from farm.addons.predict import evaluation, stored_predictor
+    from farm.addons.predict.predictors import predictor_spec
+    from farm.addons.predict.regressors import needs_scikit_learn
+
+    if out is not None and out.suffix != ".npz":
+        raise UsageError(
+            f"The name '{out}' does not end in .npz.",
+            "Name the file like this: --out predictor.npz",
+        )
+    spec = predictor_spec(predictor)
+    needs_scikit_learn()
+    data, models = readings.training_set()
+    found = evaluation.fit(spec, data, models, say)
+    path = out or stored_predictor.folders()[0] / stored_predictor.file_name(data.conditions)
+    stored_predictor.save(found, path)
+    if as_json:
+        emit_json(
+            {
+                "file": str(path),
+                "rows": found.rows,
+                "key": found.key,
+                "calibration": found.calibration.to_json(),
+            }
+        )
+    else:
+        learned = f"{found.rows} tuples of {found.calibration.families} model families"
+        emit(f"{path}  predictor {predictor}, fitted to {learned}")
+
+
+@app.command(epilog="Example: farm predict evaluate best --card H200")
+def evaluate(
+    predictors: list[str] | None = None,
+    *,
+    readings: Readings,
+    on: str = "",
+    across: str = "",
+    folds: bool = True,
+    curve: bool = False,
+    png: Path | None = None,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate predictors with random tuples left out, and with a whole family of models left
+    out.
+    """
+    from farm.addons.predict import evaluation
+    from farm.addons.predict.predictors import PREDICTORS, predictor_spec
+    from farm.addons.predict.regressors import needs_scikit_learn
+
+    specs = [predictor_spec(name) for name in predictors or PREDICTORS]
+    if png is not None:
+        from farm.addons.pages.plots import check_path
+
+        check_path(png)
+    if on or across:
+        _evaluate_fitted(readings, on, across, specs[-1].name if predictors else "best", as_json)
+        return
+    needs_scikit_learn()
+    data, models = readings.training_set()
+    found = [
+        evaluation.evaluate(spec, data, models, folds=folds, curve=curve, say=say) for spec in specs
+    ]
+    whole = sum(model.time_us is not None for model in models)
+    about = _about(data).replace("tuples", f"tuples and {whole} whole models", 1)
+    _show_evaluations([one for one, _ in found], data, about, as_json, "one model family left out")
+    if png is not None:
+        from farm.addons.predict.plots import draw_evaluation
+
+        draw_evaluation(data, found[-1][1], png, f"{specs[-1].name}: {about}")
+        say(f"Drawn to {png}")
+
+
+@app.command(epilog="Example: farm predict plan resnet50 --card H100")
+def plan(
+    models: list[str],
+    *,
+    batch: str | None = None,
+    given: Annotated[dict[str, Any], Declared(without=("compile", *SPLIT))],
+    tuples: int = 60,
+    readings: Readings,
+    out: Path | None = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the measurements that would reduce the error of some models most, as a file for `farm
+    run -f`.
+    """
+    from farm.addons.predict import next_measurements, tables
+    from farm.addons.predict.estimate_command import estimated
+    from farm.addons.predict.query import EstimateQuery
+    from farm.models import catalog
+    from farm.requests.partial_request import usual_variant
+
+    query = EstimateQuery(readings.card, torch=readings.torch)
+    kind = query.kind()
+    variants = [
+        usual_variant(name, kind, batch=size, **given)
+        for name in map(catalog.known, models)
+        for size in sizes("--batch", batch)
+    ]
+    output.say_differences(variants)
+    estimates = [estimated(variant, query) for variant in variants]
+    if not any(one.total_time for one in estimates):
+        raise UsageError(
+            f"No predictor is stored for {estimates[0].card_model}, so it is unknown which tuples "
+            "are uncertain.",
+            f"Fit a predictor: `farm predict fit --card '{estimates[0].card_model}'`",
+        )
+    found = next_measurements.plan(estimates, tuples)
+    if out is not None:
+        with writing_to(out):
+            out.write_text(found.file)
+    if as_json:
+        emit_json(found.to_json())
+    elif not found.proposals:
+        say("Every tuple of these models has a reading: there is nothing to measure.")
+    else:
+        show(tables.plan(found))
+        step = f"Measure these tuples with `farm run -f {out}`."
+        say(
+            step
+            if out is not None
+            else "--out FILE writes a measurement file of these tuples for `farm run -f FILE`."
+        )
+
+
+def _evaluate_fitted(
+    readings: Readings, on: str, across: str, predictor: str, as_json: bool
+) -> None:
+    """Compare a fitted predictor with readings outside its training data."""
+    from farm.addons.predict import evaluation, query, stored_predictor
+    from farm.addons.predict.predictors import predictor_spec
+
+    if across:
+        train, _ = readings.training_set()
+        data, models = Readings(across).training_set()
+        found = evaluation.evaluate_fitted(predictor_spec(predictor).fit(train), data, models)
+        about = f"fitted to readings of {train.card.model}"
+    else:
+        with query.database_at(on).read() as session:
+            everything, models = query.training_set(session, readings.card, readings.torch)
+        model, conditions, folders = (
+            everything.card.model,
+            everything.conditions,
+            stored_predictor.folders(),
+        )
+        stored = stored_predictor.find(
+            folders, model, conditions.software.torch, conditions.protocol
+        )
+        if stored is None:
+            step = f"Fit a predictor: `farm predict fit --card '{model}'`"
+            raise UsageError(f"No predictor is stored for {model}.", step)
+        data = everything.where(~stored.has_learned(call.operator_id for call in everything.calls))
+        found = evaluation.evaluate_fitted(
+            stored.fitted, data, models, stored.calibration, everything
+        )
+        about = f"stored in {stored.path}"
+    about = f"{_about(data)}; predictor {found.predictor}, {about}"
+    _show_evaluations([found], data, about, as_json, "tuples outside the training data")
+
+
+def _about(data: Dataset) -> str:
+    return f"{len(data)} tuples of {data.card.model}, torch {data.conditions.software.torch}"
+
+
+def _show_evaluations(
+    found: list[Any], data: Dataset, about: str, as_json: bool, left_out: str
+) -> None:
+    from farm.addons.predict import tables
+
+    shown = {"about": about, "key": data.key, "evaluations": [one.to_json() for one in found]}
+    answer(as_json, shown, lambda: tables.evaluations(found, about, left_out))

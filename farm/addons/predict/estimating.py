@@ -1,0 +1,408 @@
+"""Estimate the cost of a model on a card without running it, from readings and predictions.
+
+If the whole model has a reading, that is the cost. Otherwise the cost is a sum over the model's
+tuples: a reading if there is one (as in verdicts, `farm.verdict.aggregate`), else a prediction.
+Without a predictor the sum is incomplete."""
+
+from __future__ import annotations
+
+import functools
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sqlmodel import Session
+
+from farm.addons.predict import collectives
+from farm.addons.predict.estimate import (
+    PREDICTED_LEVEL,
+    SECONDS_A_TUPLE,
+    Estimate,
+    MissingTuple,
+    interval_at,
+    sum_of,
+)
+from farm.addons.predict.floor import above_floor
+from farm.addons.predict.rank_effects import added_time, rank_effects
+from farm.addons.predict.reading_sum import sum_of_readings
+from farm.addons.predict.routing import routing_note
+from farm.addons.predict.stored_predictor import CallPrediction, PredictedValue, Predictor
+from farm.errors import FarmError, NoReadings
+from farm.exchange.packaged import packaged_database
+from farm.operators.roofline import Roofline
+from farm.requests.memory import MemoryNeed, memory_need
+from farm.requests.partial_request import command_of, default_data
+from farm.store.content import stored_software
+from farm.store.database import read_clock_s
+from farm.types.collective import COLLECTIVES
+from farm.types.format import TIME, percent, plural, quantity
+from farm.types.protocol import Protocol, Software, Variant
+from farm.types.request import Request
+from farm.types.tuple import NeededTuple
+from farm.verdict.figures import Figure
+from farm.verdict.model_readings import (
+    SelectedReadings,
+    card_bytes,
+    left_out,
+    peaks_of,
+    protocols_like,
+    select_for_model,
+    tuples_of,
+)
+
+
+def estimate(
+    session: Session,
+    variant: Variant,
+    card_model: str,
+    protocol: Protocol,
+    *,
+    torch: str = "",
+    predictor: Predictor | None = None,
+    unfilled: str = "no predictor is given",
+    notes: Sequence[str] = (),
+    needed: Sequence[NeededTuple] | None = None,
+) -> Estimate:
+    """Estimate the cost of one pass of a model from the readings of its tuples and from
+    predictions. Raises `NoReadings` if no tuple of the model has a reading and there is no
+    prediction, and as `tuples_of`.
+
+    Args:
+        card_model: the whole name of a card model; it may be without readings.
+        protocol: launch, residency and numeric flags. Its data class is ignored: each call uses a
+            reading with its own data class, or with another class if there is none.
+        torch: a version or its beginning; "": the version whose readings cover most of the model.
+        predictor: predicts tuples without a reading; None: they are left out. If the predictor
+            names its software, the model needs no reading at all.
+        unfilled: why there is no predictor, for `Estimate.incomplete_reason`.
+        notes: notes about the predictor, such as why it cannot be read; used only if tuples are
+            missing.
+        needed: the tuples of the model; None: see `tuples_of`.
+    """
+    kind, roofline = peaks_of(session, card_model, variant.computes_in, protocol.tf32)
+    if needed is None:
+        device_type = "cpu" if kind == "cpu" else "cuda"
+        needed = tuples_of(session, variant, device_type, protocol.launch, card_model)
+    model = _ModelOnCard(session, variant, card_model, kind, protocol, roofline, needed)
+    selected = model.selected(torch)
+    doubtful = model.doubtful(selected)
+    if selected:
+        software = stored_software(session, selected.software_id)
+    elif predictor and predictor.software and predictor.software.torch.startswith(torch):
+        software = predictor.software
+        selected = SelectedReadings.none(needed, predictor.method, software.id, roofline)
+    else:
+        reasons = [unfilled]
+        if doubtful:
+            reasons.append(f"Left out: {doubtful}")
+        reasons += [note.removesuffix(".") for note in notes]
+        raise model.no_readings(torch, ". ".join(reasons))
+
+    result = model.from_readings(selected, software, doubtful)
+    if result.missing:
+        result = replace(result, notes=(*notes, *result.notes))
+    if predictor:
+        result = model.with_predictions(result, predictor)
+    if result.whole_time:
+        return result
+    if variant.cards > 1:
+        result = model.in_ranks(result)
+    if result.missing and (predictor is None or predictor.software is None):
+        bound = "count with a lower bound (the roofline)"
+        why = bound if predictor else f"have no reading, and {unfilled}"
+        share = f"{percent(1 - result.coverage)} of the estimated cost"
+        reason = f"{len(result.missing)} of {result.tuples} tuples ({share}) {why}."
+        result = replace(result, incomplete_reason=reason)
+    return model.with_routing(result)
+
+
+@dataclass(frozen=True)
+class _ModelOnCard:
+    """The tuples of a model on a card model, and the database with their readings."""
+
+    session: Session
+    variant: Variant
+    card_model: str
+    kind: str  # of the card
+    protocol: Protocol  # its data class is ignored
+    roofline: Roofline
+    needed: Sequence[NeededTuple]
+
+    @functools.cached_property
+    def weight(self) -> dict[str, float]:
+        """Tuple id -> the estimated cost of all its calls. Unit: µs."""
+        return {
+            needed.operator_id: self.roofline.estimate_us(needed.flops, needed.bytes_moved)
+            * needed.all_calls
+            for needed in self.needed
+        }
+
+    def selected(self, torch: str) -> SelectedReadings | None:
+        """The readings to add up; None if there are none."""
+        return select_for_model(
+            self.session,
+            self.variant,
+            self.needed,
+            self.weight,
+            self.card_model,
+            self.protocol,
+            self.roofline,
+            torch,
+        )
+
+    def doubtful(self, selected: SelectedReadings | None) -> str:
+        """The doubtful readings of what has no other reading, as text."""
+        read = set(selected.rows) if selected else set()
+        if selected and selected.wholes:
+            read.add(self.variant.id)
+        unread = [id_ for id_ in (*self.weight, self.variant.id) if id_ not in read]
+        protocols = list(protocols_like(self.session, self.protocol))
+        return left_out(self.session, unread, self.card_model, protocols)
+
+    def no_readings(self, torch: str, why: str) -> NoReadings:
+        variant = self.variant
+        where = f"{self.card_model} under {self.protocol.launch} launch"
+        if torch:
+            where += f" and torch {torch}"
+        data = "copied"
+        if not variant.compile:
+            data = default_data(self.kind, not (variant.step or variant.cards > 1))
+        request = Request(variant=variant, protocol=self.protocol.with_data(data))
+        return NoReadings(
+            f"No tuple of {variant} has a reading on {where}, and {why}.",
+            f"Measure the model: {command_of(request).removesuffix(' --reuse none')}; "
+            "or import another farm's readings with `farm import`.",
+        )
+
+    def _memory(self) -> MemoryNeed | None:
+        """The memory that one pass needs; None if that of the card or the model is unknown."""
+        all_calls_bytes, largest_bytes = 0, 0
+        for needed in self.needed:
+            all_calls_bytes += needed.all_calls * (needed.bytes_moved + needed.held_bytes)
+            largest_bytes = max(largest_bytes, needed.bytes_moved - needed.held_bytes)
+        try:
+            size_bytes = card_bytes(self.session, self.card_model)
+            if not size_bytes:
+                return None
+            return memory_need(self.variant, size_bytes, all_calls_bytes, largest_bytes)
+        except FarmError:
+            return None
+
+    def from_readings(
+        self, selected: SelectedReadings, software: Software, doubtful: str
+    ) -> Estimate:
+        """The estimate from the readings alone. `doubtful`: see the method of this name."""
+        result = sum_of_readings(selected, self.protocol.launch)
+        verdict = result.verdict
+        notes = [*result.notes]
+        if selected.other_sets:
+            others = f"{selected.other_sets} other {plural('version', selected.other_sets)}"
+            notes.append(
+                f"Readings with {others} of the method or the software exist. They were not mixed "
+                "in."
+            )
+        missing = self._missing(selected)
+        for entry in missing:
+            if entry.mismatch:
+                notes.append(
+                    f"{entry.label} ({percent(entry.share)} of the estimated cost) has no reading: "
+                    f"{entry.mismatch}."
+                )
+        rows_by_id = {row.id: row for rows in selected.rows.values() for row in rows}
+        readings = list(rows_by_id.values())
+        measuring_s = [row.cost_s["total"] for row in readings if (row.cost_s or {}).get("total")]
+        seconds_a_tuple = statistics.median(measuring_s) if measuring_s else SECONDS_A_TUPLE
+        collectives_us = math.fsum(
+            row.total_us for row in verdict.tuples if row.short_name in COLLECTIVES
+        )
+        exposed_us = None
+        if verdict.communication_us and not missing:
+            exposed_us = verdict.communication_us[1]
+        oldest_at_s = min((row.created_at_s for row in readings), default=None)
+        age_s = None if oldest_at_s is None else read_clock_s(self.session) - oldest_at_s
+        covered = math.fsum(self.weight[id_] for id_ in selected.rows)
+        return Estimate(
+            variant=self.variant,
+            card_model=self.card_model,
+            protocol=self.protocol,
+            software=software,
+            method=selected.method,
+            tuples=len(self.needed),
+            covered_tuples=len(selected.rows),
+            coverage=covered / math.fsum(self.weight.values()),
+            measured_time=result.time,
+            measured_energy=result.energy,
+            whole_time=verdict.time.whole,
+            whole_energy=verdict.energy.whole if verdict.energy else None,
+            missing=tuple(sorted(missing, key=lambda entry: (-entry.share, entry.label))),
+            measuring_rest_s=len(missing) * seconds_a_tuple,
+            other_data_calls=selected.other_data_calls,
+            flags=dict(Counter(flag for row in readings for flag in row.flags).most_common()),
+            origins=dict(Counter(row.origin for row in readings)),
+            oldest_at_s=oldest_at_s,
+            oldest_age_s=age_s,
+            notes=tuple(notes),
+            specs={
+                needed.operator_id: needed.spec
+                for needed in self.needed
+                if needed.operator_id not in selected.rows
+            },
+            communication_us=verdict.collectives_alone_us or collectives_us,
+            exposed_us=exposed_us,
+            measured={
+                id_: (rows[0].time_us, rows[0].energy_mj) for id_, rows in selected.rows.items()
+            },
+            memory=self._memory(),
+            left_out=doubtful,
+        )
+
+    def _missing(self, selected: SelectedReadings) -> list[MissingTuple]:
+        total = math.fsum(self.weight.values())
+        return [
+            MissingTuple(
+                needed.operator_id,
+                needed.short_name,
+                needed.label,
+                needed.all_calls,
+                share=self.weight[needed.operator_id] / total,
+                mismatch=needed.mismatch,
+            )
+            for needed in self.needed
+            if needed.operator_id not in selected.rows
+        ]
+
+    def _collectives(self, result: Estimate) -> tuple[dict[str, CallPrediction], list[str]]:
+        """Predict the collectives without a reading. Return tuple id -> prediction, and notes."""
+        missing = [
+            needed
+            for needed in self.needed
+            if needed.operator_id in result.specs and needed.short_name in COLLECTIVES
+        ]
+        if not missing:
+            return {}, []
+        names = {needed.short_name for needed in missing}
+        protocols = protocols_like(self.session, self.protocol)
+        sizes = collectives.measured_sizes(
+            self.session, names, self.card_model, protocols, result.software
+        )
+        return collectives.predicted(missing, sizes, self.card_model)
+
+    def with_predictions(self, result: Estimate, predictor: Predictor) -> Estimate:
+        """Return the estimate with predictions for the missing tuples."""
+        of_collectives, notes_of_collectives = self._collectives(result)
+        operators = [needed for needed in self.needed if needed.short_name not in COLLECTIVES]
+        missing = [needed for needed in operators if needed.operator_id in result.specs]
+        predicted = predictor.predict(missing, operators)
+        predicted = above_floor(predicted, missing, self.card_model, tf32=self.protocol.tf32)
+
+        cards = self.variant.cards
+        calls = dict(of_collectives)
+        for needed, call in zip(missing, predicted.calls, strict=True):
+            energy_mj = call.energy_mj and call.energy_mj.times(cards)
+            calls[needed.operator_id] = replace(call, energy_mj=energy_mj)
+
+        nothing = PredictedValue(0.0, 0.0, 0.0)
+        energy = predicted.energy_mj if missing else nothing
+        times, energies = [predicted.time_us], [energy and energy.times(cards)]
+        for entry in result.missing:
+            if collective := of_collectives.get(entry.operator_id):
+                of_call = collective.time_us
+                if predictor.software is None:  # a lower bound, as of the operators
+                    of_call = PredictedValue(of_call.low or 0.0)
+                times.append(of_call.times(entry.calls))
+                energies.append(collective.energy_mj and collective.energy_mj.times(entry.calls))
+        time, energy = sum_of(times), sum_of(energies)
+        assert time is not None
+
+        notes = [*notes_of_collectives, *result.notes]
+        if missing:
+            notes = [*predicted.notes, *notes]
+        if result.covered_tuples and missing and _is_of_other_software(predictor, result.software):
+            assert predictor.software is not None
+            notes.append(
+                f"Predictions are for torch {predictor.software.torch}, readings are from torch "
+                f"{result.software.torch}."
+            )
+        measured_energy = result.measured_energy if result.covered_tuples else Figure(0.0)
+        return replace(
+            result,
+            predictor=predictor.name,
+            predicted_us=time.value,
+            predicted_mj=energy.value if energy else None,
+            total_time=sum_of([interval_at(result.measured_time, PREDICTED_LEVEL), time]),
+            total_energy=sum_of([interval_at(measured_energy, PREDICTED_LEVEL), energy]),
+            narrowing=(
+                *(missing[place].operator_id for place in predicted.narrowing),
+                *of_collectives,
+            ),
+            missing=tuple(_predicted(entry, calls[entry.operator_id]) for entry in result.missing),
+            transfer=predicted.transfer if missing else None,
+            communication_us=result.communication_us + math.fsum(time.value for time in times[1:]),
+            notes=tuple(notes),
+        )
+
+    def in_ranks(self, result: Estimate) -> Estimate:
+        """Return the estimate with what calls take longer in the ranks, by the same database as the
+        readings, else by the package. The power meanwhile is unknown: the interval of this energy
+        goes from none to twice the mean power's."""
+        overlaps = self.variant.tensor_parallel == 1
+        conditions = self.card_model, self.protocol, result.software, overlaps
+        effects = rank_effects(self.session, *conditions)
+        if effects is None:
+            with packaged_database().read() as packaged:
+                effects = rank_effects(packaged, *conditions)
+        if effects is None:
+            return result
+
+        ratios, source = effects
+        loops_us = {
+            entry.operator_id: entry.predicted_us
+            for entry in result.missing
+            if entry.predicted_us is not None
+        }
+        loops_us |= {id_: time_us for id_, (time_us, _) in result.measured.items()}
+        added = added_time(ratios, self.needed, loops_us)
+        time, energy = result.sum_at(PREDICTED_LEVEL)
+        added_energy = None
+        if energy:
+            added_mj = energy.value / time.value * added.value
+            added_energy = Figure(added_mj, abs(added_mj))
+        longer = "longer" if added.value >= 0 else "less"
+        note = f"Calls take {quantity(abs(added.value), TIME)} {longer} in ranks than alone: "
+        note += f"{source}."
+        if overlaps:
+            note += " How collectives overlap with computation is not estimated."
+        return replace(
+            result, ranks_time=added, ranks_energy=added_energy, notes=(note, *result.notes)
+        )
+
+    def with_routing(self, result: Estimate) -> Estimate:
+        """Return the estimate with a note about the routing that it assumes."""
+        times_us = dict(self.weight)
+        for needed in self.needed:
+            if needed.operator_id in result.measured:
+                time_us, _ = result.measured[needed.operator_id]
+                times_us[needed.operator_id] = time_us * needed.all_calls
+        for entry in result.missing:
+            if entry.predicted_us is not None:
+                times_us[entry.operator_id] = entry.predicted_us * entry.calls
+        note = routing_note(self.needed, times_us)
+        return replace(result, notes=(note, *result.notes)) if note else result
+
+
+def _is_of_other_software(predictor: Predictor, software: Software) -> bool:
+    return predictor.software is not None and predictor.software.id != software.of_one_card.id
+
+
+def _predicted(entry: MissingTuple, call: CallPrediction) -> MissingTuple:
+    return replace(
+        entry,
+        predicted_us=call.time_us.value,
+        predicted_low_us=call.time_us.low,
+        predicted_high_us=call.time_us.high,
+        predicted_mj=call.energy_mj.value if call.energy_mj else None,
+        known=call.known,
+        far=call.far,
+    )

@@ -1,0 +1,75 @@
+"""Draws estimates over a size, and the errors of predictors, as image files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from farm.addons.pages import COLOURS, GREY, SHADE
+from farm.addons.pages.plots import check_path, label_logs, new_figure, save_figure
+from farm.addons.predict.dataset import Dataset
+from farm.addons.predict.estimate import Estimate
+from farm.addons.predict.evaluation import HeldOutPredictions
+from farm.types.format import percent
+
+
+def draw_evaluation(data: Dataset, held: HeldOutPredictions, path: Path, title: str) -> None:
+    """Draw predicted against measured time by operator family, and the errors of each family of
+    models. Raises `UsageError` if the file cannot be drawn (`check_path`)."""
+    check_path(path)
+    import numpy as np
+
+    errors = held.errors(data)["time"]
+    finite = np.isfinite(errors.log_ratio)
+    measured = np.array([row.time_us for row in data.rows])[finite]
+    predicted, off = held.costs.time_us[finite], 100 * np.expm1(errors.log_ratio[finite])
+    kinds = np.array([call.operator_family for call in data.calls])[finite]
+    families = sorted(set(errors.families[finite]), reverse=True)  # from bottom to top
+    figure, (left, right) = new_figure(11, max(5, 0.17 * len(families) + 1), 1, 2)
+    ends = [min(measured.min(), predicted.min()), max(measured.max(), predicted.max())]
+    left.plot(ends, ends, color=GREY, linewidth=1)
+    names, numbers = np.unique(kinds, return_counts=True)
+    most = set(names[np.argsort(-numbers)][: len(COLOURS)])
+    for name, colour in (*zip(sorted(most), COLOURS, strict=False), ("others", GREY)):
+        chosen = np.isin(kinds, list(most), invert=True) if name == "others" else kinds == name
+        if chosen.any():
+            left.plot(
+                measured[chosen], predicted[chosen], ".", color=colour, markersize=4, label=name
+            )
+    left.set(xscale="log", yscale="log", xlabel="measured (µs)", ylabel="predicted (µs)")
+    label_logs(left.xaxis, left.yaxis)
+    left.legend(fontsize=8, frameon=False)
+    groups = [np.clip(off[errors.families[finite] == name], -100, 200) for name in families]
+    right.axvspan(-10, 10, color=SHADE, zorder=0)
+    style = {"orientation": "horizontal", "showfliers": False, "medianprops": {"color": COLOURS[0]}}
+    right.boxplot(groups, tick_labels=families, **style)
+    right.tick_params(axis="y", labelsize=8)
+    right.set(xlabel="error of the predicted time (%), trained without the model's family")
+    save_figure(figure, path, title)
+
+
+def draw_estimates(found: Sequence[Estimate], path: Path, over: str) -> None:
+    """Draw a model's time over a size (``batch`` or ``length``), with its interval. Raises as
+    `check_path`.
+    """
+    check_path(path)
+    level = min(one.level for one in found)
+    sizes, rows = [getattr(one.variant, over) for one in found], []
+    for one in found:
+        time = one.time_at(level)
+        rows.append(
+            [
+                time.value / 1e3 if end is None else end / 1e3
+                for end in (time.value, time.low, time.high)
+            ]
+        )
+    values, lows, highs = zip(*rows, strict=True)
+    figure, (axis,) = new_figure(7, 4.5)
+    axis.fill_between(sizes, lows, highs, color=SHADE, label=f"{percent(level, 0)} interval")
+    axis.plot(sizes, values, ".-", color=COLOURS[0], label="estimated time of the model")
+    axis.set(xlabel=over, ylabel="time (ms)", xscale="log", yscale="log")
+    label_logs(axis.yaxis)
+    axis.set_xticks(sizes, [str(size) for size in sizes])
+    axis.minorticks_off()
+    axis.legend(frameon=False)
+    save_figure(figure, path, f"{found[0].variant.model} on {found[0].card_model}")

@@ -1,0 +1,96 @@
+"""Estimate models and predict operators from Python. Nothing here runs on a card."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from sqlmodel import Session
+
+from farm.addons.predict.estimate import Estimate
+from farm.addons.predict.floor import above_floor
+from farm.addons.predict.query import EstimateQuery
+from farm.addons.predict.stored_predictor import CallPrediction
+from farm.api.capture import CapturedModel, as_captured_for, no_model
+from farm.errors import UsageError
+from farm.exchange.packaged import first_answer
+from farm.models import catalog
+from farm.operators.cost import cost
+from farm.requests.partial_request import usual_variant
+from farm.store.database import Database
+from farm.training.version import versioned
+from farm.types.protocol import Variant
+from farm.types.tuple import OperatorTuple
+from farm.verdict.model_readings import needed_of, needed_tuple, peaks_of
+
+
+def estimate(
+    model: CapturedModel | Variant | str,
+    *,
+    card: str = "",
+    batch: int | None = None,
+    torch: str = "",
+    fill: str = "auto",
+    database: Database | None = None,
+    **fields: Any,
+) -> Estimate:
+    """Estimate the cost of one pass of a model from readings, and from predictions where there are
+    none.
+
+    Args:
+        model: a name, a variant or a `CapturedModel`: ``farm.estimate("resnet50", card="H200",
+            batch=32)``.
+        card: part of a card model's name.
+        batch: default: that of `farm run` on such a card.
+        torch: a version or its beginning. Default: the version whose readings cover most of the
+            model.
+        fill: "auto", "roofline" or "none", as in `farm estimate --fill`.
+        database: default: the database of the settings, then the packaged readings.
+        fields: other fields of a variant, for a name, such as ``dtype="bfloat16"``.
+
+    Returns:
+        The estimate: ``time`` in us and ``energy`` in mJ with intervals; ``to_json()`` equals `farm
+        estimate --json`.
+
+    Raises:
+        UsageError, NoReadings, CaptureError: the model or card is unknown, or nothing is known
+        about the model.
+    """
+    query = EstimateQuery(card, torch=torch, fill=fill)
+    if isinstance(model, CapturedModel):
+        extraction = as_captured_for(model, query.kind(database))
+        return query.answer(model.variant, needed_of(extraction), database=database)
+    if isinstance(model, str):
+        model = usual_variant(catalog.known(model), query.kind(database), batch=batch, **fields)
+    if not isinstance(model, Variant):
+        raise no_model(model)
+    return query.answer(versioned(model), database=database)
+
+
+def predict(
+    tuples: Iterable[OperatorTuple], *, card: str, torch: str = "", database: Database | None = None
+) -> list[CallPrediction]:
+    """Predict the time and energy of operator tuples on a card, with 90 % intervals. Readings are
+    not used.
+
+    Args:
+        tuples: such as ``farm.capture_model(model, inputs).tuples``.
+        card: part of a card model's name.
+
+    Raises:
+        UsageError: no card or several cards match, or there is no predictor for the card.
+    """
+    wanted = [needed_tuple(spec, cost(spec)) for spec in tuples]
+    query = EstimateQuery(card, torch=torch)
+
+    def answer(session: Session) -> list[CallPrediction]:
+        model = query.card_model(session)
+        kind, _ = peaks_of(session, model, "float32")
+        predictor, _, why = query.predictor(session, model, query.protocol(kind), kind)
+        if predictor is None:
+            raise UsageError(
+                f"Nothing is predicted: {why}.", "Measure on the card first: `farm calibrate`."
+            )
+        return list(above_floor(predictor.predict(wanted, wanted), wanted, model).calls)
+
+    return first_answer(answer, bool, database=database)

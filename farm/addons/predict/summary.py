@@ -1,0 +1,179 @@
+"""One line for a module: a table of its calls with shapes, parameters, FLOPs, and time and energy
+if they are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from farm.addons.predict.estimate import Estimate
+from farm.addons.predict.query import EstimateQuery
+from farm.api.capture import CapturedModel, capture_model
+from farm.api.notebook import table
+from farm.devices.host import discover
+from farm.errors import FarmError
+from farm.report.layers import held_by
+from farm.settings import settings
+from farm.store.database import Database
+from farm.subjects.label import call_of
+from farm.types.format import ENERGY, NOTHING, TIME, count_of, quantity
+from farm.verdict.model_readings import needed_of
+
+_COLUMNS = ("module", "call", "output", "parameters", "FLOPs", "time", "energy")
+_USUAL_CARD = "H200"  # has packaged readings and a packaged predictor
+
+
+@dataclass(frozen=True)
+class SummaryRow:
+    """One call of the model, in execution order."""
+
+    module_path: str  # "" is the model itself
+    call: str
+    output_sizes: tuple[tuple[int, ...], ...]
+    parameters: int  # elements; shared weights count in each call
+    flops: int
+    time_us: float | None
+    energy_mj: float | None
+    predicted: bool  # True if time and energy are predictions
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The calls of a model. `print` shows a table, and a notebook an HTML table.
+
+    Attributes:
+        estimate: the cost of the model on a card; None without readings and predictions: `unknown`
+            says why.
+    """
+
+    captured: CapturedModel
+    rows: tuple[SummaryRow, ...]
+    estimate: Estimate | None
+    unknown: str = ""
+
+    @property
+    def parameters(self) -> int:
+        """Elements of the model's parameters; shared ones count once."""
+        return sum(one.numel() for one in self.captured.model.parameters())
+
+    @property
+    def title(self) -> str:
+        parameters = count_of(self.parameters, "").strip()
+        return (
+            f"{self.captured.title}: {parameters} parameters, "
+            f"{count_of(self.captured.flops, 'FLOP')}"
+        )
+
+    @property
+    def cost(self) -> str:
+        """The total time and energy with their card and source, or why they are unknown."""
+        found = self.estimate
+        if found is None:
+            return f"time and energy unknown: {self.unknown}"
+        energy = quantity(found.energy.value, ENERGY) if found.energy else "energy unknown"
+        measured = (
+            "whole model measured"
+            if found.whole_time
+            else f"{found.covered_tuples} of {found.tuples} measured"
+        )
+        rest = "" if found.whole_time or not found.missing else ", ~ predicted"
+        return (
+            f"{quantity(found.time.value, TIME)}, {energy} on {found.card_model} ({measured}{rest})"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        cost = self.estimate.to_json() if self.estimate else None
+        return {
+            "title": self.captured.title,
+            "rows": [vars(row) for row in self.rows],
+            "estimate": cost,
+        }
+
+    def __repr__(self) -> str:
+        return f"<Summary {self.title}; {self.cost}>"
+
+    def __str__(self) -> str:
+        cells = [_COLUMNS, *self._cells()]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        aligned = [*"<<<", *">" * (len(widths) - 3)]
+        lines = (
+            "  ".join(
+                f"{cell:{how}{width}}"
+                for how, cell, width in zip(aligned, row, widths, strict=True)
+            )
+            for row in cells
+        )
+        return "\n".join([*(line.rstrip() for line in lines), self.title, self.cost])
+
+    def _repr_html_(self) -> str:
+        return table(self.title, _COLUMNS, self._cells(), self.cost)
+
+    def _cells(self) -> Iterable[tuple[str, ...]]:
+        for row in self.rows:
+            mark = "~" if row.predicted else ""
+            costs = (quantity(row.time_us, TIME), quantity(row.energy_mj, ENERGY))
+            yield (
+                row.module_path,
+                row.call,
+                ", ".join("x".join(map(str, size)) for size in row.output_sizes) or NOTHING,
+                f"{row.parameters:,}" if row.parameters else NOTHING,
+                count_of(row.flops, "FLOP") if row.flops else NOTHING,
+                *(cell if cell == NOTHING else mark + cell for cell in costs),
+            )
+
+
+def summary(
+    model: Any, *args: Any, card: str = "", database: Database | None = None, **kwargs: Any
+) -> Summary:
+    """Summarize a module: its calls with shapes, parameters and FLOPs, and the time and energy on a
+    card.
+
+    Runs nothing on a card. Time and energy come from readings and, marked with ``~``, from
+    predictions.
+
+    Args:
+        model: a `torch.nn.Module`, or a `CapturedModel`.
+        args, kwargs: example inputs, as in a call of the module.
+        card: part of a card model's name. Default: the first GPU of this host, else an H200.
+        database: source of readings. Default: the database of the settings, then the packaged
+            readings.
+
+    Raises:
+        UsageError, CaptureError: see `capture_model`.
+
+    Example:
+        >>> print(farm.summary(torch.nn.Linear(64, 8), torch.randn(4, 64)))
+    """
+    captured = model if isinstance(model, CapturedModel) else capture_model(model, args, kwargs)
+    found, unknown = None, ""
+    try:
+        needed = needed_of(captured.extraction)
+        if not card:
+            own_gpus = (
+                one.model for one in discover(settings()) if one.kind == "cuda" and not one.refusal
+            )
+            card = next(own_gpus, _USUAL_CARD)
+        found = EstimateQuery(card).answer(captured.variant, needed, database=database)
+    except FarmError as error:
+        unknown = error.message
+    missing = {one.operator_id: one for one in found.missing} if found else {}
+    rows = []
+    for call in captured.extraction.capture.calls:
+        spec, cost = (
+            captured.extraction.capture.tuples[call.tuple_id],
+            captured.extraction.costs[call.tuple_id],
+        )
+        time_us, energy_mj = (
+            found.measured.get(call.tuple_id, (None, None)) if found else (None, None)
+        )
+        if predicted := missing.get(call.tuple_id):
+            time_us, energy_mj = predicted.predicted_us, predicted.predicted_mj
+        sizes = tuple(tuple(size) for size in cost.output_shapes or ())
+        held, _ = held_by(spec) or (0, 0)
+        about = call.module_path, call_of(spec), sizes, held, cost.flops
+        rows.append(
+            SummaryRow(*about, time_us, energy_mj, predicted is not None and time_us is not None)
+        )
+    return Summary(captured, tuple(rows), found, unknown)

@@ -1,0 +1,157 @@
+"""Finds the add-ons of this host: products beside the core, such as predictions or pages.
+
+A distribution registers an add-on by an entry point of the group ``farm.addons``, which names an
+`AddOn`. The farm loads the entry points of its own distribution, and of other distributions only if
+the setting ``addons`` of the host names them. The core never imports an add-on. It loads one
+through this module, when a command, a name of ``import farm`` or a request needs it.
+
+Example, in the ``pyproject.toml`` of another distribution::
+
+    [project.entry-points."farm.addons"]
+    carbon = "farm_carbon.addon:ADD_ON"
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from farm.errors import SettingsError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUP = "farm.addons"
+DISTRIBUTION = "operator-farm"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of `farm`.
+
+    Its module may import `cli.options`, `cli.output` and `cli.tables`. A file `options.toml` beside
+    the module has the flags and help of the command's options.
+    """
+
+    name: str
+    place: str  # of a function or a `typer.Typer`
+    example: str
+    group: str = "Add-ons"  # the heading in `farm --help`
+
+
+@dataclass(frozen=True)
+class AddOn:
+    """What an add-on adds to the farm. A place is written as ``module:attribute``, so that the
+    description imports nothing.
+
+    Example:
+        >>> command = Command("carbon", "farm_carbon.commands:carbon", "farm carbon JOB")
+        >>> ADD_ON = AddOn("carbon", commands=(command,))
+    """
+
+    name: str
+    commands: tuple[Command, ...] = ()
+    #: A module -> the names of ``import farm`` that it defines, separated by blanks.
+    public: Mapping[str, str] = field(default_factory=dict)
+    #: The place of a tuple of `farm.benchmark_process.handlers.Handler`.
+    handlers: str = ""
+    #: The place of a function that puts tensors in slow memory: `farm.benchmark.passes.Offload`.
+    offload: str = ""
+    #: A module that is a `farm.report.pages.ResultPages`.
+    pages: str = ""
+
+
+@functools.cache
+def add_ons() -> Mapping[str, AddOn]:
+    """Return the add-ons of this host by name.
+
+    An add-on of the farm's own distribution without files is left out. Raises `SettingsError` if a
+    distribution that the setting ``addons`` names is not installed, or cannot be loaded.
+    """
+    named: dict[str, AddOn] = {}
+    for entry in _entry_points(DISTRIBUTION):
+        try:
+            add_on = entry.load()
+        except ModuleNotFoundError as error:
+            if error.name is None or not entry.module.startswith(error.name):
+                raise
+            continue
+        named[add_on.name] = add_on
+    for distribution in _other_distributions():
+        for add_on in _add_ons_of(distribution):
+            named.setdefault(add_on.name, add_on)
+    return named
+
+
+def _entry_points(distribution: str) -> Iterator[EntryPoint]:
+    # late: it takes a tenth of the time of `farm --help`
+    from importlib import metadata
+
+    try:
+        entries = metadata.distribution(distribution).entry_points
+    except metadata.PackageNotFoundError:
+        return
+    yield from entries.select(group=GROUP)
+
+
+def _other_distributions() -> list[str]:
+    """The distributions that the setting ``addons`` names."""
+    if not {"FARM_ADDONS", "FARM_CONFIG"} & os.environ.keys():
+        return []
+    # late: `farm --help` needs no settings
+    from farm.settings import settings
+
+    return settings().addons.replace(",", " ").split()
+
+
+def _add_ons_of(distribution: str) -> list[AddOn]:
+    next_step = "Install it, or correct the setting 'addons' (FARM_ADDONS)."
+    entries = list(_entry_points(distribution))
+    if not entries:
+        raise SettingsError(f"The distribution '{distribution}' has no add-on.", next_step)
+    try:
+        return [entry.load() for entry in entries]
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        message = f"The add-on of '{distribution}' cannot be loaded: {reason}"
+        raise SettingsError(message, next_step) from error
+
+
+def public_names() -> Mapping[str, str]:
+    """Return the names that add-ons add to ``import farm``, each with its module."""
+    modules: dict[str, str] = {}
+    for add_on in add_ons().values():
+        for module, names in add_on.public.items():
+            modules |= dict.fromkeys(names.split(), module)
+    return modules
+
+
+def handlers() -> list[Any]:
+    """Return the handlers of requests that add-ons add to a benchmark process."""
+    added: list[Any] = []
+    for add_on in add_ons().values():
+        if add_on.handlers:
+            added.extend(at(add_on.handlers))
+    return added
+
+
+def offload() -> Any:
+    """Return the function that puts tensors in slow memory; None if no add-on has one."""
+    places = [add_on.offload for add_on in add_ons().values() if add_on.offload]
+    return at(places[0]) if places else None
+
+
+def pages() -> Any:
+    """Return the module that writes pages; None if no add-on has one."""
+    modules = [add_on.pages for add_on in add_ons().values() if add_on.pages]
+    return importlib.import_module(modules[0]) if modules else None
+
+
+def at(place: str) -> Any:
+    """Import and return what is at a place."""
+    module, _, attribute = place.partition(":")
+    return vars(importlib.import_module(module))[attribute]

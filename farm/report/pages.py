@@ -1,0 +1,53 @@
+"""The interface of an add-on that writes results as pages and drawings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from sqlmodel import Session
+
+from farm.errors import UsageError
+from farm.extensions import pages
+from farm.report.report import Report
+from farm.types.reading import Trace
+
+
+class ResultPages(Protocol):
+    """Writes results as pages and drawings: a module with these functions.
+
+    A function that writes a file raises `UsageError` if it cannot, or if a package is missing.
+
+    Example:
+        >>> writer = result_pages("--html")
+        >>> writer.check_page(Path("report.html"))  # before the work that the page shows
+        >>> writer.write_jobs(session, Path("report.html"), [report])
+    """
+
+    def check_page(self, path: Path) -> None:
+        """Raise `UsageError` if no page can be written to this file."""
+
+    def write_jobs(self, session: Session, path: Path, reports: Sequence[Report]) -> None:
+        """Write one page of jobs."""
+
+    def write_history(self, path: Path, model: str, rows: list[dict[str, Any]]) -> None:
+        """Write one page of the results of a model over time (`farm.report.history`)."""
+
+    def draw_trace(
+        self, trace: Trace, path: Path, title: str, levels_w: Mapping[str, float]
+    ) -> None:
+        """Draw the sampled series of a reading. `levels_w`: name -> power level to mark in W."""
+
+
+def result_pages(option: str) -> ResultPages:
+    """Return the writer of pages. Raises `UsageError`, which names the option, if this host has no
+    add-on that writes pages.
+    """
+    writer: ResultPages | None = pages()
+    if writer is None:
+        raise UsageError(
+            f"{option} needs the add-on 'pages', which is not installed.",
+            f"Omit {option}, or install the farm again with all its files.",
+        )
+    return writer

@@ -1,0 +1,193 @@
+"""The columns of every exported table: name, type, meaning, unit, and the type that an import
+accepts.
+
+`data_columns.csv` declares them. The Parquet schemas, the checks of an import, the data dictionary
+and the names of filters are derived from this file. Columns of variants, software, protocols and
+figures are the declared fields of their records (`_declared`)."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from farm.types.fields import fields_of, names_of
+from farm.types.protocol import Protocol, Software, Variant
+from farm.types.reading import Burst, Reading
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMAT = 1  # increased if a column changes its meaning or is removed, not if a column is added
+
+Kind = Literal["text", "integer", "number", "boolean", "integers", "numbers", "texts", "json"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of an exported table."""
+
+    name: str
+    kind: Kind  # of the values; json is JSON as text; integers, numbers and texts are lists
+    meaning: str
+    unit: str = ""
+    # the name of the type that an import accepts (`farm.exchange.column_types`); "Name?" also
+    # accepts null; "" is the type of the kind
+    accepts: str = ""
+    derived: bool = False  # an export computes it from other columns, and an import ignores it
+
+
+#: Kind of a declared field -> the name of the accepted type if the field is required.
+_REQUIRED = {"integer": "Count", "number": "Positive", "boolean": "Flag", "text": "Text"}
+
+
+def _declared(record: type) -> tuple[Column, ...]:
+    """The columns of a record: one for each declared text, number or boolean."""
+    found = []
+    for one in fields_of(record):
+        if (accepted := _REQUIRED.get(one.kind)) is not None:
+            accepted += "?" if one.default is None else ""
+            found.append(Column(one.name, cast(Kind, one.kind), one.meaning, one.unit, accepted))
+    return tuple(found)
+
+
+def _of_records() -> dict[str, tuple[Column, ...]]:
+    """Name of a record -> its columns, for the rows of `columns.csv` that include a record."""
+    # Every table declares its own column `dtype`. `weights` is the second column in all exports so
+    # far.
+    variant = {one.name: one for one in _declared(Variant) if one.name != "dtype"}
+    return {
+        "Variant": tuple({name: variant[name] for name in ("model", "weights", *variant)}.values()),
+        "Software": _declared(Software),
+        "Reading": _declared(Reading),
+        "Protocol": tuple(
+            replace(one, name="data_class") if one.name == "data" else one
+            for one in _declared(Protocol)
+        ),
+        "Burst": tuple(
+            Column(f"burst_{one.name}", "number", one.description, one.unit) for one in _OF_BURST
+        ),
+    }
+
+
+def _read() -> dict[str, tuple[Column, ...]]:
+    """Read `columns.csv`: table, or group of columns -> its columns.
+
+    The column `accepts` of the file names the type that an import accepts, or is "derived". A row
+    ``+group`` includes all columns of another group or of a record. A row without a kind repeats a
+    column of its own group or of the readings. A later row replaces an earlier one with the same
+    name."""
+    groups = {name: {one.name: one for one in columns} for name, columns in _of_records().items()}
+    text = Path(__file__).with_suffix(".csv").read_text(encoding="utf-8")
+    for row in csv.DictReader(text.splitlines()):
+        group, name, accepts = groups.setdefault(row["table"], {}), row["column"], row["accepts"]
+        if name.startswith("+"):
+            included: Iterable[Column] = groups[name[1:]].values()
+            if accepts == "derived":
+                included = [replace(one, derived=True) for one in included]
+            elif accepts == "nullable":  # the columns of variants are null in readings of operators
+                included = [
+                    one if one.kind == "text" else replace(one, accepts="") for one in included
+                ]
+            group.update((one.name, one) for one in included)
+        elif row["kind"]:
+            derived = accepts == "derived"
+            kind, accepted = cast(Kind, row["kind"]), "" if derived else accepts
+            group[name] = Column(name, kind, row["meaning"], row["unit"], accepted, derived)
+        else:
+            repeated = group.get(name) or groups["readings"][name]
+            group[name] = replace(repeated, accepts=accepts) if accepts else repeated
+    return {name: tuple(columns.values()) for name, columns in groups.items()}
+
+
+_OF_BURST = [one for one in fields_of(Burst) if one.description]
+#: Columns from a reading's details: column -> (part of the details or "", key).
+IN_DETAILS: Mapping[str, tuple[str, str]] = {
+    **{f"burst_{one.name}": ("burst", one.name) for one in _OF_BURST},
+    "alone_time_us": ("context", "alone_us"),
+    "neighbours_effect_us": ("context", "effect_us"),
+    "neighbours_effect_half_width_us": ("context", "effect_half_width_us"),
+    "eager_time_us": ("", "eager_time_us"),
+}
+
+_GROUPS = _read()
+PARAMETERS = _GROUPS["parameters"]  # parameters of modules that have their own columns
+OPERATOR = _GROUPS["operator"]
+VARIANT = _GROUPS["variant"]
+VARIANT_FIELDS = names_of(Variant)
+CARD = _GROUPS["card"]
+SOFTWARE = _GROUPS["software"]
+PROTOCOL = _GROUPS["Protocol"]  # the column of `Protocol.data` is named data_class
+FIGURES = _GROUPS["figures"]  # columns with the same name in the database table of readings
+READINGS = _GROUPS["readings"]
+VERDICTS = _GROUPS["verdicts"]
+DATASET = _GROUPS[
+    "dataset"
+]  # written by `farm predict dataset`: training data (`farm.addons.predict.dataset`)
+TABLES = {name: _GROUPS[name] for name in ("readings", "calls", "captures", "verdicts", "traces")}
+
+#: Columns that were added to this format later -> the value that an import uses if a file lacks the
+#: column.
+_OF_A_VARIANT = {one.name: one.default for one in fields_of(Variant) if not one.always}
+ADDED: Mapping[str, Mapping[str, Any]] = {
+    "verdicts": dict.fromkeys(["request", "capture_id", "operators", "made_of"]),
+    "readings": _OF_A_VARIANT
+    | {"placement": "", "cards": 1, "communication": "", "output_shapes": None},
+    "captures": _OF_A_VARIANT | {"compiled_for": "", "compiled": None},
+    "calls": _OF_A_VARIANT | {"part": "", "owner": "", "output_shapes": None},
+}
+
+_ONE_ROW_IS = {
+    "readings": "one reading: a subject, a card, software and a protocol, with the result",
+    "calls": "one operator call of a captured model, in order",
+    "captures": "one capture of a model variant",
+    "verdicts": "the sum of the parts compared with the whole model, for one round of a job",
+    "traces": "one sampled series of one reading (only with `--traces`)",
+    "dataset": (
+        "one operator tuple with the features of predictors (`farm predict dataset`; not part of "
+        "an export)"
+    ),
+}
+
+
+def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
+    """The Arrow schema of these columns. The metadata of each field has its unit and meaning."""
+    import pyarrow as pa
+
+    kinds: dict[str, Any] = {"text": pa.string(), "integer": pa.int64(), "number": pa.float64()}
+    kinds |= {f"{name}s": pa.list_(kind) for name, kind in kinds.items()} | {
+        "json": pa.string(),
+        "boolean": pa.bool_(),
+    }
+    return pa.schema(
+        pa.field(one.name, kinds[one.kind], metadata={"unit": one.unit, "meaning": one.meaning})
+        for one in columns
+    )
+
+
+def as_markdown() -> str:
+    """The data dictionary as Markdown text."""
+    text = f"""# Data dictionary
+
+The tables of `farm export`, format {FORMAT}. A half-width is half of a 95 % interval. The unit 1
+marks a fraction. A value that could not be measured is empty, never zero. A list is a list in
+Parquet and JSON Lines; in CSV its values are joined by `x` (numbers) or `;` (texts). JSON is text
+in Parquet and CSV. In Parquet, each field's metadata holds its unit and meaning. A text that begins
+with `=`, `+`, `-`, `@`, a tab or a line end has an apostrophe in front in CSV, because a
+spreadsheet would execute it; numbers do not.
+"""
+    for table, columns in {**TABLES, "dataset": DATASET}.items():
+        text += f"\n## {table}\n\nOne row is {_ONE_ROW_IS[table]}.\n\n"
+        text += "| column | type | unit | meaning |\n| --- | --- | --- | --- |\n"
+        text += "".join(
+            f"| `{one.name}` | {one.kind} | {one.unit} | {one.meaning} |\n" for one in columns
+        )
+    return text
+
+
+if __name__ == "__main__":
+    import sys
+
+    sys.stdout.write(as_markdown())

@@ -1,0 +1,377 @@
+"""The tuples of a model, and the readings of these tuples that an estimate adds up.
+
+Readings of different methods or software are never mixed: an estimate uses the set that covers most
+of the model."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import sqlalchemy
+from sqlmodel import Session
+
+from farm.errors import Ambiguous, NoReadings, UsageError, did_you_mean
+from farm.operators.roofline import Roofline, median_fingerprint, roofline_of
+from farm.store import tables
+from farm.store.columns import CAPTURE, CARD, OPERATOR, PROTOCOL, READING
+from farm.store.content import DOUBTFUL, classes, mismatches, sound_readings, stored_software
+from farm.store.database import among, fetch_values, in_batches
+from farm.store.query import NO_READINGS
+from farm.subjects.label import label_of
+from farm.types.format import plural
+from farm.types.protocol import Protocol, Software, Variant
+from farm.types.request import Request
+from farm.types.tuple import NeededTuple, OperatorTuple
+from farm.verdict.figures import VIEW_COLUMNS, Part, ReadingView, Whole
+
+if TYPE_CHECKING:
+    from farm.operators.cost import Cost
+    from farm.training.extract import Extraction
+
+
+def card_model_named(session: Session, word: str) -> str:
+    """Return the one card model that has readings and whose name contains `word` ("": any name).
+    Raises `UsageError` if there is none, `Ambiguous` if there are several."""
+    real = sqlalchemy.select(CARD.model).where(CARD.kind != "simulated")
+    models = sorted(set(session.scalars(real.distinct())))
+    found = [model for model in models if word.lower() in model.lower()]
+    found = [model for model in found if model.lower() == word.lower()] or found
+    if len(found) == 1:
+        return found[0]
+    known = f"Choose a card that has readings: {', '.join(models[:8])}." if models else NO_READINGS
+    if not found:
+        problem = (
+            f"The database has no readings of a card '{word}'."
+            if models
+            else "The database has no readings."
+        )
+        raise UsageError(problem, did_you_mean(word, models) or known)
+    raise Ambiguous(
+        f"'{word}' matches several card models."
+        if word
+        else "The database has readings of several card models.",
+        f"Choose one with --card: {', '.join(found[:8])}.",
+    )
+
+
+def card_bytes(session: Session, card_model: str) -> int:
+    """The memory of a card model in bytes; 0 if unknown."""
+    sizes = sqlalchemy.select(sqlalchemy.func.max(CARD.memory_bytes)).where(
+        CARD.model == card_model
+    )
+    return session.scalar(sizes) or 0
+
+
+def peaks_of(
+    session: Session, card_model: str, dtype: str, tf32: bool = False
+) -> tuple[str, Roofline]:
+    """Return the kind of a card model and its peaks: the medians of its cards' fingerprints, else
+    its data sheet.
+    """
+    cards = session.execute(
+        sqlalchemy.select(CARD.kind, CARD.fingerprint).where(CARD.model == card_model)
+    ).all()
+    fingerprint = median_fingerprint(row.fingerprint for row in cards)
+    kind = cards[0].kind if cards else "cuda"  # only GPUs have data sheets
+    return kind, roofline_of(kind, card_model, fingerprint, dtype=dtype, tf32=tf32)
+
+
+def tuples_of(
+    session: Session, variant: Variant, device_type: str, launch: str, card_model: str = ""
+) -> list[NeededTuple]:
+    """Return the tuples of a stored capture, with the data classes of their calls; without one,
+    extract the tuples. Only the kernels of a compiled model depend on `card_model`. Raises
+    `CaptureError` if the model cannot be extracted, `NoReadings` if no card of this model has
+    compiled it."""
+    if stored := stored_tuples(session, variant, device_type, launch, card_model):
+        return stored
+    if variant.compile:
+        from farm.requests.partial_request import command_of
+
+        command = command_of(Request(variant=variant, protocol=Protocol(data="copied"))).partition(
+            " --launch"
+        )[0]
+        raise NoReadings(
+            f"The kernels of {variant} are unknown: no {card_model or 'card'} has compiled it.",
+            f"Compile and measure it on such a card: {command}",
+        )
+    from farm.training.extract import extract
+
+    return needed_of(extract(variant, device_type=device_type))
+
+
+def needed_of(extracted: Extraction) -> list[NeededTuple]:
+    """Return the tuples of an extraction, all with the data class of the protocol."""
+    costs, counts, mismatches = (
+        extracted.costs,
+        extracted.capture.counts,
+        extracted.capture.mismatches,
+    )
+    found = []
+    for id_, spec in extracted.capture.tuples.items():
+        needed = needed_tuple(spec, costs[id_], counts[id_])
+        found.append(dataclasses.replace(needed, mismatch=mismatches.get(id_, "")))
+    return found
+
+
+def needed_tuple(spec: OperatorTuple, cost: Cost, calls: int = 1) -> NeededTuple:
+    """Describe a tuple for estimates and predictions, with the data class of the protocol."""
+    about = spec.id, spec.short_name, label_of(spec), cost.flops, cost.bytes
+    return NeededTuple(*about, {"": calls}, spec.to_json(), cost.output_shapes)
+
+
+def stored_tuples(
+    session: Session, variant: Variant, device_type: str, launch: str, card_model: str = ""
+) -> list[NeededTuple]:
+    """Return the tuples of a stored capture of a model, preferably with the same launch; [] if
+    there is none.
+    """
+    imported = CAPTURE.origin.like(tables.IMPORTED + "%")
+    kernels = (
+        [CAPTURE.card_model == card_model, CAPTURE.origin.like("%observed%")]
+        if variant.compile
+        else []
+    )
+    stored = session.scalars(
+        sqlalchemy.select(CAPTURE.id)
+        .where(
+            CAPTURE.variant_id == variant.id,
+            CAPTURE.device_type == device_type,
+            CAPTURE.grad.is_(False),
+        )
+        .where(*kernels)
+        .order_by(CAPTURE.launch != launch, imported, CAPTURE.origin, CAPTURE.id.desc())
+    ).first()
+    if stored is None:
+        return []
+    calls: dict[str, dict[str, int]] = defaultdict(dict)
+    for (operator_id, data), number in classes(
+        session, stored, "copied" if variant.compile else "seen"
+    ).items():
+        calls[operator_id][data] = number
+    columns = ["id", "short_name", "label", "flops", "bytes_moved", "spec", "output_shapes"]
+    rows, unlike = (
+        fetch_values(session, [OPERATOR[name] for name in columns], calls),
+        mismatches(session, stored),
+    )
+    found = []
+    for id_, of_data in calls.items():
+        row, mismatch = rows[id_], unlike.get(id_, "")
+        about = (
+            row.short_name,
+            row.label,
+            row.flops,
+            row.bytes_moved,
+            of_data,
+            row.spec,
+            row.output_shapes,
+        )
+        found.append(NeededTuple(id_, *about, mismatch=mismatch))
+    return found
+
+
+@dataclass(frozen=True)
+class SelectedReadings:
+    """The set of readings, all with one method and one software, that covers most of a model's
+    cost.
+    """
+
+    method: int
+    software_id: str
+    parts: list[Part]
+    rows: Mapping[
+        str, Sequence[Any]
+    ]  # tuple id -> its readings, one for each data class that has a reading
+    wholes: list[Whole]
+    other_sets: int  # the number of other pairs of method and software that have readings
+    other_data_calls: int  # the number of calls that use a reading of another data class
+
+    @classmethod
+    def none(
+        cls, needed: Sequence[NeededTuple], method: int, software_id: str, roofline: Roofline
+    ) -> Self:
+        """A selection without readings, for a model that is only predicted."""
+        return cls(method, software_id, _parts(needed, {}, {}, roofline)[0], {}, [], 0, 0)
+
+
+def select_for_model(
+    session: Session,
+    variant: Variant,
+    needed: Sequence[NeededTuple],
+    weight: Mapping[str, float],
+    card_model: str,
+    protocol: Protocol,
+    roofline: Roofline,
+    torch: str = "",
+) -> SelectedReadings | None:
+    """Select the readings of a model's tuples on one card model. None if no tuple in `weight`
+    (tuple id -> the estimated cost of all its calls) has a reading. The data class of `protocol` is
+    ignored. `torch`: a version, or its beginning."""
+    data_of = protocols_like(session, protocol)
+    subjects = [*(one.operator_id for one in needed if not one.mismatch), variant.id]
+    sets = newest_readings(session, subjects, card_model, list(data_of), torch)
+    if not any(weight.get(subject) for rows in sets.values() for subject, _ in rows):
+        return None
+
+    def covered(key: tuple[int, str]) -> tuple[float, float]:
+        own = {subject for subject, _ in sets[key]}
+        return math.fsum(weight.get(one, 0.0) for one in own), max(
+            row.created_at_s for row in sets[key].values()
+        )
+
+    method, software_id = max(sets, key=covered)
+    rows = sets[method, software_id]
+    parts, used, other_data_calls = _parts(needed, rows, data_of, roofline, variant.cards)
+    whole = rows.get((variant.id, protocol.of_whole.id)) or rows.get(
+        (variant.id, protocol.with_data("normal").id)
+    )
+    wholes = (
+        [Whole(whole.card_id, ReadingView.of(whole), "", protocol.launch)]
+        if whole is not None
+        else []
+    )
+    return SelectedReadings(
+        method, software_id, parts, used, wholes, len(sets) - 1, other_data_calls
+    )
+
+
+def most_similar(
+    session: Session, sets: Mapping[tuple[int, str], Any], software: Software
+) -> tuple[int, str]:
+    """Return the key (method, software id) of a set of readings: that of ``software``, else one
+    with the same software of the cards, else the one with most readings."""
+
+    def fit(key: tuple[int, str]) -> tuple[bool, bool, int, int]:
+        found = stored_software(session, key[1])
+        return (
+            found.id == software.id,
+            found.of_one_card.id == software.of_one_card.id,
+            len(sets[key]),
+            key[0],
+        )
+
+    return max(sets, key=fit)
+
+
+def protocols_like(session: Session, protocol: Protocol) -> dict[str, str]:
+    """Return protocol id -> data class of the stored protocols that differ from a protocol at most
+    in it.
+    """
+    like = {**protocol.to_json(), "data": None}
+    protocols = session.execute(sqlalchemy.select(PROTOCOL.id, PROTOCOL.spec))
+    return {id_: spec["data"] for id_, spec in protocols if spec and {**spec, "data": None} == like}
+
+
+_COLUMNS = (
+    *VIEW_COLUMNS,
+    "subject_id",
+    "software_id",
+    "protocol_id",
+    "method",
+    "origin",
+    "created_at_s",
+    "cost_s",
+)
+NewestReadings = dict[tuple[str, str], Any]  # (subject id, protocol id) -> its newest reading
+
+
+def newest_readings(
+    session: Session,
+    subjects: Sequence[str],
+    model: str,
+    protocol_ids: Sequence[str],
+    torch: str = "",
+) -> dict[tuple[int, str], NewestReadings]:
+    """Return the newest sound readings for each (method, software id). Readings of studies are left
+    out.
+    """
+    from farm.store.query import parse, select_readings
+
+    about = [READING.protocol_id.in_(protocol_ids)]
+    if torch:
+        about += select_readings(session, parse([f"torch={torch}"])).conditions
+    found: dict[tuple[int, str], NewestReadings] = defaultdict(dict)
+    for batch in in_batches(subjects):
+        for row in sound_readings(session, model, _COLUMNS, *about, READING.subject_id.in_(batch)):
+            found[row.method, row.software_id][row.subject_id, row.protocol_id] = row
+    alone = set()
+    for (method, software_id), rows in tuple(found.items()):
+        software = stored_software(session, software_id)
+        if (
+            software.communication
+        ):  # a model on several cards: add the readings on one card with the same software
+            alone.add((method, software.of_one_card.id))
+            found[method, software_id] = {
+                **found.get((method, software.of_one_card.id), {}),
+                **rows,
+            }
+    return {key: rows for key, rows in found.items() if key not in alone}
+
+
+def left_out(
+    session: Session, subjects: Sequence[str], model: str, protocol_ids: Sequence[str]
+) -> str:
+    """Say how many readings of a model and its tuples are left out because they are doubtful, and
+    why; "" if none.
+    """
+    query = sqlalchemy.select(READING.flags).where(
+        READING.card_model == model,
+        READING.simulated.is_(False),
+        READING.protocol_id.in_(protocol_ids),
+    )
+    found = (
+        DOUBTFUL.intersection(flags or ())
+        for (flags,) in among(session, query, READING.subject_id, subjects)
+    )
+    why = Counter(" and ".join(sorted(flags)) for flags in found if flags)
+    listed = ", ".join(f"{name} ×{number}" for name, number in why.most_common())
+    if not listed:
+        return ""
+    readings = plural("reading", why.total())
+    return f"{why.total()} doubtful {readings} of the model or its tuples ({listed})"
+
+
+def _parts(
+    needed: Sequence[NeededTuple],
+    rows: NewestReadings,
+    data_of: Mapping[str, str],
+    roofline: Roofline,
+    cards: int = 1,
+) -> tuple[list[Part], dict[str, list[Any]], int]:
+    """Return the parts of a sum, tuple id -> readings, and the number of calls with a reading of
+    another data class.
+    """
+    by_subject: dict[str, dict[str, Any]] = defaultdict(dict)
+    for (subject, protocol_id), row in rows.items():
+        by_subject[subject][data_of[protocol_id]] = row
+    parts, used, other_data_calls = [], defaultdict(list), 0
+    for one in needed:
+        there = by_subject.get(one.operator_id, {})
+        estimated_us = roofline.estimate_us(one.flops, one.bytes_moved)
+        for data, calls in one.calls.items():
+            row = there.get(data) or there.get("normal") or next(iter(there.values()), None)
+            if row is not None:
+                used[one.operator_id].append(row)
+                other_data_calls += calls if data and data not in there else 0
+            about = (
+                one.operator_id,
+                one.short_name,
+                one.label,
+                calls,
+                one.flops,
+                one.bytes_moved,
+                estimated_us,
+            )
+            parts.append(
+                Part(
+                    *about,
+                    ReadingView.of(row).on_cards(cards) if row is not None else None,
+                    data=data,
+                )
+            )
+    return parts, dict(used), other_data_calls
