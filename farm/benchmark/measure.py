@@ -29,7 +29,6 @@ from farm.benchmark.sampler import PowerLevels, Sampler
 from farm.benchmark.torch_device import one_stream
 from farm.benchmark.workload import Workload, arrange, prepare, why_it_raised
 from farm.devices.device import Device
-from farm.devices.host import for_rocm
 from farm.devices.lock import registered_processes
 from farm.errors import Unmeasurable, error_text
 from farm.settings import settings
@@ -649,7 +648,8 @@ class Bench:
         tells = (
             "throttle_reasons" in self.device.capabilities and self.levels.base_power_w is not None
         )
-        return self.cuda and not for_rocm() and workload.replayed and tells and ranks.world() == 1
+        timed = self.cuda and self.device.times_pauses
+        return timed and workload.replayed and tells and ranks.world() == 1
 
     def _pauses(self, clock: Clock) -> window.Pauses:
         base_power_w = self.levels.base_power_w

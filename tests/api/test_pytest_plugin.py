@@ -341,12 +341,12 @@ def test_base_and_head_were_measured_alternately_with_their_revisions(compared, 
         assert [base, head, head, base, base, head] == [
             {base[:12]: base, head[:12]: head}[version] for (version,) in order
         ]
-    assert [(row["revision"], row["dirty"], row["readings"]) for row in rows] == [
+    assert [(row.revision, row.dirty, row.readings) for row in rows] == [
         (base, False, 3),
         (head, False, 3),
     ]
-    assert rows[0]["time_change"] is None
-    assert rows[1]["time_change"].value > 1
+    assert rows[0].time_change is None
+    assert rows[1].time_change.value > 1
 
 
 @pytest.mark.slow
@@ -371,7 +371,7 @@ def test_a_measurement_is_stored_with_the_name_of_its_test_and_the_revision_also
     with open_database(repository.parent / "farm.db").read() as session:
         (row,) = history(session, "tests/test_net.py::test_work")
     commit, committed_at_s = git(repository, "log", "-1", "--format=%H %ct").split()
-    assert (row["revision"], row["committed_at_s"], row["dirty"]) == (
+    assert (row.revision, row.committed_at_s, row.dirty) == (
         commit,
         float(committed_at_s),
         True,

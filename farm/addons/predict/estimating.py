@@ -37,11 +37,11 @@ from farm.requests.partial_request import command_of, default_data
 from farm.store.content import stored_software
 from farm.store.database import read_clock_s
 from farm.types.collective import COLLECTIVES
+from farm.types.figure import Figure
 from farm.types.format import TIME, percent, plural, quantity
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.request import Request
 from farm.types.tuple import NeededTuple
-from farm.verdict.figures import Figure
 from farm.verdict.model_readings import (
     SelectedReadings,
     card_bytes,
@@ -215,7 +215,7 @@ class _ModelOnCard:
         measuring_s = [row.cost_s["total"] for row in readings if (row.cost_s or {}).get("total")]
         seconds_a_tuple = statistics.median(measuring_s) if measuring_s else SECONDS_A_TUPLE
         collectives_us = math.fsum(
-            row.total_us for row in verdict.tuples if row.short_name in COLLECTIVES
+            line.total_us for line in verdict.tuples if line.subject.short_name in COLLECTIVES
         )
         exposed_us = None
         if verdict.communication_us and not missing:

@@ -12,6 +12,7 @@ from cli.tables import Text, filled, grid, row, ruled
 from farm.addons.predict.estimate import PREDICTED_LEVEL, interval_at, too_large_from
 from farm.addons.predict.stored_predictor import PredictedValue
 from farm.models.catalog import title_of
+from farm.types.figure import Figure
 from farm.types.format import (
     ENERGY,
     NOTHING,
@@ -24,7 +25,7 @@ from farm.types.format import (
     quantity,
     span,
 )
-from farm.verdict.figures import Figure, PerToken
+from farm.verdict.figures import PerToken
 
 if TYPE_CHECKING:
     from farm.addons.predict.calibration import IntervalCoverage
