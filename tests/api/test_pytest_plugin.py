@@ -432,16 +432,12 @@ def test_a_base_that_imports_the_code_of_the_head_is_refused(repository):
 
 
 def test_the_plugin_loads_by_its_entry_point_and_imports_nothing_heavy(tmp_path):
-    (entry_points,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "entry-points"
-    ].items()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    plugins = project["entry-points"]["pytest11"]
     metadata = tmp_path / "installed/plugin-1.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1\n")
-    lines = [
-        f"[{entry_points[0]}]",
-        *(f"{name} = {target}" for name, target in entry_points[1].items()),
-    ]
+    lines = ["[pytest11]", *(f"{name} = {target}" for name, target in plugins.items())]
     (metadata / "entry_points.txt").write_text("\n".join(lines))
     (tmp_path / "test_it.py").write_text(
         "import sys\n"
