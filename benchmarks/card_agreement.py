@@ -16,9 +16,9 @@ from typing import Any
 from farm.devices.lock import CardLock
 from farm.errors import Unmeasurable
 from farm.settings import settings
-from farm.types.label import label_of
+from farm.subjects.label import label_of
+from farm.subjects.parsing import parse
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
-from farm.types.tuple import parse
 
 TIMES = 5
 LOOP_S = 10.0

@@ -23,11 +23,11 @@ from unittest import mock
 from farm.devices.host import discover, open_device
 from farm.errors import Unmeasurable
 from farm.settings import settings
+from farm.subjects.label import label_of
+from farm.subjects.parsing import parse
 from farm.types import intervals
-from farm.types.label import label_of
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
 from farm.types.reading import Reading
-from farm.types.tuple import parse
 
 FORMS = ("normal", "half_zeros", "class", "seen", "normal_again")
 NAMES = ("Conv2d", "Linear", "BatchNorm2d", "LayerNorm", "MultiheadAttention", "GELU")

@@ -23,10 +23,10 @@ from typing import Any
 from farm.devices.host import discover, open_device
 from farm.errors import Unmeasurable
 from farm.settings import settings
-from farm.types.label import label_of
+from farm.subjects.label import label_of
+from farm.subjects.parsing import parse
 from farm.types.protocol import Protocol, Stopping, Subject, Variant, content_id
 from farm.types.reading import Reading
-from farm.types.tuple import parse
 
 
 def main() -> None:

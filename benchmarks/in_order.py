@@ -44,7 +44,7 @@ from farm.benchmark.workload import Workload, arrange
 from farm.devices.host import discover, open_device
 from farm.errors import Unmeasurable
 from farm.settings import settings
-from farm.types.label import label_of
+from farm.subjects.label import label_of
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
 from farm.types.reading import Reading
 

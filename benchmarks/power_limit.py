@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from farm.types.label import label_of
+from farm.subjects.label import label_of
 
 WINDOW_S = 2.0
 WARM_UP_S = 1.5

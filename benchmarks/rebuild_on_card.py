@@ -19,9 +19,9 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from farm.types.label import label_of
+from farm.subjects.label import label_of
+from farm.subjects.parsing import parse
 from farm.types.protocol import Protocol, Variant
-from farm.types.tuple import parse
 
 MODELS = [
     f"{name}:32:{dtype}"

@@ -13,12 +13,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from farm.errors import FarmError
-from farm.operators.allow_list import RETURNS_TO_HOST
 from farm.operators.capture import FunctionAsModel, capture
 from farm.operators.captured import CallTrace, CapturedPass
 from farm.operators.rebuild import rebuild
-from farm.types.label import label_of
-from farm.types.tuple import parse
+from farm.subjects.allow_list import RETURNS_TO_HOST
+from farm.subjects.label import label_of
+from farm.subjects.parsing import parse
 
 
 def mismatches(

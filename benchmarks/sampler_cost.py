@@ -22,10 +22,10 @@ from typing import Any
 from farm.devices.device import Card, Device
 from farm.devices.host import discover, open_device
 from farm.settings import settings
+from farm.subjects.label import label_of
+from farm.subjects.parsing import parse
 from farm.types import intervals
-from farm.types.label import label_of
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
-from farm.types.tuple import parse
 
 
 class Silent(Device):

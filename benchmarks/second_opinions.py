@@ -31,9 +31,9 @@ from farm.devices.lock import CardLock
 from farm.operators.capture import capture
 from farm.requests.card_selection import matching_cards
 from farm.settings import settings
-from farm.types.label import label_of
+from farm.subjects.label import label_of
+from farm.subjects.parsing import parse
 from farm.types.protocol import Protocol, Stopping, Subject
-from farm.types.tuple import parse
 
 BFLOAT16 = torch.bfloat16
 OPERATORS: list[tuple[nn.Module, tuple[int, ...], torch.dtype]] = [

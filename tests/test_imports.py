@@ -30,7 +30,7 @@ LAYERS = {
     "judgement": ("verdict", "requests"),  # sum against whole; from an input to a request
     "store": ("store",),
     "measurement": ("benchmark_process", "benchmark"),
-    "models": ("training", "operators", "models"),  # from a name to operator tuples
+    "models": ("training", "operators", "subjects", "models"),  # from a name to operator tuples
     "cards": ("devices",),
     "values": ("types",),
     "base": ("extensions", "settings", "errors"),
@@ -47,6 +47,11 @@ MOST_LOOSE_FILES = 2
 #: The only files that may import torch at load time.
 TORCH_ROOMS = (
     "farm/operators/",
+    "farm/subjects/allow_list.py",
+    "farm/subjects/aten_values.py",
+    "farm/subjects/collective_calls.py",
+    "farm/subjects/encoding.py",
+    "farm/subjects/leaf.py",
     "farm/training/capture.py",
     "farm/training/step.py",
     "farm/training/extract.py",
@@ -87,6 +92,8 @@ TORCH_FREE_AT_IMPORT = (
     "farm.jobs.jobs",
     "farm.jobs.listing",
     "farm.requests.measurement_file",
+    "farm.subjects.label",
+    "farm.subjects.parsing",
     "farm.types.tuple",
     "farm.report.report",
     "farm.store.database",

@@ -32,9 +32,9 @@ from farm.errors import FarmError, Unmeasurable
 from farm.jobs.item_driver import check_health
 from farm.settings import settings
 from farm.store import tables
+from farm.subjects.parsing import parse
 from farm.types.format import percent
 from farm.types.protocol import Protocol, Stopping
-from farm.types.tuple import parse
 
 
 def data(laboratory: Laboratory, options: StudyOptions) -> Findings:

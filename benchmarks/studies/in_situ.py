@@ -29,8 +29,8 @@ from farm.devices.device import Device
 from farm.errors import Unmeasurable
 from farm.operators.captured import CapturedCall, CapturedPass
 from farm.operators.rebuild import Rebuilt, placements_of
+from farm.subjects.label import label_of
 from farm.types import intervals
-from farm.types.label import label_of
 from farm.types.protocol import Placement, Protocol, Subject
 
 REPLAYS = 8  # timed replays of each run, after a warm-up replay

@@ -14,9 +14,9 @@ from farm.api.notebook import table
 from farm.errors import CaptureError, UnseenOperators, UnsupportedTensor, UsageError, refused, told
 from farm.models.resolved import shape_of, titled_by
 from farm.models.user_code import captured_code
+from farm.subjects.label import label_of
 from farm.types.deciding import lacks_values
 from farm.types.format import count_of
-from farm.types.label import label_of
 from farm.types.protocol import Variant, content_id
 from farm.types.tuple import OperatorTuple
 

@@ -46,13 +46,14 @@ from farm.settings import settings
 from farm.store import tables
 from farm.store.content import store_extraction, store_operators, store_values
 from farm.store.database import Database
+from farm.subjects.label import label_of
+from farm.subjects.parsing import parse
 from farm.training.version import versioned
 from farm.types.format import ENERGY, POWER, TIME
-from farm.types.label import label_of
 from farm.types.protocol import Placements, Protocol, Software, Stopping, Subject, Variant
 from farm.types.reading import Reading
 from farm.types.request import Request, Reuse
-from farm.types.tuple import OperatorTuple, parse
+from farm.types.tuple import OperatorTuple
 
 if TYPE_CHECKING:
     from torch import nn

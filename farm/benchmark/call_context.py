@@ -36,11 +36,11 @@ from farm.benchmark.host_steps import HostSteps
 from farm.benchmark.passes import MEMORY_SHARE, free_bytes
 from farm.benchmark.torch_device import capture_graph
 from farm.operators.captured import CapturedCall, CapturedPass
-from farm.operators.collectives import without_communication
 from farm.operators.deciding_values import describe, is_recorded, values_of
-from farm.operators.encoding import dtype_of, tensors_in
-from farm.operators.kernels import output_tensors
 from farm.operators.rebuild import Rebuilt, needed_bytes, rebuild
+from farm.subjects.collective_calls import without_communication
+from farm.subjects.encoding import dtype_of, tensors_in
+from farm.subjects.registry import kind_of
 from farm.types import intervals
 from farm.types.deciding import DecidingInput, deciding_input
 from farm.types.reading import Place
@@ -100,7 +100,7 @@ def _runs_us(player: Player, runs: int, pass_s: float) -> dict[str, list[tuple[f
     """
     capture, device = player.capture, player.device
     of_one_card = {
-        tuple_id for tuple_id, spec in capture.tuples.items() if spec.kind != "collective"
+        tuple_id for tuple_id, spec in capture.tuples.items() if kind_of(spec).cards(spec) == 1
     }
     chosen, split = (
         defaultdict[str, list[CapturedCall]](list),
@@ -160,7 +160,7 @@ def time_added(player: Player, pass_s: float) -> dict[str, Place]:
     differences only share out the sum among the collectives: without one of them, the ranks may
     wait in another."""
     capture, device = player.capture, player.device
-    of_model = (key for key, spec in capture.tuples.items() if spec.kind == "collective")
+    of_model = (key for key, spec in capture.tuples.items() if kind_of(spec).cards(spec) > 1)
     collectives = sorted(
         of_model, key=lambda key: -capture.counts[key] * needed_bytes(capture.tuples[key])
     )
@@ -405,7 +405,8 @@ class Player:
             if one._cdata not in held
         }
         # A collective may write the memory of which its input is a part.
-        same = () if self.capture.tuples[call.tuple_id].kind == "collective" else call.reads
+        spec = self.capture.tuples[call.tuple_id]
+        same = () if kind_of(spec).cards(spec) > 1 else call.reads
         new = [storage for storage in call.writes if storage not in same]
         memory.update(zip(new, fresh.values(), strict=False))
 
@@ -435,7 +436,7 @@ class Player:
         allocates new ones.
         """
         spec = self.capture.tuples[call.tuple_id]
-        if not (indices := output_tensors(spec)):
+        if not (indices := kind_of(spec).outputs(spec)):
             return set()
         numbers = self._numbers(call)
         return {numbers[spec.tensors[index].storage] for index in indices}

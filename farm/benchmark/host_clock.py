@@ -37,8 +37,8 @@ from farm.benchmark.passes import Pass, applied
 from farm.benchmark.torch_device import cache_bytes
 from farm.benchmark.workload import Workload
 from farm.models.building import replaced
-from farm.operators import kernels
-from farm.operators.encoding import tensors_in
+from farm.subjects import kernel as kernels
+from farm.subjects.encoding import tensors_in
 from farm.types import intervals
 from farm.types.protocol import Protocol, Stopping
 

@@ -24,8 +24,8 @@ from farm.benchmark.torch_device import synchronize
 from farm.errors import Unmeasurable
 from farm.models.building import replaced
 from farm.operators.capture import WatchedOperators
-from farm.operators.encoding import storage_key, tensors_in, written_tensors
 from farm.operators.grouped_products import multiply, needs_host
+from farm.subjects.encoding import storage_key, tensors_in, written_tensors
 
 _aten: Any = torch.ops.aten
 #: The same values in other tensors: autograd attaches the graph of a pass to what an operator

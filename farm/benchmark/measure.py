@@ -31,12 +31,12 @@ from farm.benchmark.workload import Workload, arrange, prepare, why_it_raised
 from farm.devices.device import Device
 from farm.devices.lock import registered_processes
 from farm.errors import Unmeasurable, error_text
-from farm.operators.collectives import alone, product_beside
+from farm.subjects.collective_calls import alone, product_beside
+from farm.subjects.parsing import parse
 from farm.types import intervals
 from farm.types.fields import names_of
 from farm.types.protocol import OnPhase, Protocol, Stopping, Subject
 from farm.types.reading import CPU_METHOD, REPEATED, InOrder, Overlap, Reading
-from farm.types.tuple import parse
 
 # how often to repeat a reading that a hot card, other processes, drift or a slow host disturbed
 REPEATS = 2

@@ -22,16 +22,17 @@ from farm.benchmark.host_steps import HostSteps
 from farm.benchmark.torch_device import capture_graph
 from farm.errors import Unmeasurable
 from farm.models.tensor_kinds import bytes_of, is_plain
-from farm.operators import kernels
 from farm.operators.captured import CapturedPass
-from farm.operators.collectives import local_part
 from farm.operators.deciding_values import with_values
-from farm.operators.encoding import tensors_in
-from farm.operators.input_values import impose, may_be_zero, values_for
+from farm.operators.input_values import impose
 from farm.operators.rebuild import Rebuilt, needed_bytes, rebuild, written_inputs
+from farm.subjects import kernel as kernels
+from farm.subjects.collective_calls import local_part
+from farm.subjects.encoding import tensors_in
+from farm.subjects.parsing import parse
+from farm.subjects.registry import kind_of
 from farm.types.protocol import Placement, Protocol, Subject, Variant
 from farm.types.reading import Details
-from farm.types.tuple import parse
 from farm.types.value_profiles import HeldFilling, fillings, held_fillings
 
 if TYPE_CHECKING:
@@ -90,8 +91,9 @@ def operator_passes(
         TupleRejected: the JSON is not a tuple.
     """
     spec = parse(subject.spec)
-    if spec.kind == "collective":
-        _check_cards("The collective", spec.parameters["cards"])
+    kind = kind_of(spec)
+    if kind.cards(spec) > 1:
+        _check_cards("The collective", kind.cards(spec))
     compiled = compiled_pass_with(subject, device) if subject.compiled else None
     if protocol.data == "copied" and compiled is None:
         raise Unmeasurable(
@@ -130,10 +132,10 @@ def operator_passes(
     else:
         offloaded = offload(rebuilt, placement)
     rebuilt, run = offloaded.rebuilt, offloaded.run
-    if spec.kind in ("kernel", "collective"):
+    if not kind.standalone:
         run = _restoring
     stream, copies_weights = protocol.residency == "stream", bool(rebuilt.weights)
-    without = spec.kind in ("kernel", "collective") or placement
+    without = not kind.standalone or placement
     steps = HostSteps(device) if without else _host_steps(run(rebuilt), protocol, device)
     return Passes(
         first=steps.around(run(rebuilt)),
@@ -452,7 +454,7 @@ def _restoring(rebuilt: Rebuilt) -> Pass:
     graphs of collectives alone stall: an all-gather of 32 KB took 37 us on two H100s, and 11 us
     with a kernel between any two."""
     kept = [(base, base.clone()) for base in rebuilt.changed_memory]
-    if not kept and rebuilt.spec.kind == "collective":
+    if not kept and kind_of(rebuilt.spec).cards(rebuilt.spec) > 1:
         return InPlacePass(rebuilt.run, functools.partial(write_again, [rebuilt.storages[0][:1]]))
     if not kept:
         return rebuilt.run
@@ -468,8 +470,8 @@ def _copy_values(rebuilt: Rebuilt, compiled: CompiledPass) -> None:
     """Copy the values of the tensors from the running model, at the first launch of the tuple.
 
     An aten operator that changes its inputs keeps values that do not drift
-    (`farm.operators.input_values`)."""
-    if rebuilt.spec.kind == "aten" and rebuilt.changed_memory:
+    (`farm.subjects.values`)."""
+    if kind_of(rebuilt.spec).standalone and rebuilt.changed_memory:
         return
     values = compiled.copies_of(rebuilt.spec.id)
     with torch.no_grad():
@@ -521,7 +523,7 @@ def set_values(rebuilt: Rebuilt, data: str) -> None:
         return _zero(
             rebuilt.tensors[index]
             for index, known in enumerate(spec.tensors)
-            if known.role == "activation" and may_be_zero(spec, index, written)
+            if known.role == "activation" and kind_of(spec).may_be_zero(spec, index, written)
         )
     indices = [index for index, tensor in enumerate(spec.tensors) if tensor.role == "activation"]
     try:
@@ -536,7 +538,7 @@ def set_values(rebuilt: Rebuilt, data: str) -> None:
             storage = spec.tensors[index].storage
             values = _values(rebuilt, index)
             # Do not change values that the operator writes, divides by or uses as indices.
-            how = values_for(spec, index, written)
+            how = kind_of(spec).values(spec, index, written)
             free = index not in written and how.form == "normal"
             if free and storage not in done and values.is_floating_point():
                 done.add(storage)

@@ -54,7 +54,7 @@ from farm.operators.profiler import (
     mark,
 )
 from farm.operators.rebuild import rebuild
-from farm.types.label import label_of
+from farm.subjects.label import label_of
 from farm.types.protocol import Protocol, Subject, Variant
 from farm.types.reading import Eagerly, InModelTimes, Launches, OtherCalls, Verification
 

@@ -35,7 +35,7 @@ from farm.benchmark.passes import (
 )
 from farm.benchmark.torch_device import cache_bytes, capture_graph, run_all, synchronize
 from farm.errors import TupleRejected, Unmeasurable, error_text
-from farm.operators.encoding import tensors_in
+from farm.subjects.encoding import tensors_in
 from farm.types.protocol import Launch, Protocol, Subject
 from farm.types.reading import Details
 

@@ -21,10 +21,10 @@ from farm.benchmark_process.requests import MeasureRequest, ProcessRequest, Veri
 from farm.devices.host import link_between
 from farm.errors import HostBusy, NoSuchCard, Unmeasurable
 from farm.settings.shared_files import TemporaryFolder, remove_left
+from farm.subjects.parsing import parse
 from farm.types.collective import bus_bytes
 from farm.types.protocol import OnPhase, Protocol, Software, Stopping, Subject
 from farm.types.reading import Reading, of_ranks
-from farm.types.tuple import parse
 
 POLL_S = 0.02
 #: After a first failure, the farm waits so long for the failures of other ranks: the first one that

@@ -25,8 +25,8 @@ from pydantic import (
 from farm.errors.safe_text import printable
 from farm.store import content
 from farm.store.data_columns import Column
+from farm.subjects.parsing import parse
 from farm.types.reading import Burst, CanaryNote, InContext, Launches, Verification
-from farm.types.tuple import parse
 from farm.types.value_profiles import class_of, is_class
 
 MOST_JSON = 16 << 20  # largest length of a JSON document, in characters

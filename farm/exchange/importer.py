@@ -33,8 +33,8 @@ from farm.store import content, item_state, tables
 from farm.store.columns import CALL, CAPTURE, CARD, IMPORTED, ITEM, OPERATOR, READING
 from farm.store.data_columns import ADDED, FIGURES, FORMAT, PROTOCOL, TABLES, VARIANT_FIELDS, Column
 from farm.store.database import Database, among, fetch_values, read_clock_s
+from farm.subjects.label import label_of
 from farm.types.fields import names_of
-from farm.types.label import label_of
 from farm.types.protocol import Protocol, Software, Variant, content_id
 from farm.types.reading import Trace, Verification
 from farm.types.request import Request

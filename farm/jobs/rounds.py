@@ -63,13 +63,14 @@ from farm.store.tables import (
     SignificantOperator,
     VerdictRow,
 )
+from farm.subjects.parsing import parse
 from farm.types.format import plural
 from farm.types.measured_constants import MEASURED
 from farm.types.protocol import Stopping
 from farm.types.reading import Verification
 from farm.types.request import Request
 from farm.types.roofline import Roofline, roofline_of
-from farm.types.tuple import OperatorTuple, parse
+from farm.types.tuple import OperatorTuple
 from farm.verdict.aggregate import aggregate, next_operators
 from farm.verdict.evidence import Evidence
 from farm.verdict.verdict import Verdict

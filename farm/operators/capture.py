@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import inspect
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -35,18 +34,9 @@ from torch.utils._pytree import tree_map_only
 from farm.errors import CaptureError, UnseenOperators, error_text, told
 from farm.models.building import replaced
 from farm.models.tensor_kinds import WRAPPERS, only_views, refusal, special_tensors
-from farm.operators import deciding_values, encoding
-from farm.operators.allow_list import FUNCTION_NAMES, RETURNS_TO_HOST
+from farm.operators import deciding_values
 from farm.operators.captured import CallTrace, CapturedCall, CapturedPass, CapturedTensor
 from farm.operators.cost import new_bytes, operator_flops, shapes_of
-from farm.operators.encoding import (
-    DescribedCall,
-    Layout,
-    NotEncodable,
-    TensorTable,
-    storage_key,
-    tensors_in,
-)
 from farm.operators.fake_pass import (
     MOST_MADE_BYTES,
     PLACED,
@@ -56,6 +46,17 @@ from farm.operators.fake_pass import (
     fake_pass,
 )
 from farm.operators.unseen import NOT_COMPILED, Unseen
+from farm.subjects import encoding, leaf
+from farm.subjects.allow_list import RETURNS_TO_HOST
+from farm.subjects.encoding import (
+    DescribedCall,
+    Layout,
+    NotEncodable,
+    TensorTable,
+    storage_key,
+    tensors_in,
+)
+from farm.subjects.registry import KINDS, recorded_as
 from farm.types.tuple import OperatorTuple
 
 #: Called after each operator call with its module path, its operator, its activations, and the
@@ -146,7 +147,7 @@ class Recorder:
         Raises:
             NotEncodable: a tuple cannot contain one of the arguments.
         """
-        if kind != "aten" and (self.fakes or self.device_type != "cpu"):
+        if KINDS[kind].public and (self.fakes or self.device_type != "cpu"):
             args, kwargs = tree_map_only(torch.Tensor, self._number_of_host, (tuple(args), kwargs))
         args = encoding.with_host_integers(name, tuple(args))
         arguments = tuple(encoding.encode(value, table) for value in args)
@@ -393,12 +394,12 @@ def predict(
 
         def look(path: str, operator: str, *groups: list[tuple[torch.Tensor, bool]]) -> None:
             originals = fakes.originals()
+            shown = [
+                [(originals.get(id(tensor), tensor), is_written) for tensor, is_written in group]
+                for group in groups
+            ]
             if watch is not None:
-                watch(
-                    path,
-                    operator,
-                    *([(originals.get(id(one), one), new) for one, new in each] for each in groups),
-                )
+                watch(path, operator, *shown)
 
         recorder = ForwardRecorder(
             model, device_type, watch and look, repeated=RepeatedCalls(fakes)
@@ -507,7 +508,7 @@ class ForwardRecorder(Recorder):
         for module in model.modules():
             self.roles.update((id(tensor), "parameter") for tensor in module._parameters.values())
             self.roles.update((id(tensor), "buffer") for tensor in module._buffers.values())
-            self.leaves[id(module)] = encoding.describe_leaf(module)
+            self.leaves[id(module)] = leaf.describe_leaf(module)
 
     @contextlib.contextmanager
     def watching_calls(self) -> Iterator[None]:
@@ -523,8 +524,8 @@ class ForwardRecorder(Recorder):
         if self.open_calls:
             return original(module, *args, **kwargs)
         outer, self.path = self.path, self.paths.get(id(module), self.path)
-        known = id(module) in self.leaves  # False if the model created it during the pass
-        parameters = self.leaves[id(module)] if known else encoding.describe_leaf(module)
+        is_known = id(module) in self.leaves  # False if the model created it during the pass
+        parameters = self.leaves[id(module)] if is_known else leaf.describe_leaf(module)
         if parameters is None:
             out = original(module, *args, **kwargs)
         else:
@@ -533,21 +534,24 @@ class ForwardRecorder(Recorder):
                 describe = functools.partial(
                     self._describe,
                     call,
+                    "module",
                     f"torch.nn.{name}",
                     args,
                     kwargs,
                     parameters=parameters,
                     module=module,
                 )
-                repeated = None if encoding.is_changed(module) else self.repeated
-                given = describe() if repeated is not None else None
-                found, out = self._run(
-                    call, given, functools.partial(original, module, *args, **kwargs)
+                repeated = None if leaf.is_changed(module) else self.repeated
+                described = describe() if repeated is not None else None
+                is_repeated, out = self._run(
+                    call, described, functools.partial(original, module, *args, **kwargs)
                 )
-                if call.costly and (given := given or describe()):
-                    self._close(call, given, out, repeated=found)
-                    if repeated is not None and not found:
-                        repeated.learn(given, call.costly, call.written, out)
+                if call.costly and described is None:
+                    described = describe()
+                if call.costly and described is not None:
+                    self._close(call, described, out, repeated=is_repeated)
+                    if repeated is not None and not is_repeated:
+                        repeated.learn(described, call.costly, call.written, out)
         self.path = outer  # only on success: after an error the path says where it was raised
         return out
 
@@ -561,30 +565,30 @@ class ForwardRecorder(Recorder):
                 "operator tuple cannot describe nested tensors.",
                 "Build nn.TransformerEncoder with enable_nested_tensor=False.",
             )
-        name = FUNCTION_NAMES.get(func) or FUNCTION_NAMES.get(
-            inspect.unwrap(func)
-        )  # if it is replaced
+        kind, name = recorded_as(func)
         run = functools.partial(self.placed, func, args, kwargs)
         called = (
             name or getattr(func, "__qualname__", "") or getattr(func, "__name__", "") or str(func)
         )
         with self._slot(called) as call:
-            given = None
+            described = None
             if self.repeated is not None and name in self.repeated.functions:
-                given = self._describe(call, name, args, kwargs)
-            found, out = self._run(call, given, run)
-            if found and given is not None:
-                self._close(call, given, out, repeated=True)
+                described = self._describe(call, kind, name, args, kwargs)
+            is_repeated, out = self._run(call, described, run)
+            if is_repeated and described is not None:
+                self._close(call, described, out, repeated=True)
             elif call.costly:
                 if call.values_read and name not in RETURNS_TO_HOST:
-                    (args, kwargs), given = self._split_off_reads(call, args, kwargs), None
-                if name is None:
+                    (args, kwargs), described = self._split_off_reads(call, args, kwargs), None
+                if not name:
                     self._gap(call, "the function is not in the allow-list of operators")
-                elif call.costly and (given := given or self._describe(call, name, args, kwargs)):
-                    self._close(call, given, out)
+                elif call.costly and (
+                    described := described or self._describe(call, kind, name, args, kwargs)
+                ):
+                    self._close(call, described, out)
                     repeated = None if call.values_read else self.repeated
                     if repeated is not None and repeated.learn(
-                        given, call.costly, call.written, out
+                        described, call.costly, call.written, out
                     ):
                         repeated.functions.add(name)
         return out
@@ -657,11 +661,11 @@ class ForwardRecorder(Recorder):
         Output sizes depend on such a value, and a tuple stores no tensor values. So the read of the
         value is recorded as a separate call."""
         values = {id(tensor): value for tensor, value in call.values_read}
-        found: set[int] = set()
+        passed: set[int] = set()
 
         def replace(entry: Any) -> Any:
             if id(entry) in values:
-                found.add(id(entry))
+                passed.add(id(entry))
                 return values[id(entry)]
             if isinstance(entry, slice):
                 return slice(replace(entry.start), replace(entry.stop), replace(entry.step))
@@ -673,12 +677,13 @@ class ForwardRecorder(Recorder):
 
         args, kwargs = replace(tuple(args)), replace(dict(kwargs))
         for tensor, _ in call.values_read:
-            if id(tensor) in found and not self.on_host(tensor):
+            if id(tensor) in passed and not self.on_host(tensor):
                 call.costly.remove(_READ_VALUE)
                 read = _OpenCall("item", call.path, call.number)
                 read.costly.append(_READ_VALUE)
-                if given := self._describe(read, "torch.Tensor.item", (tensor,), {}):
-                    self._close(read, given, None)
+                described = self._describe(read, "function", "torch.Tensor.item", (tensor,), {})
+                if described is not None:
+                    self._close(read, described, None)
         return args, kwargs
 
     def _gap(self, call: _OpenCall, reason: str) -> None:
@@ -689,6 +694,7 @@ class ForwardRecorder(Recorder):
     def _describe(
         self,
         call: _OpenCall,
+        kind: str,
         name: str,
         args: Any,
         kwargs: Any,
@@ -705,22 +711,22 @@ class ForwardRecorder(Recorder):
         kwargs = {key: value for key, value in kwargs.items() if key != "_stacklevel"}
         try:
             if module is None:
-                return self.describe(name, "function", args, kwargs, table)
+                return self.describe(name, kind, args, kwargs, table)
             table.add_module(module)
-            return self.describe(name, "module", args, kwargs, table, parameters, module.training)
+            return self.describe(name, kind, args, kwargs, table, parameters, module.training)
         except NotEncodable as error:
             self._gap(call, error_text(error))
             return None
 
     def _close(
-        self, call: _OpenCall, given: DescribedCall, out: Any, *, repeated: bool = False
+        self, call: _OpenCall, described: DescribedCall, out: Any, *, repeated: bool = False
     ) -> None:
-        spec, stored, index = given.spec, self.storages, len(self.calls)
+        spec, stored, index = described.spec, self.storages, len(self.calls)
         if not repeated:
-            self.note_trace(given, call.costly, out, call.flops)
+            self.note_trace(described, call.costly, out, call.flops)
         before = len(stored.tensors)
-        shown = list(zip(given.tensors, given.storages, spec.tensors, strict=True))
-        behind = {stored.add(tensor, "", one.role): tensor for tensor, _, one in shown}
+        shown = list(zip(described.tensors, described.storages, spec.tensors, strict=True))
+        behind = {stored.add(tensor, "", layout.role): tensor for tensor, _, layout in shown}
         for number, tensor in behind.items():
             if (
                 number >= before
@@ -728,18 +734,18 @@ class ForwardRecorder(Recorder):
                 and type(tensor) is not FakeTensor
             ):
                 stored.integers[number] = tensor.untyped_storage()
-        writes = {stored.numbers[key] for key in call.written if key in given.storages}
+        writes = {stored.numbers[key] for key in call.written if key in described.storages}
         for tensor in tensors_in(out):
-            if storage_key(tensor) not in given.storages:
+            if storage_key(tensor) not in described.storages:
                 writes.add(stored.add(tensor, "", "activation", index))
         if self.watch is not None:
-            activations = [
-                (tensor, key in call.written)
-                for tensor, key, one in shown
-                if one.role == "activation"
-            ]
-            held = [(tensor, key in call.written) for tensor, key, one in shown if one.held]
-            self.watch(call.path, spec.operator, activations, held)
+            activations, weights = [], []
+            for tensor, key, layout in shown:
+                if layout.role == "activation":
+                    activations.append((tensor, key in call.written))
+                elif layout.held:
+                    weights.append((tensor, key in call.written))
+            self.watch(call.path, spec.operator, activations, weights)
         self.slots[call.number] = index
         self.add_call(
             CapturedCall(index, call.path, spec.id, tuple(behind), tuple(sorted(writes))), spec

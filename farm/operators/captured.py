@@ -15,8 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Self
 
+from farm.subjects.parsing import parse
 from farm.types.fields import adapter
-from farm.types.tuple import OperatorTuple, parse
+from farm.types.tuple import OperatorTuple
 
 if TYPE_CHECKING:
     import torch
@@ -224,31 +225,34 @@ class CapturedPass:
         because they wrote what it reads or writes, or read what it writes. Of each stream only the
         last one, and none for which the stream of the call has waited before. Empty without
         ``launches``."""
-        found: list[tuple[int, ...]] = []
-        wrote: dict[int, int] = {}  # storage -> the last call that wrote it
-        read: defaultdict[int, list[int]] = defaultdict(
-            list
-        )  # storage -> the calls that have read it since
-        waited: defaultdict[int, dict[int, int]] = defaultdict(
-            dict
-        )  # stream -> other stream -> its last awaited call
+        waits: list[tuple[int, ...]] = []
+        # storage -> the last call that wrote it, and the calls that have read it since
+        writer: dict[int, int] = {}
+        readers: defaultdict[int, list[int]] = defaultdict(list)
+        # stream -> other stream -> its last awaited call
+        awaited: defaultdict[int, dict[int, int]] = defaultdict(dict)
         for call, launch in zip(self.calls, self.launches, strict=False):
-            before = {
-                *launch.after,
-                *(wrote[one] for one in (*call.reads, *call.writes) if one in wrote),
+            before = set(launch.after)
+            for storage in (*call.reads, *call.writes):
+                if storage in writer:
+                    before.add(writer[storage])
+            for storage in call.writes:
+                before.update(readers[storage])
+            last = {self.launches[index].stream: index for index in sorted(before)}
+            awaited_before = awaited[launch.stream] | {launch.stream: call.index}
+            new = {
+                stream: index
+                for stream, index in last.items()
+                if index > awaited_before.get(stream, -1)
             }
-            before |= {reader for one in call.writes for reader in read[one]}
-            last = {self.launches[one].stream: one for one in sorted(before)}
-            known = waited[launch.stream] | {launch.stream: call.index}
-            new = {other: one for other, one in last.items() if one > known.get(other, -1)}
-            waited[launch.stream] |= new
-            found.append(tuple(sorted(new.values())))
-            for one in call.reads:
-                read[one].append(call.index)
-            for one in call.writes:
-                wrote[one] = call.index
-                read[one] = []
-        return tuple(found)
+            awaited[launch.stream] |= new
+            waits.append(tuple(sorted(new.values())))
+            for storage in call.reads:
+                readers[storage].append(call.index)
+            for storage in call.writes:
+                writer[storage] = call.index
+                readers[storage] = []
+        return tuple(waits)
 
     def to_json(self) -> dict[str, Any]:
         """The capture as JSON, without ``traces``, ``slots``, ``integers`` and ``launches``."""

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from farm.operators import kernels
-from farm.operators.allow_list import ATEN_OVERLOADS
 from farm.operators.capture import Around, Recorder, WatchedOperators
 from farm.operators.captured import CapturedCall, CapturedPass
 from farm.operators.compiler import CompiledModel, Kernel
-from farm.operators.encoding import (
+from farm.subjects import kernel as kernels
+from farm.subjects.allow_list import ATEN_OVERLOADS
+from farm.subjects.encoding import (
     NotEncodable,
     TensorTable,
     costs_something,
@@ -81,26 +81,24 @@ class LaunchRecorder(Recorder):
         self.slots.append(None)
         with torch._C.DisableTorchFunction():
             tensors = list(tensors_in(list(args)))
-            written = [
-                one for at, arg in enumerate(args) if kernel.written(at) for one in tensors_in(arg)
-            ]
-            outputs = [
-                one
-                for at, arg in enumerate(args)
-                if kernel.only_written(at)
-                for one in tensors_in(arg)
-            ]
+            written: list[torch.Tensor] = []
+            outputs: list[torch.Tensor] = []
+            for position, argument in enumerate(args):
+                if kernel.written(position):
+                    written += tensors_in(argument)
+                if kernel.only_written(position):
+                    outputs += tensors_in(argument)
             table = self._table(tensors)
             try:
-                places = {id(one): table.add(one) for one in tensors}
+                places = {id(tensor): table.add(tensor) for tensor in tensors}
                 parameters: dict[str, Any] = {
                     "source": kernel.source,
                     "fused": kernel.fused[:200],
                     "config": {
                         "dict": [[name, value] for name, value in sorted(kernel.config.items())]
                     },
-                    "writes": sorted({places[id(one)] for one in written}),
-                    "outputs": sorted({places[id(one)] for one in outputs}),
+                    "writes": sorted({places[id(tensor)] for tensor in written}),
+                    "outputs": sorted({places[id(tensor)] for tensor in outputs}),
                 }
                 if kernel.operator.startswith("triton"):
                     import triton
@@ -157,8 +155,9 @@ class LaunchRecorder(Recorder):
         return out
 
     def _table(self, tensors: Iterable[torch.Tensor]) -> TensorTable:
+        roles = self.roles
         return TensorTable(
-            {id(one): self.roles.get(storage_key(one), "activation") for one in tensors}
+            {id(tensor): roles.get(storage_key(tensor), "activation") for tensor in tensors}
         )
 
     def _close(
@@ -256,14 +255,14 @@ class CompiledPass:
         """Copies of the tensors of a tuple before its first launch in a pass, in its order; None if
         it does not run.
         """
-        found: list[torch.Tensor] = []
+        copies: list[torch.Tensor] = []
 
         def look(seen: str, tensors: list[torch.Tensor]) -> None:
-            if seen == tuple_id and not found:
-                found.extend(tensor.detach().clone() for tensor in tensors)
+            if seen == tuple_id and not copies:
+                copies.extend(tensor.detach().clone() for tensor in tensors)
 
         self.capture(look=look)
-        return found or None
+        return copies or None
 
 
 class CompiledStep(CompiledPass):
@@ -290,9 +289,9 @@ class CompiledStep(CompiledPass):
     def held(self) -> Iterator[tuple[torch.Tensor, str, str]]:
         yield from super().held()
         for parameter, values in self.step.optimizer.state.items():
-            yield from (
-                (one, "", "buffer") for one in values.values() if isinstance(one, torch.Tensor)
-            )
+            for value in values.values():
+                if isinstance(value, torch.Tensor):
+                    yield value, "", "buffer"
             if parameter.grad is not None:
                 yield parameter.grad, "", "activation"
         targets = self.step.loss.targets if self.step.loss else ()

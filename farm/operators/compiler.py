@@ -12,6 +12,7 @@ import contextlib
 import functools
 import hashlib
 import importlib.util
+import itertools
 import json
 import math
 import operator
@@ -19,7 +20,7 @@ import os
 import re
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,10 @@ from torch import nn
 
 from farm.errors import CaptureError, UsageError, error_text
 from farm.models.building import replaced
-from farm.operators import kernels
 from farm.operators.compiler_cache import cached_files, remove_damaged
 from farm.settings import settings
 from farm.settings.shared_files import why_not_own
+from farm.subjects import kernel as kernels
 
 MOST_TIMES = 8  # algorithms of an operation whose times are stored
 _PARAMETER = re.compile(r"(\w+)\s*(?:,|\)|$)")
@@ -80,18 +81,18 @@ class Graph:
         that it computes; for a backward, the paths of the modules (`_provenance_with_paths`).
         ``modules``: the module path of each node."""
         data = json.loads(provenance) if provenance else {}
-        before, found = data.get("postToPre", {}), data.get("module_paths", {})
+        nodes_of, paths = data.get("postToPre", {}), data.get("module_paths", {})
         self.backward = "module_paths" in data  # True if it computes gradients
-        for key, nodes in data.get("cppCodeToPost", {}).items():
-            found[key] = [modules.get(one) for node in nodes for one in before.get(node, ())]
+        for key, fused in data.get("cppCodeToPost", {}).items():
+            nodes = itertools.chain.from_iterable(nodes_of.get(node, ()) for node in fused)
+            paths[key] = [modules.get(node) for node in nodes]
         # Name of a launch -> for each launch with this name, the paths of the modules that it
         # computes
         self.launches: dict[str, list[list[str]]] = defaultdict(list)
-        for name, _, number in sorted(
-            (key.rpartition(":") for key in found), key=lambda key: int(key[2])
-        ):
+        for key in sorted(paths, key=lambda key: int(key.rpartition(":")[2])):
+            name = key.rpartition(":")[0]
             self.launches[name].append(
-                [one for one in dict.fromkeys(found[f"{name}:{number}"]) if one is not None]
+                [path for path in dict.fromkeys(paths[key]) if path is not None]
             )
 
     def paths(self, name: str, number: int) -> list[str]:
@@ -152,16 +153,16 @@ class CompiledModel:
         self._modules = frozenset(
             path for path, _ in model.named_modules(remove_duplicate=False) if path
         )
-        self._owners = {id(one): name.rpartition(".")[0] for name, one in model.named_parameters()}
+        self._owners = {
+            id(parameter): name.rpartition(".")[0] for name, parameter in model.named_parameters()
+        }
         self._met: Counter[str] = Counter()  # launches of the running graph
         self._settled: dict[int, Kernel] = {}  # id of a Triton kernel -> the kernel
-        self._options = {
-            **torch._inductor.list_mode_options(
-                "max-autotune-no-cudagraphs" if mode == "max-autotune" else "default"
-            ),
-            "trace.provenance_tracking_level": 1,
-            **({} if cached else {"force_disable_caches": True}),
-        }
+        options = "max-autotune-no-cudagraphs" if mode == "max-autotune" else "default"
+        self._options = dict(torch._inductor.list_mode_options(options))
+        self._options["trace.provenance_tracking_level"] = 1
+        if not cached:
+            self._options["force_disable_caches"] = True
         prepare_folder()
         torch._dynamo.reset()
         self._compiled = self.compile(model)
@@ -210,19 +211,22 @@ class CompiledModel:
         if self._graph is None or (self._graph.backward and len(self._beginnings) > 1):
             return []
         self._met[name] += 1
+        beginning = self._beginnings[-1]
         paths = [
-            f"{self._beginnings[-1]}{path}" for path in self._graph.paths(name, self._met[name] - 1)
+            f"{beginning}{path}".removesuffix(".")
+            for path in self._graph.paths(name, self._met[name] - 1)
         ]
-        return [path for one in paths if (path := one.removesuffix(".")) in self._modules]
+        return [path for path in paths if path in self._modules]
 
     def paths_of_library(self, operator: str) -> list[str]:
         """As `paths_of`, for a library call: the compiler names it by the aten operator or by its
         own wrapper.
         """
         name = operator.split(".")[1]
-        for known in self._graph.launches if self._graph is not None else ():
-            if name in known.split("."):
-                return self.paths_of(known)
+        launches = () if self._graph is None else self._graph.launches
+        for launch in launches:
+            if name in launch.split("."):
+                return self.paths_of(launch)
         return []
 
     @property
@@ -233,26 +237,27 @@ class CompiledModel:
         from torch._inductor.compile_fx import compile_fx
 
         self._newest = modules = _module_paths(graph)
-        given = [
+        inputs_of = [
             modules.get(node.name, "") for node in graph.graph.nodes if node.op == "placeholder"
         ]
         compiled: Any = compile_fx(graph, inputs, config_patches=self._options)
 
         def run(*args: Any) -> Any:
             if self._observer is not None:  # one graph can serve several modules with the same code
-                owners = (
-                    (path, self._owners.get(id(arg), ""))
-                    for path, arg in zip(given, args, strict=False)
-                )
-                found = (
-                    owner.removesuffix(path)
-                    for path, owner in owners
-                    if path and owner.endswith(path)
-                )
-                self._beginnings.append(next(found, ""))
+                self._beginnings.append(self._beginning(inputs_of, args))
             return compiled(*args)
 
         return run
+
+    def _beginning(self, paths: Iterable[str], args: Iterable[Any]) -> str:
+        """The beginning of the paths of a graph's modules, from the first parameter that shows
+        it.
+        """
+        for path, argument in zip(paths, args, strict=False):
+            owner = self._owners.get(id(argument), "")
+            if path and owner.endswith(path):
+                return owner.removesuffix(path)
+        return ""
 
     @contextlib.contextmanager
     def _hooks(self) -> Iterator[None]:
@@ -310,14 +315,16 @@ class CompiledModel:
         **more: Any,
     ) -> Any:
         key = _hash(f"{op} {inputs}")
-        known = self.given.get("algorithms", {}).get(key, {})
-        by_hash = {_hash(one.hash_key(), 16): one for one in choices}
-        if known.keys() & by_hash.keys():
-            return {one: known.get(hash_, math.inf) for hash_, one in by_hash.items()}
+        earlier = self.given.get("algorithms", {}).get(key, {})
+        by_hash = {_hash(choice.hash_key(), 16): choice for choice in choices}
+        if earlier.keys() & by_hash.keys():
+            return {choice: earlier.get(hash_, math.inf) for hash_, choice in by_hash.items()}
         times = look_up(cache, choices, op, inputs, *rest, **more)
         if times:
             measured = {
-                hash_: times[one] for hash_, one in by_hash.items() if math.isfinite(times[one])
+                hash_: times[choice]
+                for hash_, choice in by_hash.items()
+                if math.isfinite(times[choice])
             }
             self.choices["algorithms"][key] = dict(
                 sorted(measured.items(), key=operator.itemgetter(1))[:MOST_TIMES]

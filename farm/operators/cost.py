@@ -11,7 +11,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,25 +19,31 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from farm.errors import CaptureError, FarmError, TupleRejected, told
-from farm.operators.allow_list import RETURNS_TO_HOST, overload_of, tensor_arguments
 from farm.operators.captured import CapturedPass
-from farm.operators.collectives import output_elements
-from farm.operators.encoding import decode, storage_key, tensors_in
 from farm.operators.fake_pass import MOST_MADE_BYTES, MetaRules, fake_pass, holds_other_tensors
-from farm.operators.kernels import kernel_cost, output_tensors
 from farm.operators.rebuild import rebuild, written_inputs
 from farm.operators.unseen import Unseen
+from farm.subjects.encoding import decode, storage_key, tensors_in
+from farm.subjects.label import label_of
+from farm.subjects.registry import kind_of
 from farm.types.deciding import deciding_input
-from farm.types.label import label_of
-from farm.types.tuple import Cost, OperatorTuple, names_listed, plain, tensor_references, words
+from farm.types.tuple import (
+    Cost,
+    OperatorTuple,
+    TensorSpec,
+    holds_tensor,
+    names_listed,
+    plain,
+    tensor_references,
+    words,
+)
 
 _WITHOUT_RULE = (
     "Measure the forward pass, without --step, or replace this operator in the model: "
     "this version of the farm does not measure it in a training step."
 )
-_observed: dict[
-    str, Cost
-] = {}  # tuple id -> its cost in a capture, for tuples that do not run on meta
+#: Tuple id -> its cost in a capture, for tuples that do not run on meta.
+_observed: dict[str, Cost] = {}
 
 
 def costs_of(captured: CapturedPass) -> dict[str, Cost]:
@@ -65,9 +71,11 @@ def _cost_in(captured: CapturedPass, spec: OperatorTuple) -> Cost:
         trace = captured.traces.get(spec.id)
         if trace is None:
             raise _unknown_cost(spec, error, _place(captured, spec)) from error
-    found = _cost_of_outputs(spec, trace.flops, trace.new_bytes, trace.shapes, written_inputs(spec))
-    _observed[spec.id] = found
-    return found
+    observed = _cost_of_outputs(
+        spec, trace.flops, trace.new_bytes, trace.shapes, written_inputs(spec)
+    )
+    _observed[spec.id] = observed
+    return observed
 
 
 def cost(spec: OperatorTuple) -> Cost:
@@ -103,26 +111,14 @@ def _unknown_cost(spec: OperatorTuple, error: Exception, where: str = "") -> Cap
 
 @functools.lru_cache(maxsize=65536)
 def _cost_on_meta(spec: OperatorTuple) -> Cost:
-    if spec.kind == "kernel":
-        return kernel_cost(spec)
-    if spec.kind == "collective":
-        (tensor,), elements = spec.tensors, output_elements(spec)
-        side = spec.parameters.get("beside", 0)  # of the matrices that are multiplied meanwhile
-        size_bytes = (tensor.numel + elements + 3 * side**2) * tensor.itemsize_bytes
-        return Cost(2 * side**3, size_bytes, ((elements,),))
-    built, out = rebuild(spec, "meta"), None
-    written = built.written
-    returns = overload_of(spec.operator)._schema.returns if spec.kind == "aten" else ()
+    kind = kind_of(spec)
+    known_cost = kind.cost(spec)
+    if known_cost is not None:
+        return known_cost
+    built = rebuild(spec, "meta")
     with torch.no_grad(), MetaRules(), flop_counter() as counter:
-        if spec.kind == "aten" and all(
-            one.alias_info is not None for one in returns
-        ):  # it returns written arguments
-            out = [built.tensors[index] for index in sorted(written)[: len(returns)]]
-            if spec.operator.endswith(".out"):
-                built.run()  # to count its FLOPs
-        elif spec.operator not in RETURNS_TO_HOST:
-            out = built.run()
-    return cost_of_run(spec, counter.get_total_flops(), built.inputs, out, written)
+        out = kind.run_on_meta(spec, built)
+    return cost_of_run(spec, counter.get_total_flops(), built.inputs, out, built.written)
 
 
 def cost_of_run(
@@ -146,9 +142,8 @@ def new_bytes(out: Any, inputs: Collection[int]) -> int:
     for tensor in tensors_in(out):
         key = storage_key(tensor)
         if key not in inputs:
-            produced[key] = max(
-                produced.get(key, 0), min(tensor.nbytes, tensor.untyped_storage().nbytes())
-            )
+            size_bytes = min(tensor.nbytes, tensor.untyped_storage().nbytes())
+            produced[key] = max(produced.get(key, 0), size_bytes)
     return sum(produced.values())
 
 
@@ -165,22 +160,13 @@ def _cost_of_outputs(
 ) -> Cost:
     part = _part(spec, produced)
     read = _storage_bytes_touched(spec, part)
-    written_bytes = sum(
-        read.get(storage, 0) for storage in {spec.tensors[index].storage for index in written}
-    )
-    if spec.kind == "aten" and spec.short_name in _SELF_NOT_READ:
-        passed = zip(spec.tensors, tensor_arguments(spec), strict=True)
-        kept = {
-            tensor.storage
-            for tensor, arguments in passed
-            if any(name != "self" for name, _ in arguments)
-        }
-        read = {storage: size for storage, size in read.items() if storage in kept}
-    if outputs := output_tensors(spec):
-        kept = {tensor.storage for index, tensor in enumerate(spec.tensors) if index not in outputs}
-        read = {storage: size for storage, size in read.items() if storage in kept}
-    if part is not None and _name(spec) in _PLACING_ANEW:  # the old content is not read
-        read.pop(spec.tensors[part[0]].storage, None)
+    storages = {spec.tensors[index].storage for index in written}
+    written_bytes = sum(read[storage] for storage in storages)
+    kind = kind_of(spec)
+    for storage in kind.unread_storages(spec):
+        del read[storage]
+    if part is not None and kind.called_name(spec) in _PLACING_ANEW:  # the old content is not read
+        read.pop(spec.tensors[part.tensor].storage, None)
     return Cost(flops, sum(read.values()) + produced + written_bytes, shapes)
 
 
@@ -190,66 +176,67 @@ _TAKING = names_listed("taking_a_part")
 #: read the old content.
 _PLACING_ANEW = words("index_copy_ scatter_ index_put_ put_ __setitem__ index_fill_")
 _PLACING = _PLACING_ANEW | set(["index_add_", "scatter_add_", "scatter_reduce_", "index_reduce_"])
-#: Aten operators that read only the shape of their argument `self`, or only write it.
-_SELF_NOT_READ = names_listed("self_not_read")
 
 
-def _name(spec: OperatorTuple) -> str:
-    return spec.short_name if spec.kind == "aten" else spec.operator.rsplit(".", 1)[-1]
+class _Part(NamedTuple):
+    """The part of a tensor that a call reads or writes; ``tensor`` is its index."""
+
+    tensor: int
+    size_bytes: int
 
 
-def _part(spec: OperatorTuple, produced_bytes: int) -> tuple[int, int] | None:
-    """The index of the tensor that a call reads or writes only in part, and the bytes of that part;
-    else None.
+def _part(spec: OperatorTuple, produced_bytes: int) -> _Part | None:
+    """The part of a tensor that a call reads or writes; None if it uses all tensors as a whole.
 
     An embedding reads as many rows of its weight as it has indices, at most all. A product of
     groups reads the matrices of the groups that have rows. The part that a boolean mask selects is
     unknown and counts as the full tensor."""
-    name = _name(spec)
+    name = kind_of(spec).called_name(spec)
     if name == "_grouped_mm":
         return _used_matrices(spec)
-    first = next((index for tree in spec.arguments for index in tensor_references(tree)), None)
-    if first is None or any(one.dtype == "bool" for one in spec.tensors[1:]):
+    index = next(tensor_references(spec.arguments), None)
+    if index is None or any(tensor.dtype == "bool" for tensor in spec.tensors[1:]):
         return None
-    target = spec.tensors[first]
+    size_bytes: int | None = produced_bytes
     if name == "embedding":
-        table = max(range(len(spec.tensors)), key=lambda index: len(spec.tensors[index].shape))
-        return table, min(produced_bytes, spec.tensors[table].distinct_bytes)
-    if name in _TAKING:
-        return first, min(produced_bytes, target.distinct_bytes)
-    if name in _PLACING:
-        given = [
-            tensor.numel
-            for tensor in spec.tensors
-            if tensor is not target and tensor.dtype == target.dtype
-        ]
-        if name == "__setitem__" and not any(True for _ in tensor_references(spec.arguments[1])):
-            meta = torch.device("meta")
-            placed = torch.empty(target.shape, device=meta)[
-                decode(spec.arguments[1], [], meta)
-            ].numel()
-        elif given:
-            placed = max(given)
-        else:
-            return None  # a number, written to an unknown count of elements
-        return first, min(placed * target.itemsize_bytes, target.distinct_bytes)
-    return None
-
-
-def _used_matrices(spec: OperatorTuple) -> tuple[int, int] | None:
-    """The index of the matrices of a product of groups, and the bytes of those that it reads:
-    without recorded values, of as many as rows can use."""
-    found = deciding_input(spec)
-    matrices = next(
-        (index for index, tensor in enumerate(spec.tensors) if len(tensor.shape) == 3), None
-    )
-    if found is None or matrices is None:
+        index = max(range(len(spec.tensors)), key=lambda place: len(spec.tensors[place].shape))
+    elif name in _PLACING:
+        size_bytes = _placed_bytes(spec, spec.tensors[index], name)
+    elif name not in _TAKING:
         return None
-    values, size_bytes = spec.tensors[found.index].values, spec.tensors[matrices].distinct_bytes
-    used = (
-        min(found.parts, found.bound) if values is None else min(found.parts, values.used_segments)
-    )
-    return matrices, size_bytes * used // found.parts
+    if size_bytes is None:
+        return None
+    return _Part(index, min(size_bytes, spec.tensors[index].distinct_bytes))
+
+
+def _placed_bytes(spec: OperatorTuple, target: TensorSpec, name: str) -> int | None:
+    """The bytes that a call writes into a part of a tensor; None if it writes a number to an
+    unknown count of elements.
+    """
+    if name == "__setitem__" and not holds_tensor(spec.arguments[1]):
+        meta = torch.device("meta")
+        key = decode(spec.arguments[1], [], meta)
+        return torch.empty(target.shape, device=meta)[key].numel() * target.itemsize_bytes
+    sources = [
+        tensor.numel * target.itemsize_bytes
+        for tensor in spec.tensors
+        if tensor is not target and tensor.dtype == target.dtype
+    ]
+    return max(sources, default=None)
+
+
+def _used_matrices(spec: OperatorTuple) -> _Part | None:
+    """The matrices of a product of groups that it reads: without recorded values, as many as rows
+    can use.
+    """
+    groups = deciding_input(spec)
+    dimensions = [len(tensor.shape) for tensor in spec.tensors]
+    if groups is None or 3 not in dimensions:
+        return None
+    matrices = dimensions.index(3)
+    values = spec.tensors[groups.index].values
+    used = min(groups.parts, groups.bound if values is None else values.used_segments)
+    return _Part(matrices, spec.tensors[matrices].distinct_bytes * used // groups.parts)
 
 
 def model_flops(
@@ -274,13 +261,10 @@ def _model_flops(
         if computed:
             with _no_fused_path():
                 return _counted(model, args, named)
-        if all(
-            tensor.is_meta for tensor in (*model.parameters(), *model.buffers())
-        ) and not holds_other_tensors(model):
+        on_meta = all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+        if on_meta and not holds_other_tensors(model):
             with contextlib.suppress(Exception, SystemExit):  # for example, the model reads values
-                return _counted(
-                    model, _on_meta(args), {name: _on_meta(value) for name, value in named.items()}
-                )
+                return _counted(model, _on_meta(args), _on_meta(named))
         with (
             fake_pass(model, args, named, "cpu", made=made) as (_, fake_args, fake_kwargs),
             _no_fused_path(),
@@ -387,18 +371,17 @@ def _no_fused_path() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def _storage_bytes_touched(spec: OperatorTuple, part: tuple[int, int] | None) -> dict[int, int]:
+def _storage_bytes_touched(spec: OperatorTuple, part: _Part | None) -> dict[int, int]:
     """Storage number -> bytes that the call reads or writes there; tensors whose extents overlap
     count once.
     """
     touched: dict[int, tuple[int, int, int]] = {}  # bytes, begin and end
     for index, tensor in enumerate(spec.tensors):
         size = tensor.distinct_bytes
-        if part and part[0] == index:
-            size = part[1]
-        elif (
-            "num_embeddings" in spec.parameters and tensor.name == "weight"
-        ):  # only the rows of the indices
+        if part is not None and part.tensor == index:
+            size = part.size_bytes
+        elif "num_embeddings" in spec.parameters and tensor.name == "weight":
+            # only the rows of the indices
             rows = min(sum(other.numel for other in spec.activations), tensor.shape[0])
             size = rows * int(plain(spec.parameters["embedding_dim"])) * tensor.itemsize_bytes
         first = tensor.offset * tensor.itemsize_bytes

@@ -53,17 +53,20 @@ def recorded(
         tensors: the inputs of the call, in the order of the tuple's tensors.
         known: returns whether the values of a real tensor are those of the model.
     """
-    found = deciding_input(spec) if may_decide(spec.operator) else None
-    if found is None or not _is_readable(tensors[found.index]) or not known(tensors[found.index]):
+    deciding = deciding_input(spec) if may_decide(spec.operator) else None
+    if deciding is None:
+        return spec
+    tensor = tensors[deciding.index]
+    if not _is_readable(tensor) or not known(tensor):
         return spec
 
     with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
-        values = describe(found, tensors[found.index].detach().cpu().numpy())
+        values = describe(deciding, tensor.detach().cpu().numpy())
     if values is None:
         return spec
 
     described = list(spec.tensors)
-    described[found.index] = dataclasses.replace(described[found.index], values=values)
+    described[deciding.index] = dataclasses.replace(described[deciding.index], values=values)
     return dataclasses.replace(spec, tensors=tuple(described))
 
 
@@ -150,14 +153,14 @@ def check_values(spec: OperatorTuple) -> None:
     if not described:
         return
 
-    found = deciding_input(spec)
+    deciding = deciding_input(spec)
     for index in described:
         values = spec.tensors[index].values
         assert values is not None
-        if found is None or found.index != index:
+        if deciding is None or deciding.index != index:
             problem = "has values, although they do not decide the work of the call"
         else:
-            problem = found.problem(values)
+            problem = deciding.problem(values)
         if problem:
             text = f"The input {index} of '{spec.operator}' {problem}."
             raise TupleRejected(
@@ -168,12 +171,12 @@ def check_values(spec: OperatorTuple) -> None:
 def write_values(spec: OperatorTuple, tensors: Sequence[torch.Tensor]) -> None:
     """Write the values that a tuple describes into the tensors of a rebuilt operator; segments are
     equal if it does not describe them."""
-    found = deciding_input(spec)
-    if found is None:
+    deciding = deciding_input(spec)
+    if deciding is None:
         return
-    values = values_of(found, spec.tensors[found.index].values)
+    values = values_of(deciding, spec.tensors[deciding.index].values)
     if values is not None:
-        target = tensors[found.index]
+        target = tensors[deciding.index]
         target.copy_(values[: target.numel()].view(target.shape))
 
 
@@ -242,12 +245,12 @@ def with_values(captured: CapturedPass, again: Callable[[], CapturedPass]) -> Ca
     Args:
         again: captures the same pass eagerly.
     """
-    wanted = {
+    deciding = {
         id_
         for id_, spec in captured.tuples.items()
         if spec.without_values is spec and deciding_input(spec)
     }
-    if not wanted:
+    if not deciding:
         return captured
 
     eager = again()
@@ -261,7 +264,7 @@ def with_values(captured: CapturedPass, again: Callable[[], CapturedPass]) -> Ca
     traces, mismatches = {}, {}
     for call in captured.calls:
         spec = captured.tuples[call.tuple_id]
-        matches = waiting[call.module_path, spec.id] if spec.id in wanted else []
+        matches = waiting[call.module_path, spec.id] if spec.id in deciding else []
         if matches:
             spec = matches.pop(0)
         tuples.setdefault(spec.id, spec)

@@ -40,9 +40,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from farm.models.tensor_kinds import WRAPPERS, bits_of, is_plain, only_views, refusal, with_bits
-from farm.operators.allow_list import LEAF_CLASSES
-from farm.operators.collectives import local_part
-from farm.operators.encoding import DescribedCall, storage_key, tensors_in, written_tensors
+from farm.subjects.allow_list import LEAF_CLASSES
+from farm.subjects.collective_calls import local_part
+from farm.subjects.encoding import DescribedCall, storage_key, tensors_in, written_tensors
 
 #: Largest integer tensor of the model or its inputs whose values are kept: two million token ids.
 MOST_BYTES = 2**24
@@ -171,11 +171,10 @@ class FakeTensors:
                     tensor.size(), tensor.stride(), tensor.dtype, bits, requires_grad=trained
                 )
             if is_parameter:
-                replacement._is_param = True  # type: ignore[attr-defined]  # as nn.Parameter marks other classes
-            self._replacements[id(tensor)] = (
-                tensor,
-                replacement,
-            )  # the reference to the original keeps its id unique
+                # as nn.Parameter marks other classes
+                replacement._is_param = True  # type: ignore[attr-defined]
+            # the reference to the original keeps its id unique
+            self._replacements[id(tensor)] = (tensor, replacement)
         return self._replacements[id(tensor)][1]
 
     def fresh(
@@ -231,12 +230,13 @@ class FakeTensors:
     def placed(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run one of `PLACED`."""
         out, device = func(*args, **kwargs), kwargs.get("device")
-        there = (
-            self.stands and func in (_DEVICE, torch.Tensor.new_tensor) and not self.on_host(args[0])
-        )
+        of_tensor = self.stands and func in (_DEVICE, torch.Tensor.new_tensor)
+        on_card = of_tensor and not self.on_host(args[0])
         if func == _DEVICE:
-            return self.device if there else out
-        if torch.device(device) == self.device if device is not None else there:
+            return self.device if on_card else out
+        if device is not None:
+            on_card = torch.device(device) == self.device
+        if on_card:
             self.put_on_card(out)
         return out
 
@@ -298,9 +298,8 @@ class FakeTensors:
                             place[name] = (
                                 self.tensor(value, fake=leaf) if is_tensor else self.tree(value)
                             )
-                if isinstance(
-                    module, nn.RNNBase
-                ):  # a list of its own parameters, passed to the kernel
+                if isinstance(module, nn.RNNBase):
+                    # a list of its own parameters, passed to the kernel
                     undo.append((module.__dict__, "_flat_weights", module._flat_weights))
                     module.__dict__["_flat_weights"] = [
                         getattr(module, name) for name in module._flat_weights_names
@@ -316,11 +315,12 @@ def holds_other_tensors(model: nn.Module) -> bool:
     cache.
     """
     visited: dict[int, bool] = {}
-    return any(
-        name not in _OWN_ATTRIBUTES and name != "_flat_weights" and _holds_tensors(value, visited)
-        for module in model.modules()
-        for name, value in module.__dict__.items()
-    )
+    skipped = {*_OWN_ATTRIBUTES, "_flat_weights"}
+    for module in model.modules():
+        for name, value in module.__dict__.items():
+            if name not in skipped and _holds_tensors(value, visited):
+                return True
+    return False
 
 
 def _holds_tensors(value: Any, visited: dict[int, bool]) -> bool:
@@ -331,14 +331,12 @@ def _holds_tensors(value: Any, visited: dict[int, bool]) -> bool:
         return False
     if id(value) not in visited:
         visited[id(value)] = False
-        entries = (
-            value.values()
-            if isinstance(value, dict)
-            else value
-            if isinstance(value, list | tuple)
-            else ()
-        )
-        entries = [*entries, *getattr(value, "__dict__", {}).values()]
+        entries: list[Any] = []
+        if isinstance(value, dict):
+            entries += value.values()
+        elif isinstance(value, list | tuple):
+            entries += value
+        entries += getattr(value, "__dict__", {}).values()
         visited[id(value)] = any(_holds_tensors(entry, visited) for entry in entries)
     return visited[id(value)]
 
@@ -503,8 +501,8 @@ class _RealIntegers(TorchDispatchMode):
         if func in _INDEXING:
             places: list[torch.Tensor | None] = []
             for index in args[1]:
-                known = index is not None and type(index) is not FakeTensor
-                if known and index.dtype in (torch.bool, torch.uint8) and self.fakes.knows(index):
+                is_real = index is not None and type(index) is not FakeTensor
+                if is_real and index.dtype in (torch.bool, torch.uint8) and self.fakes.knows(index):
                     with torch._C._DisableTorchDispatch():
                         places.extend(index.nonzero().unbind(1))
                 else:
@@ -517,9 +515,11 @@ class _RealIntegers(TorchDispatchMode):
             if type(tensor) is FakeTensor:
                 return tensor
             if id(tensor) not in replaced:
-                one = self.fakes.fresh(tensor.shape, tensor.stride(), tensor.dtype, bits_of(tensor))
-                one.fake_device = torch.device("cpu") if on_host else one.fake_device
-                replaced[id(tensor)] = tensor, one
+                bits = bits_of(tensor)
+                twin = self.fakes.fresh(tensor.shape, tensor.stride(), tensor.dtype, bits)
+                if on_host:
+                    twin.fake_device = torch.device("cpu")
+                replaced[id(tensor)] = tensor, twin
             return replaced[id(tensor)][1]
 
         out = func(
@@ -530,7 +530,7 @@ class _RealIntegers(TorchDispatchMode):
                 self.fakes.overwritten[storage_key(tensor)] = StorageWeakRef(
                     tensor.untyped_storage()
                 )
-        originals = {id(one): tensor for tensor, one in replaced.values()}
+        originals = {id(twin): tensor for tensor, twin in replaced.values()}
         return tree_map_only(torch.Tensor, lambda tensor: originals.get(id(tensor), tensor), out)
 
 
@@ -719,8 +719,13 @@ class RepeatedCalls:
             or _has_real_tensors(call)
         ):
             return False
-        given = next((index for index, tensor in enumerate(call.tensors) if tensor is out), None)
-        if (output := self.fakes.layout(out, call.storages) if given is None else given) is None:
+        inputs = list(map(id, call.tensors))
+        output: Any
+        if id(out) in inputs:
+            output = inputs.index(id(out))
+        else:
+            output = self.fakes.layout(out, call.storages)
+        if output is None:
             return False
         positions = tuple(
             index for index, storage in enumerate(call.storages) if storage in written

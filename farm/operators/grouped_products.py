@@ -28,32 +28,16 @@ def multiply(
     """Multiply each group with the operators that PyTorch runs, without reading ``offs``."""
     out = _output(left, right, offs)
     begin = 0
-
     for group, end in enumerate(ends):
-        its_left = (
-            left[begin:end]
-            if right.dim() == 3
-            else left[:, begin:end]
-            if left.dim() == 2
-            else left[group]
-        )
-        its_right = (
-            right[group]
-            if right.dim() == 3
-            else right[begin:end]
-            if left.dim() == 2
-            else right[:, begin:end]
-        )
-        its_out = (
-            out[begin:end]
-            if right.dim() == 3
-            else out[group]
-            if left.dim() == 2
-            else out[:, begin:end]
-        )
-        torch.ops.aten.mm.out(its_left, its_right, out=its_out)
+        rows = slice(begin, end)
+        if right.dim() == 3:  # the groups divide the rows of the left matrix
+            factors, product = (left[rows], right[group]), out[rows]
+        elif left.dim() == 2:  # they divide what both matrices share
+            factors, product = (left[:, rows], right[rows]), out[group]
+        else:  # they divide the columns of the right matrix
+            factors, product = (left[group], right[:, rows]), out[:, rows]
+        torch.ops.aten.mm.out(*factors, out=product)
         begin = end
-
     return out
 
 

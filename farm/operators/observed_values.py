@@ -55,36 +55,29 @@ def observe_values(variant: Variant, flops: int = 0) -> ObservedValues | None:
         large = sum(tensor.numel() for tensor in on_meta.parameters()) > MOST_PARAMETERS
         if not large and flops * batch / variant.batch <= MOST_FLOPS:
             two = dataclasses.replace(plain, batch=batch)
-            model, arguments = (
-                catalog.build(two, device="cpu"),
-                catalog.example_inputs(two, device="cpu"),
-            )
+            model = catalog.build(two, device="cpu")
+            arguments = catalog.example_inputs(two, device="cpu")
             # A model with a cache accepts only the batch size of the cache.
             with contextlib.suppress(FarmError):
                 return watch_values(model, arguments)
-        found: ObservedValues = defaultdict(list)
+        observed: ObservedValues = defaultdict(list)
+        look = functools.partial(_look, observed, described=False)
         with contextlib.suppress(FarmError):  # the model is not run: only its buffers have values
-            predict(
-                on_meta,
-                catalog.meta_inputs(plain),
-                watch=functools.partial(_look, found, described=False),
-            )
-            return (
-                dict(found) if any(entry for calls in found.values() for entry in calls) else None
-            )
+            predict(on_meta, catalog.meta_inputs(plain), watch=look)
+            return dict(observed) if any(map(any, observed.values())) else None
     return None
 
 
 def watch_values(
     model: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any] | None = None
 ) -> ObservedValues:
-    found: ObservedValues = defaultdict(list)
-    capture(model, arguments, named, watch=functools.partial(_look, found, described=True))
-    return dict(found)
+    observed: ObservedValues = defaultdict(list)
+    capture(model, arguments, named, watch=functools.partial(_look, observed, described=True))
+    return dict(observed)
 
 
 def _look(
-    found: ObservedValues,
+    observed: ObservedValues,
     path: str,
     operator: str,
     activations: _Tensors,
@@ -92,16 +85,17 @@ def _look(
     *,
     described: bool,
 ) -> None:
-    """Add the entries of a call to `found`. Its activations have values only if they are
+    """Add the entries of a call to `observed`. Its activations have values only if they are
     `described`.
     """
     with _disable_current_modes(), torch.no_grad():
-        of_held = _held_entries(activations, held)
-        known = [
+        entries: list[Any] = [
             describe_values(tensor) if described and not written else None
             for tensor, written in activations
         ]
-    found[path, operator].append([*known, *of_held] if described or of_held else [])
+        of_weights = _held_entries(activations, held)
+    entries += of_weights
+    observed[path, operator].append(entries if described or of_weights else [])
 
 
 def _held_entries(activations: _Tensors, held: _Tensors) -> CallValues:
@@ -125,32 +119,30 @@ def describe_held(tensor: torch.Tensor) -> dict[str, float]:
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return {}
     values = _sample(tensor)
-    found = {"zeros": float(f"{(values == 0).double().mean().item():.4g}")}
-    if not found["zeros"] and bool((values == values[0]).all()):
-        found["same"] = 1.0
-    if not 0 < found["zeros"] < 1:
-        return found
-    there = tensor.detach()[:1] != 0
-    for dimension in range(
-        1, tensor.dim()
-    ):  # all values after the used part are zero, most before are not
-        positions = there.any(
-            tuple(index for index in range(tensor.dim()) if index != dimension)
-        ).nonzero()
+    zeros = float(f"{(values == 0).double().mean().item():.4g}")
+    entry = {"zeros": zeros}
+    if not zeros and bool((values == values[0]).all()):
+        entry["same"] = 1.0
+    if not 0 < zeros < 1:
+        return entry
+    is_used = tensor.detach()[:1] != 0
+    # all values after the used part are zero, most before are not
+    for dimension in range(1, tensor.dim()):
+        others = tuple(index for index in range(tensor.dim()) if index != dimension)
+        positions = is_used.any(others).nonzero()
         end = int(positions.max()) + 1 if len(positions) else 0
-        if (
-            0 < end < tensor.shape[dimension]
-            and there.narrow(dimension, 0, end).double().mean() > 0.5
-        ):
-            return found | {"used": end / tensor.shape[dimension], "used_dimension": dimension}
-    return found
+        size = tensor.shape[dimension]
+        if 0 < end < size and is_used.narrow(dimension, 0, end).double().mean() > 0.5:
+            entry["used"] = end / size
+            entry["used_dimension"] = dimension
+            return entry
+    return entry
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor:
     flat = tensor.detach().reshape(-1)
-    return flat[
-        :: max(1, flat.numel() // SAMPLE) | 1
-    ].double()  # an odd step visits every channel and position
+    step = max(1, flat.numel() // SAMPLE) | 1  # odd: it visits every channel and position
+    return flat[::step].double()
 
 
 def _between_channels(tensor: torch.Tensor, spread: float) -> float:

@@ -1,13 +1,12 @@
 """Rebuilds an operator from its tuple: a callable with its tensors, which runs the same operators
 as in the model.
 
-The operator comes from the allow-list (`farm.operators.allow_list`); names in a tuple are never
+The operator comes from the allow-list (`farm.subjects.allow_list`); names in a tuple are never
 imported, evaluated or read as attributes. Strides, shared storages, offsets and argument identity
 equal those of the original call, because they decide which kernels run."""
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -15,22 +14,15 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import _disable_current_modes
 
-from farm.errors import TupleRejected, Unmeasurable
+from farm.errors import Unmeasurable
 from farm.models.tensor_kinds import with_bits
-from farm.operators import collectives
-from farm.operators.allow_list import (
-    ALLOWED_OPERATORS,
-    overload_of,
-    read_by_host,
-    written_by_schema,
-)
 from farm.operators.deciding_values import check_values, write_values
-from farm.operators.encoding import build_leaf, decode, dtype_of, storage_key, tensors_in
-from farm.operators.input_values import aten_fills, fill, storage_users, values_for
-from farm.operators.kernels import launch_of, output_tensors, written_tensors
-from farm.types.label import label_of
+from farm.operators.input_values import fill
+from farm.subjects.encoding import decode, dtype_of, storage_key, tensors_in
+from farm.subjects.label import label_of
+from farm.subjects.registry import kind_of
+from farm.subjects.values import storage_users
 from farm.types.protocol import configurations
 from farm.types.tuple import OperatorTuple, TensorSpec
 
@@ -56,6 +48,7 @@ class Rebuilt:
         self.storages = storages  # one tensor per storage number of ``spec``
         self._elsewhere = elsewhere or {}
         self.tensors: list[torch.Tensor] = []  # one per entry of ``spec.tensors``
+        kind = kind_of(spec)
         for tensor in spec.tensors:
             view = base = storages[tensor.storage]
             if not _is_alone(spec, tensor):
@@ -63,17 +56,14 @@ class Rebuilt:
                 flat = base if base.dtype == dtype else base.view(dtype)
                 view = flat.as_strided(tensor.shape, tensor.strides, tensor.offset)
             view = with_bits(view, tensor.bits)
-            if tensor.role == "parameter" and spec.kind in (
-                "module",
-                "function",
-            ):  # others run below autograd
+            if tensor.role == "parameter" and kind.public:
                 # As in a model, also under no_grad: whether matmul folds its batch depends on the
                 # gradient requirement of its operand.
                 view = nn.Parameter(
                     view, requires_grad=view.is_floating_point() or view.is_complex()
                 )
             self.tensors.append(view)
-        self.target = _target(spec, self.tensors, device)
+        self.target = kind.target(spec, self.tensors, device)
         self.arguments = tuple(decode(tree, self.tensors, device) for tree in spec.arguments)
         self._keywords = {
             name: decode(tree, self.tensors, device) for name, tree in spec.keywords.items()
@@ -117,17 +107,17 @@ class Rebuilt:
     @property
     def read_memory(self) -> list[torch.Tensor]:
         """The storages of the activations that the operator reads, each once."""
-        outputs = {self.spec.tensors[index].storage for index in output_tensors(self.spec)}
-        held = _weight_storages(self.spec) | outputs
-        return [base for index, base in enumerate(self.storages) if index not in held]
+        outputs = kind_of(self.spec).outputs(self.spec)
+        storages = {self.spec.tensors[index].storage for index in outputs}
+        not_read = _weight_storages(self.spec) | storages
+        return [base for index, base in enumerate(self.storages) if index not in not_read]
 
     @property
     def changed_memory(self) -> list[torch.Tensor]:
         """The storages that the operator reads and writes, each once."""
         storage = [tensor.storage for tensor in self.spec.tensors]
-        read = {
-            number for index, number in enumerate(storage) if index not in output_tensors(self.spec)
-        }
+        outputs = kind_of(self.spec).outputs(self.spec)
+        read = {number for index, number in enumerate(storage) if index not in outputs}
         return [
             self.storages[number]
             for number in sorted(read & {storage[index] for index in self.written})
@@ -140,8 +130,8 @@ class Rebuilt:
 
     @property
     def activation_bytes(self) -> int:
-        held = _weight_storages(self.spec)
-        return sum(base.nbytes for index, base in enumerate(self.storages) if index not in held)
+        weights = _weight_storages(self.spec)
+        return sum(base.nbytes for index, base in enumerate(self.storages) if index not in weights)
 
     @functools.cached_property
     def written(self) -> frozenset[int]:
@@ -159,13 +149,12 @@ class Rebuilt:
         The copies have the same values in other memory, the same strides, shared storages and
         argument identity. A storage that a weight and an activation share counts as a weight.
         ``index`` numbers the copies; all are equal and may run in any order, in place or not."""
-        held = _weight_storages(self.spec)
-        storages = [
-            self._elsewhere.get(number, self._copy)(base)
-            if (weights if number in held else activations)
-            else base
-            for number, base in enumerate(self.storages)
-        ]
+        of_weights = _weight_storages(self.spec)
+        storages = []
+        for number, base in enumerate(self.storages):
+            is_copied = weights if number in of_weights else activations
+            copy = self._elsewhere.get(number, self._copy)
+            storages.append(copy(base) if is_copied else base)
         return Rebuilt(self.spec, self.device, storages, self._elsewhere)
 
     def placed(
@@ -179,8 +168,9 @@ class Rebuilt:
         return Rebuilt(self.spec, self.device, storages, dict.fromkeys(numbers, copied))
 
     def _copy(self, base: torch.Tensor) -> torch.Tensor:
-        on_host = self.spec.kind == "aten" and base.device.type == "cpu" and read_by_host(self.spec)
-        return base.clone().pin_memory() if on_host and base.is_pinned() else base.clone()
+        copied = base.clone()
+        on_host = base.device.type == "cpu" and kind_of(self.spec).host_storages(self.spec)
+        return copied.pin_memory() if on_host and base.is_pinned() else copied
 
     def __repr__(self) -> str:
         return f"<Rebuilt {label_of(self.spec)} on {self.device}>"
@@ -196,11 +186,8 @@ def rebuild(
     fit."""
     device = torch.device(device)
     check_values(spec)
-    if spec.kind == "aten":
-        aten_fills(spec)
-    elif spec.kind not in ("kernel", "collective") and spec.operator not in ALLOWED_OPERATORS:
-        text = f"'{spec.operator}' is not in this version's allow-list of operators."
-        raise TupleRejected(text, "Capture the model again with this version.")
+    kind = kind_of(spec)
+    kind.admit(spec)
     if (needed := needed_bytes(spec)) > MOST_BYTES:
         text = f"{label_of(spec)} needs {needed} bytes, more memory than any card has."
         raise Unmeasurable("rejected", text, "Choose a smaller batch or smaller sizes.")
@@ -210,12 +197,8 @@ def rebuild(
         written = written_inputs(spec)
         with torch.no_grad():
             for storage, (index, *_) in storage_users(spec).items():
-                fill(
-                    storages[storage],
-                    spec.tensors[index],
-                    values_for(spec, index, written),
-                    generator,
-                )
+                values = kind.values(spec, index, written)
+                fill(storages[storage], spec.tensors[index], values, generator)
             rebuilt = Rebuilt(spec, device, storages)
             write_values(spec, rebuilt.tensors)
             return rebuilt
@@ -224,31 +207,30 @@ def rebuild(
 
 @functools.lru_cache(maxsize=8192)
 def written_inputs(spec: OperatorTuple) -> frozenset[int]:
-    """Indices of the tensors whose storage the operator writes, found by running it on meta.
+    """Indices of the tensors whose storage the operator writes.
 
-    An aten operator's schema decides instead; so do the parameters of a kernel, and the name of an
-    operator without a meta implementation."""
-    if spec.kind == "kernel":
-        return written_tensors(spec)
-    if spec.kind == "aten":
-        return written_by_schema(spec)
-    if spec.kind == "collective":
-        return collectives.written(spec)
+    If the kind does not know, a run on meta shows them; for an operator without a meta
+    implementation, its name."""
+    written = kind_of(spec).written(spec)
+    return _written_on_meta(spec) if written is None else written
+
+
+def _written_on_meta(spec: OperatorTuple) -> frozenset[int]:
     try:
         meta = torch.device("meta")
         trial = Rebuilt(spec, meta, allocate(spec, meta))
         before = [tensor._version for tensor in trial.tensors]
         with torch.no_grad():
             trial.run()
-        versions = zip(spec.tensors, trial.tensors, before, strict=True)
-        touched = {one.storage for one, tensor, version in versions if tensor._version != version}
+        touched = set()
+        for described, tensor, version in zip(spec.tensors, trial.tensors, before, strict=True):
+            if tensor._version != version:
+                touched.add(described.storage)
     except Exception:
-        in_place = (
-            _is_named_in_place(spec)
-            or spec.parameters.get("inplace")
-            or spec.keywords.get("inplace")
-        )
-        touched = {spec.activations[0].storage} if in_place and spec.activations else set()
+        has_option = spec.parameters.get("inplace") or spec.keywords.get("inplace")
+        touched = set()
+        if spec.activations and (has_option or _is_named_in_place(spec)):
+            touched = {spec.activations[0].storage}
     return frozenset(
         index for index, tensor in enumerate(spec.tensors) if tensor.storage in touched
     )
@@ -309,13 +291,12 @@ def allocate(
         )
     )
     made = []
+    on_host = kind_of(spec).host_storages(spec) if device.type == "cuda" else ()
     for storage, size_bytes in sorted(storage_bytes(spec).items()):
         users = [spec.tensors[index] for index in storage_users(spec)[storage]]
         first, dtype = users[0], dtype_of(users[0].dtype)
-        if spec.kind == "aten" and device.type == "cuda" and storage in read_by_host(spec):
-            made.append(
-                torch.empty(first.shape, dtype=dtype, pin_memory=True)
-            )  # host and card both read it
+        if storage in on_host:  # host and card both read it
+            made.append(torch.empty(first.shape, dtype=dtype, pin_memory=True))
         elif _is_alone(spec, first):
             made.append(make(first.shape, first.strides, dtype))
         else:
@@ -325,72 +306,6 @@ def allocate(
     return made
 
 
-def _target(
-    spec: OperatorTuple, tensors: list[torch.Tensor], device: torch.device
-) -> Callable[..., Any]:
-    if spec.kind == "kernel":
-        return launch_of(spec)
-    if spec.kind == "aten":
-        return overload_of(spec.operator)
-    if spec.kind == "collective":
-        return collectives.call_of(spec, device)
-    operator = ALLOWED_OPERATORS[spec.operator]
-    is_class = isinstance(operator, type) and issubclass(operator, nn.Module)
-    if is_class != (spec.kind == "module"):
-        text = f"The tuple has the kind {spec.kind}, but '{spec.operator}' is of another kind."
-        raise TupleRejected(text, "Capture the model again with this version.")
-    if spec.kind == "function":
-        return operator
-    module = _fresh(_prototype(spec))
-    homes: dict[str, Any] = dict(module.named_modules())
-    own = (*module.named_parameters(), *module.named_buffers())
-    given = {
-        one.name: (one.shape, tensor)
-        for one, tensor in zip(spec.tensors, tensors, strict=True)
-        if one.name
-    }
-    if {name: tuple(tensor.shape) for name, tensor in own} != {
-        name: shape for name, (shape, _) in given.items()
-    }:
-        text = f"The stored tensors of this {spec.short_name} do not fit its stored parameters."
-        raise TupleRejected(text, "Capture the model again with this PyTorch.")
-    for full_name, (_, tensor) in given.items():
-        path, _, name = full_name.rpartition(".")
-        place = homes[path]._parameters if name in homes[path]._parameters else homes[path]._buffers
-        if place is homes[path]._parameters and not isinstance(tensor, nn.Parameter):
-            text = (
-                f"'{full_name}' of {spec.short_name} is stored as a buffer, but PyTorch has a "
-                "parameter of that name."
-            )
-            raise TupleRejected(text, "Capture the model again with this PyTorch.")
-        place[name] = tensor
-    for home in homes.values():
-        if isinstance(home, nn.RNNBase):
-            home._flat_weights = [home._parameters[name] for name in home._flat_weights_names]
-    return module.train(spec.training)
-
-
-@functools.lru_cache(maxsize=64)
-def _prototype(spec: OperatorTuple) -> nn.Module:
-    with (
-        _disable_current_modes()
-    ):  # cached for later callers, so without this caller's fake tensors
-        return build_leaf(ALLOWED_OPERATORS[spec.operator], dict(spec.parameters))
-
-
-def _fresh(module: nn.Module) -> nn.Module:
-    """A copy of the module that shares no dictionary with it; a deep copy would take
-    milliseconds.
-    """
-    twin: Any = copy.copy(module)
-    for name in ("_parameters", "_buffers", "_modules"):
-        twin.__dict__[name] = dict(twin.__dict__[name])
-    for name, child in twin._modules.items():
-        if child is not None:
-            twin._modules[name] = _fresh(child)
-    return twin
-
-
 @functools.lru_cache(maxsize=8192)
 def offloadable(spec: OperatorTuple) -> tuple[tuple[int, ...], int]:
     """Return the storages that can be in slow memory: (numbers of the input storages, count of the
@@ -398,7 +313,7 @@ def offloadable(spec: OperatorTuple) -> tuple[tuple[int, ...], int]:
 
     Output storages are allocated and returned by a call. Their count is 0 if it does not run on
     fake tensors."""
-    on_host = read_by_host(spec) if spec.kind == "aten" else frozenset()
+    on_host = kind_of(spec).host_storages(spec)
     inputs = tuple(
         number
         for number, size in sorted(storage_bytes(spec).items())
@@ -423,8 +338,8 @@ def new_storages(output: object, inputs: frozenset[int]) -> list[torch.Tensor]:
     """The first tensor of each storage in ``output`` that is not an input (``inputs``: keys by
     `storage_key`).
     """
-    found: dict[int, torch.Tensor] = {}
+    storages: dict[int, torch.Tensor] = {}
     for tensor in tensors_in(output):
         if (key := storage_key(tensor)) not in inputs and tensor.untyped_storage().nbytes():
-            found.setdefault(key, tensor)
-    return list(found.values())
+            storages.setdefault(key, tensor)
+    return list(storages.values())

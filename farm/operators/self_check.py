@@ -28,10 +28,12 @@ from farm.errors import FarmError
 from farm.operators.capture import Recorder, WatchedOperators
 from farm.operators.captured import CallTrace, CapturedPass
 from farm.operators.deciding_values import check_values, write_values
-from farm.operators.encoding import bits_of_inputs, texts_of_outputs
 from farm.operators.fake_pass import MOST_BYTES, STANDS_FOR_A_CARD, FakeTensors, fake_pass
-from farm.operators.input_values import fill, storage_users, values_for
+from farm.operators.input_values import fill
 from farm.operators.rebuild import Rebuilt, allocate, needed_bytes, rebuild
+from farm.subjects.encoding import bits_of_inputs, texts_of_outputs
+from farm.subjects.registry import kind_of
+from farm.subjects.values import storage_users
 from farm.types.deciding import deciding_input
 from farm.types.tuple import OperatorTuple, TensorSpec
 
@@ -44,8 +46,6 @@ _ATTENTION = [
     SDPBackend.CUDNN_ATTENTION,
     SDPBackend.MATH,
 ]
-#: Kinds of tuples that only a card can run.
-ON_A_CARD = frozenset({"kernel", "collective"})
 
 #: Returns the output of an aten operator as the capture corrects it: operator, arguments, output.
 Corrected = Callable[[Any, Any, Any], Any]
@@ -111,22 +111,23 @@ def checked_on(
 
 
 def _checked(captured: CapturedPass, trace: Trace) -> CapturedPass:
-    found, better = dict(captured.mismatches), dict[str, OperatorTuple]()
+    mismatches, better = dict(captured.mismatches), dict[str, OperatorTuple]()
     with _default_settings(), torch.set_grad_enabled(captured.grad_enabled):
         for tuple_id, spec in captured.tuples.items():
             expected = captured.traces.get(tuple_id)
-            if expected is None or tuple_id in found or spec.kind in ON_A_CARD:
+            kind = kind_of(spec)
+            if expected is None or tuple_id in mismatches or not kind.standalone:
                 continue
             difference = _difference(spec, expected, trace(spec, expected.inference))
             if not difference:
                 continue
-            other = _with_roles(spec, expected.trained)
+            other = kind.with_roles(spec, expected.trained)
             rebuilt = trace(other, expected.inference) if other.id != tuple_id else None
             if rebuilt is not None and not _difference(other, expected, rebuilt):
                 better[tuple_id] = other
             else:
-                found[tuple_id] = difference
-    return _with_tuples(captured, found, better)
+                mismatches[tuple_id] = difference
+    return _with_tuples(captured, mismatches, better)
 
 
 def _difference(spec: OperatorTuple, expected: CallTrace, trace: CallTrace | None) -> str:
@@ -140,20 +141,6 @@ def _difference(spec: OperatorTuple, expected: CallTrace, trace: CallTrace | Non
     ):  # a tuple describes such values approximately; they may decide output sizes
         trace = dataclasses.replace(trace, outputs=expected.outputs)
     return expected.difference(trace, "the model", "the operator, rebuilt from its tuple,")
-
-
-def _with_roles(spec: OperatorTuple, trained: tuple[bool, ...]) -> OperatorTuple:
-    """The tuple of a function with a role for each tensor that tells whether it requires gradients:
-    a view of a parameter is a parameter, and a frozen parameter is a buffer."""
-    if spec.kind != "function":
-        return spec
-    tensors = []
-    for tensor, is_trained in zip(spec.tensors, trained, strict=True):
-        role = (
-            "parameter" if is_trained else "buffer" if tensor.role == "parameter" else tensor.role
-        )
-        tensors.append(dataclasses.replace(tensor, role=role))
-    return dataclasses.replace(spec, tensors=tuple(tensors))
 
 
 def _with_tuples(
@@ -208,7 +195,7 @@ def _traced(rebuilt: Rebuilt, fakes: FakeTensors | None, corrected: Corrected | 
     """Runs a rebuilt operator once, in the caller's grad mode, and returns what the dispatcher
     saw.
     """
-    if rebuilt.spec.kind == "aten":
+    if not kind_of(rebuilt.spec).public:  # it is itself one operator of the dispatcher
         out = rebuilt.run()
         out = out if corrected is None else corrected(rebuilt.target, rebuilt.arguments, out)
         return _trace_of(rebuilt, (rebuilt.spec.operator,), out)
@@ -235,8 +222,8 @@ def _trace_of(rebuilt: Rebuilt, operators: Iterable[str], out: Any) -> CallTrace
 def _rebuilt_on_fakes(spec: OperatorTuple, fakes: FakeTensors) -> Rebuilt:
     check_values(spec)
     rebuilt = Rebuilt(spec, fakes.device, _storages(spec, fakes))
-    given = deciding_input(spec)
-    if given is not None and not isinstance(rebuilt.tensors[given.index], FakeTensor):
+    deciding = deciding_input(spec)
+    if deciding is not None and not isinstance(rebuilt.tensors[deciding.index], FakeTensor):
         with _disable_current_modes():
             write_values(spec, rebuilt.tensors)
     return rebuilt
@@ -254,7 +241,8 @@ def _storages(spec: OperatorTuple, fakes: FakeTensors) -> list[torch.Tensor]:
                 real = torch.empty_strided(
                     fake.shape, fake.stride(), dtype=fake.dtype, device=fakes.device
                 )
-                fill(real, tensor, values_for(spec, index, frozenset()), generator)
+                values = kind_of(spec).values(spec, index, frozenset())
+                fill(real, tensor, values, generator)
             fakes.put_on_card(real)
             storages[number] = real
     return storages

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from farm.errors import UnknownOperator, UsageError, did_you_mean, reading_package
+from farm.subjects.parsing import parse
 from farm.types.collective import COLLECTIVES, REDUCTIONS
 from farm.types.request import CALIBRATION, Sweep
-from farm.types.tuple import OperatorTuple, parse
+from farm.types.tuple import OperatorTuple
 
 _PAIRS = frozenset(
     {"kernel_size", "stride", "padding", "dilation", "output_padding", "image_size", "output_size"}

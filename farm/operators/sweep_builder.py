@@ -22,19 +22,19 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from farm.errors import CaptureError, Unmeasurable, UsageError
 from farm.models.texts import spreading_step
-from farm.operators.allow_list import ALLOWED_OPERATORS
 from farm.operators.capture import FunctionAsModel, capture
-from farm.operators.collectives import collective_tuple
 from farm.operators.cost import Cost, cost, cost_of_run
-from farm.operators.encoding import (
+from farm.operators.rebuild import MOST_BYTES, needed_bytes, written_inputs
+from farm.operators.sweep import RECIPES, SweepRecipe, calibration_tuples, check_names
+from farm.subjects.allow_list import ALLOWED_OPERATORS
+from farm.subjects.collective_calls import collective_tuple
+from farm.subjects.encoding import (
     NotEncodable,
     TensorTable,
     dtype_of,
-    leaf_parameters,
     tensor_spec,
 )
-from farm.operators.rebuild import MOST_BYTES, needed_bytes, written_inputs
-from farm.operators.sweep import RECIPES, SweepRecipe, calibration_tuples, check_names
+from farm.subjects.leaf import leaf_parameters
 from farm.types.collective import problem_of
 from farm.types.request import CALIBRATION, Sweep
 from farm.types.tuple import OperatorTuple
@@ -155,18 +155,20 @@ class Builder:
     def build(self, values: Mapping[str, Any]) -> tuple[OperatorTuple, Cost]:
         """The tuple of one combination and its cost. Raises `Impossible` if PyTorch refuses the
         combination, or no card has enough memory for it."""
-        if any(size < 1 for shape in self.recipe.shapes(values) for size in shape):
+        if any(min(shape, default=1) < 1 for shape in self.recipe.shapes(values)):
             raise Impossible("an input has a size of 0")
         if self.recipe.collective:
-            given = {name: values[name] for name in self.recipe.parameters}
-            spec = collective_tuple(self.operator, values["elements"], values["dtype"], **given)
+            parameters = {name: values[name] for name in self.recipe.parameters}
+            spec = collective_tuple(
+                self.operator, values["elements"], values["dtype"], **parameters
+            )
             if problem := problem_of(spec.operator, spec.parameters, [spec.tensors[0].shape]):
                 raise Impossible(f"it {problem}")
             return with_zeros(spec, float(values["zeros"])), cost(spec)
         structure = self._structure(values)
         sample = self._samples.get(structure)
-        found = self._like(sample, values) if sample is not None else None
-        spec, costs = found or self.build_by_capture(values)
+        copied = self._like(sample, values) if sample is not None else None
+        spec, costs = copied or self.build_by_capture(values)
         if structure not in self._samples:
             self._samples[structure] = spec if self._like(spec, values) == (spec, costs) else None
         return with_zeros(spec, float(values["zeros"])), costs
@@ -178,11 +180,9 @@ class Builder:
             with torch.device("meta"), torch.no_grad():
                 captured = capture(module, inputs)
         except (*_REFUSALS, CaptureError) as error:
-            cause = (
-                error.__cause__
-                if isinstance(error, CaptureError) and error.__cause__ is not None
-                else error
-            )
+            cause: BaseException = error
+            if isinstance(error, CaptureError) and error.__cause__ is not None:
+                cause = error.__cause__
             line = (str(cause).strip() or type(cause).__name__).splitlines()[0]
             raise Impossible(line[:200].rstrip(" .")) from error
         if len(captured.tuples) != 1:
@@ -222,10 +222,9 @@ class Builder:
 
     def _structure(self, values: Mapping[str, Any]) -> Any:
         """All values that decide how the operator is captured; sizes are left out."""
-        given = self.recipe.given(values)
         fixed = {
             name: value
-            for name, value in given.items()
+            for name, value in self.recipe.given(values).items()
             if self.recipe.function or not _is_size(value)
         }
         ranks = tuple(len(shape) for shape in self.recipe.shapes(values))
@@ -236,9 +235,9 @@ class Builder:
     ) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
         """The module of one combination and its inputs, on meta."""
         dtype = dtype_of(values["dtype"])
-        given = self.recipe.given(values).items()
         parameters = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in given
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in self.recipe.given(values).items()
         }
         key = values["dtype"], tuple(parameters.items())
         if (module := self._modules.get(key)) is None:
@@ -250,12 +249,11 @@ class Builder:
                 )
         inputs = []
         for number, shape in enumerate(self.recipe.shapes(values)):
-            own = self.recipe.input_dtypes[number] if self.recipe.input_dtypes else ""
-            one = torch.empty(shape, dtype=dtype_of(own) if own else dtype, device="meta")
-            # A transposed input is stored column by column.
-            inputs.append(
-                one.new_empty(shape[::-1]).t() if number in self.recipe.transposed else one
-            )
+            name = self.recipe.input_dtypes[number] if self.recipe.input_dtypes else ""
+            is_transposed = number in self.recipe.transposed  # it is stored column by column
+            stored = shape[::-1] if is_transposed else shape
+            tensor = torch.empty(stored, dtype=dtype_of(name) if name else dtype, device="meta")
+            inputs.append(tensor.t() if is_transposed else tensor)
         return module, tuple(inputs)
 
 
@@ -274,23 +272,18 @@ def with_zeros(spec: OperatorTuple, zeros: float) -> OperatorTuple:
     """
     if not zeros:
         return spec
-    some = [
-        bool(one.role == "activation" and one.dtype != "int64" and one.shape)
-        for one in spec.tensors
-    ]
-    tensors = (
-        dataclasses.replace(one, zeros=zeros * it)
-        for one, it in zip(spec.tensors, some, strict=True)
-    )
+    tensors = []
+    for tensor in spec.tensors:
+        has_zeros = tensor.role == "activation" and tensor.dtype != "int64" and tensor.shape
+        tensors.append(dataclasses.replace(tensor, zeros=zeros if has_zeros else 0.0))
     return dataclasses.replace(spec, tensors=tuple(tensors))
 
 
 def _module(operator: str, recipe: SweepRecipe, parameters: Mapping[str, Any]) -> torch.nn.Module:
     if recipe.function:
-        keywords = {
-            **parameters,
-            **({"out_dtype": dtype_of(out)} if (out := parameters.get("out_dtype")) else {}),
-        }
+        keywords = dict(parameters)
+        if keywords.get("out_dtype"):
+            keywords["out_dtype"] = dtype_of(keywords["out_dtype"])
         function = functools.partial(ALLOWED_OPERATORS[recipe.function], **keywords)
         return FunctionAsModel((lambda *inputs: function(inputs)) if recipe.as_list else function)
     if operator == "MultiheadAttention":

@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from farm.errors import UnseenOperators, line_of_user
 from farm.models.building import replaced
-from farm.operators.encoding import costs_something, tensors_in
+from farm.subjects.encoding import costs_something, tensors_in
 
 NOT_COMPILED = (
     "Measure the whole model compiled, with --compile. Or measure it uncompiled: leave out "

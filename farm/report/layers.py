@@ -27,10 +27,11 @@ from farm.store import tables
 from farm.store.columns import OPERATOR
 from farm.store.content import PlacedCall, placed_calls
 from farm.store.database import by_key, fetch_values
+from farm.subjects.label import call_of
+from farm.subjects.parsing import parse
 from farm.types.fields import names_of
 from farm.types.figure import share_of
-from farm.types.label import call_of
-from farm.types.tuple import OperatorTuple, parse
+from farm.types.tuple import OperatorTuple
 from farm.verdict.cost_line import CostLine
 
 By = Literal["type", "tuple", "call", "module"]

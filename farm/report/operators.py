@@ -17,9 +17,9 @@ from farm.store import tables
 from farm.store.columns import OPERATOR
 from farm.store.content import PlacedCall
 from farm.store.database import by_key, fetch_values
+from farm.subjects.label import fused_names, told_apart
 from farm.types.figure import share_of, value_of
 from farm.types.format import count_of, percent
-from farm.types.label import fused_names, told_apart
 from farm.types.protocol import Variant
 from farm.types.roofline import Roofline, roofline_of
 from farm.types.tuple import NeededTuple

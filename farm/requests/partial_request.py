@@ -250,17 +250,17 @@ def check_kernel_names(names: Iterable[str]) -> None:
     names = sorted({*names})
     if not names:
         return
-    from farm.operators.allow_list import ATEN_OVERLOADS
-    from farm.operators.kernels import KINDS
+    from farm.subjects.allow_list import ATEN_OVERLOADS
+    from farm.subjects.kernel import KERNEL_KINDS
 
     overloads = {short_name_of(name) for name in ATEN_OVERLOADS}
     for name in names:
-        if name not in KINDS and name not in overloads:
+        if name not in KERNEL_KINDS and name not in overloads:
             raise UnknownOperator(
                 f"A compiled model has no operator named '{name}'.",
-                did_you_mean(name, KINDS)
+                did_you_mean(name, KERNEL_KINDS)
                 or did_you_mean(name, overloads)
-                or f"Give kinds of kernels ({', '.join(sorted(KINDS))}), "
+                or f"Give kinds of kernels ({', '.join(sorted(KERNEL_KINDS))}), "
                 "or aten operators such as convolution,addmm.",
             )
 
@@ -274,7 +274,7 @@ def check_operator_names(names: Iterable[str], variants: Iterable[Variant] = ())
     names = sorted({*names} - RECIPES.keys())
     if not names:
         return
-    from farm.operators.allow_list import ALLOWED_OPERATORS, ATEN_OVERLOADS
+    from farm.subjects.allow_list import ALLOWED_OPERATORS, ATEN_OVERLOADS
 
     # Functions before module classes, so that a later class replaces its function: Conv2d is
     # suggested, not conv2d.

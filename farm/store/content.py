@@ -26,14 +26,15 @@ from farm.store import tables
 from farm.store.columns import READING, columns_of
 from farm.store.database import Database, among, database_now, fetch, fetch_values, read_clock_s
 from farm.store.tables import CardRow, Job, ReadingRow, SoftwareRow
+from farm.subjects.label import label_of
+from farm.subjects.parsing import parse
 from farm.types.deciding import declared_operators, lacks_values
 from farm.types.fields import names_of
-from farm.types.label import label_of
 from farm.types.protocol import Protocol, Software, Stopping, Subject, Variant
 from farm.types.reading import Details, Reading, Verification, method_of
 from farm.types.request import Request
 from farm.types.tokens import Tokens, TokensRejected
-from farm.types.tuple import Cost, OperatorTuple, parse
+from farm.types.tuple import Cost, OperatorTuple
 from farm.types.value_profiles import class_of
 
 if TYPE_CHECKING:

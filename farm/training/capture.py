@@ -34,8 +34,6 @@ from torch.overrides import wrap_torch_function
 from farm.errors import CaptureError, FarmError, error_text, told
 from farm.models.building import replaced
 from farm.models.tensor_kinds import is_plain
-from farm.operators import collectives
-from farm.operators.allow_list import FUNCTION_NAMES, LEAF_CLASSES
 from farm.operators.capture import (
     Recorder,
     Storages,
@@ -45,7 +43,10 @@ from farm.operators.capture import (
 )
 from farm.operators.captured import CapturedCall, CapturedPass, Owner, role_in_tuple
 from farm.operators.cost import flop_counter, operator_flops
-from farm.operators.encoding import (
+from farm.operators.unseen import Unseen
+from farm.subjects import collective_calls as collectives
+from farm.subjects.allow_list import FUNCTION_NAMES, LEAF_CLASSES
+from farm.subjects.encoding import (
     NotEncodable,
     TensorTable,
     costs_something,
@@ -53,7 +54,6 @@ from farm.operators.encoding import (
     tensors_in,
     written_tensors,
 )
-from farm.operators.unseen import Unseen
 from farm.training.step import ForwardPass, TrainingStep
 from farm.training.streams import Streams
 from farm.types.tuple import OperatorTuple
@@ -290,11 +290,10 @@ class StepRecorder(Recorder):
         if self.node is None or self.node.name() == _ACCUMULATES:
             return "accumulation", None
         owner = self._owner_of(self.node)
-        return (
-            None
-            if owner is None
-            else ("loss" if self.owners[owner].stage == "loss" else "backward", owner)
-        )
+        if owner is None:
+            return None
+        stage = "loss" if self.owners[owner].stage == "loss" else "backward"
+        return stage, owner
 
     def call_aten(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self.in_attention:
@@ -352,15 +351,18 @@ class StepRecorder(Recorder):
         this rank.
         """
         try:
-            found = collectives.collectives_of(func, args, kwargs)
-            outputs = tensors_in(out) if found else ()
-            for (name, sent, received, parameters), new in itertools.zip_longest(found, outputs):
+            started_collectives = collectives.collectives_of(func, args, kwargs)
+            outputs = tensors_in(out) if started_collectives else ()
+            for started, new in itertools.zip_longest(started_collectives, outputs):
+                sent = started.sent
                 dtype = str(sent.dtype).removeprefix("torch.")
-                spec = collectives.collective_tuple(name, sent.numel(), dtype, **parameters)
+                spec = collectives.collective_tuple(
+                    started.name, sent.numel(), dtype, **started.parameters
+                )
                 if func._schema.name in collectives.COPIES_FIRST:
                     self._record(torch.ops.aten.clone.default, (sent,), {}, new)
                     sent = new
-                written = [new if received is None else received]
+                written = [new if started.received is None else started.received]
                 self._add(
                     spec,
                     func,
@@ -375,8 +377,9 @@ class StepRecorder(Recorder):
     def _record(
         self, func: Any, args: Any, kwargs: Any, out: Any, *, returned: bool = True
     ) -> None:
-        kind = "function" if func is _ATTENTION else "aten"
-        name = FUNCTION_NAMES[func] if kind == "function" else str(_AS_RUN.get(func, func))
+        is_attention = func is _ATTENTION
+        kind = "function" if is_attention else "aten"
+        name = FUNCTION_NAMES[func] if is_attention else str(_AS_RUN.get(func, func))
         found = self._part()
         if found is None:
             where = self.node.name() if self.node is not None else f"'{self.path}'"
@@ -397,9 +400,9 @@ class StepRecorder(Recorder):
             self.gaps.append(f"{name} in the {self.now}: {error}")
             return
         if returned:
-            flops = operator_flops(func, args, kwargs, out) if kind == "aten" else 0
+            flops = 0 if is_attention else operator_flops(func, args, kwargs, out)
             self.note_trace(described, (name,), out, flops)
-        changed = () if kind == "function" else written_tensors(func, args, kwargs)
+        changed = () if is_attention else written_tensors(func, args, kwargs)
         self._add(described.spec, func, inputs, itertools.chain(changed, tensors_in(out)), found)
 
     def _add(
@@ -537,44 +540,39 @@ class _StepStorages(Storages):
     def __init__(self, step: TrainingStep | ForwardPass) -> None:
         super().__init__()
         self.step = step
+        for name, weight in step.model.named_parameters():
+            if is_plain(weight):
+                self._add_first(weight, name, "parameter")
+        for name, buffer in step.model.named_buffers():
+            if is_plain(buffer):
+                self._add_first(buffer, name, "buffer")
         names = {id(parameter): name for name, parameter in step.model.named_parameters()}
-        state = [
-            (value, f"{names.get(id(parameter), '')}.{key}")
-            for parameter, values in step.optimizer.state.items()
-            for key, value in values.items()
-            if isinstance(value, torch.Tensor)
-        ]
+        for parameter, state in step.optimizer.state.items():
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    self._add_first(
+                        value, f"{names.get(id(parameter), '')}.{key}", "optimizer state"
+                    )
         if step.scaler is not None:
-            state += [
-                (getattr(step.scaler, f"_{name}"), f"scaler.{name}")
-                for name in ("scale", "growth_tracker")
-            ]
+            scaler: Any = step.scaler
+            self._add_first(scaler._scale, "scaler.scale", "optimizer state")
+            self._add_first(scaler._growth_tracker, "scaler.growth_tracker", "optimizer state")
+        for name, parameter in _with_gradients(step.model):
+            self._add_first(parameter.grad, f"{name}.grad", "gradient")
+        for number, tensor in enumerate(tensors_in(step.inputs)):
+            self._add_first(tensor, f"input {number}", "input")
         targets = step.loss.targets if step.loss else ()
-        before_the_step: list[tuple[torch.Tensor, str, str]] = [
-            *(
-                (weight, name, "parameter")
-                for name, weight in step.model.named_parameters()
-                if is_plain(weight)
-            ),
-            *(
-                (buffer, name, "buffer")
-                for name, buffer in step.model.named_buffers()
-                if is_plain(buffer)
-            ),
-            *((value, name, "optimizer state") for value, name in state),
-            *((one.grad, f"{name}.grad", "gradient") for name, one in _with_gradients(step.model)),
-            *(
-                (tensor, f"input {number}", "input")
-                for number, tensor in enumerate(tensors_in(step.inputs))
-            ),
-            *((tensor, f"target {number}", "input") for number, tensor in enumerate(targets)),
-        ]
-        for given, name, role in before_the_step:
-            tensor = collectives.local_part(given)
-            if storage_key(tensor) not in self.numbers:
-                number = self.add(tensor, name, role)
-                if not tensor.is_floating_point():
-                    self.integers[number] = tensor.untyped_storage()
+        for number, tensor in enumerate(targets):
+            self._add_first(tensor, f"target {number}", "input")
+
+    def _add_first(self, whole: torch.Tensor, name: str, role: str) -> None:
+        """Adds a tensor that exists before the step."""
+        tensor = collectives.local_part(whole)
+        if storage_key(tensor) in self.numbers:
+            return
+        number = self.add(tensor, name, role)
+        if not tensor.is_floating_point():
+            self.integers[number] = tensor.untyped_storage()
 
     def release(self, index: int) -> None:
         """Records that storages released since the previous check were last held by the call before
@@ -592,9 +590,8 @@ class _StepStorages(Storages):
         backward reads.
         """
         for name, parameter in _with_gradients(self.step.model):
-            if (
-                number := self.numbers.get(storage_key(collectives.local_part(parameter.grad)))
-            ) is not None:
+            number = self.numbers.get(storage_key(collectives.local_part(parameter.grad)))
+            if number is not None:
                 self.change(number, role="gradient", name=f"{name}.grad")
         for number, (tensor, uses) in enumerate(zip(self.tensors, self.uses, strict=True)):
             made_before = tensor.born >= 0 and calls[tensor.born].stage in ("forward", "loss")
@@ -604,4 +601,8 @@ class _StepStorages(Storages):
 
 
 def _with_gradients(model: nn.Module) -> list[tuple[str, Any]]:
-    return [(name, one) for name, one in model.named_parameters() if one.grad is not None]
+    return [
+        (name, parameter)
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    ]

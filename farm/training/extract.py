@@ -101,15 +101,14 @@ def _by_reason(texts: Iterable[str]) -> str:
         # The name of the call is clearer than the names of its aten operators.
         places.setdefault(reason, {})[f"at {call}" if " in " in call else where] = None
     parts = []
-    for reason, found in places.items():
-        more = f" and {len(found) - MOST_PLACES} more" if len(found) > MOST_PLACES else ""
-        parts.append(f"{reason} ({'; '.join(list(found)[:MOST_PLACES])}{more})")
+    for reason, of_reason in places.items():
+        more = f" and {len(of_reason) - MOST_PLACES} more" if len(of_reason) > MOST_PLACES else ""
+        parts.append(f"{reason} ({'; '.join(list(of_reason)[:MOST_PLACES])}{more})")
     return "; ".join(parts)
 
 
-_kept: dict[
-    tuple[Variant, str, bool], Extraction
-] = {}  # at most one: the newest version of a user's model
+#: At most one: the newest version of a user's model.
+_kept: dict[tuple[Variant, str, bool], Extraction] = {}
 
 
 def keep_extraction(variant: Variant, extraction: Extraction) -> None:
@@ -144,9 +143,8 @@ def extract(
             captured = _checked(_extract_split(variant, device_type, grad=grad), device_type)
             costs = costs_of(captured)
             # PyTorch's counter cannot count one rank's part.
-            return Extraction(
-                captured, costs, sum(costs[call.tuple_id].flops for call in captured.calls)
-            )
+            flops = sum(costs[call.tuple_id].flops for call in captured.calls)
+            return Extraction(captured, costs, flops)
         resolved = model or catalog.resolve(variant.model)
         with captured_code():
             captured, flops = _extract_forward(variant, resolved, device_type, grad=grad)
@@ -156,9 +154,10 @@ def extract(
 def _step_extraction(variant: Variant, device_type: str) -> Extraction:
     step = _checked(extract_step(variant, device_type=device_type), device_type)
     assert step.flops is not None, "extract_step counts the FLOPs of each step that it captures"
-    peak_bytes = (
-        max(step.memory_bytes) if step.device_type == device_type else least_peak_bytes(step)
-    )
+    if step.device_type == device_type:
+        peak_bytes = max(step.memory_bytes)
+    else:
+        peak_bytes = least_peak_bytes(step)
     return Extraction(step, costs_of(step), step.flops, peak_bytes)
 
 
@@ -173,7 +172,8 @@ def _extract_forward(
     except (UnseenOperators, UnsupportedTensor):
         raise
     except CaptureError as error:
-        if resolved.entry.origin == "torchvision":  # models of torchvision read no values
+        # models of torchvision read no values
+        if resolved.entry.origin == "torchvision":
             raise
         _check_may_run(model, error)
     try:
@@ -230,10 +230,10 @@ def _extract_split(variant: Variant, device_type: str, *, grad: bool) -> Capture
     """Captures the aten operators and the collectives that one rank of a split model runs in a
     forward pass.
     """
-    there = "cpu" if device_type == "cpu" else STANDS_FOR_A_CARD
+    device = "cpu" if device_type == "cpu" else STANDS_FOR_A_CARD
     with captured_code(), fake_group(variant.cards):
         model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
-        with fake_pass(model, inputs, None, there) as (fakes, fake_inputs, _):
+        with fake_pass(model, inputs, None, device) as (fakes, fake_inputs, _):
             split(model, variant, "cpu")
             return capture_forward(model, fake_inputs, grad=grad, warmed_up=False, fakes=fakes)
 
@@ -243,8 +243,8 @@ def capture_forward(
 ) -> CapturedPass:
     captured = capture_step(ForwardPass(model, inputs, grad=grad), **{"warmed_up": True} | about)
     calls = tuple(
-        dataclasses.replace(one, part="", owner="", stage="", owner_index=None)
-        for one in captured.calls
+        dataclasses.replace(call, part="", owner="", stage="", owner_index=None)
+        for call in captured.calls
     )
     return dataclasses.replace(
         captured, calls=calls, owners=(), grad_enabled=grad, training=model.training
@@ -273,8 +273,8 @@ def _refuse_special(variant: Variant) -> None:
     """Raises `UnsupportedTensor` with the module's path if the forward pass computes with a special
     tensor. A step that has one ends with an error of PyTorch, or without the path."""
     model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
-    held = [*model.parameters(), *model.buffers(), *inputs]
-    if next(special_tensors(held), None) is None:
+    tensors = [*model.parameters(), *model.buffers(), *inputs]
+    if next(special_tensors(tensors), None) is None:
         return
     try:
         predict(model, inputs, grad_enabled=True)
@@ -291,9 +291,8 @@ def _extract_step_for(variant: Variant, device_type: str) -> CapturedPass:
     functions = torch.nn.functional
     attention = replaced(functions, "scaled_dot_product_attention", scaled_dot_product_attention)
     with attention, replaced(torch._VF, "dropout", dropout):
-        with contextlib.suppress(
-            Exception
-        ):  # some models mix tensors of two devices, which a card allows
+        # some models mix tensors of two devices, which a card allows
+        with contextlib.suppress(Exception):
             return _extract_step(variant, device_type, on, STANDS_FOR_A_CARD)
         return _extract_step(variant, device_type, on, on)
 
@@ -305,9 +304,8 @@ def _extract_step(variant: Variant, device_type: str, on: str, there: str) -> Ca
     with captured_code():
         model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(
-                fake_group(variant.cards) if variant.cards > 1 else contextlib.nullcontext()
-            )
+            if variant.cards > 1:
+                stack.enter_context(fake_group(variant.cards))
             fakes, fake_inputs, _ = stack.enter_context(fake_pass(model, inputs, None, there))
             stack.enter_context(checkpoint_modules(model, variant.recompute))
             if variant.cards > 1:
@@ -316,15 +314,14 @@ def _extract_step(variant: Variant, device_type: str, on: str, there: str) -> Ca
 
             def loss(output: Any) -> Loss:
                 with _disable_current_modes():
-                    found = loss_for(variant, output, torch.device("cpu"))
-                    return dataclasses.replace(found, targets=fakes.tree(found.targets))
+                    real = loss_for(variant, output, torch.device("cpu"))
+                    return dataclasses.replace(real, targets=fakes.tree(real.targets))
 
             step = TrainingStep(model, fake_inputs, make_loss=loss, **_chosen(variant, device_type))
             if variant.cards > 1:
                 step.forward, step.split = forward, True
-                with contextlib.suppress(
-                    Exception
-                ):  # `capture_step` runs it again, and explains the error
+                # `capture_step` runs it again, and explains the error
+                with contextlib.suppress(Exception):
                     step.run()  # DDP forms its buckets anew in the second run
             return capture_step(step, device_type=on, fakes=fakes)
 
@@ -350,15 +347,11 @@ def build_step(variant: Variant, device: torch.device, *, launch: str = "eager")
 
 
 def _chosen(variant: Variant, device_type: str, launch: str = "eager") -> dict[str, Any]:
-    optimizer, graph = (
-        implementation(variant.optimizer, device_type),
-        device_type == "cuda" and launch == "graph",
-    )
     return {
-        "optimizer": optimizer,
+        "optimizer": implementation(variant.optimizer, device_type),
         "amp": _AMP[variant.amp],
         "accumulate": variant.accumulate,
-        "capturable": graph,
+        "capturable": device_type == "cuda" and launch == "graph",
     }
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from farm.errors import UnsupportedModel, UsageError
-from farm.operators.encoding import tensors_in
+from farm.subjects.encoding import tensors_in
 
 #: So small that weights of every dtype stay unchanged over thousands of steps.
 LEARNING_RATE = 1e-12
@@ -75,14 +75,13 @@ class TrainingStep:
         # runs the forward pass: the model, or the compiled model
         self.forward: Callable[..., Any] = model
         self.split = False  # True if the model is split over several cards
-        self.compiles_optimizer = optimizer.endswith(
-            "-compiled"
-        )  # a compiled step compiles the optimizer, too
+        # a compiled step compiles the optimizer, too
+        self.compiles_optimizer = optimizer.endswith("-compiled")
         self.optimizer = _optimizer(optimizer, model, capturable)
         self._device_type = next(model.parameters()).device.type
-        self.scaler = (
-            torch.amp.GradScaler(self._device_type, SCALE) if amp == torch.float16 else None
-        )
+        self.scaler: torch.amp.GradScaler | None = None
+        if amp == torch.float16:
+            self.scaler = torch.amp.GradScaler(self._device_type, SCALE)
         # created from the model's output in the first step; None before
         self.loss: Loss | None = None
         self._make_loss = make_loss
@@ -146,20 +145,20 @@ class ForwardPass:
 
 
 def _optimizer(name: str, model: nn.Module, capturable: bool) -> torch.optim.Optimizer:
-    kind, _, implementation = name.partition("-")
+    algorithm, _, implementation = name.partition("-")
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise UsageError(
             "The model has no parameters to train.",
             "Choose a model with parameters, or omit --step.",
         )
-    chosen: dict[str, Any] = (
-        {implementation.replace("compiled", "foreach"): True} if implementation else {}
-    )
-    if kind == "sgd":
-        return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=0.9, **chosen)
-    adam = torch.optim.Adam if kind == "adam" else torch.optim.AdamW
-    return adam(parameters, lr=LEARNING_RATE, capturable=capturable, **chosen)
+    options: dict[str, Any] = {"lr": LEARNING_RATE}
+    if implementation:
+        options[implementation.replace("compiled", "foreach")] = True
+    if algorithm == "sgd":
+        return torch.optim.SGD(parameters, momentum=0.9, **options)
+    adam = torch.optim.Adam if algorithm == "adam" else torch.optim.AdamW
+    return adam(parameters, capturable=capturable, **options)
 
 
 def checkpoint_modules(model: nn.Module, recompute: str) -> contextlib.ExitStack:
@@ -172,14 +171,17 @@ def checkpoint_modules(model: nn.Module, recompute: str) -> contextlib.ExitStack
     `UsageError` if there is no such module."""
     from torch.utils.checkpoint import checkpoint
 
-    modules, known = [], dict(model.named_modules(remove_duplicate=False))
-    for path in blocks_of(model) if recompute == "blocks" else filter(None, recompute.split(",")):
-        if path not in known:
+    if recompute == "blocks":
+        paths = blocks_of(model)
+    else:
+        paths = [path for path in recompute.split(",") if path]
+    children = dict(model.named_modules(remove_duplicate=False))
+    for path in paths:
+        if path not in children:
             step = "Give a path that PyTorch's named_modules() lists."
             raise UsageError(f"--recompute: the model has no module '{path}'.", step)
-        modules.append(known[path])
     undo = contextlib.ExitStack()
-    for module in modules:
+    for module in map(children.__getitem__, paths):
         module.forward = functools.partial(  # type: ignore[method-assign]
             checkpoint, module.forward, use_reentrant=False, preserve_rng_state=False
         )
@@ -198,15 +200,18 @@ def blocks_of(model: nn.Module) -> list[str]:
         children = list(module.children())
         kinds = {type(child) for child in children}
         if len(children) > 1 and len(kinds) == 1 and not kinds & {nn.Linear, nn.Conv2d}:
-            lists.append(
-                (sum(one.numel() for child in children for one in child.parameters()), kinds.pop())
-            )
+            size = sum(map(_parameters_in, children))
+            lists.append((size, kinds.pop()))
     if not lists:
         text = "--recompute blocks: the model has no list of equal blocks."
         raise UsageError(text, "Name the modules: --recompute layer1.0,layer1.1")
-    kind = max(lists, key=lambda found: found[0])[1]
+    _, kind = max(lists, key=operator.itemgetter(0))
     paths = [name for name, module in model.named_modules() if type(module) is kind]
     return [path for path in paths if not any(path.startswith(f"{other}.") for other in paths)]
+
+
+def _parameters_in(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def loss_of(output: Any, *, causal: bool, masked: bool, device: torch.device) -> Loss:
@@ -223,21 +228,15 @@ def loss_of(output: Any, *, causal: bool, masked: bool, device: torch.device) ->
     logits = getattr(output, "logits", None)
     if isinstance(logits, torch.Tensor) and logits.dim() == 3 and (causal or masked):
         return _of_tokens(logits, causal, device)
-    heads = [
-        one
-        for one in (logits, *(output if type(output).__name__.endswith("Outputs") else ()))
-        if one is not None
-    ]
-    if isinstance(output, torch.Tensor):
-        heads = [output]
-    if heads and all(isinstance(one, torch.Tensor) and one.dim() == 2 for one in heads):
+    heads = [output] if isinstance(output, torch.Tensor) else [logits, *_heads(output)]
+    heads = [head for head in heads if head is not None]
+    if heads and all(isinstance(head, torch.Tensor) and head.dim() == 2 for head in heads):
         rows, classes = heads[0].shape
         return _of_classes(rows, classes, device)
 
     def mean_of_squares(output: Any, targets: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        return functools.reduce(
-            operator.add, (one.float().square().mean() for one in _trained(output))
-        )
+        means = [tensor.float().square().mean() for tensor in _trained(output)]
+        return functools.reduce(operator.add, means)
 
     return Loss("mean of squares of its outputs", (), mean_of_squares)
 
@@ -266,14 +265,18 @@ def _of_classes(rows: int, classes: int, device: torch.device) -> Loss:
 
     def cross_entropy(output: Any, targets: tuple[torch.Tensor, ...]) -> torch.Tensor:
         loss = functional.cross_entropy(getattr(output, "logits", output), targets[0])
-        for head in output[1:] if type(output).__name__.endswith("Outputs") else ():
-            if (
-                head is not None
-            ):  # weighted as for GoogLeNet; Inception's reference training has 0.4
+        for head in _heads(output)[1:]:
+            # weighted as for GoogLeNet; Inception's reference training has 0.4
+            if head is not None:
                 loss = loss + 0.3 * functional.cross_entropy(head, targets[0])
         return loss
 
     return Loss("cross-entropy", (labels,), cross_entropy)
+
+
+def _heads(output: Any) -> tuple[Any, ...]:
+    """The outputs of torchvision's models with auxiliary classifiers."""
+    return tuple(output) if type(output).__name__.endswith("Outputs") else ()
 
 
 def _trained(output: Any) -> list[torch.Tensor]:

@@ -71,7 +71,9 @@ class Life:
         step.
         """
         return tuple(
-            one for one in self.capture.tensors if self.capture.last_held(one) >= max(one.born, 0)
+            tensor
+            for tensor in self.capture.tensors
+            if self.capture.last_held(tensor) >= max(tensor.born, 0)
         )
 
     @functools.cached_property
@@ -87,10 +89,10 @@ class Life:
     def _periods(self, tensor: CapturedTensor) -> Iterable[Inactive]:
         begins = self.begins_us
         for before, end in itertools.pairwise(tensor.uses):
-            if (begin := before + 1) < end:
-                yield Inactive(
-                    tensor.number, begin, end, begins[begin], begins[end] - begins[begin], False
-                )
+            begin = before + 1
+            if begin < end:
+                time_us = begins[end] - begins[begin]
+                yield Inactive(tensor.number, begin, end, begins[begin], time_us, False)
         if tensor.outlives:
             first, behind = (tensor.uses[0], tensor.uses[-1] + 1) if tensor.uses else (0, 0)
             if not tensor.uses or behind < len(self.times_us) or first > 0:
@@ -100,10 +102,9 @@ class Life:
     @functools.cached_property
     def inactive_byte_s(self) -> Mapping[int, float]:
         """Tensor number -> size times inactive time, in byte seconds."""
-        sizes = self.sizes_bytes
         return {
-            one: sizes[one] * sum(period.time_us for period in self.periods[one]) / 1e6
-            for one in sizes
+            number: size_bytes * sum(period.time_us for period in self.periods[number]) / 1e6
+            for number, size_bytes in self.sizes_bytes.items()
         }
 
     @functools.cached_property
@@ -143,12 +144,12 @@ class Life:
 
     def at_peak(self) -> list[CapturedTensor]:
         """The tensors that exist at the peak, the largest first."""
-        there = [
-            one
-            for one in self.tensors
-            if max(one.born, 0) <= self.peak <= self.capture.last_held(one)
+        at_peak = [
+            tensor
+            for tensor in self.tensors
+            if max(tensor.born, 0) <= self.peak <= self.capture.last_held(tensor)
         ]
-        return sorted(there, key=lambda tensor: -tensor.size_bytes)
+        return sorted(at_peak, key=lambda tensor: -tensor.size_bytes)
 
     def by_length(self, bounds_us: tuple[float, ...]) -> list[PeriodInterval]:
         """Inactive periods counted per interval of their length. ``bounds_us``, ascending, separate
@@ -165,18 +166,16 @@ class Life:
     def _intervals(
         self, bounds: tuple[float, ...], value: Callable[[int, float], float]
     ) -> list[PeriodInterval]:
-        sizes, rows = self.sizes_bytes, []
-        found = [
-            (sizes[one.tensor], one.time_us) for periods in self.periods.values() for one in periods
-        ]
+        periods = []
+        for number, of_tensor in self.periods.items():
+            size_bytes = self.sizes_bytes[number]
+            periods += [(size_bytes, period.time_us) for period in of_tensor]
+        rows = []
         for least, below in itertools.pairwise((0.0, *bounds, float("inf"))):
-            inside = [one for one in found if least <= value(*one) < below]
+            inside = [period for period in periods if least <= value(*period) < below]
+            total_bytes = sum(size_bytes for size_bytes, _ in inside)
             byte_s = sum(size_bytes * time_us / 1e6 for size_bytes, time_us in inside)
-            rows.append(
-                PeriodInterval(
-                    least, len(inside), sum(size_bytes for size_bytes, _ in inside), byte_s
-                )
-            )
+            rows.append(PeriodInterval(least, len(inside), total_bytes, byte_s))
         return rows
 
 
@@ -193,7 +192,9 @@ _SMALLER_ON_A_CARD = names_listed("smaller_on_a_card")
 def least_peak_bytes(capture: CapturedPass) -> int:
     """A lower bound of a card's peak memory in bytes, from a capture without the card. It leaves
     out the tensors that calls of `_SMALLER_ON_A_CARD` create."""
-    made = (
-        (one, capture.calls[one.born].owner if one.born >= 0 else "") for one in capture.tensors
-    )
-    return max(capture.held_bytes(one for one, owner in made if owner not in _SMALLER_ON_A_CARD))
+    tensors = []
+    for tensor in capture.tensors:
+        owner = capture.calls[tensor.born].owner if tensor.born >= 0 else ""
+        if owner not in _SMALLER_ON_A_CARD:
+            tensors.append(tensor)
+    return max(capture.held_bytes(tensors))

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from farm.types.tuple import OperatorTuple
+
 PREFIX = "collective."
 MOST_CARDS = 1024
 REDUCTIONS = ("sum", "avg", "product", "max", "min")
@@ -45,28 +47,33 @@ def problem_of(
     operator: str, parameters: Mapping[str, Any], shapes: Sequence[Sequence[int]]
 ) -> str:
     """Why this is no collective; "" if it is one."""
-    about = COLLECTIVES.get(operator.removeprefix(PREFIX)) if operator.startswith(PREFIX) else None
-    if about is None:
+    collective = COLLECTIVES.get(operator.removeprefix(PREFIX))
+    if collective is None or not operator.startswith(PREFIX):
         return "is not the name of a collective"
     cards = parameters.get("cards")
-    if set(parameters) - {"beside"} != {"cards"} | ({"reduction"} if about.reduces else set()):
+    needed = {"cards", "reduction"} if collective.reduces else {"cards"}
+    if set(parameters) - {"beside"} != needed:
         return "has other parameters than a collective"
     if type(cards) is not int or not 2 <= cards <= MOST_CARDS:
         return f"needs from 2 to {MOST_CARDS} cards"
     beside = parameters.get("beside", 1)
     if type(beside) is not int or not 1 <= beside <= 2**16:
         return "needs a matrix product beside it with 1 to 65536 rows"
-    if about.reduces and parameters["reduction"] not in REDUCTIONS:
+    if collective.reduces and parameters["reduction"] not in REDUCTIONS:
         return f"needs one of the reductions {', '.join(REDUCTIONS)}"
     if len(shapes) != 1 or len(shapes[0]) != 1:
         return "needs one tensor with one dimension"
-    return (
-        "needs an input that can be divided by the number of cards"
-        if about.parts and shapes[0][0] % cards
-        else ""
-    )
+    if collective.parts and shapes[0][0] % cards:
+        return "needs an input that can be divided by the number of cards"
+    return ""
 
 
 def bus_bytes(operator: str, cards: int, input_bytes: int) -> float:
     """The traffic of a collective as nccl-tests counts it."""
     return COLLECTIVES[operator.removeprefix(PREFIX)].bus(cards) * input_bytes
+
+
+def output_elements(spec: OperatorTuple) -> int:
+    """The number of elements of a collective's output on each rank."""
+    multiple = COLLECTIVES[spec.short_name].output(spec.parameters["cards"])
+    return round(multiple * spec.tensors[0].numel)

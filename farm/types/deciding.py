@@ -8,9 +8,10 @@ integers that say it are data, and the model produces them. So a tuple describes
 
     ends       the end of each segment of a dimension, ascending: the rows of each expert
     starts     the start of each segment: the bags of an embedding
-    gathered   indices of rows of a large tensor. Their number is a shape; how many differ decides
-    the traffic binned     integers that are counted: equal neighbours are counted one after the
-    other selecting  a mask whose marks are the output
+    gathered   indices of rows of a large tensor. Their number is a shape; how many differ
+               decides the traffic
+    binned     integers that are counted: equal neighbours are counted one after the other
+    selecting  a mask whose marks are the output
 
 This module does not import torch: job planning uses it.
 """
@@ -112,17 +113,19 @@ def deciding_input(spec: OperatorTuple) -> DecidingInput | None:
     if "int" not in tensor.dtype or form == "selecting":
         return None
     bound = _BOUNDS[form](spec, index)
-    return (
-        DecidingInput(index, form, bound, tensor.numel - _last_is_end(spec)) if bound > 0 else None
-    )
+    if bound <= 0:
+        return None
+    return DecidingInput(index, form, bound, tensor.numel - _last_is_end(spec))
 
 
 def lacks_values(spec: OperatorTuple) -> bool:
     """True if the work of a call is unknown, because nobody has recorded the values that decide
     it.
     """
-    found = deciding_input(spec)
-    return found is not None and found.is_needed and spec.tensors[found.index].values is None
+    deciding = deciding_input(spec)
+    if deciding is None or not deciding.is_needed:
+        return False
+    return spec.tensors[deciding.index].values is None
 
 
 def _argument(spec: OperatorTuple, position: int, name: str) -> Any:
@@ -167,21 +170,20 @@ def _bagged_indices(spec: OperatorTuple, index: int) -> int:
 
 def _gathered_rows(spec: OperatorTuple, index: int) -> int:
     """The number of rows from which a call gathers; 0 if what it gathers is small."""
-    table, key = _tensor(spec, 0, "input"), spec.arguments[1] if len(spec.arguments) > 1 else None
+    table = _tensor(spec, 0, "input")
+    key = _argument(spec, 1, "")
     if isinstance(key, dict) and "tuple" in key:
         key = key["tuple"]
     if isinstance(key, list):
         key = key[0]
-    if (
-        table is None or not table.shape or key not in ({"tensor": index}, 0)
-    ):  # 0: the dimension of index_select
+    # 0: the dimension of index_select
+    if table is None or not table.shape or key not in ({"tensor": index}, 0):
         return 0
     rows = max(1, table.shape[0])
     row_bytes = table.numel // rows * table.itemsize_bytes
-    is_large = (
-        row_bytes >= LEAST_ROW_BYTES
-        and row_bytes * spec.tensors[index].numel >= LEAST_GATHERED_BYTES
-    )
+    if row_bytes < LEAST_ROW_BYTES:
+        return 0
+    is_large = row_bytes * spec.tensors[index].numel >= LEAST_GATHERED_BYTES
     return table.shape[0] if is_large else 0
 
 

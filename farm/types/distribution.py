@@ -3,19 +3,16 @@
 A `Distribution` is rounded, so that calls with about the same work are the same tuple, and it has
 at most `MOST_NUMBERS` numbers. It is a form with numbers:
 
-    lengths    (class, class, ...): the segments in their order; each has a length above (class - 1)
-    * `LENGTH_STEP` and
-               up to class * `LENGTH_STEP`. For at most `MOST_NUMBERS` segments: which of them are
-               long decides when the last tiles of a product run. On an H100, one order of eight
-               experts takes 9 % longer than another
+    lengths    (class, class, ...): the segments in their order; each has a length above
+               (class - 1) * `LENGTH_STEP` and up to class * `LENGTH_STEP`. For at most
+               `MOST_NUMBERS` segments: which of them are long decides when the last tiles of a
+               product run. On an H100, one order of eight experts takes 9 % longer than another
     segments   (step, class, number, class, number, ...): so many segments have a length above
-    (class - 1) * step and up
-               to class * step. Products are computed in tiles, so the class decides their number.
-               The order of the segments is not part of it. For more segments than `lengths` can
-               hold
-    places     (distinct, order): 16ths of the largest possible number of different values, and 0, 1
-    or 2 for random
-               order, short runs and long runs of ascending or equal values
+               (class - 1) * step and up to class * step. Products are computed in tiles, so the
+               class decides their number. The order of the segments is not part of it. For more
+               segments than `lengths` can hold
+    places     (distinct, order): 16ths of the largest possible number of different values, and
+               0, 1 or 2 for random order, short runs and long runs of ascending or equal values
     marks      (number, order): the number of marks, and 0 or 2 for scattered marks and one block
 
 This module does not import torch: job planning uses it.
@@ -64,11 +61,10 @@ class Distribution:
         """
         if self.form == "lengths":
             return [_least_length(place, LENGTH_STEP) for place in self.numbers]
-        return [
-            length
-            for place, number in self.classes
-            for length in [_least_length(place, self.step)] * number
-        ]
+        lengths: list[int] = []
+        for place, number in self.classes:
+            lengths += [_least_length(place, self.step)] * number
+        return lengths
 
     @property
     def segments(self) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import MISSING, dataclass
@@ -296,18 +295,6 @@ class Subject(Record):
     tokens: dict[str, Any] | None = None
     # only for a compiled variant and its tuples: `CompiledSource` as JSON
     compiled: dict[str, Any] | None = None
-
-    def cards(self, protocol: Protocol) -> int:
-        """The number of cards of one host that a measurement of the subject under a protocol
-        needs.
-        """
-        spec = self.spec
-        own = math.prod(
-            spec.get(name, 1) for name in ("tensor_parallel", "data_parallel", "distributed")
-        )
-        if self.kind == "operator" and spec.get("kind") == "collective":
-            own = spec["parameters"]["cards"]
-        return max(protocol.cards, own)
 
 
 @dataclass(frozen=True)

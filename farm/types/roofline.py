@@ -94,10 +94,15 @@ def roofline_of(
     """
     peaks = data_sheet(card_kind, card_model)
     measured = sound_fingerprint(fingerprint)
-    key = dtype if dtype in ("float16", "bfloat16") else "tf32" if tf32 else "float32"
-    rate = peaks.half if key == dtype != "float32" else peaks.tf32 if tf32 else peaks.float32
+    if dtype in ("float16", "bfloat16"):
+        key, rate = dtype, peaks.half
+    elif tf32:
+        key, rate = "tf32", peaks.tf32
+    else:
+        key, rate = "float32", peaks.float32
+    rates = measured.get("matmul_flops_per_s") or {}
     return Roofline(
-        flops_per_s=_positive((measured.get("matmul_flops_per_s") or {}).get(key), rate),
+        flops_per_s=_positive(rates.get(key), rate),
         bytes_per_s=_positive(measured.get("copy_bytes_per_s"), peaks.bytes_per_s),
         launch_floor_us=_positive(measured.get("launch_floor_us"), peaks.launch_floor_us),
     )
@@ -118,11 +123,11 @@ def median_fingerprint(fingerprints: Iterable[Mapping[str, Any] | None]) -> dict
     """
     figures: dict[str, list[float]] = defaultdict(list)
     rates: dict[str, list[float]] = defaultdict(list)
-    for fingerprint in fingerprints:
-        for name, value in (fingerprint or {}).items():
+    for fingerprint in filter(None, fingerprints):
+        for name, value in fingerprint.items():
             if _is_number(value):
                 figures[name].append(value)
-        for dtype, rate in ((fingerprint or {}).get("matmul_flops_per_s") or {}).items():
+        for dtype, rate in (fingerprint.get("matmul_flops_per_s") or {}).items():
             if _is_number(rate):
                 rates[dtype].append(rate)
 

@@ -63,10 +63,10 @@ class HeldFilling:
 
 def is_class(name: str) -> bool:
     """True if `name` is the name of a class."""
-    seen, stroke, held = name.partition("/")
-    return all(map(_WORD.fullmatch, seen.split(","))) and (
-        not stroke or all(map(_HELD.fullmatch, held.split(",")))
-    )
+    seen, stroke, weights = name.partition("/")
+    if not all(map(_WORD.fullmatch, seen.split(","))):
+        return False
+    return not stroke or all(map(_HELD.fullmatch, weights.split(",")))
 
 
 def fillings(name: str, activations: int) -> list[Filling]:
@@ -83,12 +83,12 @@ def held_fillings(name: str, held: int) -> list[HeldFilling]:
     """Return one filling for each buffer or parameter that is an argument of the tuple, in the
     order of its tensors. Raises ValueError if the name is not a class, or has another number of
     words than such arguments."""
-    found = []
+    filled = []
     for word in _words(name, name.partition("/")[2] or NORMAL, held):
         match = _matched(_HELD, word)
         share = 1 - int(match[2]) / 100 if match[2] else int(match[1] or 0) / 100
-        found.append(HeldFilling(share, int(match[3]) if match[2] else None, word == "same"))
-    return found
+        filled.append(HeldFilling(share, int(match[3]) if match[2] else None, word == "same"))
+    return filled
 
 
 def _matched(pattern: re.Pattern[str], word: str) -> re.Match[str]:
@@ -108,38 +108,50 @@ def class_of(seen: Sequence[Mapping[str, Any] | None] | None) -> str:
     """Return the name of the class of the values at one call. ``seen``: the statistics: first one
     entry per activation with `zeros` and `channels` (shares) and `least`, or None; then one entry
     with `held` per buffer or parameter that is an argument."""
-    held = _joined([_held_word(entry) for entry in seen or () if entry and entry.get("held")])
-    activations = [entry for entry in seen or () if not (entry and entry.get("held"))]
+    activations: list[Mapping[str, Any] | None] = []
+    held_words = []
+    for entry in seen or ():
+        if entry and entry.get("held"):
+            held_words.append(_held_word(entry))
+        else:
+            activations.append(entry)
     if len(activations) > SINGLE:
-        known = [entry for entry in activations if entry]
-        pooled = {
-            name: sum(one.get(name, 0.0) for one in known) / len(activations)
-            for name in ("zeros", "channels")
-        }
-        least = min((entry["least"] for entry in known), default=0.0)
-        activations = [{**pooled, "least": least} if len(known) == len(activations) else None]
-    word = _joined([_word(entry) for entry in activations])
+        activations = [_pooled(activations)]
+    word, held = _joined(list(map(_word, activations))), _joined(held_words)
     return word if held == NORMAL else f"{word}/{held}"
+
+
+def _pooled(entries: Sequence[Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
+    """One entry for many activations; None if one of them has none."""
+    present = [entry for entry in entries if entry]
+    if len(present) < len(entries):
+        return None
+    pooled = {"least": min(entry["least"] for entry in present)}
+    for name in ("zeros", "channels"):
+        pooled[name] = sum(entry.get(name, 0.0) for entry in present) / len(present)
+    return pooled
 
 
 def _joined(words: Sequence[str]) -> str:
     """Join words with commas. If all are equal, return one word; if there are none, return
     `NORMAL`.
     """
-    return ",".join(words) if len(set(words)) > 1 else words[0] if words else NORMAL
+    if not words:
+        return NORMAL
+    return ",".join(words) if len(set(words)) > 1 else words[0]
 
 
 def _held_word(entry: Mapping[str, Any]) -> str:
     zeros = round(entry.get("zeros", 0.0) * 4) * 25
     if zeros == 100:
         return "zeros-100"
-    if entry.get("used_dimension") is not None and (used := round(entry["used"] * 4) * 25) in (
-        25,
-        50,
-        75,
-    ):
-        return f"used-{used}d{entry['used_dimension']}"
-    return f"zeros-{zeros}" if zeros else "same" if entry.get("same") else NORMAL
+    if entry.get("used_dimension") is not None:
+        used = round(entry["used"] * 4) * 25
+        if used in (25, 50, 75):
+            return f"used-{used}d{entry['used_dimension']}"
+    if zeros:
+        return f"zeros-{zeros}"
+    return "same" if entry.get("same") else NORMAL
 
 
 def _word(entry: Mapping[str, Any] | None) -> str:
@@ -148,8 +160,12 @@ def _word(entry: Mapping[str, Any] | None) -> str:
     zeros = round(entry["zeros"] * 4) * 25
     if zeros == 100:
         return "zeros-100"
-    share = entry.get("channels", 0.0)
-    channels = "c90" if share > 0.65 else "c50" if share > 0.25 else ""
+    share, channels = entry.get("channels", 0.0), ""
+    if share > 0.65:
+        channels = "c90"
+    elif share > 0.25:
+        channels = "c50"
     if entry["least"] >= 0:
         return f"zeros-{zeros}+{channels}"
-    return "-".join(filter(None, [NORMAL if zeros == 0 else f"zeros-{zeros}", channels]))
+    values = f"zeros-{zeros}" if zeros else NORMAL
+    return f"{values}-{channels}" if channels else values

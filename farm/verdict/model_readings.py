@@ -21,8 +21,8 @@ from farm.store.columns import CAPTURE, CARD, OPERATOR, PROTOCOL, READING
 from farm.store.content import DOUBTFUL, classes, mismatches, sound_readings, stored_software
 from farm.store.database import among, fetch_values, in_batches
 from farm.store.query import NO_READINGS
+from farm.subjects.label import label_of
 from farm.types.format import plural
-from farm.types.label import label_of
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.request import Request
 from farm.types.roofline import Roofline, median_fingerprint, roofline_of

@@ -13,8 +13,8 @@ from farm.benchmark.call_context import Player, shared_out
 from farm.models import catalog
 from farm.operators.capture import capture
 from farm.operators.captured import CapturedCall, CapturedPass, Launch
-from farm.operators.encoding import tensors_in
 from farm.operators.rebuild import rebuild
+from farm.subjects.encoding import tensors_in
 from farm.training.capture import capture_step
 from farm.training.step import Loss, TrainingStep
 from farm.types import intervals

@@ -22,8 +22,8 @@ from farm.benchmark.call_context import Player
 from farm.benchmark.measure import Bench
 from farm.benchmark.passes import variant_passes
 from farm.models import catalog
-from farm.operators.collectives import collective_tuple
 from farm.settings import settings
+from farm.subjects.collective_calls import collective_tuple
 from farm.training.capture import capture_step
 from farm.training.extract import build_step, extract
 from farm.training.split import build

@@ -9,8 +9,8 @@ from farm.benchmark.passes import CHAIN_LAYERS
 from farm.benchmark.workload import MAX_COPIES, copies_wanted, prepare
 from farm.errors import Unmeasurable
 from farm.operators.rebuild import rebuild
+from farm.subjects.parsing import parse
 from farm.types.protocol import Protocol
-from farm.types.tuple import parse
 from tests.benchmark.operators import linear
 
 MIB = 2**20

@@ -33,8 +33,8 @@ from farm.exchange.packaged import packaged_database
 from farm.models import catalog
 from farm.report import layers, report
 from farm.store import tables
+from farm.subjects.label import label_of
 from farm.training.extract import extract
-from farm.types.label import label_of
 from farm.types.protocol import Variant
 
 Document = dict[str, Any]

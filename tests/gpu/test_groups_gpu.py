@@ -19,8 +19,8 @@ from farm.benchmark_process.group import BenchmarkGroup
 from farm.devices.host import discover
 from farm.errors import Unmeasurable
 from farm.models import catalog
-from farm.operators.collectives import collective_tuple
 from farm.settings import settings
+from farm.subjects.collective_calls import collective_tuple
 from farm.training.extract import extract
 from farm.training.version import versioned
 from farm.types.collective import COLLECTIVES

@@ -15,7 +15,7 @@ from farm.benchmark.torch_device import capture_graph
 from farm.benchmark.workload import prepare
 from farm.errors import Unmeasurable
 from farm.operators.capture import capture
-from farm.operators.encoding import tensors_in
+from farm.subjects.encoding import tensors_in
 from farm.types.protocol import Protocol, Subject
 from tests.gpu import NEEDS_A_CARD
 

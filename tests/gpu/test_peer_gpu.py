@@ -29,8 +29,8 @@ from farm.devices.device import Card
 from farm.devices.host import discover
 from farm.errors import Unmeasurable
 from farm.operators.capture import capture
-from farm.operators.encoding import tensors_in
 from farm.settings import settings
+from farm.subjects.encoding import tensors_in
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
 
 pytestmark = [

@@ -20,12 +20,15 @@ from torch import nn
 from farm.benchmark import passes
 from farm.benchmark.cache import InPlacePass
 from farm.errors import CaptureError, TupleRejected, UsageError
-from farm.operators import compiler, kernels
+from farm.operators import compiler
 from farm.operators.compiled import EAGER, CompiledPass, CompiledStep
 from farm.operators.rebuild import rebuild
 from farm.settings import settings
+from farm.subjects import kernel as kernels
+from farm.subjects.parsing import parse
+from farm.subjects.registry import kind_of
 from farm.training.step import Loss, TrainingStep
-from farm.types.tuple import OperatorTuple, parse
+from farm.types.tuple import OperatorTuple
 from tests.operators.compiled_models import Halves, Picked, Refused, Sorted, Two, needs_compiler
 
 CPU = torch.device("cpu")
@@ -189,7 +192,7 @@ def test_a_rebuilt_kernel_with_copied_values_computes_what_it_computes_in_the_mo
     rebuilt = rebuild(parse(spec.to_json()), CPU)
     passes._copy_values(rebuilt, whole)
     for index, (mine, value) in enumerate(zip(rebuilt.tensors, before, strict=True)):
-        if index not in kernels.output_tensors(spec):  # the memory of an output has any values
+        if index not in kind_of(spec).outputs(spec):  # the memory of an output has any values
             torch.testing.assert_close(mine, value)
     if model is Picked:
         (words,) = (one for one in rebuilt.tensors if one.dtype == torch.int64)
@@ -197,7 +200,7 @@ def test_a_rebuilt_kernel_with_copied_values_computes_what_it_computes_in_the_mo
     rebuilt.run()
 
     after: list[torch.Tensor] = []
-    written = sorted(kernels.written_tensors(spec))
+    written = sorted(kind_of(spec).written(spec))
 
     def after_launch(kernel: Any, args: tuple[Any, ...], launch: Any) -> Any:
         found = launch()

@@ -18,9 +18,9 @@ from farm.operators.cost import cost
 from farm.operators.deciding_values import with_values
 from farm.operators.profiler import verify_on_device
 from farm.operators.rebuild import rebuild
+from farm.subjects.parsing import parse
 from farm.types.deciding import lacks_values
 from farm.types.distribution import Distribution, segments_of
-from farm.types.tuple import parse
 from tests.operators.routed import routed
 
 CPU = torch.device("cpu")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from farm.operators.allow_list import LEAF_CLASSES
-from farm.operators.encoding import build_leaf, describe_leaf
+from farm.subjects.allow_list import LEAF_CLASSES
+from farm.subjects.leaf import build_leaf, describe_leaf
 
 _SPECIAL = {
     "MultiheadAttention": {"embed_dim": 8, "num_heads": 2},

@@ -11,7 +11,7 @@ import pytest
 from farm.models import catalog
 from farm.operators.capture import predict
 from farm.operators.cost import cost
-from farm.types.label import label_of
+from farm.subjects.label import label_of
 
 FOLDER = Path(__file__).parent / "golden"
 

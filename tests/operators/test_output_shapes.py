@@ -9,9 +9,10 @@ from torch import nn
 from farm.operators.capture import capture
 from farm.operators.cost import cost
 from farm.operators.matrix_products import Products, matrix_product
+from farm.subjects.parsing import parse
 from farm.training.extract import extract
 from farm.types.protocol import Variant
-from farm.types.tuple import dtype_of_call, parse, shapes_passed
+from farm.types.tuple import dtype_of_call, shapes_passed
 
 
 @pytest.mark.parametrize("model", ["squeezenet1_1", "inception_v3", "vit_b_16", "efficientnet_b0"])

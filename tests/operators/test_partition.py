@@ -12,7 +12,7 @@ from farm.models import catalog
 from farm.operators.capture import capture, predict
 from farm.operators.captured import CallTrace
 from farm.operators.cost import cost, model_flops
-from farm.types.label import LENGTH, label_of
+from farm.subjects.label import LENGTH, label_of
 
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 #: Families whose smallest model takes 2 s or more. Most of them have smaller relatives here, or are

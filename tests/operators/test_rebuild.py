@@ -14,10 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from farm.errors import TupleRejected, Unmeasurable
 from farm.models import catalog
-from farm.operators.allow_list import ALLOWED_OPERATORS
 from farm.operators.capture import capture, predict
 from farm.operators.rebuild import rebuild, written_inputs
-from farm.types.tuple import OperatorTuple, TensorSpec, parse
+from farm.subjects.allow_list import ALLOWED_OPERATORS
+from farm.subjects.parsing import parse
+from farm.types.tuple import OperatorTuple, TensorSpec
 from tests.types.test_tuple import mangle
 
 

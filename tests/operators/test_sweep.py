@@ -12,9 +12,9 @@ from farm.operators.cost import cost
 from farm.operators.rebuild import rebuild
 from farm.operators.sweep import RECIPES, REQUIRED, check_names
 from farm.operators.sweep_builder import Builder, Expansion, Impossible, with_zeros
-from farm.types.label import label_of
+from farm.subjects.label import label_of
+from farm.subjects.parsing import parse
 from farm.types.request import Sweep
-from farm.types.tuple import parse
 
 
 def sweep(operator, **grid):

@@ -18,7 +18,8 @@ import farm
 from farm.errors import CaptureError, TupleRejected, UnsupportedTensor
 from farm.operators.capture import capture
 from farm.operators.rebuild import rebuild
-from farm.types.tuple import TensorSpec, parse
+from farm.subjects.parsing import parse
+from farm.types.tuple import TensorSpec
 
 
 class Int8Weight(torch.Tensor):

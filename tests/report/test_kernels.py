@@ -18,7 +18,7 @@ from farm.report.compare import compare
 from farm.report.operators import compiled_operators, fused_groups, shortened
 from farm.report.report import build, remarks
 from farm.store.content import PlacedCall
-from farm.types.label import fused_names
+from farm.subjects.label import fused_names
 from farm.verdict.model_readings import tuples_of
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import compiled

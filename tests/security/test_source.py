@@ -42,8 +42,8 @@ ALLOWED = {
     # Entry points of the farm's own distribution, and of those that the host's settings name.
     ("farm/extensions.py", "importlib.import_module"),
     ("farm/models/building.py", "torch"),  # dtypes of a fixed list
-    ("farm/operators/allow_list.py", "torch"),  # overloads of a fixed list
-    ("farm/operators/encoding.py", "torch"),  # dtypes and memory formats of a fixed list
+    ("farm/subjects/allow_list.py", "torch"),  # overloads of a fixed list
+    ("farm/subjects/encoding.py", "torch"),  # dtypes and memory formats of a fixed list
     ("farm/operators/profiler.py", "torch"),  # operators that the profiler named
     ("cli/main.py", "importlib.import_module"),  # commands of a fixed list
     ("farm/models/torchvision.py", "importlib.import_module"),  # the package of a source

@@ -11,7 +11,7 @@ import random
 import pytest
 
 from farm.errors import TupleRejected
-from farm.types.tuple import parse
+from farm.subjects.parsing import parse
 
 SPECS = 10_000
 
@@ -60,8 +60,8 @@ def mangle(spec, chance, junk):
 
 
 def test_ten_thousand_mangled_specs_are_refused_or_harmless(tmp_path, monkeypatch):
-    from farm.operators.allow_list import ALLOWED_OPERATORS
     from farm.operators.rebuild import rebuild
+    from farm.subjects.allow_list import ALLOWED_OPERATORS
 
     chance = random.Random(11)
     trap = tmp_path / "trap"

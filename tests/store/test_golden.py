@@ -24,11 +24,11 @@ from farm.report import report
 from farm.store import tables
 from farm.store.content import find_tokens
 from farm.store.database import Database
-from farm.types.label import label_of
+from farm.subjects.label import label_of
+from farm.subjects.parsing import parse
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.request import Request, Sweep
 from farm.types.tokens import Tokens
-from farm.types.tuple import parse
 
 GOLDEN = Path(__file__).parent / "golden"
 IDS = json.loads((GOLDEN / "ids.json").read_text())

@@ -13,17 +13,18 @@ from torch import nn
 from farm.benchmark.passes import set_values
 from farm.errors import TupleRejected, UsageError
 from farm.models import catalog
-from farm.operators.allow_list import ATEN_OVERLOADS, overload_of
 from farm.operators.cost import cost
-from farm.operators.encoding import tensors_in
 from farm.operators.rebuild import needed_bytes, rebuild, written_inputs
+from farm.subjects.allow_list import ATEN_OVERLOADS, overload_of
+from farm.subjects.encoding import tensors_in
+from farm.subjects.label import label_of
+from farm.subjects.parsing import parse
 from farm.training import capture as capturing
 from farm.training.extract import loss_for
 from farm.training.step import TrainingStep, loss_of
-from farm.types.label import label_of
 from farm.types.protocol import Protocol
 from farm.types.request import Request
-from farm.types.tuple import OperatorTuple, TensorSpec, parse
+from farm.types.tuple import OperatorTuple, TensorSpec
 from tests.training.test_capture import extract_from_catalog
 
 TOKENS = {"length": 16, "layers": 2}

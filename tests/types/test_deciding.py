@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farm.errors import TupleRejected
+from farm.subjects.label import label_of
+from farm.subjects.parsing import parse
 from farm.types.deciding import TILE_ROWS, deciding_input, lacks_values
 from farm.types.distribution import (
     LENGTH_STEP,
@@ -22,8 +24,7 @@ from farm.types.distribution import (
     ordered_lengths,
     segments_of,
 )
-from farm.types.label import label_of
-from farm.types.tuple import OperatorTuple, TensorSpec, parse
+from farm.types.tuple import OperatorTuple, TensorSpec
 
 ROWS, EXPERTS = 1024, 8
 

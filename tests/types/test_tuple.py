@@ -11,8 +11,9 @@ import sys
 import pytest
 
 from farm.errors import TupleRejected
-from farm.types.label import label_of
-from farm.types.tuple import OperatorTuple, TensorSpec, canonical_stride, contiguous_stride, parse
+from farm.subjects.label import label_of
+from farm.subjects.parsing import parse
+from farm.types.tuple import OperatorTuple, TensorSpec, canonical_stride, contiguous_stride
 
 
 def convolution(**changes) -> OperatorTuple:
@@ -54,7 +55,7 @@ def test_the_id_is_known_beforehand():
 
 def test_the_id_does_not_depend_on_process_or_hash_seed():
     code = (
-        "import json, sys; from farm.types.tuple import parse;"
+        "import json, sys; from farm.subjects.parsing import parse;"
         "print(parse(json.load(sys.stdin)).id); assert 'torch' not in sys.modules"
     )
     ids = {

@@ -32,8 +32,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from farm.addons.memory.memory_tier import SlowMemory, slow_memory_of
 from farm.benchmark.passes import Offloaded, Pass
 from farm.errors import Unmeasurable
-from farm.operators.encoding import storage_key, tensors_in
 from farm.operators.rebuild import Rebuilt, new_storages
+from farm.subjects.encoding import storage_key, tensors_in
 from farm.types.protocol import Placement
 from farm.types.reading import Details
 

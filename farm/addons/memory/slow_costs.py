@@ -15,18 +15,19 @@ from sqlmodel import Session
 
 from farm.addons.memory.offload_plan import SlowCosts
 from farm.errors import UsageError
-from farm.operators.allow_list import written_by_schema
 from farm.operators.captured import CapturedCall
 from farm.requests.partial_request import command_of
 from farm.store.columns import OPERATOR, PROTOCOL, READING
 from farm.store.content import tells_others
 from farm.store.database import fetch_values, in_batches
+from farm.subjects.allow_list import written_by_schema
+from farm.subjects.parsing import parse
 from farm.training.tensor_lifetime import Life
 from farm.types.format import count_of
 from farm.types.protocol import Launch, Placement, Protocol, Variant
 from farm.types.reading import CPU_METHOD, METHOD
 from farm.types.request import Request
-from farm.types.tuple import OperatorTuple, parse
+from farm.types.tuple import OperatorTuple
 
 # Compare medians: `time_us` is the median in readings with slow tensors (without power), but the
 # mean in others.

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from farm.errors import TupleRejected
+from farm.subjects.parsing import parse
 from farm.types.deciding import DecidingInput, deciding_input
 from farm.types.distribution import equal_lengths
 from farm.types.format import percent, plural
-from farm.types.tuple import NeededTuple, OperatorTuple, parse
+from farm.types.tuple import NeededTuple, OperatorTuple
 
 TILE = 128  # rows that the products of experts on Hopper compute together
 DRAWS = 40  # routings over which the effect is averaged

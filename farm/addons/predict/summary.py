@@ -17,8 +17,8 @@ from farm.errors import FarmError
 from farm.report.layers import held_by
 from farm.settings import settings
 from farm.store.database import Database
+from farm.subjects.label import call_of
 from farm.types.format import ENERGY, NOTHING, TIME, count_of, quantity
-from farm.types.label import call_of
 from farm.verdict.model_readings import needed_of
 
 _COLUMNS = ("module", "call", "output", "parameters", "FLOPs", "time", "energy")

@@ -14,8 +14,8 @@ from farm.addons.predict.query import EstimateQuery
 from farm.addons.predict.rank_effects import rank_effects
 from farm.errors import NoReadings, UsageError
 from farm.models import catalog
-from farm.operators.collectives import collective_tuple
 from farm.store import tables
+from farm.subjects.collective_calls import collective_tuple
 from farm.types.format import TIME, quantity
 from farm.types.reading import Place
 from farm.types.tuple import Cost

@@ -13,7 +13,8 @@ import pytest
 
 from farm.addons.predict import stored_predictor
 from farm.operators.cost import cost
-from farm.types.tuple import NeededTuple, parse
+from farm.subjects.parsing import parse
+from farm.types.tuple import NeededTuple
 
 ROOT = Path(__file__).parents[3]
 #: A tuple of each operator family in float32 and in half precision, with predictions of the code

@@ -22,7 +22,7 @@ def upgrade() -> None:
     if not stored:
         return
     from farm.operators.cost import cost
-    from farm.types.tuple import parse
+    from farm.subjects.parsing import parse
 
     for row in stored:
         try:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from farm.subjects.registry import kind_of
 from farm.types.distribution import LENGTH_STEP, PARTS, Distribution
 from farm.types.tuple import (
     DTYPES,
@@ -21,7 +22,6 @@ from farm.types.tuple import (
     names_listed,
     plain,
     table_named,
-    tensor_references,
 )
 
 LENGTH = 80
@@ -37,7 +37,7 @@ _FUSED = re.compile(rf"(?<![^_])_?(?:{'|'.join(sorted(_LONG_NAMES, reverse=True)
 def label_of(spec: OperatorTuple) -> str:
     """Return the label of a tuple: 'Conv2d 64->128 k3 s2 | 32x64x56x56 fp32'."""
     head = " ".join([spec.short_name, *_parameter_words(spec)])
-    called = " ".join(_call_words(spec))
+    called = " ".join(_words_of_call(spec))
     zeros = max((tensor.zeros for tensor in spec.tensors), default=0.0)
     words = [
         _inputs(spec),
@@ -59,7 +59,7 @@ def label_of(spec: OperatorTuple) -> str:
 
 def call_of(spec: OperatorTuple) -> str:
     """Return the operator and its arguments without tensors: 'Conv2d 64->128 k3 s2'."""
-    text = " ".join([spec.short_name, *_parameter_words(spec), *_call_words(spec)])
+    text = " ".join([spec.short_name, *_parameter_words(spec), *_words_of_call(spec)])
     return text if len(text) <= LENGTH else f"{text[: LENGTH - 1]}…"
 
 
@@ -81,15 +81,8 @@ def fused_names(text: str) -> list[str]:
 
 
 def _inputs(spec: OperatorTuple) -> str:
-    tensors = [
-        spec.tensors[index]
-        for tree in (*spec.arguments, *spec.keywords.values())
-        for index in tensor_references(tree)
-    ]
-    if spec.kind == "kernel":  # its outputs: its inputs are many
-        tensors = [spec.tensors[index] for index in spec.parameters["writes"]]
     words = []
-    for word, alike in itertools.groupby(map(_tensor, tensors)):
+    for word, alike in itertools.groupby(map(_tensor, kind_of(spec).shown_tensors(spec))):
         number = len(list(alike))
         words += [f"{number} of {word}"] if number > 2 else [word] * number
     if len(words) > _LISTED:
@@ -130,15 +123,16 @@ def _layout_words(spec: OperatorTuple) -> Iterator[str]:
         yield "strided"
     if offset := next((tensor.offset for tensor in spec.activations if tensor.offset), 0):
         yield f"offset {offset}"
-    yield from dict.fromkeys(bit for tensor in spec.tensors for bit in tensor.bits)
+    yield from dict.fromkeys(itertools.chain.from_iterable(tensor.bits for tensor in spec.tensors))
 
 
-def _call_words(spec: OperatorTuple) -> Iterator[str]:
-    """Yield the arguments that are not tensors. Arguments that are None or False are left out. For
-    a generated kernel, yield the names of the operators that it computes."""
-    if spec.kind == "kernel":
-        yield "+".join(fused_names(spec.parameters["fused"]))
-        return
+def _words_of_call(spec: OperatorTuple) -> Iterable[str]:
+    words = kind_of(spec).call_words(spec)
+    return _argument_words(spec) if words is None else words
+
+
+def _argument_words(spec: OperatorTuple) -> Iterator[str]:
+    """Yield the arguments that are not tensors. Arguments that are None or False are left out."""
     arguments = list(spec.arguments)
     if spec.short_name in ("getitem", "setitem") and len(arguments) > 1:
         key, *value = arguments[1:]
@@ -201,11 +195,7 @@ def _parameter_words(spec: OperatorTuple) -> list[str]:
         # Models have adaptive pools to 1 and to (1, 1); these are two tuples.
         every = name == "output_size" and isinstance(value, list)
         words.append(f"{letter}{'x'.join(map(str, value)) if every else size(value)}")
-    if spec.kind == "collective":
-        words += [str(values[name]) for name in ("reduction",) if name in values] + [
-            f"{values['cards']} cards"
-        ]
-        words += [f"beside a product of {values['beside']}"] if "beside" in values else []
+    words += kind_of(spec).size_words(spec)
     if spec.short_name.endswith("Dropout"):
         words.append(f"p{values.get('p')}")
     if values.get("inplace"):

@@ -128,21 +128,21 @@ def tensor_arguments(spec: OperatorTuple) -> tuple[tuple[tuple[str, int], ...], 
 
     Each argument is a pair: its name, and the tensor's position if the argument is a list (else 0).
     """
-    found: list[list[tuple[str, int]]] = [[] for _ in spec.tensors]
+    passed_as: list[list[tuple[str, int]]] = [[] for _ in spec.tensors]
     for name, tree in arguments_of(spec).items():
         for position, entry in enumerate(tree if isinstance(tree, list) else [tree]):
             for index in tensor_references(entry):
-                found[index].append((name, position))
-    return tuple(map(tuple, found))
+                passed_as[index].append((name, position))
+    return tuple(map(tuple, passed_as))
 
 
 def written_by_schema(spec: OperatorTuple) -> frozenset[int]:
     """Indices of the tensors whose memory the call writes according to the operator's schema."""
     schema = overload_of(spec.operator)._schema
     names = {
-        one.name
-        for one in schema.arguments
-        if one.alias_info is not None and one.alias_info.is_write
+        argument.name
+        for argument in schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
     }
     if spec.short_name in ("native_batch_norm", "cudnn_batch_norm") and arguments_of(spec).get(
         "training"

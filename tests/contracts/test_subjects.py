@@ -1,0 +1,238 @@
+"""The contract of `farm.subjects.base`: every kind keeps it, and a kind of one file is enough to
+capture, label, check, build, count and measure an operator."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from farm.benchmark.measure import Bench
+from farm.errors import TupleRejected, Unmeasurable
+from farm.operators.capture import predict
+from farm.operators.cost import cost
+from farm.operators.rebuild import rebuild, written_inputs
+from farm.operators.self_check import checked
+from farm.subjects import registry
+from farm.subjects.base import Kind, reject
+from farm.subjects.collective_calls import collective_tuple
+from farm.subjects.label import label_of
+from farm.subjects.parsing import parse
+from farm.subjects.registry import KINDS, kind_of
+from farm.subjects.values import Fill
+from farm.types.protocol import Protocol, Stopping
+from farm.types.tuple import Cost, OperatorTuple, TensorSpec
+from tests.benchmark.conftest import virtual_time
+from tests.benchmark.fake_device import FakeDevice
+from tests.benchmark.operators import subject
+from tests.benchmark.virtual_time import VirtualTime
+
+__all__ = ["virtual_time"]  # a fixture
+
+SQUARE = TensorSpec("activation", "", (4, 4), "float32")
+OUTPUT = TensorSpec("activation", "", (4, 4), "float32", storage=1)
+TENSOR = {"tensor": 0}
+
+
+def linear_module() -> OperatorTuple:
+    captured = predict(nn.Linear(4, 4, device="meta"), (torch.empty(2, 4, device="meta"),))
+    (spec,) = captured.tuples.values()
+    return spec
+
+
+def generated_kernel() -> OperatorTuple:
+    parameters = {
+        "source": "0" * 32,
+        "fused": "relu_add",
+        "config": {"dict": []},
+        "writes": [1],
+        "outputs": [1],
+    }
+    arguments = (TENSOR, {"tensor": 1})
+    return OperatorTuple(
+        "triton.pointwise", "kernel", parameters, arguments, tensors=(SQUARE, OUTPUT)
+    )
+
+
+#: An operator of each kind that the farm has.
+EXAMPLES: dict[str, Callable[[], OperatorTuple]] = {
+    "module": linear_module,
+    "function": lambda: OperatorTuple("torch.relu", "function", {}, (TENSOR,), tensors=(SQUARE,)),
+    "aten": lambda: OperatorTuple("aten.relu.default", "aten", {}, (TENSOR,), tensors=(SQUARE,)),
+    "kernel": generated_kernel,
+    "collective": lambda: collective_tuple("all_gather", 1024, "float32", 4),
+}
+
+
+@pytest.fixture(params=list(EXAMPLES))
+def example(request: pytest.FixtureRequest) -> OperatorTuple:
+    return EXAMPLES[request.param]()
+
+
+def test_every_kind_has_an_example() -> None:
+    assert list(EXAMPLES) == list(KINDS)
+
+
+def test_json_describes_the_same_operator(example: OperatorTuple) -> None:
+    again = parse(json.loads(json.dumps(example.to_json())))
+    assert again == example
+    assert again.kind == kind_of(example).name
+
+
+def test_an_operator_of_another_name_is_rejected_with_its_name(example: OperatorTuple) -> None:
+    data = {**example.to_json(), "operator": "os.system"}
+    with pytest.raises(TupleRejected, match=r"os\.system|operator|kernel"):
+        rebuild(parse(data), "cpu").run()
+
+
+def test_parameters_of_another_kind_are_rejected(example: OperatorTuple) -> None:
+    data = {**example.to_json(), "parameters": {"surprise": 1}}
+    with pytest.raises(TupleRejected):
+        rebuild(parse(data), "meta")
+
+
+def test_the_label_is_one_short_line(example: OperatorTuple) -> None:
+    label = label_of(example)
+    assert example.short_name in label
+    assert label.isprintable()
+    assert len(label) <= 80
+
+
+def test_the_cost_counts_bytes_and_the_shapes_of_the_outputs(example: OperatorTuple) -> None:
+    found = cost(example)
+    assert found.flops >= 0
+    assert found.bytes > 0
+    assert found.output_shapes
+
+
+def test_the_tensors_that_a_call_writes_are_tensors_of_the_tuple(example: OperatorTuple) -> None:
+    kind, indices = kind_of(example), frozenset(range(len(example.tensors)))
+    assert written_inputs(example) <= indices
+    assert kind.outputs(example) <= written_inputs(example)
+    storages = {tensor.storage for tensor in example.tensors}
+    assert kind.unread_storages(example) | kind.host_storages(example) <= storages
+
+
+def test_each_tensor_gets_values(example: OperatorTuple) -> None:
+    kind, written = kind_of(example), written_inputs(example)
+    for index in range(len(example.tensors)):
+        assert isinstance(kind.values(example, index, written), Fill)
+        assert isinstance(kind.may_be_zero(example, index, written), bool)
+
+
+def test_an_operator_that_needs_no_other_process_runs_alone(example: OperatorTuple) -> None:
+    kind = kind_of(example)
+    kind.admit(example)
+    if kind.standalone:
+        assert kind.cards(example) == 1
+        out = rebuild(example, "cpu").run()
+        assert (tuple(out.shape),) == cost(example).output_shapes
+
+
+# ----- a kind of one file
+
+
+@torch.library.custom_op("farm_contract::powers", mutates_args=())
+def powers(tensor: torch.Tensor, number: int) -> torch.Tensor:
+    return torch.stack([tensor**power for power in range(number)])
+
+
+@powers.register_fake
+def _(tensor: torch.Tensor, number: int) -> torch.Tensor:
+    return tensor.new_empty((number, *tensor.shape))
+
+
+class Powers(Kind):
+    """An operator of another library, with its own cost and its own limit."""
+
+    name = "powers"
+    public = True
+
+    def recorded_name(self, function: Any) -> str:
+        return "contract.powers" if function is powers._opoverload else ""
+
+    def check(self, spec: OperatorTuple) -> None:
+        if spec.operator != "contract.powers":
+            raise reject("operator", "is not 'contract.powers'")
+
+    def size_words(self, spec: OperatorTuple) -> list[str]:
+        return [f"to {spec.arguments[1] - 1}"]
+
+    def call_words(self, spec: OperatorTuple) -> list[str]:
+        return []
+
+    def admit(self, spec: OperatorTuple) -> None:
+        if spec.arguments[1] > 100:
+            raise Unmeasurable("rejected", f"{label_of(spec)} has too many powers.", "Use 100.")
+
+    def target(
+        self, spec: OperatorTuple, tensors: list[torch.Tensor], device: torch.device
+    ) -> Callable[..., Any]:
+        return powers._opoverload
+
+    def cost(self, spec: OperatorTuple) -> Cost:
+        (tensor,), number = spec.tensors, spec.arguments[1]
+        size_bytes = (1 + number) * tensor.distinct_bytes
+        return Cost(number * tensor.numel, size_bytes, ((number, *tensor.shape),))
+
+
+class PowersModel(nn.Module):
+    def forward(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.relu(powers(tensor, 5))
+
+
+@pytest.fixture
+def new_kind() -> Iterator[Kind]:
+    kind = Powers()
+    registry.register(kind)
+    yield kind
+    del registry._KINDS[kind.name]
+
+
+@pytest.fixture
+def new_tuple(new_kind: Kind) -> OperatorTuple:
+    captured = predict(PowersModel(), (torch.empty(8, 8, device="meta"),))
+    assert not captured.gaps
+    assert not checked(captured, "cpu").mismatches
+    spec, relu = captured.tuples.values()
+    assert relu.operator == "torch.relu"
+    return spec
+
+
+def test_a_kind_of_one_file_is_captured_labelled_and_counted(new_tuple: OperatorTuple) -> None:
+    assert new_tuple.kind == "powers"
+    assert parse(json.loads(json.dumps(new_tuple.to_json()))) == new_tuple
+    assert label_of(new_tuple) == "powers to 4 | 8x8 fp32"
+    assert cost(new_tuple) == Cost(320, 6 * 256, ((5, 8, 8),))
+
+
+def test_a_kind_of_one_file_is_measured(
+    new_tuple: OperatorTuple, virtual_time: VirtualTime
+) -> None:
+    short = Stopping(
+        warm_up_s=0.05, minimum_s=0.1, maximum_s=0.4, time_half_width=0.5, energy_half_width=0.5
+    )
+    bench = Bench(FakeDevice(), "cpu", idle_power_w=80.0)
+    reading = bench.measure(subject(new_tuple), Protocol(launch="eager"), short)
+    assert reading.time_us == pytest.approx(virtual_time.pass_s * 1e6, rel=0.01)
+
+
+def test_an_operator_that_a_new_kind_refuses_has_a_reason(new_kind: Kind) -> None:
+    arguments = (TENSOR, 101)
+    spec = OperatorTuple("contract.powers", "powers", {}, arguments, tensors=(SQUARE,))
+    bench = Bench(FakeDevice(), "cpu", idle_power_w=80.0)
+    with pytest.raises(Unmeasurable, match=r"powers to 100 .* has too many powers") as caught:
+        bench.measure(subject(spec), Protocol(launch="eager"), Stopping())
+    assert caught.value.reason == "rejected"
+
+
+def test_a_kind_that_this_process_does_not_know_is_refused() -> None:
+    spec = OperatorTuple("contract.powers", "powers", {}, (TENSOR, 2), tensors=(SQUARE,))
+    with pytest.raises(TupleRejected, match="'powers'"):
+        label_of(spec)
+    with pytest.raises(TupleRejected, match="kind is wrong"):
+        parse(spec.to_json())
