@@ -318,8 +318,8 @@ def measure_whole(
     import torch
     from torch.utils._pytree import tree_map_only
 
-    from farm.benchmark.measure import Bench
-    from farm.benchmark.passes import give_variant
+    from farm.benchmark.bench import Bench
+    from farm.benchmark.passes import given_variant
     from farm.benchmark.workload import why_it_raised
     from farm.models.building import ByPosition
 
@@ -334,8 +334,8 @@ def measure_whole(
             raise why_it_raised(error) from error
         if captured.kwargs:
             model = ByPosition(model, len(captured.args), tuple(captured.kwargs))
-        give_variant(captured.variant, to, model, values)
-        return bench.measure(subject, protocol, stopping)
+        with given_variant(captured.variant, to, model, values):
+            return bench.measure(subject, protocol, stopping)
 
 
 def _torch_device(card: Card) -> Any:
