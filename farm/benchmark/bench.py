@@ -70,11 +70,8 @@ class Bench:
         self.cuda = self.torch_device.type == "cuda"
         self._stream = None
         before = device.compute_processes() or frozenset()
-        index = self.torch_device.index or 0
-        if self.cuda and torch.cuda.is_initialized() and torch._C._cuda_hasPrimaryContext(index):  # type: ignore[attr-defined]
-            before = (
-                frozenset()
-            )  # this process already has a context, so its id is already on the card
+        if self.cuda and _has_context(self.torch_device.index or 0):
+            before = frozenset()  # the id of this process is already on the card
         self.levels = PowerLevels(device, self.torch_device, idle_power_w)
         if self.cuda:
             torch.cuda.set_device(self.torch_device)
@@ -224,6 +221,13 @@ class Bench:
                 if applies:
                     reading = phase.run(measurement, reading)
         return reading
+
+
+def _has_context(index: int) -> bool:
+    """True if this process already has a CUDA context on a card."""
+    if not torch.cuda.is_initialized():
+        return False
+    return bool(torch._C._cuda_hasPrimaryContext(index))  # type: ignore[attr-defined]
 
 
 def own_processes(
