@@ -40,7 +40,7 @@ def variants(names: list[str]) -> list[Variant]:
     bfloat16.
     """
     classes: dict[str, str] = {}
-    for name in transformers.entries():
+    for name in transformers.Transformers().entries():
         classes.setdefault(class_name(name), name)
     entries = [catalog.find(f"transformers/{name}") for name in names or classes.values()]
     return [

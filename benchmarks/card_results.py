@@ -25,6 +25,7 @@ from typing import Any
 
 from card_tables import EXTRAS, newest, write
 
+from farm.requests.resolved import ResolvedRequest
 from farm.types.protocol import Stopping, Variant
 from farm.types.request import Request
 
@@ -217,7 +218,7 @@ def plan(options: argparse.Namespace) -> None:
     """Count the tuples, new tuples and expected card seconds of the list, with captures on this
     machine.
     """
-    from farm.devices.host import torch_version
+    from farm.devices.software import torch_version
     from farm.jobs.create import capture_for
     from farm.settings import settings
     from farm.store.content import classes
@@ -260,7 +261,7 @@ def plan(options: argparse.Namespace) -> None:
 
 
 def measure(database: Any, requests: list[Request], cards: list[Any], until_s: float) -> None:
-    from farm.devices.host import torch_version
+    from farm.devices.software import torch_version
     from farm.jobs.create import capture_for
     from farm.settings import settings
     from farm.store.content import classes
@@ -288,7 +289,12 @@ def measure(database: Any, requests: list[Request], cards: list[Any], until_s: f
                 one = at_home[0]
                 pending.remove(one)
                 try:
-                    made = submit(database, one, [card_id], pinned=True, ready=farm.wait_ready)
+                    made = submit(
+                        database,
+                        ResolvedRequest.of(one, [card_id]),
+                        pinned=True,
+                        ready=farm.wait_ready,
+                    )
                     capture_id = capture_for(
                         database, one, device_type=cards[0].kind, torch=torch_version()
                     )

@@ -43,6 +43,7 @@ from farm.devices.simulated import SOFTWARE
 from farm.doctor.database import card_checks
 from farm.jobs import jobs, listing, rounds
 from farm.report import report
+from farm.requests.resolved import ResolvedRequest
 from farm.settings import Settings, settings
 from farm.store import tables
 from farm.store.content import reading_row
@@ -134,7 +135,9 @@ def submit(number: int, postgres: bool, cards: int) -> dict[str, Any]:
             yield report
 
         with progress() as report:
-            opened = submissions.submit(database, sweep_of(number), chosen, progress=report)
+            opened = submissions.submit(
+                database, ResolvedRequest.of(sweep_of(number), chosen), progress=report
+            )
         found["submitted_s"] = round(time.monotonic() - began_s, 1)
         steps, tenth = itertools.pairwise([(0.0, 0.0, 0.0), *planned]), opened.new / 10
         by_tenth = [

@@ -145,12 +145,13 @@ def details(row: Mapping[str, Any]) -> Table:
 
 def lines(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(name, value with unit) of everything that is known of the card, its fingerprint included."""
-    from farm.devices.amd import UNTESTED
+    from farm.devices.host import note_about
 
     refused, reason = row.get("state") == "refused", row.get("state_reason")
     found = [("model", str(row.get("model", ""))), ("driver", str(row.get("driver") or "-"))]
-    if row.get("kind") == "cuda" and "AMD" in found[0][1]:
-        found.append(("note", UNTESTED))
+    note = note_about(str(row.get("kind")), found[0][1])
+    if note:
+        found.append(("note", note))
     if refused or reason:
         found.append(
             ("not usable", str(reason)) if refused else ("state", f"{row.get('state')}: {reason}")

@@ -17,11 +17,11 @@ from farm.errors import BelowTarget, DatabaseUnreachable
 from farm.types.format import plural, span
 
 if TYPE_CHECKING:
-    from farm.jobs.create import JobPreview
     from farm.jobs.jobs import Progress
+    from farm.jobs.plan import JobPlan
     from farm.report.report import Report
     from farm.store.database import Database
-    from tasks.submissions import PlannedJob, Submissions
+    from tasks.submissions import Submissions
 
 POLL_S = 0.5
 DATABASE_PATIENCE_S = 120.0
@@ -122,27 +122,29 @@ def next_progress(database: Database, job_ids: Sequence[str]) -> list[Progress]:
             time.sleep(5.0)
 
 
-def preview(
-    found: Sequence[tuple[PlannedJob, JobPreview]], submissions: Submissions, *, as_json: bool
-) -> None:
+def preview(plans: Sequence[JobPlan], submissions: Submissions, *, as_json: bool) -> None:
     """Print what jobs would measure. Raises `Refused` if something cannot be measured."""
-    expected_s = sum(one.expected_s for _, one in found)
-    new = sum(one.new for _, one in found)
+    expected_s = sum(plan.expected_s for plan in plans)
     if as_json:
-        jobs = [one.to_json() for _, one in found]
+        jobs = [plan.to_json() for plan in plans]
         emit_json({"jobs": jobs, **left_out(submissions), "expected_s": expected_s})
     else:
-        for job, one in found:
-            cards = f"{len(job.cards)} {plural('card', len(job.cards))} ({job.cards[0].model})"
-            emit(
-                f"{one.title} on {cards}: {one.calls} calls of {one.tuples} operator "
-                f"{plural('tuple', one.tuples)}; "
-                f"{one.new} to measure, {one.reused} measured already"
-                + (f"; at least {span(one.expected_s)}" if one.new else "")
-            )
+        for plan in plans:
+            emit(_preview_line(plan))
+        new = sum(plan.new for plan in plans)
         time_left = f", at least {span(expected_s)}" if new else ""
         emit(f"Total: {new} to measure{time_left}. Nothing was started (--dry-run).")
-    submissions.check_refused(len(found) + len(submissions.skipped))
+    submissions.check_refused(len(plans) + len(submissions.skipped))
+
+
+def _preview_line(plan: JobPlan) -> str:
+    cards = f"{len(plan.card_ids)} {plural('card', len(plan.card_ids))} ({plan.card_model})"
+    time_left = f"; at least {span(plan.expected_s)}" if plan.new else ""
+    return (
+        f"{plan.title} on {cards}: {plan.calls} calls of {plan.tuples} operator "
+        f"{plural('tuple', plan.tuples)}; "
+        f"{plan.new} to measure, {plan.reused} measured already{time_left}"
+    )
 
 
 def left_out(submissions: Submissions) -> dict[str, Any]:

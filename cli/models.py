@@ -24,7 +24,7 @@ def models(pattern: str | None = None, source: str | None = None, as_json: AsJso
     """List the models of the catalog, with parameters and FLOPs of one pass at batch 1."""
     from farm.errors import UnknownModel
     from farm.models import catalog
-    from farm.models.entry import install_line, is_installed
+    from farm.models.source import install_line, is_installed
 
     every = catalog.names(source=source)
     # timm's many models are listed only on request, or if nothing else matches.
@@ -44,11 +44,11 @@ def models(pattern: str | None = None, source: str | None = None, as_json: AsJso
     if as_json:
         return
     origins = {entry.origin for entry in entries}
-    for one in catalog.SOURCES:
-        if one.NAME in origins and not is_installed(one):
+    for origin in catalog.SOURCES:
+        if origin.name in origins and not is_installed(origin):
             say(
-                f"→ The package of {one.NAME} is not installed; its models need it: "
-                f"{install_line(one)}"
+                f"→ The package of {origin.name} is not installed; its models need it: "
+                f"{install_line(origin)}"
             )
     if not pattern and not source:
         say(f"→ `farm models --source timm` lists {len(catalog.names(source='timm'))} more models.")

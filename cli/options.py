@@ -237,7 +237,7 @@ class CliOptions:
             UnknownModel, UnsupportedModel, MeasurementFileError: see `farm.models.catalog.find` and
                 `farm.requests.measurement_file.load`.
         """
-        from farm.models.catalog import find, known, matching
+        from farm.models.catalog import matching, resolve, resolve_given
         from farm.models.own import is_location
         from farm.requests import measurement_file
         from farm.requests.partial_request import GIVEN, QUICK, PartialRequest, operator_names
@@ -260,21 +260,25 @@ class CliOptions:
                 "hosts have other files.",
                 "Register the function in the setting `models` of every host, or use `farm run`.",
             )
-        models = list(
-            dict.fromkeys(found for name in self.models or () for found in matching(name))
-        )
-        for name in models:
-            find(name)
+        names: list[str] = []
+        for text in self.models or ():
+            names += matching(text)
+        models = {name: resolve(name) for name in names}
         cells = [PartialRequest(**{**given, **dict(cell)}) for cell in itertools.product(*grid)]
-        found = [cell.over(PartialRequest(model=name)) for name in models for cell in cells]
+        found = []
+        for name, model in models.items():
+            partial = PartialRequest(model=name, resolved=model)
+            found += [cell.over(partial) for cell in cells]
         for entry in (
-            measurement_file.load(self.files, check_model=known if locations else find)
+            measurement_file.load(self.files, resolve_model=resolve_given if locations else resolve)
             if self.files
             else ()
         ):
             if self.quick:  # in place of the file's own precision
                 entry = PartialRequest(
-                    where=entry.where, **{**entry.given, "within": None, "budget_s": None}
+                    where=entry.where,
+                    resolved=entry.resolved,
+                    **{**entry.given, "within": None, "budget_s": None},
                 )
             found += [
                 cell.over(entry) for cell in (cells if entry.model else cells[:1])

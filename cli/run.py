@@ -19,9 +19,9 @@ from farm.errors import UsageError
 
 if TYPE_CHECKING:
     from farm.devices.device import Card
+    from farm.requests.resolved import ResolvedRequest
     from farm.store.database import Database
-    from farm.types.protocol import Variant
-    from tasks.submissions import PlannedJob, Submissions
+    from tasks.submissions import Submissions
 
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PATIENCE_S = 5.0  # an interruption without effect for this long was lost, and is raised again
@@ -112,39 +112,54 @@ class Ending:
 
 
 def _run(options: CliOptions, ending: Ending) -> None:
-    from farm.devices.host import no_slow_memory
     from farm.settings import settings
     from farm.store.database import is_there
-    from tasks.submissions import Submissions, plan
+    from tasks.submissions import Submissions, resolve_all
 
-    requests = options.requests()
+    partials = options.requests()
     cards = output.chosen_own_cards(options.card or [])
-    planned = plan(requests, cards, target=settings().target)
-    output.say_differences(variants_of(planned))
-    if any(one.request.placements != "none" for one in planned):
-        for why in filter(None, map(no_slow_memory, cards)):
-            raise UsageError(why, "Leave --placements out, or choose another card with --card.")
+    jobs = resolve_all(partials, cards, target=settings().target)
+    say_differences(jobs)
+    check_placements(jobs, cards)
     submissions = Submissions(say)
     if options.dry_run:
-        there = output.open_database() if is_there(settings().database) else None
-        follow.preview(
-            submissions.previews(there, planned, own=cards), submissions, as_json=options.as_json
-        )
+        database = output.open_database() if is_there(settings().database) else None
+        plans = submissions.previews(database, jobs, own_cards=cards)
+        follow.preview(plans, submissions, as_json=options.as_json)
         return
     with output.writable_database(may_upgrade=True) as database:
-        if left := submissions.still_to_do(database, planned):
+        left = submissions.still_to_do(database, jobs)
+        if left:
             measure(database, [left], cards, submissions, ending)
         follow.conclude(database, submissions, as_json=options.as_json, check=options.check)
 
 
-def variants_of(planned: Iterable[PlannedJob]) -> list[Variant]:
-    """The model variants of the jobs; a sweep has none."""
-    return [job.request.variant for job in planned if job.request.variant is not None]
+def say_differences(jobs: Iterable[ResolvedRequest]) -> None:
+    """Print what differs between a user's models and the measured ones: a dtype, the mode. Each
+    line once.
+    """
+    lines: dict[str, None] = {}
+    for job in jobs:
+        lines.update(dict.fromkeys(job.differences))
+    for line in lines:
+        say(line)
+
+
+def check_placements(jobs: Iterable[ResolvedRequest], cards: Iterable[Card]) -> None:
+    """Raise `UsageError` if a job measures tensors in slow memory and a card has none."""
+    from farm.devices.cpu import no_slow_memory
+
+    if all(job.request.placements == "none" for job in jobs):
+        return
+    for card in cards:
+        why = no_slow_memory(card)
+        if why:
+            raise UsageError(why, "Leave --placements out, or choose another card with --card.")
 
 
 def measure(
     database: Database,
-    batches: Iterable[Sequence[PlannedJob]],
+    batches: Iterable[Sequence[ResolvedRequest]],
     cards: list[Card],
     submissions: Submissions,
     ending: Ending,
@@ -163,16 +178,18 @@ def measure(
             say(f"→ {check.next_step}")
         say(f"Starting workers for {'; '.join(str(card) for card in cards)}")
 
-    with EmbeddedFarm(settings(), database, cards, starting=starting, held=ending.held) as farm:
+    with EmbeddedFarm(
+        settings(), database, cards, starting=starting, uninterrupted=ending.held
+    ) as farm:
 
         def tend() -> None:
             ending.check()
             farm.tend()
 
         try:
-            for planned in batches:
+            for jobs in batches:
                 before = len(submissions.job_ids)
-                submissions.submit_all(database, planned, progress=follow.working, farm=farm)
+                submissions.submit_all(database, jobs, progress=follow.working, farm=farm)
                 tend()
                 follow.follow(database, submissions.job_ids[before:], tend=tend)
         finally:
@@ -186,46 +203,52 @@ def submit(options: CliOptions, wait: bool = False) -> None:
     from farm.requests.card_selection import choose_cards
     from farm.settings import settings
     from tasks.app import check_broker
-    from tasks.submissions import Submissions, plan
+    from tasks.submissions import Submissions, resolve_all
 
     if options.check and not wait and not options.dry_run:
         raise UsageError(
             "--check needs the verdicts, but `farm submit` does not wait for them.", "Add --wait."
         )
-    requests = options.requests(locations=False)
+    partials = options.requests(locations=False)
     check_broker(settings())
     database = output.open_database()
     cards = choose_cards(serving_cards(database, options.card or []), options.card or [])
-    planned = plan(requests, cards, target=settings().target)
-    output.say_differences(variants_of(planned))
+    jobs = resolve_all(partials, cards, target=settings().target)
+    say_differences(jobs)
     submissions = Submissions(say)
     if options.dry_run:
-        follow.preview(
-            submissions.previews(database, planned), submissions, as_json=options.as_json
-        )
+        plans = submissions.previews(database, jobs)
+        follow.preview(plans, submissions, as_json=options.as_json)
         return
     try:
-        left = submissions.still_to_do(database, planned)
+        left = submissions.still_to_do(database, jobs)
         submissions.submit_all(database, left, progress=follow.working, pinned=bool(options.card))
         if wait:
             follow.follow(database, submissions.job_ids)
     except KeyboardInterrupt as interruption:
-        jobs = " ".join(submissions.job_ids)
-        hint = (
-            f"The jobs continue: `farm status {jobs} --watch` shows their progress, `farm cancel "
-            f"{jobs}` ends them."
-        )
-        raise Interrupted(hint if jobs else "No job was created.") from interruption
+        raise Interrupted(hint_for(submissions.job_ids)) from interruption
     if wait:
         follow.conclude(database, submissions, as_json=options.as_json, check=options.check)
-        return
-    if options.as_json:
-        emit_json(
-            {
-                "jobs": [one.to_json() for one in submissions.submitted],
-                **follow.left_out(submissions),
-            }
-        )
+    else:
+        say_submitted(submissions, as_json=options.as_json)
+
+
+def hint_for(job_ids: Sequence[str]) -> str:
+    """What to do after an interrupted `farm submit` with these jobs."""
+    if not job_ids:
+        return "No job was created."
+    jobs = " ".join(job_ids)
+    return (
+        f"The jobs continue: `farm status {jobs} --watch` shows their progress, `farm cancel "
+        f"{jobs}` ends them."
+    )
+
+
+def say_submitted(submissions: Submissions, *, as_json: bool) -> None:
+    """Print the submitted jobs. Raises `Refused` if something cannot be measured."""
+    if as_json:
+        jobs = [plan.to_json() for plan in submissions.submitted]
+        emit_json({"jobs": jobs, **follow.left_out(submissions)})
     elif submissions.job_ids:
         say(f"→ Follow the progress with `farm status {' '.join(submissions.job_ids)} --watch`.")
     submissions.check_refused(len(submissions.submitted) + len(submissions.skipped))

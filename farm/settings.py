@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import json
 import os
 import signal
 import socket
@@ -202,6 +203,52 @@ def settings() -> Settings:
         raise _explained(error) from error
 
 
+class UserModels:
+    """The user's models on this host, and the folders with their modules: those of the settings,
+    and those that a person named by their location in this process.
+
+    Only the models of the second kind are stored here. A process that this one starts knows both
+    (`environment_of_children`)."""
+
+    def __init__(self) -> None:
+        self._targets: dict[str, str] = {}
+        self._folders: list[str] = []
+
+    def add(self, name: str, target: str, folder: str = "") -> None:
+        """Register a model. ``target``: 'module:function', or a folder with a config.json;
+        ``folder``: that of its module."""
+        self._targets[name] = target
+        self._folders.append(folder)
+
+    def forget(self) -> None:
+        """Remove the models that are not in the settings."""
+        self._targets.clear()
+        self._folders.clear()
+
+    def targets(self) -> dict[str, str]:
+        """Name -> 'module:function', or a folder with a config.json."""
+        return {**settings().models, **self._targets}
+
+    def folders(self) -> list[str]:
+        """The folders with the user's modules, in the order in which Python searches them."""
+        paths = [*settings().models_path.split(os.pathsep), *self._folders]
+        return list(dict.fromkeys(filter(None, paths)))
+
+    def environment(self) -> dict[str, str]:
+        """The variables with which another process knows the same models; {} if its settings are
+        enough.
+        """
+        if not self._targets:
+            return {}
+        return {
+            "FARM_MODELS": json.dumps(self.targets()),
+            "FARM_MODELS_PATH": os.pathsep.join(self.folders()),
+        }
+
+
+user_models = UserModels()
+
+
 def settings_but_wrong_ones() -> tuple[Settings, list[str]]:
     """Return the settings, with defaults for wrong values, and one message for each wrong value.
     Raises `SettingsError` if the settings cannot be read, or a setting is unknown."""
@@ -232,12 +279,13 @@ def die_with_parent(signum: int = signal.SIGKILL, parent: int = 0) -> None:
 
 def environment_of_children(changes: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the environment for a Python process that the farm starts: this process's environment
-    with `changes`.
+    with `user_models` and `changes`.
 
     That process and its children (such as Celery's and Python's worker pools) import only installed
     packages and packages on PYTHONPATH. Otherwise Python would search the current folder first, and
     run a file ``tasks.py`` or ``torch.py`` there instead of the real module."""
-    environment = {**os.environ, **(changes or {}), "PYTHONSAFEPATH": "1"}
+    environment = {**os.environ, **user_models.environment(), **(changes or {})}
+    environment["PYTHONSAFEPATH"] = "1"
     # An empty entry means the current folder. It is the result of appending to an unset variable.
     paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     # An installed package is found anyway, and site-packages must not come before the standard

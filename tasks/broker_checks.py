@@ -14,7 +14,7 @@ from celery.exceptions import OperationalError as CeleryError
 from kombu.exceptions import OperationalError
 from redis import RedisError
 
-from farm.devices.host import program_versions
+from farm.devices.software import program_versions
 from farm.doctor import Check, ok, problem, warning
 from farm.doctor.database import is_local, waiting_items
 from farm.errors import BrokerUnreachable, FarmError, SettingsError

@@ -22,7 +22,7 @@ from farm.jobs import cards as registry
 from farm.jobs import jobs
 from farm.settings import Settings, settings
 from farm.store import tables
-from farm.store.database import Database
+from farm.store.database import Database, fetch
 from farm.store.tables import CardState, JobState
 from tasks.app import EMBEDDED_VARIABLE, configure
 from tasks.servers import BrokerServer, last_lines
@@ -44,15 +44,15 @@ class EmbeddedFarm:
     Args:
         database: the database of the settings, with its schema up to date; it stays open.
         starting: called before broker and workers start.
-        held: a context that defers interruptions during the start: a partly started farm could not
-            be stopped.
+        uninterrupted: a context that defers interruptions during the start: a partly started farm
+            could not be stopped.
     """
 
     settings: Settings
     database: Database
     cards: Sequence[Card]
     starting: Callable[[], None] = lambda: None
-    held: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    uninterrupted: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     supervisor: Supervisor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -93,7 +93,7 @@ class EmbeddedFarm:
         registry.end_embedded_quarantines(
             self.database, [card.id for card in self.cards]
         )  # of earlier farms
-        with self.held():
+        with self.uninterrupted():
             broker = self._stack.enter_context(BrokerServer())
             self._stack.enter_context(_environment(FARM_BROKER_URL=broker.url))
             # Logs and temporary files are in the broker's folder. If this farm is killed, the next
@@ -139,11 +139,8 @@ class EmbeddedFarm:
         assert self.supervisor is not None
         workers = self.supervisor.holders(self.settings.host)
         with self.database.read() as session:
-            rows = [
-                row
-                for card_id in workers
-                if (row := session.get(tables.CardRow, card_id)) is not None
-            ]
+            by_id = fetch(session, tables.CardRow, list(workers))
+        rows = [by_id[card_id] for card_id in workers if card_id in by_id]
         # Use only rows that the current workers wrote: rows of an earlier farm look the same
         # otherwise.
         ready = [
@@ -153,13 +150,12 @@ class EmbeddedFarm:
         ]
         unfit = [row for row in ready if row.state == CardState.QUARANTINED]
         if len(unfit) == len(self.cards):
-            others = [
-                row.id for row in unfit if not row.quarantined_by
-            ]  # a person must release them
+            # A person must release cards that no process has put in quarantine.
+            others = [row.id for row in unfit if not row.quarantined_by]
             releasing = f" after `farm cards release {others[0]}`" if others else ""
+            reasons = "; ".join(f"{row.id} is quarantined: {row.state_reason}" for row in unfit)
             raise NoWorker(
-                "No card can measure: "
-                + "; ".join(f"{row.id} is quarantined: {row.state_reason}" for row in unfit),
+                f"No card can measure: {reasons}",
                 f"Correct the cause, then run the same command again{releasing}: it checks the "
                 "card again.",
             )
@@ -193,8 +189,8 @@ class EmbeddedFarm:
             of_this_host, tables.Job.state == JobState.OPEN
         )
         with self.database.read() as session:
-            found = list(session.exec(query))
-        for job_id, farm in found:
+            open_jobs = list(session.exec(query))
+        for job_id, farm in open_jobs:
             if is_over(farm):
                 jobs.cancel(self.database, job_id)
 

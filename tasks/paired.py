@@ -14,15 +14,16 @@ from dataclasses import dataclass, field
 from sqlmodel import Session, col, select
 
 from farm.devices.device import Card
-from farm.devices.host import torch_version
+from farm.devices.software import torch_version
 from farm.errors import FarmError, UsageError
 from farm.requests.partial_request import PartialRequest
+from farm.requests.resolved import ResolvedRequest
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
 from farm.store.tables import JobState
 from farm.types.fields import content_id
-from tasks.submissions import PlannedJob, plan
+from tasks.submissions import resolve_all
 
 SIDES = ("A", "B")
 
@@ -38,7 +39,7 @@ class PairedRounds:
 
     card: Card
     rounds: int
-    sides: Mapping[str, PlannedJob]
+    sides: Mapping[str, ResolvedRequest]
     jobs: dict[int, tuple[str, str]] = field(default_factory=dict)
 
     @property
@@ -59,7 +60,7 @@ class PairedRounds:
         self,
         database: Database,
         measured: Callable[[int, str, str], None] = lambda number, a, b: None,
-    ) -> Iterator[list[PlannedJob]]:
+    ) -> Iterator[list[ResolvedRequest]]:
         """Yield the jobs that are missing, one at a time. The caller measures each before it takes
         the next. Call ``measured`` after each round with its number and its jobs. Raises
         `FarmError` if a job ends without result."""
@@ -88,7 +89,7 @@ class PairedRounds:
 
 def paired_rounds(a: PartialRequest, b: PartialRequest, card: Card, rounds: int) -> PairedRounds:
     """Plan the comparison of two requests. Raises `UsageError` if a side is a sweep or has a policy
-    of reuse, and as `tasks.submissions.plan`."""
+    of reuse, and as `tasks.submissions.resolve_all`."""
     sides = {}
     for name, partial in zip(SIDES, (a, b), strict=True):
         if partial.reuse not in (None, "none"):
@@ -96,7 +97,7 @@ def paired_rounds(a: PartialRequest, b: PartialRequest, card: Card, rounds: int)
                 f"{name} has --reuse {partial.reuse}, but every round is measured.",
                 "Leave --reuse out.",
             )
-        (job,) = plan([partial], [card], target=settings().target)
+        (job,) = resolve_all([partial], [card], target=settings().target)
         if job.request.variant is None:
             raise UsageError(f"{name} is a sweep, which has no whole model.", "Name a model.")
         sides[name] = dataclasses.replace(job, request=job.request.replace(reuse="none"))

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING
 from farm import errors
 from farm.devices.device import Card
 from farm.jobs import create, jobs
-from farm.jobs.create import OpenedJob
+from farm.jobs.dry_run import dry_running
+from farm.jobs.plan import JobPlan
 from farm.jobs.rounds import close_known_rounds
-from farm.models.catalog import title_of
 from farm.requests.card_selection import by_model
 from farm.requests.memory import check_fits
 from farm.requests.partial_request import (
     PartialRequest,
     check_kernel_names,
     check_operator_names,
-    complete,
 )
+from farm.requests.resolved import ResolvedRequest, resolve
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
@@ -38,68 +38,53 @@ if TYPE_CHECKING:
     from tasks.embedded import EmbeddedFarm
 
 
-@dataclass(frozen=True)
-class PlannedJob:
-    """One job to submit.
-
-    Attributes:
-        done_by: the id of a finished job of the same request; "" if there is none or the request
-            reuses no readings.
-        alone: True if the command has only this request. Then a problem is an error; otherwise the
-            job is left out.
-    """
-
-    partial: PartialRequest
-    request: Request
-    cards: Sequence[Card]
-    done_by: str = ""
-    alone: bool = True
-
-    @property
-    def card_ids(self) -> list[str]:
-        return [card.id for card in self.cards]
-
-    @property
-    def smallest_card(self) -> Card:
-        return min(self.cards, key=lambda card: card.memory_bytes)
-
-
-def plan(
+def resolve_all(
     partials: Iterable[PartialRequest], cards: Sequence[Card], *, target: float
-) -> list[PlannedJob]:
-    """Plan one job per request and card model. Raises `UsageError` if a value is wrong (for a
+) -> list[ResolvedRequest]:
+    """Resolve one job per request and card model. Raises `UsageError` if a value is wrong (for a
     request from a file, the message begins with file and line); `UnknownOperator` if PyTorch has no
     operator of a given name."""
-    partials, planned = list(partials), []
-    alone = len({number if one.where else one.title for number, one in enumerate(partials)}) == 1
+    partials, jobs_to_do = list(partials), []
+    alone = _number_of_requests(partials) == 1
     for partial in partials:
         for group in by_model(cards).values():
-            with _located(partial):
-                planned.append(
-                    PlannedJob(
-                        partial, complete(partial, group[0].kind, target=target), group, alone=alone
-                    )
-                )
-    requests = [job.request for job in planned]
-    compiled = [request for request in requests if request.variant and request.variant.compile]
-    eager = [request for request in requests if request not in compiled]
-    check_kernel_names({name for request in compiled for name in named(request.operators)})
-    names = {name for request in eager for name in named(request.operators)}
-    check_operator_names(names, [request.variant for request in eager if request.variant])
-    return planned
+            with _located(partial.where):
+                jobs_to_do.append(resolve(partial, group, target=target, alone=alone))
+    _check_operators([job.request for job in jobs_to_do])
+    return jobs_to_do
+
+
+def _number_of_requests(partials: Sequence[PartialRequest]) -> int:
+    """The number of requests; several sizes of one model on the command line are one."""
+    typed = {partial.title for partial in partials if not partial.where}
+    written = [partial for partial in partials if partial.where]
+    return len(typed) + len(written)
+
+
+def _check_operators(requests: Sequence[Request]) -> None:
+    """Raise `UnknownOperator` if a request names an operator that neither PyTorch nor a compiled
+    model has."""
+    compiled_names, eager_names, eager_variants = set[str](), set[str](), []
+    for request in requests:
+        if request.variant is not None and request.variant.compile:
+            compiled_names.update(named(request.operators))
+            continue
+        eager_names.update(named(request.operators))
+        if request.variant is not None:
+            eager_variants.append(request.variant)
+    check_kernel_names(compiled_names)
+    check_operator_names(eager_names, eager_variants)
 
 
 @contextlib.contextmanager
-def _located(partial: PartialRequest) -> Iterator[None]:
+def _located(where: str) -> Iterator[None]:
     """Add file and line to the error of a request from a file."""
     try:
         yield
     except errors.UsageError as error:
-        if not partial.where:
+        if not where:
             raise
-        raise errors.MeasurementFileError(
-            f"{partial.where}: {error.message}", error.next_step
-        ) from error
+        raise errors.MeasurementFileError(f"{where}: {error.message}", error.next_step) from error
 
 
 @dataclass
@@ -116,30 +101,30 @@ class Submissions:
     """
 
     say: Callable[[str], None]
-    submitted: list[OpenedJob] = field(default_factory=list)
+    submitted: list[JobPlan] = field(default_factory=list)
     skipped: list[dict[str, str]] = field(default_factory=list)
     refused: list[dict[str, str]] = field(default_factory=list)
 
     @property
     def job_ids(self) -> list[str]:
-        return [one.job_id for one in self.submitted]
+        return [plan.job_id for plan in self.submitted]
 
     @property
     def shown_ids(self) -> list[str]:
         """The ids of the jobs to report: first the skipped requests' finished jobs, then the
         submitted jobs.
         """
-        return list(dict.fromkeys([*(one["job"] for one in self.skipped), *self.job_ids]))
+        skipped_ids = [job["job"] for job in self.skipped]
+        return list(dict.fromkeys([*skipped_ids, *self.job_ids]))
 
     def refusals(self, done: int) -> str:
         """Return a text with one line for each refused request, beside ``done`` other jobs; "" if
         no request was refused."""
-        lines = [f"{one['title']}: {one['reason']}" for one in self.refused]
-        return (
-            "\n".join([f"{len(lines)} of {done + len(lines)} requests cannot be measured:", *lines])
-            if lines
-            else ""
-        )
+        if not self.refused:
+            return ""
+        lines = [f"{job['title']}: {job['reason']}" for job in self.refused]
+        first = f"{len(lines)} of {done + len(lines)} requests cannot be measured:"
+        return "\n".join([first, *lines])
 
     def check_refused(self, done: int) -> None:
         """Raises `Refused` if a request was refused; the message lists all refused requests."""
@@ -148,55 +133,65 @@ class Submissions:
                 lines, "`farm operators MODEL` shows which parts of a model cannot be extracted."
             )
 
-    def still_to_do(self, database: Database, planned: Sequence[PlannedJob]) -> list[PlannedJob]:
+    def still_to_do(
+        self, database: Database, jobs_to_do: Sequence[ResolvedRequest]
+    ) -> list[ResolvedRequest]:
         """Skip requests from files that are done already; return the other jobs with
-        `PlannedJob.done_by` filled in.
+        `ResolvedRequest.done_by` filled in.
         """
         with database.read() as session:
-            done = jobs.done_entries(session, [job.request for job in planned])
+            done = jobs.done_entries(session, [job.request for job in jobs_to_do])
         left = []
-        for job in planned:
-            title, done_by = (
-                job.request.title,
-                done.get(job.request.id, "") if job.request.reuse != "none" else "",
-            )
-            if job.partial.where and done_by:
-                self.skipped.append({"title": title, "job": done_by})
-                done_before = f"job {done_by} has measured {title} already"
-                self.say(f"{job.partial.where}: {done_before}; --reuse none measures it again.")
-            else:
+        for job in jobs_to_do:
+            done_by = ""
+            if job.request.reuse != "none":
+                done_by = done.get(job.request.id, "")
+            if not (job.where and done_by):
                 left.append(dataclasses.replace(job, done_by=done_by))
+                continue
+            title = job.request.title
+            self.skipped.append({"title": title, "job": done_by})
+            self.say(
+                f"{job.where}: job {done_by} has measured {title} already; --reuse none measures "
+                "it again."
+            )
         return left
 
-    def fitting(self, planned: Sequence[PlannedJob]) -> list[PlannedJob]:
+    def fitting(self, jobs_to_do: Sequence[ResolvedRequest]) -> list[ResolvedRequest]:
         """Return the jobs whose model fits in the memory of their cards. Jobs with `done_by` are
         not checked. Raises `UsageError` if the only job does not fit."""
         left = []
-        for job in planned:
-            with self._or_refused(job), _located(job.partial):
-                if job.request.variant is not None and not job.done_by:
-                    check_fits(job.request.variant, job.smallest_card)
+        for job in jobs_to_do:
+            with self._or_refused(job), _located(job.where):
+                if job.variant is not None and job.smallest_card is not None and not job.done_by:
+                    check_fits(job.variant, job.smallest_card, job.model)
                 left.append(job)
         return left
 
     def previews(
-        self, database: Database | None, planned: Sequence[PlannedJob], *, own: Sequence[Card] = ()
-    ) -> list[tuple[PlannedJob, create.JobPreview]]:
-        """Return each job with the plan of its items, without writing to the database or starting
-        workers. ``database`` is None if it does not exist yet; for ``own``, see
-        `farm.jobs.create.dry_running`."""
-        left = list(planned) if database is None else self.still_to_do(database, planned)
-        found = []
-        with create.dry_running(database, own) as rehearsal:
+        self,
+        database: Database | None,
+        jobs_to_do: Sequence[ResolvedRequest],
+        *,
+        own_cards: Sequence[Card] = (),
+    ) -> list[JobPlan]:
+        """Return the plan of each job, without writing to the database or starting workers.
+        ``database`` is None if it does not exist yet; for ``own_cards``,
+        see `farm.jobs.dry_run.dry_running`."""
+        left = list(jobs_to_do)
+        if database is not None:
+            left = self.still_to_do(database, left)
+        plans = []
+        with dry_running(database, own_cards) as rehearsal:
             for job in self.fitting(left):
                 with self._or_refused(job):
-                    found.append((job, rehearsal.preview(job.request, job.card_ids)))
-        return found
+                    plans.append(rehearsal.preview(job))
+        return plans
 
     def submit_all(
         self,
         database: Database,
-        planned: Sequence[PlannedJob],
+        jobs_to_do: Sequence[ResolvedRequest],
         *,
         progress: Callable[[], contextlib.AbstractContextManager[OnProgress]],
         pinned: bool = False,
@@ -212,73 +207,69 @@ class Submissions:
         """
         # Check operator names and the memory of training steps before any worker starts.
         ready = []
-        for job in self.fitting(planned):
+        for job in self.fitting(jobs_to_do):
             with self._or_refused(job):
-                variant = job.request.variant
-                # The kernels of a compiled model belong to a card model, and the card may not be
-                # registered yet.
-                first = named(job.request.operators) or (
-                    variant is not None and (variant.step or variant.compile)
-                )
-                tuples = (
-                    create.tuples_of(database, job.request, job.card_ids, job.smallest_card)
-                    if first
-                    else None
-                )
+                tuples = create.tuples_of(database, job) if _is_captured_first(job) else None
                 ready.append((job, tuples))
         for job, tuples in ready:
-            known = farm is not None and bool(job.done_by) and farm.registered()
-            if farm is not None and not known:
+            is_registered = farm is not None and bool(job.done_by) and farm.registered()
+            if farm is not None and not is_registered:
                 farm.start()
             with self._or_refused(job):
                 with progress() as report:
-                    opened = submit(
+                    plan = submit(
                         database,
-                        job.request,
-                        job.card_ids,
+                        job,
                         tuples=tuples,
                         pinned=pinned,
                         ready=farm.wait_ready if farm else lambda: None,
-                        known=known,
+                        is_registered=is_registered,
                         progress=report,
                     )
-                self.submitted.append(opened)
-                if opened.changed:
-                    self.say(opened.changed)
-                for reason, count in opened.left_out.items():
-                    assert job.request.sweep is not None
-                    self.say(
-                        f"{opened.title}: {count} of {job.request.sweep.size} combinations are "
-                        f"left out: {reason}"
-                    )
-                self.say(
-                    f"job {opened.job_id}: {opened.title}, {opened.calls} calls of "
-                    f"{opened.tuples} operator tuples; "
-                    f"{opened.new} to measure, {opened.reused} measured "
-                    f"already{_expected(job.request, opened)}"
-                )
+                self.submitted.append(plan)
+                self._say_submitted(job.request, plan)
+
+    def _say_submitted(self, request: Request, plan: JobPlan) -> None:
+        if plan.changed:
+            self.say(plan.changed)
+        for reason, count in plan.left_out.items():
+            assert request.sweep is not None, "only a sweep leaves combinations out"
+            self.say(
+                f"{plan.title}: {count} of {request.sweep.size} combinations are left out: {reason}"
+            )
+        self.say(
+            f"job {plan.job_id}: {plan.title}, {plan.calls} calls of {plan.tuples} operator "
+            f"tuples; {plan.new} to measure, {plan.reused} measured "
+            f"already{_expected(request, plan)}"
+        )
 
     @contextlib.contextmanager
-    def _or_refused(self, job: PlannedJob) -> Iterator[None]:
+    def _or_refused(self, job: ResolvedRequest) -> Iterator[None]:
         """If a model cannot be built or captured, or does not fit on a card, leave it out; raise
         for the only job.
         """
         try:
             yield
         except (errors.CaptureError, errors.UsageError) as error:
-            if job.alone or isinstance(
-                error, errors.NoSuchCard | errors.UnknownOperator
-            ):  # these concern all jobs
+            of_all_jobs = isinstance(error, errors.NoSuchCard | errors.UnknownOperator)
+            if job.alone or of_all_jobs:
                 raise
-            where, title = f"{job.partial.where}: " if job.partial.where else "", job.request.title
-            if job.request.variant is not None:
-                with contextlib.suppress(
-                    errors.FarmError
-                ):  # a user's own model computes its title from its inputs
-                    title = title_of(job.request.variant)
+            where = f"{job.where}: " if job.where else ""
+            title = job.request.title
+            with contextlib.suppress(errors.FarmError):  # a user's model may fail to build
+                title = job.title
             reason = error.message.removeprefix(where)
             self.refused.append({"title": title, "reason": reason})
             self.say(f"{where}{title} is left out: {reason}")
+
+
+def _is_captured_first(job: ResolvedRequest) -> bool:
+    """True if the model has to be captured before workers start: to check named operators, or the
+    memory of a training step. The kernels of a compiled model belong to a card model, and the card
+    may not be registered yet."""
+    if named(job.request.operators):
+        return True
+    return job.variant is not None and bool(job.variant.step or job.variant.compile)
 
 
 # ---- from a request to a published job
@@ -291,15 +282,14 @@ OnProgress = Callable[[str, int, int], None]
 
 def submit(
     database: Database,
-    request: Request,
-    card_ids: Sequence[str],
+    resolved: ResolvedRequest,
     *,
     tuples: create.Tuples | None = None,
     pinned: bool = False,
     ready: Callable[[], None] = lambda: None,
-    known: bool = False,
+    is_registered: bool = False,
     progress: OnProgress = lambda doing, done, of: None,
-) -> OpenedJob:
+) -> JobPlan:
     """Create a job for the request and publish its items. If readings exist for all items, close
     the job at once.
 
@@ -307,8 +297,9 @@ def submit(
         tuples: see `farm.jobs.create.open_job`.
         pinned: a person named the cards, and no other card measures items of the job.
         ready: starts the workers of an embedded farm and returns when they listen. It is called
-            before the first message is published; unless ``known``, it is called before planning.
-        known: the rows of the cards in the database are up to date.
+            before the first message is published; unless
+            ``is_registered``, it is called before planning.
+        is_registered: the rows of the cards in the database are up to date.
 
     Raises:
         FarmError: an error of the request, the cards, the database or the broker. If the job is in
@@ -316,52 +307,53 @@ def submit(
     """
     from tasks import queues  # Celery loads only when there is something to publish
 
-    ready = functools.cache(
-        ready
-    )  # only the first call waits: if a worker dies later, its supervisor restarts it
-    if request.variant is not None:
-        progress(f"Capturing {request.variant.model}", 0, 0)
-        create.capture_all_layers(database, request, card_ids)
-    opened = create.open_job(
+    # Only the first call waits: if a worker dies later, its supervisor restarts it.
+    ready = functools.cache(ready)
+    if resolved.variant is not None:
+        progress(f"Capturing {resolved.variant.model}", 0, 0)
+        create.capture_all_layers(database, resolved)
+    plan = create.open_job(
         database,
-        request,
-        card_ids,
+        resolved,
         tuples=tuples,
         farm=queues.own_farm(),
         pinned=pinned,
-        ready=(lambda: None) if known else ready,
-        grown=_publishing_while_it_grows(database, request, ready, progress),
+        ready=(lambda: None) if is_registered else ready,
+        grown=_publishing_while_it_grows(database, resolved.request, ready, progress),
     )
     try:
-        if (wanted := close_known_rounds(database, opened.job_id, opened.round)) is not None:
+        round_to_publish = close_known_rounds(database, plan.job_id, plan.round)
+        if round_to_publish is not None:
             ready()
-            progress(f"Publishing {opened.title}", 0, 0)
-            queues.publish_round(database, opened.job_id, wanted)
+            progress(f"Publishing {plan.title}", 0, 0)
+            queues.publish_round(database, plan.job_id, round_to_publish)
     except KeyboardInterrupt:
-        jobs.cancel(database, opened.job_id)  # nothing is published yet
+        jobs.cancel(database, plan.job_id)  # nothing is published yet
         raise
-    return opened
+    return plan
 
 
 def _publishing_while_it_grows(
     database: Database, request: Request, ready: Callable[[], None], progress: OnProgress
-) -> Callable[[OpenedJob, int], None]:
+) -> create.OnGrown:
+    """Return a function that publishes the items of a sweep after each batch."""
     from tasks import queues
 
-    away = False
+    broker_is_away = False
 
-    def grown(opened: OpenedJob, tried: int) -> None:
-        nonlocal away
-        assert request.sweep is not None
+    def grown(plan: JobPlan, tried: int) -> None:
+        nonlocal broker_is_away
+        assert request.sweep is not None, "only a sweep is planned in parts"
         progress(f"Planning {request.title}", tried, request.sweep.size)
-        if opened.new and not away:
-            ready()
-            try:
-                queues.publish_round(database, opened.job_id, opened.round)
-            except errors.BrokerUnreachable:
-                # planning continues; `submit` publishes at the end and raises if the broker is
-                # still away
-                away = True
+        if not plan.new or broker_is_away:
+            return
+        ready()
+        try:
+            queues.publish_round(database, plan.job_id, plan.round)
+        except errors.BrokerUnreachable:
+            # Planning continues; `submit` publishes at the end and raises if the broker is still
+            # away.
+            broker_is_away = True
 
     return grown
 
@@ -401,15 +393,12 @@ def resume(
     return 0
 
 
-def _expected(request: Request, opened: OpenedJob) -> str:
+def _expected(request: Request, plan: JobPlan) -> str:
     """State the expected card time of a job that limits its precision or its time."""
-    wanted = (
-        f"within {percent(request.within)}"
-        if request.within
-        else f"a budget of {span(request.budget_s)}"
-    )
-    return (
-        f", about {span(opened.expected_s)} of card time ({wanted})"
-        if request.within or request.budget_s
-        else ""
-    )
+    if request.within:
+        limit = f"within {percent(request.within)}"
+    elif request.budget_s:
+        limit = f"a budget of {span(request.budget_s)}"
+    else:
+        return ""
+    return f", about {span(plan.expected_s)} of card time ({limit})"

@@ -29,8 +29,9 @@ from celery.worker import state as worker_state
 from celery.worker.control import Panel, inspect_command
 
 from farm.devices.device import Card
-from farm.devices.host import check_semaphores, find_card, program_versions
+from farm.devices.host import check_semaphores, find_card
 from farm.devices.lock import CardLock
+from farm.devices.software import program_versions
 from farm.errors import FarmError, FarmUnavailable, NoSuchCard
 from farm.jobs import cards, items
 from farm.jobs.item_driver import Spool, heartbeat

@@ -23,7 +23,7 @@ from sqlalchemy import make_url
 
 from farm import safe_text
 from farm.exchange.packaged import database_of as _database_of
-from farm.settings import settings
+from farm.settings import settings, user_models
 from farm.store.database import Database
 from tasks.servers import BrokerServer
 from tests import forked, workers
@@ -189,6 +189,7 @@ def _own_settings(
     settings.cache_clear()
     yield
     settings.cache_clear()
+    user_models.forget()
     # the passwords of one test may be words in the messages of the next one
     safe_text._secrets.clear()
     safe_text._pattern_of_secrets.cache_clear()

@@ -11,8 +11,8 @@ from typing import Any
 from sqlmodel import select
 
 from farm.devices.device import Card
-from farm.devices.host import torch_version
 from farm.devices.simulated import SOFTWARE
+from farm.devices.software import torch_version
 from farm.jobs import cards, items, jobs
 from farm.jobs.create import capture_for
 from farm.models import catalog

@@ -107,13 +107,13 @@ def test_every_key_of_a_measurement_file_is_documented():
 
 
 def test_the_example_of_a_measurement_file_is_one():
-    from farm.models.catalog import find
+    from farm.models.catalog import resolve
     from farm.requests.measurement_file import parse
 
     (example,) = re.findall(
         r"```yaml\n(.*?)```", (DOCS / "measurement-files.md").read_text(), re.DOTALL
     )
-    wishes = parse(example, "example.yml", check_model=find)
+    wishes = parse(example, "example.yml", resolve_model=resolve)
     assert len([wish for wish in wishes if wish.model]) == 9
     assert [wish.sweep.size for wish in wishes if wish.sweep] == [96]
 
@@ -122,10 +122,10 @@ def test_the_example_of_a_measurement_file_is_one():
     "path", sorted((DOCS.parent / "examples").glob("*.yml")), ids=lambda path: path.name
 )
 def test_the_examples_are_measurement_files(path):
-    from farm.models.catalog import find
+    from farm.models.catalog import resolve
     from farm.requests.measurement_file import load
 
-    assert load([path], check_model=find)
+    assert load([path], resolve_model=resolve)
 
 
 def test_the_example_of_a_settings_file_is_one(tmp_path, monkeypatch):

@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 
 from farm.benchmark_process.client import BenchmarkProcess
 from farm.devices.device import Card
-from farm.devices.host import torch_version
 from farm.devices.lock import CardLock
+from farm.devices.software import torch_version
 from farm.errors import FarmError, Unmeasurable, UsageError
 from farm.jobs.cards import ensure_card
 from farm.jobs.create import capture_for

@@ -6,23 +6,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import uuid
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 from farm.api.capture import variant_named
-from farm.api.measure import how_to_measure, measure_whole, own_card
+from farm.api.measure import Whole, how_to_measure, measure_whole, own_card
 from farm.api.notebook import measured
 from farm.benchmark_process.client import Measured
 from farm.devices.lock import CardLock
-from farm.errors import UsageError
+from farm.errors import FarmError, UsageError, told
 from farm.jobs.item_driver import keep_reading
 from farm.settings import settings
 from farm.store.content import UNSOUND, store_variant
+from farm.store.database import Database
 from farm.store.upgrades import writable_database
-from farm.types.fields import names_of
 from farm.types.format import ENERGY, TIME
-from farm.types.protocol import Protocol, Subject
+from farm.types.protocol import Protocol
+from farm.types.reading import Reading
 from farm.verdict.judging import DISTURBED
 
 
@@ -38,6 +39,18 @@ class Benchmark:
     energy_mj: float | None = None
     energy_half_width_mj: float | None = None
     flags: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, reading: Reading) -> Benchmark:
+        """The cost of one call in a reading."""
+        return cls(
+            name,
+            time_us=reading.time_us,
+            time_half_width_us=reading.time_half_width_us,
+            energy_mj=reading.energy_mj,
+            energy_half_width_mj=reading.energy_half_width_mj,
+            flags=reading.flags,
+        )
 
     @property
     def disturbed(self) -> str:
@@ -67,10 +80,13 @@ def measure_benchmark(
 ) -> Benchmark:
     """Measure a copy of a module, or a function as it is, in this process, and store the reading.
 
+    The database is opened and checked first. If it fails after the measurement, the reading is
+    stored in a database of its own (`_kept`).
+
     Raises:
         UsageError, NoSuchCard: the target is neither a module nor a function, or there is no such
-        card. SchemaMismatch, DatabaseUnreachable: the database cannot store the reading; nothing
-        was measured.
+        card. SchemaMismatch, DatabaseUnreachable: the database cannot store the reading; either
+        nothing was measured, or the message names the file with the reading.
         CardBusy: another process measures on the card.
         Unmeasurable: the target raises an error, or the card lacks memory.
     """
@@ -82,25 +98,66 @@ def measure_benchmark(
         raise UsageError(
             f"{target!r:.60} cannot run on a card.", "Give a module or a function, and a real card."
         )
-    model, protocol, sized = target, None, inputs
+    whole = _whole_of(target, inputs, name, revision)
+    protocol = None
+    if not isinstance(target, torch.nn.Module):
+        protocol = Protocol(launch="eager", data="normal", grad=True)
+    how, until = how_to_measure(chosen, protocol, None, quick=quick, data="normal")
+
+    with contextlib.closing(writable_database()) as database:
+        with CardLock(chosen.id, settings().lock_dir):
+            reading = measure_whole(whole, chosen, whole.subject, how, until)
+        reading = reading.noting(revision=revision)
+        answer = Measured(reading, software_of(torch, chosen), chosen)
+        try:
+            _store(database, whole, answer, how)
+        except Exception as error:
+            raise _kept(error, whole, answer, how) from error
+    return Benchmark.of(name, reading)
+
+
+def _whole_of(target: Any, inputs: tuple[Any, ...], name: str, revision: str | None) -> Whole:
+    """Return what to measure. A function becomes a module; its inputs do not name its sizes."""
+    import torch
+
+    model, sized = target, inputs
     if not isinstance(target, torch.nn.Module):
         model = type("Function", (torch.nn.Module,), {"forward": staticmethod(target)})().eval()
-        protocol, sized = Protocol(launch="eager", data="normal", grad=True), ()
-    how, until = how_to_measure(chosen, protocol, None, quick=quick, data="normal")
+        sized = ()
     variant = variant_named(name, [*model.parameters(), *sized], sized, training=model.training)
-    variant = dataclasses.replace(
-        variant, version=(revision or "")[:12]
-    )  # other code is another subject
-    subject = Subject("variant", variant.id, variant.to_json())
-    captured: Any = SimpleNamespace(
-        variant=variant, model=model, args=inputs, kwargs={}
-    )  # without its operators
-    with contextlib.closing(
-        writable_database()
-    ) as database:  # before the measurement: it may refuse
-        with CardLock(chosen.id, settings().lock_dir):
-            reading = measure_whole(captured, chosen, subject, how, until).noting(revision=revision)
-        with database.write() as session:
-            store_variant(session, variant)
-        keep_reading(database, Measured(reading, software_of(torch, chosen), chosen), subject, how)
-    return Benchmark(name, *(getattr(reading, one) for one in names_of(Benchmark)[1:]))
+    # Other code is another subject.
+    variant = dataclasses.replace(variant, version=(revision or "")[:12])
+    return Whole(variant, model, args=inputs, kwargs={})
+
+
+def _store(database: Database, whole: Whole, answer: Measured, protocol: Protocol) -> None:
+    with database.write() as session:
+        store_variant(session, whole.variant)
+    keep_reading(database, answer, whole.subject, protocol)
+
+
+def _kept(error: Exception, whole: Whole, answer: Measured, protocol: Protocol) -> FarmError:
+    """Store a reading that the database refused in a new SQLite database in the state folder.
+
+    Return the error to raise: the database's error, and where the reading is."""
+    benchmark = Benchmark.of(whole.variant.model, answer.reading)
+    reason = error.message if isinstance(error, FarmError) else told(error)
+    problem = f"The reading of {benchmark.name} could not be stored: {reason}"
+    kind = type(error) if isinstance(error, FarmError) else FarmError
+    path = settings().state_dir / f"kept-{uuid.uuid4().hex[:8]}.db"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.closing(Database(f"sqlite:///{path}")) as database:
+            database.create_or_check()
+            _store(database, whole, answer, protocol)
+    except Exception as second:
+        return kind(
+            f"{problem} It could not be kept in {path} either: {told(second)} "
+            f"It was {benchmark!r}.",
+            "Correct the cause, then measure again.",
+        )
+    return kind(
+        f"{problem} It is kept in the database {path}.",
+        f"Correct the cause. Then `FARM_DATABASE_URL=sqlite:///{path} farm export kept` and "
+        "`farm import kept` add it.",
+    )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from farm.api.notebook import table
 from farm.errors import CaptureError, UnseenOperators, UnsupportedTensor, UsageError, refused, told
-from farm.models.catalog import shape_of, titled_by
+from farm.models.resolved import shape_of, titled_by
 from farm.models.user_code import captured_code
 from farm.types.deciding import lacks_values
 from farm.types.format import count_of
@@ -127,16 +127,18 @@ def capture_model(
     values = (*args, *named.values())
     device_type = _device_type([*model.parameters(), *model.buffers(), *values])
     extraction = _extraction(model, args, named, device_type, grad=grad)
-    taken = extraction.capture
+    captured = extraction.capture
     plain = {
-        id_: spec.without_values.id for id_, spec in taken.tuples.items()
+        id_: spec.without_values.id for id_, spec in captured.tuples.items()
     }  # weights do not change the variant
     calls = [
         [call.module_path, plain[call.tuple_id], list(call.reads), list(call.writes)]
-        for call in taken.calls
+        for call in captured.calls
     ]
     name = f"{type(model).__name__}-{content_id(calls)[:12]}"
-    variant = variant_named(name, [*model.parameters(), *values], values, training=taken.training)
+    variant = variant_named(
+        name, [*model.parameters(), *values], values, training=captured.training
+    )
     return CapturedModel(variant, extraction, model, args, named, grad)
 
 
@@ -168,8 +170,8 @@ def _extraction(
 
     name = type(model).__name__
     with refused(f"{name} cannot be captured"), captured_code():
-        taken = _captured(model, args, dict(kwargs), device_type, grad)
-        extraction = Extraction(taken, costs_of(taken), model_flops=0)
+        captured = _captured(model, args, dict(kwargs), device_type, grad)
+        extraction = Extraction(captured, costs_of(captured), model_flops=0)
     refusal = extraction.refusal(name)
     if refusal is not None:
         raise refusal
@@ -184,9 +186,9 @@ def _captured(
     from farm.operators import self_check
     from farm.operators.capture import capture, predict
 
-    about: Any = {"device_type": device_type, "grad_enabled": grad}
+    options: Any = {"device_type": device_type, "grad_enabled": grad}
     try:
-        taken = self_check.checked(predict(model, args, kwargs, **about), device_type)
+        captured = self_check.checked(predict(model, args, kwargs, **options), device_type)
     except (UnseenOperators, UnsupportedTensor):
         raise
     except CaptureError as error:
@@ -194,31 +196,32 @@ def _captured(
             raise
         copied = _copy_of(model, error)
     else:
-        return _with_values(taken, model, args, kwargs, about)
-    there = _device_type([*model.parameters(), *model.buffers(), *args, *kwargs.values()])
-    return self_check.checked_on(torch.device(there), capture(copied, args, kwargs, **about))
+        return _with_values(captured, model, args, kwargs, options)
+    tensors = [*model.parameters(), *model.buffers(), *args, *kwargs.values()]
+    model_device = torch.device(_device_type(tensors))
+    return self_check.checked_on(model_device, capture(copied, args, kwargs, **options))
 
 
 def _with_values(
-    taken: CapturedPass,
+    captured: CapturedPass,
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    about: dict[str, Any],
+    options: dict[str, Any],
 ) -> CapturedPass:
     """A capture with the values that decide how much work its calls do. If they are unknown, a copy
     runs with values; they stay unknown if that is not possible."""
     from farm.operators.capture import capture
     from farm.operators.deciding_values import with_values
 
-    if about["device_type"] == "meta" or not any(map(lacks_values, taken.tuples.values())):
-        return taken
+    if options["device_type"] == "meta" or not any(map(lacks_values, captured.tuples.values())):
+        return captured
     try:
         copied = copy.deepcopy(model)
-        return with_values(taken, lambda: capture(copied, args, kwargs, **about))
+        return with_values(captured, lambda: capture(copied, args, kwargs, **options))
     except Exception:  # a lock, a file, a generator; or it runs on fake tensors only
         _log.debug("The values that decide the work of calls are unknown", exc_info=True)
-        return taken
+        return captured
 
 
 def _copy_of(model: nn.Module, error: CaptureError) -> nn.Module:
@@ -271,13 +274,15 @@ def variant_named(
     )
     shape = shape_of(first)
     dtypes = [
-        str(one.dtype).removeprefix("torch.") for one in tensors if isinstance(one, torch.Tensor)
+        str(tensor.dtype).removeprefix("torch.")
+        for tensor in tensors
+        if isinstance(tensor, torch.Tensor)
     ]
-    known = [dtype for dtype in dtypes if dtype in _DTYPES]
+    input_size = max(1, shape[-1]) if len(shape) > 1 else 1
     return Variant(
         model=name,
         batch=max(1, shape[0]) if shape else 1,
-        input_size=max(1, shape[-1]) if len(shape) > 1 else 1,
-        dtype=known[0] if known else "float32",
+        input_size=input_size,
+        dtype=next((dtype for dtype in dtypes if dtype in _DTYPES), "float32"),
         mode="train" if training else "eval",
     )

@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlmodel import col, select
 
@@ -36,9 +36,12 @@ from farm.jobs.item_driver import (
     refuse_card_in,
 )
 from farm.jobs.rounds import Closing, close_round
+from farm.models import catalog
+from farm.models.resolved import ResolvedModel
 from farm.models.user_code import captured_code, user_code
 from farm.requests.card_selection import choose_cards
-from farm.requests.partial_request import DEFAULTS, QUICK, PartialRequest, complete, default_data
+from farm.requests.partial_request import DEFAULTS, QUICK, default_data, usual_variant_of
+from farm.requests.resolved import ResolvedRequest
 from farm.settings import settings
 from farm.store import tables
 from farm.store.content import store_extraction, store_operators, store_values
@@ -50,6 +53,9 @@ from farm.types.protocol import Placements, Protocol, Software, Stopping, Subjec
 from farm.types.reading import Reading
 from farm.types.request import Request, Reuse
 from farm.types.tuple import OperatorTuple, parse
+
+if TYPE_CHECKING:
+    from torch import nn
 
 AGAIN_S = 0.5  # pause between two checks of items that another farm measures for this job
 
@@ -129,7 +135,7 @@ def measure_tuples(
         database.check_stores()
     chosen = own_card(card)
     how, until = how_to_measure(chosen, protocol, stopping, quick=quick, data="normal")
-    found = []
+    readings = []
     with hold_card(chosen, database) as process:
         for spec in specs:
             subject = Subject("operator", spec.id, spec.to_json())
@@ -140,10 +146,10 @@ def measure_tuples(
                 with database.write() as session:
                     store_operators(session, {spec: cost(spec)})
                 row_id = keep_reading(database, answer, subject, how).id
-            found.append(
+            readings.append(
                 TupleReading(spec, answer.reading, how, answer.card, answer.software, row_id)
             )
-    return found
+    return readings
 
 
 def measure_model(
@@ -197,38 +203,63 @@ def measure_model(
         )
     database.check_stores()
     chosen = own_card(card)
-    if isinstance(model, str):
-        variant = complete(
-            PartialRequest(model=model, compile=compile), chosen.kind, target=target
-        ).variant
-        assert variant is not None, "a model was named"
-    else:
-        variant = model.variant if isinstance(model, CapturedModel) else versioned(model)
-        variant = dataclasses.replace(variant, compile=compile or variant.compile)
-    data = (
-        "copied"
-        if variant.compile
-        else default_data(chosen.kind, not (variant.step or variant.cards > 1))
+    resolved, variant = _found(model, chosen, compile)
+    how, until = how_to_measure(
+        chosen, protocol, stopping, quick=quick, data=_data_for(variant, chosen)
     )
-    how, until = how_to_measure(chosen, protocol, stopping, quick=quick, data=data)
     if captured is not None and how.grad != captured.grad:
         raise UsageError(
             f"The model was captured with grad={captured.grad}, but the protocol has "
             f"grad={how.grad}.",
             "Give `capture_model` and the protocol the same value of `grad`.",
         )
-    selection: dict[str, Any] = {
-        "operators": operators,
-        "target": target,
-        "reuse": reuse,
-        "placements": placements,
-    }
-    request = Request(variant=variant, protocol=how, stopping=until, **selection)
-    return job_report(database, _run_job(request, captured, chosen, database))
+    request = Request(
+        variant=variant,
+        protocol=how,
+        stopping=until,
+        operators=operators,
+        target=target,
+        reuse=reuse,
+        placements=placements,
+    )
+    job = ResolvedRequest(
+        request,
+        [chosen.id],
+        resolved,
+        smallest_card=chosen,
+        outside_title=captured.title if captured else "",
+    )
+    return job_report(database, _run_job(job, captured, chosen, database))
+
+
+def _found(
+    model: CapturedModel | Variant | str, card: Card, compile_mode: str
+) -> tuple[ResolvedModel | None, Variant]:
+    """Return a model of the catalog, and the variant to measure. A captured model, and a variant
+    that the catalog does not have, has no model."""
+    if isinstance(model, CapturedModel):
+        return None, model.variant
+    resolved: ResolvedModel | None
+    if isinstance(model, str):
+        resolved = catalog.resolve_given(model)
+        usual = usual_variant_of(resolved, card.kind, compile=compile_mode or None)
+        return resolved, versioned(usual, resolved)
+    resolved = None
+    with contextlib.suppress(UsageError):  # capturing the model raises this error again
+        resolved = catalog.resolve(model.model)
+    variant = versioned(model, resolved)
+    return resolved, dataclasses.replace(variant, compile=compile_mode or variant.compile)
+
+
+def _data_for(variant: Variant, card: Card) -> str:
+    """The default data class of a variant on a card."""
+    if variant.compile:
+        return "copied"
+    return default_data(card.kind, alone=not (variant.step or variant.cards > 1))
 
 
 def _run_job(
-    request: Request, captured: CapturedModel | None, card: Card, database: Database
+    resolved: ResolvedRequest, captured: CapturedModel | None, card: Card, database: Database
 ) -> str:
     """Lock the card, measure the job on it, and return the id of the job."""
     host, tag = settings().host, uuid.uuid4().hex[:8]
@@ -243,25 +274,21 @@ def _run_job(
         driver = _JobDriver(card.id, holder, database, process, captured=captured)
         torch = driver.ready().torch
         try:
-            capture_all_layers(database, request, [card.id])
-            tuples = (
-                None
-                if captured is None
-                else _store(database, captured, request.protocol, card.kind, torch)
-            )
-            title = captured.title if captured else ""
-            job = open_job(
-                database, request, [card.id], tuples=tuples, title=title, farm=farm, pinned=True
-            )
+            capture_all_layers(database, resolved)
+            tuples = None
+            if captured is not None:
+                protocol = resolved.request.protocol
+                tuples = _store(database, captured, protocol, card.kind, torch)
+            plan = open_job(database, resolved, tuples=tuples, farm=farm, pinned=True)
             try:
                 with heartbeat(beat):
-                    driver.run_rounds(job.job_id, job.round)
+                    driver.run_rounds(plan.job_id, plan.round)
             except BaseException:
-                jobs.cancel(database, job.job_id)
+                jobs.cancel(database, plan.job_id)
                 raise
         finally:
             cards.stopped(database, holder)
-    return job.job_id
+    return plan.job_id
 
 
 @dataclass
@@ -303,16 +330,30 @@ class _JobDriver(ItemDriver):
             return super().measure(claimed)
         card, software = self.benchmark.card, self.benchmark.wait_ready()
         self.benchmark.close()  # only one process may use the card
-        reading = measure_whole(
-            self.captured, card, claimed.subject, claimed.protocol, claimed.stopping
-        )
+        captured = self.captured
+        whole = Whole(captured.variant, captured.model, captured.args, captured.kwargs)
+        reading = measure_whole(whole, card, claimed.subject, claimed.protocol, claimed.stopping)
         return Measured(reading, software, card)
 
 
+@dataclass(frozen=True)
+class Whole:
+    """A module of the caller with its example inputs, to be measured as a whole."""
+
+    variant: Variant
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    @property
+    def subject(self) -> Subject:
+        return Subject("variant", self.variant.id, self.variant.to_json())
+
+
 def measure_whole(
-    captured: CapturedModel, card: Card, subject: Subject, protocol: Protocol, stopping: Stopping
+    whole: Whole, card: Card, subject: Subject, protocol: Protocol, stopping: Stopping
 ) -> Reading:
-    """Measure a copy of a captured model in this process. The caller must hold the card's lock.
+    """Measure a copy of a module in this process. The caller must hold the card's lock.
     Raises `Unmeasurable`: out_of_memory, raised, not_capturable or not_available (PyTorch does not
     see the card)."""
     import torch
@@ -324,17 +365,17 @@ def measure_whole(
     from farm.models.building import ByPosition
 
     to = _torch_device(card)
-    values = (*captured.args, *captured.kwargs.values())
+    values = (*whole.args, *whole.kwargs.values())
     with contextlib.closing(open_device(card)) as device, _torch_state_restored(), user_code():
         bench = Bench(device, to)
         try:
-            model = copy.deepcopy(captured.model).to(to)
+            model = copy.deepcopy(whole.model).to(to)
             values = tree_map_only(torch.Tensor, lambda tensor: tensor.to(to), values)
         except Exception as error:
             raise why_it_raised(error) from error
-        if captured.kwargs:
-            model = ByPosition(model, len(captured.args), tuple(captured.kwargs))
-        with given_variant(captured.variant, to, model, values):
+        if whole.kwargs:
+            model = ByPosition(model, len(whole.args), tuple(whole.kwargs))
+        with given_variant(whole.variant, to, model, values):
             return bench.measure(subject, protocol, stopping)
 
 
@@ -408,11 +449,10 @@ def _store(
     return Tuples(extraction.capture.counts, capture_id)
 
 
-def own_card(wanted: str) -> Card:
+def own_card(text: str) -> Card:
     """The card of this host that ``--card`` means; "" is the first GPU, else the CPU."""
-    return choose_cards(
-        [card for card in discover(settings()) if not card.refusal], [wanted] if wanted else []
-    )[0]
+    usable = [card for card in discover(settings()) if not card.refusal]
+    return choose_cards(usable, [text] if text else [])[0]
 
 
 def how_to_measure(

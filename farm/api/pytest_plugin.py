@@ -58,10 +58,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--farm-record": {"help": argparse.SUPPRESS},  # a file: what to measure, then what was measured
 }
-_INSTALLED = {
-    "site-packages",
-    "dist-packages",
-}  # folders of installed packages, also inside of a repository
+#: Folders of installed packages, also inside of a repository.
+_INSTALLED = {"site-packages", "dist-packages"}
 
 
 def pytest_addoption(parser: Any) -> None:
@@ -190,7 +188,7 @@ class _Session:
 
         how = {"card": self.option.farm_card, "quick": self.option.farm_quick}
         try:
-            found = measure_benchmark(
+            measured = measure_benchmark(
                 target, inputs, name=name, revision=revision_of(test.path), **how
             )
         except CardBusy as error:
@@ -202,10 +200,10 @@ class _Session:
                     "checkout.",
                     4,
                 )
-            self.append({"benchmark": vars(found)})
-        elif found.disturbed:
-            pytest.skip(f"the host is busy: {found.disturbed}")
-        return found
+            self.append({"benchmark": vars(measured)})
+        elif measured.disturbed:
+            pytest.skip(f"the host is busy: {measured.disturbed}")
+        return measured
 
     def compare(self, tests: list[str]) -> None:
         """Measure base and head alternately and judge the changes.
@@ -280,41 +278,18 @@ class _Session:
         """Run tests in the checkout `where`, in a new process; return what they did."""
         root = where / self.root.relative_to(top)
         names = dict.fromkeys(test.partition("::")[0] for test in tests)
-        files = [
-            f"./{name}" for name in names if (root / name).exists()
-        ]  # a name is never an option
+        # With "./", a name is never an option.
+        files = [f"./{name}" for name in names if (root / name).exists()]
         if not files:
             return _Outcome({}, {}, {})
-        # The folders of the head on the path of imports become those of the checkout.
-        own = [
-            Path(path).resolve()
-            for path in sys.path
-            if not _INSTALLED.intersection(Path(path).parts)
-        ]
-        paths = [
-            root / "src",
-            *(where / one.relative_to(top) if one.is_relative_to(top) else one for one in own),
-        ]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+        environment = {**os.environ, "PYTHONPATH": _import_path(root, where, top)}
         with tempfile.TemporaryDirectory(prefix="farm-round-") as folder:
             record = Path(folder, "record")
-            record.write_text(
-                json.dumps({"tests": tests, "not_from": "" if where == top else str(top)})
-            )
-            options = [
-                f"--farm-record={record}",
-                f"--rootdir={root}",
-                "-o",
-                f"cache_dir={folder}/cache",
-            ]
-            options += [
-                f"--farm-card={self.option.farm_card}",
-                *["--farm-quick"] * self.option.farm_quick,
-            ]
-            options += ["-n0"] * self.config.pluginmanager.hasplugin("xdist")
-            command = [sys.executable, "-m", "pytest", "-p", __name__, *files, *options]
+            head = "" if where == top else str(top)
+            record.write_text(json.dumps({"tests": tests, "not_from": head}))
+            options = self._options_of_side(root, record)
             done = subprocess.run(
-                command,
+                [sys.executable, "-m", "pytest", "-p", __name__, *files, *options],
                 cwd=root,
                 env=environment,
                 stdout=subprocess.PIPE,
@@ -330,20 +305,41 @@ class _Session:
             raise UsageError(problem, "Correct this error first.")
         return _outcome(entries)
 
+    def _options_of_side(self, root: Path, record: Path) -> list[str]:
+        options = [
+            f"--farm-record={record}",
+            f"--rootdir={root}",
+            "-o",
+            f"cache_dir={record.parent}/cache",
+            f"--farm-card={self.option.farm_card}",
+        ]
+        if self.option.farm_quick:
+            options.append("--farm-quick")
+        if self.config.pluginmanager.hasplugin("xdist"):
+            options.append("-n0")
+        return options
+
     def rows_of(self, base: Mapping[str, Any], head: Mapping[str, Any]) -> dict[Any, Any]:
         """The rows of one round, without disturbed measurements."""
         from farm.report.gate import RowValue
         from farm.verdict.figures import Figure
 
-        found = [one for side in (base, head) for one in side.values()]
-        disturbed = {one.name: one.disturbed for one in found if one.disturbed}
-        self.disturbed |= disturbed
-        return {
-            (quantity, "whole", name): RowValue(Figure(a), Figure(b), 1.0)
-            for name in (base.keys() & head.keys()) - disturbed.keys()
-            for quantity, figure in (("time", "time_us"), ("energy", "energy_mj"))
-            if (a := getattr(base[name], figure)) and (b := getattr(head[name], figure))
+        disturbed = {
+            measurement.name: measurement.disturbed
+            for measurement in (*base.values(), *head.values())
+            if measurement.disturbed
         }
+        self.disturbed |= disturbed
+        rows = {}
+        for name in (base.keys() & head.keys()) - disturbed.keys():
+            before, after = base[name], head[name]
+            for quantity, a, b in (
+                ("time", before.time_us, after.time_us),
+                ("energy", before.energy_mj, after.energy_mj),
+            ):
+                if a and b:
+                    rows[quantity, "whole", name] = RowValue(Figure(a), Figure(b), 1.0)
+        return rows
 
     def judged(self, test: str, name: str) -> Any:
         """Return the newest measurement of the head; fail or skip the present test if the
@@ -366,10 +362,9 @@ class _Session:
         rows = [row for row in self.judgement.rows if row.name == name]
         if not rows:
             pytest.skip(self.why_not_judged(test, name))
-        told = "  {}: {} -> {}, {} ({} to {}, {} rounds)"
-        if failed := [
-            told.format(row.quantity, *row.cells, row.rounds) for row in rows if row.fails
-        ]:
+        line = "  {}: {} -> {}, {} ({} to {}, {} rounds)"
+        failed = [line.format(row.quantity, *row.cells, row.rounds) for row in rows if row.fails]
+        if failed:
             head = (
                 f"costs surely more than at {self.base}, by over --farm-fail-above "
                 f"{self.option.farm_fail_above}:"
@@ -392,11 +387,22 @@ class _Session:
         return f"nothing to compare: {self.base} does not have this test, or it fails there"
 
 
+def _import_path(root: Path, where: Path, top: Path) -> str:
+    """The path of imports of a side: the folders of the head become those of its checkout."""
+    paths = [root / "src"]
+    for entry in sys.path:
+        if _INSTALLED.intersection(Path(entry).parts):
+            continue
+        path = Path(entry).resolve()
+        paths.append(where / path.relative_to(top) if path.is_relative_to(top) else path)
+    return os.pathsep.join(map(str, paths))
+
+
 def _outcome(entries: list[dict[str, Any]]) -> _Outcome:
     """What the lines of a record say."""
     measured = [_benchmark(entry["benchmark"]) for entry in entries if "benchmark" in entry]
     return _Outcome(
-        measured={one.name: one for one in measured},
+        measured={benchmark.name: benchmark for benchmark in measured},
         failed={entry["failed"]: entry["text"] for entry in entries if "failed" in entry},
         skipped={entry["skipped"]: entry["text"] for entry in entries if "skipped" in entry},
     )
@@ -432,10 +438,12 @@ def _worktree(top: Path, commit: str) -> Iterator[Path]:
 
 def _imported_from(folder: str) -> str:
     """A file of a folder from which this process has imported a module; "" if there is none."""
-    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-    own = (
-        Path(file)
-        for file in files
-        if folder and file and not _INSTALLED.intersection(Path(file).parts)
-    )
-    return next((str(file) for file in own if file.is_relative_to(folder)), "")
+    if not folder:
+        return ""
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if not file or _INSTALLED.intersection(Path(file).parts):
+            continue
+        if Path(file).is_relative_to(folder):
+            return str(Path(file))
+    return ""

@@ -19,7 +19,7 @@ from farm.benchmark import intervals
 from farm.benchmark.passes import numeric_flags
 from farm.benchmark.sampler import Sampler, tiny_kernels
 from farm.benchmark.torch_device import capture_graph, synchronize
-from farm.devices.device import FINGERPRINT_VERSION
+from farm.devices.fingerprint import FINGERPRINT_VERSION
 from farm.types.protocol import Protocol
 
 if TYPE_CHECKING:

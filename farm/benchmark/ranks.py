@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from farm.devices.host import nccl_of, packaged_version
+from farm.devices.software import nccl_of, packaged_version
 from farm.errors import Unmeasurable
 
 T = TypeVar("T")

@@ -21,7 +21,6 @@ from farm.benchmark.policies import WindowPolicy
 from farm.benchmark.sampler import PowerLevels, Sampler
 from farm.benchmark.workload import Workload
 from farm.devices.device import Device
-from farm.devices.host import for_rocm
 from farm.devices.lock import registered_processes
 from farm.settings import settings
 from farm.types.protocol import OnPhase, Stopping
@@ -207,7 +206,8 @@ class Windows:
         tells = (
             "throttle_reasons" in self.device.capabilities and self.levels.base_power_w is not None
         )
-        return self.cuda and not for_rocm() and workload.replayed and tells and ranks.world() == 1
+        timed = self.cuda and self.device.times_pauses
+        return timed and workload.replayed and tells and ranks.world() == 1
 
     def _pauses(self, clock: Clock) -> window.Pauses:
         base_power_w = self.levels.base_power_w

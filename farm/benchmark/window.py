@@ -17,6 +17,7 @@ from farm.benchmark import intervals
 from farm.benchmark.clock import TimedRound, pass_times_us, starved_share
 from farm.benchmark.sampler import PowerLevels, SampledWindow, Sampler
 from farm.benchmark.workload import Workload
+from farm.types.measured_constants import MEASURED
 from farm.types.reading import CPU_METHOD, METHOD, Details, Reading, TimeFigure, Trace
 
 STARVED = 0.005  # flag it if the card waited for the host during a larger share of the window
@@ -30,11 +31,8 @@ FLOOR_TICKS = 5  # a window has at least this many steps of the energy counter
 SENSOR_HOLDS_S = 0.15  # a power sensor may keep its value for this long
 # flag the reading if the powers of energy counter and instant sensor differ by a larger share
 DISAGREE = 0.02
-#: Half-width of the power of the energy counter's first step, taken for that of a long run. 650
-#: rough readings of 53 operators on an H200, 0.05 s after they began, deviated from precise
-#: readings by 1.8 % (root of the mean square; 98 % of them by less than this) and by +0.2 % in the
-#: mean. With times of queries, 610 others had deviated by 4.2 %.
-FIRST_STEP = 0.06
+#: Half-width of the power of the energy counter's first step, taken for that of a long run.
+FIRST_STEP = MEASURED["first_step"].value
 # a step of the energy counter does not count if passes had a smaller share of its time
 LEAST_WORK = 0.2
 MOVED = 2.0  # factor by which the values that an operator writes may grow or shrink

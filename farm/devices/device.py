@@ -1,69 +1,38 @@
-"""The interface to a card: its description (`Card`) and its sensors (`Device`).
+"""The contract of a card's sensors: its description (`Card`) and its getters (`Device`).
 
 The farm accesses cards only through this interface, so the same code measures any GPU, a CPU and a
-simulated card. If a card does not provide a value, the getter returns None (never zero), and
-`Device.capabilities` lacks its name. This module does not import torch: workers and the command
-line list cards without it."""
+simulated card:
+
+    card = find_card("GPU-11f91e27-22c9-475a-34e7-a560edfe914c", settings())
+    with contextlib.closing(open_device(card)) as device:
+        if "energy_counter_mj" in device.capabilities:
+            begin_mj = device.energy_counter_mj()  # 812345678.0
+
+A device keeps these rules, which `tests/devices/contract.py` checks for every class:
+
+- A getter returns a value in the unit that its name ends with, or None (never zero) if the card
+  lacks the sensor. `capabilities` has the names of the getters that return values.
+- A getter may be called from any thread, and releases the GIL while it waits for a driver.
+- A query that fails in passing gives None once; the capability stays. Other errors of a driver are
+  raised as they are.
+- `close` may be called twice. A getter of a closed device raises nothing.
+- Opening a card that no longer answers raises `farm.errors.NoSuchCard`.
+
+`farm.devices.vendor` is the contract of the module that finds and opens the cards of one vendor.
+Neither imports torch: workers and the command line list cards without it."""
 
 # ruff: noqa: B027 - a getter without code returns None
 
 from __future__ import annotations
 
-import functools
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 CardKind = Literal["cuda", "cpu", "simulated"]
 
-#: The version of fingerprints (`farm.benchmark.fingerprinting`). Workers replace fingerprints of
-#: older versions.
-FINGERPRINT_VERSION = 2
-
-#: Entries of a fingerprint that are numbers.
-_NUMBERS = {
-    "version",
-    "copy_bytes_per_s",
-    "launch_floor_us",
-    "idle_power_w",
-    "base_power_w",
-    "power_limit_w",
-}
-#: Entries of a fingerprint that have numbers by name, and the names that they need.
-_PARTS = {
-    "matmul_flops_per_s": set[str](),
-    "power_instant": {"lag_s", "rise_s"},
-    "power_average": {"lag_s", "rise_s"},
-    "w_per_c": {"value", "half_width"},
-    "base_w_per_c": {"value", "half_width"},
-}
-
-
-def sound_fingerprint(stored: Any) -> dict[str, Any]:
-    """Return a stored fingerprint without the entries that no worker could have measured; {} if it
-    is damaged.
-
-    Its row in the database may be damaged, or come from a file of another farm.
-    """
-    if not isinstance(stored, Mapping):
-        return {}
-    return {name: value for name, value in stored.items() if _is_sound(name, value)}
-
-
-def _is_sound(name: str, value: Any) -> bool:
-    if name in _PARTS:
-        return (
-            isinstance(value, Mapping)
-            and _PARTS[name] <= value.keys()
-            and all(map(_is_number, value.values()))
-        )
-    return name not in _NUMBERS or _is_number(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+#: Beginning of a card's id -> its kind. All other ids are those of GPUs.
+_KIND_BY_PREFIX: dict[str, CardKind] = {"SIM-": "simulated", "CPU-": "cpu"}
 
 
 @dataclass(frozen=True)
@@ -92,11 +61,23 @@ class Card:
         return f"{self.model} ({self.id})"
 
 
+def kind_of(card_id: str) -> CardKind:
+    """The kind of the card with an id: "cpu" for "CPU-2f5e...", "cuda" for "GPU-11f9..."."""
+    for prefix, kind in _KIND_BY_PREFIX.items():
+        if card_id.startswith(prefix):
+            return kind
+    return "cuda"
+
+
 class Device(ABC):
     """The sensors of one card. A getter returns None if the card lacks the sensor.
 
     Getters may be called from any thread, and release the GIL while they wait for a driver.
     """
+
+    #: True if a pause inside a graph has a known length: the card's clock for it is the same on all
+    #: cards of the vendor.
+    times_pauses: ClassVar[bool] = True
 
     card: Card
 
@@ -143,46 +124,3 @@ class Device(ABC):
 
     def close(self) -> None:
         """Release the driver. Most devices have nothing to release."""
-
-
-class QueriedDevice(Device):
-    """A device whose getters are `queries` of a driver's library: getter -> a function of the
-    library's handle.
-
-    If the first query of a sensor fails for any reason, or a later one for lack of the sensor, it
-    is not queried again."""
-
-    queries: ClassVar[Mapping[str, Callable[[Any], Any]]]
-
-    def __init_subclass__(cls) -> None:
-        for name in cls.queries:
-            setattr(cls, name, functools.partialmethod(cls._query, name))
-
-    def __init__(self, card: Card, handle: Any, lacks: frozenset[str] = frozenset()) -> None:
-        self.card, self._handle, self._open = card, handle, True
-        self._lacks = set(lacks)
-        self._lacks |= {name for name in self.queries if self._query(name) is None}
-
-    @property
-    def capabilities(self) -> frozenset[str]:
-        return frozenset(self.queries) - self._lacks
-
-    def _query(self, name: str) -> Any:
-        if name in self._lacks or not self._open:
-            return None
-        try:
-            return self.queries[name](self._handle)
-        except Exception as error:
-            if (lacking := self._is_lacking(error)) is None:
-                raise
-            self._lacks |= {name} if lacking else set()
-        return None
-
-    @abstractmethod
-    def _is_lacking(self, error: Exception) -> bool | None:
-        """True if the card will never support the query, False for an error in passing, None for
-        another error.
-        """
-
-    def close(self) -> None:
-        self._open = False

@@ -14,6 +14,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import secrets
 import socket
 import time
@@ -108,12 +109,12 @@ def register_process(card_id: str, ids: Collection[int], lock_dir: Path | str) -
 
 def registered_processes(lock_dir: Path | str) -> frozenset[int]:
     """The ids of the running benchmark processes of this user on this host (`register_process`)."""
-    found: set[int] = set()
+    ids: set[int] = set()
     with contextlib.suppress(OSError), open_folder(lock_dir) as folder:
         for name in folder.names(".ids"):
             with contextlib.suppress(OSError, ValueError, RecursionError):
-                found.update(_registered(folder, name))
-    return frozenset(found)
+                ids |= _registered(folder, name)
+    return frozenset(ids)
 
 
 def _registered(folder: Folder, name: str) -> set[int]:
@@ -135,38 +136,37 @@ def _registered(folder: Folder, name: str) -> set[int]:
 def lock_problems(lock_dir: Path | str) -> list[tuple[str, str]]:
     """What is wrong with the lock files of this host, each with what to do: files that are no
     locks, and locks that processes other than the farm's hold."""
-    found = []
+    problems = []
     with contextlib.suppress(OSError), open_folder(lock_dir) as folder:
         for name in folder.names(".lock"):
-            try:
-                holder = _foreign_holder(folder, name)
-            except FileNotFoundError:
-                continue
-            except UntrustedPath as error:
-                found.append(
-                    (
-                        f"{error.filename} cannot be a lock: it {error.strerror}",
-                        f"Delete {error.filename}.",
-                    )
-                )
-                continue
-            except OSError as error:
-                text = f"the lock {error.filename} cannot be opened: {error.strerror}"
-                found.append(
-                    (text, "Let its owner or root delete it, or give all users access to it.")
-                )
-                continue
-            if holder:
-                text = (
-                    f"{holder} holds the lock {Path(lock_dir, name)}; it is no process of the farm"
-                )
-                found.append(
-                    (
-                        text,
-                        "Wait until this process has ended, or end it. What needs the lock waits.",
-                    )
-                )
-    return found
+            problem = _lock_problem(folder, name, Path(lock_dir, name))
+            if problem:
+                problems.append(problem)
+    return problems
+
+
+def _lock_problem(folder: Folder, name: str, path: Path) -> tuple[str, str] | None:
+    """What is wrong with a lock file, and what to do; None if nothing."""
+    try:
+        holder = _foreign_holder(folder, name)
+    except FileNotFoundError:
+        return None
+    except UntrustedPath as error:
+        return (
+            f"{error.filename} cannot be a lock: it {error.strerror}",
+            f"Delete {error.filename}.",
+        )
+    except OSError as error:
+        return (
+            f"the lock {error.filename} cannot be opened: {error.strerror}",
+            "Let its owner or root delete it, or give all users access to it.",
+        )
+    if not holder:
+        return None
+    return (
+        f"{holder} holds the lock {path}; it is no process of the farm",
+        "Wait until this process has ended, or end it. What needs the lock waits.",
+    )
 
 
 def _foreign_holder(folder: Folder, name: str) -> str:
@@ -198,10 +198,8 @@ def holder_of(card_id: str, lock_dir: Path | str) -> int | None:
 
 
 def _path(name: str, lock_dir: Path | str) -> Path:
-    name = "".join(
-        character if character.isalnum() or character in "-_." else "_" for character in name
-    )
-    return Path(lock_dir) / f"{name}.lock"
+    stem = re.sub(r"[^\w.-]", "_", name)
+    return Path(lock_dir) / f"{stem}.lock"
 
 
 def _lock(
@@ -226,9 +224,8 @@ def _lock(
                     if folder.has(path.name, descriptor):
                         _sign(descriptor, started_by or os.getpid())
                         return descriptor
-                os.close(
-                    descriptor
-                )  # another process has deleted it: a third one may lock a new file of this name
+                # Another process has deleted it: a third one may lock a new file of this name.
+                os.close(descriptor)
         raise FileNotFoundError(errno.ENOENT, _DELETED, str(path))
     except UntrustedPath as error:
         raise SettingsError(
@@ -341,18 +338,12 @@ def _holder(descriptor: int) -> str:
     pid, signature = _locked_by(descriptor), _signature(descriptor)
     if pid and not _has_signed(pid, signature):
         return _process_text(pid)
-    user = _user(pid) if pid else ""
-    of_user = f", user {user}" if user else ""
+    of_user = _of_user(pid) if pid else ""
     try:
         named = "`{command}` (process {started_by} on {host}) since {since}".format_map(signature)
         return printable(named) + of_user
-    except (
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-    ):  # not written yet, or another program's file
-        return f"another process{of_user}"
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return f"another process{of_user}"  # not written yet, or another program's file
 
 
 def _locked_by(descriptor: int) -> int:
@@ -387,16 +378,15 @@ def _process_text(pid: int) -> str:
     name = "unknown"
     with contextlib.suppress(psutil.Error):
         name = psutil.Process(pid).name()
-    user = _user(pid)
-    return f"another process ({pid}, {printable(name)!r})" + (f", user {user}" if user else "")
+    return f"another process ({pid}, {printable(name)!r}){_of_user(pid)}"
 
 
-def _user(pid: int) -> str:
-    """The user of a process; "" if unknown."""
+def _of_user(pid: int) -> str:
+    """The user of a process, after a comma; "" if unknown."""
     import psutil
 
     with contextlib.suppress(psutil.Error):
-        return psutil.Process(pid).username()
+        return f", user {psutil.Process(pid).username()}"
     return ""
 
 
@@ -412,9 +402,9 @@ def _command(pid: int) -> str:
     for number, word in enumerate(words[:3]):
         if Path(word).name == "farm" or words[number - 1 : number + 1] == ["-m", "cli"]:
             return " ".join(["farm", *words[number + 1 :]])[:200]
-    return (
-        " ".join([Path(words[0]).name, *words[1:2]])[:200] if words else "a process that has ended"
-    )
+    if not words:
+        return "a process that has ended"
+    return " ".join([Path(words[0]).name, *words[1:2]])[:200]
 
 
 def _has_another(card_id: str) -> bool:

@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pynvml
 
-from farm.devices.device import Card, QueriedDevice
+from farm.devices import nvidia_links
+from farm.devices.device import Card, Device
+from farm.devices.nvml import field_value, opened, optional
+from farm.devices.queried import QueriedDevice
+from farm.devices.software import Installed, nccl_of, packaged_version
+from farm.devices.vendor import Vendor
 from farm.errors import NoSuchCard
 from farm.settings import Settings
-
-T = TypeVar("T")
+from farm.types.protocol import Software
 
 # With these errors the card will never support the query. Other errors (for example a busy driver)
 # may be temporary.
@@ -52,10 +55,9 @@ NEXT_STEPS = {
     ),
 }
 
-_MOST_LINKS = 36  # NVLinks of one card
-
 #: The ids of cards with unknown UUID begin with this prefix.
 WITHOUT_UUID = "NVIDIA-"
+_UNKNOWN_MODEL = "NVIDIA card"
 
 # Sensors give energy, power and clocks of the whole chip: the share of one MIG instance is unknown.
 MIG_REFUSAL = (
@@ -77,31 +79,6 @@ THROTTLE_REASONS = {
 }
 
 
-@contextlib.contextmanager
-def opened() -> Iterator[None]:
-    """Use NVML during a block. Raises `pynvml.NVMLError` if there is no driver."""
-    pynvml.nvmlInit()
-    try:
-        yield
-    finally:
-        _optional(pynvml.nvmlShutdown)
-
-
-def nvidia_cards(settings: Settings) -> list[Card]:
-    """The NVIDIA cards of this host in NVML's order; [] if there is no driver.
-
-    A card whose driver fails is in the list with its refusal. If the driver cannot count the cards,
-    the list has one entry for all cards."""
-    try:
-        with opened():
-            return [_describe(index, settings) for index in range(pynvml.nvmlDeviceGetCount())]
-    except pynvml.NVMLError as error:
-        if _code(error) in ABSENT:
-            return []
-        uncounted = Card(_uncounted_id(settings), "cuda", "all NVIDIA cards", 0, host=settings.host)
-        return [dataclasses.replace(uncounted, refusal=_no_answer(error))]
-
-
 def visible_cards(cards: list[Card], settings: Settings) -> list[Card]:
     """The cards that CUDA_VISIBLE_DEVICES names; all cards if it is not set.
 
@@ -116,7 +93,7 @@ def visible_cards(cards: list[Card], settings: Settings) -> list[Card]:
     unknown = [uuid for uuid in uuids if not any(card.id.startswith(uuid) for card in cards)]
 
     def is_named(card: Card) -> bool:
-        if card.id == _uncounted_id(settings):
+        if card.id == uncounted_id(settings):
             return bool(indexes or uuids)
         if card.id.startswith(WITHOUT_UUID) and unknown:
             return True
@@ -133,63 +110,31 @@ def visible_cards(cards: list[Card], settings: Settings) -> list[Card]:
 
 def _describe(index: int, settings: Settings) -> Card:
     card = Card(
-        f"{WITHOUT_UUID}{settings.host}-{index}",
-        "cuda",
-        "NVIDIA card",
-        0,
+        id=f"{WITHOUT_UUID}{settings.host}-{index}",
+        kind="cuda",
+        model=_UNKNOWN_MODEL,
+        memory_bytes=0,
+        driver=optional(pynvml.nvmlSystemGetDriverVersion) or "",
         index=index,
         host=settings.host,
     )
-    card = dataclasses.replace(card, driver=_optional(pynvml.nvmlSystemGetDriverVersion) or "")
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         card = dataclasses.replace(card, id=pynvml.nvmlDeviceGetUUID(handle))
         card = dataclasses.replace(card, model=pynvml.nvmlDeviceGetName(handle))
-        card = dataclasses.replace(
-            card, memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-        )
+        memory_bytes = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+        card = dataclasses.replace(card, memory_bytes=memory_bytes)
     except pynvml.NVMLError as error:
         # If only the memory size is unknown, the card is usable, and its memory size stays 0.
-        if card.model == "NVIDIA card" or _code(error) in GONE:
+        if card.model == _UNKNOWN_MODEL or _code(error) in GONE:
             return dataclasses.replace(card, refusal=_no_answer(error))
-    if _optional(lambda: pynvml.nvmlDeviceGetMigMode(handle)[0]) == 1:
+    if optional(lambda: pynvml.nvmlDeviceGetMigMode(handle)[0]) == 1:
         return dataclasses.replace(card, refusal=f"it is in MIG mode, and {MIG_REFUSAL}")
     return card
 
 
-def links(card_id: str) -> dict[str, Any]:
-    """The active ``nvlinks`` of a card, and the ``peers``, whose memory it can access, as far as
-    NVML reports them.
-    """
-    found: dict[str, Any] = {}
-    with contextlib.suppress(pynvml.NVMLError), opened():
-        own = pynvml.nvmlDeviceGetHandleByUUID(card_id)
-        if (number := _nvlinks(own)) is not None:
-            found["nvlinks"] = number
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            other = _optional(pynvml.nvmlDeviceGetHandleByIndex, index)
-            other_id = _optional(pynvml.nvmlDeviceGetUUID, other)
-            status = _peer_status(own, other, pynvml.NVML_P2P_CAPS_INDEX_READ)
-            if other_id not in (None, card_id) and status is not None:
-                found.setdefault("peers", []).extend(
-                    [other_id] if status == pynvml.NVML_P2P_STATUS_OK else []
-                )
-    return found
-
-
-def _nvlinks(handle: Any) -> int | None:
-    """The number of active NVLinks of a card; None if NVML does not report them."""
-    states = [
-        _optional(pynvml.nvmlDeviceGetNvLinkState, handle, number) for number in range(_MOST_LINKS)
-    ]
-    return (
-        states.count(pynvml.NVML_FEATURE_ENABLED)
-        if any(state is not None for state in states)
-        else None
-    )
-
-
-def _uncounted_id(settings: Settings) -> str:
+def uncounted_id(settings: Settings) -> str:
+    """The id of the one entry for all cards, if the driver cannot count them."""
     return f"{WITHOUT_UUID}{settings.host}"
 
 
@@ -201,79 +146,6 @@ def _no_answer(error: pynvml.NVMLError) -> str:
 
 def _code(error: pynvml.NVMLError) -> int | None:
     return getattr(error, "value", None)
-
-
-def _optional(ask: Callable[..., T], *arguments: Any) -> T | None:
-    try:
-        return ask(*arguments)
-    except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError):
-        return None
-
-
-def _field_value(handle: Any, field_id: int) -> int:
-    field = pynvml.nvmlDeviceGetFieldValues(handle, [field_id])[0]
-    if field.nvmlReturn != pynvml.NVML_SUCCESS:
-        raise pynvml.NVMLError(field.nvmlReturn)
-    return int(field.value.uiVal)
-
-
-#: Bytes/s of one NVLink in one direction (data sheets), by part of the card's name, if the driver
-#: does not report it.
-_NVLINK_BYTES_PER_S = {
-    "V100": 25e9,
-    "A100": 25e9,
-    "H100": 25e9,
-    "H200": 25e9,
-    "B200": 50e9,
-    "B300": 50e9,
-}
-#: Bytes/s of one lane of PCI Express in one direction, by generation.
-_LANE_BYTES_PER_S = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
-
-
-def link_between(card_ids: Sequence[str]) -> tuple[str, float | None]:
-    """See `farm.devices.host.link_between`. A user who switches peer access off (NCCL_P2P_DISABLE)
-    needs none.
-    """
-    with contextlib.suppress(pynvml.NVMLError), opened():
-        handles = [(one, _optional(pynvml.nvmlDeviceGetHandleByUUID, one)) for one in card_ids]
-        pairs = list(itertools.combinations([pair for pair in handles if pair[1] is not None], 2))
-        for (one, first), (other, second) in pairs if "NCCL_P2P_DISABLE" not in os.environ else ():
-            access = _peer_status(first, second, pynvml.NVML_P2P_CAPS_INDEX_READ)
-            by_nvlink = _peer_status(first, second, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
-            if access is not None and pynvml.NVML_P2P_STATUS_OK not in (access, by_nvlink):
-                raise NoSuchCard(
-                    f"The cards {one} and {other} cannot access each other's memory.",
-                    "Choose cards with peer access (`nvidia-smi topo -p2p r`), or set "
-                    "NCCL_P2P_DISABLE=1 to"
-                    " communicate through the host's memory.",
-                )
-        if not pairs:
-            return "", None
-        status = (
-            _peer_status(one, other, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
-            for (_, one), (_, other) in pairs
-        )
-        first = pairs[0][0][1]
-        if all(one == pynvml.NVML_P2P_STATUS_OK for one in status):
-            links = _nvlinks(first) or 0
-            each_mb = _optional(_field_value, first, pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON)
-            model = _optional(pynvml.nvmlDeviceGetName, first) or ""
-            known = (rate for name, rate in _NVLINK_BYTES_PER_S.items() if name in model)
-            return f"NVLink x{links}", links * (
-                each_mb * 1e6 if each_mb else next(known, 0.0)
-            ) or None
-        generation = _optional(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, first) or 0
-        lanes = _optional(pynvml.nvmlDeviceGetMaxPcieLinkWidth, first) or 0
-        return f"PCIe {generation} x{lanes}", _LANE_BYTES_PER_S.get(generation, 0) * lanes or None
-    return "", None
-
-
-def _peer_status(one: Any, other: Any, capability: Any) -> int | None:
-    capability = (
-        capability[0] if isinstance(capability, tuple) else capability
-    )  # a constant of pynvml is, by mistake
-    return _optional(pynvml.nvmlDeviceGetP2PStatus, one, other, capability)
 
 
 def _throttle_reasons(handle: Any) -> tuple[str, ...]:
@@ -292,7 +164,7 @@ _QUERIES: dict[str, Callable[[Any], Any]] = {
         float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) or None
     ),
     "power_instant_w": lambda handle: (
-        _field_value(handle, pynvml.NVML_FI_DEV_POWER_INSTANT) / 1e3 or None
+        field_value(handle, pynvml.NVML_FI_DEV_POWER_INSTANT) / 1e3 or None
     ),
     # This is an average over 1 s on Hopper, and on Ampere except the A100: use it only without
     # another power source.
@@ -307,7 +179,7 @@ _QUERIES: dict[str, Callable[[Any], Any]] = {
         pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
     ),
     "memory_temperature_c": lambda handle: (
-        float(_field_value(handle, pynvml.NVML_FI_DEV_MEMORY_TEMP)) or None
+        float(field_value(handle, pynvml.NVML_FI_DEV_MEMORY_TEMP)) or None
     ),
     "power_limit_w": lambda handle: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3,
     "throttle_reasons": _throttle_reasons,
@@ -341,4 +213,71 @@ class NvidiaDevice(QueriedDevice):
         with self._lock:
             if self._open:
                 super().close()
-                _optional(pynvml.nvmlShutdown)
+                optional(pynvml.nvmlShutdown)
+
+
+class Nvidia(Vendor):
+    """NVIDIA's GPUs. Every PyTorch build but that for ROCm measures on them."""
+
+    name = "NVIDIA"
+    kind = "cuda"
+
+    def serves(self, torch: Installed | None) -> bool:
+        return torch is None or not torch.hip
+
+    def cards(self, settings: Settings) -> list[Card]:
+        """The NVIDIA cards of this host in NVML's order; [] if there is no driver.
+
+        A card whose driver fails is in the list with its refusal. If the driver cannot count the
+        cards, the list has one entry for all cards."""
+        try:
+            with opened():
+                return [_describe(index, settings) for index in range(pynvml.nvmlDeviceGetCount())]
+        except pynvml.NVMLError as error:
+            if _code(error) in ABSENT:
+                return []
+            uncounted = Card(
+                uncounted_id(settings), "cuda", "all NVIDIA cards", 0, host=settings.host
+            )
+            return [dataclasses.replace(uncounted, refusal=_no_answer(error))]
+
+    def visible_cards(self, settings: Settings) -> list[Card]:
+        return visible_cards(self.cards(settings), settings)
+
+    def open(self, card: Card) -> Device:
+        return NvidiaDevice(card)
+
+    def links(self, card: Card) -> dict[str, Any]:
+        links = nvidia_links.links(card.id)
+        with contextlib.suppress(NoSuchCard):
+            communication = self._communication(card, links.get("peers", ()))
+            if communication:
+                links["communication"] = communication
+        return links
+
+    def _communication(self, card: Card, peers: Sequence[str]) -> str:
+        """The software with which a card and all its peers communicate; "" if it is unknown."""
+        version = packaged_version("nccl")
+        names = {self.link_between([card.id, peer])[0] for peer in peers}
+        names = names or {self.link_between([card.id])[0]}
+        if not version or len(names) > 1:  # readings over one link serve no cards with another
+            return ""
+        (name,) = names
+        return f"{nccl_of(version)} over {name}" if name else nccl_of(version)
+
+    def link_between(self, card_ids: Sequence[str]) -> tuple[str, float | None]:
+        if all(card_id.startswith("GPU-") for card_id in card_ids):
+            return nvidia_links.link_between(card_ids)
+        return "", None
+
+    def visible_only(self, card_ids: Sequence[str]) -> dict[str, str]:
+        return {"CUDA_VISIBLE_DEVICES": ",".join(card_ids)}
+
+    def is_installed(self, software: Software, card: Card, torch: Installed) -> bool:
+        # unknown if cuDNN comes from conda or the system: only loading it would tell its version
+        cudnn = None
+        with contextlib.suppress(ValueError):
+            major, minor, patch = map(int, packaged_version("cudnn").split(".")[:3])
+            cudnn = str(major * 10_000 + minor * 100 + patch)  # 9.19.0 is "91900"
+        installed = (torch.version, torch.cuda, cudnn, card.driver)
+        return (software.torch, software.cuda, software.cudnn, software.driver) == installed

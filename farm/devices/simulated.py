@@ -12,8 +12,10 @@ import os
 import signal
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from farm.devices.device import Card, Device
+from farm.devices.vendor import Vendor
 from farm.errors import Unmeasurable
 from farm.settings import Settings
 from farm.types.protocol import OnPhase, Placement, Protocol, Software, Subject
@@ -29,13 +31,13 @@ SLOW_TIMES = 4  # each tensor in slow memory adds this multiple of the time in f
 def simulated_cards(settings: Settings) -> list[Card]:
     return [
         Card(
-            f"SIM-{settings.host}-{number}",
-            "simulated",
-            MODEL,
-            64 * 2**30,
-            "simulated",
-            number,
-            settings.host,
+            id=f"SIM-{settings.host}-{number}",
+            kind="simulated",
+            model=MODEL,
+            memory_bytes=64 * 2**30,
+            driver="simulated",
+            index=number,
+            host=settings.host,
         )
         for number in range(settings.simulated_cards)
     ]
@@ -68,10 +70,25 @@ class SimulatedDevice(Device):
         return 150.0 + 500.0 * _fraction("power", subject_id)
 
 
+class Simulated(Vendor):
+    """Simulated cards, if the settings request them."""
+
+    name = "simulated"
+    kind = "simulated"
+
+    def cards(self, settings: Settings) -> list[Card]:
+        return simulated_cards(settings)
+
+    def open(self, card: Card) -> Device:
+        return SimulatedDevice(card)
+
+    def links(self, card: Card) -> dict[str, Any]:
+        return {"communication": "simulated"}
+
+
 def _fraction(word: str, subject_id: str) -> float:
-    return (
-        int.from_bytes(hashlib.sha256(f"{word} {subject_id}".encode()).digest()[:6], "big") / 2**48
-    )
+    digest = hashlib.sha256(f"{word} {subject_id}".encode()).digest()
+    return int.from_bytes(digest[:6], "big") / 2**48
 
 
 def measure(

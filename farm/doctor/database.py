@@ -5,7 +5,7 @@ cards healthy?
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -48,13 +48,14 @@ def database_checks(current: Settings) -> Iterator[Check]:
     try:
         database.check_schema()
         with database.read() as session:
-            begun_s, clock_s, ended_s = time.time(), read_clock_s(session), time.time()
+            begin_s = time.time()
+            clock_s = read_clock_s(session)
+            end_s = time.time()
             yield _where_the_database_is(current, str(database), sqlite, database.url)
             yield ok("schema", f"{database.schema_version()}, the schema that this program needs")
             yield from _writes(database)
-            yield _clock(
-                0.0 if sqlite else (begun_s + ended_s) / 2 - clock_s, (ended_s - begun_s) / 2
-            )
+            ahead_s = 0.0 if sqlite else (begin_s + end_s) / 2 - clock_s
+            yield _clock(ahead_s, (end_s - begin_s) / 2)
             yield from card_checks(session, current)
     except (DatabaseUnreachable, SchemaMismatch, SettingsError) as error:
         name = "schema" if isinstance(error, SchemaMismatch) else "database"
@@ -77,11 +78,8 @@ def _where_the_database_is(current: Settings, shown: str, sqlite: bool, url: Any
             "The hosts of a farm share one PostgreSQL database: set FARM_DATABASE_URL to its URL."
         )
         return warning("database", message, step)
-    if (
-        not sqlite
-        and not _is_local_host(url.host or "")
-        and url.query.get("sslmode") != "verify-full"
-    ):
+    is_remote = not sqlite and not _is_local_host(url.host or "")
+    if is_remote and url.query.get("sslmode") != "verify-full":
         message = f"{shown} is on another host, and its certificate is not checked"
         step = "Add sslmode=verify-full and sslrootcert to FARM_DATABASE_URL (docs/operate.md)."
         return warning("database", message, step)
@@ -97,11 +95,8 @@ def _clock(ahead_s: float, uncertain_s: float) -> Check:
         return result(
             "clock", message, "Start a time service (chrony, systemd-timesyncd) on both hosts."
         )
-    message = (
-        "differs from the clock of the database by at most "
-        f"{max(abs(ahead_s), uncertain_s, 0.001):.3f} s"
-    )
-    return ok("clock", message)
+    most_s = max(abs(ahead_s), uncertain_s, 0.001)
+    return ok("clock", f"differs from the clock of the database by at most {most_s:.3f} s")
 
 
 def card_checks(session: Session, current: Settings) -> Iterator[Check]:
@@ -115,44 +110,8 @@ def card_checks(session: Session, current: Settings) -> Iterator[Check]:
     serving = [view for view in present if view.state in ("idle", "busy")]
     starting = sum(view.state == "starting" for view in present)
     for view in views:
-        card, look = (
-            view.card,
-            f"Read the log of the worker on {view.card.host} (`journalctl -u farm-worker`)",
-        )
-        name = f"card {card.host}:{card.index}"
-        if view.state == "quarantined":
-            message = f"{card.id} is quarantined: {card.state_reason or 'no reason is stored'}"
-            yield problem(name, message, _NEXT_STEPS[view.state].format(card))
-        elif card.id in gone or (view.state == "lost" and farms[card.id]):
-            message = f"the `farm run` on {card.id} has ended unexpectedly"
-            message += f"; {view.waiting} of its items are not measured"
-            yield warning(
-                name, message, "Run the same command again: it continues where it stopped."
-            )
-        elif view.state == "lost":
-            message = f"{card.id} has sent no heartbeat for {view.seen_ago_s:.0f} s"
-            message += f"; {view.waiting} items wait for this card"
-            yield problem(
-                name,
-                message,
-                f"{look}. If the card will not return, run `farm cards drain {card.id}`.",
-            )
-        elif view.state == "stopped" and card.state_reason:
-            message = f"no worker serves {card.id}: {card.state_reason}"
-            yield problem(name, message, f"{look}, and start `farm worker` again.")
-        elif view.silent_s:
-            silent = (
-                f"is idle and has taken no item for {view.silent_s:.0f} s, though {view.waiting} "
-                "items wait"
-            )
-            again = (
-                f"The worker restarts by itself after {current.deaf_after_s:g} s "
-                "(FARM_DEAF_AFTER_S)"
-            )
-            restart = again if current.deaf_after_s else "Restart the worker"
-            yield problem(name, f"{card.id} {silent}", f"{look} and check the broker. {restart}.")
-        elif view.state == "draining":
-            yield warning(name, f"{card.id} is draining", _NEXT_STEPS[view.state].format(card))
+        has_ended = view.card.id in gone or (view.state == "lost" and farms[view.card.id])
+        yield from _card_check(view, bool(has_ended), current)
     if serving:
         hosts = len({view.card.host for view in serving})
         message = f"; {starting} more starting" if starting else ""
@@ -167,6 +126,48 @@ def card_checks(session: Session, current: Settings) -> Iterator[Check]:
         )
     yield from _unserved_items(session, views)
     yield from _software_checks(session, [view.card for view in serving])
+
+
+def _card_check(view: CardStatus, has_ended: bool, current: Settings) -> Iterator[Check]:
+    """Report what is wrong with a card. ``has_ended``: the `farm run` that used it has ended."""
+    card = view.card
+    name = f"card {card.host}:{card.index}"
+    look = f"Read the log of the worker on {card.host} (`journalctl -u farm-worker`)"
+    if view.state == "quarantined":
+        message = f"{card.id} is quarantined: {card.state_reason or 'no reason is stored'}"
+        yield problem(name, message, _NEXT_STEPS[view.state].format(card))
+    elif has_ended:
+        yield warning(
+            name,
+            f"the `farm run` on {card.id} has ended unexpectedly; {view.waiting} of its items are "
+            "not measured",
+            "Run the same command again: it continues where it stopped.",
+        )
+    elif view.state == "lost":
+        yield problem(
+            name,
+            f"{card.id} has sent no heartbeat for {view.seen_ago_s:.0f} s; {view.waiting} items "
+            "wait for this card",
+            f"{look}. If the card will not return, run `farm cards drain {card.id}`.",
+        )
+    elif view.state == "stopped" and card.state_reason:
+        message = f"no worker serves {card.id}: {card.state_reason}"
+        yield problem(name, message, f"{look}, and start `farm worker` again.")
+    elif view.silent_s:
+        restart = "Restart the worker"
+        if current.deaf_after_s:
+            restart = (
+                f"The worker restarts by itself after {current.deaf_after_s:g} s "
+                "(FARM_DEAF_AFTER_S)"
+            )
+        yield problem(
+            name,
+            f"{card.id} is idle and has taken no item for {view.silent_s:.0f} s, though "
+            f"{view.waiting} items wait",
+            f"{look} and check the broker. {restart}.",
+        )
+    elif view.state == "draining":
+        yield warning(name, f"{card.id} is draining", _NEXT_STEPS[view.state].format(card))
 
 
 _NEXT_STEPS = {
@@ -197,53 +198,60 @@ def _unserved_items(session: Session, views: Sequence[CardStatus]) -> Iterator[C
     kinds = by_key(lambda view: (view.card.model, view.card.software_id), views)
     for (model, _), alike in kinds.items():
         number = sum(waiting.get(view.card.id, 0) for view in alike)
-        own = [view for view in alike if not cards.farm_of(view.card.worker)]
-        if not number or any(view.state in ("idle", "busy", "starting") for view in own):
+        shared = [view for view in alike if not cards.farm_of(view.card.worker)]
+        if not number or any(view.state in ("idle", "busy", "starting") for view in shared):
             continue
-        named = ", ".join(f"{view.card.id} is {view.state}" for view in own[:5])
-        first = (own or alike)[0]
+        states = ", ".join(f"{view.card.id} is {view.state}" for view in shared[:5])
+        first = (shared or alike)[0]
         step = _NEXT_STEPS.get(first.state, "Start `farm worker` on {0.host}.").format(first.card)
         message = (
             f"no worker serves a card of model {model}, but {number} {plural('item', number)} "
             "must be measured there"
         )
-        yield problem("cards", f"{message}: {named or 'a `farm run` uses the card'}", step)
+        yield problem("cards", f"{message}: {states or 'a `farm run` uses the card'}", step)
 
 
 def _software_checks(session: Session, serving: Sequence[Any]) -> Iterator[Check]:
-    by_model = by_key(lambda card: card.model, (card for card in serving if card.software_id))
-    by_software = {
-        model: by_key(lambda card: card.software_id, alike) for model, alike in by_model.items()
-    }
-    for model, groups in by_software.items():
-        if len(groups) < 2:
+    with_software = [card for card in serving if card.software_id]
+    differ = False
+    for model, alike in by_key(lambda card: card.model, with_software).items():
+        groups = by_key(lambda card: card.software_id, alike)
+        if len(groups) == 1:
             continue
-        rows = {software_id: session.get(tables.SoftwareRow, software_id) for software_id in groups}
-        fields = (
-            "torch",
-            "cuda",
-            "cudnn",
-            "driver",
-        )  # the first writer of the row decides the other fields
-        differing = [
-            field for field in fields if len({getattr(row, field) for row in rows.values()}) > 1
-        ]
-        message = "; ".join(
-            f"{', '.join(sorted({card.host for card in group}))}: "
-            + " ".join(f"{field} {getattr(rows[software_id], field)}" for field in differing)
-            for software_id, group in groups.items()
-        )
+        differ = True
         yield warning(
             "versions",
-            f"the cards of model {model} run different software ({message})",
+            f"the cards of model {model} run different software ({_differences(session, groups)})",
             "Readings of different software are not mixed, so each of these hosts measures "
-            "everything: install the "
-            "same versions on all hosts.",
+            "everything: install the same versions on all hosts.",
         )
-    if by_software and all(len(groups) == 1 for groups in by_software.values()):
+    if with_software and not differ:
         yield ok(
             "versions", "all cards of a card model have the same torch, CUDA, cuDNN and driver"
         )
+
+
+def _differences(session: Session, groups: Mapping[str, Sequence[Any]]) -> str:
+    """The versions in which the software of some cards differs, by host. ``groups``: id of a
+    software -> its cards.
+    """
+    versions = {software_id: _versions(session, software_id) for software_id in groups}
+    texts = []
+    for software_id, alike in groups.items():
+        words = [
+            f"{field} {version}"
+            for field, version in versions[software_id].items()
+            if any(other[field] != version for other in versions.values())
+        ]
+        hosts = ", ".join(sorted({card.host for card in alike}))
+        texts.append(f"{hosts}: {' '.join(words)}")
+    return "; ".join(texts)
+
+
+def _versions(session: Session, software_id: str) -> dict[str, str]:
+    """The versions of a software. Its other fields are those of the first host that stored it."""
+    row = session.get_one(tables.SoftwareRow, software_id)
+    return {"torch": row.torch, "cuda": row.cuda, "cudnn": row.cudnn, "driver": row.driver}
 
 
 def is_local(url: str) -> bool:

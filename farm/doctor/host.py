@@ -13,23 +13,19 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import pynvml
-
 from farm import settings as farm_settings
-from farm.devices import nvidia
-from farm.devices.amd import UNTESTED
 from farm.devices.device import Card
 from farm.devices.host import (
     SHARED_MEMORY_STEP,
-    Installed,
     discover,
-    installed_torch,
     open_device,
     semaphore_problem,
+    vendor_of,
 )
 from farm.devices.lock import holder_of, lock_problems, registered_processes
 from farm.devices.shared_files import UntrustedPath, open_folder
-from farm.doctor import Check, ok, problem, warning
+from farm.devices.software import installed_torch
+from farm.doctor import Check, drivers, ok, problem, warning
 from farm.errors import FarmError
 from farm.jobs.item_driver import Spool
 from farm.safe_text import printable
@@ -56,16 +52,12 @@ def _hardware_checks(current: Settings) -> Iterator[Check]:
             "Install torch, or install farm again with its dependencies.",
         )
     cards = discover(current)
-    yield from (
-        _amd_driver(cards, torch.hip)
-        if torch and torch.hip
-        else _nvidia_driver(cards, torch, current)
-    )
+    checks = drivers.CHECKS[vendor_of("cuda").name]
+    yield from checks(cards, torch, current)
     for card in cards:
         name = "cpu here" if card.kind == "cpu" else f"card {card.index} here"
-        if card.kind == "cpu" and not _worker_of(
-            card, current
-        ):  # a worker's measurement would cause the load
+        # A worker's measurement would cause the load.
+        if card.kind == "cpu" and not _worker_of(card, current):
             yield _load()
         if not card.refusal:
             yield from _card_here(name, card, current)
@@ -75,37 +67,6 @@ def _hardware_checks(current: Settings) -> Iterator[Check]:
         else:
             step = "Correct the cause, or use the other cards of this host only."
             yield warning(name, f"the farm cannot measure on {card}: {card.refusal}", step)
-
-
-def _amd_driver(cards: Sequence[Card], rocm: str) -> Iterator[Check]:
-    yield ok("torch", f"built for ROCm {rocm}")
-    if driver := next((card.driver for card in cards if card.kind == "cuda" and card.driver), ""):
-        yield ok("driver", f"amdgpu {driver}")
-        yield warning(
-            "AMD",
-            UNTESTED,
-            "Compare readings with another tool before you use them (docs/devices.md).",
-        )
-
-
-def _nvidia_driver(
-    cards: Sequence[Card], torch: Installed | None, current: Settings
-) -> Iterator[Check]:
-    driver, cuda, trouble = _driver()
-    yield from _all_listed(cards, current)
-    if driver:
-        yield ok("driver", f"{driver}, supports CUDA up to {cuda[0]}.{cuda[1]}")
-    elif has_nvidia_hardware() or any(card.kind == "cuda" for card in cards):
-        yield problem(
-            "driver",
-            f"this host has an NVIDIA card, but its driver does not answer: {trouble}",
-            "Install or reload the driver until `nvidia-smi` lists the card; give a container "
-            "access to the card.",
-        )
-    else:
-        yield ok("driver", "this host has no NVIDIA card; it measures on its CPU")
-    if torch is not None:
-        yield torch_against_driver(torch, cuda if driver else None)
 
 
 def disturbances(cards: Sequence[Card], current: Settings) -> Iterator[Check]:
@@ -121,83 +82,6 @@ def disturbances(cards: Sequence[Card], current: Settings) -> Iterator[Check]:
                     yield from _foreign(
                         f"card {card.index}", card, device.compute_processes(), current
                     )
-
-
-def _driver() -> tuple[str, tuple[int, int], str]:
-    """Return the driver's version, the newest CUDA version that it supports, and its error ("" if
-    it answers).
-    """
-    try:
-        with nvidia.opened():
-            version = pynvml.nvmlSystemGetDriverVersion()
-            number = pynvml.nvmlSystemGetCudaDriverVersion_v2()
-        return (
-            version if isinstance(version, str) else version.decode(),
-            (number // 1000, number % 1000 // 10),
-            "",
-        )
-    except pynvml.NVMLError as error:
-        return "", (0, 0), str(error)
-
-
-def _all_listed(listed: Sequence[Card], current: Settings) -> Iterator[Check]:
-    """Report GPUs that the driver counts but the farm did not list: no worker uses them."""
-    counted = [] if current.simulated_cards else nvidia.nvidia_cards(current)
-    if any(card.id == f"{nvidia.WITHOUT_UUID}{current.host}" for card in counted):
-        return  # another check reports that the driver does not count GPUs
-    if left_out := [card for card in counted if card.id not in {other.id for other in listed}]:
-        named = ", ".join(f"{card.index} ({card.id})" for card in left_out[:8])
-        yield warning(
-            "GPUs",
-            f"the farm sees {len(counted) - len(left_out)} of the {len(counted)} GPUs that the "
-            "driver lists; "
-            f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '')} leaves out {named}",
-            "Unset CUDA_VISIBLE_DEVICES to use all GPUs. Leave it if a scheduler gave you only "
-            "some of them.",
-        )
-    elif counted:
-        yield ok("GPUs", f"the farm sees all {len(counted)} GPUs that the driver lists")
-
-
-def has_nvidia_hardware(devices: Path = Path("/sys/bus/pci/devices")) -> bool:
-    """True if an NVIDIA display or 3D controller is on the PCI bus. Does not ask the driver."""
-    for device in devices.glob("*"):
-        with contextlib.suppress(OSError):
-            vendor, kind = (
-                (device / "vendor").read_text().strip(),
-                (device / "class").read_text().strip(),
-            )
-            if vendor == "0x10de" and kind.startswith("0x03"):
-                return True
-    return False
-
-
-def torch_against_driver(torch: Installed, driver_cuda: tuple[int, int] | None) -> Check:
-    """Check that torch can use the driver. A CUDA program runs on every driver with the same major
-    CUDA version.
-    """
-    if driver_cuda is None:
-        return ok(
-            "torch",
-            f"{torch.version}{f', built for CUDA {torch.cuda}' if torch.cuda else ', for CPUs'}",
-        )
-    if not torch.cuda:
-        message = f"torch {torch.version} is built for CPUs, but this host has an NVIDIA driver"
-        step = "Install a build of torch for CUDA (the default on Linux)."
-        return problem("torch", message, step)
-    major, minor = (int(part) for part in torch.cuda.split(".")[:2])
-    runs = f"the driver supports CUDA up to {driver_cuda[0]}.{driver_cuda[1]}"
-    message = f"torch {torch.version} is built for CUDA {torch.cuda}, {runs}"
-    if major > driver_cuda[0]:
-        step = (
-            "Update the driver, or install a torch that is built for a CUDA version that the "
-            "driver supports."
-        )
-        return problem("torch", message, step)
-    if (major, minor) > driver_cuda:
-        step = "torch runs, but kernels that are compiled at run time may fail: update the driver."
-        return warning("torch", message, step)
-    return ok("torch", message)
 
 
 def _card_here(name: str, card: Card, current: Settings) -> Iterator[Check]:
@@ -239,26 +123,26 @@ def _foreign(
     """
     import psutil
 
+    if not processes:
+        return
+
     def command(pid: int) -> str:
         with contextlib.suppress(psutil.Error):
             return psutil.Process(pid).name()
         return "of another container or user"
 
-    own = (
-        _worker_of(card, current) | registered_processes(current.lock_dir)
-        if processes
-        else frozenset()
-    )
-    foreign = sorted((processes or frozenset()) - own)
+    of_farm = _worker_of(card, current) | registered_processes(current.lock_dir)
+    foreign = sorted(processes - of_farm)
     unseen = [pid for pid in foreign if not Path(f"/proc/{pid}").exists()]
-    if not foreign or (own and len(unseen) == len(foreign) == 1):
+    if not foreign or (of_farm and len(unseen) == len(foreign) == 1):
         return  # in a container the driver reports host ids: one unknown id is the worker's
-    named = ", ".join(f"{pid} ({command(pid)})" for pid in foreign[:5])
-    message = (
-        f"other processes compute on {card}: {named}; readings taken meanwhile get the flag "
-        "`shared`"
+    names = ", ".join(f"{pid} ({command(pid)})" for pid in foreign[:5])
+    yield warning(
+        name,
+        f"other processes compute on {card}: {names}; readings taken meanwhile get the flag "
+        "`shared`",
+        "End these processes, or choose another card.",
     )
-    yield warning(name, message, "End these processes, or choose another card.")
 
 
 def _worker_of(card: Card, current: Settings) -> frozenset[int]:
@@ -269,9 +153,8 @@ def _worker_of(card: Card, current: Settings) -> frozenset[int]:
     if pid is None:
         return frozenset()
     with contextlib.suppress(psutil.Error):
-        return frozenset(
-            {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
-        )
+        children = psutil.Process(pid).children(recursive=True)
+        return frozenset([pid, *(child.pid for child in children)])
     return frozenset()
 
 
@@ -286,28 +169,37 @@ def _folder_checks(current: Settings) -> Iterator[Check]:
     for message, step in lock_problems(current.lock_dir):
         yield warning("locks", printable(message), printable(step))
     yield from _temporary_folder()
-    if reason := semaphore_problem():
+    reason = semaphore_problem()
+    if reason:
         yield problem("shared memory", f"workers cannot start: {reason}", SHARED_MEMORY_STEP)
     yield from _disk(current)
-    spool = Spool(current.state_dir / "spool")
-    if aside := spool.put_aside():
-        named = printable(", ".join(path.name for path in aside[:5]))
+    yield from _spool(Spool(current.state_dir / "spool"))
+    yield from _settings_file()
+
+
+def _spool(spool: Spool) -> Iterator[Check]:
+    """Report readings that are not in the database."""
+    aside = spool.put_aside()
+    if aside:
+        names = printable(", ".join(path.name for path in aside[:5]))
         yield problem(
             "spool",
             f"{len(aside)} {plural('reading', len(aside))} in {spool.folder} could not be stored: "
-            f"{named}",
+            f"{names}",
             "The log of the card's worker has the reason. Delete the files: their items are "
             "measured again.",
         )
-    if waiting := len(spool):
-        message = (
-            f"{waiting} {plural('reading', waiting)} in {spool.folder}, not yet in the database"
-        )
+    waiting = len(spool)
+    if waiting:
         yield warning(
             "spool",
-            message,
+            f"{waiting} {plural('reading', waiting)} in {spool.folder}, not yet in the database",
             "Start `farm worker`: the card's worker stores them when the database answers.",
         )
+
+
+def _settings_file() -> Iterator[Check]:
+    """Check that other users cannot read the settings file, or change it."""
     path = os.environ.get("FARM_CONFIG", "")
     with contextlib.suppress(OSError):
         mode = Path(path).stat().st_mode if path else 0
@@ -394,34 +286,32 @@ def _writable(name: str, folder: Path, next_step: str) -> Check:
         except UntrustedPath as error:
             message = printable(f"{error.filename} {error.strerror}, so {folder} is not used")
             return problem(name, message, f"Delete this link, or: {next_step}")
-    there = _existing(folder)
-    if not there.is_dir():
-        return problem(name, f"the folder {folder} cannot be created: {there} is a file", next_step)
+    existing = _existing(folder)
+    if not existing.is_dir():
+        message = f"the folder {folder} cannot be created: {existing} is a file"
+        return problem(name, message, next_step)
     try:
         # Permission bits are not enough: a file system can be full, read-only, virtual or mapped to
         # another user.
-        with tempfile.TemporaryFile(dir=there):
-            return ok(
-                name, str(folder) if there == folder else f"{folder} (created when it is needed)"
-            )
+        with tempfile.TemporaryFile(dir=existing):
+            pass
     except OSError as error:
-        cannot = "" if there == folder else f"{folder} cannot be created: "
-        return problem(
-            name, f"{cannot}this user cannot write to {there}: {error.strerror}", next_step
-        )
+        cannot = "" if existing == folder else f"{folder} cannot be created: "
+        message = f"{cannot}this user cannot write to {existing}: {error.strerror}"
+        return problem(name, message, next_step)
+    return ok(name, str(folder) if existing == folder else f"{folder} (created when it is needed)")
 
 
 def _disk(current: Settings) -> Iterator[Check]:
     folders = {current.state_dir, *(file.parent for file in _database_files(current))}
-    # If a path is not a folder, the check of the folder or the database reports it.
-    found = [
-        (folder, there)
-        for folder in sorted(folders, reverse=True)
-        if (there := _existing(folder)).is_dir()
-    ]
-    devices = {there.stat().st_dev: (folder, there) for folder, there in found}
-    for folder, there in reversed(devices.values()):
-        free_bytes = shutil.disk_usage(there).free
+    #: Device -> a folder of the farm on it, and the folder that exists.
+    devices: dict[int, tuple[Path, Path]] = {}
+    for folder in sorted(folders, reverse=True):
+        existing = _existing(folder)
+        if existing.is_dir():  # otherwise the check of the folder or the database reports it
+            devices[existing.stat().st_dev] = folder, existing
+    for folder, existing in reversed(devices.values()):
+        free_bytes = shutil.disk_usage(existing).free
         message = f"{free_bytes / 2**30:.1f} GiB free on the disk of {folder}"
         if free_bytes < DISK_WARNING_BYTES:
             result = problem if free_bytes < DISK_PROBLEM_BYTES else warning

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy
 from sqlmodel import Session
 
-from farm.devices.device import sound_fingerprint
+from farm.devices.fingerprint import sound_fingerprint
 from farm.operators.roofline import Roofline, roofline_of
 from farm.store import data_columns as declared
 from farm.store import tables

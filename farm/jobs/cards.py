@@ -17,8 +17,10 @@ import sqlalchemy
 from sqlalchemy import case, update
 from sqlmodel import Session, and_, col, func, select
 
-from farm.devices.device import FINGERPRINT_VERSION, Card, sound_fingerprint
-from farm.devices.host import cpu_card, discover, is_installed, links_of
+from farm.devices.cpu import cpu_card
+from farm.devices.device import Card
+from farm.devices.fingerprint import FINGERPRINT_VERSION, sound_fingerprint
+from farm.devices.host import discover, is_installed, links_of
 from farm.errors import FarmUnavailable, NoSuchCard, NoWorker
 from farm.jobs.item_state import has_message
 from farm.requests.card_selection import choose_cards, matching_cards

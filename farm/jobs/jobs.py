@@ -19,7 +19,8 @@ from farm.jobs.balance import time_left_s
 from farm.jobs.cards import LOST_AFTER_HEARTBEATS, farm_of, is_gone, measured_now
 from farm.jobs.cards import views as card_views
 from farm.jobs.items import open_items
-from farm.jobs.rounds import PlannedRound, add_round, chosen_cards, note_planning
+from farm.jobs.plan import JobPlan
+from farm.jobs.rounds import add_round, chosen_cards, note_planning
 from farm.settings import settings
 from farm.store import tables
 from farm.store.content import store_protocol
@@ -91,7 +92,7 @@ def create(
     pinned: bool = False,
     title: str = "",
     **of_round: Any,
-) -> PlannedRound:
+) -> JobPlan:
     """Create a job with its first round.
 
     Args:
@@ -104,13 +105,16 @@ def create(
     Raises:
         NoSuchCard, UsageError: see `farm.jobs.rounds.chosen_cards`.
     """
+    of_round.setdefault("scope", ("all",))
+    of_round.setdefault("capture_id", None)
+    variant = request.variant
     with database.write() as session:
         cards = chosen_cards(session, card_ids)
         job = Job(
             id=_new_id(session),
-            kind="model" if request.variant else "sweep",
+            kind="sweep" if variant is None else "model",
             title=title or request.title,
-            variant_id=request.variant.id if request.variant else None,
+            variant_id=None if variant is None else variant.id,
             protocol_id=store_protocol(session, request.protocol),
             request={**request.to_json(), "cards": [card.id for card in cards], "pinned": pinned},
             request_id=request.id,
@@ -119,9 +123,7 @@ def create(
         )
         session.add(job)
         session.flush()
-        return add_round(
-            session, job, reason="first", **{"scope": ("all",), "capture_id": None, **of_round}
-        )
+        return add_round(session, job, reason="first", **of_round)
 
 
 def find(session: Session, job_or_prefix: str) -> Job:
@@ -160,46 +162,57 @@ def progress(session: Session, job_id: str) -> Progress:
         .where(Item.job_id == job_id)
         .group_by(col(Item.state), col(Item.reused), col(Item.card_id))
     )
-    counts, left_s, reused = Counter[str](), defaultdict[str, float](float), 0
-    open_on = Counter[str]()
+    counts, reused = Counter[str](), 0
+    left_s, open_on = defaultdict[str, float](float), Counter[str]()
     for state, was_reused, card_id, number, expected_s in session.execute(query):
         counts[state] += number
-        reused += number if was_reused else 0
+        if was_reused:
+            reused += number
         if state in OPEN:
             left_s[card_id] += expected_s or 0.0
             open_on[card_id] += number
     current = measured_now(session, Item.job_id == job_id)
-    gone = job.state == JobState.OPEN and is_gone(job.farm, settings().host)
-    message = ABANDONED if gone else ""
-    newest = session.get(tables.Round, (job_id, job.round))
-    if newest is not None and newest.planned_at_s is None and not gone:
-        cut = f"its planning was interrupted: `farm resume --failed {job_id}` continues it"
-        message = "more items are being planned" if job.state == JobState.OPEN else cut
-    elif job.state == JobState.OPEN and not gone and not current:
-        message = waits_for(session, job, open_on) or groups.waits_for(session, job_id)
-    elif (
-        counts[ItemState.WAITING]
-        and any(card_id.startswith("CPU-") for card_id in current)
-        and not gone
-    ):
-        message = "a CPU times the waiting items in turn, so they end together"
+    is_open = job.state == JobState.OPEN
+    abandoned = is_open and is_gone(job.farm, settings().host)
+    message = ABANDONED if abandoned else _message(session, job, counts, current, open_on)
+    labels = {card_id: label or job.title for card_id, label in current.items()}
     return Progress(
-        job.id,
-        job.title,
-        job.state,
-        job.round,
-        counts,
-        reused,
-        sum(counts.values()),
-        time_left_s(session, job, left_s) if job.state == JobState.OPEN and not gone else 0.0,
-        ()
-        if gone
-        else tuple((card_id, label or job.title) for card_id, label in sorted(current.items())),
-        job.created_at_s,
-        (job.ended_at_s or now) - job.created_at_s,
-        message,
-        gone,
+        job_id=job.id,
+        title=job.title,
+        state=job.state,
+        round=job.round,
+        counts=counts,
+        reused=reused,
+        total=sum(counts.values()),
+        expected_left_s=time_left_s(session, job, left_s) if is_open and not abandoned else 0.0,
+        current=() if abandoned else tuple(sorted(labels.items())),
+        started_at_s=job.created_at_s,
+        elapsed_s=(job.ended_at_s or now) - job.created_at_s,
+        message=message,
+        abandoned=abandoned,
     )
+
+
+def _message(
+    session: Session,
+    job: Job,
+    counts: Mapping[str, int],
+    current: Mapping[str, str | None],
+    open_on: Mapping[str, int],
+) -> str:
+    """What people should know about a job that is not abandoned; "" if there is nothing.
+
+    ``current``: card id -> label of the item that it measures."""
+    newest = session.get(tables.Round, (job.id, job.round))
+    if newest is not None and newest.planned_at_s is None:
+        if job.state == JobState.OPEN:
+            return "more items are being planned"
+        return f"its planning was interrupted: `farm resume --failed {job.id}` continues it"
+    if job.state == JobState.OPEN and not current:
+        return waits_for(session, job, open_on) or groups.waits_for(session, job.id)
+    if counts[ItemState.WAITING] and any(card_id.startswith("CPU-") for card_id in current):
+        return "a CPU times the waiting items in turn, so they end together"
+    return ""
 
 
 def cancel(database: Database, job_id: str) -> int:
@@ -213,12 +226,12 @@ def cancel(database: Database, job_id: str) -> int:
             job.state, job.ended_at_s = JobState.CANCELLED, database_now()  # type: ignore[assignment]
         ranges = id_ranges(session, job_id)
     cancelled = 0
-    for its in ranges:
+    for item_range in ranges:
         with database.write() as session:
             job = locked(session, Job, job_id)
             if job is not None and job.state == JobState.CANCELLED:
-                lock_items(session, its, col(Item.state).in_(OPEN))
-                cancelled += session.exec(item_state.CANCEL.update(its)).rowcount
+                lock_items(session, item_range, col(Item.state).in_(OPEN))
+                cancelled += session.exec(item_state.CANCEL.update(item_range)).rowcount
     return cancelled
 
 
@@ -231,21 +244,24 @@ def retry_failed(database: Database, job_id: str) -> int:
     with database.read() as session:
         ranges = id_ranges(session, job_id)
     kept = begun = 0
-    for its in ranges:
+    for item_range in ranges:
         with database.write() as session:
-            if (job := locked(session, Job, job_id)) is None:
+            job = locked(session, Job, job_id)
+            if job is None:
                 return 0
-            lock_items(session, its, col(Item.state).in_([ItemState.FAILED, ItemState.CANCELLED]))
+            lock_items(
+                session, item_range, col(Item.state).in_([ItemState.FAILED, ItemState.CANCELLED])
+            )
             kept += session.exec(
-                item_state.STAND.update(its, col(Item.reading_id).is_not(None))
+                item_state.STAND.update(item_range, col(Item.reading_id).is_not(None))
             ).rowcount
             lasts = col(Item.lease_until_s) >= database_now()
             begun += session.exec(
-                item_state.GO_ON.update(its, item_state.in_work(), lasts)
+                item_state.GO_ON.update(item_range, item_state.in_work(), lasts)
             ).rowcount
             # Put all items into the newest round, whose verdict is computed again.
             again = item_state.AGAIN.update(
-                its, col(Item.reason) != item_state.NOT_RUN, round=job.round
+                item_range, col(Item.reason) != item_state.NOT_RUN, round=job.round
             )
             begun += session.exec(again).rowcount
     with database.write() as session:
@@ -288,15 +304,15 @@ def waits_for(session: Session, job: Job, open_on: Mapping[str, int]) -> str:
     and does not work; "" if all cards work."""
     views = {view.card.id: view for view in card_views(session, settings().heartbeat_s)}
     working = (tables.CardState.IDLE, tables.CardState.BUSY)
-    waiting = (
-        one
-        for one in sorted(open_on.items())
-        if one[0] in views and views[one[0]].state not in working
-    )
-    card_id, number = next(waiting, ("", 0))
-    if not number:
+    idle_ids = [
+        card_id
+        for card_id in sorted(open_on)
+        if card_id in views and views[card_id].state not in working
+    ]
+    if not idle_ids:
         return ""
-    view = views[card_id]
+    card_id = idle_ids[0]
+    view, number = views[card_id], open_on[card_id]
     mend = {
         tables.CardState.STARTING: "its worker is starting",
         tables.CardState.DRAINING: f"`farm cards resume {card_id}` gives the card work again",
@@ -315,8 +331,8 @@ def waits_for(session: Session, job: Job, open_on: Mapping[str, int]) -> str:
 def done_entries(session: Session, requests: Sequence[Request]) -> dict[str, str]:
     """Return `Request.id` -> job id for the requests that a job has completed without failed items
     and with at least the same precision. If several jobs have, it is the newest one."""
-    wanted = {request.id: request for request in requests}
-    asked = select(Job.id).where(Job.state == JobState.DONE, col(Job.request_id).in_(wanted))
+    by_id = {request.id: request for request in requests}
+    same = select(Job.id).where(Job.state == JobState.DONE, col(Job.request_id).in_(by_id))
     with_failures = select(Item.job_id).where(
         col(Item.state).in_([ItemState.FAILED, ItemState.CANCELLED]),
         col(Item.reason) != item_state.NOT_RUN,
@@ -324,24 +340,20 @@ def done_entries(session: Session, requests: Sequence[Request]) -> dict[str, str
     of_several_softwares = (
         select(Item.job_id)
         .join(tables.ReadingRow, col(tables.ReadingRow.id) == col(Item.reading_id))
-        .where(col(Item.job_id).in_(asked))
+        .where(col(Item.job_id).in_(same))
         .group_by(col(Item.job_id))
         .having(func.count(func.distinct(tables.ReadingRow.software_id)) > 1)
     )
-    sound = (
-        col(Job.id).in_(asked),
+    sound = select(Job).where(
+        col(Job.id).in_(same),
         col(Job.id).not_in(with_failures),
         col(Job.id).not_in(of_several_softwares),
     )
-    query = (
-        select(Job.request_id, Job.id, Job.request).where(*sound).order_by(col(Job.created_at_s))
-    )
-    found = ((wanted[id_], job_id, asked) for id_, job_id, asked in session.exec(query))
-    return {
-        one.id: job_id
-        for one, job_id, asked in found
-        if Request.from_json(asked).as_precise_as(one)
-    }
+    done = {}
+    for job in session.exec(sound.order_by(col(Job.created_at_s))):
+        if Request.from_json(job.request).as_precise_as(by_id[job.request_id]):
+            done[job.request_id] = job.id
+    return done
 
 
 def _new_id(session: Session) -> str:

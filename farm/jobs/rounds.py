@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple, TypeGuard
 
 from sqlalchemy import insert, update
 from sqlalchemy.exc import IntegrityError
@@ -33,6 +33,7 @@ from farm.jobs import item_state
 from farm.jobs.balance import QueuedItem, place
 from farm.jobs.groups import leading_cards
 from farm.jobs.items import open_items
+from farm.jobs.plan import JobPlan, PlanState
 from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
 from farm.store.content import (
@@ -65,6 +66,8 @@ from farm.store.tables import (
     VerdictRow,
 )
 from farm.types.format import plural
+from farm.types.measured_constants import MEASURED
+from farm.types.protocol import Stopping
 from farm.types.reading import Verification
 from farm.types.request import Request
 from farm.types.tuple import OperatorTuple, parse
@@ -76,24 +79,10 @@ from farm.verdict.verdict import Verdict
 #: items. Unit: s.
 ITEM_OVERHEAD_S = 0.2
 #: The same of a whole model, with its window; on GPUs also with the verification and the replays.
-#: 44 wholes on H200s took 10.0 s in the median.
-WHOLE_S, WHOLE_ON_GPU_S = 5.0, 10.0
+WHOLE_S, WHOLE_ON_GPU_S = 5.0, MEASURED["whole"].value
 #: The least precise half-width of a tuple's time, and the share of the sum's interval that its
 #: tuples may use up. The rest is for errors that they share.
 LEAST_PRECISE, OF_TUPLES = 0.1, 0.5
-
-
-@dataclass(frozen=True)
-class PlannedRound:
-    """A planned round: the number of ``new`` items to measure, of items ``reused`` from existing
-    readings, and of their subjects."""
-
-    job_id: str
-    round: int
-    new: int
-    reused: int
-    expected_s: float = 0.0  # of card time for the new items
-    subjects: int = 0
 
 
 def chosen_cards(session: Session, card_ids: Sequence[str]) -> list[CardRow]:
@@ -104,17 +93,19 @@ def chosen_cards(session: Session, card_ids: Sequence[str]) -> list[CardRow]:
         NoSuchCard: a chosen card is not registered.
         UsageError: the chosen cards are of several models or run different software.
     """
-    found = fetch(session, CardRow, card_ids)
-    if missing := [card_id for card_id in card_ids if card_id not in found]:
-        raise NoSuchCard(
-            f"No card '{missing[0]}' is registered.", "Start `farm worker` on the card's host."
-        )
-    cards = [found[card_id] for card_id in card_ids]
+    rows = fetch(session, CardRow, card_ids)
+    for card_id in card_ids:
+        if card_id not in rows:
+            raise NoSuchCard(
+                f"No card '{card_id}' is registered.", "Start `farm worker` on the card's host."
+            )
+    cards = [rows[card_id] for card_id in card_ids]
     if not cards:
         raise NoSuchCard(
             "No card was chosen.", "Start a worker with `farm worker`, or choose one with --card."
         )
-    if len(models := {card.model for card in cards}) > 1:
+    models = {card.model for card in cards}
+    if len(models) > 1:
         raise UsageError(
             f"The chosen cards have several card models: {', '.join(sorted(models))}.",
             "A job measures on one card model: choose one with --card.",
@@ -139,7 +130,7 @@ def add_round(
     operator_ids: Sequence[str] = (),
     reason: str,
     whole: bool = True,
-) -> PlannedRound:
+) -> JobPlan:
     """Create the next round of a job in the caller's transaction. Its items are closed, or placed
     on the job's cards.
 
@@ -154,80 +145,42 @@ def add_round(
     Raises:
         NoSuchCard, UsageError: see `chosen_cards`.
     """
-    request = Request.from_json(job.request)
-    cards = chosen_cards(session, job.request["cards"])
+    planner = _Planner(session, job)
     job.round += 1
-    now = database_now()
-    about = {"job_id": job.id, "number": job.round, "reason": reason, "capture_id": capture_id}
-    planned_at_s = now if whole else None
-    times = {
-        "created_at_s": now,
-        "planning_at_s": now,
-        "progress_at_s": now,
-        "planned_at_s": planned_at_s,
-    }
-    row = Round(**about, operators=list(scope), **times)  # type: ignore[arg-type]
+    now: Any = database_now()
+    row = Round(
+        job_id=job.id,
+        number=job.round,
+        reason=reason,
+        capture_id=capture_id,
+        operators=list(scope),
+        created_at_s=now,
+        planning_at_s=now,
+        progress_at_s=now,
+        planned_at_s=now if whole else None,
+    )
     session.add(row)
     session.flush()
-    operators = _operators(session, job, request, capture_id, operator_ids)
-    later = _later(session, request, capture_id, cards)
-    scoped = [
-        pair
-        for pair in operators
-        if ("all" in scope or pair[0].short_name in scope) and pair[0].id not in later
+    later = planner.later(capture_id)
+    measurements = [
+        measurement
+        for measurement in planner.measurements(capture_id, operator_ids)
+        if ("all" in scope or measurement.operator.short_name in scope)
+        and measurement.operator.id not in later
     ]
-    tuples = _tuples(session, job, request, cards, scoped)
-    new = [item for item in tuples if item.state == ItemState.WAITING]
-    busy = {item.card_id for item in new}
+    tuples = planner.tuples(measurements)
     extra: list[Item] = []
-    if request.variant is not None and job.round == 1:
-        extra += _wholes(session, job, request, cards, tuples, again=bool(later))
-        alone = [item for item in new if item.cards == 1]
-        if alone and len(busy) > 1:
-            subject = max(alone, key=lambda item: item.expected_s).model_dump(include=_SUBJECT)
-            extra += [new_item(job, card, "canary", **subject) for card in cards if card.id in busy]
-    elif request.variant is not None:
-        listing = select(Item.card_id).where(
-            Item.job_id == job.id, Item.reason == item_state.KERNELS_LISTED
-        )
-        for card_id in sorted(busy.union(session.exec(listing))):
-            extra += wait_on_card(session, job, card_id)
-        _reuse(session, extra, request, cards)
-    _insert(session, tuples)
+    if planner.request.variant is not None and job.round == 1:
+        extra = planner.wholes(tuples, again=bool(later)) + planner.canaries(tuples)
+    elif planner.request.variant is not None:
+        extra = planner.wholes_again(tuples)
+    planner.insert(tuples)
     session.add_all(extra)
     session.flush()
-    return _planned(job, tuples + extra)
+    return planner.planned(tuples + extra)
 
 
-def _later(
-    session: Session, request: Request, capture_id: int | None, cards: Sequence[CardRow]
-) -> set[str]:
-    """Return the tuples that a later round measures: a card first shows the values that decide how
-    much work they do.
-
-    A simulated card runs no model, so it shows none.
-    """
-    if request.variant is None or capture_id is None or cards[0].kind == "simulated":
-        return set()
-    return lacking_values(session, capture_id)
-
-
-def _insert(session: Session, items: Sequence[Item]) -> None:
-    """Insert new items. If they were objects of the session, half of the time of a plan would be
-    the driver's.
-    """
-    if items:
-        session.execute(insert(Item), [item.model_dump(exclude={"id"}) for item in items])
-
-
-def _planned(job: Job, items: Sequence[Item]) -> PlannedRound:
-    closed = sum(item.state == ItemState.DONE for item in items)
-    expected_s = math.fsum(item.expected_s for item in items if item.state != ItemState.DONE)
-    subjects = len({item.subject_id for item in items})
-    return PlannedRound(job.id, job.round, len(items) - closed, closed, expected_s, subjects)
-
-
-def add_tuples(session: Session, job: Job, operator_ids: Sequence[str]) -> PlannedRound:
+def add_tuples(session: Session, job: Job, operator_ids: Sequence[str]) -> JobPlan:
     """Add tuples to the round of a sweep that is still being planned. The caller's transaction has
     locked the job.
 
@@ -236,14 +189,11 @@ def add_tuples(session: Session, job: Job, operator_ids: Sequence[str]) -> Plann
     Raises:
         NoSuchCard, UsageError: see `chosen_cards`.
     """
-    request = Request.from_json(job.request)
-    cards = chosen_cards(session, job.request["cards"])
-    items = _tuples(
-        session, job, request, cards, _operators(session, job, request, None, operator_ids)
-    )
-    _insert(session, items)
+    planner = _Planner(session, job)
+    tuples = planner.tuples(planner.measurements(None, operator_ids))
+    planner.insert(tuples)
     note_planning(session, job)
-    return _planned(job, items)
+    return planner.planned(tuples)
 
 
 def note_planning(session: Session, job: Job, *, ended: bool = False) -> None:
@@ -263,150 +213,302 @@ def roofline_on(card: CardRow, request: Request) -> Roofline:
     )
 
 
-def _tuples(
-    session: Session,
-    job: Job,
-    request: Request,
-    cards: Sequence[CardRow],
-    operators: Sequence[tuple[Any, str, int]],
-) -> list[Item]:
-    """Create an item for each (operator, protocol id, calls): closed if a reading can be reused,
-    else put on a card.
-    """
-    roofline, now_s = roofline_on(cards[0], request), read_clock_s(session)
-    passes_us = [
-        roofline.estimate_us(operator.flops, operator.bytes_moved) for operator, *_ in operators
-    ]
-    total_us = (
-        math.fsum(one_us * calls for one_us, (*_, calls) in zip(passes_us, operators, strict=True))
-        or 1.0
-    )
-    tuples = [
-        new_item(
-            job,
-            cards[0],
-            "tuple",
-            now_s,
-            subject_kind="operator",
-            subject_id=one.id,
-            protocol_id=protocol_id,
-        )
-        for one, protocol_id, _ in operators
-    ]
-    needed = _cards_of_collectives(session, [one for one, *_ in operators])
-    for item in tuples:
-        item.cards = max(request.protocol.cards, needed.get(item.subject_id, 1))
+class _Measurement(NamedTuple):
+    """A tuple to measure under one protocol.
 
-    def expect(within: float) -> float:
-        """Set how precise each tuple must be, and its expected seconds; return those of all tuples
-        to measure.
+    ``operator`` is a named tuple of the columns that planning needs, without the spec."""
+
+    operator: Any
+    protocol_id: str
+    calls: int
+
+
+class _Planner:
+    """Plans items of a job's newest round in the caller's transaction. Raises as `chosen_cards`."""
+
+    def __init__(self, session: Session, job: Job) -> None:
+        self.session = session
+        self.job = job
+        self.request = Request.from_json(job.request)
+        self.cards = chosen_cards(session, job.request["cards"])
+
+    # ---- what to measure
+
+    def later(self, capture_id: int | None) -> set[str]:
+        """Return the tuples that a later round measures: a card first shows the values that decide
+        how much work they do.
+
+        A simulated card runs no model, so it shows none.
         """
-        for item, one_us, (*_, calls) in zip(tuples, passes_us, operators, strict=True):
-            share = one_us * calls / total_us
-            # Half-widths of r / sqrt(share) give the sum the half-width r, for the least time in
-            # windows.
-            item.half_width = (
-                min(LEAST_PRECISE, within / math.sqrt(share))
-                if share
-                else LEAST_PRECISE * bool(within)
-            )
-            stopping = request.stopping.allowing(item.half_width)
-            # The window has at least a dozen passes.
-            window_s = max(0.1 if stopping.rough else stopping.minimum_s, 12e-6 * one_us)
-            item.expected_s = ITEM_OVERHEAD_S + stopping.warm_up_s + window_s
-        return math.fsum(item.expected_s for item in tuples if item.state == ItemState.WAITING)
+        is_simulated = self.cards[0].kind == "simulated"
+        if self.request.variant is None or capture_id is None or is_simulated:
+            return set()
+        return lacking_values(self.session, capture_id)
 
-    expect(request.within * OF_TUPLES)
-    _reuse(session, tuples, request, cards)
-    within = 0.0
-    while (
-        request.budget_s
-        and expect(within) > request.budget_s - _whole_s(cards)
-        and within < LEAST_PRECISE
-    ):
-        within = 1.25 * within or 1e-4
-    new = [item for item in tuples if item.state == ItemState.WAITING]
-    _put_on_cards(session, new, cards, growing=job.id)
-    return tuples
+    def measurements(
+        self, capture_id: int | None, operator_ids: Sequence[str]
+    ) -> list[_Measurement]:
+        """Return the measurements that have no item in the job yet.
+
+        A tuple with two value profiles has two protocols. A tuple that is not what the model runs
+        is not measured."""
+        session, request = self.session, self.request
+
+        @functools.cache
+        def protocol_id(data: str, placement: str = "") -> str:
+            protocol = request.protocol.with_data(data)
+            if placement:
+                protocol = protocol.with_placement(placement)
+            return store_protocol(session, protocol)
+
+        calls_of = self._calls(capture_id, operator_ids)
+        data_of: dict[str, str] = {}  # tuple id -> data of its first call
+        for operator_id, data in calls_of:
+            data_of.setdefault(operator_id, data)
+        operator = tables.Operator
+        columns = (
+            operator.id,
+            operator.short_name,
+            operator.flops,
+            operator.bytes_moved,
+            operator.kind,
+        )
+        rows = fetch_values(session, columns, data_of)
+        measurements = [
+            _Measurement(rows[operator_id], protocol_id(data), calls)
+            for (operator_id, data), calls in calls_of.items()
+        ]
+        if request.placements != "none":
+            from farm.operators.rebuild import placements_of
+
+            # Each placement is measured with the data of the first call only: values do not affect
+            # transfers.
+            specs = tuples_with_ids(session, data_of)
+            for operator_id, data in data_of.items():
+                if operator_id not in specs:
+                    continue
+                for placement in placements_of(specs[operator_id], request.placements):
+                    placed_id = protocol_id(data, placement)
+                    measurements.append(_Measurement(rows[operator_id], placed_id, 1))
+        of_job = select(Item.subject_id, Item.protocol_id).where(
+            Item.job_id == self.job.id, Item.role == "tuple"
+        )
+        existing = set(map(tuple, among(session, of_job, Item.subject_id, rows)))
+        return [
+            measurement
+            for measurement in measurements
+            if (measurement.operator.id, measurement.protocol_id) not in existing
+        ]
+
+    def _calls(
+        self, capture_id: int | None, operator_ids: Sequence[str]
+    ) -> dict[tuple[str, str], int]:
+        """Return (tuple id, data) -> number of calls, of a capture or of a sweep's tuples."""
+        if capture_id is None:
+            data = self.request.protocol.of_whole.data
+            return {(operator_id, data): 1 for operator_id in operator_ids}
+        unlike = mismatches(self.session, capture_id)
+        called = classes(self.session, capture_id, self.request.protocol.data)
+        return {key: calls for key, calls in called.items() if key[0] not in unlike}
+
+    # ---- items
+
+    def tuples(self, measurements: Sequence[_Measurement]) -> list[Item]:
+        """Create an item for each measurement: closed if a reading can be reused, else put on a
+        card.
+        """
+        request, cards = self.request, self.cards
+        now_s = read_clock_s(self.session)
+        needed = self._cards_of_collectives(measurements)
+        tuples = []
+        for measurement in measurements:
+            operator_id = measurement.operator.id
+            item = new_item(
+                self.job,
+                cards[0],
+                "tuple",
+                now_s,
+                subject_kind="operator",
+                subject_id=operator_id,
+                protocol_id=measurement.protocol_id,
+            )
+            item.cards = max(request.protocol.cards, needed.get(operator_id, 1))
+            tuples.append(item)
+        roofline = roofline_on(cards[0], request)
+        calls_us = [
+            roofline.estimate_us(operator.flops, operator.bytes_moved)
+            for operator, *_ in measurements
+        ]
+        total_us = math.fsum(
+            call_us * calls for call_us, (*_, calls) in zip(calls_us, measurements, strict=True)
+        )
+
+        def expect(within: float) -> float:
+            """Set how precise each tuple must be, and its expected seconds; return those of all
+            tuples to measure.
+            """
+            for item, call_us, measurement in zip(tuples, calls_us, measurements, strict=True):
+                share = call_us * measurement.calls / (total_us or 1.0)
+                item.half_width = _half_width(within, share)
+                item.expected_s = _expected_s(request.stopping.allowing(item.half_width), call_us)
+            return math.fsum(item.expected_s for item in tuples if item.state == ItemState.WAITING)
+
+        expect(request.within * OF_TUPLES)
+        self.reuse(tuples, cards)
+        if request.budget_s:
+            within, left_s = 0.0, request.budget_s - _whole_s(cards)
+            while expect(within) > left_s and within < LEAST_PRECISE:
+                within = 1.25 * within or 1e-4
+        new = [item for item in tuples if item.state == ItemState.WAITING]
+        self._put_on_cards(new, growing=self.job.id)
+        return tuples
+
+    def _cards_of_collectives(self, measurements: Sequence[_Measurement]) -> dict[str, int]:
+        """Return tuple id -> number of cards for the collectives among the measurements."""
+        operators = (measurement.operator for measurement in measurements)
+        ids = [operator.id for operator in operators if operator.kind == "collective"]
+        query = select(tables.Operator.id, tables.Operator.parameters)
+        collectives = among(self.session, query, tables.Operator.id, ids)
+        return {operator_id: parameters["cards"] for operator_id, parameters in collectives}
+
+    def _put_on_cards(self, items: Sequence[Item], growing: str = "") -> None:
+        """Choose the (leading) card of each item, see `card_for_each`. Raises `UsageError` if no
+        host has enough cards.
+        """
+        cards = self.cards
+        for number in sorted({item.cards for item in items}):
+            alike = [item for item in items if item.cards == number]
+            leading = leading_cards(cards, number) if number > 1 else cards
+            if not leading:
+                most = max(sum(card.host == other.host for other in cards) for card in cards)
+                raise UsageError(
+                    f"The job needs {number} cards of one host, but no host has more than {most} "
+                    "of the chosen cards.",
+                    "Give fewer cards, or choose the cards of a host with more of them; `farm "
+                    "cards` lists them.",
+                )
+            card_ids = card_for_each(self.session, alike, leading, growing=growing)
+            for item, card_id in zip(alike, card_ids, strict=True):
+                item.card_id = card_id
+
+    def wholes(self, tuples: Sequence[Item], *, again: bool) -> list[Item]:
+        """Create a whole item for every card that measures tuples or whose readings are reused; one
+        for a split model.
+
+        Args:
+            again: do not reuse readings of the whole model, because a card has to run it.
+        """
+        session, request, cards = self.session, self.request, self.cards
+        assert request.variant is not None, "a sweep has no whole model"
+        subject: dict[str, Any] = {
+            "subject_kind": "variant",
+            "subject_id": request.variant.id,
+            "expected_s": _whole_s(cards),
+            "protocol_id": store_protocol(session, request.protocol.of_whole),
+        }
+        number = max(request.variant.cards, request.protocol.cards)
+        if number > 1:
+            split = new_item(self.job, cards[0], "whole", **subject)
+            split.cards = number
+            self._put_on_cards([split])
+            if not again:
+                self.reuse([split], cards)
+            return [split]
+        by_id = {card.id: card for card in cards}
+        wholes = []
+        for card_id in sorted({item.card_id for item in tuples}) or [cards[0].id]:
+            card = by_id.get(card_id) or session.get_one(CardRow, card_id)
+            whole = new_item(self.job, card, "whole", **subject)
+            if not again:
+                self.reuse([whole], [card])
+            # A card that was not chosen measures nothing; only its readings are reused.
+            if whole.state == ItemState.DONE or card_id in by_id:
+                wholes.append(whole)
+        return wholes or [new_item(self.job, cards[0], "whole", **subject)]
+
+    def canaries(self, tuples: Sequence[Item]) -> list[Item]:
+        """Create an item of the longest tuple for each card that measures tuples, if several do."""
+        new = [item for item in tuples if item.state == ItemState.WAITING]
+        busy = {item.card_id for item in new}
+        on_one_card = [item for item in new if item.cards == 1]
+        if not on_one_card or len(busy) < 2:
+            return []
+        longest = max(on_one_card, key=lambda item: item.expected_s)
+        subject = longest.model_dump(include=_SUBJECT)
+        return [
+            new_item(self.job, card, "canary", **subject) for card in self.cards if card.id in busy
+        ]
+
+    def wholes_again(self, tuples: Sequence[Item]) -> list[Item]:
+        """Request the whole model on the cards that measure tuples of a further round, and on those
+        that have listed kernels."""
+        listed = select(Item.card_id).where(
+            Item.job_id == self.job.id, Item.reason == item_state.KERNELS_LISTED
+        )
+        busy = {item.card_id for item in tuples if item.state == ItemState.WAITING}
+        wholes: list[Item] = []
+        for card_id in sorted(busy.union(self.session.exec(listed))):
+            wholes += wait_on_card(self.session, self.job, card_id)
+        self.reuse(wholes, self.cards)
+        return wholes
+
+    def reuse(self, items: Sequence[Item], cards: Sequence[CardRow]) -> None:
+        """Close the items for which an existing reading of these cards can be used."""
+        on_one_card = [item for item in items if item.cards == 1]
+        on_several = [item for item in items if item.cards > 1]
+        of_groups = software_of_groups(self.session, cards) if on_several else None
+        card_ids, now_s = {card.id for card in cards}, read_clock_s(self.session)
+        for software_id, group in ((cards[0].software_id, on_one_card), (of_groups, on_several)):
+            if software_id is None:
+                continue
+            readings = find_readings(self.session, group, self.request, software_id, card_ids)
+            for item, reading in zip(group, readings, strict=True):
+                if reading is not None:
+                    item_state.REUSE.apply(
+                        item, reading_id=reading.id, card_id=reading.card_id, ended_at_s=now_s
+                    )
+
+    def insert(self, items: Sequence[Item]) -> None:
+        """Insert new items. If they were objects of the session, half of the time of a plan would
+        be the driver's.
+        """
+        if items:
+            self.session.execute(insert(Item), [item.model_dump(exclude={"id"}) for item in items])
+
+    def planned(self, items: Sequence[Item]) -> JobPlan:
+        """The plan of these items."""
+        new = [item for item in items if item.state != ItemState.DONE]
+        tuple_ids = {item.subject_id for item in items if item.role == "tuple"}
+        return JobPlan(
+            PlanState.PLANNED,
+            job_id=self.job.id,
+            round=self.job.round,
+            card_ids=tuple(card.id for card in self.cards),
+            card_model=self.cards[0].model,
+            tuples=len(tuple_ids),
+            new=len(new),
+            reused=len(items) - len(new),
+            expected_s=math.fsum(item.expected_s for item in new),
+        )
+
+
+def _half_width(within: float, share: float) -> float:
+    """The half-width of a tuple with this share of the sum's time. Half-widths of r / sqrt(share)
+    give the sum the half-width r, for the least time in windows."""
+    if share:
+        return min(LEAST_PRECISE, within / math.sqrt(share))
+    return LEAST_PRECISE * bool(within)
+
+
+def _expected_s(stopping: Stopping, call_us: float) -> float:
+    """The expected time of a tuple's item. Unit: s."""
+    shortest_s = 0.1 if stopping.rough else stopping.minimum_s
+    window_s = max(shortest_s, 12e-6 * call_us)  # the window has at least a dozen passes
+    return ITEM_OVERHEAD_S + stopping.warm_up_s + window_s
 
 
 def _whole_s(cards: Sequence[CardRow]) -> float:
     return WHOLE_ON_GPU_S if cards[0].kind == "cuda" else WHOLE_S
-
-
-def _cards_of_collectives(session: Session, operators: Iterable[Any]) -> dict[str, int]:
-    """Return tuple id -> number of cards for the collectives among these operators."""
-    ids = [operator.id for operator in operators if operator.kind == "collective"]
-    query = select(tables.Operator.id, tables.Operator.parameters)
-    return {
-        id_: parameters["cards"]
-        for id_, parameters in among(session, query, tables.Operator.id, ids)
-    }
-
-
-def _put_on_cards(
-    session: Session, items: Sequence[Item], cards: Sequence[CardRow], growing: str = ""
-) -> None:
-    """Choose the (leading) card of each item, see `card_for_each`. Raises UsageError if no host has
-    enough cards.
-    """
-    for number in sorted({item.cards for item in items}):
-        alike = [item for item in items if item.cards == number]
-        leading = leading_cards(cards, number) if number > 1 else cards
-        if not leading:
-            most = max(sum(card.host == other.host for other in cards) for card in cards)
-            raise UsageError(
-                f"The job needs {number} cards of one host, but no host has more than {most} of "
-                "the chosen cards.",
-                "Give fewer cards, or choose the cards of a host with more of them; `farm cards` "
-                "lists them.",
-            )
-        for item, card_id in zip(
-            alike, card_for_each(session, alike, leading, growing=growing), strict=True
-        ):
-            item.card_id = card_id
-
-
-def _wholes(
-    session: Session,
-    job: Job,
-    request: Request,
-    cards: Sequence[CardRow],
-    tuples: Sequence[Item],
-    *,
-    again: bool,
-) -> list[Item]:
-    """Create a whole item for every card that measures tuples or whose readings are reused; one for
-    a split model.
-
-    Args:
-        again: do not reuse readings of the whole model, because a card has to run it.
-    """
-    assert request.variant is not None
-    subject: dict[str, Any] = {"subject_kind": "variant", "subject_id": request.variant.id}
-    subject |= {
-        "expected_s": _whole_s(cards),
-        "protocol_id": store_protocol(session, request.protocol.of_whole),
-    }
-    if (number := max(request.variant.cards, request.protocol.cards)) > 1:
-        split = new_item(job, cards[0], "whole", **subject)
-        split.cards = number
-        _put_on_cards(session, [split], cards)
-        if not again:
-            _reuse(session, [split], request, cards)
-        return [split]
-    by_id = {card.id: card for card in cards}
-    wholes = []
-    for card_id in sorted({item.card_id for item in tuples}) or [cards[0].id]:
-        card = by_id.get(card_id) or session.get_one(CardRow, card_id)
-        whole = new_item(job, card, "whole", **subject)
-        if not again:
-            _reuse(session, [whole], request, [card])
-        if whole.state == ItemState.DONE or card_id in by_id:
-            wholes.append(
-                whole
-            )  # a card that was not chosen measures nothing; only its readings are reused
-    return wholes or [new_item(job, cards[0], "whole", **subject)]
 
 
 def wait_on_card(session: Session, job: Job, card_id: str) -> list[Item]:
@@ -422,18 +524,16 @@ def wait_on_card(session: Session, job: Job, card_id: str) -> list[Item]:
         col(Item.card_id) == card_id,
         reopened,
     )
-    again = (
-        session.exec(item_state.AGAIN.update(*given_up, round=job.round).returning(col(Item.id)))
-        .scalars()
-        .all()
-    )
-    wanted, wholes = _fresh(session, col(Item.id).in_(again)), wholes_of(session, job.id)
+    reopen = item_state.AGAIN.update(*given_up, round=job.round).returning(col(Item.id))
+    reopened_ids = session.exec(reopen).scalars().all()
+    items = _fresh(session, col(Item.id).in_(reopened_ids))
+    wholes = wholes_of(session, job.id)
     if wholes and all(item.card_id != card_id and item.cards == 1 for item in wholes):
         subject = wholes[0].model_dump(include=_SUBJECT)
-        wanted.append(new_item(job, session.get_one(CardRow, card_id), "whole", **subject))
-    session.add_all(wanted)
+        items.append(new_item(job, session.get_one(CardRow, card_id), "whole", **subject))
+    session.add_all(items)
     session.flush()
-    return wanted
+    return items
 
 
 def wholes_of(session: Session, job_id: str) -> list[Item]:
@@ -443,11 +543,10 @@ def wholes_of(session: Session, job_id: str) -> list[Item]:
     return _fresh(session, Item.job_id == job_id, Item.subject_kind == "variant")
 
 
-def _fresh(session: Session, *which: Any) -> list[Item]:
-    found = (
-        select(Item).where(*which).order_by(col(Item.id)).execution_options(populate_existing=True)
-    )
-    return list(session.exec(found))
+def _fresh(session: Session, *conditions: Any) -> list[Item]:
+    """Read items again, also those that the session has."""
+    query = select(Item).where(*conditions).order_by(col(Item.id))
+    return list(session.exec(query.execution_options(populate_existing=True)))
 
 
 #: The columns of an item that describe what is measured.
@@ -464,75 +563,18 @@ def new_item(
             the time, rows are inserted one by one. Unit: s.
         subject: the columns of `_SUBJECT`.
     """
-    about = {
-        "job_id": job.id,
-        "round": job.round,
-        "role": role,
-        "card_id": card.id,
-        "card_model": card.model,
-    }
-    item = Item(**about, **subject, created_at_s=database_now() if now_s is None else now_s)  # type: ignore[arg-type]
+    created_at_s: Any = database_now() if now_s is None else now_s
+    item = Item(
+        job_id=job.id,
+        round=job.round,
+        role=role,
+        card_id=card.id,
+        card_model=card.model,
+        created_at_s=created_at_s,
+        **subject,
+    )
     item_state.PLAN.apply(item)
     return item
-
-
-def _operators(
-    session: Session,
-    job: Job,
-    request: Request,
-    capture_id: int | None,
-    operator_ids: Sequence[str],
-) -> list[tuple[Any, str, int]]:
-    """Return (operator, protocol id, calls) for each measurement that has no item in the job yet.
-
-    A tuple with two value profiles has two protocols. A tuple that is not what the model runs is
-    not measured. Each operator is a named tuple of the columns that planning needs, without the
-    spec."""
-
-    @functools.cache
-    def protocol_id(data: str, placement: str = "") -> str:
-        protocol = request.protocol.with_data(data)
-        return store_protocol(
-            session, protocol.with_placement(placement) if placement else protocol
-        )
-
-    if capture_id is not None:
-        unlike = mismatches(session, capture_id)
-        called = classes(session, capture_id, request.protocol.data)
-        pairs = {pair: calls for pair, calls in called.items() if pair[0] not in unlike}
-    else:
-        pairs = {(operator_id, request.protocol.of_whole.data): 1 for operator_id in operator_ids}
-    first = dict(reversed(pairs))  # tuple id -> data of its first call
-    operator = tables.Operator
-    columns = (
-        operator.id,
-        operator.short_name,
-        operator.flops,
-        operator.bytes_moved,
-        operator.kind,
-    )
-    found = fetch_values(session, columns, first)
-    wanted = [
-        (found[operator_id], protocol_id(data), calls)
-        for (operator_id, data), calls in pairs.items()
-    ]
-    if request.placements != "none":
-        from farm.operators.rebuild import placements_of
-
-        specs = tuples_with_ids(session, first)
-        # Each placement is measured with the data of the first call only: values do not affect
-        # transfers.
-        wanted += [
-            (found[operator_id], protocol_id(first[operator_id], word), 1)
-            for operator_id in dict.fromkeys(operator_id for operator_id, _ in pairs)
-            if operator_id in specs
-            for word in placements_of(specs[operator_id], request.placements)
-        ]
-    its = select(Item.subject_id, Item.protocol_id).where(
-        Item.job_id == job.id, Item.role == "tuple"
-    )
-    there = set(map(tuple, among(session, its, Item.subject_id, found)))
-    return [one for one in wanted if (one[0].id, one[1]) not in there]
 
 
 def tuples_with_ids(session: Session, operator_ids: Iterable[str]) -> dict[str, OperatorTuple]:
@@ -544,26 +586,6 @@ def tuples_with_ids(session: Session, operator_ids: Iterable[str]) -> dict[str, 
         with contextlib.suppress(TupleRejected):
             tuples[id_] = parse(spec)
     return tuples
-
-
-def _reuse(
-    session: Session, items: Sequence[Item], request: Request, cards: Sequence[CardRow]
-) -> None:
-    """Close the items for which an existing reading can be used."""
-    alone, together = (
-        [item for item in items if (item.cards > 1) == grouped] for grouped in (False, True)
-    )
-    of_groups = software_of_groups(session, cards) if together else None
-    card_ids, now_s = {card.id for card in cards}, read_clock_s(session)
-    for software_id, its in ((cards[0].software_id, alone), (of_groups, together)):
-        if software_id is None:
-            continue
-        readings = find_readings(session, its, request, software_id, card_ids)
-        for item, reading in zip(its, readings, strict=True):
-            if reading is not None:
-                item_state.REUSE.apply(
-                    item, reading_id=reading.id, card_id=reading.card_id, ended_at_s=now_s
-                )
 
 
 def card_for_each(
@@ -634,12 +656,14 @@ def close_round(database: Database, job_id: str, number: int, *, failed: str = "
             job ends; the readings are kept.
     """
     try:
-        known = None if failed else _of_large_sweep(database, job_id, number)
+        verdict = None if failed else _of_large_sweep(database, job_id, number)
         with database.write() as session:
             job = locked(session, Job, job_id)
-            if job is None or job.state != JobState.OPEN or number != job.round:
+            if not _is_open(job, number):
                 return ClosedRound(Closing.ALREADY)
-            return _end_without_sum(session, job, failed) if failed else _close(session, job, known)
+            if failed:
+                return _end_without_sum(session, job, failed)
+            return _close(session, job, verdict)
     except IntegrityError:
         return ClosedRound(Closing.ALREADY)
 
@@ -649,26 +673,27 @@ def _of_large_sweep(database: Database, job_id: str, number: int) -> Verdict | N
     minutes, too long for a transaction that writes."""
     with database.read() as session:
         job = session.get(Job, job_id)
-        if (
-            job is None
-            or job.state != JobState.OPEN
-            or number != job.round
-            or not _is_complete(session, job)
-        ):
+        if not _is_open(job, number) or not _is_complete(session, job):
             return None
-        return evidence.verdict() if (evidence := Evidence(session, job, number)).spans else None
+        evidence = Evidence(session, job, number)
+        return evidence.verdict() if evidence.spans else None
+
+
+def _is_open(job: Job | None, number: int) -> TypeGuard[Job]:
+    """True if the job is open, and this is its newest round."""
+    return job is not None and job.state == JobState.OPEN and number == job.round
 
 
 def close_known_rounds(database: Database, job_id: str, number: int) -> int | None:
     """Close rounds from ``number`` on as long as all items are closed; return the first round with
     open items.
     """
-    wanted: int | None = number
-    while wanted is not None:
-        closed = close_round(database, job_id, wanted)
+    following: int | None = number
+    while following is not None:
+        closed = close_round(database, job_id, following)
         if closed.closing is Closing.OPEN:
-            return wanted
-        wanted = closed.next_round
+            return following
+        following = closed.next_round
     return None
 
 
@@ -677,40 +702,33 @@ def _is_complete(session: Session, job: Job) -> bool:
     return session.get_one(Round, key).planned_at_s is not None and not open_items(session, *key)
 
 
-def _close(session: Session, job: Job, known: Verdict | None) -> ClosedRound:
+def _close(session: Session, job: Job, verdict: Verdict | None) -> ClosedRound:
     if not _is_complete(session, job):
         return ClosedRound(Closing.OPEN)
-    there = select(VerdictRow).where(VerdictRow.job_id == job.id, VerdictRow.round == job.round)
-    if session.exec(there).first() is not None:
+    stored = select(VerdictRow).where(VerdictRow.job_id == job.id, VerdictRow.round == job.round)
+    if session.exec(stored).first() is not None:
         return ClosedRound(Closing.ALREADY)
     request = Request.from_json(job.request)
     evidence = Evidence(session, job, job.round)
-    if evidence.spans and known is None:
-        return ClosedRound(
-            Closing.OPEN
-        )  # its last item has just ended, and another aggregation is on its way
-    verdict = known or evidence.verdict()
+    if verdict is None:
+        if evidence.spans:
+            # Its last item has just ended, and another aggregation is on its way.
+            return ClosedRound(Closing.OPEN)
+        verdict = evidence.verdict()
     row = _add_verdict(session, job, verdict)
     following, why = None, ""
     try:
         following = _next_round(session, job, request, evidence, verdict)
-    except (
-        NoSuchCard,
-        UsageError,
-    ) as error:  # the cards have changed; raised before anything is planned
+    except (NoSuchCard, UsageError) as error:
+        # The cards have changed. The error was raised before anything was planned.
         why = f"No further round could be planned: {error.message}"
-    if request.operators == ("auto",) and verdict.too_large and following is None:
-        why = (
-            why
-            or "No operator type was added, because the sum is already larger than the whole model."
-        )
+    if following is not None:
+        return ClosedRound(Closing.NEXT, following, verdict.outcome)
+    if request.operators == ("auto",) and verdict.too_large and not why:
+        why = "No operator type was added, because the sum is already larger than the whole model."
     if why:
         row.details = {**row.details, "reasons": [*row.details["reasons"], why]}
-    return (
-        _end(job, verdict)
-        if following is None
-        else ClosedRound(Closing.NEXT, following, verdict.outcome)
-    )
+    return _end(job, verdict)
 
 
 def _add_verdict(session: Session, job: Job, verdict: Verdict) -> VerdictRow:
@@ -778,7 +796,7 @@ def _why_next(session: Session, capture_id: int, *, compiled: bool) -> str:
     """Say what a card has shown about a predicted capture."""
     if compiled:
         return "the card listed its kernels"
-    found = Verification.from_json(session.get_one(tables.Capture, capture_id).verification)
+    verification = Verification.from_json(session.get_one(tables.Capture, capture_id).verification)
     lacking = len(lacking_values(session, capture_id))
     values = (
         f"the card showed the values that decide the work of {lacking} {plural('tuple', lacking)}"
@@ -788,7 +806,7 @@ def _why_next(session: Session, capture_id: int, *, compiled: bool) -> str:
         return other
     return (
         f"{other}, and {values.removeprefix('the card ')}"
-        if found.missing or found.unexpected
+        if verification.missing or verification.unexpected
         else values
     )
 
@@ -813,12 +831,12 @@ def forget_significant(session: Session, names: Sequence[str]) -> None:
     Raises:
         UnknownOperator: a type is not in the set.
     """
-    known = sorted(significant(session))
+    types = sorted(significant(session))
     for name in dict.fromkeys(names):
         if (row := session.get(SignificantOperator, name)) is None:
             raise UnknownOperator(
                 f"'{name}' is not a significant operator type.",
-                did_you_mean(name, known)
-                or f"The significant operator types are: {', '.join(known) or 'none'}.",
+                did_you_mean(name, types)
+                or f"The significant operator types are: {', '.join(types) or 'none'}.",
             )
         session.delete(row)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from farm.models.tensor_kinds import is_plain, is_real_floating
+from farm.models.tensor_kinds import REAL_FLOATING, is_plain, is_real_floating
 from farm.types.format import plural
 from farm.types.protocol import Variant
 
@@ -30,25 +30,23 @@ class AsBuilt:
     batch: int  # of its example inputs; 0 if it has none
     dtype: str  # of most of its real floating-point numbers; "" if it has none
     dtypes: tuple[str, ...]  # all dtypes of its floating-point and complex tensors
-    depending: tuple[
-        tuple[str, str], ...
-    ]  # path and class of its modules that compute otherwise in train mode
+    # path and class of its modules that compute otherwise in train mode
+    depending: tuple[tuple[str, str], ...]
 
 
 def as_built(model: nn.Module, inputs: Iterable[torch.Tensor], batch: int) -> AsBuilt:
     """Describe a model that a function returned."""
-    groups: list[list[torch.Tensor]] = [
-        list(model.parameters()),
-        list(model.buffers()),
-        list(inputs),
-    ]
-    tensors = [tensor for group in groups for tensor in group if is_plain(tensor)]
-    decimals = [
-        tensor.dtype for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()
-    ]
-    dtypes = tuple(dict.fromkeys(_name(dtype) for dtype in decimals))
-    dtype = next(filter(None, map(_main_dtype, groups)), "")
-    return AsBuilt(batch, dtype, dtypes, tuple(_depending_on_mode(model)))
+    parameters, buffers, example = list(model.parameters()), list(model.buffers()), list(inputs)
+    dtypes = []
+    for tensor in (*parameters, *buffers, *example):
+        if is_plain(tensor) and (tensor.is_floating_point() or tensor.is_complex()):
+            dtypes.append(_name(tensor.dtype))
+    return AsBuilt(
+        batch,
+        _main_dtype(parameters) or _main_dtype(buffers) or _main_dtype(example),
+        tuple(dict.fromkeys(dtypes)),
+        tuple(_depending_on_mode(model)),
+    )
 
 
 def _main_dtype(tensors: Iterable[torch.Tensor]) -> str:
@@ -75,9 +73,9 @@ def differences(name: str, built: AsBuilt, variant: Variant) -> Iterator[str]:
 
 
 def _cast_line(name: str, built: AsBuilt, dtype: str) -> str:
-    real = {_name(one) for one in (torch.float64, torch.float32, torch.float16, torch.bfloat16)}
-    changed = [one for one in built.dtypes if one in real and one != dtype]
-    kept = [one for one in built.dtypes if one not in real]
+    real = {_name(real) for real in REAL_FLOATING}
+    changed = [name for name in built.dtypes if name in real and name != dtype]
+    kept = [name for name in built.dtypes if name not in real]
     line = (
         f"{name} has tensors of {' and '.join(changed)}; they are measured as {dtype}, as --dtype "
         "says."
@@ -92,8 +90,7 @@ def _mode_line(name: str, built: AsBuilt) -> str:
     shown = f"{first} and {number - 1} more" if number > 1 else first
     return (
         f"{name} was returned in train mode and is measured in eval mode, which matters for "
-        f"{number} "
-        f"{plural('module', number)} ({shown}). --mode train measures it in train mode."
+        f"{number} {plural('module', number)} ({shown}). --mode train measures it in train mode."
     )
 
 

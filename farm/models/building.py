@@ -13,9 +13,7 @@ from torch.overrides import TorchFunctionMode
 from farm.errors import UnsupportedModel
 from farm.types.protocol import Variant
 
-MOST_FILLED_BYTES = (
-    4 * 2**30
-)  # of a tensor with values that a model creates while it is built on meta
+MOST_FILLED_BYTES = 4 * 2**30  # of a tensor with values that a model creates on meta
 _FILLING = frozenset(
     (torch.ones, torch.zeros, torch.full, torch.arange, torch.eye, torch.rand, torch.randn)
 )
@@ -34,26 +32,22 @@ class EmptyOnMeta(TorchFunctionMode):
         if func is torch.empty and kwargs.get("device") is None:
             kwargs = kwargs | {"device": "meta"}
         elif func is torch.Tensor.normal_ and args[0].is_meta:
-            return args[
-                0
-            ]  # fills nothing, but takes torch a millisecond: half of the time to build a model
+            # It fills nothing, but takes torch a millisecond: half of the time to build a model.
+            return args[0]
         elif func in _FILLING:
             _check_filled(func, args, kwargs)
         return func(*args, **kwargs)
 
 
 def _check_filled(func: Any, args: Any, kwargs: Any) -> None:
-    sizes = {
-        name: value
-        for name, value in kwargs.items()
-        if name not in ("out", "generator", "pin_memory")
-    }
-    planned = func(*args, **sizes | {"device": "meta"})
+    sizes = kwargs | {"device": "meta"}
+    for name in ("out", "generator", "pin_memory"):
+        sizes.pop(name, None)
+    planned = func(*args, **sizes)
     if planned.nbytes > MOST_FILLED_BYTES:
         raise UnsupportedModel(
             f"The model creates a tensor of {planned.nbytes / 2**30:,.0f} GiB with values while "
-            "it is built; the limit "
-            f"is {MOST_FILLED_BYTES / 2**30:.0f} GiB.",
+            f"it is built; the limit is {MOST_FILLED_BYTES / 2**30:.0f} GiB.",
             "Choose smaller sizes, such as fewer positions.",
         )
 
@@ -80,21 +74,21 @@ def dtype_of(variant: Variant) -> torch.dtype:
 
 
 def memory_format_of(variant: Variant) -> torch.memory_format:
-    return (
-        torch.channels_last if variant.memory_format == "channels_last" else torch.contiguous_format
-    )
+    if variant.memory_format == "channels_last":
+        return torch.channels_last
+    return torch.contiguous_format
 
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """While active, the attribute ``name`` of a class or module is replaced by ``value``."""
-    own = name in vars(owner)  # False: a class inherits it
+    is_inherited = name not in vars(owner)
     before = vars(owner).get(name)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        if own:
+        if not is_inherited:
             setattr(owner, name, before)
         else:
             delattr(owner, name)
@@ -107,7 +101,9 @@ class ByPosition(nn.Module):
 
     def __init__(self, model: nn.Module, positional: int, names: tuple[str, ...]) -> None:
         super().__init__()
-        self.model, self.positional, self.names = model, positional, names
+        self.model = model
+        self.positional = positional
+        self.names = names
         self.training = model.training
 
     def forward(self, *values: Any) -> Any:
@@ -151,32 +147,36 @@ class Decoding(nn.Module):
         self.model = model
         self.growing = growing
         config = model.config
-        self.cache: Any = (
-            DynamicCache(config=config)
-            if growing
-            else StaticCache(config=config, max_cache_len=size)
-        )
+        self.cache: Any
+        if growing:
+            self.cache = DynamicCache(config=config)
+        else:
+            self.cache = StaticCache(config=config, max_cache_len=size)
         self.before = size - max(depth, len(self.cache.layers))
         heads, width = _heads_and_width(config)
         shape = (batch, max(1, heads // cards), size - 1, width)
         if not growing:  # this call fills the cache with zeros; on meta it only sets the shapes
             self.cache.early_initialization(*shape[:2], width, model.dtype, torch.device("meta"))
         for index, layer in enumerate(self.cache.layers):
-            for name in ("keys", "values"):
-                filled = torch.empty(
-                    shape if growing else getattr(layer, name).shape, dtype=model.dtype
-                ).normal_()
-                self.register_buffer(f"cached_{name}_{index}", filled, persistent=False)
+            keys = shape if growing else layer.keys.shape
+            values = shape if growing else layer.values.shape
+            self._cache_normal(f"cached_keys_{index}", keys)
+            self._cache_normal(f"cached_values_{index}", values)
         self.register_buffer("last", torch.tensor([-1]), persistent=False)
+
+    def _cache_normal(self, name: str, shape: tuple[int, ...]) -> None:
+        """Create a buffer with standard normal numbers."""
+        filled = torch.empty(shape, dtype=self.model.dtype).normal_()
+        self.register_buffer(name, filled, persistent=False)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         counter = None if self.growing else torch.full((), self.before, device=ids.device)
         for index, layer in enumerate(self.cache.layers):
-            layer.keys, layer.values = (
-                getattr(self, f"cached_keys_{index}"),
-                getattr(self, f"cached_values_{index}"),
-            )
-            layer.cumulative_length, layer.device, layer.is_initialized = counter, ids.device, True
+            layer.keys = getattr(self, f"cached_keys_{index}")
+            layer.values = getattr(self, f"cached_values_{index}")
+            layer.cumulative_length = counter
+            layer.device = ids.device
+            layer.is_initialized = True
             if layer.is_sliding:
                 layer.cumulative_length_int = self.before
         original = torch.tensor
@@ -194,8 +194,7 @@ def _heads_and_width(config: Any) -> tuple[int, int]:
     config = config.get_text_config(decoder=True)
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    if getattr(config, "multi_query", False) and not getattr(
-        config, "new_decoder_architecture", False
-    ):
+    is_new = getattr(config, "new_decoder_architecture", False)
+    if getattr(config, "multi_query", False) and not is_new:
         return 1, width
     return getattr(config, "num_key_value_heads", None) or heads, width

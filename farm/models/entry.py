@@ -1,28 +1,21 @@
-"""`ModelEntry` describes a model and checks its variants; `Source` is the interface of a source of
-models. No torch.
-"""
+"""A model of the catalog (`ModelEntry`): what it accepts, and its defaults. No torch."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from farm.errors import UsageError
 from farm.types.protocol import Variant
 
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
 LARGEST_OF_ALL = 4096
 CACHE = 1024  # tokens in the cache of a decode pass, by default
-_DEFAULTS = {one.name: one.default for one in dataclasses.fields(Variant)}
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(Variant)}
 
 
 @dataclass(frozen=True)
@@ -83,50 +76,75 @@ class ModelEntry:
     def completed(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of a variant of this model: the given ones, with the model's defaults for the
         others. Raises `UsageError` if the model does not accept or use a field."""
-        phase = given.get("phase") or (self.phases[0] if self.phases else "")
-        if phase and phase not in self.phases:
-            has = (
-                f"Choose {' or '.join(self.phases)}."
-                if self.phases
-                else "Omit --phase: the model has no phases."
-            )
-            raise UsageError(f"{self.name} has no phase '{phase}'.", has)
-        own = {"input_size": self.check_size(given.get("input_size")), "phase": phase}
-        found = {**given, **own, **self._lengths(phase, given)}
+        phase = self._phase(given.get("phase"))
+        fields = dict(given)
+        fields["input_size"] = self.check_size(given.get("input_size"))
+        fields["phase"] = phase
+        fields |= self._lengths(phase, given)
         if given.get("padded") and (not self.masked or phase == "decode"):
             where = f" in {phase}" if phase else ""
             raise UsageError(f"{self.name} takes no padded sequences{where}.", "Omit --padded.")
         if (given.get("distributed") or 1) > 1 and self.origin != "user":
-            step = "Give --tensor-parallel, or --data-parallel for training."
             raise UsageError(
                 f"--cards is for a model of your own that is distributed, not for {self.name}.",
-                step,
+                "Give --tensor-parallel, or --data-parallel for training.",
             )
         if given.get("text") and not phase:
             raise UsageError(f"{self.name} takes no text.", "Omit --text and --tokenizer.")
-        if layers := given.get("layers"):
-            if not self.depth:
-                raise UsageError(f"{self.name} cannot be cut to {layers} layers.", "Omit --layers.")
-            if layers > self.depth:
-                step = f"Give --layers {self.depth} or less."
-                raise UsageError(f"{self.name} has {self.depth} layers, not {layers}.", step)
-            found["layers"] = layers if layers < self.depth else 0
+        if given.get("layers"):
+            fields["layers"] = self._cut_to(given["layers"])
         if given.get("step"):
-            if phase == "decode":
-                raise UsageError(
-                    f"{self.name} cannot be trained in the phase decode.", "Omit --phase."
-                )
-            optimizer = _optimizer(
-                given.get("optimizer") or "sgd", given.get("amp") or "", given.get("compile") or ""
-            )
-            return found | {"mode": "train", "optimizer": optimizer}
+            fields["mode"] = "train"
+            fields["optimizer"] = self._optimizer(phase, given)
+            return fields
         for name in ("optimizer", "amp", "recompute", "accumulate"):
-            if given.get(name, _DEFAULTS[name]) not in (_DEFAULTS[name], None):
+            if given.get(name) not in (_DEFAULTS[name], None):
                 raise UsageError(
                     f"--{name} is for a training step only.",
                     f"Give --step training, or omit --{name}.",
                 )
-        return found
+        return fields
+
+    def _phase(self, phase: str | None) -> str:
+        """A phase that the model has; None means the default, "" for a model without phases."""
+        if not phase:
+            return self.phases[0] if self.phases else ""
+        if phase in self.phases:
+            return phase
+        step = "Omit --phase: the model has no phases."
+        if self.phases:
+            step = f"Choose {' or '.join(self.phases)}."
+        raise UsageError(f"{self.name} has no phase '{phase}'.", step)
+
+    def _cut_to(self, layers: int) -> int:
+        """The field ``layers`` of a variant with so many layers; 0 for all."""
+        if not self.depth:
+            raise UsageError(f"{self.name} cannot be cut to {layers} layers.", "Omit --layers.")
+        if layers > self.depth:
+            step = f"Give --layers {self.depth} or less."
+            raise UsageError(f"{self.name} has {self.depth} layers, not {layers}.", step)
+        return layers if layers < self.depth else 0
+
+    def _optimizer(self, phase: str, given: Mapping[str, Any]) -> str:
+        """The optimizer of a training step; raises `UsageError` if it is compiled and the model is
+        not, or if it does not work with a gradient scaler in a CUDA graph."""
+        if phase == "decode":
+            raise UsageError(f"{self.name} cannot be trained in the phase decode.", "Omit --phase.")
+        name: str = given.get("optimizer") or "sgd"
+        if name.endswith("-compiled") and not given.get("compile"):
+            plain = name.removesuffix("-compiled")
+            problem = f"The optimizer {name} is compiled together with the model."
+            raise UsageError(problem, f"Add --compile, or give --optimizer {plain}.")
+        if given.get("amp") != "float16" or name.endswith("-fused"):
+            return name
+        if "-" in name:
+            raise UsageError(
+                f"With --amp float16 the optimizer {name} checks on the host whether a gradient is "
+                "infinite. A CUDA graph cannot contain that check.",
+                f"Give --optimizer {name.partition('-')[0]}-fused, which checks on the card, or "
+                "--amp bfloat16.",
+            )
+        return f"{name}-fused"
 
     def _lengths(self, phase: str, given: Mapping[str, Any]) -> dict[str, int]:
         length, cache = given.get("length"), given.get("cache")
@@ -177,59 +195,9 @@ class ModelEntry:
             raise UsageError(problem, f"Give --{what} {self.longest} or less.")
 
 
-def _optimizer(name: str, amp: str, compile_mode: str) -> str:
-    """The optimizer of a step; raises `UsageError` if it is compiled and the model is not, or if it
-    does not work with a gradient scaler in a CUDA graph."""
-    if name.endswith("-compiled") and not compile_mode:
-        plain = name.removesuffix("-compiled")
-        problem = f"The optimizer {name} is compiled together with the model."
-        raise UsageError(problem, f"Add --compile, or give --optimizer {plain}.")
-    if amp != "float16" or name.endswith("-fused"):
-        return name
-    if "-" in name:
-        raise UsageError(
-            f"With --amp float16 the optimizer {name} checks on the host whether a gradient is "
-            "infinite. "
-            "A CUDA graph cannot contain that check.",
-            f"Give --optimizer {name.partition('-')[0]}-fused, which checks on the card, or --amp "
-            "bfloat16.",
-        )
-    return f"{name}-fused"
-
-
 @functools.cache
 def costs_of(source: str) -> Mapping[str, Mapping[str, Any]]:
     """Name -> parameters, and if known FLOPs at batch 1 and the default size; see
     benchmarks/model_costs.py.
     """
     return json.loads(Path(__file__).with_name("costs.json").read_text())[source]
-
-
-class Source(Protocol):
-    """A source of models: one module of this package each. Only `make` and `inputs` need torch."""
-
-    NAME: str  # before the slash: timm/mobilevit_s
-    PACKAGE: str  # the package that makes its models; "" for the farm itself
-    EXTRA: str  # the extra of pyproject.toml that installs it; "" if always installed
-    REFUSED: Mapping[
-        str, str
-    ]  # the models that cannot be measured, by name: the reason, after "NAME is"
-
-    def entries(self) -> Mapping[str, ModelEntry]:
-        """The models that can be measured, by name."""
-
-    def make(self, entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module:
-        """The module in the variant's dtype, with random weights from torch's generator. If its
-        destination ``device`` is meta, ``torch.empty`` makes meta tensors during this call. The
-        module may be made on another device; the caller moves it."""
-
-    def inputs(self, entry: ModelEntry, variant: Variant, device: torch.device) -> tuple[Any, ...]:
-        """The positional arguments of the module."""
-
-
-def is_installed(source: Source) -> bool:
-    return not source.EXTRA or importlib.util.find_spec(source.PACKAGE) is not None
-
-
-def install_line(source: Source) -> str:
-    return f"pip install 'operator-farm[{source.EXTRA}]'"

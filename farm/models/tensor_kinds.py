@@ -106,10 +106,10 @@ _VIEWS = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 def is_real_floating(tensor: torch.Tensor) -> bool:
     """True for a plain tensor of decimals that a change of the model's dtype changes; complex
     numbers and the eight-bit formats of scaled products stay."""
-    return tensor.dtype in _REAL_FLOATING and is_plain(tensor)
+    return tensor.dtype in REAL_FLOATING and is_plain(tensor)
 
 
-_REAL_FLOATING = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+REAL_FLOATING = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 
 
 def bits_of(tensor: torch.Tensor) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from farm.devices.device import sound_fingerprint
+from farm.devices.fingerprint import sound_fingerprint
 
 
 @dataclass(frozen=True)

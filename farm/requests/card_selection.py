@@ -14,12 +14,13 @@ CardLike = Card | CardRow
 AnyCard = TypeVar("AnyCard", bound=CardLike)
 
 
-def choose_cards(cards: Sequence[AnyCard], wanted: Sequence[str]) -> list[AnyCard]:
+def choose_cards(cards: Sequence[AnyCard], texts: Sequence[str]) -> list[AnyCard]:
     """Return the cards that the ``--card`` options select (see `matching_cards`); raise
     `NoSuchCard` if there are none.
+
     Default: all cards of the most frequent model, GPUs before CPUs. Models are not mixed, because
-        their sums differ."""
-    if not wanted:
+    their sums differ."""
+    if not texts:
         groups = list(by_model(cards).values())
         if not groups:
             raise NoSuchCard(
@@ -28,21 +29,21 @@ def choose_cards(cards: Sequence[AnyCard], wanted: Sequence[str]) -> list[AnyCar
             )
         return max(groups, key=lambda group: (group[0].kind == "cuda", len(group)))
     chosen: dict[str, AnyCard] = {}
-    for want in wanted:
-        matches = matching_cards(cards, want)
+    for text in texts:
+        matches = matching_cards(cards, text)
         if not matches:
-            there = (
-                f"The cards are: {'; '.join(f'{card.model} ({card.id})' for card in cards[:8])}."
-            )
-            near = did_you_mean(want, [name for card in cards for name in (card.id, card.model)])
-            step = (
-                near or there
-                if cards
-                else "`farm cards` lists the cards of this host and of the farm."
-            )
-            raise NoSuchCard(f"No card matches '{want}'.", step)
+            raise NoSuchCard(f"No card matches '{text}'.", _similar_cards(cards, text))
         chosen.update({card.id: card for card in matches})
     return list(chosen.values())
+
+
+def _similar_cards(cards: Sequence[CardLike], text: str) -> str:
+    """What to give instead of a text that matches no card."""
+    if not cards:
+        return "`farm cards` lists the cards of this host and of the farm."
+    names = [*(card.id for card in cards), *(card.model for card in cards)]
+    listed = "; ".join(f"{card.model} ({card.id})" for card in cards[:8])
+    return did_you_mean(text, names) or f"The cards are: {listed}."
 
 
 def by_model(cards: Iterable[AnyCard]) -> Mapping[str, list[AnyCard]]:

@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from pydantic import (
@@ -39,6 +39,9 @@ from farm.requests.partial_request import (
 )
 from farm.types import fields
 from farm.types.request import Sweep
+
+if TYPE_CHECKING:
+    from farm.models.resolved import ResolvedModel
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
 MAX_ENTRIES = 10_000
@@ -85,7 +88,7 @@ def _grid_value(value: Any) -> Any:
     if isinstance(value, dict):
         raise ValueError("it must be a single value")
     if isinstance(value, list):
-        return [_grid_value(one) for one in value]
+        return [_grid_value(entry) for entry in value]
     if isinstance(value, int) and not -LARGEST_SIZE - 1 <= value <= LARGEST_SIZE:
         raise ValueError(f"it must be from {-LARGEST_SIZE - 1} to {LARGEST_SIZE}")
     return value
@@ -132,28 +135,28 @@ def _entry_models() -> dict[str, type[BaseModel]]:
 
 
 def load(
-    paths: Iterable[Path | str], *, check_model: Callable[[str], object] | None = None
+    paths: Iterable[Path | str], *, resolve_model: Callable[[str], ResolvedModel] | None = None
 ) -> list[PartialRequest]:
     """Read measurement files ("-": standard input). Return their requests in order, without
-    duplicates, one for each combination of values. `check_model` is called with each model's name.
+    duplicates, one for each combination of values. `resolve_model` finds each model by its name.
     Raises `MeasurementFileError` with ``file:line: key`` if a file cannot be read or is malformed,
-    or if `check_model` raises a `FarmError`."""
-    found: dict[str, PartialRequest] = {}
+    or if `resolve_model` raises a `FarmError`."""
+    requests: dict[str, PartialRequest] = {}
     for path in dict.fromkeys(map(str, paths)):
         for request in parse(
-            _read(path), STANDARD_INPUT if path == "-" else path, check_model=check_model
+            _read(path), STANDARD_INPUT if path == "-" else path, resolve_model=resolve_model
         ):
-            found.setdefault(repr(sorted(request.given.items())), request)
-    return list(found.values())
+            requests.setdefault(repr(sorted(request.given.items())), request)
+    return list(requests.values())
 
 
 def parse(
-    text: str, name: str, *, check_model: Callable[[str], object] | None = None
+    text: str, name: str, *, resolve_model: Callable[[str], ResolvedModel] | None = None
 ) -> list[PartialRequest]:
     """Parse the text of one measurement file into requests. `name` is the file's name in
     messages.
     """
-    return _File(name, text, check_model).requests()
+    return _File(name, text, resolve_model).requests()
 
 
 def _read(path: str) -> str:
@@ -196,21 +199,25 @@ class _Tree:
         """Create the error for a place. If the place is not in the file, use the nearest place
         above it.
         """
-        known = self.known(place)
-        return self._error(self.nodes[known], known, problem, step)
+        nearest = self.nearest(place)
+        return self._error(self.nodes[nearest], nearest, problem, step)
 
-    def known(self, place: Place) -> Place:
+    def nearest(self, place: Place) -> Place:
         """Return the nearest place at or above this place that is in the file."""
         return next(place[:end] for end in range(len(place), -1, -1) if place[:end] in self.nodes)
 
     def _error(
         self, node: yaml.Node, place: Place, problem: str, step: str = ""
     ) -> MeasurementFileError:
-        key = "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in place).lstrip(
-            "."
-        )
-        key = f"entries{key}" if key.startswith("[") else key
-        text = f"{key}{'' if problem.startswith(':') else ' '}{problem}" if key else problem
+        key = ""
+        for part in place:
+            key += f"[{part}]" if isinstance(part, int) else f".{part}"
+        key = key.lstrip(".")
+        if key.startswith("["):
+            key = f"entries{key}"
+        if key and not problem.startswith(":"):
+            key += " "
+        text = f"{key}{problem}"
         message = f"{self.name}:{node.start_mark.line + 1}: {text.rstrip('.')}."
         return MeasurementFileError(
             message, step or "docs/measurement-files.md describes the format."
@@ -253,11 +260,11 @@ class _Tree:
         if isinstance(node, yaml.SequenceNode):
             return [self._value(child, (*place, index)) for index, child in enumerate(node.value)]
         if isinstance(node, yaml.MappingNode):
-            found: dict[str, Any] = {}
+            mapping: dict[str, Any] = {}
             for key, child in self._items(node, place, 0):
-                if key not in found:  # a mapping's own keys come first and override merged keys
-                    found[key] = self._value(child, (*place, key))
-            return found
+                if key not in mapping:  # a mapping's own keys come first and override merged keys
+                    mapping[key] = self._value(child, (*place, key))
+            return mapping
         try:
             value = self.loader.construct_object(node)
         except (yaml.YAMLError, ValueError, OverflowError) as error:
@@ -280,18 +287,18 @@ class _Tree:
                 node, place, "merges itself", "Remove the '<<' that refers to its own mapping."
             )
         merges: list[yaml.Node] = []
-        own: set[str] = set()
+        keys: set[str] = set()
         for key, child in node.value:
             if key.tag == _MERGE:
                 merges += child.value if isinstance(child, yaml.SequenceNode) else [child]
                 continue
             if not isinstance(key, yaml.ScalarNode):
                 raise self._error(key, place, "has a key that is not a plain text")
-            if key.value in own:
+            if key.value in keys:
                 raise self._error(
                     key, (*place, key.value), "occurs twice", "Remove one of the two."
                 )
-            own.add(key.value)
+            keys.add(key.value)
             yield key.value, child
         for merge in merges:
             if not isinstance(merge, yaml.MappingNode):
@@ -305,27 +312,23 @@ class _Tree:
 class _File:
     """One measurement file."""
 
-    def __init__(self, name: str, text: str, check_model: Callable[[str], object] | None) -> None:
+    def __init__(
+        self, name: str, text: str, resolve_model: Callable[[str], ResolvedModel] | None
+    ) -> None:
         self.tree = _Tree(name, text)
         self.folder = Path(name).parent
-        self.check_model = check_model
+        self.resolve_model = resolve_model
 
     def requests(self) -> list[PartialRequest]:
         top, error = self.tree.value, self.tree.error
         entries, defaults = top, PartialRequest()
         at: Place = ()
         if isinstance(top, dict):
-            if wrong := [
-                key
-                for key in top
-                if key not in ("defaults", "measurements") and not key.startswith("x-")
-            ]:
-                near = did_you_mean(wrong[0], ("defaults", "measurements"))
-                raise error(
-                    (wrong[0],),
-                    "is unknown",
-                    near or "The keys of a file are defaults and measurements.",
-                )
+            for key in top:
+                if key not in ("defaults", "measurements") and not key.startswith("x-"):
+                    similar = did_you_mean(key, ("defaults", "measurements"))
+                    step = similar or "The keys of a file are defaults and measurements."
+                    raise error((key,), "is unknown", step)
             if "measurements" not in top:
                 raise error(
                     (),
@@ -333,8 +336,8 @@ class _File:
                     "List the entries under 'measurements:'.",
                 )
             if "defaults" in top:
-                given = self._validated("defaults", top["defaults"], ("defaults",))
-                defaults = PartialRequest(**next(self._combinations(given, ("defaults",))))
+                keys = self._validated("defaults", top["defaults"], ("defaults",))
+                defaults = PartialRequest(**next(self._combinations(keys, ("defaults",))))
             entries, at = top["measurements"], ("measurements",)
         if not isinstance(entries, list):
             what = (
@@ -347,15 +350,15 @@ class _File:
             raise error(at, "the list has no entry", "Add an entry, e.g. '- model: resnet50'.")
         # Sweeps ignore the default sizes and dtype: these are in the sweep's grid.
         of_sweeps = PartialRequest(**defaults.among(["reuse", "placements", *PROTOCOL, *STOPPING]))
-        found: list[PartialRequest] = []
+        requests: list[PartialRequest] = []
         for index, entry in enumerate(entries):
             for request in self._entry(entry, (*at, index)):
-                found.append(request.over(defaults if request.model else of_sweeps))
-                if len(found) > MAX_ENTRIES:
+                requests.append(request.over(defaults if request.model else of_sweeps))
+                if len(requests) > MAX_ENTRIES:
                     raise error(
                         (*at, index), f"makes more than {MAX_ENTRIES} jobs", "Shorten the lists."
                     )
-        return found
+        return requests
 
     def _entry(self, entry: Any, place: Place) -> Iterator[PartialRequest]:
         if not isinstance(entry, dict):
@@ -363,22 +366,24 @@ class _File:
         if ("model" in entry) == ("sweep" in entry):
             step = "Write, for example, '- model: resnet50'."
             raise self.tree.error(place, "needs exactly one of 'model' and 'sweep'", step)
-        given = self._validated("model" if "model" in entry else "sweep", entry, place)
-        if "sweep" in given:
-            given["sweep"] = self._sweep(given, place)
-        for index, name in enumerate(given.get("model", ())):
-            with self._placed((*place, "model", index)):
-                if self.check_model is not None:
-                    self.check_model(name)
-        for values in self._combinations(given, place):
-            line = self.tree.nodes[place].start_mark.line + 1
-            yield PartialRequest(where=f"{self.tree.name}:{line}", **values)
+        keys = self._validated("model" if "model" in entry else "sweep", entry, place)
+        if "sweep" in keys:
+            keys["sweep"] = self._sweep(keys, place)
+        models: dict[str, ResolvedModel] = {}
+        if self.resolve_model is not None:
+            for index, name in enumerate(keys.get("model", ())):
+                with self._placed((*place, "model", index)):
+                    models[name] = self.resolve_model(name)
+        line = self.tree.nodes[place].start_mark.line + 1
+        for values in self._combinations(keys, place):
+            model = models.get(values.get("model", ""))
+            yield PartialRequest(where=f"{self.tree.name}:{line}", resolved=model, **values)
 
-    def _sweep(self, given: dict[str, Any], place: Place) -> Sweep:
+    def _sweep(self, keys: dict[str, Any], place: Place) -> Sweep:
         from farm.operators.sweep import check_names
 
-        grid = {name: tuple(values) for name, values in given.pop("grid", {}).items()}
-        sweep = Sweep(given["sweep"], grid, given.pop("name", ""))
+        grid = {name: tuple(values) for name, values in keys.pop("grid", {}).items()}
+        sweep = Sweep(keys["sweep"], grid, keys.pop("name", ""))
         if sweep.size > MAX_COMBINATIONS:
             message = f"has {sweep.size} combinations, more than {MAX_COMBINATIONS}"
             raise self.tree.error(
@@ -388,35 +393,32 @@ class _File:
             check_names(sweep)
         return sweep
 
-    def _combinations(self, given: dict[str, Any], place: Place) -> Iterator[dict[str, Any]]:
+    def _combinations(self, keys: dict[str, Any], place: Place) -> Iterator[dict[str, Any]]:
         """Yield the fields of one request for each combination of list values."""
-        if "operators" in given:
+        if "operators" in keys:
             with self._placed((*place, "operators")):
-                given["operators"] = operator_names(",".join(given["operators"]))
-        fixed = {**given.pop("protocol", {}), **given.pop("stopping", {})}
-        for name, value in given.items():
+                keys["operators"] = operator_names(",".join(keys["operators"]))
+        fixed = {**keys.pop("protocol", {}), **keys.pop("stopping", {})}
+        for name, value in keys.items():
             if name in VARIANT and VARIANT[name].type is Path:
-                given[name] = self.folder / value
-        lists = [
-            [(name, one) for one in (value if isinstance(value, list) else [value])]
-            for name, value in given.items()
-        ]
+                keys[name] = self.folder / value
+        lists = [value if isinstance(value, list) else [value] for value in keys.values()]
         for combination in itertools.product(*lists):
-            yield {**dict(combination), **fixed}
+            yield {**dict(zip(keys, combination, strict=True)), **fixed}
 
     def _validated(self, kind: str, entry: Any, place: Place) -> dict[str, Any]:
         """Validate an entry and return its keys. The error names the first wrong key and its
         line.
         """
         try:
-            found = _entry_models()[kind].model_validate(entry).model_dump(exclude_unset=True)
-            return {key: found[key] for key in entry}
+            values = _entry_models()[kind].model_validate(entry).model_dump(exclude_unset=True)
+            return {key: values[key] for key in entry}
         except ValidationError as error:
             raise self._explained(error.errors(include_url=False)[0], kind, place) from None
 
     def _explained(self, problem: Any, kind: str, place: Place) -> MeasurementFileError:
         """Convert a problem that Pydantic found to an error."""
-        at, value = self.tree.known((*place, *problem["loc"])), problem["input"]
+        at, value = self.tree.nearest((*place, *problem["loc"])), problem["input"]
         if problem["type"] == "extra_forbidden":
             fields = _entry_models()[kind].model_fields
             for key in problem["loc"][:-1]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from farm.errors import UsageError, refused
 from farm.models import catalog
+from farm.models.resolved import ResolvedModel
 from farm.types.protocol import Variant
 from farm.types.tuple import DTYPES
 
@@ -30,11 +31,15 @@ class Room:
     cache: int = 0  # cached keys and values of the whole batch; not included above
 
 
-def check_fits(variant: Variant, card: CardLike) -> None:
-    """Raise `UsageError` if inputs and parameters surely need more memory than the card has."""
-    if not card.memory_bytes or _surely_fits(variant, card.memory_bytes):
+def check_fits(variant: Variant, card: CardLike, model: ResolvedModel | None = None) -> None:
+    """Raise `UsageError` if inputs and parameters surely need more memory than the card has.
+    ``model``: the variant's model, if the caller has found it."""
+    if not card.memory_bytes:
         return
-    room = room_of(variant)
+    model = model or catalog.resolve(variant.model)
+    if _surely_fits(variant, model, card.memory_bytes):
+        return
+    room = room_of(variant, model)
     if room.parameters + room.inputs + room.cache <= card.memory_bytes:
         return
     most = (card.memory_bytes - room.parameters) // (room.each + room.cache // variant.batch or 1)
@@ -77,14 +82,13 @@ def check_step_fits(variant: Variant, card: CardLike, least_bytes: int) -> None:
         )
 
 
-def _surely_fits(variant: Variant, memory_bytes: int) -> bool:
+def _surely_fits(variant: Variant, model: ResolvedModel, memory_bytes: int) -> bool:
     """True if the variant fits by the catalog's parameter count (buffers are far smaller). Does not
     build the model.
     """
-    parameters = catalog.find(variant.model).parameters
-    if (
-        parameters is None or variant.cache
-    ):  # own or timm model, or its cache size is unknown before it is built
+    parameters = model.entry.parameters
+    # A user's or timm's model has no count; the size of a cache is unknown before it is built.
+    if parameters is None or variant.cache:
         return False
     values = 2 * parameters + variant.batch * (
         _MOST_PLANES * variant.input_size**2 + _MOST_OF_A_TOKEN * variant.length
@@ -92,28 +96,30 @@ def _surely_fits(variant: Variant, memory_bytes: int) -> bool:
     return values * DTYPES[variant.dtype][0] <= memory_bytes
 
 
-def room_of(variant: Variant) -> Room:
+def room_of(variant: Variant, model: ResolvedModel | None = None) -> Room:
     """Compute the memory of a variant's parameters and inputs, with the model on the meta device.
     Imports torch. Raises `UsageError` if the model cannot be built."""
+    model = model or catalog.resolve(variant.model)
     with refused(f"{variant.model} cannot be built"):
-        model = catalog.build(dataclasses.replace(variant, batch=1))
+        module = model.build(dataclasses.replace(variant, batch=1))
         # Batches 1 and 2, because a user's own model creates real inputs, and a large batch may not
         # fit in memory.
-        one, two = (
-            _bytes_of(catalog.example_inputs(dataclasses.replace(variant, batch=batch)))
+        one_bytes, two_bytes = (
+            _bytes_of(model.example_inputs(dataclasses.replace(variant, batch=batch)))
             for batch in (1, 2)
         )
-    cache = sum(
-        tensor.nbytes
-        for name, tensor in model.named_buffers()
-        if variant.cache and "cached_" in name
-    )
-    parts = variant.cards if variant.data_parallel == 1 or variant.sharding == "fsdp" else 1
+    cache_bytes = 0
+    if variant.cache:
+        buffers = dict(module.named_buffers())
+        cache_bytes = sum(buffers[name].nbytes for name in buffers if "cached_" in name)
+    held_bytes = _bytes_of([*module.parameters(), *module.buffers()]) - cache_bytes
+    is_in_parts = variant.data_parallel == 1 or variant.sharding == "fsdp"
+    each_bytes = two_bytes - one_bytes
     return Room(
-        (_bytes_of([*model.parameters(), *model.buffers()]) - cache) // parts,
-        one + (variant.batch - 1) * (two - one),
-        two - one,
-        variant.batch * cache,
+        parameters=held_bytes // (variant.cards if is_in_parts else 1),
+        inputs=one_bytes + (variant.batch - 1) * each_bytes,
+        each=each_bytes,
+        cache=variant.batch * cache_bytes,
     )
 
 

@@ -8,19 +8,23 @@ first."""
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from farm.errors import CaptureError, UnknownOperator, UsageError, did_you_mean
 from farm.models import own
 from farm.types.fields import Field, Record, declared, fields_of
 from farm.types.protocol import Protocol, Stopping, Variant
-from farm.types.request import Request, Sweep
+from farm.types.request import Request
 from farm.types.tuple import short_name_of
+
+if TYPE_CHECKING:
+    from farm.models.resolved import ResolvedModel
 
 
 @dataclass(frozen=True)
@@ -63,18 +67,24 @@ def default_data(card_kind: str, alone: bool = True) -> str:
     return DEFAULTS[card_kind].data if alone else "normal"
 
 
-def usual_variant(model: str, card_kind: str, **given: Any) -> Variant:
+def usual_variant(model: str, card_kind: str, **fields: Any) -> Variant:
     """A variant with the given fields, and with a model's default dtype and batch on a kind of
     card: bfloat16 if it generates text, except on CPUs, which rarely have bfloat16 arithmetic; that
     of a user's own model. Raises `UnknownModel` or `UnsupportedModel` if the catalog does not have
     the model or refuses it."""
     from farm.models import catalog
 
-    if given.get("batch") is None:
-        given["batch"] = catalog.usual_batch(model, DEFAULTS[card_kind].batch)
-    if catalog.find(model).generates and card_kind != "cpu":
-        given = {"dtype": "bfloat16", **given}
-    return catalog.variant(model, **given)
+    return usual_variant_of(catalog.resolve(model), card_kind, **fields)
+
+
+def usual_variant_of(model: ResolvedModel, card_kind: str, **fields: Any) -> Variant:
+    """As `usual_variant`, of a model that was found. Raises `UsageError` if it does not accept a
+    field."""
+    if fields.get("batch") is None:
+        fields["batch"] = model.usual_batch(DEFAULTS[card_kind].batch)
+    if model.entry.generates and card_kind != "cpu":
+        fields.setdefault("dtype", "bfloat16")
+    return model.variant(**fields)
 
 
 @dataclass(frozen=True)
@@ -88,11 +98,12 @@ class TextFiles(Record):
 
 
 #: The fields that a user can give, grouped by the record that contains them.
-_OF_VARIANT = (one for kind in (Variant, TextFiles) for one in fields_of(kind))
-VARIANT = {one.name: one for one in _OF_VARIANT if one.given and one.name != "model"}
-PROTOCOL = {one.name: one for one in fields_of(Protocol) if one.always}  # jobs choose the others
-STOPPING = {one.name: one for one in fields_of(Stopping) if one.given}
-JOB = {one.name: one for one in fields_of(Request) if one.option}
+_OF_VARIANT = (*fields_of(Variant), *fields_of(TextFiles))
+VARIANT = {field.name: field for field in _OF_VARIANT if field.given and field.name != "model"}
+#: Jobs choose the other fields of a protocol.
+PROTOCOL = {field.name: field for field in fields_of(Protocol) if field.always}
+STOPPING = {field.name: field for field in fields_of(Stopping) if field.given}
+JOB = {field.name: field for field in fields_of(Request) if field.option}
 GIVEN: Mapping[str, Field] = {**VARIANT, **PROTOCOL, **STOPPING, **JOB}
 
 
@@ -100,20 +111,27 @@ GIVEN: Mapping[str, Field] = {**VARIANT, **PROTOCOL, **STOPPING, **JOB}
 class PartialRequest:
     """The fields that a user gave for one job. Other fields are None. A complete request has
     ``model`` or ``sweep``.
+
+    Attributes:
+        given: field name -> value: the fields in `GIVEN`, `model` and `sweep`.
+        where: file and line of the request ("jobs.yml:12"), for messages; "" for the command line.
+        resolved: the model, if it was found when its name was checked.
     """
 
-    given: Mapping[str, Any]  # field name -> value: the fields in `GIVEN`, `model` and `sweep`
-    where: (
-        str  # file and line of the request ("jobs.yml:12"), for messages; "" for the command line
-    )
+    given: Mapping[str, Any]
+    where: str
+    resolved: ResolvedModel | None = dataclasses.field(compare=False)
 
-    def __init__(self, *, where: str = "", **given: Any) -> None:
-        if unknown := given.keys() - GIVEN.keys() - {"model", "sweep"}:
+    def __init__(
+        self, *, where: str = "", resolved: ResolvedModel | None = None, **fields: Any
+    ) -> None:
+        unknown = fields.keys() - GIVEN.keys() - {"model", "sweep"}
+        if unknown:
             raise TypeError(f"not fields of a request: {', '.join(sorted(unknown))}")
-        object.__setattr__(
-            self, "given", {name: given[name] for name in given if given[name] not in (None, "")}
-        )
+        values = {name: value for name, value in fields.items() if value not in (None, "")}
+        object.__setattr__(self, "given", values)
         object.__setattr__(self, "where", where)
+        object.__setattr__(self, "resolved", resolved)
 
     def __getattr__(self, name: str) -> Any:
         if name in GIVEN or name in ("model", "sweep"):
@@ -122,7 +140,11 @@ class PartialRequest:
 
     def over(self, other: PartialRequest) -> PartialRequest:
         """Merge two requests. If both have a field, the value of `self` is used."""
-        return PartialRequest(where=self.where or other.where, **{**other.given, **self.given})
+        return PartialRequest(
+            where=self.where or other.where,
+            resolved=self.resolved or other.resolved,
+            **{**other.given, **self.given},
+        )
 
     @property
     def title(self) -> str:
@@ -133,19 +155,16 @@ class PartialRequest:
         return {name: self.given[name] for name in names if name in self.given}
 
 
-def complete(partial: PartialRequest, card_kind: str, *, target: float) -> Request:
+def complete(
+    partial: PartialRequest, card_kind: str, *, target: float, model: ResolvedModel | None = None
+) -> Request:
     """Add the defaults of a kind of card, and `target` if the user gave none. Return the complete
-    request. Raises `UnknownModel` or `UnsupportedModel` if the catalog does not have the model or
-    refuses it, and `UsageError` with the name of a value that is not allowed."""
-    sweep: Sweep | None = partial.sweep
+    request. ``model``: the model of the request, if the caller has found it.
+
+    Raises `UnknownModel` or `UnsupportedModel` if the catalog does not have the model or refuses
+    it, and `UsageError` with the name of a value that is not allowed."""
     defaults = DEFAULTS[card_kind]
-    split = any(
-        (partial.given.get(name) or 1) > 1
-        for name in ("tensor_parallel", "data_parallel", "distributed")
-    )
-    data = default_data(card_kind, not (partial.step or split)) if sweep is None else "normal"
-    data = "copied" if partial.compile else data
-    protocol = Protocol(**{"launch": defaults.launch, "data": data, **partial.among(PROTOCOL)})
+    protocol = _protocol(defaults, partial, card_kind)
     if card_kind == "cpu" and protocol.launch == "graph":
         raise UsageError(
             "A CPU has no CUDA graphs to launch.", "Omit --launch, or give --launch eager."
@@ -161,28 +180,38 @@ def complete(partial: PartialRequest, card_kind: str, *, target: float) -> Reque
         from farm.models import catalog
         from farm.training.version import versioned
 
-        variant = versioned(
-            usual_variant(catalog.known(partial.model), card_kind, **partial.among(VARIANT))
-        )
+        model = model or catalog.resolve_given(partial.model)
+        variant = versioned(usual_variant_of(model, card_kind, **partial.among(VARIANT)), model)
     return Request(
         variant=variant,
-        sweep=sweep,
+        sweep=partial.sweep,
         protocol=protocol,
         stopping=_stopping(defaults.stopping, partial),
         **{"target": target, **partial.among(JOB)},
     )
 
 
+def _protocol(defaults: Defaults, partial: PartialRequest, card_kind: str) -> Protocol:
+    """The protocol of a request: the given fields, then the launch and data of a kind of card."""
+    splits = (partial.tensor_parallel, partial.data_parallel, partial.distributed)
+    is_split = any((cards or 1) > 1 for cards in splits)
+    if partial.compile:
+        data = "copied"
+    elif partial.sweep is not None:
+        data = "normal"
+    else:
+        data = default_data(card_kind, alone=not (partial.step or is_split))
+    return Protocol(**{"launch": defaults.launch, "data": data, **partial.among(PROTOCOL)})
+
+
 def _stopping(default: Stopping, partial: PartialRequest) -> Stopping:
     values = {**default.to_json(), **partial.among(STOPPING)}
     for name, value in values.items():
-        above = name in ("maximum_s", "time_half_width", "energy_half_width")
-        if not 0 <= value < math.inf or (above and value == 0):
-            message = (
-                f"{name} is {value}; it must be {'above 0' if above else 'at least 0'} and finite."
-            )
+        is_positive = name in ("maximum_s", "time_half_width", "energy_half_width")
+        if not 0 <= value < math.inf or (is_positive and value == 0):
+            least = "above 0" if is_positive else "at least 0"
             raise UsageError(
-                message,
+                f"{name} is {value}; it must be {least} and finite.",
                 "Give windows in seconds, e.g. --window 3, and half-widths as fractions, e.g. "
                 "0.01.",
             )
@@ -201,9 +230,10 @@ def operator_names(text: str) -> tuple[str, ...]:
     """Split "Conv2d, Linear" into names, without duplicates. Raises `UsageError` if there is no
     name, or for "all" or "auto" together with names."""
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    if len(names) > 1 and (mixed := {"all", "auto"}.intersection(names)):
+    choices = {"all", "auto"}.intersection(names)
+    if len(names) > 1 and choices:
         raise UsageError(
-            f"--operators '{text}' mixes '{mixed.pop()}' with names.",
+            f"--operators '{text}' mixes '{choices.pop()}' with names.",
             "Give all, auto, or names such as Conv2d,Linear.",
         )
     if not names:
@@ -223,13 +253,13 @@ def check_kernel_names(names: Iterable[str]) -> None:
     from farm.operators.allow_list import ATEN_OVERLOADS
     from farm.operators.kernels import KINDS
 
-    known = {short_name_of(name) for name in ATEN_OVERLOADS}
+    overloads = {short_name_of(name) for name in ATEN_OVERLOADS}
     for name in names:
-        if name not in KINDS and name not in known:
+        if name not in KINDS and name not in overloads:
             raise UnknownOperator(
                 f"A compiled model has no operator named '{name}'.",
                 did_you_mean(name, KINDS)
-                or did_you_mean(name, known)
+                or did_you_mean(name, overloads)
                 or f"Give kinds of kernels ({', '.join(sorted(KINDS))}), "
                 "or aten operators such as convolution,addmm.",
             )
@@ -240,20 +270,19 @@ def check_operator_names(names: Iterable[str], variants: Iterable[Variant] = ())
     Conv2d. The error suggests operators of the models `variants` first."""
     from farm.operators.sweep import RECIPES
 
-    names = sorted(
-        {*names} - RECIPES.keys()
-    )  # every PyTorch has these operators; the other names need its import
+    # Every PyTorch has the operators of `RECIPES`; the other names need its import.
+    names = sorted({*names} - RECIPES.keys())
     if not names:
         return
     from farm.operators.allow_list import ALLOWED_OPERATORS, ATEN_OVERLOADS
 
     # Functions before module classes, so that a later class replaces its function: Conv2d is
     # suggested, not conv2d.
-    there = {short_name_of(name) for name in (*ALLOWED_OPERATORS, *ATEN_OVERLOADS)}
-    known = sorted(there, key=lambda name: (name[0].isupper(), name))
+    operators = {short_name_of(name) for name in (*ALLOWED_OPERATORS, *ATEN_OVERLOADS)}
+    in_order = sorted(operators, key=lambda name: (name[0].isupper(), name))
     for name in names:
-        if name not in known:
-            raise UnknownOperator.named(name, _operators_of(variants), RECIPES, known)
+        if name not in operators:
+            raise UnknownOperator.named(name, _operators_of(variants), RECIPES, in_order)
 
 
 def _operators_of(variants: Iterable[Variant]) -> set[str]:
@@ -262,11 +291,11 @@ def _operators_of(variants: Iterable[Variant]) -> set[str]:
     """
     from farm.training.extract import extract
 
-    found: set[str] = set()
+    names: set[str] = set()
     for variant in {variant.model: variant for variant in variants}.values():
         with contextlib.suppress(CaptureError):
-            found.update(spec.short_name for spec in extract(variant).capture.tuples.values())
-    return found
+            names.update(spec.short_name for spec in extract(variant).capture.tuples.values())
+    return names
 
 
 def command_of(request: Request) -> str:
@@ -278,24 +307,35 @@ def command_of(request: Request) -> str:
     variant = request.variant
     if variant is None:
         return ""
-    named = {"batch", "input_size", "phase", "launch", "data", "dtype" if variant.phase else ""}
+    always = {"batch", "input_size", "phase", "launch", "data"}
+    if variant.phase:
+        always.add("dtype")
     skipped = {"text", "target", "reuse"}
-    if (
-        variant.version and variant.input_size == own.IMAGE_PX
-    ):  # its own inputs may have no image size
-        skipped.add("input_size")
-    skipped |= {"length" if variant.phase == "decode" else "", "mode" if variant.step else ""}
+    if variant.version and variant.input_size == own.IMAGE_PX:
+        skipped.add("input_size")  # its own inputs may have no image size
+    if variant.phase == "decode":
+        skipped.add("length")
+    if variant.step:
+        skipped.add("mode")
     words = ["farm", "run", variant.model]
     for record in (variant, request.protocol, request):
-        for one in fields_of(type(record)):  # type: ignore[arg-type]
-            value = getattr(record, one.name)
-            usual = value in (0, "") or (value == one.default and one.name not in named)
-            if one.option and not usual and one.name not in skipped:
-                text = ",".join(value) if isinstance(value, tuple) else str(value)
-                words += [one.option[-1].partition("/")[0], *([] if value is True else [text])]
-    words += ["--text", "FILE", "--tokenizer", "FOLDER"] if variant.text else []
-    if all(getattr(request.stopping, name) == value for name, value in QUICK.items()):
+        for field in fields_of(type(record)):  # type: ignore[arg-type]
+            value = vars(record)[field.name]
+            is_usual = value == field.default and field.name not in always
+            if field.option and value not in (0, "") and not is_usual and field.name not in skipped:
+                words += _option_of(field, value)
+    if variant.text:
+        words += ["--text", "FILE", "--tokenizer", "FOLDER"]
+    if dataclasses.replace(request.stopping, **QUICK) == request.stopping:
         words.append("--quick")
     elif request.stopping.maximum_s != Stopping.maximum_s:
         words += ["--window", f"{request.stopping.maximum_s:g}"]
     return shlex.join([*words, "--reuse", "none"])
+
+
+def _option_of(field: Field, value: Any) -> list[str]:
+    """The words of an option that give a field this value."""
+    flag = field.option[-1].partition("/")[0]
+    if value is True:
+        return [flag]
+    return [flag, ",".join(value) if isinstance(value, tuple) else str(value)]

@@ -384,7 +384,8 @@ class Item(Row, table=True):
     repeated: int = 0  # results that came too late to be accepted
     reading_id: str | None = Field(default=None, foreign_key="reading.id", index=True)
     reused: bool = False  # the reading existed before, or belongs to another item
-    # One of `farm.errors.Unmeasurable.REASONS`, or a reason of the job: `kernels_listed`, `not_run`.
+    # One of `farm.errors.Unmeasurable.REASONS`, or a reason of its job (`kernels_listed`,
+    # `not_run`).
     reason: str = ""
     message: str = ""
     created_at_s: float = 0.0

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from farm.errors import CaptureError, UnseenOperators, UnsupportedTensor, UsageError, refused
 from farm.models import catalog, own
 from farm.models.building import replaced
+from farm.models.resolved import ResolvedModel
 from farm.models.tensor_kinds import bytes_of, special_tensors
 from farm.models.user_code import captured_code
 from farm.operators import self_check
@@ -120,14 +121,21 @@ def keep_extraction(variant: Variant, extraction: Extraction) -> None:
     _kept[variant, "cpu", False] = extraction
 
 
-def extract(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -> Extraction:
+def extract(
+    variant: Variant,
+    *,
+    device_type: str = "cpu",
+    grad: bool = False,
+    model: ResolvedModel | None = None,
+) -> Extraction:
     """Extracts the operator tuples that a variant runs on a kind of device; see
     `Extraction.refusal` for completeness. ``grad``: run the forward pass with grad enabled; a
     training step always does. Raises `CaptureError` if the model or the step does not run, and as
     `farm.models.catalog` and `farm.training.step`.
 
     If a forward pass depends on values other than small integers, the model runs on the CPU; its
-    parameters and buffers may have at most `MOST_RUN_BYTES`."""
+    parameters and buffers may have at most `MOST_RUN_BYTES`. ``model``: the variant's model, if the
+    caller has found it."""
     if variant.version and (kept := _kept.get((variant, device_type, grad))) is not None:
         return kept
     with refused(f"{variant.model} cannot be captured"):
@@ -140,8 +148,9 @@ def extract(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -
             return Extraction(
                 captured, costs, sum(costs[call.tuple_id].flops for call in captured.calls)
             )
+        resolved = model or catalog.resolve(variant.model)
         with captured_code():
-            captured, flops = _extract_forward(variant, device_type, grad=grad)
+            captured, flops = _extract_forward(variant, resolved, device_type, grad=grad)
         return Extraction(captured, costs_of(captured), flops)
 
 
@@ -154,25 +163,23 @@ def _step_extraction(variant: Variant, device_type: str) -> Extraction:
     return Extraction(step, costs_of(step), step.flops, peak_bytes)
 
 
-def _extract_forward(variant: Variant, device_type: str, *, grad: bool) -> tuple[CapturedPass, int]:
+def _extract_forward(
+    variant: Variant, resolved: ResolvedModel, device_type: str, *, grad: bool
+) -> tuple[CapturedPass, int]:
     """The operators and the FLOPs of a forward pass, without values if possible."""
-    model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
+    model, inputs = resolved.build(variant, device="meta"), resolved.meta_inputs(variant)
     try:
         captured, flops = _predicted(model, inputs, device_type=device_type, grad_enabled=grad)
         return _checked(captured, device_type), flops
     except (UnseenOperators, UnsupportedTensor):
         raise
     except CaptureError as error:
-        if (
-            catalog.find(variant.model).origin == "torchvision"
-        ):  # models of torchvision read no values
+        if resolved.entry.origin == "torchvision":  # models of torchvision read no values
             raise
         _check_may_run(model, error)
     try:
-        model, inputs = (
-            catalog.build(variant, device="cpu"),
-            catalog.example_inputs(variant, device="cpu"),
-        )
+        model = resolved.build(variant, device="cpu")
+        inputs = resolved.example_inputs(variant, device="cpu")
         captured = capture(model, inputs, grad_enabled=grad)
         flops = model_flops(model, inputs, computed=True)
         return self_check.checked_on(torch.device("cpu"), captured), flops
@@ -180,7 +187,7 @@ def _extract_forward(variant: Variant, device_type: str, *, grad: bool) -> tuple
         raise
     except CaptureError as error:
         raise CaptureError(
-            error.message, f"{error.next_step}{catalog.hint_about_inputs(variant)}"
+            error.message, f"{error.next_step}{resolved.hint_about_inputs(variant)}"
         ) from error
 
 

@@ -109,7 +109,7 @@ def _plan(model: nn.Module, variant: Variant) -> dict[str, Any]:
     """Path of a module -> PyTorch's style of tensor parallelism."""
     styles = _styles()
     plan: dict[str, Any] = {}
-    for path, style in catalog.tensor_parallel_plan(variant, model).items():
+    for path, style in catalog.resolve(variant.model).tensor_parallel_plan(variant, model).items():
         if style not in styles:
             raise UnsupportedModel(
                 f"The plan of {variant.model} splits '{path}' in the way '{style}', which the "

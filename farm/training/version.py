@@ -9,40 +9,40 @@ import contextlib
 import dataclasses
 
 from farm.errors import FarmError, Unmeasurable, UsageError
-from farm.models import catalog, own
+from farm.models import catalog
+from farm.models.resolved import ResolvedModel
 from farm.types.fields import content_id
 from farm.types.protocol import Variant
 
 
-def versioned(variant: Variant) -> Variant:
+def versioned(variant: Variant, model: ResolvedModel | None = None) -> Variant:
     """The variant with the version of the user's model from its present files. Edited files are
     imported again.
 
     The source is part of the hash because code between the calls takes time in the whole model. All
-    other variants are returned unchanged, even if the catalog does not have their model."""
-    entry = None
-    with contextlib.suppress(UsageError):
-        entry = catalog.find(variant.model)
-    if entry is None or entry.origin != own.NAME:
+    other variants are returned unchanged, even if the catalog does not have their model. ``model``:
+    the variant's model, if the caller has found it."""
+    if model is None:
+        with contextlib.suppress(UsageError):
+            model = catalog.resolve(variant.model)
+    if model is None or not model.has_versions:
         return variant
     from farm.training.extract import extract, keep_extraction
 
-    own.forget_edited(entry.own_name, variant.step)
+    model.forget_edited(variant.step)
     plain, calls = dataclasses.replace(variant, version=""), None
-    if (
-        variant.cards == 1
-    ):  # a rank of a split model cannot extract it: its version is that of its source alone
+    # A rank of a split model cannot extract it: its version is that of its source alone.
+    if variant.cards == 1:
         with contextlib.suppress(FarmError):  # using the model raises this error again
-            extraction = extract(plain)
+            extraction = extract(plain, model=model)
             calls = [
                 (call.tuple_id, call.module_path, call.part) for call in extraction.capture.calls
             ]
-    found = dataclasses.replace(
-        plain, version=content_id([calls, own.code(entry.own_name, variant.step)])[:12]
-    )
+    version = content_id([calls, model.code(variant.step)])[:12]
+    versioned_variant = dataclasses.replace(plain, version=version)
     if calls is not None:
-        keep_extraction(found, extraction)
-    return found
+        keep_extraction(versioned_variant, extraction)
+    return versioned_variant
 
 
 def check_version(variant: Variant) -> None:

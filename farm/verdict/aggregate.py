@@ -28,6 +28,7 @@ from typing import Any
 from farm.benchmark.intervals import paired_half_width
 from farm.types.collective import COLLECTIVES
 from farm.types.format import TIME, count_of, percent, quantity
+from farm.types.measured_constants import MEASURED
 from farm.types.reading import Burst, Details, Place, Verification
 from farm.verdict.figures import (
     NOT_IN_SCOPE,
@@ -51,11 +52,12 @@ from farm.verdict.verdict import (
     sums_of,
 )
 
-#: Half-width of a gap for what differs between jobs and no job can see itself. From 27 models with
-#: two to five jobs each on H200s and H100s: their gaps have a standard deviation of 0.83 % in time,
-#: 1.38 % in energy and 1.25 % in power beyond their stated errors
-#: (`benchmarks/interval_coverage.py`).
-BETWEEN_JOBS = {"time": 0.0163, "energy": 0.027, "power": 0.0245}
+#: Half-width of a gap for what differs between jobs and no job can see itself.
+BETWEEN_JOBS = {
+    "time": MEASURED["between_jobs_time"].value,
+    "energy": MEASURED["between_jobs_energy"].value,
+    "power": MEASURED["between_jobs_power"].value,
+}
 
 Measured = tuple[Part, ReadingView, Chosen]  # a part with a reading
 Choice = tuple[Part, Chosen | None]  # a part, and the figures of its reading that the sum uses
@@ -628,18 +630,16 @@ def _host_steps(whole: ReadingView) -> str:
 WAITING = Figure(0.5, 0.5)
 LEAST_WAITING = 0.1  # least half-width of that share, if it is measured
 # per call: a CUDA event before a kernel prevents an early start of the kernel
-PLACE_UNSURE_US = 0.05
-#: Relative change of the power per degree (C) at constant work and clocks, from the series within
-#: 800 readings: 0.22 % (95 %: 0.07 to 0.35) on an H100, 0.19 % (0.07 to 0.33) on H200s.
-POWER_PER_C = Figure(0.002, 0.0014)
+PLACE_UNSURE_US = MEASURED["place"].value
+#: Relative change of the power per degree (C) at constant work and clocks.
+POWER_PER_C = Figure(MEASURED["power_per_c"].value, MEASURED["power_per_c"].half_width)
 # share of the energy: error that rough readings share, because the chip is not yet warm
-ROUGH_POWER = 0.01
-PLACE_UNSURE = 0.1  # fraction of the effect of a place in the model
+ROUGH_POWER = MEASURED["rough_power"].value
+# fraction of the effect of a place in the model
+PLACE_UNSURE = MEASURED["place_share"].value
 #: Half-width of a time that differs each time the operator is built, for a time of 1 us; it grows
-#: with the square root of the time. 50 operators were built and measured five times each on H200s:
-#: 1.4 % (root of the mean square) below 3 us, 0.47 % below 10, 0.35 % below 30, 0.13 % below 100,
-#: 0.06 % above.
-BUILD_UNSURE_US = 0.028
+#: with the square root of the time.
+BUILD_UNSURE_US = MEASURED["build"].value
 # share of throttled samples from which a burst did not run at full clocks
 BURST_THROTTLED_SHARE = 0.05
 

@@ -18,8 +18,8 @@ import torch
 import farm
 from farm.api import measure as measure_module
 from farm.benchmark_process.client import BenchmarkProcess, Measured
-from farm.devices.host import torch_version
 from farm.devices.lock import CardLock
+from farm.devices.software import torch_version
 from farm.errors import CaptureError, CardBusy, CardUnavailable, TupleRejected, UsageError
 from farm.jobs import cards, items
 from farm.settings import settings
@@ -250,7 +250,7 @@ def test_the_whole_is_measured_first_and_what_the_card_does_not_run_is_not_measu
     monkeypatch.setattr(
         measure_module,
         "open_job",
-        lambda *about, **more: opened(*about, **{**more, "tuples": known, "title": "t"}),
+        lambda *about, **more: opened(*about, **{**more, "tuples": known}),
     )
     report = farm.measure_model(captured.variant, database=database, protocol=Protocol()).report
     assert asked == ["variant", "operator"]

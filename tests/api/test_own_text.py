@@ -13,6 +13,7 @@ import farm
 from farm.errors import Unreadable
 from farm.jobs.create import open_job
 from farm.models import texts
+from farm.requests.resolved import ResolvedRequest
 from farm.store.content import find_tokens, store_variant
 from farm.store.tables import TokenInput
 from farm.types.protocol import Protocol
@@ -61,8 +62,9 @@ def test_workers_find_the_ids_in_the_database(
     ids = texts.tokens_of_text(variant.text)
     opened = open_job(
         any_database,
-        Request(variant=variant, protocol=Protocol(launch="eager", data="seen")),
-        cards,
+        ResolvedRequest.of(
+            Request(variant=variant, protocol=Protocol(launch="eager", data="seen")), cards
+        ),
     )
     with any_database.read() as session:
         assert find_tokens(session, variant.text) == ids
@@ -72,8 +74,9 @@ def test_workers_find_the_ids_in_the_database(
     texts._held.clear()  # another process takes it apart, for another kind of card
     open_job(
         any_database,
-        Request(variant=variant, protocol=Protocol(launch="graph", data="seen")),
-        cards,
+        ResolvedRequest.of(
+            Request(variant=variant, protocol=Protocol(launch="graph", data="seen")), cards
+        ),
     )
     assert texts.tokens_of_text(variant.text) == ids
 
@@ -85,7 +88,7 @@ def test_a_variant_of_another_farm_whose_ids_are_not_here_is_refused_when_it_is_
     with database.write() as session:
         store_variant(session, variant)  # as an import does
     with pytest.raises(Unreadable, match="does not have the text with the token ids") as caught:
-        open_job(database, Request(variant=variant), register(database, 0))
+        open_job(database, ResolvedRequest.of(Request(variant=variant), register(database, 0)))
     assert "with its text" in caught.value.next_step
     with database.read() as session:
         assert not session.exec(select(TokenInput.id)).all()
@@ -95,7 +98,10 @@ def test_an_item_whose_ids_were_lost_is_refused_with_the_reason(
     database: farm.Database, variant: farm.Variant
 ) -> None:
     opened = open_job(
-        database, Request(variant=variant, protocol=Protocol(launch="eager")), register(database, 0)
+        database,
+        ResolvedRequest.of(
+            Request(variant=variant, protocol=Protocol(launch="eager")), register(database, 0)
+        ),
     )
     with database.write() as session:
         session.delete(session.get_one(TokenInput, variant.text))

@@ -13,8 +13,8 @@ from benchmarks.card_agreement import pooled, w_per_c
 from farm.benchmark import fingerprinting
 from farm.benchmark_process.client import BenchmarkProcess
 from farm.benchmark_process.requests import FingerprintRequest
-from farm.devices.device import FINGERPRINT_VERSION, sound_fingerprint
-from farm.devices.host import cpu_card
+from farm.devices.cpu import cpu_card
+from farm.devices.fingerprint import FINGERPRINT_VERSION, sound_fingerprint
 from farm.jobs.cards import keep_fingerprint, needs_fingerprint
 from farm.operators.roofline import roofline_of
 from farm.settings import settings

@@ -20,8 +20,8 @@ from farm.benchmark.clock import TimedRound
 from farm.benchmark.host_clock import LEAST_TURNS, TURNS, HostTimer, fastest_us, take_turns
 from farm.benchmark.passes import applied
 from farm.benchmark.workload import Workload, prepare
+from farm.devices.cpu import CpuDevice
 from farm.devices.device import Card
-from farm.devices.host import CpuDevice
 from farm.errors import Unmeasurable
 from farm.types.protocol import Protocol, Stopping
 from farm.types.reading import CPU_METHOD, Reading

@@ -15,11 +15,13 @@ from sqlalchemy import update
 
 from farm import settings as farm_settings
 from farm.devices.device import Card
-from farm.devices.host import Installed, discover, installed_torch
+from farm.devices.host import discover
 from farm.devices.lock import CardLock
+from farm.devices.software import Installed, installed_torch
 from farm.doctor import database as database_examined
+from farm.doctor import drivers
 from farm.doctor import host as host_examined
-from farm.doctor.host import torch_against_driver
+from farm.doctor.drivers import torch_against_driver
 from farm.jobs import cards
 from farm.settings import Settings, settings
 from farm.store import tables
@@ -361,7 +363,7 @@ def test_a_gpu_that_does_not_answer_is_a_warning_beside_another_and_a_problem_al
 
 
 def test_a_driver_that_refuses_is_no_host_without_a_card(examined, monkeypatch):
-    monkeypatch.setattr(host_examined, "has_nvidia_hardware", lambda: False)
+    monkeypatch.setattr(drivers, "has_nvidia_hardware", lambda: False)
     with behind_pynvml(monkeypatch) as library:
         library.lacks["nvmlInitWithFlags"] = pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
         checks = examined()
@@ -382,9 +384,9 @@ def test_an_nvidia_card_whose_driver_does_not_answer_is_seen_on_the_bus(tmp_path
         (tmp_path / name).mkdir()
         (tmp_path / name / "vendor").write_text(vendor + "\n")
         (tmp_path / name / "class").write_text(kind + "\n")
-    assert host_examined.has_nvidia_hardware(tmp_path)
+    assert drivers.has_nvidia_hardware(tmp_path)
     (tmp_path / "a" / "class").write_text("0x0c0330\n")  # its USB controller
-    assert not host_examined.has_nvidia_hardware(tmp_path)
+    assert not drivers.has_nvidia_hardware(tmp_path)
 
 
 def test_a_stranger_on_a_card_is_named_and_the_worker_is_not_one(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from cli.follow import preview
@@ -9,14 +11,14 @@ from cli.options import options_of_run
 from cli.output import Interrupted
 from cli.run import interruptible, measure
 from farm.devices.device import Card
-from farm.jobs.create import JobPreview
 from farm.jobs.jobs import done_entries
+from farm.jobs.plan import JobPlan, PlanState
 from farm.jobs.rounds import close_known_rounds
-from farm.requests.partial_request import PartialRequest
 from farm.requests.partial_request import complete as complete_request
+from farm.requests.resolved import ResolvedRequest
 from farm.store.tables import Job
 from farm.types.protocol import Stopping
-from tasks.submissions import PlannedJob, Submissions
+from tasks.submissions import Submissions
 from tests.planned import claim, complete, items_of, plan, register, sweep
 
 
@@ -26,27 +28,32 @@ def test_the_job_that_did_the_same_is_told_and_skips_an_entry_of_a_file(database
     complete(database, claim(database, items_of(database, job_id)[0]), card)
     close_known_rounds(database, job_id, 1)
     typed, written, afresh = (
-        PlannedJob(PartialRequest(where=where), sweep(1, reuse=reuse), [])
+        ResolvedRequest(sweep(1, reuse=reuse), [], where=where)
         for where, reuse in (("", "model"), ("jobs.yml:1", "model"), ("jobs.yml:2", "none"))
     )
-    other = PlannedJob(PartialRequest(), sweep(2), [])
+    other = ResolvedRequest(sweep(2), [])
     left = (submissions := Submissions(print)).still_to_do(
         database, [typed, written, afresh, other]
     )
-    assert [(job.partial, job.done_by) for job in left] == [
-        (typed.partial, job_id),
-        (afresh.partial, ""),
-        (other.partial, ""),
-    ]
+    assert left == [dataclasses.replace(typed, done_by=job_id), afresh, other]
     assert submissions.shown_ids == [job_id]
 
 
 def test_a_preview_of_a_short_job_does_not_take_0_s(capsys):
-    job, submissions = (
-        PlannedJob(PartialRequest(), sweep(1), [Card("CARD-1", "cpu", "a card", 1)]),
-        Submissions(print),
+    plan = JobPlan(
+        PlanState.PREVIEW,
+        job_id="",
+        round=1,
+        card_ids=("CARD-1",),
+        card_model="a card",
+        tuples=1,
+        new=1,
+        reused=0,
+        expected_s=0.28,
+        calls=1,
+        title="ReLU",
     )
-    preview([(job, JobPreview("ReLU", ("CARD-1",), 1, 1, 1, 0, 0.28))], submissions, as_json=False)
+    preview([plan], Submissions(print), as_json=False)
     assert "1 to measure, at least 280 ms" in capsys.readouterr().out
 
 

@@ -23,7 +23,7 @@ from farm.addons.predict.estimate_command import EstimateOptions
 from farm.devices.device import Card
 from farm.extensions import at
 from farm.jobs import cards, jobs
-from farm.jobs.create import OpenedJob
+from farm.jobs.plan import JobPlan, PlanState
 from farm.settings import settings
 from farm.store import tables
 from farm.types.reading import Trace
@@ -403,7 +403,10 @@ def test_watching_a_run_that_was_killed_ends(farm, database, monkeypatch, how):
 
 def test_submit_says_how_to_follow_every_job_and_what_was_left_out(farm, monkeypatch):
     def made(outcome, _database, _planned, **_):
-        outcome.submitted += [OpenedJob(name, 1, name, 1, 1, 1, 0) for name in ("abc", "def")]
+        outcome.submitted += [
+            JobPlan(PlanState.OPENED, name, 1, (), "a CPU", tuples=1, new=1, reused=0)
+            for name in ("abc", "def")
+        ]
         outcome.refused += [{"title": "ghi", "reason": "it has no operators"}]
 
     for module, name, instead in (

@@ -26,7 +26,7 @@ from typing import Any
 
 import pytest
 
-from farm.devices import amd, host
+from farm.devices import amd, software
 
 MADE_UP = 137.0
 UUID = "GPU-bb0ac32b1c2c644a"
@@ -166,7 +166,9 @@ def rocm(
         patch.setitem(sys.modules, "amdsmi", library)
         patch.setattr(amd, "KFD", kfd)
         patch.setattr(
-            host, "installed_torch", lambda: host.Installed("2.11.0+rocm7.0", None, "7.0.51831")
+            software,
+            "installed_torch",
+            lambda: software.Installed("2.11.0+rocm7.0", None, "7.0.51831"),
         )
         amd._library.cache_clear()
         yield library

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from farm.devices.host import CpuDevice, cpu_card, find_card
+from farm.devices.cpu import CpuDevice, cpu_card
+from farm.devices.host import find_card
 from farm.settings import settings
 
 

@@ -8,10 +8,11 @@ import pynvml
 import pytest
 
 from farm.benchmark_process.requests import from_json, to_json
-from farm.devices import host
+from farm.devices import host, software
+from farm.devices.cpu import cpu_card
 from farm.devices.device import Card, Device
-from farm.devices.host import cpu_card, discover, find_card, open_device
-from farm.devices.nvidia import links
+from farm.devices.host import discover, find_card, open_device
+from farm.devices.nvidia_links import links
 from farm.errors import NoSuchCard
 from farm.settings import settings
 from tests.devices.fake_nvml import OTHER_UUID, UUID, FakeNvml, behind_pynvml
@@ -335,8 +336,10 @@ def test_the_software_with_which_the_cards_communicate_is_known_without_torch(
     )
     (tmp_path / "nccl.conf").write_text("NCCL_ALGO=Ring\nNCCL_DEBUG=INFO\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(host, "installed_torch", lambda: host.Installed("2.11.0+cu130", "13.0"))
-    monkeypatch.setattr(host, "_NCCL_FILES", (str(tmp_path / "nccl.conf"),))
+    monkeypatch.setattr(
+        software, "installed_torch", lambda: software.Installed("2.11.0+cu130", "13.0")
+    )
+    monkeypatch.setattr(software, "_NCCL_FILES", (str(tmp_path / "nccl.conf"),))
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
     known = host.links_of(card)
     assert host.link_between([UUID, OTHER_UUID]) == ("NVLink x2", 2 * 26_562e6)
@@ -347,6 +350,6 @@ def test_the_software_with_which_the_cards_communicate_is_known_without_torch(
         "the data sheet of the H200"
     )
     assert known["communication"] == "nccl 2.28.9 NCCL_ALGO=Ring NCCL_NVLS_ENABLE=0 over NVLink x2"
-    monkeypatch.setattr(host, "installed_torch", lambda: host.Installed("2.11.0+cpu", None))
+    monkeypatch.setattr(software, "installed_torch", lambda: software.Installed("2.11.0+cpu", None))
     assert host.links_of(card) == {"nvlinks": 2, "peers": [OTHER_UUID]}, "unknown"
     assert host.links_of(cpu) == {"communication": "gloo"}

@@ -12,6 +12,7 @@ from farm.jobs.create import continue_planning, open_job, tuples_of
 from farm.jobs.rounds import LEAST_PRECISE, Closing, close_round
 from farm.models import catalog
 from farm.operators import sweep_builder as sweeps
+from farm.requests.resolved import ResolvedRequest
 from farm.settings import settings
 from farm.store.content import counts
 from farm.store.tables import CardRow, Item, Job, Round
@@ -32,7 +33,9 @@ MODEL = Request(
 
 
 def test_cards_may_register_while_a_request_is_extracted(database):
-    opened = open_job(database, SWEEP, ["SIM-0"], ready=lambda: register(database, 0))
+    opened = open_job(
+        database, ResolvedRequest.of(SWEEP, ["SIM-0"]), ready=lambda: register(database, 0)
+    )
     assert (opened.tuples, opened.calls, opened.new, opened.reused) == (2, 2, 2, 0)
 
 
@@ -45,7 +48,7 @@ def test_no_statement_of_a_plan_has_the_values_of_many_items(any_database):
 def test_operators_that_a_model_lacks_are_refused_before_there_is_a_job(database):
     cards = register(database, 0)
     with pytest.raises(UnknownOperator, match="has none of the operators BatchNorm2d"):
-        open_job(database, MODEL.replace(operators=("BatchNorm2d",)), cards)
+        open_job(database, ResolvedRequest.of(MODEL.replace(operators=("BatchNorm2d",)), cards))
     with database.read() as session:
         assert session.exec(select(Job)).all() == []
 
@@ -53,9 +56,9 @@ def test_operators_that_a_model_lacks_are_refused_before_there_is_a_job(database
 def test_a_model_is_extracted_once_and_its_job_has_all_its_calls(database):
     cards = register(database, 0)
     request = MODEL.replace(operators=("Linear",))
-    tuples = tuples_of(database, request, cards)
-    assert tuples_of(database, request, cards).capture_id == tuples.capture_id
-    opened = open_job(database, request, cards, tuples=tuples)
+    tuples = tuples_of(database, ResolvedRequest.of(request, cards))
+    assert tuples_of(database, ResolvedRequest.of(request, cards)).capture_id == tuples.capture_id
+    opened = open_job(database, ResolvedRequest.of(request, cards), tuples=tuples)
     with database.read() as session:
         calls = counts(session, tuples.capture_id)
     assert (opened.tuples, opened.calls) == (len(calls), sum(calls.values()))
@@ -72,11 +75,11 @@ def test_a_step_that_a_card_cannot_hold_is_refused_before_there_is_a_job(databas
     with pytest.raises(
         UsageError, match=r"does not fit into the 0.0 GB of a card: the step holds at least"
     ) as caught:
-        open_job(database, request, cards)
+        open_job(database, ResolvedRequest.of(request, cards))
     assert "farm memory squeezenet1_1 --fit" in caught.value.next_step
     with database.read() as session:
         assert session.exec(select(Job)).all() == []
-    assert open_job(database, request, cards[1:]).new > 100
+    assert open_job(database, ResolvedRequest.of(request, cards[1:])).new > 100
 
 
 TEN = Request(
@@ -106,7 +109,7 @@ def test_a_sweep_is_measured_while_it_is_planned_and_its_round_stays_open_until_
             assert control._unfinished(session, "") == []
             assert jobs.progress(session, opened.job_id).message == "more items are being planned"
 
-    opened = open_job(any_database, TEN, [card], grown=grown)
+    opened = open_job(any_database, ResolvedRequest.of(TEN, [card]), grown=grown)
     assert seen == [
         (2, 2, Closing.OPEN),
         (5, 5, Closing.OPEN),
@@ -125,7 +128,7 @@ def test_combinations_of_different_batches_that_give_the_same_tuple_are_one_item
     twice = Request(
         sweep=Sweep("Linear", {**TEN.sweep.grid, "batch": (1, 1)}, "twice"), protocol=TEN.protocol
     )
-    opened = open_job(any_database, twice, cards)
+    opened = open_job(any_database, ResolvedRequest.of(twice, cards))
     assert (opened.tuples, opened.new, opened.reused) == (10, 10, 0)
     assert len(items_of(any_database, opened.job_id)) == 10
 
@@ -145,7 +148,7 @@ def test_a_job_whose_planner_was_killed_is_taken_back_and_can_be_gone_on_with(
 ):
     (card,) = register(any_database, 0)
     with pytest.raises(SystemExit):
-        open_job(any_database, TEN, [card], grown=killed_after(2))
+        open_job(any_database, ResolvedRequest.of(TEN, [card]), grown=killed_after(2))
     with any_database.read() as session:
         job_id = session.exec(select(Job.id)).one()
     done, *_ = items_of(any_database, job_id)
@@ -176,8 +179,7 @@ def test_who_cancels_a_job_while_it_is_planned_ends_that(any_database, small_bat
     with pytest.raises(NoSuchJob, match="ended before its planning was complete"):
         open_job(
             any_database,
-            TEN,
-            [card],
+            ResolvedRequest.of(TEN, [card]),
             grown=lambda opened, _: jobs.cancel(any_database, opened.job_id),
         )
     with any_database.read() as session:
@@ -186,8 +188,10 @@ def test_who_cancels_a_job_while_it_is_planned_ends_that(any_database, small_bat
 
 def test_each_tuple_is_only_as_precise_as_its_share_of_the_sum_needs(database):
     """With half-widths r / sqrt(share), the sum has the half-width r."""
-    usual = open_job(database, MODEL, register(database, 0))
-    opened = open_job(database, MODEL.replace(within=0.01, reuse="none"), ["SIM-0"])
+    usual = open_job(database, ResolvedRequest.of(MODEL, register(database, 0)))
+    opened = open_job(
+        database, ResolvedRequest.of(MODEL.replace(within=0.01, reuse="none"), ["SIM-0"])
+    )
     assert opened.expected_s < 0.7 * usual.expected_s
     items = items_of(database, opened.job_id, "tuple")
     widths = [item.half_width for item in items]
@@ -201,7 +205,8 @@ def test_each_tuple_is_only_as_precise_as_its_share_of_the_sum_needs(database):
 def test_a_budget_makes_the_tuples_as_precise_as_it_allows(database):
     cards = register(database, 0)
     large, small = (
-        open_job(database, MODEL.replace(budget_s=seconds), cards) for seconds in (600.0, 16.0)
+        open_job(database, ResolvedRequest.of(MODEL.replace(budget_s=seconds), cards))
+        for seconds in (600.0, 16.0)
     )
     assert small.expected_s <= 16.0 < large.expected_s
     assert all(item.half_width == 0 for item in items_of(database, large.job_id))
@@ -222,7 +227,8 @@ def test_a_users_model_in_another_dtype_says_why_earlier_readings_do_not_serve(
     def opened(**fields):
         variant = versioned(catalog.variant("sixteen", 2, **fields))
         return open_job(
-            database, Request(variant=variant, protocol=Protocol(launch="eager")), cards
+            database,
+            ResolvedRequest.of(Request(variant=variant, protocol=Protocol(launch="eager")), cards),
         )
 
     before = opened(dtype="float32")

@@ -11,7 +11,7 @@ import re
 import pytest
 
 from farm.errors import CaptureError, FarmError, SettingsError, UnsupportedModel
-from farm.models import catalog, config_file, transformers
+from farm.models import catalog, config_file, configurations, transformers
 from farm.settings import settings
 from farm.training.extract import extract
 
@@ -312,7 +312,7 @@ def test_a_cut_model_has_the_first_entries_of_lists_with_one_entry_per_layer(of_
     assert len(model.model.layers) == 2
 
 
-EXAMPLES = {about["class"]: name for name, about in transformers._TABLE.items()}
+EXAMPLES = {about["class"]: name for name, about in configurations.TABLE.items()}
 FAMILIES = (
     "BertModel",
     "CLIPModel",
@@ -330,10 +330,12 @@ FAMILIES = (
     ],
 )
 def test_the_published_form_of_every_class_of_the_catalog_is_accepted_unchanged(class_name):
-    config_class = transformers._class_of(transformers.entries()[EXAMPLES[class_name]]).config_class
+    config_class = transformers._class_of(
+        transformers.Transformers().entries()[EXAMPLES[class_name]]
+    ).config_class
     silent = ("max_position_embeddings",)  # Funnel does not read it
     of_catalog = [
-        about["config"] for about in transformers._TABLE.values() if about["class"] == class_name
+        about["config"] for about in configurations.TABLE.values() if about["class"] == class_name
     ]
     with transformers._quietly():
         for config in [config_class(), *map(config_class.from_dict, map(dict, of_catalog))]:

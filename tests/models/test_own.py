@@ -19,7 +19,7 @@ from farm.errors import (
 )
 from farm.models import catalog, own
 from farm.requests.partial_request import PartialRequest, complete
-from farm.settings import settings
+from farm.settings import environment_of_children, settings
 from farm.training import extract as extraction
 from farm.training.extract import extract
 from farm.training.version import versioned
@@ -257,10 +257,23 @@ def test_a_model_is_given_by_the_location_of_its_function(here, module, location
         PartialRequest(model=location.format(module, here), dtype="bf16"), "cuda", target=0.95
     ).variant
     assert (variant.model, variant.batch, variant.dtype) == (name, 16, "bfloat16")
-    assert json.loads(os.environ["FARM_MODELS"]) == {name: name}
-    assert os.environ["FARM_MODELS_PATH"] == str(here)
+    assert environment_of_children()["FARM_MODELS"] == json.dumps({name: name})
+    assert environment_of_children()["FARM_MODELS_PATH"] == str(here)
     assert catalog.variant(name, 8).batch == 8
     assert catalog.title_of(variant) == f"{name} 16x64 bfloat16"
+
+
+def test_a_look_up_changes_neither_the_environment_nor_the_settings(here):
+    (here / "looked_up.py").write_text(NET)
+    (here / "tiny").mkdir()
+    (here / "tiny/config.json").write_text("{}")
+    environment, loaded = dict(os.environ), settings()
+    before = loaded.model_dump()
+    assert catalog.matching("looked_up.py:net") == [catalog.known("looked_up:net")]
+    assert own.register("./tiny") == "tiny"
+    assert dict(os.environ) == environment
+    assert settings() is loaded
+    assert loaded.model_dump() == before
 
 
 def test_a_location_in_a_message_imports_nothing(here):
@@ -697,7 +710,7 @@ def test_an_error_of_a_users_module_while_it_is_moved_is_shown(kinds):
 def test_a_file_needs_no_name_of_python(here, file):
     (here / file).write_text(NET)
     name = own.register(f"{file}:net")
-    assert catalog.usual_batch(name, 1) == 16
+    assert catalog.resolve(name).usual_batch(1) == 16
     assert own.source_of(name) == here / file
 
 
@@ -716,7 +729,7 @@ def test_a_path_may_lead_through_the_parent_folder_or_a_link(here, monkeypatch):
     (here / "beside" / "linked_to.py").symlink_to(here / "models" / "beside_it.py")
     monkeypatch.chdir(here / "beside")
     for location in ("../models/beside_it.py:net", "linked_to.py:net"):
-        assert catalog.usual_batch(own.register(location), 1) == 16
+        assert catalog.resolve_given(location).usual_batch(1) == 16
 
 
 def test_a_module_that_is_not_there_is_no_line_to_correct(here):

@@ -13,7 +13,7 @@ def test_the_written_names_and_sizes_are_timms():
     told = {name: size for size, names in written.items() for name in names}
     assert told == {
         name: f"{entry.input_size} only" if entry.fixed_size else f"{entry.input_size}"
-        for name, entry in timm.entries().items()
+        for name, entry in timm.Timm().entries().items()
     }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from farm.errors import UnsupportedModel, UsageError
-from farm.models import catalog, transformers
+from farm.models import catalog, configurations, transformers
 from farm.requests.measurement_file import load
 from farm.settings import settings
 from tests.benchmark.asking import capturing
@@ -28,7 +28,7 @@ def test_names_need_neither_torch_nor_transformers():
 
 
 def test_there_are_more_than_45_architectures():
-    assert len({about["class"] for about in transformers._TABLE.values()}) > 45
+    assert len({about["class"] for about in configurations.TABLE.values()}) > 45
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_class_that_transformers_no_longer_has_is_refused_with_that_reason():
 
 
 def test_without_the_package_names_are_listed_and_building_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(transformers, "PACKAGE", "transformers_that_is_not_there")
+    monkeypatch.setattr(transformers.Transformers, "package", "transformers_that_is_not_there")
     assert "bert-base" in catalog.names()
     with pytest.raises(UnsupportedModel) as caught:
         catalog.build("bert-base")
@@ -237,7 +237,7 @@ def test_the_file_of_the_data_set_names_every_architecture_in_each_of_its_phases
         complete(partial, "cuda", target=0.95) for partial in load([EXAMPLES / "transformers.yml"])
     ]
     asked = {(class_name(one.variant.model), one.variant.phase) for one in requests if one.variant}
-    entries = transformers.entries()
+    entries = transformers.Transformers().entries()
     assert asked == {
         (class_name(name), phase)
         for name, entry in entries.items()

@@ -13,6 +13,7 @@ from farm.exchange.export import as_table
 from farm.jobs.create import open_job
 from farm.report import report
 from farm.report.lookup import lookup
+from farm.requests.resolved import ResolvedRequest
 from farm.store.query import parse
 from farm.store.tables import ProtocolRow
 from farm.types.protocol import Protocol
@@ -31,7 +32,7 @@ TIMES_US = {"": 10.0, "in0": 25.0, "out0": 20.0}
 def job(database):
     """Of one tuple: all fast, one of both slow, and both slow, which could not be measured yet."""
     cards = register(database, 0)
-    opened = open_job(database, PLACED, cards)
+    opened = open_job(database, ResolvedRequest.of(PLACED, cards))
     with database.read() as session:
         words = {row.id: row.spec.get("placement", "") for row in session.exec(select(ProtocolRow))}
     for item in items_of(database, opened.job_id, "tuple"):

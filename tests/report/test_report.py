@@ -16,6 +16,7 @@ from farm.models import catalog
 from farm.report import report
 from farm.report.layers import layers
 from farm.report.report import remarks
+from farm.requests.resolved import ResolvedRequest
 from farm.store import tables
 from farm.training.extract import extract
 from farm.types.protocol import Protocol
@@ -460,7 +461,7 @@ def test_a_report_of_some_layers_has_a_sum_for_all_without_a_whole(database):
     variant = catalog.variant("gpt2", 1, length=8, layers=1)
     job_id = measured.measured(database, variant)
     assert built(database, job_id).all_layers is None, "nobody has taken the whole model apart"
-    assert submit(database, Request(variant=variant), [rows.CARD]).new == 0, (
+    assert submit(database, ResolvedRequest.of(Request(variant=variant), [rows.CARD])).new == 0, (
         "readings serve: nothing is published"
     )
     found = built(database, job_id)

@@ -210,7 +210,7 @@ def test_an_unknown_model_is_named_with_its_line():
         raise UnknownModel.named(name, ["resnet18"])
 
     with pytest.raises(MeasurementFileError) as caught:
-        parse("- model: resnet81", "jobs.yml", check_model=check)
+        parse("- model: resnet81", "jobs.yml", resolve_model=check)
     assert (
         caught.value.message == "jobs.yml:1: entries[0].model: There is no model named 'resnet81'."
     )

@@ -6,11 +6,13 @@ import pytest
 from sqlmodel import select
 
 from farm.devices.device import Card
-from farm.devices.host import discover, installed_torch
+from farm.devices.host import discover
+from farm.devices.software import installed_torch
 from farm.errors import NoWorker
 from farm.jobs import cards, jobs, rounds
 from farm.jobs.create import open_job
 from farm.jobs.items import Claim
+from farm.requests.resolved import ResolvedRequest
 from farm.settings import settings
 from farm.store.tables import VerdictRow
 from farm.types.protocol import Protocol, Software
@@ -29,7 +31,7 @@ REQUEST = Request(
 def measured(database, software):
     """The request, asked once before and measured on the host's CPU."""
     software_id = cards.register(database, HERE, software, holder="earlier", queue="card.CPU-1")
-    planned = open_job(database, REQUEST, [HERE.id])
+    planned = open_job(database, ResolvedRequest.of(REQUEST, [HERE.id]))
     for item in items_of(database, planned.job_id):
         held = claim(database, item, software_id=software_id)
         assert isinstance(held, Claim)
@@ -57,7 +59,12 @@ def test_what_the_database_knows_is_answered_without_a_worker(embedded, any_data
     assert not embedded.registered()
     measured(any_database, installed())
     assert embedded.registered()
-    made = submit(any_database, REQUEST, [HERE.id], ready=embedded.wait_ready, known=True)
+    made = submit(
+        any_database,
+        ResolvedRequest.of(REQUEST, [HERE.id]),
+        ready=embedded.wait_ready,
+        is_registered=True,
+    )
     assert (made.new, made.reused) == (0, 1)
     with any_database.read() as session:
         assert jobs.find(session, made.job_id).state == "done"

@@ -10,6 +10,7 @@ from farm.errors import BrokerUnreachable
 from farm.jobs import cards, items
 from farm.jobs.items import Claim, Closed, DeclineReason
 from farm.operators import sweep_builder as sweeps
+from farm.requests.resolved import ResolvedRequest
 from farm.settings import settings
 from farm.store.tables import CardRow, Item, Job, Round
 from farm.types.protocol import Protocol, Stopping
@@ -34,7 +35,7 @@ def test_ctrl_c_while_a_job_is_published_leaves_none_open(database, monkeypatch)
         stopping=Stopping(),
     )
     with pytest.raises(KeyboardInterrupt):
-        submissions.submit(database, request, register(database, 0))
+        submissions.submit(database, ResolvedRequest.of(request, register(database, 0)))
     with database.read() as session:
         assert [job.state for job in session.exec(select(Job))] == ["cancelled"]
         assert [item.state for item in session.exec(select(Item))] == ["cancelled"]
@@ -112,7 +113,7 @@ def test_the_first_items_of_a_sweep_are_published_while_the_others_are_planned(
         def told(doing, done, of):
             said.append((doing, done, of, client.llen(f"card.{card}")))
 
-        submissions.submit(any_database, request, [card], progress=told)
+        submissions.submit(any_database, ResolvedRequest.of(request, [card]), progress=told)
         assert client.llen(f"card.{card}") == 10
     assert said == [
         ("Planning ten", 2, 10, 0),

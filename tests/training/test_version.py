@@ -13,7 +13,7 @@ import pytest
 
 import farm
 from farm.benchmark_process.client import BenchmarkProcess
-from farm.devices.host import cpu_card
+from farm.devices.cpu import cpu_card
 from farm.errors import Unmeasurable
 from farm.models import catalog
 from farm.report.lookup import lookup

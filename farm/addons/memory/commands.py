@@ -33,7 +33,11 @@ def memory(
 
     checked = MemoryOptions(**options)
     variant = catalog.variant(
-        model, batch or catalog.usual_batch(model, 32), dtype=dtype, step="training", **given
+        model,
+        batch or catalog.resolve(model).usual_batch(32),
+        dtype=dtype,
+        step="training",
+        **given,
     )
     say_differences([variant])
     found = requested_memory(variant, checked, say)

@@ -27,7 +27,7 @@ import torch
 from farm.addons.memory.transfers import Copied, Move, Wire
 from farm.benchmark.call_context import bytes_of
 from farm.benchmark.passes import free_bytes
-from farm.devices.host import NODES, ONE_NODE, farthest_node
+from farm.devices.cpu import NODES, ONE_NODE, farthest_node
 from farm.errors import Unmeasurable
 from farm.types.format import count_of
 

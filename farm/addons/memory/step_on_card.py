@@ -11,8 +11,8 @@ from farm.addons.memory.requests import PlannedStepRequest, StepCaptureRequest, 
 from farm.addons.memory.step_memory import StepMemory, memory
 from farm.addons.memory.transfers import Wire, moves_of
 from farm.benchmark_process.client import BenchmarkProcess
+from farm.devices.cpu import no_slow_memory
 from farm.devices.device import Card
-from farm.devices.host import no_slow_memory
 from farm.errors import UsageError
 from farm.jobs.item_driver import hold_card
 from farm.operators.captured import CapturedPass

@@ -26,7 +26,7 @@ import sqlalchemy
 from sqlmodel import Session, col, func, select
 
 from farm.addons.pages import charts, check_file
-from farm.devices.device import sound_fingerprint
+from farm.devices.fingerprint import sound_fingerprint
 from farm.devices.shared_files import replacing_file
 from farm.errors import Unreadable, UsageError, needing
 from farm.operators.roofline import Roofline, median_fingerprint

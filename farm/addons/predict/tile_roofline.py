@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from farm.addons.predict.kernel_rules import KernelPlan, constants
-from farm.devices.device import sound_fingerprint
+from farm.devices.fingerprint import sound_fingerprint
 from farm.operators.matrix_products import Products
 from farm.operators.roofline import Roofline, data_sheet, roofline_of
 

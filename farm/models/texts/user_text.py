@@ -13,7 +13,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from farm.errors import SettingsError, UsageError
 from farm.models.texts import Specials, in_rows, room_for_text, row_spans
@@ -58,9 +58,8 @@ def tokenize(
 
     check_size(batch, length)
     text_file, folder = Path(text_file), Path(tokenizer_folder)
-    pieces = _paragraphs(
-        _read(text_file, "The text", MOST_TEXT_BYTES).replace("\r\n", "\n"), padded
-    )
+    text = _read(text_file, "The text", MOST_TEXT_BYTES).replace("\r\n", "\n")
+    pieces = _paragraphs(text, padded)
     if not pieces:
         raise UsageError(f"The text {text_file} is empty.", "Give a file that contains text.")
     ids, ends, first, last = _encode(folder, pieces, batch * length)
@@ -69,12 +68,11 @@ def tokenize(
         raise UsageError(
             f"The tokenizer in {folder} finds no tokens in {text_file}.", "Give another text."
         )
-    specials = replace(
-        specials or Specials(), first=() if bare else first, last=() if bare else last
-    )
-    if (
-        largest := max(*specials.first, *specials.last, specials.pad, int(ids.max()))
-    ) >= vocabulary:
+    if bare:
+        first, last = (), ()
+    specials = replace(specials or Specials(), first=first, last=last)
+    largest = max(*first, *last, specials.pad, int(ids.max()))
+    if largest >= vocabulary:
         raise UsageError(
             f"The tokenizer in {folder} gives the id {largest}, but the model's vocabulary ends "
             f"at {vocabulary - 1}.",
@@ -98,13 +96,9 @@ def _read(path: Path, what: str, most_bytes: int) -> str:
     """The text of a regular file of at most ``most_bytes``."""
     try:
         if not path.is_file():
-            reason = (
-                "is a folder"
-                if path.is_dir()
-                else "is not a regular file"
-                if path.exists()
-                else "does not exist"
-            )
+            reason = "is not a regular file" if path.exists() else "does not exist"
+            if path.is_dir():
+                reason = "is a folder"
             raise UsageError(f"{what} {path} {reason}.", "Give the path of a file.")
         with path.open("rb") as file:
             data = file.read(most_bytes + 1)
@@ -126,9 +120,8 @@ def _paragraphs(text: str, padded: bool) -> list[str]:
     """The parts of the text between empty lines, or its lines if there are none; with the
     separators, unless padded.
     """
-    parts = re.split(
-        r"(?<=\n)(?=[^\n])" if "\n\n" not in text.strip() else r"(?<=\n\n)(?=[^\n])", text
-    )
+    separator = r"\n\n" if "\n\n" in text.strip() else r"\n"
+    parts = re.split(rf"(?<={separator})(?=[^\n])", text)
     return [part.strip("\n") if padded else part for part in parts if part.strip()]
 
 
@@ -146,26 +139,25 @@ def _encode(
         raise UsageError(f"The tokenizer's folder {folder} {reason}.", _TOKENIZER_STEP)
     if not path.exists():
         raise UsageError(f"The folder {folder} has no tokenizer.json.", _TOKENIZER_STEP)
-    request: dict[str, Any] = {
+    request = {
         "paragraphs": paragraphs,
         "needed": needed,
         "most_bytes": MOST_MEMORY_BYTES,
+        "tokenizer": _read(path, "The tokenizer", MOST_TOKENIZER_BYTES),
     }
-    request["tokenizer"] = _read(path, "The tokenizer", MOST_TOKENIZER_BYTES)
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("FARM_")
     }
+    environment["TOKENIZERS_PARALLELISM"] = "false"
+    # -P: no file in the script's folder replaces a module
+    command = [sys.executable, "-P", str(_ENCODE)]
     try:
         done = subprocess.run(
-            [
-                sys.executable,
-                "-P",
-                str(_ENCODE),
-            ],  # -P: no file in the script's folder replaces a module
+            command,
             input=json.dumps(request).encode(),
             capture_output=True,
             timeout=MOST_S,
-            env={**environment, "TOKENIZERS_PARALLELISM": "false"},
+            env=environment,
         )
     except subprocess.TimeoutExpired as error:
         problem = f"The tokenizer in {folder} took more than {MOST_S:g} s for the text."
@@ -174,8 +166,7 @@ def _encode(
     if done.returncode or not line:
         raise UsageError(
             f"The process that loaded the tokenizer in {folder} ended with exit status "
-            f"{done.returncode}. The "
-            "tokenizer may need more memory than is allowed.",
+            f"{done.returncode}. The tokenizer may need more memory than is allowed.",
             _TOKENIZER_STEP,
         )
     answer = json.loads(line)

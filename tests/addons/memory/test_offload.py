@@ -10,8 +10,8 @@ from torch import nn
 from farm.addons.memory.memory_tier import FarNode, PinnedMemory, SlowMemory
 from farm.addons.memory.offload import _out_variant, offload
 from farm.benchmark.passes import operator_passes
+from farm.devices.cpu import farthest_node, no_slow_memory
 from farm.devices.device import Card
-from farm.devices.host import farthest_node, no_slow_memory
 from farm.errors import Unmeasurable
 from farm.operators.capture import capture
 from farm.types.protocol import Protocol, Subject

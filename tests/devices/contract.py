@@ -1,5 +1,5 @@
-"""What every `Device` class keeps. A new class passes `check` before anything else uses it: see
-test_conformance.py.
+"""The rules that every `Device` class keeps. A new class passes `check` before anything else uses it: see
+test_contract.py.
 """
 
 from __future__ import annotations
