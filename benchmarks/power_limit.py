@@ -100,8 +100,9 @@ def compare(card: Any, options: argparse.Namespace) -> dict[str, Any]:
 
 def _chosen(out: dict[str, Any], both: dict[str, Any]) -> dict[str, Any]:
     """Return what a sum would take from the product's reading, given the card's state with both."""
+    from farm.types.figure import Figure, figure_of
     from farm.types.reading import Details
-    from farm.verdict.aggregate import choose
+    from farm.verdict.corrections import choose
     from farm.verdict.figures import ReadingView
 
     def view(one: dict[str, Any], **more: Any) -> ReadingView:
@@ -109,8 +110,8 @@ def _chosen(out: dict[str, Any], both: dict[str, Any]) -> dict[str, Any]:
             ("throttled_power",) if {"throttled_power", "power_cap"} & set(one["flags"]) else ()
         )
         return ReadingView(
-            one["time_us"],
-            energy_mj=one["energy_mj"],
+            Figure(one["time_us"]),
+            energy_mj=figure_of(one["energy_mj"], None),
             sm_clock_mhz=one["sm_clock_mhz"],
             flags=limited,
             **more,

@@ -64,16 +64,14 @@ def compare(
     from farm.report.gate import judge
 
     def ask(session: Session) -> tuple[comparisons.SideComparison, Judgement | None]:
-        found = comparisons.compare(session, first, second)
-        return found, judge(
-            session, found, gate
-        ) if fail_above is not None or shape in FOR_CI else None
+        comparison = comparisons.compare(session, first, second)
+        is_gate = fail_above is not None or shape in FOR_CI
+        return comparison, judge(session, comparison, gate) if is_gate else None
 
-    found, judged = output.first_that_knows(ask)
-    shown = {**found.to_json(), "gate": judged.to_json()} if judged else found
-    _show(
-        shape, shown, judged, (found.a.text, found.b.text), lambda: lists.comparison(found, limit)
-    )
+    comparison, judged = output.first_that_knows(ask)
+    shown = {**comparison.to_json(), "gate": judged.to_json()} if judged else comparison
+    texts = (comparison.a.text, comparison.b.text)
+    _show(shape, shown, judged, texts, lambda: lists.comparison(comparison, limit))
     if judged is not None:
         judged.check()
 
@@ -82,9 +80,8 @@ def _show(
     shape: str, data: Any, judged: Judgement | None, sides: tuple[str, str], view: Callable[[], Any]
 ) -> None:
     if judged is not None and shape in FOR_CI:
-        for line in (
-            judged.markdown(*sides) if shape == "markdown" else judged.junit()
-        ).splitlines():
+        text = judged.markdown(*sides) if shape == "markdown" else judged.junit()
+        for line in text.splitlines():
             output.emit(line)
     else:
         answer(shape == "json", data, view)
@@ -92,7 +89,9 @@ def _show(
 
 def _model(side: str, text: str) -> PartialRequest:
     options = options_of_run(text)
-    if outer := [flag for name, flag in _OF_COMPARE.items() if getattr(options, name)]:
+    chosen = vars(options)
+    outer = [flag for name, flag in _OF_COMPARE.items() if chosen[name]]
+    if outer:
         raise UsageError(
             f"{side} has {outer[0]}, which is for the whole comparison.",
             f"Put {outer[0]} after A and B.",
@@ -137,6 +136,6 @@ def _paired(
 
         measure(database, paired.batches(database, measured), [chosen], Submissions(say), ending)
         with database.read() as session:
-            found = judge_jobs(session, str(chosen), paired.complete, gate)
-    _show(shape, found, found.judgement, found.titles, lambda: lists.paired(found))
-    found.judgement.check()
+            compared = judge_jobs(session, str(chosen), paired.complete, gate)
+    _show(shape, compared, compared.judgement, compared.titles, lambda: lists.paired(compared))
+    compared.judgement.check()

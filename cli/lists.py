@@ -6,7 +6,7 @@ missing key is a dash."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from rich.console import Group, RenderableType
 
 from cli import tables
 from cli.tables import Row, Text, cell, clipped
+from farm.types.figure import value_of
 from farm.types.format import (
     ENERGY,
     NOTHING,
@@ -33,8 +34,10 @@ from farm.types.format import (
 )
 
 if TYPE_CHECKING:
-    from farm.report.compare import ComparedKernels, ComparedRow, Difference, SideComparison
+    from farm.report.compare import ComparedKernels, ComparedRow, SideComparison
     from farm.report.gate import JudgedRow, PairedComparison
+    from farm.report.history import HistoryRow
+    from farm.verdict.cost_line import Change
 
 SHOWN = 20  # tuples of one side only, if no other tuples are shown
 _STYLES = {"faster": "green", "slower": "red"}
@@ -210,24 +213,24 @@ def readings(rows: Sequence[Row]) -> RenderableType:
     )
 
 
-def history(rows: Sequence[Row]) -> RenderableType:
+def history(rows: Sequence[HistoryRow]) -> RenderableType:
     """Rows of `farm.report.history`."""
     columns = [
-        ("measurement of", "title"),
-        ("card", lambda row: clipped(row["card_model"].removeprefix("NVIDIA "), 16)),
+        ("measurement of", lambda row: row.series.title),
+        ("card", lambda row: clipped(row.series.card_model.removeprefix("NVIDIA "), 16)),
         (
             "revision",
-            lambda row: f"{row['revision'][:12]}{'-dirty' if row['dirty'] else ''}" or NOTHING,
+            lambda row: f"{row.revision[:12]}{'-dirty' if row.dirty else ''}" or NOTHING,
         ),
-        ("torch", lambda row: row["torch"].partition("+")[0]),
+        ("torch", lambda row: row.torch.partition("+")[0]),
         ("measured", "measured_at_s", day),
         *((">time", "time", lambda time: interval(time, TIME)), (">change", "time_change", gap)),
         *(
             (">energy", "energy", lambda energy: interval(energy, ENERGY)),
             (">change", "energy_change", gap),
         ),
-        ("flags", lambda row: ", ".join(row["flags"])),
-        ("protocol", "protocol"),
+        ("flags", lambda row: ", ".join(row.flags)),
+        ("protocol", lambda row: row.series.protocol or NOTHING),
     ]
     return tables.filled(rows, columns, drops=("protocol", "flags", "torch", "card", "measured"))
 
@@ -339,20 +342,18 @@ def _differences(
 
 
 def _kernels(rows: Sequence[ComparedKernels], most: int) -> RenderableType:
-    def operators(name: str) -> tables.Cell:
-        return lambda row: (
-            few([f"{what} ×{n}" for what, n in getattr(row, name).items()], 3) or NOTHING
-        )
+    def counted(operators: Mapping[str, int]) -> str:
+        return few([f"{what} ×{n}" for what, n in operators.items()], 3) or NOTHING
 
     text = "  Kernels match by source, else by module paths; a module counts with its first kernel."
     table = tables.filled(
         rows,
         [
             ("modules", lambda row: few(row.modules) or "without a match"),
-            ("operators of A", operators("a_operators")),
-            ("operators of B", operators("b_operators")),
-            (">time A", lambda row: quantity(row.row.time.a and row.row.time.a.value, TIME)),
-            (">time B", lambda row: quantity(row.row.time.b and row.row.time.b.value, TIME)),
+            ("operators of A", lambda row: counted(row.a_operators)),
+            ("operators of B", lambda row: counted(row.b_operators)),
+            (">time A", lambda row: quantity(value_of(row.row.time.a), TIME)),
+            (">time B", lambda row: quantity(value_of(row.row.time.b), TIME)),
             (">saved", lambda row: quantity(row.saved(row.row.time), TIME)),
             (">energy\nsaved", lambda row: quantity(row.saved(row.row.energy), ENERGY)),
         ],
@@ -363,30 +364,23 @@ def _kernels(rows: Sequence[ComparedKernels], most: int) -> RenderableType:
 
 
 def _difference_cells(entry: ComparedRow) -> list[Any]:
-    def cells(found: Difference, units: Units) -> list[Any]:
+    def cells(found: Change, units: Units) -> list[Any]:
         change = gap(found.change) if found.apart or not found.change else f"({gap(found.change)})"
-        sides = [quantity(side.value if side else None, units) for side in (found.a, found.b)]
+        sides = [quantity(value_of(side), units) for side in (found.a, found.b)]
         return [*sides, Text(change, style=_STYLES.get(found.verdict, ""))]
 
-    calls = (
-        str(entry.calls or "")
-        if entry.calls == entry.b_calls
-        else f"{entry.calls} / {entry.b_calls}"
-    )
+    calls = str(entry.a.calls or "")
+    if entry.a.calls != entry.b.calls:
+        calls = f"{entry.a.calls} / {entry.b.calls}"
     return [entry.name, calls, *cells(entry.time, TIME), *cells(entry.energy, ENERGY)]
 
 
 def _alone(entry: ComparedRow) -> Text:
     """A tuple of one side: its share of that side's sum, its time and its label."""
-    share, time = (
-        entry.b_share if entry.a_share is None else entry.a_share,
-        entry.time.a or entry.time.b,
-    )
+    share = entry.b.share if entry.a.share is None else entry.a.share
+    time = entry.time.a or entry.time.b
     note = f" ({entry.covers})" if entry.covers.startswith("no reading") else ""
-    return Text(
-        f"  {percent(share):>7}  {quantity(time.value if time else None, TIME):>8}  "
-        f"{entry.name}{note}"
-    )
+    return Text(f"  {percent(share):>7}  {quantity(value_of(time), TIME):>8}  {entry.name}{note}")
 
 
 def paired(found: PairedComparison) -> RenderableType:

@@ -52,7 +52,7 @@ def report(
         kind: Any = by or ("type" if as_csv else None)
         outputs = as_csv or as_json or by != "module"  # the table of modules does not show them
         grouped = (
-            [layers.layers(session, one, kind, depth, outputs=outputs) for one in built]
+            [layers.layers(session, report, kind, depth, outputs=outputs) for report in built]
             if kind
             else []
         )
@@ -60,17 +60,15 @@ def report(
         for line in layers.csv_lines(grouped):
             emit(line)
     elif as_json:
-        documents = [one.to_json() for one in (grouped or built)]
+        documents = [document.to_json() for document in (grouped or built)]
         emit_json(documents[0] if len(documents) == 1 else {"reports": documents})
     elif html is None or readings or by:
         from cli import report_tables
 
-        shown = [report_tables.layer_table(one) for one in grouped]
-        shown = shown or [
-            report_tables.readings(one) if readings else report_tables.report(one) for one in built
-        ]
-        for number, one in enumerate(shown):
-            show(Group("", one) if number else one)
+        view = report_tables.readings if readings else report_tables.report
+        shown = [report_tables.layer_table(rows) for rows in grouped] or list(map(view, built))
+        for number, table in enumerate(shown):
+            show(Group("", table) if number else table)
     if check:
         follow.check_verdicts(built)
 
@@ -103,10 +101,10 @@ def _show_trace(reading: str, png: Path | None, *, as_json: bool) -> None:
     from farm.report.pages import result_pages
 
     with output.open_database().read() as session:
-        found = find_traced(session, reading)
-    sampled = found.trace
+        traced = find_traced(session, reading)
+    sampled = traced.trace
     if png is not None:
-        result_pages("--png").draw_trace(sampled, png, found.title, found.levels_w)
+        result_pages("--png").draw_trace(sampled, png, traced.title, traced.levels_w)
         say(f"Drawn to {png}")
     begin_s, end_s = sampled.window_s
     if as_json:
@@ -114,9 +112,9 @@ def _show_trace(reading: str, png: Path | None, *, as_json: bool) -> None:
             name: {"time_s": times, "values": values}
             for name, (times, values) in sampled.series.items()
         }
-        emit_json({"reading_id": found.reading.id, "window_s": [begin_s, end_s], "series": series})
+        emit_json({"reading_id": traced.reading.id, "window_s": [begin_s, end_s], "series": series})
         return
-    emit(found.title)
+    emit(traced.title)
     emit(f"window from {begin_s:.3f} to {end_s:.3f} s")
     for name, (times, values) in sampled.series.items():
         limits = f"{min(values):.6g} to {max(values):.6g}" if values else "no samples"
@@ -129,16 +127,16 @@ def history(model: str, html: Path | None = None, as_json: AsJson = False) -> No
     first.
     """
     from cli import lists
-    from farm.report.history import history, to_json
+    from farm.report.history import history
     from farm.report.pages import result_pages
 
     if html is not None:
         result_pages("--html").check_page(html)
-    found = output.first_that_knows(lambda session: history(session, model))
+    rows = output.first_that_knows(lambda session: history(session, model))
     if html is not None:
-        result_pages("--html").write_history(html, model, found)
+        result_pages("--html").write_history(html, model, rows)
         say(f"Written to {html}")
     if html is None or as_json:
         output.answer(
-            as_json, {"rows": [to_json(row) for row in found]}, lambda: lists.history(found)
+            as_json, {"rows": [row.to_json() for row in rows]}, lambda: lists.history(rows)
         )

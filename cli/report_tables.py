@@ -18,6 +18,8 @@ from farm.report.breakdowns import OF_OWNERS, grouped
 from farm.report.layers import LayerRow, Layers, sizes_text
 from farm.report.operators import CompiledJob
 from farm.report.report import Report, remarks
+from farm.store.database import by_key
+from farm.types.figure import Figure, value_of
 from farm.types.format import (
     ENERGY,
     NOTHING,
@@ -33,7 +35,8 @@ from farm.types.format import (
     quantity,
     span,
 )
-from farm.verdict.verdict import TupleRow, Verdict
+from farm.verdict.cost_line import CostLine, merged
+from farm.verdict.verdict import Verdict
 
 _MOST_UNMEASURED = 10
 _ON_A_GPU = "tmcks4gd"  # the packaged job that shows a result of a GPU
@@ -62,8 +65,13 @@ def report(report: Report, *, tuples: int = 0) -> RenderableType:
         _unmeasured(verdict) if not sweep and verdict.unmeasured else None,
         _verdict(report),
     ]
-    shown = [line for part in parts if part is not None for line in (Text(), part)][1:]
-    return Group(*shown, Text("  `farm help WORD` explains a word of this report.", style="dim"))
+    shown: list[RenderableType] = []
+    for part in parts:
+        if part is not None:
+            shown += [part, Text()]
+    return Group(
+        *shown[:-1], Text("  `farm help WORD` explains a word of this report.", style="dim")
+    )
 
 
 def _header(report: Report) -> RenderableType:
@@ -87,13 +95,16 @@ def _header(report: Report) -> RenderableType:
         )
     lines.append(("protocol", str(report.protocol)))
     counts = report.readings
-    others = {name: name for name in ("failed", "open", "cancelled", "repeated")} | {
-        "not_run": "not run by the card"
-    }
     words = [f"{counts.measured} measured", f"{counts.reused} reused"]
-    words += [
-        f"{number} {word}" for name, word in others.items() if (number := getattr(counts, name))
-    ]
+    for number, word in (
+        (counts.failed, "failed"),
+        (counts.open, "open"),
+        (counts.cancelled, "cancelled"),
+        (counts.repeated, "repeated"),
+        (counts.not_run, "not run by the card"),
+    ):
+        if number:
+            words.append(f"{number} {word}")
     spent = ""
     if counts.card_time_s >= 0.5:
         inside = percent(counts.window_time_s / counts.card_time_s, 0)
@@ -110,35 +121,38 @@ def _types(report: Report) -> RenderableType:
     rows, verdict = report.types, report.verdict
     in_model = [row.in_model_us for row in rows if row.in_model_us is not None]
     in_model_total = quantity(sum(in_model), TIME, 4) if len(in_model) == len(rows) else NOTHING
-    measured, tuples = sum(row.measured_tuples for row in rows), sum(row.tuples for row in rows)
+    total = merged(row.cost for row in rows)
     energy = quantity(verdict.energy.total.value, ENERGY, 4) if verdict.energy else "not available"
-    of_energy = [(">energy", "energy_mj", ENERGY, energy), (">share", "energy_share", percent, "")]
+    of_energy = [
+        (">energy", lambda row: quantity(row.cost.measured_mj, ENERGY), None, energy),
+        (">share", "energy_share", percent, ""),
+    ]
     # Each column with its total.
     columns: list[Any] = [
         ("operator", "short_name", None, "sum"),
-        (">calls", "calls", None, str(sum(row.calls for row in rows))),
+        (">calls", lambda row: str(row.cost.calls), None, str(total.calls)),
         (
             ">tuples",
-            lambda row: part_of(row.measured_tuples, row.tuples),
+            lambda row: part_of(row.cost.measured_tuples, row.cost.tuples),
             None,
-            part_of(measured, tuples),
+            part_of(total.measured_tuples, total.tuples),
         ),
         (
             ">time",
-            "time_us",
-            TIME,
+            lambda row: quantity(row.cost.measured_us, TIME),
+            None,
             quantity(verdict.time.total.value, TIME, 4) if verdict.measured else NOTHING,
         ),
         *([(">in model", "in_model_us", TIME, in_model_total)] if in_model else []),
         (">share", "time_share", percent, ""),
-        *(of_energy if any(row.energy_mj is not None for row in rows) else []),
+        *(of_energy if any(row.cost.measured_mj is not None for row in rows) else []),
         (">estimate", "estimated_share", percent, ""),
     ]
     return tables.filled(
         rows,
         [column[:-1] for column in columns],
         drops=("estimate", "tuples", "share", "in model", "calls"),
-        dim=lambda row: not row.measured_tuples,
+        dim=lambda row: not row.cost.measured_tuples,
         total=[column[-1] for column in columns],
     )
 
@@ -146,19 +160,19 @@ def _types(report: Report) -> RenderableType:
 def _placements(report: Report) -> RenderableType:
     """Tuples with tensors in slow memory, the heaviest first."""
     rows = report.placements
-    first = {
-        id(row) for n, row in enumerate(rows) if not n or rows[n - 1].operator_id != row.operator_id
-    }
+    first = {id(of_tuple[0]) for of_tuple in by_key(lambda row: row.line.subject, rows).values()}
     return tables.filled(
         rows,
         [
-            ("tuple", lambda row: row.label if id(row) in first else ""),
+            ("tuple", lambda row: row.line.subject.label if id(row) in first else ""),
             ("slow tensors", lambda row: row.placement),
             ("", lambda row: row.tensors),
             (
                 ">time",
                 lambda row: (
-                    quantity(row.time_us, TIME) if row.time_us is not None else row.reason or "open"
+                    quantity(row.line.time_us.value, TIME)
+                    if row.line.time_us
+                    else row.line.reason or "open"
                 ),
             ),
             (">time all fast", "fast_time_us", TIME),
@@ -181,16 +195,18 @@ def _owners(report: Report) -> RenderableType:
     shown = [part for part in OF_OWNERS if any(row.part == part for row in report.owners)]
 
     def time_of(part: str) -> tables.Cell:
-        return lambda group: quantity(group.parts_us[part], TIME) if part in group.parts_us else ""
+        return lambda group: (
+            quantity(group.parts[part].complete_us, TIME) if part in group.parts else ""
+        )
 
     return tables.filled(
         grouped(report.owners),
         [
             ("module of the step", "name"),
             *((f">{part}", time_of(part)) for part in shown),
-            (">total", "time_us", TIME),
+            (">total", lambda group: quantity(group.cost.complete_us, TIME)),
             (">share", "time_share", percent),
-            (">energy", "energy_mj", ENERGY),
+            (">energy", lambda group: quantity(group.cost.complete_mj, ENERGY)),
         ],
         drops=("energy",),
     )
@@ -201,11 +217,14 @@ def _kernels(job: CompiledJob) -> RenderableType:
     table = tables.filled(
         job.kernels,
         [
-            ("kernel", lambda row: f"{'* ' if row.improvable else ''}{row.operator}"),
+            (
+                "kernel",
+                lambda row: f"{'* ' if row.improvable else ''}{row.line.subject.short_name}",
+            ),
             ("fused from", lambda row: few(row.fused)),
             ("modules", lambda row: few(row.modules)),
-            (">calls", "calls"),
-            (">time\nper call", "time_us", TIME),
+            (">calls", lambda row: str(row.line.count)),
+            (">time\nper call", lambda row: quantity(value_of(row.line.time_us), TIME)),
             (">share", "time_share", percent),
             (">B/s", "bytes_per_s", "B/s"),
             (
@@ -221,27 +240,24 @@ def _kernels(job: CompiledJob) -> RenderableType:
 
 
 def _tuples(report: Report, most: int) -> RenderableType:
-    def time_of(row: TupleRow) -> str:
-        spread = (
-            row.time_us
-            and row.time_half_width_us
-            and f" ± {row.time_half_width_us / row.time_us * 100:.1f} %"
-        )
-        return quantity(row.time_us, TIME) + (spread or "")
+    def time_of(line: CostLine) -> str:
+        text = quantity(value_of(line.time_us), TIME)
+        relative = line.time_us.relative if line.time_us else 0.0
+        return f"{text} ± {relative * 100:.1f} %" if relative else text
 
-    def remarks_of(row: TupleRow) -> str:
-        return ", ".join(
-            filter(
-                None, (row.reason, row.bus, "" if row.used == "steady" else row.used, *row.flags)
-            )
-        )
+    def remarks_of(line: CostLine) -> str:
+        used = "" if line.used == "steady" else line.used
+        return ", ".join(filter(None, (line.reason, line.bus, used, *line.flags)))
 
-    energies = [(">power", "power_w", POWER), (">energy", "energy_mj", ENERGY)]
+    energies = [
+        (">power", "power_w", POWER),
+        (">energy", lambda line: quantity(value_of(line.energy_mj), ENERGY)),
+    ]
     columns = [
-        ("operator tuple", "label"),
-        *([(">calls", "calls")] if report.kind != "sweep" else []),
+        ("operator tuple", lambda line: line.subject.label or NOTHING),
+        *([(">calls", "count")] if report.kind != "sweep" else []),
         (">time", time_of),
-        *(energies if any(row.energy_mj is not None for row in report.tuples) else []),
+        *(energies if any(line.energy_mj for line in report.tuples) else []),
         ("remarks", remarks_of),
     ]
     listed = (
@@ -257,31 +273,28 @@ def _tuples(report: Report, most: int) -> RenderableType:
 
 def readings(report: Report) -> RenderableType:
     """The readings of a job, wholes first, with the beginning of each id."""
-    found: list[Any] = [
-        (
-            whole.reading,
-            f"whole model, {whole.launch}" if whole.launch else "whole model",
-            whole.card_id,
-        )
-        for whole in report.verdict.wholes
-        if whole.reading
-    ]
-    found += [(row, row.label, row.card_id) for row in report.tuples if row.reading_id]
-    if not found:
+    rows = []
+    for whole in report.verdict.wholes:
+        name = f"whole model, {whole.launch}" if whole.launch else "whole model"
+        if whole.reading:
+            view = whole.reading
+            rows.append(_reading(view.reading_id, name, whole.card_id, view.time_us, view.flags))
+    for line in report.tuples:
+        if line.reading_id:
+            label = line.subject.label
+            rows.append(_reading(line.reading_id, label, line.card_id, line.time_us, line.flags))
+    if not rows:
         return Text("No readings yet.")
-    rows = (
-        (
-            one.reading_id[:12],
-            label,
-            tables.short_id(card_id),
-            quantity(one.time_us, TIME),
-            ", ".join(one.flags),
-        )
-        for one, label, card_id in found
-    )
     return tables.ruled(
         ("reading", "subject", "card", ">time", "flags"), rows, drops=("card", "flags", "time")
     )
+
+
+def _reading(
+    reading_id: str, subject: str, card_id: str, time_us: Figure | None, flags: Sequence[str]
+) -> list[str]:
+    time = quantity(value_of(time_us), TIME)
+    return [reading_id[:12], subject, tables.short_id(card_id), time, ", ".join(flags)]
 
 
 def _comparison(verdict: Verdict) -> Table:

@@ -28,6 +28,7 @@ from farm.addons.pages.plots import Chart, Line
 from farm.store import tables
 from farm.types.reading import Details
 from farm.verdict.aggregate import aggregate
+from farm.verdict.cost_line import TupleView
 from farm.verdict.figures import Part, ReadingView, Whole
 
 #: (length of the window in s, number of readings of each tuple).
@@ -349,11 +350,13 @@ def against_whole(
         estimated_us = sample.weight_us / max(1, sample.count)
         parts.append(
             Part(
-                sample.subject.id,
-                sample.short_name,
-                sample.label,
+                TupleView(
+                    sample.subject.id,
+                    sample.short_name,
+                    sample.label,
+                    estimated_us=estimated_us,
+                ),
                 sample.count,
-                estimated_us=estimated_us,
                 reading=view,
             )
         )

@@ -11,8 +11,8 @@ from farm.jobs import jobs
 from farm.report.report import Report, build
 from farm.safe_text import printable
 from farm.store.database import Database
+from farm.types.figure import Figure
 from farm.types.format import ENERGY, TIME, Units, gap, interval, quantity
-from farm.verdict.figures import Figure
 
 
 def measured(value: float | None, half_width: float | None, units: Units) -> str:
@@ -68,10 +68,10 @@ class JobReport:
         rows = [
             (
                 row.short_name,
-                row.calls,
-                row.tuples,
-                quantity(row.time_us, TIME),
-                quantity(row.energy_mj, ENERGY),
+                row.cost.calls,
+                row.cost.tuples,
+                quantity(row.cost.measured_us, TIME),
+                quantity(row.cost.measured_mj, ENERGY),
             )
             for row in report.types
         ]

@@ -322,7 +322,7 @@ class _Session:
     def rows_of(self, base: Mapping[str, Any], head: Mapping[str, Any]) -> dict[Any, Any]:
         """The rows of one round, without disturbed measurements."""
         from farm.report.gate import RowValue
-        from farm.verdict.figures import Figure
+        from farm.types.figure import Figure
 
         disturbed = {
             measurement.name: measurement.disturbed

@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import heapq
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,10 @@ from farm.store.tables import OPEN, CardRow, Item, ItemState, Job, JobState
 
 #: Items that `slowness` uses: begun within RECENT_S seconds, the NEWEST of each card, MOST in all,
 #: and at least FEWEST.
-RECENT_S, NEWEST, MOST, FEWEST = 900.0, 100, 10_000, 3
+RECENT_S = 900.0
+NEWEST = 100
+MOST = 10_000
+FEWEST = 3
 #: A pause between two items counts as work up to this length. After a longer pause the card was
 #: idle. Unit: s.
 LONGEST_PAUSE_S = 1.0
@@ -98,26 +101,37 @@ def balance(queues: Sequence[CardQueue], *, idle_within_s: float) -> dict[int, s
     moves: dict[int, str] = {}
     while idle:
         taker = min(idle, key=lambda card_id: (ends_s[card_id], card_id))
-        full = [card_id for card_id in left if left[card_id] and card_id not in idle]
-        giver = max(full, key=ends_s.__getitem__, default=None)
-        if giver is None or ends_s[giver] <= ends_s[taker]:
-            # No card is full: take from an idle card that still has several items.
-            several = [card_id for card_id in idle if len(left[card_id]) > 1]
-            giver = max(several, key=ends_s.__getitem__, default=None)
-        slow = by_id[taker].slowness
-        position = (
-            None
-            if giver is None
-            else _worth_moving(left[giver], ends_s[giver], ends_s[taker], slow)
-        )
+        taker_slowness = by_id[taker].slowness
+        giver = _giver(left, ends_s, idle, taker)
+        position = None
+        if giver is not None:
+            position = _worth_moving(left[giver], ends_s[giver], ends_s[taker], taker_slowness)
         if giver is None or position is None:
             idle.discard(taker)
             continue
+
         work = left[giver].pop(position)
         moves[work.key] = taker
         ends_s[giver] -= by_id[giver].slowness * work.expected_s
-        ends_s[taker] += slow * work.expected_s
+        ends_s[taker] += taker_slowness * work.expected_s
     return moves
+
+
+def _giver(
+    left: Mapping[str, Sequence[QueuedItem]],
+    ends_s: Mapping[str, float],
+    idle: Collection[str],
+    taker: str,
+) -> str | None:
+    """Return the card that gives an item to ``taker``; None if no card has one to spare."""
+    full = [card_id for card_id in left if left[card_id] and card_id not in idle]
+    giver = max(full, key=ends_s.__getitem__, default=None)
+    if giver is not None and ends_s[giver] > ends_s[taker]:
+        return giver
+
+    # No card is full: take from an idle card that still has several items.
+    several = [card_id for card_id in idle if len(left[card_id]) > 1]
+    return max(several, key=ends_s.__getitem__, default=None)
 
 
 def _worth_moving(
@@ -129,15 +143,18 @@ def _worth_moving(
     ``waiting``: the giver's items in ascending order of expected seconds. ``slowness``: that of the
     taker."""
     room_s = (giver_ends_s - taker_ends_s) / 2
-    position, by_s = (
-        bisect.bisect_right(waiting, room_s, key=lambda work: work.expected_s) - 1,
-        giver_ends_s,
-    )
+    position = bisect.bisect_right(waiting, room_s, key=lambda work: work.expected_s) - 1
+    latest_end_s = giver_ends_s
     if position < 0:
         # No item is that short: move the shortest if the taker finishes it before the giver would
         # be idle.
-        position, by_s = 0, 0.9 * giver_ends_s
-    return position if taker_ends_s + slowness * waiting[position].expected_s < by_s else None
+        position = 0
+        latest_end_s = 0.9 * giver_ends_s
+
+    end_s = taker_ends_s + slowness * waiting[position].expected_s
+    if end_s < latest_end_s:
+        return position
+    return None
 
 
 def balance_groups(
@@ -154,9 +171,8 @@ def balance_groups(
     open_s = dict(open_s)
     moves: dict[int, str] = {}
     # Groups with the fewest takers first. Each move changes `open_s` for the next group.
-    for group in sorted(
-        {item.takers for item in waiting}, key=lambda group: (len(group), sorted(group))
-    ):
+    groups = {item.takers for item in waiting}
+    for group in sorted(groups, key=lambda group: (len(group), sorted(group))):
         queues = {
             card_id: CardQueue(card_id, [], open_s[card_id], slowness.get(card_id, 1.0))
             for card_id in group
@@ -168,11 +184,13 @@ def balance_groups(
             queue = queues[item.card_id]
             queue.waiting.append(QueuedItem(item.id, item.expected_s))
             queue.busy_s = max(0.0, queue.busy_s - item.expected_s)
-        found = balance(list(queues.values()), idle_within_s=idle_within_s)
-        for item_id, taker in found.items():
-            open_s[movable[item_id].card_id] -= movable[item_id].expected_s
-            open_s[taker] += movable[item_id].expected_s
-        moves |= found
+
+        moves_of_group = balance(list(queues.values()), idle_within_s=idle_within_s)
+        for item_id, taker in moves_of_group.items():
+            item = movable[item_id]
+            open_s[item.card_id] -= item.expected_s
+            open_s[taker] += item.expected_s
+        moves.update(moves_of_group)
     return moves
 
 
@@ -199,9 +217,10 @@ def together_s(session: Session, before_s: Mapping[str, float]) -> float:
     """Estimate the seconds until cards that share their work (card id -> expected seconds) end, at
     recent speed.
     """
-    known = slowness(session, list(before_s))
-    usual = statistics.mean(known.values()) if known else 1.0
-    return sum(before_s.values()) / sum(1 / known.get(card_id, usual) for card_id in before_s)
+    slowness_of = slowness(session, list(before_s))
+    usual = statistics.mean(slowness_of.values()) if slowness_of else 1.0
+    speed = sum(1 / slowness_of.get(card_id, usual) for card_id in before_s)
+    return sum(before_s.values()) / speed
 
 
 def slowness(session: Session, card_ids: Sequence[str]) -> dict[str, float]:
@@ -212,43 +231,53 @@ def slowness(session: Session, card_ids: Sequence[str]) -> dict[str, float]:
     """
     # A subquery for each card: the database reads its newest items by the index of what it began,
     # and no others.
-    started = col(Item.started_at_s)
-    names = ("expected_s", "started_at_s", "ended_at_s", "state", "reused", "role", "cards")
-    begun: Any = sqlalchemy.select(*(getattr(Item, name) for name in names))
-    begun = begun.where(Item.card_id == CardRow.id, started > database_now() - RECENT_S).order_by(
-        started.desc()
+    newest_of_each = max(1, min(NEWEST, MOST // max(1, len(card_ids))))
+    begun: Any = sqlalchemy.select(
+        col(Item.expected_s),
+        col(Item.started_at_s),
+        col(Item.ended_at_s),
+        col(Item.state),
+        col(Item.reused),
+        col(Item.role),
+        col(Item.cards),
     )
-    one = (
-        begun.limit(max(1, min(NEWEST, MOST // max(1, len(card_ids)))))
+    newest = (
+        begun.where(Item.card_id == CardRow.id)
+        .where(col(Item.started_at_s) > database_now() - RECENT_S)
+        .order_by(col(Item.started_at_s).desc())
+        .limit(newest_of_each)
         .correlate(CardRow)
         .subquery()
         .c
     )
-    free_s = func.lag(one.ended_at_s).over(
-        order_by=one.ended_at_s
-    )  # when the card ended the item before
-    pause_s = one.started_at_s - free_s
-    work_s = one.ended_at_s - case(
-        (and_(pause_s >= 0, pause_s < LONGEST_PAUSE_S), free_s), else_=one.started_at_s
-    )
+
+    previous_end_s = func.lag(newest.ended_at_s).over(order_by=newest.ended_at_s)
+    pause_s = newest.started_at_s - previous_end_s
+    is_short = and_(pause_s >= 0, pause_s < LONGEST_PAUSE_S)
+    begin_s = case((is_short, previous_end_s), else_=newest.started_at_s)
+    work_s = newest.ended_at_s - begin_s
     measured = (
-        one.state == ItemState.DONE,
-        one.reused.is_(False),
-        one.role == "tuple",
-        one.cards == 1,
+        select(newest.expected_s, work_s.label("work_s"))
+        .where(newest.state == ItemState.DONE)
+        .where(newest.reused.is_(False))
+        .where(newest.role == "tuple")
+        .where(newest.cards == 1)
+        # Otherwise the clock was set back meanwhile.
+        .where(newest.ended_at_s >= newest.started_at_s)
+        .correlate(CardRow)
+        .subquery()
+        .c
     )
-    done = (
-        *measured,
-        one.ended_at_s >= one.started_at_s,
-    )  # otherwise the clock was set back meanwhile
-    taken = (
-        select(one.expected_s, work_s.label("work_s")).where(*done).correlate(CardRow).subquery().c
-    )
-    ratio = func.sum(taken.work_s) / func.nullif(func.sum(taken.expected_s), 0.0)
+
+    ratio = func.sum(measured.work_s) / func.nullif(func.sum(measured.expected_s), 0.0)
     of_card = (
         select(case((func.count() >= FEWEST, ratio)))
-        .select_from(taken.work_s.table)
+        .select_from(measured.work_s.table)
         .scalar_subquery()
     )
-    found = session.execute(select(CardRow.id, of_card).where(col(CardRow.id).in_(card_ids)))
-    return {card_id: max(0.001, slow) for card_id, slow in found if slow is not None}
+    rows = session.execute(select(CardRow.id, of_card).where(col(CardRow.id).in_(card_ids)))
+    return {
+        card_id: max(0.001, measured_ratio)
+        for card_id, measured_ratio in rows
+        if measured_ratio is not None
+    }

@@ -34,21 +34,33 @@ def block_of(cards: Sequence[CardRow], leading_id: str, number: int) -> tuple[st
     The cards of a host, by index, form blocks of ``number`` cards, and a group gets the block of
     its leading card. So groups of one size share all cards or none, and repeated measurements use
     the same links. The last block may overlap. On a CPU, all ranks share the card."""
-    ids = [card.id for card in sorted(cards, key=lambda card: (card.index, card.id))]
+    in_order = sorted(cards, key=lambda card: (card.index, card.id))
+    ids = [card.id for card in in_order]
     if leading_id not in ids:
         return ()
-    if any(card.id == leading_id and card.kind == "cpu" for card in cards):
+
+    leading = in_order[ids.index(leading_id)]
+    if leading.kind == "cpu":
         return (leading_id,) * number
-    begin = min(ids.index(leading_id) // number * number, len(ids) - number)
-    return tuple(ids[begin : begin + number]) if begin >= 0 else ()
+    if len(ids) < number:
+        return ()
+
+    begin = ids.index(leading_id) // number * number
+    begin = min(begin, len(ids) - number)
+    return tuple(ids[begin : begin + number])
 
 
 def leading_cards(cards: Sequence[CardRow], number: int) -> list[CardRow]:
     """Return the first card of each full block of ``number`` cards; [] if no host has so many of
     these cards.
     """
-    hosts = {card.host: [other for other in cards if other.host == card.host] for card in cards}
-    return [card for card in cards if block_of(hosts[card.host], card.id, number)[:1] == (card.id,)]
+    leading = []
+    for card in cards:
+        of_host = [other for other in cards if other.host == card.host]
+        block = block_of(of_host, card.id, number)
+        if block and block[0] == card.id:
+            leading.append(card)
+    return leading
 
 
 def host_of(session: Session, card_id: str, *, lock: bool = False) -> list[CardRow]:
@@ -64,9 +76,16 @@ def _alike(cards: Sequence[CardRow], card: CardRow, job: Job) -> list[CardRow]:
     """Return the cards that may measure together with a card for a job: of its model and software,
     and not excluded.
     """
-    named = job.asked.get("cards", ()) if job.asked.get("pinned") else [one.id for one in cards]
-    kind = (card.model, card.software_id)
-    return [one for one in cards if (one.model, one.software_id) == kind and one.id in named]
+    alike = [
+        other
+        for other in cards
+        if other.model == card.model and other.software_id == card.software_id
+    ]
+    if not job.asked.get("pinned"):
+        return alike
+
+    selected = job.asked.get("cards", ())
+    return [other for other in alike if other.id in selected]
 
 
 def _group(host: Sequence[CardRow], item: Any, job: Job, now_s: float) -> tuple[str, ...]:
@@ -74,59 +93,97 @@ def _group(host: Sequence[CardRow], item: Any, job: Job, now_s: float) -> tuple[
     few.
     """
     leading = next(card for card in host if card.id == item.card_id)
-    working = [
-        one
-        for one in host
-        if present_state(one, now_s) == CardState.IDLE and farm_of(one.worker) == job.farm
-    ]
-    return block_of(_alike(working, leading, job), item.card_id, item.cards)
+    idle = [card for card in host if present_state(card, now_s) == CardState.IDLE]
+    of_farm = [card for card in idle if farm_of(card.worker) == job.farm]
+    return block_of(_alike(of_farm, leading, job), item.card_id, item.cards)
 
 
 def in_force(session: Session, cards: Sequence[CardRow]) -> dict[str, int]:
     """Return card id -> item id for the reservations in force of these cards."""
-    ids = {card.group_item_id for card in cards if card.group_item_id is not None}
-    lasting = (
-        col(Item.id).in_(ids),
-        item_state.in_work(),
-        col(Item.lease_until_s) >= database_now(),
+    item_ids = {card.group_item_id for card in cards if card.group_item_id is not None}
+    if not item_ids:
+        return {}
+
+    query = (
+        select(Item.id, Item.token)
+        .where(col(Item.id).in_(item_ids))
+        .where(item_state.in_work())
+        .where(col(Item.lease_until_s) >= database_now())
     )
-    tokens = dict(session.exec(select(Item.id, Item.token).where(*lasting)).all()) if ids else {}
-    return {
-        card.id: card.group_item_id
-        for card in cards
-        if card.group_item_id is not None and tokens.get(card.group_item_id) == card.group_token
-    }
+    tokens = dict(session.exec(query).all())
+
+    reservations = {}
+    for card in cards:
+        item_id = card.group_item_id
+        if item_id is not None and tokens.get(item_id) == card.group_token:
+            reservations[card.id] = item_id
+    return reservations
 
 
 def _free(session: Session, cards: Sequence[CardRow], item: Any, farm: str) -> bool:
     """True if an item may reserve these cards: no other group has them, and no item on one card has
     the turn.
     """
-    held = in_force(session, cards)
+    reservations = in_force(session, cards)
+    if any(item_id != item.id for item_id in reservations.values()):
+        return False
+
     after_group = [
-        card.id for card in cards if card.group_item_id is not None and card.id not in held
+        card.id for card in cards if card.group_item_id is not None and card.id not in reservations
     ]
+    if not after_group:
+        return True
+
     waiting = (
         select(Item.id)
         .join(Job, col(Job.id) == col(Item.job_id))
-        .where(col(Item.card_id).in_(after_group), Item.state == ItemState.WAITING, Item.cards == 1)
-        .where(col(Item.published_at_s).is_not(None), Job.state == JobState.OPEN, Job.farm == farm)
+        .where(col(Item.card_id).in_(after_group))
+        .where(Item.state == ItemState.WAITING)
+        .where(Item.cards == 1)
+        .where(col(Item.published_at_s).is_not(None))
+        .where(Job.state == JobState.OPEN)
+        .where(Job.farm == farm)
     )
-    return not set(held.values()) - {item.id} and not (
-        after_group and session.exec(waiting.limit(1)).first()
-    )
+    return session.exec(waiting.limit(1)).first() is None
 
 
-def _put_off(*which: Any) -> Any:
+def _put_off(*conditions: Any) -> Any:
     """Return a query for (item, job) of items that wait after they were put off, the oldest
     first.
     """
     # `> 0`, `concat` and `+ 0` let SQLite use the index of such items. Otherwise it reads all
     # waiting items.
-    waiting = col(Item.state).concat("") == ItemState.WAITING
-    is_put_off = (waiting, col(Item.put_off_at_s) > 0, Job.state == JobState.OPEN)
-    joined = select(Item, Job).join(Job, col(Job.id) == col(Item.job_id).concat(""))
-    return joined.where(*is_put_off, *which).order_by(col(Item.id) + 0)
+    return (
+        select(Item, Job)
+        .join(Job, col(Job.id) == col(Item.job_id).concat(""))
+        .where(col(Item.state).concat("") == ItemState.WAITING)
+        .where(col(Item.put_off_at_s) > 0)
+        .where(Job.state == JobState.OPEN)
+        .where(*conditions)
+        .order_by(col(Item.id) + 0)
+    )
+
+
+def _is_next(
+    session: Session,
+    host: Sequence[CardRow],
+    ids: Collection[str],
+    item: Any,
+    job: Job,
+    now_s: float,
+) -> bool:
+    """True if no older item of several cards, which was put off, needs one of the cards ``ids``."""
+    older = _put_off(
+        col(Item.card_id).in_([card.id for card in host]),
+        col(Item.id) < item.id,
+        Job.farm == job.farm,
+        Item.cards > 1,
+    )
+    for older_item, older_job in session.exec(older):
+        needed = _group(host, older_item, older_job, now_s)
+        if not set(ids).isdisjoint(needed):
+            return False
+    return True
 
 
 def reserve(
@@ -139,29 +196,30 @@ def reserve(
     its host."""
     now_s = read_clock_s(session)
     ids = _group(host, item, job, now_s)
+    if not ids:
+        return ()
+
     cards = [card for card in host if card.id in ids]
-    if not ids or not _free(session, cards, item, job.farm):
+    if not _free(session, cards, item, job.farm):
         return ()
-    older = (
-        col(Item.card_id).in_([card.id for card in host]),
-        col(Item.id) < item.id,
-        Job.farm == job.farm,
-    )
-    waiting = session.exec(_put_off(*older, Item.cards > 1))
-    if any(
-        set(ids).intersection(_group(host, other, its_job, now_s)) for other, its_job in waiting
-    ):
+    if not _is_next(session, host, ids, item, job, now_s):
         return ()
+
+    # The ranks of a CPU share their card, so they need no reservation.
     if cards[0].kind != "cpu":
-        reserved = {"group_item_id": item.id, "group_token": token}
-        session.execute(update(CardRow).where(col(CardRow.id).in_(ids)).values(reserved))
+        session.execute(
+            update(CardRow)
+            .where(col(CardRow.id).in_(ids))
+            .values(group_item_id=item.id, group_token=token)
+        )
     return ids
 
 
 def is_reserved(database: Database, card_id: str) -> bool:
     """True if a group holds the card."""
     with database.read() as session:
-        return bool(in_force(session, [session.get_one(CardRow, card_id)]))
+        card = session.get_one(CardRow, card_id)
+        return bool(in_force(session, [card]))
 
 
 def end_turn(session: Session, card_id: str) -> None:
@@ -175,36 +233,49 @@ def due(database: Database, farm: str, card_id: str | None = None) -> list[int]:
     """Return the ids of items of a farm's jobs that were put off and can now reserve their cards.
     They need a message. With ``card_id``, only items whose leading card is on the host of this
     card."""
-    lost = long_ago(col(Item.published_at_s), LOST_AFTER_S)
-    which = [or_(~item_state.has_message(), lost), Job.farm == farm]
-    found: list[int] = []
-    taken = set[str]()
+    is_lost = long_ago(col(Item.published_at_s), LOST_AFTER_S)
+    conditions = [or_(~item_state.has_message(), is_lost), Job.farm == farm]
+    hosts: dict[str, list[CardRow]] = {}  # card id -> all cards of its host
+    due_ids: list[int] = []
+    promised = set[str]()  # cards that an older item needs
+
     with database.read() as session:
-        hosts = {} if card_id is None else {card.id: card for card in host_of(session, card_id)}
-        which += [col(Item.card_id).in_(hosts)] if card_id is not None else []
+        if card_id is not None:
+            host = host_of(session, card_id)
+            hosts = {card.id: host for card in host}
+            conditions.append(col(Item.card_id).in_(hosts))
+
         now_s = read_clock_s(session)
-        for item, job in session.exec(_put_off(*which)):
+        for item, job in session.exec(_put_off(*conditions)):
             if item.card_id not in hosts:
-                hosts |= {card.id: card for card in host_of(session, item.card_id)}
-            host = [card for card in hosts.values() if card.host == hosts[item.card_id].host]
+                host = host_of(session, item.card_id)
+                hosts.update((card.id, host) for card in host)
+            host = hosts[item.card_id]
+
             ids = _group(host, item, job, now_s)
             cards = [card for card in host if card.id in ids]
-            if ids and taken.isdisjoint(ids) and _free(session, cards, item, farm):
-                found.append(item.id)
-            taken.update(ids)
-    return found
+            if ids and promised.isdisjoint(ids) and _free(session, cards, item, farm):
+                due_ids.append(item.id)
+            promised.update(ids)
+    return due_ids
 
 
 def waits_for(session: Session, job_id: str) -> str:
     """Describe for what a job's oldest item that was put off waits; "" if none was put off."""
-    for item, job in session.exec(_put_off(Job.id == job_id).limit(1)):
-        if item.reason == HOST_BUSY_NOTED:
-            return f"an item waits. {item.message}"
-        host = host_of(session, item.card_id)
-        able = _group(host, item, job, read_clock_s(session))
-        why = "have measured other items" if able else "work at the same time: start its workers"
-        return f"an item waits until {item.cards} cards of {host[0].host} {why}"
-    return ""
+    oldest = session.exec(_put_off(Job.id == job_id).limit(1)).first()
+    if oldest is None:
+        return ""
+
+    item, job = oldest
+    if item.reason == HOST_BUSY_NOTED:
+        return f"an item waits. {item.message}"
+
+    host = host_of(session, item.card_id)
+    if _group(host, item, job, read_clock_s(session)):
+        condition = "have measured other items"
+    else:
+        condition = "work at the same time: start its workers"
+    return f"an item waits until {item.cards} cards of {host[0].host} {condition}"
 
 
 def move_stranded(
@@ -212,33 +283,43 @@ def move_stranded(
 ) -> list[int]:
     """Move items whose host has too few of the farm's cards, without those ``away`` (absent,
     draining or quarantined), to a host that has enough; return the ids to publish."""
-    stranded = or_(col(Item.put_off_at_s).is_not(None), col(Item.card_id).in_(away))
-    its: tuple[Any, ...] = (
+    conditions = (
         Item.cards > 1,
-        stranded,
+        or_(col(Item.put_off_at_s).is_not(None), col(Item.card_id).in_(away)),
         col(Item.state).in_([ItemState.WAITING, ItemState.CLAIMED]),
+        col(Item.lease_until_s) < database_now(),
     )
-    its += (col(Item.lease_until_s) < database_now(),)
     with database.read() as session:  # a write would make others wait, and there are rarely any
-        if session.exec(select(Item.id).where(*its).limit(1)).first() is None:
+        if session.exec(select(Item.id).where(*conditions).limit(1)).first() is None:
             return []
+
     moved: list[int] = []
     with database.write() as session:
-        jobs, items = lock_with_open_jobs(session, *its, Job.farm == farm)
+        jobs, items = lock_with_open_jobs(session, *conditions, Job.farm == farm)
         for item in items:
-            present = session.get_one(CardRow, item.card_id)
-            alike = _alike(cards, present, jobs[item.job_id])
-            same = (
-                Item.job_id == item.job_id,
-                Item.subject_id == item.subject_id,
-                Item.role == item.role,
-            )
-            taken = set(session.exec(select(Item.card_id).where(*same)))
-            free = [card.id for card in leading_cards(alike, item.cards) if card.id not in taken]
-            stays = block_of(
-                [card for card in alike if card.host == present.host], item.card_id, item.cards
-            )
-            if free and not stays and item.id is not None:
-                item_state.MOVE.apply(item, card_id=free[0])
+            new_card_id = _other_host(session, cards, item, jobs[item.job_id])
+            if new_card_id is not None and item.id is not None:
+                item_state.MOVE.apply(item, card_id=new_card_id)
                 moved.append(item.id)
     return moved
+
+
+def _other_host(session: Session, cards: Sequence[CardRow], item: Item, job: Job) -> str | None:
+    """Return the leading card of a group that can measure an item; None if its own host has enough
+    of ``cards``, or no other host has a group that the job does not use for the same item."""
+    leading = session.get_one(CardRow, item.card_id)
+    alike = _alike(cards, leading, job)
+    of_host = [card for card in alike if card.host == leading.host]
+    if block_of(of_host, item.card_id, item.cards):
+        return None
+
+    same_item = select(Item.card_id).where(
+        Item.job_id == item.job_id,
+        Item.subject_id == item.subject_id,
+        Item.role == item.role,
+    )
+    used = set(session.exec(same_item))
+    for card in leading_cards(alike, item.cards):
+        if card.id not in used:
+            return card.id
+    return None

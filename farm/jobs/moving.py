@@ -64,31 +64,33 @@ def move_items(
     if not peers:
         return []
     with database.write() as session:
-        its: list[Any] = [
+        conditions: list[Any] = [
             Item.card_id == card_id,
             col(Item.state).in_(OPEN),
             Item.role == "tuple",
             Job.farm == farm,
         ]
-        its.append(Item.cards == 1)  # `farm.jobs.groups.move_stranded` moves the others
+        conditions.append(Item.cards == 1)  # `farm.jobs.groups.move_stranded` moves the others
         if job_id is not None:
-            its.append(col(Item.job_id) == job_id)
+            conditions.append(col(Item.job_id) == job_id)
         if not in_work:
-            its.append(col(Item.lease_until_s) < database_now())
+            conditions.append(col(Item.lease_until_s) < database_now())
         if unseen_s is not None:
             card = locked(session, CardRow, card_id)
             since_s = read_clock_s(session) - unseen_s
             if card is None or card.last_seen_at_s >= since_s:
                 return []
             old = long_ago(func.coalesce(Item.started_at_s, 0.0), unseen_s)
-            its.append(or_(col(Item.state) != ItemState.CLAIMED, old))
-        jobs, held = lock_with_open_jobs(session, *its)
+            conditions.append(or_(col(Item.state) != ItemState.CLAIMED, old))
+
+        jobs, open_items = lock_with_open_jobs(session, *conditions)
         may_take = {key: _takers(job, peers) for key, job in jobs.items()}
-        movable = [item for item in held if may_take[item.job_id]]
+        movable = [item for item in open_items if may_take[item.job_id]]
         by_peers = by_key(lambda item: may_take[item.job_id], movable)
         for takers, items in sorted(by_peers.items(), key=lambda group: len(group[0])):
-            to = card_for_each(session, items, [card for card in peers if card.id in takers])
-            for item, peer_id in zip(items, to, strict=True):
+            allowed = [card for card in peers if card.id in takers]
+            peer_ids = card_for_each(session, items, allowed)
+            for item, peer_id in zip(items, peer_ids, strict=True):
                 item_state.MOVE.apply(item, card_id=peer_id)
             session.flush()
         return _ids([*_missing_wholes(session, movable), *movable])
@@ -116,7 +118,7 @@ def give_up(
             readings of it.
     """
     with database.write() as session:
-        its: list[Any] = [
+        conditions: list[Any] = [
             col(Item.card_id).in_(away),
             Item.role != "tuple",
             Item.cards == 1,
@@ -126,21 +128,23 @@ def give_up(
             Job.farm == farm,
         ]
         if job_id is not None:
-            its.append(col(Item.job_id) == job_id)
-        jobs, left = lock_with_open_jobs(session, *its)
-        wanted: list[Item] = []
-        for key, items in by_key(lambda item: item.job_id, left).items():
+            conditions.append(col(Item.job_id) == job_id)
+
+        jobs, absent_items = lock_with_open_jobs(session, *conditions)
+        to_publish: list[Item] = []
+        for key, items in by_key(lambda item: item.job_id, absent_items).items():
             # Earlier rounds have no open items. `limit`: this needs no count of all open items.
             others = select(Item.id).where(
                 Item.job_id == key, Item.round == jobs[key].round, col(Item.state).in_(OPEN)
             )
             if len(session.exec(others.limit(len(items) + 1)).all()) > len(items):
                 continue
-            back = {item.card_id for item in items}.intersection(for_now)
-            if back and back & _contributors(session, key):
+
+            may_return = {item.card_id for item in items}.intersection(for_now)
+            if may_return and may_return & _contributors(session, key):
                 continue
-            wanted += _close_absent(session, jobs[key], items, working)
-        return _ids(wanted)
+            to_publish += _close_absent(session, jobs[key], items, working)
+        return _ids(to_publish)
 
 
 def _close_absent(
@@ -149,16 +153,18 @@ def _close_absent(
     """Close the last open items of a job, whose cards are absent; return new items of another card
     to publish.
     """
-    own = {
-        card.id: card for item in items if (card := session.get(CardRow, item.card_id)) is not None
-    }
-    kinds = {(card.model, card.software_id) for card in own.values()}
+    kinds = set()
+    for item in items:
+        card = session.get(CardRow, item.card_id)
+        if card is not None:
+            kinds.add((card.model, card.software_id))
+
     takers = _takers(job, working)
-    peers = [
-        card for card in working if card.id in takers and (card.model, card.software_id) in kinds
-    ]
+    alike = [card for card in working if (card.model, card.software_id) in kinds]
+    peers = [card for card in alike if card.id in takers]
     if not peers:
         return ()
+
     for item in items:
         item_state.GIVE_UP.apply(item)
     session.flush()
@@ -166,6 +172,7 @@ def _close_absent(
     # If a whole failed for another reason, it would fail on another card as well.
     if not wholes or any(item.reason != item_state.CARD_LEFT for item in wholes):
         return ()
+
     contributors = _contributors(session, job.id)
     stand_in = min(peers, key=lambda card: (card.id not in contributors, card.id))
     return wait_on_card(session, job, stand_in.id)
@@ -198,18 +205,20 @@ def rebalance(
         rows = session.execute(loads).all()
         if all(number <= 1 for *_, number in rows):
             return []
-        open_s = dict.fromkeys(ids, 0.0) | {
-            card_id: float(expected_s or 0.0) for card_id, expected_s, _ in rows
-        }
-        slow = slowness(session, ids)
-        if (
-            min(slow.get(card_id, 1.0) * load_s for card_id, load_s in open_s.items())
-            >= idle_within_s
-        ):
+
+        open_s = dict.fromkeys(ids, 0.0)
+        for card_id, expected_s, _ in rows:
+            open_s[card_id] = float(expected_s or 0.0)
+        slowness_of = slowness(session, ids)
+        ends_s = [slowness_of.get(card_id, 1.0) * load_s for card_id, load_s in open_s.items()]
+        if min(ends_s) >= idle_within_s:
             return []
         waiting = _movable(session, cards, farm)
-    moves = balance_groups(waiting, open_s, slow, idle_within_s=idle_within_s)
-    return _carry_out(database, moves, waiting) if moves else []
+
+    moves = balance_groups(waiting, open_s, slowness_of, idle_within_s=idle_within_s)
+    if not moves:
+        return []
+    return _carry_out(database, moves, waiting)
 
 
 def _movable(session: Session, cards: Sequence[CardRow], farm: str) -> list[MovableItem]:
@@ -236,10 +245,8 @@ def _movable(session: Session, cards: Sequence[CardRow], farm: str) -> list[Mova
     rows = session.execute(
         select(ranked).where(ranked.c.place <= MOST_MOVABLE).order_by(ranked.c.id)
     ).all()
-    takers = {
-        key: _takers(job, cards)
-        for key, job in fetch(session, Job, (row.job_id for row in rows)).items()
-    }
+    jobs = fetch(session, Job, (row.job_id for row in rows))
+    takers = {job_id: _takers(job, cards) for job_id, job in jobs.items()}
     return [
         MovableItem(row.id, row.card_id, row.expected_s, row.job_id, takers[row.job_id])
         for row in rows
@@ -259,23 +266,29 @@ def _carry_out(
         for item in planned:
             if item.job_id in still_open:
                 ways[item.card_id, moves[item.id]].append(item.id)
-        for batch in in_batches(sorted(item_id for ids in ways.values() for item_id in ids)):
+
+        to_lock: list[int] = []
+        for ids in ways.values():
+            to_lock += ids
+        for batch in in_batches(sorted(to_lock)):
             lock_items(session, col(Item.id).in_(batch))
+
         moved: list[int] = []
         for (giver, taker), ids in ways.items():
             for batch in in_batches(ids):
                 # Only items that still wait for the giver: it may have claimed some, or another
                 # host moved them.
-                its = (
+                conditions = (
                     col(Item.id).in_(batch),
                     col(Item.card_id) == giver,
                     col(Item.state) == ItemState.WAITING,
                 )
-                moving = item_state.MOVE.update(*its, card_id=taker).returning(col(Item.id))
+                moving = item_state.MOVE.update(*conditions, card_id=taker).returning(col(Item.id))
                 moved += [
                     item_id for item_id in session.exec(moving).scalars() if item_id is not None
                 ]
-        return _ids(_missing_wholes(session, fetch(session, Item, moved).values())) + moved
+        moved_items = fetch(session, Item, moved).values()
+        return _ids(_missing_wholes(session, moved_items)) + moved
 
 
 def _ids(items: Iterable[Item]) -> list[int]:
@@ -287,7 +300,9 @@ def _takers(job: Job, cards: Sequence[CardRow]) -> frozenset[str]:
     named.
     """
     ids = frozenset(card.id for card in cards)
-    return ids & set(job.asked.get("cards", ())) if job.asked.get("pinned") else ids
+    if not job.asked.get("pinned"):
+        return ids
+    return ids & set(job.asked.get("cards", ()))
 
 
 def _missing_wholes(session: Session, moved: Iterable[Item]) -> list[Item]:
@@ -295,8 +310,8 @@ def _missing_wholes(session: Session, moved: Iterable[Item]) -> list[Item]:
     same card.
     """
     pairs = sorted({(item.job_id, item.card_id) for item in moved})
-    return [
-        one
-        for job_id, card_id in pairs
-        for one in wait_on_card(session, session.get_one(Job, job_id), card_id)
-    ]
+    wholes: list[Item] = []
+    for job_id, card_id in pairs:
+        job = session.get_one(Job, job_id)
+        wholes += wait_on_card(session, job, card_id)
+    return wholes

@@ -18,20 +18,20 @@ from farm.store import tables
 from farm.store.columns import OPERATOR, PROTOCOL
 from farm.store.content import plain_ids
 from farm.store.database import by_key, fetch_values
+from farm.types.fields import figure_json
+from farm.types.figure import Figure, figure_of, share_of, value_of
 from farm.types.protocol import Placement, Variant
 from farm.types.tuple import NeededTuple
 from farm.verdict.aggregate import aggregate
+from farm.verdict.cost_line import CostGroup, CostLine, TupleView, merged
 from farm.verdict.evidence import Evidence
 from farm.verdict.expectation import Quantity, expected_whole
-from farm.verdict.figures import Figure, Part, PerToken, figure_json, share_of
+from farm.verdict.figures import Part, PerToken
 from farm.verdict.model_readings import stored_tuples
-from farm.verdict.verdict import Comparison, TupleRow, Unmeasured, Verdict
+from farm.verdict.verdict import Comparison, Unmeasured, Verdict
 
-OF_OWNERS = (
-    "forward",
-    "backward",
-    "recomputation",
-)  # the parts of a training step that have an owner
+# the parts of a training step that have an owner
+OF_OWNERS = ("forward", "backward", "recomputation")
 
 
 @dataclass(frozen=True)
@@ -39,33 +39,43 @@ class OwnerRow:
     """The cost of one kind of module or function (``owner``) in one part of a training step
     (forward, backward, ...).
 
-    ``owner`` is "" for accumulation and the optimizer. ``time_us`` and ``energy_mj`` are None if
-    one of the tuples is not measured. The share is a share of the sum's time."""
+    ``owner`` is "" for accumulation and the optimizer. The share is a share of the sum's time."""
 
     owner: str
     part: str
-    calls: int
-    tuples: int
-    time_us: float | None
-    energy_mj: float | None
+    cost: CostGroup
     time_share: float | None
+
+    @property
+    def name(self) -> str:
+        """The owner; without one, the part."""
+        return self.owner or self.part
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "owner": self.owner,
+            "part": self.part,
+            "calls": self.cost.calls,
+            "tuples": self.cost.tuples,
+            "time_us": self.cost.complete_us,
+            "energy_mj": self.cost.complete_mj,
+            "time_share": self.time_share,
+        }
 
 
 @dataclass(frozen=True)
 class OwnerGroup:
     """The cost of one kind of module or function, over all parts; or of the loss, accumulation or
-    optimizer. Figures are None if one of the tuples is not measured. ``parts_us`` has only the
-    parts that occur."""
+    optimizer. ``parts`` has only the parts that occur."""
 
     name: str
-    parts_us: Mapping[str, float | None]
-    time_us: float | None
+    parts: Mapping[str, CostGroup]
+    cost: CostGroup
     time_share: float | None
-    energy_mj: float | None
 
 
 def owners(
-    session: Session, capture_id: int, tuples: Iterable[TupleRow], data: str
+    session: Session, capture_id: int, lines: Iterable[CostLine], data: str
 ) -> tuple[OwnerRow, ...]:
     """Return the rows of a training step, the most expensive owner first. `data` is the data class
     of all its calls.
@@ -76,141 +86,167 @@ def owners(
         .where(call.capture_id == capture_id, call.part != "")
         .group_by(col(call.owner), col(call.part), col(call.operator_id))
     )
-    groups: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+    line_of = {line.subject.operator_id: line for line in lines if line.subject.data == data}
+    groups: dict[tuple[str, str], CostGroup] = defaultdict(CostGroup)
     for owner, part, operator_id, count in session.exec(query):
-        groups[owner, part][operator_id] = count
-    cost = {row.operator_id: row for row in tuples if row.data == data}
+        line = line_of.get(operator_id)
+        if line is None:
+            groups[owner, part].add_unknown(count)
+        else:
+            groups[owner, part].add(line, count)
 
-    def total(counts: Mapping[str, int], name: str) -> float | None:
-        values = [(getattr(cost.get(id_), name, None), count) for id_, count in counts.items()]
-        return _sum(None if value is None else value * count for value, count in values)
-
-    times = {key: total(counts, "time_us") for key, counts in groups.items()}
-    total_us = sum(time_us or 0.0 for time_us in times.values())
-    of_owner: dict[str, float] = defaultdict(float)
-    for (owner, part), time_us in times.items():
-        of_owner[owner or part] += time_us or 0.0
-    found = []
-    for key, counts in groups.items():
-        cost_of_all = times[key], total(counts, "energy_mj"), share_of(times[key], total_us)
-        found.append(OwnerRow(*key, sum(counts.values()), len(counts), *cost_of_all))
-    return tuple(
-        sorted(found, key=lambda row: (-of_owner[row.owner or row.part], row.owner, row.part))
-    )
+    total_us = sum(group.complete_us or 0.0 for group in groups.values())
+    of_owner_us: dict[str, float] = defaultdict(float)
+    rows = []
+    for (owner, part), group in groups.items():
+        row = OwnerRow(owner, part, group, share_of(group.complete_us, total_us))
+        of_owner_us[row.name] += group.complete_us or 0.0
+        rows.append(row)
+    return tuple(sorted(rows, key=lambda row: (-of_owner_us[row.name], row.owner, row.part)))
 
 
 def grouped(rows: Iterable[OwnerRow]) -> list[OwnerGroup]:
     """Group the rows by owner. All functions of the loss are one group."""
-    groups = by_key(lambda row: row.owner if row.part in OF_OWNERS else row.part, rows)
-    return [
-        OwnerGroup(
-            name,
-            {
-                part: _sum(row.time_us for row in found if row.part == part)
-                for part in {row.part for row in found}
-            },
-            _sum(row.time_us for row in found),
-            _sum(row.time_share for row in found),
-            _sum(row.energy_mj for row in found),
-        )
-        for name, found in groups.items()
-    ]
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    """Return the sum; None if any value is None."""
-    known = list(values)
-    return None if None in known else sum(value for value in known if value is not None)
+    groups = []
+    by_name = by_key(lambda row: row.owner if row.part in OF_OWNERS else row.part, rows)
+    for name, of_name in by_name.items():
+        parts = {
+            part: merged(row.cost for row in of_part)
+            for part, of_part in by_key(lambda row: row.part, of_name).items()
+        }
+        shares = [row.time_share for row in of_name]
+        share = None if None in shares else sum(share or 0.0 for share in shares)
+        groups.append(OwnerGroup(name, parts, merged(row.cost for row in of_name), share))
+    return groups
 
 
 @dataclass(frozen=True)
 class PlacementRow:
-    """A tuple with some of its tensors in slow memory. Figures are for one call, measured in a
-    loop.
-    """
+    """A tuple with some of its tensors in slow memory."""
 
-    operator_id: str
-    label: str
-    calls: int  # in the model, in all data classes
+    line: CostLine  # of one call, measured in a loop; its count is in all data classes
     placement: str  # the slow tensors: `farm.types.protocol`
     tensors: str  # the names of the slow tensors: "weight, output"
-    time_us: float | None
-    time_half_width_us: float | None
     fast_time_us: float | None  # time with all tensors in fast memory
-    energy_mj: float | None
     slow_memory: str  # kind of the slow memory
     workspaces: str  # where the workspaces are: fast, or possibly with the output
-    reading_id: str | None
-    reason: str  # why it is not measured
-    message: str
+    message: str  # details of `line.reason`
 
     @property
     def times_fast(self) -> float | None:
         """The time as a multiple of the time with all tensors in fast memory."""
-        return (
-            self.time_us / self.fast_time_us
-            if self.time_us is not None and self.fast_time_us
-            else None
-        )
+        if self.line.time_us is None or not self.fast_time_us:
+            return None
+        return self.line.time_us.value / self.fast_time_us
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "operator_id": self.line.subject.operator_id,
+            "label": self.line.subject.label,
+            "calls": self.line.count,
+            "placement": self.placement,
+            "tensors": self.tensors,
+            **figure_json("time", "us", self.line.time_us),
+            "fast_time_us": self.fast_time_us,
+            "energy_mj": value_of(self.line.energy_mj),
+            "slow_memory": self.slow_memory,
+            "workspaces": self.workspaces,
+            "reading_id": self.line.reading_id,
+            "reason": self.line.reason,
+            "message": self.message,
+            "times_fast": self.times_fast,
+        }
+
+
+@dataclass(frozen=True)
+class _PlacedItem:
+    """An item of a tuple with a placement ("": all tensors in fast memory) and a data class."""
+
+    item: Any
+    placement: str
+    data: str | None
 
 
 def placements(evidence: Evidence) -> tuple[PlacementRow, ...]:
     """Return the placements of a job's tuples: tuples by falling weight, placements in planned
     order.
     """
-    session, readings = evidence.session, evidence.readings
-    labels = {part.operator_id: part.label for part in reversed(evidence.parts)}
+    items = evidence.items
+    protocols = fetch_values(
+        evidence.session, (PROTOCOL.id, PROTOCOL.spec), (item.protocol_id for item in items)
+    )
+    subjects: dict[str, TupleView] = {}
     calls: Counter[str] = Counter()
     for part in evidence.parts:
-        calls[part.operator_id] += part.count
-    protocols = fetch_values(
-        session, (PROTOCOL.id, PROTOCOL.spec), (item.protocol_id for item in evidence.items)
-    )
-    operators = fetch_values(session, (OPERATOR.id, OPERATOR.spec), labels)
-    groups: dict[str, list[tuple[Any, str, Any]]] = defaultdict(
-        list
-    )  # tuple -> items with placement and data class
-    for item in evidence.items:
-        if item.role == "tuple" and item.subject_id in labels:
+        subjects.setdefault(part.subject.operator_id, part.subject)
+        calls[part.subject.operator_id] += part.count
+
+    placed: dict[str, list[_PlacedItem]] = defaultdict(list)
+    for item in evidence.items_of("tuple"):
+        if item.subject_id in subjects:
             spec = protocols[item.protocol_id].spec or {}
-            groups[item.subject_id].append((item, spec.get("placement") or "", spec.get("data")))
+            entry = _PlacedItem(item, spec.get("placement") or "", spec.get("data"))
+            placed[item.subject_id].append(entry)
+
+    operators = fetch_values(evidence.session, (OPERATOR.id, OPERATOR.spec), subjects)
     weighted = []
-    for id_, group in groups.items():
-        fast = {
-            data: readings[one.reading_id]
-            for one, word, data in group
-            if not word and one.reading_id in readings
-        }
-        most = max(len(Placement.parse(word)) for _, word, _ in group)
-        tensors = operators[id_].spec.get("tensors", ()) if id_ in operators else ()
-        rows = []
-        for item, word, data in group:
-            if not word:
-                continue
-            row, beside = readings.get(item.reading_id or ""), fast.get(data)
-            details = row.details if row else {}
-            rows.append(
-                PlacementRow(
-                    operator_id=id_,
-                    label=labels[id_],
-                    calls=calls[id_],
-                    placement=word,
-                    tensors=_names(word, tensors, most),
-                    **{
-                        name: getattr(row, name, None)
-                        for name in ("time_us", "time_half_width_us", "energy_mj")
-                    },
-                    fast_time_us=beside.time_us if beside else None,
-                    slow_memory=details.get("slow_memory") or "",
-                    workspaces=details.get("workspaces") or "",
-                    reading_id=item.reading_id if row else None,
-                    reason="" if row else item.reason,
-                    message="" if row else item.message,
-                )
-            )
+    for operator_id, of_tuple in placed.items():
+        stored = operators.get(operator_id)
+        tensors = stored.spec.get("tensors", ()) if stored else ()
+        count = calls[operator_id]
+        rows = _placements_of(subjects[operator_id], count, of_tuple, evidence.readings, tensors)
         if rows:
-            weighted.append((-calls[id_] * (rows[-1].fast_time_us or 0.0), id_, rows))
-    return tuple(row for *_, rows in sorted(weighted) for row in rows)
+            weighted.append((-count * (rows[-1].fast_time_us or 0.0), operator_id, rows))
+    weighted.sort(key=lambda entry: entry[:2])
+    return tuple(itertools.chain.from_iterable(rows for *_, rows in weighted))
+
+
+def _placements_of(
+    subject: TupleView,
+    count: int,
+    placed: Sequence[_PlacedItem],
+    readings: Mapping[str, Any],
+    tensors: Sequence[Mapping[str, Any]],
+) -> list[PlacementRow]:
+    """Return the placements of one tuple, in planned order."""
+    fast = {}  # data class -> reading with all tensors in fast memory
+    for entry in placed:
+        if not entry.placement and entry.item.reading_id in readings:
+            fast[entry.data] = readings[entry.item.reading_id]
+    most = max(len(Placement.parse(entry.placement)) for entry in placed)
+
+    rows = []
+    for entry in placed:
+        if not entry.placement:
+            continue
+        item, reading = entry.item, readings.get(entry.item.reading_id or "")
+        beside = fast.get(entry.data)
+        details = reading.details if reading else {}
+        rows.append(
+            PlacementRow(
+                line=_line_of(subject, count, item, reading),
+                placement=entry.placement,
+                tensors=_names(entry.placement, tensors, most),
+                fast_time_us=beside.time_us if beside else None,
+                slow_memory=details.get("slow_memory") or "",
+                workspaces=details.get("workspaces") or "",
+                message="" if reading else item.message,
+            )
+        )
+    return rows
+
+
+def _line_of(subject: TupleView, count: int, item: Any, reading: Any) -> CostLine:
+    if reading is None:
+        return CostLine(subject, count, "missing", reason=item.reason)
+    return CostLine(
+        subject,
+        count,
+        origin="reused" if item.reused else "measured",
+        time_us=Figure(reading.time_us, reading.time_half_width_us),
+        energy_mj=figure_of(reading.energy_mj, reading.energy_half_width_mj),
+        reading_id=item.reading_id,
+    )
 
 
 def _names(word: str, tensors: Sequence[Mapping[str, Any]], most: int) -> str:
@@ -248,8 +284,9 @@ class AllLayers:
     @property
     def per_token(self) -> PerToken:
         """Cost per token; unknown (None) unless readings cover all tuples."""
-        complete = self.covered_tuples == self.tuples
-        return PerToken.of(self.variant, *((self.time, self.energy) if complete else (None, None)))
+        if self.covered_tuples < self.tuples:
+            return PerToken.of(self.variant, None, None)
+        return PerToken.of(self.variant, self.time, self.energy)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON with units in the key names; shares are fractions."""
@@ -290,35 +327,36 @@ def all_layers(
     from farm.models import catalog
 
     whole = replace(variant, layers=0)
-    wanted = stored_tuples(
+    needed = stored_tuples(
         evidence.session, whole, capture.device_type, capture.launch, capture.card_model
     )
-    if not wanted:
+    if not needed:
         return None
     try:
         layers = catalog.find(whole.model).depth
     except FarmError:  # a model of another farm
         return None
     plain = {} if evidence.capture_id is None else plain_ids(evidence.session, evidence.capture_id)
-    exact = by_key(lambda part: part.operator_id, evidence.parts)
-    alike = by_key(lambda part: plain.get(part.operator_id, part.operator_id), evidence.parts)
-    read = {**alike, **exact}
-    parts = [
-        part
-        for one in wanted
-        for part in _extrapolated(one, read.get(one.operator_id, ()), evidence.roofline)
-    ]
+    exact = by_key(lambda part: part.subject.operator_id, evidence.parts)
+    alike = by_key(
+        lambda part: plain.get(part.subject.operator_id, part.subject.operator_id), evidence.parts
+    )
+    measured_parts = {**alike, **exact}
+    parts: list[Part] = []
+    for entry in needed:
+        of_tuple = measured_parts.get(entry.operator_id, ())
+        parts += _extrapolated(entry, of_tuple, evidence.roofline)
     # The wholes of the measured layers show at which clocks the card runs the model. Their replays
     # have other calls.
-    wholes = [one.without_replay() for one in evidence.wholes]
+    wholes = [whole_model.without_replay() for whole_model in evidence.wholes]
     summed = aggregate(
         parts, wholes, evidence.canaries, target=0.95, launch=evidence.protocol.launch
     )
     return AllLayers(
         variant=whole,
         layers=layers,
-        tuples=len(wanted),
-        covered_tuples=len(wanted) - len({one.operator_id for one in summed.unmeasured}),
+        tuples=len(needed),
+        covered_tuples=len(needed) - len({entry.operator_id for entry in summed.unmeasured}),
         coverage=summed.coverage or 0.0,
         time=_of_complete_model(summed.time, measured.time, "time") if summed.measured else None,
         energy=_of_complete_model(summed.energy, measured.energy, "energy"),
@@ -338,23 +376,22 @@ def _of_complete_model(
     return expected_whole(summed.total, quantity, gap)
 
 
-def _extrapolated(one: NeededTuple, parts: Sequence[Part], roofline: Roofline) -> Iterator[Part]:
+def _extrapolated(needed: NeededTuple, parts: Sequence[Part], roofline: Roofline) -> Iterator[Part]:
     """Yield parts of a tuple with the calls of the complete model, in the data classes of the
     measured layers.
     """
     if not parts:
-        estimated_us = roofline.estimate_us(one.flops, one.bytes_moved)
-        about = (
-            one.operator_id,
-            one.short_name,
-            one.label,
-            one.all_calls,
-            one.flops,
-            one.bytes_moved,
+        subject = TupleView(
+            needed.operator_id,
+            needed.short_name,
+            needed.label,
+            flops=needed.flops,
+            bytes_moved=needed.bytes_moved,
+            estimated_us=roofline.estimate_us(needed.flops, needed.bytes_moved),
         )
-        yield Part(*about, estimated_us)
+        yield Part(subject, needed.all_calls)
     ends = [0, *itertools.accumulate(part.count for part in parts)]
-    upto = [one.all_calls * end // (ends[-1] or 1) for end in ends]
+    upto = [needed.all_calls * end // (ends[-1] or 1) for end in ends]
     for part, begin, end in zip(parts, upto, upto[1:], strict=False):
         if end > begin:
             yield replace(part, count=end - begin)

@@ -42,10 +42,10 @@ def card_spread(session: Session, model: str) -> dict[Quantity, float]:
         .group_by(*(card.c[column.name] for column in key))
         .having(of.count() > 1)
     )
-    found = session.execute(grouped).all()
+    rows = session.execute(grouped).all()
     spreads: dict[Quantity, float] = {}
     for number, quantity in enumerate(get_args(Quantity)):
-        differences = sorted((row[number] - 1, row[-1]) for row in found if row[number] is not None)
+        differences = sorted((row[number] - 1, row[-1]) for row in rows if row[number] is not None)
         if len(differences) >= LEAST_ON_CARDS:
             until_us = list(itertools.accumulate(time_us for _, time_us in differences))
             spreads[quantity] = differences[bisect.bisect_left(until_us, 0.95 * until_us[-1])][0]
@@ -69,7 +69,7 @@ def between_cards(
         Half-widths of 95 % intervals; {} if both sides are of one card. A side whose spread is
         unknown counts as 0.
     """
-    if len({card for side in cards for card in side}) < 2:
+    if len(set(itertools.chain(*cards))) < 2:
         return {}
     spreads = {model: card_spread(session, model) for model in models}
     return {

@@ -9,12 +9,13 @@ between cards (`card_spread`). The bound of paired rounds comes from the spread 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median, stdev
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 from xml.etree.ElementTree import Element, SubElement, tostring
 
 from sqlmodel import Session, col, select
@@ -24,19 +25,17 @@ from farm.report.card_spread import LEAST_ON_CARDS, Quantity, card_spread
 from farm.report.compare import ComparedRow, Side, SideComparison, compare
 from farm.store import tables
 from farm.store.content import DOUBTFUL
+from farm.types.figure import Figure, share_of, total_of, value_of
 from farm.types.format import ENERGY, TIME, percent, plural
 from farm.types.format import quantity as in_unit
-from farm.verdict.figures import Figure, share_of
 
 Level = Literal["whole", "sum", "type", "tuple"]
 Scope = tuple[Quantity, Level]
 
-DEFAULT_SCOPES: tuple[Scope, ...] = tuple(
-    (quantity, level)
-    for quantity in get_args(Quantity)
-    for level in get_args(Level)
-    if level != "tuple"
-)
+_QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
+_LEVELS: tuple[Level, ...] = get_args(Level)
+#: All scopes except those of single tuples.
+DEFAULT_SCOPES: tuple[Scope, ...] = tuple(itertools.product(_QUANTITIES, _LEVELS[:-1]))
 MIN_SHARE = 0.05
 FALSE_ALARMS = 0.01  # of paired comparisons in which no row changes by more than the limit
 LEAST_ROUNDS = 3
@@ -57,13 +56,15 @@ class Gate:
     ) -> Gate:
         """Read the options --fail-above, --scope and --min-share. Raises `UsageError` if a text is
         neither a percentage nor a scope."""
-        return cls(
-            None if limit is None else _fraction("--fail-above", limit),
-            DEFAULT_SCOPES
-            if scopes is None
-            else tuple(dict.fromkeys(map(_scope, scopes.split(",")))),
-            MIN_SHARE if min_share is None else _fraction("--min-share", min_share),
-        )
+        gate = cls()
+        if limit is not None:
+            gate = replace(gate, limit=_fraction("--fail-above", limit))
+        if scopes is not None:
+            distinct = dict.fromkeys(_scope(scope) for scope in scopes.split(","))
+            gate = replace(gate, scopes=tuple(distinct))
+        if min_share is not None:
+            gate = replace(gate, min_share=_fraction("--min-share", min_share))
+        return gate
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -88,13 +89,13 @@ def _fraction(option: str, text: str) -> float:
 
 def _scope(text: str) -> Scope:
     quantity, _, level = text.strip().partition(":")
-    if quantity not in get_args(Quantity) or level not in get_args(Level):
+    if quantity not in _QUANTITIES or level not in _LEVELS:
         raise UsageError(
             f"--scope does not accept '{text.strip()}'.",
             "Give time or energy, a colon, and whole, sum, type or tuple: --scope "
             "time:type,energy:whole.",
         )
-    return cast(Scope, (quantity, level))
+    return quantity, level
 
 
 @dataclass(frozen=True)
@@ -226,34 +227,44 @@ def judge(session: Session, found: SideComparison, gate: Gate) -> Judgement:
     """Judge the rows of one comparison by the intervals of its figures."""
     if found.total is None and not found.sums:
         return Judgement(gate, (), "A and B have neither a model nor a tuple in common.")
-    spread: dict[Quantity, float] = {}
-    if model := _model_of_several_cards(found.a, found.b):
-        known = card_spread(session, model)
-        gate = replace(gate, scopes=tuple(scope for scope in gate.scopes if scope[0] in known))
-        spread = {quantity: known[quantity] for quantity, _ in gate.scopes}
-        if not spread:
+    spread: Mapping[Quantity, float] = {}
+    model = _model_of_several_cards(found.a, found.b)
+    if model:
+        spread = card_spread(session, model)
+        gate = replace(gate, scopes=tuple(scope for scope in gate.scopes if scope[0] in spread))
+        if not gate.scopes:
             why = (
                 f"fewer than {LEAST_ON_CARDS} tuples or whole models were measured on several of "
                 "them"
             )
-            return Judgement(
-                gate,
-                (),
-                f"A and B ran on different cards ({model}), and {why}: their spread is unknown.",
+            unknown = (
+                f"A and B ran on different cards ({model}), and {why}: their spread is unknown."
             )
+            return Judgement(gate, (), unknown)
+
     rows = []
-    for key, value in _values(found, gate).items():
-        change = value.b.value / value.a.value - 1
-        half_width = (1 + change) * math.hypot(
-            value.a.relative, value.b.relative, spread.get(key[0], 0.0)
+    for (quantity, level, name), value in _values(found, gate).items():
+        a, b = value.a, value.b
+        change = b.value / a.value - 1
+        half_width = (1 + change) * math.hypot(a.relative, b.relative, spread.get(quantity, 0.0))
+        low = change - half_width
+        rows.append(
+            JudgedRow(
+                quantity,
+                level,
+                name,
+                share=value.share,
+                a=a.value,
+                b=b.value,
+                change=change,
+                low=low,
+                high=change + half_width,
+                rounds=0,
+                fails=_fails(low, gate),
+            )
         )
-        low, high, about = (
-            change - half_width,
-            change + half_width,
-            (value.share, value.a.value, value.b.value),
-        )
-        rows.append(JudgedRow(*key, *about, change, low, high, 0, _fails(low, gate)))
-    return Judgement(gate, tuple(rows), "" if rows else _none_of(gate), spread)
+    judged = {quantity: spread[quantity] for quantity, _ in gate.scopes if quantity in spread}
+    return Judgement(gate, tuple(rows), "" if rows else _none_of(gate), judged)
 
 
 def _fails(low: float, gate: Gate) -> bool:
@@ -293,29 +304,23 @@ def _values(found: SideComparison, gate: Gate) -> Rows:
     """Return the rows of the scope that have figures of both sides and the smallest share."""
     values: Rows = {}
     for quantity, level in gate.scopes:
-        totals = [
-            math.fsum(
-                figure.value
-                for row in found.types
-                if (figure := getattr(getattr(row, quantity), side))
-            )
-            for side in "ab"
-        ]
-        added: dict[str, list[tuple[Figure, Figure]]] = defaultdict(list)
+        of_types = [row.change_of(quantity) for row in found.types]
+        total_a = math.fsum(value_of(change.a) or 0.0 for change in of_types)
+        total_b = math.fsum(value_of(change.b) or 0.0 for change in of_types)
+        terms_a: dict[str, list[tuple[Figure, int]]] = defaultdict(list)
+        terms_b: dict[str, list[tuple[Figure, int]]] = defaultdict(list)
         for name, row in _rows(found, level):
-            difference = getattr(row, quantity)
-            if difference.a and difference.b and difference.a.value > 0 and difference.b.value > 0:
-                added[name].append((difference.a, difference.b))  # tuples may have the same label
-        for name, pairs in added.items():
-            a, b = (
-                Figure(
-                    math.fsum(one.value for one in side),
-                    math.hypot(*(one.half_width for one in side)),
-                )
-                for side in zip(*pairs, strict=True)
-            )
-            shares = (share_of(a.value, totals[0]), share_of(b.value, totals[1]))
-            share = 1.0 if level in ("whole", "sum") else max(share or 0.0 for share in shares)
+            change = row.change_of(quantity)
+            if change.a and change.b and change.a.value > 0 and change.b.value > 0:
+                terms_a[name].append((change.a, 1))  # tuples may have the same label
+                terms_b[name].append((change.b, 1))
+        for name in terms_a:
+            a, b = total_of(terms_a[name]), total_of(terms_b[name])
+            assert a
+            assert b
+            share = max(share_of(a.value, total_a) or 0.0, share_of(b.value, total_b) or 0.0)
+            if level in ("whole", "sum"):
+                share = 1.0
             if share >= gate.min_share:
                 values[quantity, level, name] = RowValue(a, b, share)
     return values
@@ -377,12 +382,12 @@ def round_values(session: Session, a_job: str, b_job: str, gate: Gate) -> Rows:
     out.
     """
     values = _values(compare(session, a_job, b_job), replace(gate, min_share=0.0))
-    doubtful = {entry for job_id in (a_job, b_job) for entry in _doubtful(session, job_id)}
-    return {
-        key: value
-        for key, value in values.items()
-        if not doubtful & {(key[1], ""), (key[1], key[2])}
-    }
+    doubtful = _doubtful(session, a_job) | _doubtful(session, b_job)
+    sound = {}
+    for (quantity, level, name), value in values.items():
+        if (level, "") not in doubtful and (level, name) not in doubtful:
+            sound[quantity, level, name] = value
+    return sound
 
 
 def _doubtful(session: Session, job_id: str) -> set[tuple[str, str]]:
@@ -394,15 +399,15 @@ def _doubtful(session: Session, job_id: str) -> set[tuple[str, str]]:
         .join(operator, col(operator.id) == col(item.subject_id), isouter=True)
         .where(item.job_id == job_id)
     )
-    found: set[tuple[str, str]] = set()
+    doubtful: set[tuple[str, str]] = set()
     for role, flags, short_name, label in session.exec(query):
-        if DOUBTFUL & set(flags):
-            found |= (
-                {("whole", "")}
-                if role == "whole"
-                else {("sum", ""), ("type", short_name), ("tuple", label)}
-            )
-    return found
+        if not DOUBTFUL.intersection(flags):
+            continue
+        if role == "whole":
+            doubtful.add(("whole", ""))
+        else:
+            doubtful.update((("sum", ""), ("type", short_name), ("tuple", label)))
+    return doubtful
 
 
 def judge_rounds(rounds: Sequence[Rows], gate: Gate) -> Judgement:
@@ -413,32 +418,39 @@ def judge_rounds(rounds: Sequence[Rows], gate: Gate) -> Judgement:
     quantile of Student's t with n - 1 degrees of freedom at 1 - `FALSE_ALARMS` / k. A row without
     `LEAST_ROUNDS` rounds is not judged."""
     series: dict[tuple[Quantity, Level, str], list[RowValue]] = defaultdict(list)
-    for values in rounds:
-        for key, value in values.items():
+    for of_round in rounds:
+        for key, value in of_round.items():
             series[key].append(value)
-    judged = {
-        key: found
-        for key, found in series.items()
-        if len(found) >= LEAST_ROUNDS and median(value.share for value in found) >= gate.min_share
-    }
+    judged = {}
+    for key, values in series.items():
+        share = median(value.share for value in values)
+        if len(values) >= LEAST_ROUNDS and share >= gate.min_share:
+            judged[key] = values
+
     rows = []
-    for key, found in judged.items():
-        changes = [math.log(value.b.value / value.a.value) for value in found]
-        count, mean = len(found), fmean(changes)
-        wide = (
-            student_t(1 - FALSE_ALARMS / len(judged), count - 1) * stdev(changes) / math.sqrt(count)
-        )
-        low, high = math.expm1(mean - wide), math.expm1(mean + wide)
-        share, a, b = map(
-            median,
-            zip(*((value.share, value.a.value, value.b.value) for value in found), strict=True),
-        )
+    for (quantity, level, name), values in judged.items():
+        changes = [math.log(value.b.value / value.a.value) for value in values]
+        count, mean = len(values), fmean(changes)
+        quantile = student_t(1 - FALSE_ALARMS / len(judged), count - 1)
+        wide = quantile * stdev(changes) / math.sqrt(count)
+        low = math.expm1(mean - wide)
         rows.append(
-            JudgedRow(*key, share, a, b, math.expm1(mean), low, high, count, _fails(low, gate))
+            JudgedRow(
+                quantity,
+                level,
+                name,
+                share=median(value.share for value in values),
+                a=median(value.a.value for value in values),
+                b=median(value.b.value for value in values),
+                change=math.expm1(mean),
+                low=low,
+                high=math.expm1(mean + wide),
+                rounds=count,
+                fails=_fails(low, gate),
+            )
         )
-    return Judgement(
-        gate, tuple(rows), "" if rows else f"{_none_of(gate)[:-1]} in {LEAST_ROUNDS} rounds."
-    )
+    unknown = "" if rows else f"{_none_of(gate)[:-1]} in {LEAST_ROUNDS} rounds."
+    return Judgement(gate, tuple(rows), unknown)
 
 
 @functools.cache

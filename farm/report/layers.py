@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import dataclasses
 import functools
 import io
 import json
@@ -28,10 +27,11 @@ from farm.store import tables
 from farm.store.columns import OPERATOR
 from farm.store.content import PlacedCall, placed_calls
 from farm.store.database import by_key, fetch_values
+from farm.types.fields import names_of
+from farm.types.figure import share_of
 from farm.types.label import call_of
 from farm.types.tuple import OperatorTuple, parse
-from farm.verdict.figures import share_of
-from farm.verdict.verdict import TupleRow
+from farm.verdict.cost_line import CostLine
 
 By = Literal["type", "tuple", "call", "module"]
 BY: tuple[By, ...] = ("type", "tuple", "call", "module")
@@ -77,10 +77,10 @@ class LayerRow:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON with units in the keys; shares are fractions."""
-        return {name: getattr(self, name) for name in COLUMNS}
+        return {name: value for name, value in vars(self).items() if name != "call"}
 
 
-COLUMNS = [entry.name for entry in dataclasses.fields(LayerRow) if entry.name != "call"]
+COLUMNS = [name for name in names_of(LayerRow) if name != "call"]
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class _LayerCall:
 
     place: PlacedCall
     short_name: str
-    row: TupleRow | None  # None: the report does not have the tuple
+    line: CostLine | None  # None: the report does not have the tuple
     spec: OperatorTuple | None  # None: the database row does not hold a valid tuple
     outputs: tuple[Size, ...] | None
 
@@ -164,7 +164,8 @@ def layers(
             calls,
         )
         for group in groups.values():
-            label = group[0].row.label if group[0].row and by == "tuple" else group[0].short_name
+            line = group[0].line
+            label = line.subject.label if line and by == "tuple" else group[0].short_name
             rows.append(row_of(group, name=label, alike=by == "tuple"))
         rows.sort(key=lambda row: (-(row.time_us or 0.0), -row.estimated_us))
     of = (
@@ -176,35 +177,35 @@ def layers(
 
 
 def _calls(session: Session, report: Report, *, outputs: bool) -> list[_LayerCall]:
-    by_key = {(row.operator_id, row.data): row for row in report.tuples}
+    line_of = {line.subject.key: line for line in report.tuples}
     place = session.get(tables.Round, (report.job_id, report.round))
     if place is not None and place.capture_id is not None:
         placed = placed_calls(session, place.capture_id, report.protocol.data)
     else:
-        placed = [PlacedCall(index, "", *key) for index, key in enumerate(by_key)]
-    wanted = (OPERATOR.id, OPERATOR.short_name, OPERATOR.spec, OPERATOR.output_shapes)
-    stored = fetch_values(session, wanted, [call.operator_id for call in placed])
+        placed = [PlacedCall(index, "", *key) for index, key in enumerate(line_of)]
+    columns = (OPERATOR.id, OPERATOR.short_name, OPERATOR.spec, OPERATOR.output_shapes)
+    stored = fetch_values(session, columns, [call.operator_id for call in placed])
     specs: dict[str, OperatorTuple] = {}
+    sizes: dict[str, tuple[Size, ...]] = {}
     for row in stored.values():
         with contextlib.suppress(TupleRejected):  # another program changed the row
             specs[row.id] = parse(row.spec)
-    shapes = {id_: row.output_shapes for id_, row in stored.items()}
-    sizes = {
-        id_: tuple(map(tuple, found))
-        for id_, found in shapes.items()
-        if outputs and found is not None
-    }
-    return [
-        _LayerCall(
-            call,
-            stored[id_].short_name,
-            by_key.get((id_, call.data)),
-            specs.get(id_),
-            sizes.get(id_),
+        if outputs and row.output_shapes is not None:
+            sizes[row.id] = tuple(map(tuple, row.output_shapes))
+
+    calls = []
+    for call in placed:
+        id_ = call.operator_id
+        calls.append(
+            _LayerCall(
+                call,
+                stored[id_].short_name,
+                line_of.get((id_, call.data)),
+                specs.get(id_),
+                sizes.get(id_),
+            )
         )
-        for call in placed
-        for id_ in (call.operator_id,)
-    ]
+    return calls
 
 
 def _row(
@@ -220,41 +221,43 @@ def _row(
     """
     first = calls[0]
     spec = first.spec if alike else None
-    one = len(calls) == 1 and alike
+    single = len(calls) == 1 and alike
     types = {call.short_name for call in calls}
     flat = spec.parameters_for_query() if spec else {}
-    rows = [call.row for call in calls if call.row]
+    lines = [call.line for call in calls if call.line]
     times, energies = _costs(calls)
-    time_us, energy_mj = (math.fsum(values) if values else None for values in (times, energies))
+    time_us = math.fsum(times) if times else None
+    energy_mj = math.fsum(energies) if energies else None
     # If a module is called twice, its weights count once.
-    held = {
-        call.place.module_path if call.is_module else call.place.index: held_by(call.spec)
-        for call in calls
-    }
-    known = [counts for counts in held.values() if counts is not None]
+    weights = {}
+    for call in calls:
+        place = call.place.module_path if call.is_module else call.place.index
+        weights[place] = held_by(call.spec)
+    held_parameters, held_bytes = _total_weights([*weights.values()])
     return LayerRow(
         name=name,
-        module_path=".".join(steps).replace(".:", ":") or (first.place.module_path if one else ""),
+        module_path=".".join(steps).replace(".:", ":")
+        or (first.place.module_path if single else ""),
         depth=len(steps),
         operator=types.pop() if len(types) == 1 else "",
         operator_id=first.place.operator_id if alike else "",
-        call_index=first.place.index if one else None,
+        call_index=first.place.index if single else None,
         input_sizes=tuple(spec.input_shapes) if spec else (),
         output_sizes=first.outputs if alike else None,
         kernel_size=flat.get("kernel_size"),
         parameters=flat,
-        held_parameters=sum(elements for elements, _ in known) if len(known) == len(held) else None,
-        held_bytes=sum(size for _, size in known) if len(known) == len(held) else None,
+        held_parameters=held_parameters,
+        held_bytes=held_bytes,
         calls=len(calls),
         measured_calls=len(times),
-        flops=sum(row.flops for row in rows),
-        bytes_moved=sum(row.bytes_moved for row in rows),
-        estimated_us=math.fsum(row.estimated_us for row in rows),
+        flops=sum(line.subject.flops for line in lines),
+        bytes_moved=sum(line.subject.bytes_moved for line in lines),
+        estimated_us=math.fsum(line.subject.estimated_us for line in lines),
         time_us=time_us,
         time_share=share_of(time_us, totals[0]),
         energy_mj=energy_mj,
         energy_share=share_of(energy_mj, totals[1]),
-        reason=", ".join(dict.fromkeys(row.reason for row in rows if row.reason)),
+        reason=", ".join(dict.fromkeys(line.reason for line in lines if line.reason)),
         call=first.name,
     )
 
@@ -263,17 +266,29 @@ def held_by(spec: OperatorTuple | None) -> tuple[int, int] | None:
     """Return the number of elements of the parameters, and their size in bytes."""
     if spec is None:
         return None
-    own = [tensor for tensor in spec.tensors if tensor.role == "parameter"]
-    return sum(tensor.numel for tensor in own), sum(
-        tensor.numel * tensor.itemsize_bytes for tensor in own
-    )
+    parameters = [tensor for tensor in spec.tensors if tensor.role == "parameter"]
+    size_bytes = sum(tensor.numel * tensor.itemsize_bytes for tensor in parameters)
+    return sum(tensor.numel for tensor in parameters), size_bytes
+
+
+def _total_weights(
+    weights: Sequence[tuple[int, int] | None],
+) -> tuple[int, int] | tuple[None, None]:
+    """Add the results of `held_by`; None if one is unknown."""
+    total_elements = total_bytes = 0
+    for entry in weights:
+        if entry is None:
+            return None, None
+        total_elements += entry[0]
+        total_bytes += entry[1]
+    return total_elements, total_bytes
 
 
 def _costs(calls: Iterable[_LayerCall]) -> tuple[list[float], list[float]]:
     """Return the times (µs) and the energies (mJ) of the measured calls."""
-    rows = [call.row for call in calls if call.row]
-    times = [row.time_us for row in rows if row.time_us is not None]
-    return times, [row.energy_mj for row in rows if row.energy_mj is not None]
+    lines = [call.line for call in calls if call.line]
+    times = [line.time_us.value for line in lines if line.time_us]
+    return times, [line.energy_mj.value for line in lines if line.energy_mj]
 
 
 def _modules(calls: Iterable[_LayerCall]) -> Iterator[tuple[tuple[str, ...], list[_LayerCall]]]:
@@ -303,11 +318,10 @@ def csv_lines(many: Iterable[Layers]) -> Iterator[str]:
         return line.getvalue()
 
     yield written(["job_id", "title", *COLUMNS])
-    for one in many:
-        for row in one.rows:
-            yield written(
-                [one.job_id, one.title, *(_cell(name, getattr(row, name)) for name in COLUMNS)]
-            )
+    for of_job in many:
+        for row in of_job.rows:
+            cells = [_cell(name, value) for name, value in row.to_json().items()]
+            yield written([of_job.job_id, of_job.title, *cells])
 
 
 def _cell(name: str, value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -76,55 +76,81 @@ def lookup(
     if sort not in _BY:
         step = did_you_mean(sort, _BY) or f"Choose one of {', '.join(_BY)}."
         raise UsageError(f"Readings cannot be sorted by '{sort}'.", step)
+    selection = _selection(session, filters)
+    largest, total = _largest_of_subjects(session, selection, _BY[sort])
+    subject_ids = _candidates(largest, limit)
+    ids = _first_ids(session, Selection(selection.conditions, subject_ids), _BY[sort], limit)
+    rows = _rows(session, ids)
+    return tuple(rows[id_] for id_ in ids), total
+
+
+def _selection(session: Session, filters: Filters) -> Selection:
+    """Return the selected readings; those of whole models only if a filter is about a model."""
     selection = select_readings(session, filters, placed=False)
-    whole = any(
-        entry.column.name in ("model", "batch", "subject_kind") for entry in filters.filters
-    )
-    if not whole and selection.subject_ids is None:
-        selection = Selection((*selection.conditions, READING.subject_kind == "operator"), None)
-    total, most, by = 0, dict[str, float | None](), _BY[sort]
-    # One pass over the readings: the first `limit` of them are of the `limit` subjects with the
-    # largest values.
+    filtered = {entry.column.name for entry in filters.filters}
+    if selection.subject_ids is None and filtered.isdisjoint(("model", "batch", "subject_kind")):
+        of_tuples = READING.subject_kind == "operator"
+        return Selection((*selection.conditions, of_tuples), None)
+    return selection
+
+
+def _largest_of_subjects(
+    session: Session, selection: Selection, by: Any
+) -> tuple[dict[str, float | None], int]:
+    """Return subject id -> the largest value of a column, and the number of readings."""
+    columns = (READING.subject_id, sqlalchemy.func.count(), sqlalchemy.func.max(by))
+    largest: dict[str, float | None] = {}
+    total = 0
     for conditions in selection.where():
-        of_subject = (READING.subject_id, sqlalchemy.func.count(), sqlalchemy.func.max(by))
-        query = sqlalchemy.select(*of_subject).where(*conditions).group_by(READING.subject_id)
-        for subject_id, number, largest in session.execute(query):
+        query = sqlalchemy.select(*columns).where(*conditions).group_by(READING.subject_id)
+        for subject_id, number, value in session.execute(query):
             total += number
-            most[subject_id] = largest
-    least = sorted((value for value in most.values() if value is not None), reverse=True)[
-        limit - 1 : limit
-    ]
-    subject_ids = [
-        one for one, value in most.items() if not least or (value is not None and value >= least[0])
-    ]
-    best = list[Any]()
-    # Select ids first: an index has the sorted column, and complete rows are long.
-    for conditions in Selection(selection.conditions, tuple(subject_ids)).where():
+            largest[subject_id] = value
+    return largest, total
+
+
+def _candidates(largest: Mapping[str, float | None], limit: int) -> tuple[str, ...]:
+    """Return the subjects of the first `limit` readings: those with the `limit` largest values."""
+    values = sorted((value for value in largest.values() if value is not None), reverse=True)
+    if not 0 < limit <= len(values):
+        return tuple(largest)
+    least = values[limit - 1]
+    return tuple(id_ for id_, value in largest.items() if value is not None and value >= least)
+
+
+def _first_ids(session: Session, selection: Selection, by: Any, limit: int) -> list[str]:
+    """Return the ids of the first `limit` readings. An index has the column `by`, and complete rows
+    are long, so the ids are selected first.
+    """
+    rows: list[Any] = []
+    for conditions in selection.where():
         first = sqlalchemy.select(READING.id, by).where(*conditions)
-        best += session.execute(
-            first.order_by(by.desc().nulls_last(), READING.id).limit(limit)
-        ).all()
-    chosen = heapq.nsmallest(
-        limit, best, key=lambda row: (row[1] is None, -(row[1] or 0.0), row[0])
-    )
-    found = _rows(session, [row[0] for row in chosen])
-    return tuple(found[row[0]] for row in chosen), total
+        in_order = first.order_by(by.desc().nulls_last(), READING.id)
+        rows += session.execute(in_order.limit(limit)).all()
+
+    def place(row: Any) -> tuple[bool, float, str]:
+        return row[1] is None, -(row[1] or 0.0), row[0]
+
+    return [row[0] for row in heapq.nsmallest(limit, rows, key=place)]
 
 
 def _rows(session: Session, ids: list[str]) -> dict[str, LookupRow]:
-    names = LookupRow.__dataclass_fields__
+    names = names_of(LookupRow)
+    flops = sqlalchemy.func.coalesce(OPERATOR.flops, VARIANT.flops, 0)
+    bytes_moved = sqlalchemy.func.coalesce(OPERATOR.bytes_moved, VARIANT.bytes_moved, 0)
     query = (
         sqlalchemy.select(
             READING.id.label("reading_id"),
             READING.subject_id,
             *(READING[name] for name in names if name in READING),
-            *(OPERATOR[name] for name in ("short_name", "label")),
-            sqlalchemy.func.coalesce(OPERATOR.flops, VARIANT.flops, 0).label("flops"),
-            sqlalchemy.func.coalesce(OPERATOR.bytes_moved, VARIANT.bytes_moved, 0).label(
-                "bytes_moved"
-            ),
-            *(SOFTWARE[name] for name in ("torch", "driver")),
-            *(PROTOCOL[name] for name in ("launch", "residency")),
+            OPERATOR.short_name,
+            OPERATOR.label,
+            flops.label("flops"),
+            bytes_moved.label("bytes_moved"),
+            SOFTWARE.torch,
+            SOFTWARE.driver,
+            PROTOCOL.launch,
+            PROTOCOL.residency,
             PROTOCOL.data.label("data_class"),
             *(VARIANT[name] for name in names_of(Variant)),
         )
@@ -135,24 +161,33 @@ def _rows(session: Session, ids: list[str]) -> dict[str, LookupRow]:
         .outerjoin(tables.ModelVariant, VARIANT.id == READING.subject_id)
         .where(READING.id.in_(ids))
     )
-    now_s, found, rows = read_clock_s(session), {}, session.execute(query).mappings().all()
-    wholes = {
-        row["subject_id"]: _variant(row)
-        for row in rows
-        if row["label"] is None and row["model"] is not None
-    }
-    number = Counter(map(str, wholes.values()))
+    now_s = read_clock_s(session)
+    stored = session.execute(query).mappings().all()
+    titles = _titles(stored)
+    rows = {}
+    for row in stored:
+        fields = {name: row[name] for name in names if name in row}
+        fields["operator"] = row["short_name"] or ""
+        fields["operator_id"] = row["subject_id"]
+        fields["label"] = titles.get(row["subject_id"]) or row["label"] or row["subject_id"]
+        fields["flags"] = tuple(row["flags"] or ())
+        fields["age_s"] = max(0.0, now_s - row["created_at_s"])
+        rows[row["reading_id"]] = LookupRow(**fields)
+    return rows
+
+
+def _titles(rows: Iterable[Any]) -> dict[str, str]:
+    """Return subject id -> the text of a whole model, with its version if several have the same."""
+    variants = {}
     for row in rows:
-        label = row["label"]
-        if (whole := wholes.get(row["subject_id"])) is not None:
-            label = whole.with_version(str(whole)) if number[str(whole)] > 1 else str(whole)
-        made = {"operator": row["short_name"] or "", "operator_id": row["subject_id"]}
-        made |= {"label": label or row["subject_id"], "flags": tuple(row["flags"] or ())}
-        made["age_s"] = max(0.0, now_s - row["created_at_s"])
-        found[row["reading_id"]] = LookupRow(
-            **{name: row[name] for name in names if name in row} | made
-        )
-    return found
+        if row["label"] is None and row["model"] is not None:
+            variants[row["subject_id"]] = _variant(row)
+    numbers = Counter(map(str, variants.values()))
+    titles = {}
+    for subject_id, variant in variants.items():
+        title = str(variant)
+        titles[subject_id] = variant.with_version(title) if numbers[title] > 1 else title
+    return titles
 
 
 @dataclass(frozen=True)
@@ -187,16 +222,16 @@ def find_traced(session: Session, beginning: str) -> TracedReading:
     where = "`farm report JOB --readings` lists the ids."
     if not beginning.strip():
         raise UsageError("The id of the reading is empty.", where)
-    its = col(tables.ReadingRow.id).startswith(beginning, autoescape=True)
-    found = session.exec(select(tables.ReadingRow).where(its).limit(2)).all()
-    if len(found) != 1:
-        if not found:
+    begins = col(tables.ReadingRow.id).startswith(beginning, autoescape=True)
+    matches = session.exec(select(tables.ReadingRow).where(begins).limit(2)).all()
+    if len(matches) != 1:
+        if not matches:
             raise UsageError(f"No reading has an id that begins with '{beginning}'.", where)
         raise UsageError(
             f"Several readings have an id that begins with '{beginning}'.",
             f"Give a longer id. {where}",
         )
-    reading = found[0]
+    reading = matches[0]
     if (stored := session.get(tables.TraceRow, reading.id)) is None:
         why, step = "its card has no power sensors", "Only readings of GPUs have time series."
         if session.get_one(tables.CardRow, reading.card_id).kind == "cuda":

@@ -18,13 +18,13 @@ from farm.store import tables
 from farm.store.columns import OPERATOR
 from farm.store.content import PlacedCall
 from farm.store.database import by_key, fetch_values
+from farm.types.figure import share_of, value_of
 from farm.types.format import count_of, percent
 from farm.types.label import fused_names, told_apart
 from farm.types.protocol import Variant
 from farm.types.tuple import NeededTuple
-from farm.verdict.figures import share_of
+from farm.verdict.cost_line import CostLine
 from farm.verdict.model_readings import needed_of, tuples_of
-from farm.verdict.verdict import TupleRow
 
 # A kernel has room for improvement if it has at least this share of the sum, and less than this
 # share of the roofline.
@@ -89,7 +89,7 @@ def operators(variant: Variant, roofline: Roofline | None = None) -> Operators:
     extracted = extract(variant)
     gaps, refusal = extracted.capture.gaps, extracted.refusal(variant.model)
     needed = needed_of(extracted)
-    mismatches = {one.label: one.mismatch for one in needed if one.mismatch}
+    mismatches = {entry.label: entry.mismatch for entry in needed if entry.mismatch}
     return Operators(
         variant, _rows(needed, peaks), extracted.model_flops, gaps, refusal, mismatches=mismatches
     )
@@ -102,8 +102,10 @@ def compiled_operators(session: Session, variant: Variant, device_type: str) -> 
     observed = select(capture).where(
         capture.variant_id == variant.id, col(capture.compiled).is_not(None)
     )
-    found = session.exec(observed.order_by(col(capture.id).desc())).first()
-    card_model, device_type = (found.card_model, found.device_type) if found else ("", device_type)
+    newest = session.exec(observed.order_by(col(capture.id).desc())).first()
+    card_model = ""
+    if newest:
+        card_model, device_type = newest.card_model, newest.device_type
     needed = tuples_of(session, variant, device_type, "", card_model)
     peaks = roofline_of(device_type, card_model, dtype=variant.computes_in)
     model_flops = session.get_one(tables.ModelVariant, variant.id).model_flops
@@ -111,20 +113,24 @@ def compiled_operators(session: Session, variant: Variant, device_type: str) -> 
 
 
 def _rows(needed: Sequence[NeededTuple], peaks: Roofline) -> tuple[OperatorRow, ...]:
-    weights_us = [one.all_calls * peaks.estimate_us(one.flops, one.bytes_moved) for one in needed]
+    weights_us = []
+    for entry in needed:
+        weights_us.append(entry.all_calls * peaks.estimate_us(entry.flops, entry.bytes_moved))
     total_us = sum(weights_us)
-    labels = told_apart({one.operator_id: one.label for one in needed})
+    labels = told_apart({entry.operator_id: entry.label for entry in needed})
     rows = []
-    for one, weight_us in zip(needed, weights_us, strict=True):
-        about = (
-            one.operator_id,
-            one.short_name,
-            labels[one.operator_id],
-            one.all_calls,
-            one.flops,
-            one.bytes_moved,
+    for entry, weight_us in zip(needed, weights_us, strict=True):
+        rows.append(
+            OperatorRow(
+                entry.operator_id,
+                entry.short_name,
+                labels[entry.operator_id],
+                entry.all_calls,
+                entry.flops,
+                entry.bytes_moved,
+                estimated_cost_share=weight_us / total_us,
+            )
         )
-        rows.append(OperatorRow(*about, estimated_cost_share=weight_us / total_us))
     return tuple(sorted(rows, key=lambda row: (-row.estimated_cost_share, row.label)))
 
 
@@ -136,27 +142,56 @@ def _rows(needed: Sequence[NeededTuple], peaks: Roofline) -> tuple[OperatorRow, 
 class KernelRow:
     """A generated kernel or a library call of a compiled model. Time and rates are for one call."""
 
-    operator_id: str
-    operator: str
+    line: CostLine
     fused: tuple[str, ...]  # names of the aten operators that a generated kernel computes
-    modules: tuple[
-        str, ...
-    ]  # paths of the modules that the kernel was fused from; * stands for several numbers
-    calls: int
-    time_us: float | None
+    # paths of the modules that the kernel was fused from; * stands for several numbers
+    modules: tuple[str, ...]
     time_share: float | None
-    bytes_per_s: float | None
-    flops_per_s: float | None
-    roofline_share: (
-        float | None
-    )  # the time at the card's peak rates / the time; above 1: the data was in the cache
+    peaks: Roofline  # of the card
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        time_s = self._time_s
+        return self.line.subject.bytes_moved / time_s if time_s else None
+
+    @property
+    def flops_per_s(self) -> float | None:
+        time_s = self._time_s
+        return self.line.subject.flops / time_s if time_s else None
+
+    @property
+    def roofline_share(self) -> float | None:
+        """The time at the card's peak rates / the time; above 1: the data was in the cache."""
+        if not self.line.time_us or not self.line.time_us.value:
+            return None
+        subject, peaks = self.line.subject, self.peaks
+        ideal_s = max(subject.flops / peaks.flops_per_s, subject.bytes_moved / peaks.bytes_per_s)
+        return ideal_s * 1e6 / self.line.time_us.value
+
+    @property
+    def _time_s(self) -> float:
+        return self.line.time_us.value * 1e-6 if self.line.time_us else 0.0
 
     @property
     def improvable(self) -> bool:
         """True if the kernel has room for improvement."""
-        return (self.time_share or 0.0) >= LEAST_SHARE and (
-            self.roofline_share or 1.0
-        ) < MOST_OF_ROOFLINE
+        heavy = (self.time_share or 0.0) >= LEAST_SHARE
+        return heavy and (self.roofline_share or 1.0) < MOST_OF_ROOFLINE
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "operator_id": self.line.subject.operator_id,
+            "operator": self.line.subject.short_name,
+            "fused": self.fused,
+            "modules": self.modules,
+            "calls": self.line.count,
+            "time_us": value_of(self.line.time_us),
+            "time_share": self.time_share,
+            "bytes_per_s": self.bytes_per_s,
+            "flops_per_s": self.flops_per_s,
+            "roofline_share": self.roofline_share,
+            "improvable": self.improvable,
+        }
 
 
 @dataclass(frozen=True)
@@ -191,14 +226,14 @@ class CompiledJob:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "kernels": [{**vars(row), "improvable": row.improvable} for row in self.kernels],
+            "kernels": [row.to_json() for row in self.kernels],
             "graph_breaks": dict(self.graph_breaks),
             "peaks": vars(self.peaks),
         }
 
 
 def compiled_job(
-    session: Session, capture: tables.Capture, tuples: Sequence[TupleRow], peaks: Roofline
+    session: Session, capture: tables.Capture, lines: Sequence[CostLine], peaks: Roofline
 ) -> CompiledJob | None:
     """Return the kernels of a job; None if its capture is not of a compiled model."""
     if capture.compiled is None:
@@ -210,25 +245,21 @@ def compiled_job(
     for operator_id, path in session.exec(calls.order_by(col(tables.Call.call_index))):
         paths[operator_id] += paths_of(path)
     stored = fetch_values(session, (OPERATOR.id, OPERATOR.parameters), paths)
-    total_us = sum(row.total_us for row in tuples)
+    total_us = sum(line.total_us for line in lines)
     rows = []
-    for row in sorted(tuples, key=lambda row: (-row.total_us, -row.calls * row.estimated_us)):
-        second = (row.time_us or 0.0) * 1e-6
-        ideal_us = max(row.flops / peaks.flops_per_s, row.bytes_moved / peaks.bytes_per_s) * 1e6
+    for line in lines:
+        operator_id = line.subject.operator_id
+        measured = line.time_us is not None and line.time_us.value
         rows.append(
             KernelRow(
-                operator_id=row.operator_id,
-                operator=row.short_name,
-                fused=tuple(fused_names(stored[row.operator_id].parameters.get("fused") or "")),
-                modules=shortened(paths[row.operator_id]),
-                calls=row.calls,
-                time_us=row.time_us,
-                time_share=share_of(row.total_us, total_us) if second else None,
-                bytes_per_s=row.bytes_moved / second if second else None,
-                flops_per_s=row.flops / second if second else None,
-                roofline_share=ideal_us / row.time_us if row.time_us else None,
+                line,
+                fused=tuple(fused_names(stored[operator_id].parameters.get("fused") or "")),
+                modules=shortened(paths[operator_id]),
+                time_share=share_of(line.total_us, total_us) if measured else None,
+                peaks=peaks,
             )
         )
+    rows.sort(key=lambda row: (-row.line.total_us, -row.line.count * row.line.subject.estimated_us))
     return CompiledJob(tuple(rows), capture.compiled.get("graph_breaks") or {}, peaks)
 
 
@@ -242,7 +273,7 @@ def shortened(paths: Iterable[str]) -> tuple[str, ...]:
     ``h.*.mlp.act``.
     """
     groups = by_key(lambda path: _NUMBER.sub("*", path), dict.fromkeys(paths))
-    return tuple(found[0] if len(found) == 1 else pattern for pattern, found in groups.items())
+    return tuple(alike[0] if len(alike) == 1 else pattern for pattern, alike in groups.items())
 
 
 # ------------------------------------------------------------------------------------------------
@@ -268,46 +299,44 @@ def fused_groups(eager: Calls, compiled: Calls) -> tuple[list[Any], list[Any]]:
     A module's calls belong to the first launch that names the module. A launch that computes more
     of a module joins the group of that first launch. The same groups of several layers become one.
     """
-    known, full = (
-        {call.module_path for call in eager},
-        _full_paths(call.module_path for call in eager),
-    )
+    eager_paths = {call.module_path for call in eager}
+    full = _full_paths(eager_paths)
     group_of: dict[str, int] = {}
     launches: list[int | None] = []
     for number, call in enumerate(compiled):
         paths = [full.get(path) or path for path in paths_of(call.module_path)]
-        paths = [path for path in paths if path in known]
-        launches.append(group_of.get(paths[0], number) if paths else None)
-        for path in paths:
-            group_of.setdefault(path, launches[-1])  # type: ignore[arg-type]
+        paths = [path for path in paths if path in eager_paths]
+        group = group_of.get(paths[0], number) if paths else None
+        launches.append(group)
+        if group is not None:
+            for path in paths:
+                group_of.setdefault(path, group)
+
     layers: dict[int | None, dict[str, None]] = defaultdict(dict)
     for call in eager:
         layers[group_of.get(call.module_path)][_NUMBER.sub("*", call.module_path)] = None
-    keys: dict[int | None, Any] = {number: tuple(found) for number, found in layers.items()} | {
-        None: None
-    }
-    return [keys[group_of.get(call.module_path)] for call in eager], [
-        keys[number] for number in launches
-    ]
+    keys: dict[int | None, Any] = {number: tuple(paths) for number, paths in layers.items()}
+    keys[None] = None
+    of_eager = [keys[group_of.get(call.module_path)] for call in eager]
+    return of_eager, [keys[number] for number in launches]
 
 
 def _full_paths(paths: Iterable[str]) -> dict[str, str]:
     """End of a path -> the one path with that end. After a graph break, the compiler's paths may
     lack the beginning.
     """
-    found: dict[str, str] = {}
-    every = {
-        ".".join(steps[:end])
-        for path in paths
-        for steps in (path.split("."),)
-        for end in range(len(steps) + 1)
-    }
+    every: set[str] = set()
+    for path in paths:
+        steps = path.split(".")
+        every.update(".".join(steps[:end]) for end in range(len(steps) + 1))
+
+    path_of: dict[str, str] = {}  # "": several paths have the end
     for path in every:
         steps = path.split(".")
         for begin in range(1, len(steps)):
             end = ".".join(steps[begin:])
-            found[end] = "" if end in found else path
-    return {end: path for end, path in found.items() if path and end not in every}
+            path_of[end] = "" if end in path_of else path
+    return {end: path for end, path in path_of.items() if path and end not in every}
 
 
 def kernel_groups(a: Calls, b: Calls, sources: Mapping[str, str]) -> tuple[list[Any], list[Any]]:
@@ -329,13 +358,13 @@ def merged(a: Calls, of_a: Sequence[Any], b: Calls, of_b: Sequence[Any]) -> list
     """Join the calls of each group. The calls of a side without a match become one group."""
     common = set(of_a) & set(of_b) - {None}
     paths: dict[Any, list[str]] = defaultdict(list)
-    found: dict[Any, tuple[Counter[Any], Counter[Any]]] = defaultdict(
+    sides: dict[Any, tuple[Counter[Any], Counter[Any]]] = defaultdict(
         lambda: (Counter(), Counter())
     )
     for side, (calls, groups) in enumerate(((a, of_a), (b, of_b))):
         for call, group in zip(calls, groups, strict=True):
             key = group if group in common else ("only in", side)
-            found[key][side][call.operator_id, call.data] += 1
+            sides[key][side][call.operator_id, call.data] += 1
             if group in common and not side:
                 paths[key] += paths_of(call.module_path)
-    return [Group(shortened(paths[key]), *sides) for key, sides in found.items()]
+    return [Group(shortened(paths[key]), *of_group) for key, of_group in sides.items()]

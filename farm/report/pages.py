@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from sqlmodel import Session
 
 from farm.errors import UsageError
 from farm.extensions import pages
+from farm.report.history import HistoryRow
 from farm.report.report import Report
 from farm.types.reading import Trace
 
@@ -31,7 +32,7 @@ class ResultPages(Protocol):
     def write_jobs(self, session: Session, path: Path, reports: Sequence[Report]) -> None:
         """Write one page of jobs."""
 
-    def write_history(self, path: Path, model: str, rows: list[dict[str, Any]]) -> None:
+    def write_history(self, path: Path, model: str, rows: list[HistoryRow]) -> None:
         """Write one page of the results of a model over time (`farm.report.history`)."""
 
     def draw_trace(

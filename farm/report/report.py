@@ -10,8 +10,8 @@ import functools
 import math
 import statistics
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,24 +26,24 @@ from farm.report.breakdowns import AllLayers, OwnerRow, PlacementRow, all_layers
 from farm.report.operators import CompiledJob, compiled_job
 from farm.store import tables
 from farm.store.columns import ITEM
-from farm.store.database import by_key, fetch
+from farm.store.database import fetch
 from farm.store.tables import CLOSED, ItemState, JobState
 from farm.types import format as formats
+from farm.types.figure import share_of, value_of
 from farm.types.protocol import Protocol
 from farm.types.reading import OtherCalls, RankFigures, Verification, inside_s
 from farm.types.request import Request
-from farm.verdict.aggregate import choose, launch_gap_us
+from farm.verdict.aggregate import launch_gap_us, sums_of
+from farm.verdict.corrections import choose
+from farm.verdict.cost_line import CostGroup, CostLine, merged
 from farm.verdict.evidence import Evidence
-from farm.verdict.figures import PerToken, ReadingView, share_of
-from farm.verdict.verdict import VERDICT_SCHEMA, Sums, TupleRow, Verdict, sums_of
+from farm.verdict.figures import Chosen, PerToken, ReadingView
+from farm.verdict.verdict import VERDICT_SCHEMA, Sums, Verdict
 
 SCHEMA = 1
 
-CallTimes = Mapping[
-    str, Sequence[float]
-]  # tuple id -> time of each observed call in the running model, in µs
-_OF_JOB = ("title", "kind", "state", "created_at_s", "ended_at_s", "request")
-_OF_CARD = ("id", "kind", "model", "host", "memory_bytes", "driver")
+# tuple id -> time of each observed call in the running model, in µs
+CallTimes = Mapping[str, Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -53,24 +53,54 @@ class TypeRow:
     """
 
     short_name: str
-    calls: int
-    tuples: int
-    measured_tuples: int
-    time_us: float | None  # None: no tuple of this type is measured
-    time_share: float | None
-    energy_mj: float | None  # None: a measured tuple has no energy
-    energy_share: float | None
-    estimated_us: float
-    estimated_share: float
+    cost: CostGroup
+    total: CostGroup  # of all types
     in_model_us: float | None = None  # time of all calls in the running model
+
+    @property
+    def time_share(self) -> float | None:
+        return share_of(self.cost.measured_us, self.total.measured_us)
+
+    @property
+    def energy_share(self) -> float | None:
+        return share_of(self.cost.measured_mj, self.total.measured_mj)
+
+    @property
+    def estimated_share(self) -> float:
+        return share_of(self.cost.estimated_us, self.total.estimated_us) or 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "short_name": self.short_name,
+            "calls": self.cost.calls,
+            "tuples": self.cost.tuples,
+            "measured_tuples": self.cost.measured_tuples,
+            "time_us": self.cost.measured_us,
+            "time_share": self.time_share,
+            "energy_mj": self.cost.measured_mj,
+            "energy_share": self.energy_share,
+            "estimated_us": self.cost.estimated_us,
+            "estimated_share": self.estimated_share,
+            "in_model_us": self.in_model_us,
+        }
 
 
 @dataclass(frozen=True)
 class EagerRow(OtherCalls):
     """An operator that an eager pass calls more or less often than the measured pass."""
 
-    time_us: float | None  # time of one call; None: not measured for this job
-    energy_mj: float | None
+    cost: Chosen | None  # of one call; None: not measured for this job
+
+    def to_json(self) -> dict[str, Any]:
+        energy = self.cost.energy if self.cost else None
+        return {
+            "operator_id": self.operator_id,
+            "label": self.label,
+            "launched": self.launched,
+            "eager": self.eager,
+            "time_us": self.cost.time.value if self.cost else None,
+            "energy_mj": value_of(energy),
+        }
 
 
 @dataclass(frozen=True)
@@ -97,10 +127,10 @@ class RoundView:
     reason: str
     operators: tuple[str, ...]
     items: int
-    outcome: str | None
-    accuracy_time: float | None
-    accuracy_energy: float | None
-    coverage: float | None
+    outcome: str | None = None
+    accuracy_time: float | None = None
+    accuracy_energy: float | None = None
+    coverage: float | None = None
 
 
 @dataclass(frozen=True)
@@ -143,7 +173,7 @@ class Report:
     flops: int  # FLOPs of one pass: the sum over the tuples
     bytes_moved: int
     types: tuple[TypeRow, ...]
-    tuples: tuple[TupleRow, ...]
+    tuples: tuple[CostLine, ...]
     verdict: Verdict
     preliminary: bool
     rounds: tuple[RoundView, ...]
@@ -154,20 +184,20 @@ class Report:
     origin: str = ""  # the farm from which the job was imported; "": this farm
     all_layers: AllLayers | None = None  # only if some layers of the model were measured
     owners: tuple[OwnerRow, ...] = ()  # only for a training step
-    placements: tuple[
-        PlacementRow, ...
-    ] = ()  # only if tuples were measured with tensors in slow memory
+    # only if tuples were measured with tensors in slow memory
+    placements: tuple[PlacementRow, ...] = ()
     compiled: CompiledJob | None = None  # only of a compiled model
     ranks: tuple[RankFigures, ...] = ()  # of the whole model on several cards
 
     @property
     def per_token(self) -> PerToken:
         """Cost per token of the whole model. If only the sum is complete, the cost of the sum."""
-        complete = self.verdict.measured == self.verdict.parts
-        time, energy = (
-            (one.whole or (one.total if complete else None)) if one else None
-            for one in (self.verdict.time, self.verdict.energy)
-        )
+        verdict = self.verdict
+        complete = verdict.measured == verdict.parts
+        time = verdict.time.whole or (verdict.time.total if complete else None)
+        energy = None
+        if verdict.energy:
+            energy = verdict.energy.whole or (verdict.energy.total if complete else None)
         return PerToken.of(Request.from_json(self.request).variant, time, energy)
 
     def to_json(self) -> dict[str, Any]:
@@ -176,28 +206,27 @@ class Report:
         """
         # `asdict` would deep-copy thousands of rows.
         optional = {
-            "owners": [vars(row) for row in self.owners],
-            "placements": [{**vars(row), "times_fast": row.times_fast} for row in self.placements],
+            "owners": [row.to_json() for row in self.owners],
+            "placements": [row.to_json() for row in self.placements],
             "all_layers": self.all_layers and self.all_layers.to_json(),
             "compiled": self.compiled and self.compiled.to_json(),
             "ranks": [vars(rank) for rank in self.ranks],
         }
-        return {
-            "schema": SCHEMA,
-            **{name: value for name, value in vars(self).items() if name not in optional},
-            **{
-                name: [vars(row) for row in getattr(self, name)]
-                for name in ("cards", "types", "rounds", "eagerly")
-            },
-            **{name: value for name, value in optional.items() if value},
-            **asdict(self.per_token),
-            "tuples": [{**vars(row), "power_w": row.power_w} for row in self.tuples],
-            "software": list(self.software),
-            "protocol": {**self.protocol.to_json(), "id": self.protocol.id},
-            "readings": asdict(self.readings),
-            "verdict": self.verdict.to_json(),
-            "verification": self.verification.to_json(),
-        }
+        data: dict[str, Any] = {"schema": SCHEMA}
+        data |= {name: value for name, value in vars(self).items() if name not in optional}
+        data |= {name: value for name, value in optional.items() if value}
+        data |= asdict(self.per_token)
+        data["cards"] = [vars(card) for card in self.cards]
+        data["types"] = [row.to_json() for row in self.types]
+        data["rounds"] = [vars(view) for view in self.rounds]
+        data["eagerly"] = [row.to_json() for row in self.eagerly]
+        data["tuples"] = [line.to_json() for line in self.tuples]
+        data["software"] = list(self.software)
+        data["protocol"] = {**self.protocol.to_json(), "id": self.protocol.id}
+        data["readings"] = asdict(self.readings)
+        data["verdict"] = self.verdict.to_json()
+        data["verification"] = self.verification.to_json()
+        return data
 
 
 def build(session: Session, job_id: str) -> Report:
@@ -207,63 +236,88 @@ def build(session: Session, job_id: str) -> Report:
         raise NoSuchJob(f"There is no job '{job_id}'.", "List the jobs with `farm jobs`.")
     request, evidence = Request.from_json(job.request), Evidence(session, job, job.round)
     protocol, variant = request.protocol, request.variant
-    of_rounds = select(tables.VerdictRow).where(tables.VerdictRow.job_id == job_id)
-    without_details = of_rounds.options(defer(tables.VerdictRow.details))  # type: ignore[arg-type]
-    verdicts = {row.round: row for row in session.exec(without_details)}
+    verdicts = _verdict_rows(session, job_id)
     verdict, preliminary = _verdict(evidence, verdicts.get(job.round))
     seen = evidence.seen
-    calls_us = (seen.in_model.calls_us if seen.in_model else None) or {}
-    known_us = {
-        id_: [value for value in values if value is not None] for id_, values in calls_us.items()
-    }
-    tuples = _with_observed(verdict.tuples, known_us, seen.tuple_kernels or {})
+    in_model_us = _in_model_us(seen)
+    tuples = _with_observed(verdict.tuples, in_model_us, seen.tuple_kernels or {})
     sums = verdict.types or sums_of(tuples)
     capture = session.get(tables.Capture, evidence.capture_id) if evidence.capture_id else None
-    imported = select(tables.ImportedVerdict.origin).where(tables.ImportedVerdict.job_id == job_id)
-    of_cards, software_ids, totals_s, within_s = _read(evidence)
-    of_job: dict[str, Any] = {name: getattr(job, name) for name in _OF_JOB}
+    origins = _origins(evidence)
+
+    layers = rows_of_owners = None
+    if variant and variant.layers and capture:
+        layers = all_layers(evidence, variant, capture, verdict)
+    if variant and variant.step and evidence.capture_id:
+        rows_of_owners = owners(session, evidence.capture_id, tuples, protocol.data)
     return Report(
-        **of_job,
         job_id=job.id,
+        title=job.title,
+        kind=job.kind,
+        state=job.state,
         round=job.round,
+        created_at_s=job.created_at_s,
+        ended_at_s=job.ended_at_s,
+        request=job.request,
         protocol=protocol,
-        cards=_cards(evidence, of_cards),
+        cards=_cards(evidence, origins.readings),
         software=tuple(
-            row.model_dump() for row in fetch(session, tables.SoftwareRow, software_ids).values()
+            row.model_dump()
+            for row in fetch(session, tables.SoftwareRow, origins.software_ids).values()
         ),
-        flops=sum(one["flops"] for one in sums.values()),
-        bytes_moved=sum(one["bytes_moved"] for one in sums.values()),
-        types=_types(sums, tuples, known_us),
+        flops=sum(group.flops for group in sums.values()),
+        bytes_moved=sum(group.bytes_moved for group in sums.values()),
+        types=_types(sums, tuples, in_model_us),
         tuples=tuples,
         verdict=verdict,
         preliminary=preliminary,
         rounds=_rounds(evidence, verdicts),
-        readings=_counts(evidence, totals_s, within_s),
+        readings=_counts(evidence, origins),
         capture_origin=tables.captured_as(capture.origin) if capture else "",
-        verification=replace(
-            seen,
-            tuple_kernels=None,
-            in_model=replace(seen.in_model, calls_us=None) if seen.in_model else None,
-        ),
+        verification=_without_single_tuples(seen),
         eagerly=_eagerly(evidence),
-        origin=session.exec(imported).first() or "",
-        all_layers=all_layers(evidence, variant, capture, verdict)
-        if variant and variant.layers and capture
-        else None,
-        owners=owners(session, evidence.capture_id, tuples, protocol.data)
-        if evidence.capture_id and variant and variant.step
-        else (),
+        origin=_imported_from(session, job_id),
+        all_layers=layers,
+        owners=rows_of_owners or (),
         placements=placements(evidence) if job.asked.get("placements") else (),
         compiled=compiled_job(session, capture, tuples, evidence.roofline) if capture else None,
-        ranks=next(
-            (
-                found
-                for one in evidence.wholes
-                if one.reading and (found := one.reading.details.ranks)
-            ),
-            (),
-        ),
+        ranks=_ranks(evidence),
     )
+
+
+def _verdict_rows(session: Session, job_id: str) -> dict[int, tables.VerdictRow]:
+    """Return round -> its stored verdict, whose details are loaded at their first use."""
+    of_job = select(tables.VerdictRow).where(tables.VerdictRow.job_id == job_id)
+    without_details = of_job.options(defer(tables.VerdictRow.details))  # type: ignore[arg-type]
+    return {row.round: row for row in session.exec(without_details)}
+
+
+def _imported_from(session: Session, job_id: str) -> str:
+    imported = tables.ImportedVerdict
+    origins = select(imported.origin).where(imported.job_id == job_id)
+    return session.exec(origins).first() or ""
+
+
+def _in_model_us(seen: Verification) -> CallTimes:
+    """Return tuple id -> the known times of its calls in the running model."""
+    calls_us = (seen.in_model.calls_us if seen.in_model else None) or {}
+    known_us = {}
+    for operator_id, times_us in calls_us.items():
+        known_us[operator_id] = [time_us for time_us in times_us if time_us is not None]
+    return known_us
+
+
+def _without_single_tuples(seen: Verification) -> Verification:
+    in_model = replace(seen.in_model, calls_us=None) if seen.in_model else None
+    return replace(seen, tuple_kernels=None, in_model=in_model)
+
+
+def _ranks(evidence: Evidence) -> tuple[RankFigures, ...]:
+    """Return the figures of the ranks of the first whole that has some."""
+    for whole in evidence.wholes:
+        if whole.reading and whole.reading.details.ranks:
+            return whole.reading.details.ranks
+    return ()
 
 
 def _verdict(evidence: Evidence, row: tables.VerdictRow | None) -> tuple[Verdict, bool]:
@@ -276,7 +330,8 @@ def _verdict(evidence: Evidence, row: tables.VerdictRow | None) -> tuple[Verdict
             # The other launch may be measured after the verdict. It does not affect the outcome.
             stored = replace(stored, launch_gap_us=launch_gap_us(evidence.wholes))
         return stored if stored.tuples else replace(stored, tuples=evidence.tuples), False
-    verdict, states = evidence.verdict(), _number_by(evidence, "state")
+    verdict = evidence.verdict()
+    states = _number_by(evidence, lambda tally: tally.state)
     if evidence.job.state == JobState.CANCELLED:
         begun = states[ItemState.DONE] + states[ItemState.FAILED]
         reason = (
@@ -288,65 +343,38 @@ def _verdict(evidence: Evidence, row: tables.VerdictRow | None) -> tuple[Verdict
 
 
 def _with_observed(
-    rows: tuple[TupleRow, ...], known_us: CallTimes, kernels: Mapping[str, Mapping[str, int]]
-) -> tuple[TupleRow, ...]:
+    lines: tuple[CostLine, ...],
+    in_model_us: CallTimes,
+    kernels: Mapping[str, Mapping[str, int]],
+) -> tuple[CostLine, ...]:
     """Add the observed times in the running model and the observed kernels to the tuples."""
-    if not known_us and not kernels:
-        return rows
-    medians = {id_: statistics.median(values) for id_, values in known_us.items() if values}
-    return tuple(
-        replace(
-            row,
-            in_model_us=medians.get(row.operator_id),
-            kernels=dict(kernels.get(row.operator_id, {})),
-        )
-        for row in rows
-    )
+    if not in_model_us and not kernels:
+        return lines
+    medians = {id_: statistics.median(values) for id_, values in in_model_us.items() if values}
+    observed = []
+    for line in lines:
+        operator_id = line.subject.operator_id
+        of_line = dict(kernels.get(operator_id, {}))
+        observed.append(replace(line, in_model_us=medians.get(operator_id), kernels=of_line))
+    return tuple(observed)
 
 
-def _types(sums: Sums, tuples: Sequence[TupleRow], known_us: CallTimes) -> tuple[TypeRow, ...]:
-    groups = by_key(lambda row: row.short_name, tuples)
-    total_us, total_mj, total_estimated_us = _figures(*sums.values())
+def _types(sums: Sums, lines: Sequence[CostLine], in_model_us: CallTimes) -> tuple[TypeRow, ...]:
+    # Lines of one tuple with different data classes share its calls.
+    operator_ids: dict[str, set[str]] = defaultdict(set)
+    for line in lines:
+        operator_ids[line.subject.short_name].add(line.subject.operator_id)
+
+    total = merged(sums.values())
     rows = []
-    for name, one in sums.items():
-        time_us, energy_mj, estimated_us = _figures(one)
-        # Rows of one tuple with different data classes share its calls.
-        in_model = [
-            value
-            for id_ in {row.operator_id for row in groups[name]}
-            for value in known_us.get(id_, ())
-        ]
-        rows.append(
-            TypeRow(
-                short_name=name,
-                **{key: one[key] for key in ("calls", "tuples", "measured_tuples")},
-                time_us=time_us,
-                time_share=share_of(time_us, total_us),
-                energy_mj=energy_mj,
-                energy_share=share_of(energy_mj, total_mj),
-                estimated_us=estimated_us,
-                estimated_share=share_of(estimated_us, total_estimated_us) or 0.0,
-                in_model_us=math.fsum(in_model)
-                if one["calls"] and len(in_model) == one["calls"]
-                else None,
-            )
-        )
-    return tuple(sorted(rows, key=lambda row: (-(row.time_us or 0.0), -row.estimated_us)))
-
-
-def _figures(*sums: Mapping[str, Any]) -> tuple[float | None, float | None, float]:
-    """Return time (µs) and energy (mJ; None if one is missing) of measured tuples, and the
-    estimated time of all.
-    """
-    keys = ("measured_tuples", "without_energy", "time_us", "energy_mj", "estimated_us")
-    measured, without, time_us, energy_mj, estimated_us = (
-        sum(one[key] for one in sums) for key in keys
-    )
-    return (
-        time_us if measured else None,
-        energy_mj if measured and not without else None,
-        estimated_us,
-    )
+    for name, cost in sums.items():
+        times_us: list[float] = []
+        for operator_id in operator_ids[name]:
+            times_us += in_model_us.get(operator_id, ())
+        complete = cost.calls and len(times_us) == cost.calls
+        rows.append(TypeRow(name, cost, total, math.fsum(times_us) if complete else None))
+    rows.sort(key=lambda row: (-(row.cost.measured_us or 0.0), -row.cost.estimated_us))
+    return tuple(rows)
 
 
 def _eagerly(evidence: Evidence) -> tuple[EagerRow, ...]:
@@ -356,102 +384,120 @@ def _eagerly(evidence: Evidence) -> tuple[EagerRow, ...]:
     if not evidence.seen.eagerly or not evidence.seen.eagerly.operators:
         return ()
     wholes = [whole.reading for whole in evidence.wholes if whole.reading]
-    read = {
-        item.subject_id: evidence.readings[item.reading_id]
-        for item in evidence.items
-        if item.role == "tuple" and item.reading_id in evidence.readings
-    }
-    found = []
-    for entry in evidence.seen.eagerly.operators:
-        row = read.get(entry.operator_id)
-        chosen = choose(ReadingView.of(row), wholes, entry.operator_id) if row else None
-        energy_mj = chosen.energy.value if chosen and chosen.energy else None
-        found.append(
-            EagerRow(
-                **vars(entry), time_us=chosen.time.value if chosen else None, energy_mj=energy_mj
-            )
+    readings = {}
+    for item in evidence.items_of("tuple"):
+        if item.reading_id in evidence.readings:
+            readings[item.subject_id] = evidence.readings[item.reading_id]
+
+    rows = []
+    for calls in evidence.seen.eagerly.operators:
+        reading = readings.get(calls.operator_id)
+        cost = choose(ReadingView.of(reading), wholes, calls.operator_id) if reading else None
+        rows.append(EagerRow(calls.operator_id, calls.label, calls.launched, calls.eager, cost))
+
+    def difference_us(row: EagerRow) -> float:
+        return abs(row.launched - row.eager) * (row.cost.time.value if row.cost else 0.0)
+
+    return tuple(sorted(rows, key=lambda row: -difference_us(row)))
+
+
+def _number_by(evidence: Evidence, key: Callable[[Any], Any]) -> Counter[Any]:
+    """Return the number of the job's items by a key of `Evidence.tallies`."""
+    numbers = Counter[Any]()
+    for tally in evidence.tallies:
+        numbers[key(tally)] += tally.items
+    return numbers
+
+
+@dataclass(frozen=True)
+class Origins:
+    """Where the readings of a job come from.
+
+    Attributes:
+        readings: card id -> number of readings.
+        costs_s: the card time by phase of each reading that was measured for this job.
+    """
+
+    readings: Counter[str]
+    software_ids: set[str]
+    costs_s: list[Mapping[str, float]]
+
+
+def _origins(evidence: Evidence) -> Origins:
+    origins = Origins(Counter(), set(), [])
+    for chunk in evidence.chunks():
+        rows = chunk.origins_of_readings
+        origins.readings.update(row.card_id for row in rows.values())
+        origins.software_ids.update(row.software_id for row in rows.values())
+        measured = sqlalchemy.select(ITEM.reading_id).where(
+            *chunk.of_items, ITEM.state == ItemState.DONE, ITEM.reused.is_(False)
         )
-    return tuple(
-        sorted(found, key=lambda row: -abs(row.launched - row.eager) * (row.time_us or 0.0))
-    )
-
-
-def _number_by(evidence: Evidence, name: str) -> Counter[Any]:
-    """Return value of a column -> number of the job's items."""
-    found = Counter[Any]()
-    for row in evidence.tallies:
-        found[getattr(row, name)] += row.items
-    return found
-
-
-def _read(evidence: Evidence) -> tuple[Counter[str], set[str], list[float], float]:
-    """Return the number of readings by card, their software, and the card time in seconds of those
-    that were measured for this job: each total, and the sum within warm-ups, windows and bursts."""
-    cards, software_ids, totals_s, within_s = Counter[str](), set[str](), list[float](), 0.0
-    for one in evidence.chunks():
-        rows = one.origins_of_readings
-        cards.update(row.card_id for row in rows.values())
-        software_ids.update(row.software_id for row in rows.values())
-        own = sqlalchemy.select(ITEM.reading_id).where(
-            *one.its, ITEM.state == ItemState.DONE, ITEM.reused.is_(False)
-        )
-        costs = [
-            rows[id_].cost_s for id_ in evidence.session.scalars(own.distinct()) if id_ in rows
-        ]
-        totals_s += [cost["total"] if "total" in cost else sum(cost.values()) for cost in costs]
-        within_s += math.fsum(map(inside_s, costs))
-    return cards, software_ids, totals_s, within_s
+        for reading_id in evidence.session.scalars(measured.distinct()):
+            if reading_id in rows:
+                origins.costs_s.append(rows[reading_id].cost_s)
+    return origins
 
 
 def _cards(evidence: Evidence, readings: Mapping[str, int]) -> tuple[ReportCard, ...]:
+    of_items = _number_by(evidence, lambda tally: tally.card_id)
+    cards = fetch(evidence.session, tables.CardRow, dict.fromkeys([*readings, *of_items]))
     views = []
-    ids = dict.fromkeys([*readings, *_number_by(evidence, "card_id")])
-    for card in fetch(evidence.session, tables.CardRow, ids).values():
-        of_card: dict[str, Any] = {name: getattr(card, name) for name in _OF_CARD}
+    for card in cards.values():
         views.append(
             ReportCard(
-                **of_card, readings=readings.get(card.id, 0), simulated=card.kind == "simulated"
+                id=card.id,
+                kind=card.kind,
+                model=card.model,
+                host=card.host,
+                memory_bytes=card.memory_bytes,
+                driver=card.driver,
+                readings=readings.get(card.id, 0),
+                simulated=card.kind == "simulated",
             )
         )
     return tuple(sorted(views, key=lambda view: (-view.readings, view.id)))
 
 
 def _rounds(evidence: Evidence, verdicts: Mapping[int, tables.VerdictRow]) -> tuple[RoundView, ...]:
-    added = _number_by(evidence, "round")
+    items = _number_by(evidence, lambda tally: tally.round)
     row = tables.Round
-    its = (
-        select(row)
-        .where(row.job_id == evidence.job.id, row.number <= evidence.number)
-        .order_by(col(row.number))
-    )
-    of_verdict = ("outcome", "accuracy_time", "accuracy_energy", "coverage")
-    rounds = evidence.session.exec(its).all()
-    views = [
-        RoundView(
-            found.number,
-            found.reason,
-            tuple(found.operators),
-            added[found.number],
-            *(getattr(verdicts.get(found.number), name, None) for name in of_verdict),
+    of_job = select(row).where(row.job_id == evidence.job.id, row.number <= evidence.number)
+    rounds = evidence.session.exec(of_job.order_by(col(row.number))).all()
+    views = []
+    for stored in rounds:
+        verdict = verdicts.get(stored.number)
+        view = RoundView(
+            stored.number, stored.reason, tuple(stored.operators), items[stored.number]
         )
-        for found in rounds
-    ]
-    first = (
-        evidence.session.get(tables.Capture, rounds[0].capture_id)
-        if views[1:] and rounds[0].capture_id
-        else None
-    )
-    if first and first.card_model and first.compiled is None:
-        views[0] = replace(views[0], outcome="listed")
+        if verdict:
+            view = replace(
+                view,
+                outcome=verdict.outcome,
+                accuracy_time=verdict.accuracy_time,
+                accuracy_energy=verdict.accuracy_energy,
+                coverage=verdict.coverage,
+            )
+        views.append(view)
+
+    if len(views) > 1 and rounds[0].capture_id:
+        first = evidence.session.get(tables.Capture, rounds[0].capture_id)
+        if first and first.card_model and first.compiled is None:
+            views[0] = replace(views[0], outcome="listed")
     return tuple(views)
 
 
-def _counts(evidence: Evidence, totals_s: Sequence[float], within_s: float) -> ReadingCounts:
-    states = _number_by(evidence, "state")
-    not_run = _number_by(evidence, "reason")[item_state.NOT_RUN]
-    reused = sum(
-        row.items for row in evidence.tallies if row.state == ItemState.DONE and row.reused
-    )
+def _counts(evidence: Evidence, origins: Origins) -> ReadingCounts:
+    states = _number_by(evidence, lambda tally: tally.state)
+    not_run = _number_by(evidence, lambda tally: tally.reason)[item_state.NOT_RUN]
+    reused = repeated = 0
+    for tally in evidence.tallies:
+        repeated += tally.repeated
+        if tally.state == ItemState.DONE and tally.reused:
+            reused += tally.items
+
+    totals_s = []
+    for cost_s in origins.costs_s:
+        totals_s.append(cost_s["total"] if "total" in cost_s else sum(cost_s.values()))
     return ReadingCounts(
         items=states.total(),
         measured=states[ItemState.DONE] - reused,
@@ -460,9 +506,9 @@ def _counts(evidence: Evidence, totals_s: Sequence[float], within_s: float) -> R
         open=sum(number for state, number in states.items() if state not in CLOSED),
         cancelled=states[ItemState.CANCELLED] - not_run,
         not_run=not_run,
-        repeated=sum(row.repeated for row in evidence.tallies),
+        repeated=repeated,
         card_time_s=math.fsum(totals_s),
-        window_time_s=within_s,
+        window_time_s=math.fsum(map(inside_s, origins.costs_s)),
         card_time_median_s=statistics.median(totals_s) if totals_s else None,
     )
 
@@ -472,7 +518,10 @@ def remarks(report: Report) -> Iterator[tuple[str, str]]:
     the topics.
     """
     template = _remarks_template()
-    empty = sum("zeros-100" in row.data.partition("/")[2].split(",") for row in report.tuples)
+    empty = 0
+    for line in report.tuples:
+        _, _, filling = line.subject.data.partition("/")
+        empty += "zeros-100" in filling.split(",")
     facts = {
         "report": report,
         "verdict": report.verdict,
@@ -493,12 +542,15 @@ def _remarks_template() -> Any:
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    units = {"TIME": formats.TIME, "ENERGY": formats.ENERGY}
     environment.filters.update(
-        {name: getattr(formats, name) for name in ("percent", "plural", "span")},
+        percent=formats.percent,
+        plural=formats.plural,
+        span=formats.span,
         form=format,
         time=lambda time_us: formats.quantity(time_us, formats.TIME),
         energy=lambda energy_mj: formats.quantity(energy_mj, formats.ENERGY),
-        interval=lambda figure, units: formats.interval(figure, getattr(formats, units)),
+        interval=lambda figure, name: formats.interval(figure, units[name]),
         kernel_name=_kernel_name,
     )
     return environment.from_string(Path(__file__).with_name("remarks.txt").read_text("utf-8"))

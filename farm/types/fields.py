@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from farm.errors import UsageError
+from farm.types.figure import Figure, figure_of
 
 #: The largest value of an integer column in the database.
 LARGEST_NUMBER = 2**31 - 1
@@ -144,6 +145,25 @@ def content_id(data: Any) -> str:
         data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
     )
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def figure_json(name: str, unit: str, figure: Figure | None) -> dict[str, float | None]:
+    """Return the keys ``name_unit`` and ``name_half_width_unit`` (without a unit: ``name`` and
+    ``name_half_width``) with a figure's values; None without a figure."""
+    value, half_width = (figure.value, figure.half_width) if figure else (None, None)
+    value_key, half_width_key = _keys_of_figure(name, unit)
+    return {value_key: value, half_width_key: half_width}
+
+
+def figure_from_json(data: Mapping[str, Any], name: str, unit: str) -> Figure | None:
+    """Return the figure that `figure_json` wrote; None without a value."""
+    value_key, half_width_key = _keys_of_figure(name, unit)
+    return figure_of(data[value_key], data[half_width_key])
+
+
+def _keys_of_figure(name: str, unit: str) -> tuple[str, str]:
+    end = f"_{unit}" if unit else ""
+    return f"{name}{end}", f"{name}_half_width{end}"
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class ValueWithInterval(Protocol):
-    """A value and the half-width of its interval; `farm.verdict.figures.Figure` is one."""
+    """A value and the half-width of its interval; `farm.types.figure.Figure` is one."""
 
     @property
     def value(self) -> float: ...
@@ -50,12 +50,15 @@ def interval(figure: ValueWithInterval | None, units: Units) -> str:
 
 
 def percent(fraction: float | None, decimals: int = 1) -> str:
-    """Format ``99.7 %``. Only exactly 1 is shown as 100 %, and only exactly 0 as 0 %."""
+    """Format ``99.7 %``. Only exactly 1 is shown as 100 %, and only exactly 0 as 0 %: values near 0
+    are ``<0.1 %`` or ``>-0.1 %``.
+    """
     if fraction is None:
         return NOTHING
     scaled = fraction * 100
-    if scaled > 0 and round(scaled, decimals) == 0:
-        return f"<{10**-decimals:.{decimals}f} %"
+    if scaled and round(scaled, decimals) == 0:
+        sign = "<" if scaled > 0 else ">-"
+        return f"{sign}{10**-decimals:.{decimals}f} %"
     if scaled < 100 and round(scaled, decimals) >= 100:
         scaled = math.floor(scaled * 10**decimals) / 10**decimals
     return f"{scaled:.{decimals}f} %"

@@ -152,7 +152,7 @@ class Place:
 class InOrder:
     """One pass of all calls of a model, replayed in order from its tuples, without events between
     them. Its energy shows the power while kernels wait for code and data
-    (`farm.verdict.aggregate.waiting_share`)."""
+    (`farm.verdict.replay.waiting_share`)."""
 
     time_us: float
     time_half_width_us: float
@@ -442,10 +442,11 @@ class Reading:
         Bursts are at most a little faster than the other reading's window, because that work is
         limited by memory."""
         values: dict[str, Any] = {
-            name: getattr(self, name) - getattr(other, name)
-            for name in ("time_us", "time_median_us", "time_trimmed_us")
+            "time_us": self.time_us - other.time_us,
+            "time_median_us": self.time_median_us - other.time_median_us,
+            "time_trimmed_us": self.time_trimmed_us - other.time_trimmed_us,
+            "time_half_width_us": math.hypot(self.time_half_width_us, other.time_half_width_us),
         }
-        values["time_half_width_us"] = math.hypot(self.time_half_width_us, other.time_half_width_us)
         details = dataclasses.replace(self.details, restore_us=round(other.time_us, 4))
         if self.energy_mj is not None and other.energy_mj is not None:
             values["energy_mj"] = self.energy_mj - other.energy_mj
@@ -469,8 +470,11 @@ class Reading:
         """Return the reading without powers and energies that are not positive. The flag
         `no_energy` replaces them. Further figures in its details that are not positive are left
         out, with the reason. Raises `Unmeasurable` if a time of the reading is not positive."""
-        for name in ("time_us", "time_median_us", "time_trimmed_us"):
-            value = getattr(self, name)
+        for name, value in (
+            ("time_us", self.time_us),
+            ("time_median_us", self.time_median_us),
+            ("time_trimmed_us", self.time_trimmed_us),
+        ):
             if value <= 0:
                 text = f"The measured time of a pass is not positive: {name} is {value:.6g}."
                 raise Unmeasurable("not_positive", text, "Measure it again, with a longer window.")
@@ -498,7 +502,7 @@ class Reading:
         return dataclasses.replace(self, flags=tuple(sorted({*self.flags, *flags})))
 
     def to_json(self) -> dict[str, Any]:
-        data = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
+        data = dict(vars(self))
         data["details"] = self.details.to_json()
         data["trace"] = base64.b64encode(self.trace.pack()).decode() if self.trace else None
         return data
@@ -538,8 +542,16 @@ def of_ranks(readings: Sequence[Reading], card_ids: Sequence[str]) -> Reading:
         in_order = dataclasses.replace(in_order, **_totals(replays, *summed[2:]))
     clocks = [one.sm_clock_mhz for one in readings if one.sm_clock_mhz is not None]
     ranks = tuple(
-        RankFigures(card_id, **{name: getattr(one, name) for name in names_of(RankFigures)[1:]})  # type: ignore[arg-type]
-        for one, card_id in zip(readings, card_ids, strict=True)
+        RankFigures(
+            card_id,
+            reading.time_us,
+            reading.energy_mj,
+            reading.power_w,
+            reading.sm_clock_mhz,
+            reading.temperature_c,
+            reading.flags,
+        )
+        for reading, card_id in zip(readings, card_ids, strict=True)
     )
     about: dict[str, Any] = {"ranks": ranks, "burst": burst, "in_order": in_order}
     loops = [one.details.looped_us or {} for one in readings]
@@ -550,8 +562,8 @@ def of_ranks(readings: Sequence[Reading], card_ids: Sequence[str]) -> Reading:
     about["in_order_missing"] = next(
         (why for one in readings if (why := one.details.in_order_missing)), None
     )
-    for name in ("places", "added"):
-        about[name] = _mean_places([getattr(one.details, name) or {} for one in readings])
+    about["places"] = _mean_places([reading.details.places or {} for reading in readings])
+    about["added"] = _mean_places([reading.details.added or {} for reading in readings])
     traces = [one.trace for one in readings]
     series = {
         f"rank_{rank}_{name}" if rank else name: values

@@ -8,7 +8,7 @@ left out."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -22,11 +22,13 @@ from farm.store.columns import ITEM, OPERATOR, READING
 from farm.store.content import classes, counts, lacking_values, sound
 from farm.store.database import fetch, id_ranges, values
 from farm.store.tables import ItemState
+from farm.types.figure import Figure, figure_of
 from farm.types.label import told_apart
 from farm.types.protocol import Protocol, Variant, software_values
 from farm.types.reading import CanaryNote, Verification, canary_of
 from farm.types.request import named
-from farm.verdict.aggregate import added, aggregate, choices_of, tuple_rows
+from farm.verdict.aggregate import added, aggregate, cost_lines
+from farm.verdict.cost_line import CostLine, TupleView
 from farm.verdict.figures import (
     NOT_IN_SCOPE,
     NOT_SHOWN,
@@ -36,23 +38,54 @@ from farm.verdict.figures import (
     ReadingView,
     Whole,
 )
-from farm.verdict.verdict import TupleRow, Verdict
+from farm.verdict.replay import choices_of
+from farm.verdict.verdict import Verdict
 
 # Load only the columns that verdicts and reports use: there are tens of thousands of rows.
 _OF_ITEM = (
-    "id role round subject_id protocol_id card_id state reading_id reused repeated reason message"
+    ITEM.id,
+    ITEM.role,
+    ITEM.round,
+    ITEM.subject_id,
+    ITEM.protocol_id,
+    ITEM.card_id,
+    ITEM.state,
+    ITEM.reading_id,
+    ITEM.reused,
+    ITEM.repeated,
+    ITEM.reason,
+    ITEM.message,
+)
+_OF_OPERATOR = (
+    OPERATOR.id,
+    OPERATOR.short_name,
+    OPERATOR.label,
+    OPERATOR.flops,
+    OPERATOR.bytes_moved,
 )
 _OF_READING = (*VIEW_COLUMNS, "subject_id", "software_id", "cost_s")
 _STATES = {
     ItemState.CLAIMED: "being measured",
     ItemState.DEFERRED: "waits for another job's reading",
 }
+#: If a subject has several items, that of the last state counts.
+_PREFERENCE = (
+    ItemState.FAILED,
+    ItemState.WAITING,
+    ItemState.DEFERRED,
+    ItemState.CLAIMED,
+    ItemState.DONE,
+)
+#: Column of the table of software -> its name for people.
 _SOFTWARE = {
     "torch": "torch",
     "torchvision": "torchvision",
     "cuda": "CUDA",
     "cudnn": "cuDNN",
     "driver": "driver",
+    "python": "python",
+    "platform": "platform",
+    "communication": "communication",
 }
 
 #: The most tuples in a verdict of a sweep, and entries in its other lists. The items in a part of a
@@ -60,26 +93,31 @@ _SOFTWARE = {
 #: readings.
 MOST_TUPLES, IN_PART = 20_000, 5000
 
+#: Where a canary was measured: card, process and its number there.
+CanaryPlace = tuple[str, int | None, int]
+
 
 class Evidence:
     """The database rows of a job up to one of its rounds. Each attribute is loaded at its first
     use.
 
     A large sweep has `spans`, conditions that divide its items. Its rows are never all in memory:
-    use `chunks`."""
+    use `chunks`.
+
+    Attributes:
+        of_items: the conditions that select the items.
+    """
 
     def __init__(self, session: Session, job: tables.Job, number: int, *span: Any) -> None:
         self.session, self.job, self.number = session, job, number
-        self.its = *(span or (ITEM.job_id == job.id,)), ITEM.round <= number
+        self.of_items = (*(span or (ITEM.job_id == job.id,)), ITEM.round <= number)
         self.round = session.get(tables.Round, (job.id, number))
         self.capture_id = self.round.capture_id if self.round else None
-        sweep = job.kind == "sweep" and not span and not job.asked.get("placements")
-        items = select(func.count()).where(ITEM.job_id == job.id)
-        self.spans = (
-            id_ranges(session, job.id, IN_PART)
-            if sweep and session.exec(items).one() > MOST_TUPLES
-            else ()
-        )
+        self.spans: Sequence[Any] = ()
+        if job.kind == "sweep" and not span and not job.asked.get("placements"):
+            items = select(func.count()).where(ITEM.job_id == job.id)
+            if session.exec(items).one() > MOST_TUPLES:
+                self.spans = id_ranges(session, job.id, IN_PART)
 
     def chunks(self) -> Iterator[Evidence]:
         """Yield the evidence of each span of a large sweep; else this evidence."""
@@ -88,6 +126,8 @@ class Evidence:
         if not self.spans:
             yield self
 
+    # ---- rows
+
     @cached_property
     def tallies(self) -> list[Any]:
         """The number of items and of their late results (`repeated`) by round, state, reused,
@@ -95,18 +135,19 @@ class Evidence:
         """
         keys = (ITEM.round, ITEM.state, ITEM.reused, ITEM.reason, ITEM.card_id)
         columns = (*keys, func.count().label("items"), func.sum(ITEM.repeated).label("repeated"))
-        return [
-            row
-            for one in self.chunks()
-            for row in values(self.session, columns, *one.its, grouped_by=keys)
-        ]
+        tallies: list[Any] = []
+        for chunk in self.chunks():
+            tallies += values(self.session, columns, *chunk.of_items, grouped_by=keys)
+        return tallies
 
     @cached_property
     def items(self) -> Sequence[Any]:
         """The items of all rounds up to this one, ordered by id."""
-        return values(
-            self.session, [ITEM[name] for name in _OF_ITEM.split()], *self.its, in_order_of=ITEM.id
-        )
+        return values(self.session, _OF_ITEM, *self.of_items, in_order_of=ITEM.id)
+
+    def items_of(self, role: str) -> list[Any]:
+        """Return the items with a role: tuple, whole or canary."""
+        return [item for item in self.items if item.role == role]
 
     @cached_property
     def readings(self) -> dict[str, Any]:
@@ -116,9 +157,8 @@ class Evidence:
     @property
     def origins_of_readings(self) -> dict[str, Any]:
         """Reading id -> its card, software and card time. Loads much less than `readings`."""
-        return self.__dict__.get("readings") or self.columns_of_readings(
-            ("id", "card_id", "software_id", "cost_s")
-        )
+        loaded = self.__dict__.get("readings")
+        return loaded or self.columns_of_readings(("id", "card_id", "software_id", "cost_s"))
 
     def columns_of_readings(
         self, names: Sequence[str], *of: Any, reading: Any = True
@@ -126,11 +166,10 @@ class Evidence:
         """Return reading id -> the named columns, for the items that meet the conditions `of`, and
         their `reading`.
         """
-        its = sqlalchemy.select(ITEM.reading_id).where(*self.its, *of)
-        found = values(
-            self.session, [READING[name] for name in names], READING.id.in_(its), reading
-        )
-        return {row.id: row for row in found}
+        ids = sqlalchemy.select(ITEM.reading_id).where(*self.of_items, *of)
+        columns = [READING[name] for name in names]
+        rows = values(self.session, columns, READING.id.in_(ids), reading)
+        return {row.id: row for row in rows}
 
     @cached_property
     def protocol(self) -> Protocol:
@@ -143,66 +182,97 @@ class Evidence:
         """
         if self.spans:
             return next(self.chunks()).roofline
-        cards = Counter(item.card_id for item in self.items if item.role == "whole")
-        cards = cards or Counter(item.card_id for item in self.items)
-        card = self.session.get(tables.CardRow, cards.most_common(1)[0][0]) if cards else None
+        cards = Counter(item.card_id for item in self.items_of("whole") or self.items)
+        card = None
+        if cards:
+            most_frequent, _ = cards.most_common(1)[0]
+            card = self.session.get(tables.CardRow, most_frequent)
+
         variant = self.job.request.get("variant") or {}
         dtype = variant.get("amp") or variant.get("dtype", "float32")
         tf32 = bool((self.job.request.get("protocol") or {}).get("tf32"))
-        kind, model = (card.kind, card.model) if card else ("cuda", "")
-        return roofline_of(kind, model, card.fingerprint if card else None, dtype=dtype, tf32=tf32)
+        if card is None:
+            return roofline_of("cuda", "", None, dtype=dtype, tf32=tf32)
+        return roofline_of(card.kind, card.model, card.fingerprint, dtype=dtype, tf32=tf32)
+
+    # ---- tuples
 
     @cached_property
     def parts(self) -> Sequence[Part]:
         """The tuples of the model with their number of calls. In a sweep, the number is 1."""
-        protocol, own_data = self.protocol, self.protocol.of_whole.data
-        variant = self.job.request.get("variant")
-        cards = Variant.from_json(variant).cards if variant else 1
-        # (Operator id, data class) -> calls of the model, in the order of the first call
-        number = dict.fromkeys(
-            ((item.subject_id, own_data) for item in self.items if item.role == "tuple"), 1
-        )
-        if self.capture_id is not None:
-            number = classes(self.session, self.capture_id, protocol.data)
         operators = self._operators()
         labels = {operator.id: operator.label for operator in operators.values()}
         if len(set(labels.values())) < len(labels):
             labels = told_apart(labels)
-        # The operator types that the job measures up to this round
-        scope = (self.round and self.round.operators) or self.job.request.get("operators", ["all"])
-        by_subject = _preferred(item for item in self.items if item.role == "tuple")
-        protocol_ids = {data: protocol.with_data(data).id for data in {data for _, data in number}}
-        unlike = self.seen.mismatches or {}
+        items = _preferred(self.items_of("tuple"))
+        usual_data = (self.protocol.of_whole.data, "copied")
+        protocol_ids: dict[str, str] = {}
+
         parts = []
-        for (operator_id, data), count in number.items():
-            operator = operators[operator_id]
-            item = by_subject.get((operator_id, protocol_ids[data]))
-            mismatch = unlike.get(operator_id, "")
-            row = self.readings.get(item.reading_id or "") if item and not mismatch else None
-            view = ReadingView.of(row).on_cards(cards) if row else None
-            if (
-                row
-                and view
-                and (note := canary_of(row.details))
-                and _place(row.card_id, note) in self.changed
-            ):
-                view = replace(view, flags=tuple(sorted({*view.flags, "canary_off"})))
-            in_scope = item is not None or "all" in scope or operator.short_name in scope
-            parts.append(
-                Part(
-                    **_of_operator(operator, self.roofline),
-                    label=labels[operator_id]
-                    + ("" if data in (own_data, "copied") else f", {data}"),
-                    data=data,
-                    count=count,
-                    reading=view,
-                    reason="" if row else mismatch or self._reason(operator_id, item, in_scope),
-                    card_id=row.card_id if row else item.card_id if item else "",
-                    in_scope=in_scope,
-                    reused=bool(row and item and item.reused),
-                )
-            )
+        for (operator_id, data), count in self._calls().items():
+            if data not in protocol_ids:
+                protocol_ids[data] = self.protocol.with_data(data).id
+            label = labels[operator_id]
+            if data not in usual_data:
+                label = f"{label}, {data}"
+            subject = _subject(operators[operator_id], self.roofline, label, data)
+            item = items.get((operator_id, protocol_ids[data]))
+            parts.append(self._part(subject, count, item))
         return parts
+
+    def _calls(self) -> Mapping[tuple[str, str], int]:
+        """Return (operator id, data class) -> calls of the model, in the order of the first
+        call.
+        """
+        if self.capture_id is not None:
+            return classes(self.session, self.capture_id, self.protocol.data)
+        data = self.protocol.of_whole.data
+        return dict.fromkeys(((item.subject_id, data) for item in self.items_of("tuple")), 1)
+
+    def _part(self, subject: TupleView, count: int, item: Any) -> Part:
+        """Build the part of a tuple from its item, which may be None."""
+        in_scope = item is not None or self._selects(subject.short_name)
+        mismatch = (self.seen.mismatches or {}).get(subject.operator_id, "")
+        row = None
+        if item and not mismatch:
+            row = self.readings.get(item.reading_id or "")
+        if row is None:
+            return Part(
+                subject,
+                count,
+                reason=mismatch or self._reason(subject.operator_id, item, in_scope),
+                card_id=item.card_id if item else "",
+                in_scope=in_scope,
+            )
+        return Part(
+            subject,
+            count,
+            reading=self._view(row),
+            card_id=row.card_id,
+            in_scope=in_scope,
+            reused=bool(item.reused),
+        )
+
+    def _selects(self, short_name: str) -> bool:
+        """True if the job measures this operator type up to this round."""
+        in_round = self.round.operators if self.round else None
+        scope = in_round or self.job.request.get("operators", ["all"])
+        return "all" in scope or short_name in scope
+
+    def _view(self, row: Any) -> ReadingView:
+        """Return a tuple's reading on all cards of the model, flagged if the canary changed after
+        it.
+        """
+        view = ReadingView.of(row).on_cards(self._cards)
+        note = canary_of(row.details)
+        if note and _place(row.card_id, note) in self.changed:
+            return replace(view, flags=tuple(sorted({*view.flags, "canary_off"})))
+        return view
+
+    @cached_property
+    def _cards(self) -> int:
+        variant = self.job.request.get("variant")
+        return Variant.from_json(variant).cards if variant else 1
 
     @cached_property
     def lacking_values(self) -> set[str]:
@@ -215,17 +285,13 @@ class Evidence:
         return _reason(item, in_scope)
 
     def _operators(self) -> dict[str, Any]:
-        its = select(ITEM.subject_id).where(*self.its, ITEM.role == "tuple")
+        ids = select(ITEM.subject_id).where(*self.of_items, ITEM.role == "tuple")
         if self.capture_id is not None:
-            its = select(tables.Call.operator_id).where(tables.Call.capture_id == self.capture_id)
-        wanted = (
-            OPERATOR.id,
-            OPERATOR.short_name,
-            OPERATOR.label,
-            OPERATOR.flops,
-            OPERATOR.bytes_moved,
-        )
-        return {row.id: row for row in values(self.session, wanted, OPERATOR.id.in_(its))}
+            ids = select(tables.Call.operator_id).where(tables.Call.capture_id == self.capture_id)
+        rows = values(self.session, _OF_OPERATOR, OPERATOR.id.in_(ids))
+        return {row.id: row for row in rows}
+
+    # ---- whole models and canaries
 
     @cached_property
     def wholes(self) -> Sequence[Whole]:
@@ -235,9 +301,9 @@ class Evidence:
         if self.job.kind == "sweep":
             return ()
         launch, wholes = self.protocol.launch, []
-        found = self.columns_of_readings(_OF_READING, ITEM.role == "whole")
-        for item in (item for item in self.items if item.role == "whole"):
-            row = found.get(item.reading_id or "")
+        rows = self.columns_of_readings(_OF_READING, ITEM.role == "whole")
+        for item in self.items_of("whole"):
+            row = rows.get(item.reading_id or "")
             if row is None:
                 wholes.append(Whole(item.card_id, None, _reason(item, True, whole=True), launch))
                 continue
@@ -252,14 +318,18 @@ class Evidence:
         protocol, reading = self.protocol.of_whole, tables.ReadingRow
         other = "eager" if protocol.launch == "graph" else "graph"
         other_id = Protocol.from_json({**protocol.to_json(), "launch": other}).id
-        same = [
-            getattr(reading, name) == getattr(row, name)
-            for name in ("subject_id", "card_id", "software_id")
-        ]
-        found = select(reading).where(*same, reading.protocol_id == other_id, reading.origin == "")
-        newest = next(
-            filter(sound, self.session.exec(found.order_by(col(reading.created_at_s).desc()))), None
+        same = (
+            select(reading)
+            .where(
+                reading.subject_id == row.subject_id,
+                reading.card_id == row.card_id,
+                reading.software_id == row.software_id,
+                reading.protocol_id == other_id,
+                reading.origin == "",
+            )
+            .order_by(col(reading.created_at_s).desc())
         )
+        newest = next(filter(sound, self.session.exec(same)), None)
         return [Whole(newest.card_id, ReadingView.of(newest), "", other)] if newest else []
 
     @cached_property
@@ -267,40 +337,48 @@ class Evidence:
         """The readings of canary items, of tuple items with the same operators, and of the
         reference operator.
         """
-        subjects = {
-            (item.subject_id, item.protocol_id) for item in self.items if item.role == "canary"
-        }
-        its = (
-            item
-            for item in self.items
-            if (item.subject_id, item.protocol_id) in subjects and item.role != "whole"
-        )
-        rows = map(self.readings.get, dict.fromkeys(item.reading_id for item in its))
-        found = [
-            CanaryReading(row.subject_id, row.card_id, ReadingView.of(row)) for row in rows if row
-        ]
-        # Each benchmark process measures the reference operator repeatedly; each reading stores the
-        # last result.
-        noted: dict[tuple[Any, ...], CanaryReading] = {}
+        subjects = {(item.subject_id, item.protocol_id) for item in self.items_of("canary")}
+        reading_ids: dict[str, None] = {}  # in the order of the items, each once
+        for item in self.items:
+            if item.role != "whole" and (item.subject_id, item.protocol_id) in subjects:
+                reading_ids[item.reading_id] = None
+
+        canaries = []
+        for reading_id in reading_ids:
+            row = self.readings.get(reading_id)
+            if row:
+                canaries.append(CanaryReading(row.subject_id, row.card_id, ReadingView.of(row)))
+        return [*canaries, *self._reference_canaries()]
+
+    def _reference_canaries(self) -> Iterable[CanaryReading]:
+        """Return the measurements of the reference operator. Each benchmark process measures it
+        repeatedly; each reading stores the last result."""
+        noted: dict[tuple[CanaryPlace, float], CanaryReading] = {}
         for row in self.readings.values():
-            if note := canary_of(row.details):
-                view = ReadingView(note.time_us, energy_mj=note.energy_mj, card_id=row.card_id)
-                place = (*_place(row.card_id, note), note.time_us)
-                noted[place] = CanaryReading("reference operator", row.card_id, view)
-        return [*found, *noted.values()]
+            note = canary_of(row.details)
+            if note is None:
+                continue
+            view = ReadingView(
+                Figure(note.time_us), figure_of(note.energy_mj, None), card_id=row.card_id
+            )
+            place = _place(row.card_id, note)
+            noted[place, note.time_us] = CanaryReading("reference operator", row.card_id, view)
+        return noted.values()
 
     @cached_property
-    def changed(self) -> set[tuple[str, int | None, int]]:
-        """The places (`_place`) of the last good canary before each changed one. The time of the
-        change is unknown, so readings after it are doubtful. A reading stores only the canary
-        before it, so later rows show the change."""
+    def changed(self) -> set[CanaryPlace]:
+        """The places of the last good canary before each changed one. The time of the change is
+        unknown, so readings after it are doubtful. A reading stores only the canary before it, so
+        later rows show the change."""
         off = sqlalchemy.cast(READING.flags, sqlalchemy.String).contains("canary_off")
-        its = (
-            one.columns_of_readings(("id", "card_id", "details"), reading=off)
-            for one in self.chunks()
-        )
-        rows = [row for found in its for row in found.values()]
-        return {_place(row.card_id, note, -1) for row in rows if (note := canary_of(row.details))}
+        changed = set()
+        for chunk in self.chunks():
+            rows = chunk.columns_of_readings(("id", "card_id", "details"), reading=off)
+            for row in rows.values():
+                note = canary_of(row.details)
+                if note:
+                    changed.add(_place(row.card_id, note, -1))
+        return changed
 
     @cached_property
     def seen(self) -> Verification:
@@ -308,47 +386,59 @@ class Evidence:
         for this job. Kernels and times of calls depend on the card model and the numeric flags; the
         rest does not."""
         capture = self.session.get(tables.Capture, self.capture_id) if self.capture_id else None
-        found = Verification.from_json(capture.verification if capture else None)
-        same = found.ran_as(self.job.request)
-        if same and found.card:
-            card_models = (
-                select(tables.Item.card_model).where(tables.Item.job_id == self.job.id).distinct()
-            )
-            card = self.session.get(tables.CardRow, found.card)
-            same = card is not None and card.model in set(self.session.exec(card_models))
-        return (
-            found
-            if same
-            else replace(found, kernels=None, tuple_kernels=None, in_model=None, eagerly=None)
-        )
+        verification = Verification.from_json(capture.verification if capture else None)
+        if verification.ran_as(self.job.request) and self._has_model_of(verification.card):
+            return verification
+        return replace(verification, kernels=None, tuple_kernels=None, in_model=None, eagerly=None)
+
+    def _has_model_of(self, card_id: str | None) -> bool:
+        """True if the job has items on cards of the model of this card, or if no card is given."""
+        if not card_id:
+            return True
+        card = self.session.get(tables.CardRow, card_id)
+        models = select(tables.Item.card_model).where(tables.Item.job_id == self.job.id)
+        return card is not None and card.model in set(self.session.exec(models.distinct()))
+
+    # ---- the verdict
 
     @property
-    def tuples(self) -> tuple[TupleRow, ...]:
+    def tuples(self) -> tuple[CostLine, ...]:
         """Return the tuples with the figures that the sum uses."""
-        return tuple_rows(choices_of(self.parts, self.wholes, self.protocol.launch))
+        return cost_lines(choices_of(self.parts, self.wholes, self.protocol.launch))
 
     def verdict(self) -> Verdict:
         """Compute the verdict from the readings so far. While items are open, it is preliminary.
         The intervals of a large sweep do not include the differences of canaries."""
-        found, numbers = None, Counter[str]()
-        for one in self.chunks():
+        verdict, software = None, Counter[str]()
+        for chunk in self.chunks():
             if self.spans:
-                one.roofline, one.changed = self.roofline, self.changed
-            part = aggregate(
-                one.parts,
-                one.wholes,
-                () if self.spans else one.canaries,
-                target=self.job.request.get("target", 0.95),
-                launch=self.protocol.launch,
-                requested=named(self.job.request.get("operators", ())),
-                seen=one.seen,
-            )
-            found = added(found, part, MOST_TUPLES) if found else part
-            views = [part.reading for part in one.parts] + [whole.reading for whole in one.wholes]
-            read = (one.readings.get(view.reading_id) for view in views if view)
-            numbers += Counter(row.software_id for row in read if row)
-        assert found is not None
-        return self._of_one_software(found, numbers)
+                chunk.roofline, chunk.changed = self.roofline, self.changed
+            of_chunk = chunk._verdict_of_chunk(() if self.spans else chunk.canaries)
+            verdict = added(verdict, of_chunk, MOST_TUPLES) if verdict else of_chunk
+            software += chunk._software()
+        assert verdict is not None
+        return self._of_one_software(verdict, software)
+
+    def _verdict_of_chunk(self, canaries: Sequence[CanaryReading]) -> Verdict:
+        return aggregate(
+            self.parts,
+            self.wholes,
+            canaries,
+            target=self.job.request.get("target", 0.95),
+            launch=self.protocol.launch,
+            requested=named(self.job.request.get("operators", ())),
+            seen=self.seen,
+        )
+
+    def _software(self) -> Counter[str]:
+        """Return software id -> number of the readings that the verdict uses."""
+        views = [part.reading for part in self.parts] + [whole.reading for whole in self.wholes]
+        numbers = Counter[str]()
+        for view in views:
+            row = self.readings.get(view.reading_id) if view else None
+            if row:
+                numbers[row.software_id] += 1
+        return numbers
 
     def _of_one_software(self, verdict: Verdict, numbers: Counter[str]) -> Verdict:
         """Remove the outcome if the readings are of different software, because such readings are
@@ -356,32 +446,22 @@ class Evidence:
         job, its later readings differ. ``numbers``: software id -> number of readings."""
         if len(numbers) < 2:
             return verdict
-        found = fetch(self.session, tables.SoftwareRow, numbers)
-        of_cards = {row.value.of_one_card.id for row in found.values()}
-        if len(of_cards) == 1 and len(software_values(found.values(), "communication")) < 2:
+        rows = fetch(self.session, tables.SoftwareRow, numbers)
+        of_cards = {row.value.of_one_card.id for row in rows.values()}
+        if len(of_cards) == 1 and len(software_values(rows.values(), "communication")) < 2:
             return verdict
-        rows = [(found[software_id], number) for software_id, number in numbers.most_common()]
-        names = [*_SOFTWARE, "python", "platform", "communication"]
-        differ = [name for name in names if len(software_values(found.values(), name)) > 1]
-        each = " and ".join(
-            f"{number} with "
-            + ", ".join(
-                f"{_SOFTWARE.get(name, name)} {getattr(row, name) or 'none'}" for name in differ
-            )
-            for row, number in rows
-        )
+
+        differ = [name for name in _SOFTWARE if len(software_values(rows.values(), name)) > 1]
+        groups = []
+        for software_id, number in numbers.most_common():
+            columns = rows[software_id].model_dump()
+            versions = (f"{_SOFTWARE[name]} {columns[name] or 'none'}" for name in differ)
+            groups.append(f"{number} with {', '.join(versions)}")
         return verdict.withheld(
-            f"The readings come from different software, so they are not summed: {each}. Install "
-            "the same software on "
-            "all hosts and run the job again. The job reuses the readings with that software."
+            f"The readings come from different software, so they are not summed: "
+            f"{' and '.join(groups)}. Install the same software on all hosts and run the job "
+            "again. The job reuses the readings with that software."
         )
-
-
-def _of_operator(operator: Any, roofline: Roofline) -> dict[str, Any]:
-    """Return the fields of a part that its operator determines."""
-    same = {name: getattr(operator, name) for name in ("short_name", "flops", "bytes_moved")}
-    estimated_us = roofline.estimate_us(operator.flops, operator.bytes_moved)
-    return {**same, "operator_id": operator.id, "estimated_us": estimated_us}
 
 
 def unscoped_parts(session: Session, capture_id: int, roofline: Roofline) -> list[Part]:
@@ -389,28 +469,31 @@ def unscoped_parts(session: Session, capture_id: int, roofline: Roofline) -> lis
     first choice.
     """
     number = counts(session, capture_id)
-    operators = session.exec(
-        select(tables.Operator).where(col(tables.Operator.id).in_(list(number)))
+    operators = select(tables.Operator).where(col(tables.Operator.id).in_(list(number)))
+    parts = []
+    for operator in session.exec(operators):
+        subject = _subject(operator, roofline, operator.label, "normal")
+        parts.append(Part(subject, number[operator.id], reason=NOT_IN_SCOPE, in_scope=False))
+    return parts
+
+
+def _subject(operator: Any, roofline: Roofline, label: str, data: str) -> TupleView:
+    return TupleView(
+        operator_id=operator.id,
+        short_name=operator.short_name,
+        label=label,
+        data=data,
+        flops=operator.flops,
+        bytes_moved=operator.bytes_moved,
+        estimated_us=roofline.estimate_us(operator.flops, operator.bytes_moved),
     )
-    more: dict[str, Any] = {"reason": NOT_IN_SCOPE, "in_scope": False}
-    return [
-        Part(**_of_operator(one, roofline), label=one.label, count=number[one.id], **more)
-        for one in operators
-    ]
 
 
 def _preferred(items: Iterable[Any]) -> dict[tuple[str, str], Any]:
     """Choose one item per (subject id, protocol id): preferably with a reading, else an open one,
-    else a failed one.
+    else a failed one; the first of several.
     """
-    order = (
-        ItemState.DONE,
-        ItemState.CLAIMED,
-        ItemState.DEFERRED,
-        ItemState.WAITING,
-        ItemState.FAILED,
-    )
-    rank = {str(state): place for place, state in enumerate(reversed(order))}
+    rank = {str(state): place for place, state in enumerate(_PREFERENCE)}
     worst_first = sorted(reversed([*items]), key=lambda item: rank.get(item.state, -1))
     return {(item.subject_id, item.protocol_id): item for item in worst_first}
 
@@ -428,6 +511,5 @@ def _reason(item: Any, in_scope: bool, whole: bool = False) -> str:
     return _STATES.get(ItemState(item.state), item.state)
 
 
-def _place(card_id: str, note: CanaryNote, after: int = 0) -> tuple[str, int | None, int]:
-    """Where a canary was measured: card, process and its number there."""
+def _place(card_id: str, note: CanaryNote, after: int = 0) -> CanaryPlace:
     return card_id, note.process, note.number + after

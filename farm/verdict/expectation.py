@@ -11,8 +11,8 @@ import math
 from dataclasses import replace
 from typing import Literal
 
+from farm.types.figure import Figure
 from farm.verdict.aggregate import BETWEEN_JOBS
-from farm.verdict.figures import Figure
 
 Quantity = Literal["time", "energy"]
 

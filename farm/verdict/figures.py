@@ -1,66 +1,39 @@
-"""The inputs of a verdict: figures with intervals, readings, parts, wholes and canary readings."""
+"""The inputs of a verdict: readings, parts, wholes and canary readings; and what a sum uses of
+them.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, Self
 
+from farm.types.figure import Figure, figure_of
 from farm.types.format import ENERGY, count_of, plural, quantity
 from farm.types.protocol import Variant
 from farm.types.reading import Details
+from farm.verdict.cost_line import TupleView
 
 Used = Literal["steady", "burst", "interpolated"]
 
 NOT_IN_SCOPE = "not in scope"
 NOT_SHOWN = "no card has shown the values that decide how much work it does"
 
-
-@dataclass(frozen=True)
-class Figure:
-    """A value and the half-width of its 95 % interval, in the unit of the value."""
-
-    value: float
-    half_width: float = 0.0
-
-    @property
-    def relative(self) -> float:
-        """The half-width as a fraction of the value."""
-        return self.half_width / abs(self.value) if self.value else 0.0
-
-    def deviation_from(self, reference: Figure) -> Figure:
-        """Return ``self / reference - 1`` for independent errors. The value of the reference must
-        not be 0.
-        """
-        ratio = self.value / reference.value
-        return Figure(ratio - 1, abs(ratio) * math.hypot(self.relative, reference.relative))
-
-
-def total_of(terms: Iterable[tuple[Figure | None, int]]) -> Figure | None:
-    """Return the sum of figure x exact number, for independent errors; None if a figure is
-    missing.
-    """
-    values, half_widths = [], []  # lists, because a Figure for each of thousands of terms is slow
-    for figure, number in terms:
-        if figure is None:
-            return None
-        values.append(figure.value * number)
-        half_widths.append(figure.half_width * number)
-    return Figure(math.fsum(values), math.hypot(*half_widths))
-
-
-def share_of(value: float | None, total: float | None) -> float | None:
-    """Return value / total; None if one of them is unknown or the total is 0."""
-    return None if value is None or not total else value / total
-
-
-def figure_json(name: str, unit: str, figure: Figure | None) -> dict[str, float | None]:
-    """Return the keys ``name_unit`` and ``name_half_width_unit`` (without a unit: ``name`` and
-    ``name_half_width``) with a figure's values; None without a figure."""
-    end = f"_{unit}" if unit else ""
-    value, half_width = (figure.value, figure.half_width) if figure else (None, None)
-    return {f"{name}{end}": value, f"{name}_half_width{end}": half_width}
+#: The columns of a reading that `ReadingView.of` needs.
+VIEW_COLUMNS = (
+    "id",
+    "time_us",
+    "time_half_width_us",
+    "energy_mj",
+    "energy_half_width_mj",
+    "idle_power_w",
+    "base_power_w",
+    "sm_clock_mhz",
+    "temperature_c",
+    "card_id",
+    "throttle_reasons",
+    "flags",
+    "details",
+)
 
 
 @dataclass(frozen=True)
@@ -69,10 +42,8 @@ class ReadingView:
     the whole model.
     """
 
-    time_us: float
-    time_half_width_us: float = 0.0
-    energy_mj: float | None = None
-    energy_half_width_mj: float | None = None
+    time_us: Figure
+    energy_mj: Figure | None = None
     idle_power_w: float | None = None
     base_power_w: float | None = None
     sm_clock_mhz: float | None = None
@@ -86,11 +57,19 @@ class ReadingView:
     @classmethod
     def of(cls, row: Any) -> Self:
         """Create a view from a row of the table of readings."""
-        same = {name: getattr(row, name) for name in _SAME}
-        listed: dict[str, Any] = {
-            name: tuple(getattr(row, name)) for name in ("throttle_reasons", "flags")
-        }
-        return cls(**same, **listed, details=Details.from_json(row.details), reading_id=row.id)
+        return cls(
+            time_us=Figure(row.time_us, row.time_half_width_us),
+            energy_mj=figure_of(row.energy_mj, row.energy_half_width_mj),
+            idle_power_w=row.idle_power_w,
+            base_power_w=row.base_power_w,
+            sm_clock_mhz=row.sm_clock_mhz,
+            temperature_c=row.temperature_c,
+            throttle_reasons=tuple(row.throttle_reasons),
+            flags=tuple(row.flags),
+            details=Details.from_json(row.details),
+            card_id=row.card_id,
+            reading_id=row.id,
+        )
 
     def on_cards(self, cards: int) -> Self:
         """The reading if this number of cards runs the subject at the same time. It has the energy
@@ -101,60 +80,50 @@ class ReadingView:
         factor = cards / len(self.details.ranks or (None,))
         if factor == 1:
             return self
-        scaled: dict[str, Any] = {
-            name: _times(getattr(self, name), factor) for name in _OF_ALL_CARDS
-        }
-        if burst := self.details.burst:
-            of_burst: dict[str, Any] = {
-                name: _times(getattr(burst, name), factor) for name in _OF_ALL_CARDS[:2]
-            }
-            scaled["details"] = replace(self.details, burst=replace(burst, **of_burst))
-        return replace(self, **scaled)
+
+        details = self.details
+        burst = details.burst
+        if burst:
+            burst = replace(
+                burst,
+                energy_mj=_times(burst.energy_mj, factor),
+                energy_half_width_mj=_times(burst.energy_half_width_mj, factor),
+            )
+            details = replace(details, burst=burst)
+        return replace(
+            self,
+            energy_mj=self.energy_mj.times(factor) if self.energy_mj else None,
+            idle_power_w=_times(self.idle_power_w, factor),
+            base_power_w=_times(self.base_power_w, factor),
+            details=details,
+        )
 
     def towards_bursts(self, share: float) -> Self:
         """The reading between its steady figures (0) and those of its bursts (1), without the
         bursts.
         """
-        if (burst := self.details.burst) is None or not burst.time_us:
+        burst = self.details.burst
+        if burst is None or not burst.time_us:
             return self
-        energy_mj = self.energy_mj
-        if energy_mj is not None and burst.energy_mj is not None:
-            energy_mj += share * (burst.energy_mj - energy_mj)
-        time_us = self.time_us + share * (burst.time_us - self.time_us)
+
+        time_us = self.time_us.value + share * (burst.time_us - self.time_us.value)
+        energy = self.energy_mj
+        if energy is not None and burst.energy_mj is not None:
+            energy_mj = energy.value + share * (burst.energy_mj - energy.value)
+            energy = replace(energy, value=energy_mj)
         return replace(
-            self, time_us=time_us, energy_mj=energy_mj, details=replace(self.details, burst=None)
-        )
-
-    @property
-    def time(self) -> Figure:
-        return Figure(self.time_us, self.time_half_width_us)
-
-    @property
-    def energy(self) -> Figure | None:
-        return (
-            None
-            if self.energy_mj is None
-            else Figure(self.energy_mj, self.energy_half_width_mj or 0.0)
+            self,
+            time_us=replace(self.time_us, value=time_us),
+            energy_mj=energy,
+            details=replace(self.details, burst=None),
         )
 
     @property
     def power_throttled(self) -> bool:
         """True if the card lowered its clocks for power (not for heat) during this reading."""
-        return "throttled_power" in self.flags or any(
-            "power" in reason.lower() for reason in self.throttle_reasons
-        )
-
-
-_OF_ALL_CARDS = ("energy_mj", "energy_half_width_mj", "idle_power_w", "base_power_w")
-_OTHER = (
-    "throttle_reasons",
-    "flags",
-    "details",
-    "reading_id",
-)  # these columns have another name or type in a row
-_SAME = [entry.name for entry in fields(ReadingView) if entry.name not in _OTHER]
-#: The columns of a reading that `ReadingView.of` needs.
-VIEW_COLUMNS = ("id", *_SAME, "throttle_reasons", "flags", "details")
+        if "throttled_power" in self.flags:
+            return True
+        return any("power" in reason.lower() for reason in self.throttle_reasons)
 
 
 def _times(value: float | None, factor: float) -> float | None:
@@ -163,28 +132,20 @@ def _times(value: float | None, factor: float) -> float | None:
 
 @dataclass(frozen=True)
 class Part:
-    """One operator tuple of a model: the number of its calls, its estimated cost, and its
-    reading.
-    """
+    """One operator tuple of a model: the number of its calls, and its reading."""
 
-    operator_id: str
-    short_name: str
-    label: str
+    subject: TupleView
     count: int
-    flops: int = 0
-    bytes_moved: int = 0
-    estimated_us: float = 0.0  # estimated time of one call, from the roofline
     reading: ReadingView | None = None
     reason: str = ""  # why the part has no reading
     card_id: str = ""
-    data: str = "normal"  # data class of the inputs
     in_scope: bool = True  # True if --operators selects its operator type
     reused: bool = False
 
     @property
     def weight_us(self) -> float:
         """Estimated time of all calls, in µs."""
-        return self.count * self.estimated_us
+        return self.count * self.subject.estimated_us
 
 
 @dataclass(frozen=True)
@@ -205,10 +166,8 @@ class Whole:
     def without_replay(self) -> Whole:
         if self.reading is None:
             return self
-        return replace(
-            self,
-            reading=replace(self.reading, details=replace(self.reading.details, in_order=None)),
-        )
+        details = replace(self.reading.details, in_order=None)
+        return replace(self, reading=replace(self.reading, details=details))
 
 
 @dataclass(frozen=True)
@@ -238,9 +197,14 @@ class Chosen:
     # the same effect at the operator's own power, minus that at the card's power without work
     waiting_mj: float = 0.0
     warmth_mj: float = 0.0  # part of the energy: the whole model had another temperature
-    unsure_us: float = 0.0  # half-width of an error that all tuples share: it adds linearly
-    unsure_mj: float = 0.0
-    loop_unsure_mj: float = 0.0  # the part of unsure_mj that does not come from the neighbours
+    # Half-widths of errors that all tuples share: they add linearly.
+    unsure_us: float = 0.0
+    loop_unsure_mj: float = 0.0  # of the figures of the loop
+    context_unsure_mj: float = 0.0  # of the effect of neighbouring operators
+
+    @property
+    def unsure_mj(self) -> float:
+        return self.loop_unsure_mj + self.context_unsure_mj
 
 
 class HasValue(Protocol):
@@ -276,13 +240,10 @@ class PerToken:
         """``8 tokens a pass: 12.3 k tokens/s, 4.2 mJ a token``; "" for a model without tokens."""
         if not self.tokens:
             return ""
-        figures = (
-            [f"{count_of(self.tokens_per_s, '').strip()} tokens/s"] if self.tokens_per_s else []
-        )
-        figures += (
-            [f"{quantity(self.energy_per_token_mj, ENERGY)} a token"]
-            if self.energy_per_token_mj
-            else []
-        )
+        figures = []
+        if self.tokens_per_s:
+            figures.append(f"{count_of(self.tokens_per_s, '').strip()} tokens/s")
+        if self.energy_per_token_mj:
+            figures.append(f"{quantity(self.energy_per_token_mj, ENERGY)} a token")
         a_pass = f"{self.tokens} {plural('token', self.tokens)} a pass"
         return f"{a_pass}: {', '.join(figures)}" if figures else a_pass

@@ -27,6 +27,7 @@ from farm.types.label import label_of
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.request import Request
 from farm.types.tuple import NeededTuple, OperatorTuple
+from farm.verdict.cost_line import TupleView
 from farm.verdict.figures import VIEW_COLUMNS, Part, ReadingView, Whole
 
 if TYPE_CHECKING:
@@ -358,20 +359,15 @@ def _parts(
             if row is not None:
                 used[one.operator_id].append(row)
                 other_data_calls += calls if data and data not in there else 0
-            about = (
+            described = TupleView(
                 one.operator_id,
                 one.short_name,
                 one.label,
-                calls,
+                data,
                 one.flops,
                 one.bytes_moved,
                 estimated_us,
             )
-            parts.append(
-                Part(
-                    *about,
-                    ReadingView.of(row).on_cards(cards) if row is not None else None,
-                    data=data,
-                )
-            )
+            view = ReadingView.of(row).on_cards(cards) if row is not None else None
+            parts.append(Part(described, calls, view))
     return parts, dict(used), other_data_calls

@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from farm.types.collective import COLLECTIVES
-from farm.types.fields import adapter
+from farm.types.fields import adapter, figure_from_json, figure_json, names_of
+from farm.types.figure import Figure
 from farm.types.reading import Verification
-from farm.verdict.figures import NOT_IN_SCOPE, Figure, Part, ReadingView, Used, Whole, figure_json
+from farm.verdict.cost_line import CostGroup, CostLine
+from farm.verdict.figures import NOT_IN_SCOPE, Part, ReadingView, Used, Whole
 
 Outcome = Literal["pass", "fail", "none"]
 
@@ -47,9 +49,8 @@ class Comparison:
     def gap(self) -> Figure | None:
         if self.whole is None or not self.whole.value or not self.held:
             return None
-        gap = replace(self.total, half_width=self.total.half_width - self.off).deviation_from(
-            self.whole
-        )
+        independent = replace(self.total, half_width=self.total.half_width - self.off)
+        gap = independent.deviation_from(self.whole)
         half_width = self.off / self.whole.value + math.hypot(gap.half_width, self.between)
         return Figure(gap.value, half_width if self.paired is None else self.paired)
 
@@ -85,74 +86,8 @@ class Unmeasured:
     reason: str
 
 
-@dataclass(frozen=True)
-class TupleRow:
-    """One operator tuple of a job. Figures are for one call, as used in the sum."""
-
-    operator_id: str
-    short_name: str
-    label: str
-    calls: int
-    flops: int
-    bytes_moved: int
-    estimated_us: float
-    time_us: float | None
-    time_half_width_us: float | None
-    energy_mj: float | None
-    energy_half_width_mj: float | None
-    used: str  # steady | burst | interpolated | ""
-    card_id: str
-    reading_id: str | None
-    reused: bool
-    reason: str  # why the tuple is not measured
-    flags: tuple[str, ...]
-    data: str = "normal"  # data class of the inputs
-    context_us: float | None = None  # part of the time: the effect of neighbouring operators
-    bus: str = ""  # of a collective: its bandwidth and overlap, in words
-    in_model_us: float | None = None  # one call in the running model: the median over its calls
-    kernels: Mapping[str, int] = field(
-        default_factory=dict
-    )  # launches of one call, if a card was observed
-
-    @property
-    def power_w(self) -> float | None:
-        return (
-            None
-            if self.energy_mj is None or not self.time_us
-            else self.energy_mj / self.time_us * 1e3
-        )
-
-    @property
-    def total_us(self) -> float:
-        """Time of all calls in µs; 0 if the tuple is not measured."""
-        return self.calls * (self.time_us or 0.0)
-
-
-Sums = Mapping[
-    str, Mapping[str, Any]
-]  # operator type -> figure -> sum over all calls of its tuples
-
-
-def sums_of(rows: Iterable[TupleRow], before: Sums | None = None) -> Sums:
-    """Sum tuples by operator type, and add them to the sums of other tuples."""
-    sums = {name: Counter[Any](one) for name, one in (before or {}).items()}
-    for row in rows:
-        read = row.time_us is not None
-        figures = {"time_us": row.total_us, "energy_mj": row.calls * (row.energy_mj or 0)}
-        figures |= {
-            name: row.calls * getattr(row, name)
-            for name in ("flops", "bytes_moved", "estimated_us")
-        }
-        figures |= {
-            "tuples": 1,
-            "measured_tuples": +read,
-            "without_energy": +(read and row.energy_mj is None),
-        }
-        sums.setdefault(row.short_name, Counter()).update(figures | {"calls": row.calls})  # type: ignore[arg-type]
-    return sums
-
-
-_SUMMED = ("flops", "bytes_moved", "estimated_us", "time_us", "energy_mj")
+#: Operator type -> sums over its tuples.
+Sums = Mapping[str, CostGroup]
 
 
 @dataclass(frozen=True)
@@ -196,19 +131,19 @@ class Verdict:
         str, ...
     ] = ()  # the requested operator types, if these alone cannot reach the target
     asked_share: float | None = None  # share of these types in the estimated cost
-    tuples: tuple[TupleRow, ...] = field(
-        default=(), compare=False
-    )  # stored, but not part of the JSON
-    types: Sums = field(
-        default_factory=dict
-    )  # only if `tuples` are the heaviest ones of more: sums over all
+    # stored, but not part of the JSON
+    tuples: tuple[CostLine, ...] = field(default=(), compare=False)
+    # only if `tuples` are the heaviest ones of more: sums over all
+    types: Sums = field(default_factory=dict)
 
     @property
     def communication_us(self) -> tuple[float, float] | None:
         """The time of all collectives alone, and the exposed part: what they add to a pass. The
         rest is hidden behind computation. Without replays of the pass, the exposed part is what the
         whole takes longer than the other tuples. None without collectives or a whole."""
-        summed_us = math.fsum(row.total_us for row in self.tuples if row.short_name in COLLECTIVES)
+        summed_us = math.fsum(
+            line.total_us for line in self.tuples if line.subject.short_name in COLLECTIVES
+        )
         if not summed_us or self.time.whole is None:
             return None
         if self.collectives_alone_us is not None:
@@ -241,40 +176,51 @@ class Verdict:
         """Return the values for the table of verdicts. The tuples are stored as one list per
         field.
         """
-        energy, whole = self.energy, self.time.whole
-        tuples = {name: [getattr(row, name) for row in self.tuples] for name in _STORED}
+        details = self.to_json()
+        if self.tuples:
+            stored = [line.stored() for line in self.tuples]
+            details["tuples"] = {name: [row[name] for row in stored] for name in stored[0]}
         return {
             "outcome": self.outcome,
             "target": self.target,
             "accuracy_time": self.time.accuracy,
-            "accuracy_energy": energy.accuracy if energy else None,
+            "accuracy_energy": details["accuracy_energy"],
             "coverage": self.coverage,
             "sum_time_us": self.time.total.value if self.measured else None,
-            "whole_time_us": whole.value if whole else None,
-            "sum_energy_mj": energy.total.value if energy else None,
-            "whole_energy_mj": energy.whole.value if energy and energy.whole else None,
-            "details": {**self.to_json(), **({"tuples": tuples} if self.tuples else {})},
+            "whole_time_us": details["whole_time_us"],
+            "sum_energy_mj": details["sum_energy_mj"],
+            "whole_energy_mj": details["whole_energy_mj"],
+            "details": details,
+        }
+
+    @property
+    def comparisons(self) -> dict[str, Comparison | None]:
+        """Quantity -> its comparison of sum and whole."""
+        return {
+            "time": self.time,
+            "energy": self.energy,
+            "energy_above_idle": self.energy_above_idle,
+            "power": self.power,
         }
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON with units in the key names; gaps, accuracies, shares and coverage are
         fractions.
         """
-        plain = adapter(Verdict).dump_python(
-            self, mode="json", exclude={*_UNITS, "wholes", "tuples"}
-        )
-        plain["wholes"] = [_whole_to_json(whole) for whole in self.wholes]
+        comparisons = self.comparisons
+        left_out = {*comparisons, "wholes", "tuples"}
+        if not self.types:
+            left_out.add("types")
+        plain = adapter(Verdict).dump_python(self, mode="json", exclude=left_out)
+
         data: dict[str, Any] = {"schema": VERDICT_SCHEMA}
-        for name in (
-            entry.name
-            for entry in fields(self)
-            if entry.name not in ("types", "tuples")[bool(self.types) :]
-        ):
-            data |= (
-                _comparison_to_json(name, getattr(self, name))
-                if name in _UNITS
-                else {name: plain[name]}
-            )
+        for name in names_of(Verdict):
+            if name in comparisons:
+                data |= _comparison_to_json(name, comparisons[name])
+            elif name == "wholes":
+                data["wholes"] = [_whole_to_json(whole) for whole in self.wholes]
+            elif name in plain:
+                data[name] = plain[name]
         return data
 
     @classmethod
@@ -282,71 +228,96 @@ class Verdict:
         """Parse the JSON of `to_json`, or stored details with tuples. Wholes have only the columns
         that are in JSON.
         """
-        stored = data.get("tuples") or {}
-        made = {
-            **{name: _comparison_from_json(name, data) for name in _UNITS},
-            "wholes": [_whole_from_json(entry) for entry in data["wholes"]],
-            "tuples": [
-                dict(zip(stored, cells, strict=True))
-                for cells in zip(*stored.values(), strict=True)
-            ],
-        }
-        return adapter(Verdict).validate_python({**data, **made})
+        parsed: dict[str, Any] = dict(data)
+        for name in UNITS:
+            parsed[name] = _comparison_from_json(name, data)
+        parsed["wholes"] = [_whole_from_json(entry) for entry in data["wholes"]]
+        parsed["types"] = {name: CostGroup(**sums) for name, sums in data.get("types", {}).items()}
+
+        columns = data.get("tuples") or {}
+        lines = []
+        for cells in zip(*columns.values(), strict=True):
+            lines.append(CostLine.from_stored(dict(zip(columns, cells, strict=True))))
+        parsed["tuples"] = lines
+        return adapter(Verdict).validate_python(parsed)  # type: ignore[no-any-return]
 
 
-_UNITS = {"time": "us", "energy": "mj", "energy_above_idle": "mj", "power": "w"}  # quantity -> unit
-#: The columns of a whole's reading that a verdict stores.
-_OF_WHOLE = (
-    *("reading_id", "time_us", "time_half_width_us", "energy_mj", "energy_half_width_mj"),
-    *("idle_power_w", "sm_clock_mhz", "throttle_reasons", "flags"),
-)
-#: The stored fields of a tuple. The other fields come from the capture's verification, which may be
-#: done later.
-_STORED = [entry.name for entry in fields(TupleRow) if entry.name not in ("in_model_us", "kernels")]
+#: Quantity -> its unit in the names of JSON keys.
+UNITS = {"time": "us", "energy": "mj", "energy_above_idle": "mj", "power": "w"}
 
 
 def _comparison_to_json(name: str, comparison: Comparison | None) -> dict[str, float | None]:
-    total, whole, gap = (
-        (comparison.total, comparison.whole, comparison.gap) if comparison else (None, None, None)
-    )
+    total = comparison.total if comparison else None
+    whole = comparison.whole if comparison else None
+    gap = comparison.gap if comparison else None
     return {
-        **figure_json(f"sum_{name}", _UNITS[name], total),
-        **figure_json(f"whole_{name}", _UNITS[name], whole),
+        **figure_json(f"sum_{name}", UNITS[name], total),
+        **figure_json(f"whole_{name}", UNITS[name], whole),
         **figure_json(f"gap_{name}", "", gap),
         f"accuracy_{name}": comparison.accuracy if comparison else None,
     }
 
 
 def _comparison_from_json(name: str, data: Mapping[str, Any]) -> Comparison | None:
-    def figure(prefix: str) -> Figure | None:
-        value = data[f"{prefix}_{name}_{_UNITS[name]}"]
-        return (
-            None
-            if value is None
-            else Figure(value, data[f"{prefix}_{name}_half_width_{_UNITS[name]}"])
-        )
-
-    total, whole = figure("sum"), figure("whole")
-    held = not (whole and whole.value) or data[f"gap_{name}"] is not None
+    total = figure_from_json(data, f"sum_{name}", UNITS[name])
+    whole = figure_from_json(data, f"whole_{name}", UNITS[name])
     if total is None:
         return None
-    found = Comparison(total, whole, held=held)
-    stored = data[f"gap_{name}_half_width"]
-    if found.gap is not None and not math.isclose(stored, found.gap.half_width):
-        return replace(found, paired=stored)
-    return found
+
+    has_gap = data[f"gap_{name}"] is not None
+    comparison = Comparison(total, whole, held=has_gap or not (whole and whole.value))
+    half_width = data[f"gap_{name}_half_width"]
+    if comparison.gap and not math.isclose(half_width, comparison.gap.half_width):
+        return replace(comparison, paired=half_width)
+    return comparison
 
 
 def _whole_to_json(whole: Whole) -> dict[str, Any]:
-    read: dict[str, Any] = {"throttle_reasons": [], "flags": []}
-    if whole.reading:
-        read = adapter(ReadingView).dump_python(whole.reading, mode="json", include=set(_OF_WHOLE))
-    about = {"card_id": whole.card_id, "launch": whole.launch, "reason": whole.reason}
-    return {**about, **{name: read.get(name) for name in _OF_WHOLE}}
+    return {
+        "card_id": whole.card_id,
+        "launch": whole.launch,
+        "reason": whole.reason,
+        **_reading_to_json(whole.reading),
+    }
+
+
+def _reading_to_json(reading: ReadingView | None) -> dict[str, Any]:
+    """Return the columns of a whole's reading that a verdict stores."""
+    if reading is None:
+        return {
+            "reading_id": None,
+            **figure_json("time", "us", None),
+            **figure_json("energy", "mj", None),
+            "idle_power_w": None,
+            "sm_clock_mhz": None,
+            "throttle_reasons": [],
+            "flags": [],
+        }
+    return {
+        "reading_id": reading.reading_id,
+        **figure_json("time", "us", reading.time_us),
+        **figure_json("energy", "mj", reading.energy_mj),
+        "idle_power_w": reading.idle_power_w,
+        "sm_clock_mhz": reading.sm_clock_mhz,
+        "throttle_reasons": list(reading.throttle_reasons),
+        "flags": list(reading.flags),
+    }
 
 
 def _whole_from_json(data: Mapping[str, Any]) -> Whole:
-    reading = None if data["time_us"] is None else adapter(ReadingView).validate_python(data)
+    time_us = figure_from_json(data, "time", "us")
+    if time_us is None:
+        return Whole(data["card_id"], None, data["reason"], data["launch"])
+    reading = ReadingView(
+        time_us=time_us,
+        energy_mj=figure_from_json(data, "energy", "mj"),
+        idle_power_w=data["idle_power_w"],
+        sm_clock_mhz=data["sm_clock_mhz"],
+        throttle_reasons=tuple(data["throttle_reasons"]),
+        flags=tuple(data["flags"]),
+        card_id=data["card_id"],
+        reading_id=data["reading_id"],
+    )
     return Whole(data["card_id"], reading, data["reason"], data["launch"])
 
 
@@ -395,20 +366,23 @@ class KernelAudit:
 def audit_kernels(seen: Verification, parts: Iterable[Part]) -> KernelAudit | None:
     """Compare the kernels of a whole (from the verification on a card) with those of its parts.
     None if the kernels of the whole or those of all parts are unknown."""
-    whole, of_tuples = seen.kernels or {}, seen.tuple_kernels or {}
+    whole = seen.kernels or {}
+    of_tuples = seen.tuple_kernels or {}
     expected: Counter[str] = Counter()
-    unknown = known = 0
+    examined = unknown = 0
     for part in parts:
-        kernels = of_tuples.get(part.operator_id)
+        kernels = of_tuples.get(part.subject.operator_id)
         if kernels is None:
             unknown += 1
             continue
-        known += 1
+        examined += 1
         for name, times in kernels.items():
             expected[name] += times * part.count
+
     total_us = sum(launches.time_us for launches in whole.values())
-    if not total_us or not known:
+    if not total_us or not examined:
         return None
+
     both = [
         Kernel(name, launches.count, expected[name], launches.time_us)
         for name, launches in whole.items()

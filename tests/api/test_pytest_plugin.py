@@ -341,12 +341,12 @@ def test_base_and_head_were_measured_alternately_with_their_revisions(compared, 
         assert [base, head, head, base, base, head] == [
             {base[:12]: base, head[:12]: head}[version] for (version,) in order
         ]
-    assert [(row["revision"], row["dirty"], row["readings"]) for row in rows] == [
+    assert [(row.revision, row.dirty, row.readings) for row in rows] == [
         (base, False, 3),
         (head, False, 3),
     ]
-    assert rows[0]["time_change"] is None
-    assert rows[1]["time_change"].value > 1
+    assert rows[0].time_change is None
+    assert rows[1].time_change.value > 1
 
 
 @pytest.mark.slow
@@ -371,7 +371,7 @@ def test_a_measurement_is_stored_with_the_name_of_its_test_and_the_revision_also
     with open_database(repository.parent / "farm.db").read() as session:
         (row,) = history(session, "tests/test_net.py::test_work")
     commit, committed_at_s = git(repository, "log", "-1", "--format=%H %ct").split()
-    assert (row["revision"], row["committed_at_s"], row["dirty"]) == (
+    assert (row.revision, row.committed_at_s, row.dirty) == (
         commit,
         float(committed_at_s),
         True,
@@ -432,16 +432,12 @@ def test_a_base_that_imports_the_code_of_the_head_is_refused(repository):
 
 
 def test_the_plugin_loads_by_its_entry_point_and_imports_nothing_heavy(tmp_path):
-    (entry_points,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "entry-points"
-    ].items()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    plugins = project["entry-points"]["pytest11"]
     metadata = tmp_path / "installed/plugin-1.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1\n")
-    lines = [
-        f"[{entry_points[0]}]",
-        *(f"{name} = {target}" for name, target in entry_points[1].items()),
-    ]
+    lines = ["[pytest11]", *(f"{name} = {target}" for name, target in plugins.items())]
     (metadata / "entry_points.txt").write_text("\n".join(lines))
     (tmp_path / "test_it.py").write_text(
         "import sys\n"

@@ -13,8 +13,8 @@ from farm.addons.pages import page
 from farm.report.history import history, mean_of
 from farm.settings import settings
 from farm.store import content, tables
+from farm.types.figure import Figure
 from farm.types.protocol import Stopping, Variant
-from farm.verdict.figures import Figure
 from tests.report import rows
 
 FIRST, SECOND = "a" * 40, "b" * 40
@@ -156,5 +156,5 @@ def test_the_whole_of_an_own_model_has_the_revision_of_its_source(farm, tmp_path
     api.measure_model("my_net", database=database, card="cpu", stopping=SHORT)
     with database.read() as session:
         (row,) = history(session, "my_net")
-    assert (row["revision"], row["dirty"]) == (commit, False)
-    assert row["title"] == "my_net 2x8 float32", "the sizes of its example inputs"
+    assert (row.revision, row.dirty) == (commit, False)
+    assert row.series.title == "my_net 2x8 float32", "the sizes of its example inputs"

@@ -81,11 +81,11 @@ def test_the_parts_count_the_calls_of_each_class(database: Database) -> None:
     complete(database, held, behind.card_id)
     with database.read() as session:
         parts = Evidence(session, session.get_one(tables.Job, job_id), 1).parts
-    assert {part.data: (part.count, part.reading is not None) for part in parts} == {
+    assert {part.subject.data: (part.count, part.reading is not None) for part in parts} == {
         "normal": (1, False),
         "zeros-50+": (2, True),
     }
-    assert len({(part.operator_id, part.data) for part in parts}) == 2
+    assert len({part.subject.key for part in parts}) == 2
 
 
 def test_another_policy_is_the_class_of_every_call(database: Database) -> None:

@@ -12,13 +12,14 @@ from sqlalchemy import select, update
 from farm.errors import UsageError
 from farm.exchange import packaged
 from farm.exchange.export import as_table
-from farm.report.compare import Difference, _models_of, compare
+from farm.report.compare import _models_of, compare
 from farm.report.gate import Gate, judge
 from farm.settings import settings
 from farm.store import tables
 from farm.store.query import _SHORT, KNOWN, parse
+from farm.types.figure import Figure
 from farm.types.protocol import Protocol, Variant
-from farm.verdict.figures import Figure
+from farm.verdict.cost_line import Change
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import filled, rows
 from tests.report.measured import measured
@@ -54,9 +55,9 @@ def test_what_moved_comes_first_and_what_one_side_alone_has_is_listed(any_databa
 
 
 def test_nothing_is_faster_whose_intervals_overlap():
-    difference = Difference(Figure(100.0, 3.0), Figure(105.0, 3.0))
+    difference = Change(Figure(100.0, 3.0), Figure(105.0, 3.0))
     assert (difference.apart, difference.verdict) == (False, "same")
-    assert Difference(Figure(100.0, 2.0), Figure(105.0, 2.0)).verdict == "slower"
+    assert Change(Figure(100.0, 2.0), Figure(105.0, 2.0)).verdict == "slower"
 
 
 def test_two_dtypes_are_matched_by_all_else(database):
@@ -71,17 +72,17 @@ def test_jobs_are_compared_as_their_reports_have_them(database):
     rows.model_job(database)
     found = compared(database, "job1", "job1")
     assert found.a.job_id == "job1"
-    assert {row.operator: row.calls for row in found.types} == {"Conv2d": 5, "add": 3}
+    assert {row.operator: row.a.calls for row in found.types} == {"Conv2d": 5, "add": 3}
     assert found.total.time.change.value == 0
     assert found.total.time.verdict == "same"
     (whole,), (total,) = found.wholes, found.sums
     assert (whole.time.a, whole.covers) == (Figure(720.0, 1.44), "A: preliminary; B: preliminary")
-    assert (total.a_job, total.calls, total.tuples) == ("job1", 8, 3)
+    assert (total.a.job, total.a.calls, total.a.tuples) == ("job1", 8, 3)
     for side in "AB":  # a ReLU without a reading, and a pool that was not asked for
         assert f"{side}: 3 of 5 tuples (1 not in scope)" in total.covers
         assert f"{side}: 3 of 5 tuples" in found.total.covers
-    assert 0 < total.a_coverage < 1
-    assert found.total.a_coverage == pytest.approx(total.a_coverage)  # both by the estimated time
+    assert 0 < total.a.coverage < 1
+    assert found.total.a.coverage == pytest.approx(total.a.coverage)  # both by the estimated time
 
 
 def test_what_cannot_be_compared_says_why(database):
@@ -115,6 +116,9 @@ def test_dtypes_come_from_the_description_of_a_tuple_not_from_its_label(database
     filled.fill(database, dataclasses.replace(filled.VARIANT, dtype="bfloat16"), slower=0.5)
     with database.write() as session:
         session.execute(update(tables.Operator).values(label="a label"))
+        # Only the tensors of a description have the dtypes of its call.
+        for operator in session.exec(select(tables.Operator)).scalars():
+            operator.spec = {**operator.spec, "zeros": {"tensors": [{"dtype": "float64"}]}}
     found = compared(database, "dtype=float32", "dtype=bfloat16")
     assert (found.a.dtypes, found.b.dtypes) == (("float32",), ("bfloat16",))
     assert not [*found.tuples_only_a, *found.tuples_only_b]
@@ -195,7 +199,7 @@ def test_two_models_are_compared_as_wholes_and_by_their_own_calls(database):
     )
     assert whole.time.apart
     assert whole.time.change.value > 0.5
-    assert (total.calls, total.b_calls) == (68, 174)
+    assert (total.a.calls, total.b.calls) == (68, 174)
     assert found.weights == "own calls"
     # Types and single tuples add up to the sums.
     for side, us in (("a", small.sum_time_us), ("b", large.sum_time_us)):
@@ -203,19 +207,19 @@ def test_two_models_are_compared_as_wholes_and_by_their_own_calls(database):
         for listed in (found.types, (*found.tuples, *only)):
             figures = [getattr(row.time, side) for row in listed]
             assert sum(figure.value for figure in figures if figure) == pytest.approx(us)
-        shares = [getattr(row, f"{side}_share") for row in (*found.tuples, *only)]
+        shares = [getattr(row, side).share for row in (*found.tuples, *only)]
         assert sum(shares) == pytest.approx(1)
-        shares = [getattr(row, f"{side}_share") for row in only]
+        shares = [getattr(row, side).share for row in only]
         assert shares == sorted(shares, reverse=True)
     assert found.to_json()["only_a"] == [row.name for row in found.tuples_only_a]
     assert {row.covers for row in found.tuples_only_a} == {"only in A"}
     conv = next(row for row in found.types if row.name == "Conv2d")
-    assert (conv.calls, conv.b_calls, conv.a_coverage, conv.b_coverage) == (20, 53, 1, 1)
+    assert (conv.a.calls, conv.b.calls, conv.a.coverage, conv.b.coverage) == (20, 53, 1, 1)
     both = sum(row.operator == "Conv2d" for row in found.tuples)
-    assert conv.covers == f"{both} tuples in both (A has {conv.tuples}, B has {conv.b_tuples})"
+    assert conv.covers == f"{both} tuples in both (A has {conv.a.tuples}, B has {conv.b.tuples})"
     # The tuples of both, with the calls of A, are only a part of each side.
-    assert 0 < found.total.a_coverage < 1
-    assert found.total.b_coverage < found.total.a_coverage
+    assert 0 < found.total.a.coverage < 1
+    assert found.total.b.coverage < found.total.a.coverage
     assert "A: " in found.total.covers
     with database.read() as session:
         worse, back = (
@@ -259,14 +263,14 @@ def test_two_cards_have_the_models_of_one_name_side_by_side(database):
         on_another_card(database, job_id)
     found = compared(database, "card=H200", "card=H100")
     (whole,), (total,) = found.wholes, found.sums
-    assert (whole.name, whole.a_job, whole.b_job) == ("resnet18 2x64 float32", "ours", "newest")
+    assert (whole.name, whole.a.job, whole.b.job) == ("resnet18 2x64 float32", "ours", "newest")
     assert whole.covers == "B: the most complete of 2 jobs"
     ours, newest = verdict_of(database, "ours"), verdict_of(database, "newest")
     assert (whole.time.a.value, whole.time.b.value) == (ours.whole_time_us, newest.whole_time_us)
     assert (total.time.a.value, total.energy.b.value) == (ours.sum_time_us, newest.sum_energy_mj)
-    assert (total.calls, total.b_calls) == (68, 68)
+    assert (total.a.calls, total.b.calls) == (68, 68)
     assert found.weights == "once"
-    assert found.total.calls == found.total.tuples == len(found.tuples)
+    assert found.total.a.calls == found.total.a.tuples == len(found.tuples)
     assert "A: " in found.total.covers  # it also has the tuples of the other batch size
     assert "B: " not in found.total.covers
     # A job against filters: its own model, and operators by its calls, whichever side it is.
@@ -277,7 +281,7 @@ def test_two_cards_have_the_models_of_one_name_side_by_side(database):
         found = compared(database, *sides)
         assert found.weights == weights
         assert [row.name for row in found.wholes] == ["resnet18 2x64 float32"]
-        assert (found.total.calls, found.total.b_calls, found.total.covers) == (68, 68, "")
+        assert (found.total.a.calls, found.total.b.calls, found.total.covers) == (68, 68, "")
     # Both sides name the batch size: it may differ.
     found = compared(database, "card=H200 batch=4", "card=H100 batch=2")
     assert [row.name for row in found.sums] == ["resnet18 4x64 float32 / resnet18 2x64 float32"]
@@ -290,7 +294,7 @@ def test_two_cards_have_the_models_of_one_name_side_by_side(database):
             .values(coverage=0.5)
         )
     (whole,) = compared(database, "card=H200", "card=H100").wholes
-    assert (whole.b_job, whole.covers) == ("first", "B: the most complete of 2 jobs")
+    assert (whole.b.job, whole.covers) == ("first", "B: the most complete of 2 jobs")
 
 
 def test_the_newest_verdict_of_a_job_is_that_of_its_last_round(database):
@@ -335,7 +339,7 @@ def test_versions_of_an_own_model_are_compared_by_its_name(database):
         on_another_card(database, job_id)
 
     def jobs(*sides):
-        return [(row.a_job, row.b_job) for row in compared(database, *sides).wholes]
+        return [(row.a.job, row.b.job) for row in compared(database, *sides).wholes]
 
     assert jobs("card=H200", "card=H100") == [("ours1", "other1"), ("ours2", "other2")]
     assert jobs(f"card=H200 version={'1' * 8}", f"card=H100 version={'2' * 8}") == [

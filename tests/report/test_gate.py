@@ -26,8 +26,8 @@ from farm.report.gate import (
 )
 from farm.settings import settings
 from farm.store import tables
+from farm.types.figure import Figure
 from farm.types.protocol import Variant
-from farm.verdict.figures import Figure
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import filled
 from tests.report.measured import measured

@@ -41,8 +41,11 @@ def compared(database, first, second):
 def test_a_report_shows_what_each_kernel_was_fused_from_and_its_rates(jobs):
     with jobs.read() as session:
         report = build(session, "compiled")
-    rows = {(row.operator, row.fused): row for row in report.compiled.kernels}
-    assert [row.operator for row in report.compiled.kernels][:2] == ["mm", "pointwise"]
+    rows = {(row.line.subject.short_name, row.fused): row for row in report.compiled.kernels}
+    assert [row.line.subject.short_name for row in report.compiled.kernels][:2] == [
+        "mm",
+        "pointwise",
+    ]
     fused = rows["pointwise", ("native_layer_norm", "relu")]
     assert fused.modules == ("h.0.act", "h.0.fc", "h.1.ln")
     assert rows["mm", ()].modules == ("h.*.fc",)

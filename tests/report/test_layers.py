@@ -96,7 +96,11 @@ def test_csv_and_json_have_the_same_rows_with_units_in_their_names(resnet18):
 def test_a_call_is_named_by_the_description_of_its_tuple_not_by_its_label(resnet18):
     built = report.build(resnet18, "job1")
     renamed = dataclasses.replace(
-        built, tuples=tuple(dataclasses.replace(row, label="a | b") for row in built.tuples)
+        built,
+        tuples=tuple(
+            dataclasses.replace(line, subject=dataclasses.replace(line.subject, label="a | b"))
+            for line in built.tuples
+        ),
     )
     first = {row.operator: row for row in layers(resnet18, renamed, "tuple", outputs=False).rows}[
         "AdaptiveAvgPool2d"

@@ -4,8 +4,8 @@ from farm.jobs.create import capture_for
 from farm.report.breakdowns import owners
 from farm.requests.partial_request import PartialRequest, complete
 from farm.store import content
-from farm.verdict.aggregate import tuple_rows
-from farm.verdict.figures import Chosen, Figure, Part
+from farm.types.figure import Figure
+from farm.verdict.cost_line import CostLine, TupleView
 
 
 def test_each_part_of_a_step_is_what_its_calls_take(database):
@@ -14,13 +14,18 @@ def test_each_part_of_a_step_is_what_its_calls_take(database):
     capture_id = capture_for(database, request, device_type="cpu", torch="2.13.0")
     with database.read() as session:
         counts = content.counts(session, capture_id)
-        chosen = Chosen(Figure(2.0, 0.0), Figure(3.0, 0.0), "steady")
-        tuples = tuple_rows((Part(id_, "", "", count), chosen) for id_, count in counts.items())
+        cost = (Figure(2.0), Figure(3.0))
+        tuples = [
+            CostLine(TupleView(id_, "", ""), count, "measured", *cost)
+            for id_, count in counts.items()
+        ]
         rows = owners(session, capture_id, tuples, "normal")
-        assert sum(row.calls for row in rows) == sum(counts.values())
-        assert sum(row.time_us for row in rows) == 2 * sum(counts.values())
+        assert sum(row.cost.calls for row in rows) == sum(counts.values())
+        assert sum(row.cost.time_us for row in rows) == 2 * sum(counts.values())
         assert abs(sum(row.time_share for row in rows) - 1) < 1e-9
         by_part = {(row.owner, row.part): row for row in rows}
-        assert by_part["Conv2d", "forward"].calls == by_part["Conv2d", "backward"].calls == 26
-        assert by_part["", "optimizer"].energy_mj == 3 * by_part["", "optimizer"].calls
-        assert any(row.time_us is None for row in owners(session, capture_id, tuples[1:], "normal"))
+        assert by_part["Conv2d", "forward"].cost.calls == 26
+        assert by_part["Conv2d", "backward"].cost.calls == 26
+        assert by_part["", "optimizer"].cost.complete_mj == 3 * by_part["", "optimizer"].cost.calls
+        without_first = owners(session, capture_id, tuples[1:], "normal")
+        assert any(row.cost.complete_us is None for row in without_first)

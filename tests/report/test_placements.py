@@ -16,6 +16,7 @@ from farm.report.lookup import lookup
 from farm.requests.resolved import ResolvedRequest
 from farm.store.query import parse
 from farm.store.tables import ProtocolRow
+from farm.types.figure import value_of
 from farm.types.protocol import Protocol
 from farm.types.request import Request, Sweep
 from tests.planned import READING, claim, complete, items_of, register
@@ -49,12 +50,16 @@ def test_a_report_has_each_configuration_beside_all_fast(database, job, tmp_path
     with database.read() as session:
         found = report.build(session, job)
         page = job_page(session, report.build(session, job))
-    assert [(row.placement, row.time_us, row.times_fast) for row in found.placements] == [
+    assert [
+        (row.placement, value_of(row.line.time_us), row.times_fast) for row in found.placements
+    ] == [
         ("in0", 25.0, 2.5),
         ("out0", 20.0, 2.0),
         ("in0+out0", None, None),
     ]
-    assert [row.time_us for row in found.tuples] == [10.0]  # what is placed is no part of a sum
+    assert [line.time_us.value for line in found.tuples] == [
+        10.0
+    ]  # what is placed is no part of a sum
     assert found.to_json()["placements"][0]["slow_memory"] == "fake memory"
     assert [row.tensors for row in found.placements] == ["input", "output", "all"]
     console = Console(width=120, file=io.StringIO())

@@ -19,6 +19,7 @@ from farm.report.report import remarks
 from farm.requests.resolved import ResolvedRequest
 from farm.store import tables
 from farm.training.extract import extract
+from farm.types.figure import value_of
 from farm.types.protocol import Protocol
 from farm.types.reading import METHOD
 from farm.types.request import Request, Sweep
@@ -44,15 +45,15 @@ def test_sums_count_every_call_and_reading(any_database):
     assert found.verdict.time.total.value == pytest.approx(4 * 150 + 30 + 3 * 22)
     assert found.verdict.energy.total.value == pytest.approx(4 * 80 + 12 + 3 * 9)
     assert found.verdict.time.whole.value == 720
-    by_type = {row.short_name: row for row in found.types}
+    by_type = {row.short_name: row.cost for row in found.types}
     assert list(by_type)[:2] == ["Conv2d", "add"]
-    assert (by_type["Conv2d"].calls, by_type["Conv2d"].tuples, by_type["Conv2d"].time_us) == (
+    assert (by_type["Conv2d"].calls, by_type["Conv2d"].tuples, by_type["Conv2d"].measured_us) == (
         5,
         2,
         630,
     )
-    assert by_type["Conv2d"].energy_share == pytest.approx(332 / 359)
-    assert by_type["ReLU"].time_us is None
+    assert found.types[0].energy_share == pytest.approx(332 / 359)
+    assert by_type["ReLU"].measured_us is None
     assert sum(row.estimated_share for row in found.types) == pytest.approx(1)
 
 
@@ -119,7 +120,7 @@ def test_the_tuples_of_a_stored_verdict_are_shown_and_not_computed_again(databas
             reading.time_us *= 2
     found = built(database, "job1")
     assert found.tuples == verdict.tuples
-    assert {row.short_name: row.time_us for row in found.types}["Conv2d"] == 630
+    assert {row.short_name: row.cost.time_us for row in found.types}["Conv2d"] == 630
     assert "tuples" not in found.to_json()["verdict"]
 
 
@@ -254,7 +255,10 @@ def test_a_sweep_has_its_tuples_and_no_verdict(database):
     found = built(database, rows.sweep_job(database))
     assert found.kind == "sweep"
     assert found.verdict.outcome == "none"
-    assert [(row.label, row.calls, row.time_us, row.energy_mj) for row in found.tuples] == [
+    assert [
+        (line.subject.label, line.count, value_of(line.time_us), value_of(line.energy_mj))
+        for line in found.tuples
+    ] == [
         ("Conv2d 128->64 k3", 1, 32, 16),
         ("Conv2d 64->64 k3", 1, 16, 8),
     ]
@@ -332,7 +336,7 @@ def test_a_large_sweep_is_summed_in_parts_with_the_same_result(
     large = built(any_database, job_id)
     parts = large.to_json()
     assert (len(parts.pop("tuples")), parts["verdict"]["parts"]) == (4, 11)
-    assert [row.time_us for row in large.tuples] == [20.0, 19.0, 18.0, 17.0]
+    assert [line.time_us.value for line in large.tuples] == [20.0, 19.0, 18.0, 17.0]
     with any_database.read() as session:
         assert layers(session, large, "type", outputs=False).title.endswith(
             ", the 4 heaviest of 11 tuples"
@@ -383,7 +387,7 @@ def test_a_large_sweep_is_judged_before_other_writers_have_to_wait(database, mon
     assert writes == [1]
     stored = built(database, job_id)
     assert (len(stored.tuples), stored.verdict.measured, stored.preliminary) == (4, 10, False)
-    assert {row.short_name: row.tuples for row in stored.types} == {"Conv2d": 10, "add": 1}
+    assert {row.short_name: row.cost.tuples for row in stored.types} == {"Conv2d": 10, "add": 1}
 
 
 def test_no_such_job(database):
@@ -433,7 +437,7 @@ def test_what_calls_took_in_the_running_model_stands_beside_the_isolated_reading
     }
     _with_verification(database, in_model=timed)
     shown = built(database, job_id)
-    by_label = {row.operator_id: row.in_model_us for row in shown.tuples}
+    by_label = {line.subject.operator_id: line.in_model_us for line in shown.tuples}
     assert (by_label[big], by_label[small]) == (150.0, 31.0)
     assert {row.short_name: row.in_model_us for row in shown.types}[
         "Conv2d"
@@ -466,14 +470,14 @@ def test_a_report_of_some_layers_has_a_sum_for_all_without_a_whole(database):
     )
     found = built(database, job_id)
     calls = extract(catalog.variant("gpt2", 1, length=8), device_type="cuda").capture.counts
-    figures = {row.operator_id: row for row in found.tuples}
+    figures = {line.subject.operator_id: line for line in found.tuples}
     told = found.to_json()["all_layers"]
     assert (told["layers"], told["covered"], told["lacking"]) == (12, 1.0, [])
     assert told["time_us"] == pytest.approx(
-        sum(calls[id_] * row.time_us for id_, row in figures.items())
+        sum(calls[id_] * row.time_us.value for id_, row in figures.items())
     )
     assert told["energy_mj"] == pytest.approx(
-        sum(calls[id_] * row.energy_mj for id_, row in figures.items())
+        sum(calls[id_] * row.energy_mj.value for id_, row in figures.items())
     )
     assert told["time_half_width_us"] > found.verdict.time.total.half_width
     gap = found.verdict.time.gap
@@ -487,7 +491,7 @@ def test_a_report_of_some_layers_has_a_sum_for_all_without_a_whole(database):
     )
 
     # One that no reading covers is listed, and its share of the cost is told.
-    left_out = max(found.tuples, key=lambda row: row.calls * row.estimated_us)
+    left_out = max(found.tuples, key=lambda line: line.count * line.subject.estimated_us).subject
     with database.write() as session:
         of_it = (tables.Item.job_id == job_id, tables.Item.subject_id == left_out.operator_id)
         item = session.exec(select(tables.Item).where(*of_it)).one()

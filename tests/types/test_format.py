@@ -1,7 +1,7 @@
 import pytest
 
+from farm.types.figure import Figure
 from farm.types.format import ENERGY, TIME, count_of, gap, interval, percent, quantity, span
-from farm.verdict.figures import Figure
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,8 @@ def test_percentages_do_not_round_up_to_complete():
     assert percent(0.9996) == "99.9 %"
     assert percent(0.00001) == "<0.1 %"
     assert percent(0.0) == "0.0 %"
+    assert percent(-0.00001) == ">-0.1 %"  # no negative zero
+    assert percent(-0.0331) == "-3.3 %"
     assert percent(1.0) == "100.0 %"
     assert percent(None) == "–"
     assert gap(Figure(-0.0331, 0.011)) == "-3.3 ± 1.1 %"

@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farm.types.figure import Figure, figure_of
 from farm.types.reading import Burst, Details, Overlap, RankFigures
-from farm.verdict.aggregate import aggregate, choose, coverage_of, next_operators
+from farm.verdict.aggregate import aggregate, coverage_of, next_operators
+from farm.verdict.corrections import choose
+from farm.verdict.cost_line import TupleView
 from farm.verdict.figures import CanaryReading, Part, ReadingView, Whole
 from farm.verdict.verdict import Verdict
 
@@ -18,10 +21,8 @@ def reading(
     time_us=10.0, half=0.0, energy_mj=2.0, energy_half=0.0, card="GPU-1", **more
 ) -> ReadingView:
     return ReadingView(
-        time_us,
-        half,
-        energy_mj,
-        None if energy_mj is None else energy_half,
+        Figure(time_us, half),
+        figure_of(energy_mj, energy_half),
         idle_power_w=80.0,
         card_id=card,
         **more,
@@ -29,9 +30,8 @@ def reading(
 
 
 def part(name="Conv2d", count=1, weight=1.0, read: ReadingView | None = None, **more) -> Part:
-    return Part(
-        f"id-{name}", name, f"{name} 64->64", count, estimated_us=weight, reading=read, **more
-    )
+    subject = TupleView(f"id-{name}", name, f"{name} 64->64", estimated_us=weight)
+    return Part(subject, count, reading=read, **more)
 
 
 def judge(parts, whole: ReadingView | None, **more) -> Verdict:
@@ -493,7 +493,10 @@ def test_whatever_was_read_the_verdict_is_consistent(parts, whole_us, random):
     assert verdict.outcome in (("pass", "fail") if measured else ("none",))
     if verdict.outcome == "pass":
         assert verdict.coverage >= 0.95
-        assert abs(sum(p.count * p.reading.time_us for p in measured) / whole_us - 1) <= 0.05 + 1e-9
+        assert (
+            abs(sum(p.count * p.reading.time_us.value for p in measured) / whole_us - 1)
+            <= 0.05 + 1e-9
+        )
     assert all(0 <= entry.share <= 1 for entry in verdict.unmeasured)
 
 
@@ -506,7 +509,7 @@ class TestNextOperators:
     )
 
     def scoped(self, *names):
-        return [dataclasses.replace(p, in_scope=p.short_name in names) for p in self.model]
+        return [dataclasses.replace(p, in_scope=p.subject.short_name in names) for p in self.model]
 
     def test_begins_with_the_significant_types_that_the_model_has(self):
         assert next_operators(self.scoped(), {"add", "Linear", "LSTM"}) == ["Linear", "add"]
@@ -528,12 +531,12 @@ def test_a_split_model_has_the_energy_of_all_cards_and_says_how_much_communicati
     ranks = Details(ranks=(RankFigures("GPU-1", 30.0), RankFigures("GPU-2", 30.0)))
     burst = Details(burst=Burst(9.0, energy_mj=1.5))
     product = reading(10, energy_mj=2.0, details=burst).on_cards(2)
-    assert (product.energy_mj, product.idle_power_w, product.details.burst.energy_mj) == (
+    assert (product.energy_mj.value, product.idle_power_w, product.details.burst.energy_mj) == (
         4.0,
         160.0,
         3.0,
     )
-    assert product.time_us == 10
+    assert product.time_us.value == 10
     reduced = reading(30, energy_mj=5.0, details=ranks)
     assert reduced.on_cards(2) == reduced
     parts = [

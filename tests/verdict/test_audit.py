@@ -4,14 +4,17 @@ import json
 
 import pytest
 
+from farm.types.figure import Figure
 from farm.types.reading import Launches, Verification
 from farm.verdict.aggregate import aggregate
+from farm.verdict.cost_line import TupleView
 from farm.verdict.figures import Part, ReadingView, Whole
 from farm.verdict.verdict import Verdict, audit_kernels
 
 
 def part(name, count):
-    return Part(name, name, name, count, estimated_us=10.0, reading=ReadingView(10.0))
+    subject = TupleView(name, name, name, estimated_us=10.0)
+    return Part(subject, count, reading=ReadingView(Figure(10.0)))
 
 
 def seen(tuples, **kernels):
@@ -52,7 +55,7 @@ def test_where_nobody_saw_kernels_there_is_no_audit():
 def test_the_verdict_says_that_other_kernels_run_and_keeps_which():
     verdict = aggregate(
         [part("a", 4)],
-        [Whole("card", ReadingView(40.0))],
+        [Whole("card", ReadingView(Figure(40.0)))],
         target=0.95,
         launch="graph",
         seen=seen({"a": {"gemm": 1}}, gemm=(4, 30.0), flash=(1, 10.0)),

@@ -7,32 +7,37 @@ import math
 
 import pytest
 
+from farm.types.figure import Figure, figure_of
 from farm.types.reading import Burst, Details, InContext, InOrder, Place, RankFigures
-from farm.verdict.aggregate import (
-    BETWEEN_JOBS,
+from farm.verdict.aggregate import BETWEEN_JOBS, aggregate
+from farm.verdict.corrections import (
     BUILD_UNSURE_US,
+    CORRECTIONS,
     PLACE_UNSURE,
     PLACE_UNSURE_US,
     POWER_PER_C,
-    aggregate,
-    choices_of,
+    WAITING,
+    Call,
     choose,
-    waiting_share,
     weights_in_cache,
 )
-from farm.verdict.figures import Part, ReadingView, Whole
+from farm.verdict.cost_line import TupleView
+from farm.verdict.figures import Chosen, Part, ReadingView, Whole
+from farm.verdict.replay import choices_of, waiting_share
 
 CONTEXT = InContext(alone_us=80.0, effect_us=5.0, effect_half_width_us=0.5, passes=144)
 
 
 def reading(time_us: float = 100.0, **more) -> ReadingView:
-    values = {
-        "time_half_width_us": 1.0,
-        "energy_mj": 40.0,
-        "energy_half_width_mj": 0.4,
-        "base_power_w": 100.0,
-    }
-    return ReadingView(time_us=time_us, card_id="GPU-1", **{**values, **more})
+    time = Figure(time_us, more.pop("time_half_width_us", 1.0))
+    energy = figure_of(more.pop("energy_mj", 40.0), more.pop("energy_half_width_mj", 0.4))
+    more.setdefault("base_power_w", 100.0)
+    return ReadingView(time, energy, card_id="GPU-1", **more)
+
+
+def part_of(id_: str, count: int, reading: ReadingView) -> Part:
+    """A part with so many calls; parts weigh alike."""
+    return Part(TupleView(id_, id_, id_, estimated_us=1.0), count, reading)
 
 
 def whole(found_again: float, **more) -> ReadingView:
@@ -42,6 +47,23 @@ def whole(found_again: float, **more) -> ReadingView:
 def test_a_reading_without_a_context_stands_as_it_is():
     chosen = choose(reading(), [whole(0)])
     assert (chosen.time.value, chosen.energy.value, chosen.context_us) == (100, 40, 0)
+
+
+def test_each_correction_applies_only_under_its_conditions():
+    loop, cool = reading(), reading(temperature_c=50.0)
+    limited = reading(details=Details(burst=Burst(80.0, energy_mj=40.0)))
+    placed = reading(details=Details(found_again=0.0, places={"conv": Place(12.0, 0.3, calls=2)}))
+    assert applied(loop, [loop]) == []
+    assert applied(limited, [loop]) == ["ModelClock"]
+    assert applied(reading(temperature_c=60.0), [cool]) == ["Temperature"]
+    assert applied(reading(details=Details(context=CONTEXT)), [placed]) == ["Neighbours"]
+
+
+def applied(tuple_reading: ReadingView, wholes: list[ReadingView]) -> list[str]:
+    """Return the names of the corrections that apply to the figures of the loop."""
+    call = Call.of(tuple_reading, wholes, "conv", WAITING)
+    chosen = Chosen(tuple_reading.time_us, tuple_reading.energy_mj, "steady")
+    return [type(one).__name__ for one in CORRECTIONS if one.applies(chosen, call)]
 
 
 def test_the_neighbours_add_time_and_power_between_waiting_and_working():
@@ -77,15 +99,12 @@ def test_the_power_of_a_waiting_kernel_follows_from_the_replay_in_order(
     context = InContext(alone_us=9.0, effect_us=0.5, effect_half_width_us=0.0, passes=144)
     each = reading(10.0, time_half_width_us=0.0, energy_mj=4.0, energy_half_width_mj=0.001)
     parts = [
-        Part(
-            "relu",
-            "ReLU",
+        part_of(
             "relu",
             10,
-            1.0,
-            reading=dataclasses.replace(each, details=Details(context=context)),
+            dataclasses.replace(each, details=Details(context=context)),
         ),
-        Part("add", "add", "add", 1, 1.0, reading=each),
+        part_of("add", 1, each),
     ]
     places = {"relu": Place(0.5, 0.0, calls=10)}
     replay = InOrder(115.0, 0.1, energy_mj, 0.01)
@@ -106,9 +125,7 @@ def test_the_power_of_a_waiting_kernel_follows_from_the_replay_in_order(
 
 def test_a_replay_of_all_calls_in_order_bounds_the_error_of_the_sum():
     context = InContext(alone_us=9.0, effect_us=0.5, effect_half_width_us=0.0, passes=144)
-    part = Part(
-        "relu", "ReLU", "relu", 10, 1.0, reading=reading(10.0, details=Details(context=context))
-    )
+    part = part_of("relu", 10, reading(10.0, details=Details(context=context)))
     places = {"relu": Place(0.5, 0.0, calls=10)}
 
     def half_width(replay_us: float | None) -> float:
@@ -126,9 +143,7 @@ def test_a_replay_of_all_calls_in_order_bounds_the_error_of_the_sum():
 
 
 def test_the_addresses_of_a_replay_count_in_the_sum_and_those_of_the_whole_in_the_gap():
-    part = Part(
-        "relu", "ReLU", "relu", 10, 1.0, reading=reading(10.0, details=Details(context=CONTEXT))
-    )
+    part = part_of("relu", 10, reading(10.0, details=Details(context=CONTEXT)))
     places = {"relu": Place(0.5, 0.0, calls=10)}
     replay = InOrder(105.0, 0.0, 400.0, 0.0)
     details = Details(found_again=0.0, places=places, in_order=replay, layouts_half_width_us=2.1)
@@ -192,13 +207,10 @@ def test_without_a_whole_that_tells_weights_are_cold():
 
 
 def test_a_verdict_says_how_much_of_the_sum_is_the_neighbours():
-    part = Part(
+    part = part_of(
         "a",
-        "Conv2d",
-        "Conv2d",
         3,
-        estimated_us=1.0,
-        reading=reading(details=Details(context=CONTEXT)),
+        reading(details=Details(context=CONTEXT)),
     )
     verdict = aggregate([part], [Whole("GPU-1", whole(0))], target=0.9, launch="graph")
     assert verdict.time.total.value == pytest.approx(315)
@@ -220,7 +232,7 @@ def test_a_verdict_says_how_much_of_the_sum_is_the_neighbours():
     told = verdict.to_json()
     assert type(verdict).from_json(told).to_json() == told
     without = aggregate(
-        [Part("a", "", "", 3, reading=reading())],
+        [part_of("a", 3, reading())],
         [Whole("GPU-1", whole(1))],
         target=0.9,
         launch="graph",
@@ -230,13 +242,10 @@ def test_a_verdict_says_how_much_of_the_sum_is_the_neighbours():
 
 
 def test_a_gap_that_is_unsure_for_its_neighbours_does_not_ask_for_longer_windows():
-    part = Part(
+    part = part_of(
         "a",
-        "Conv2d",
-        "Conv2d",
         3,
-        estimated_us=1.0,
-        reading=reading(details=Details(context=CONTEXT)),
+        reading(details=Details(context=CONTEXT)),
     )
     verdict = aggregate(
         [part], [Whole("GPU-1", whole(0, time_us=310.0))], target=0.99, launch="graph"
@@ -254,8 +263,8 @@ def test_a_gap_that_is_unsure_for_its_neighbours_does_not_ask_for_longer_windows
 
 def test_a_sum_of_both_kinds_of_readings_says_so():
     parts = [
-        Part("a", "", "", 1, reading=reading(details=Details(context=CONTEXT))),
-        Part("b", "", "", 1, reading=reading()),
+        part_of("a", 1, reading(details=Details(context=CONTEXT))),
+        part_of("b", 1, reading()),
     ]
     verdict = aggregate(parts, [Whole("GPU-1", whole(0))], target=0.9, launch="graph")
     assert any("1 of 2 tuples were measured in loops only" in reason for reason in verdict.reasons)
@@ -306,7 +315,7 @@ def test_ranks_may_draw_more_between_kernels_than_the_kernels_themselves():
     each = reading(
         10.0, energy_mj=4.0, energy_half_width_mj=0.001, details=Details(context=context)
     )
-    part = Part("relu", "ReLU", "relu", 10, 1.0, reading=each)
+    part = part_of("relu", 10, each)
     replay, places = InOrder(105.0, 0.1, 44.0, 0.01), {"relu": Place(0.5, 0.0, calls=10)}
     whole = reading(
         105.0, details=Details(found_again=0.0, places=places, in_order=replay, ranks=ranks)
@@ -342,9 +351,7 @@ def test_energies_are_restated_to_the_temperature_of_the_whole_model_below_the_p
     ):  # one step of the counter is compared with long runs
         rough = dataclasses.replace(warm, flags=("rough",), details=Details(ticks=ticks))
         assert choose(rough, [cool]).warmth_mj == pytest.approx(warmth_mj)
-    verdict = aggregate(
-        [Part("a", "", "", 3, reading=warm)], [Whole("GPU-1", cool)], target=0.9, launch="graph"
-    )
+    verdict = aggregate([part_of("a", 3, warm)], [Whole("GPU-1", cool)], target=0.9, launch="graph")
     assert verdict.temperature_energy_mj == pytest.approx(3 * chosen.warmth_mj)
     assert (
         type(verdict).from_json(verdict.to_json()).temperature_energy_mj

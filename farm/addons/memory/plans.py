@@ -9,8 +9,8 @@ from typing import Any
 from farm.addons.memory.offload_plan import OffloadPlan, OffloadPlans
 from farm.addons.memory.transfers import Copied, Run
 from farm.training.tensor_lifetime import Life
+from farm.types.figure import Figure
 from farm.types.format import count_of, percent, plural
-from farm.verdict.figures import Figure
 
 # share of a step's time: if launching takes longer, the card may have waited for Python
 WAITS_SHARE = 0.9

@@ -31,7 +31,7 @@ from farm.types.protocol import LARGEST_NUMBER, Launch, Protocol, Variant
 from farm.types.reading import Details
 from farm.types.request import Request
 from farm.types.tuple import DTYPES, OperatorTuple
-from farm.verdict.aggregate import choose
+from farm.verdict.corrections import choose
 from farm.verdict.model_readings import needed_tuple, peaks_of, select_for_model
 
 if TYPE_CHECKING:
@@ -369,8 +369,8 @@ def of_job(session: Session, variant: Variant, word: str) -> StepMemory:
     calls: Counter[str] = Counter()
     for one in report.tuples:  # a tuple has a row for each class of data
         if one.time_us is not None:
-            all_us[one.operator_id] += one.calls * one.time_us
-            calls[one.operator_id] += one.calls
+            all_us[one.subject.operator_id] += one.total_us
+            calls[one.subject.operator_id] += one.count
     model, kind = (card.model, "cpu" if card.kind == "cpu" else "cuda") if card else ("", "cuda")
     torch = ", ".join(sorted({f"torch {software['torch']}" for software in report.software}))
     about = f"job {job.id}, {model}, {torch}, {report.protocol.launch} launch"
@@ -406,7 +406,7 @@ def with_readings(session: Session, found: StepMemory) -> StepMemory:
         if taken is None:
             continue
         wholes = [whole.reading for whole in taken.wholes if whole.reading]
-        readings = {part.operator_id: part.reading for part in taken.parts if part.reading}
+        readings = {part.subject.operator_id: part.reading for part in taken.parts if part.reading}
         read_us = {
             id_: choose(reading, wholes, id_).time.value for id_, reading in readings.items()
         }

@@ -17,12 +17,14 @@ from typing import Any
 
 from farm.addons.pages import COLOURS, GREY
 from farm.operators.roofline import Roofline
+from farm.report.history import HistoryRow
 from farm.report.layers import LayerRow
 from farm.report.report import Report, TypeRow
 from farm.safe_text import printable
 from farm.store.database import by_key
+from farm.types.figure import Figure, value_of
 from farm.types.format import ENERGY, TIME, Units, count_of, fitting_unit, gap, percent, quantity
-from farm.verdict.figures import Figure
+from farm.verdict.cost_line import CostLine
 from farm.verdict.verdict import Comparison
 
 Chart = dict[str, Any]
@@ -88,12 +90,19 @@ def sum_and_whole(report: Report) -> list[Chart]:
     """
     types, verdict = report.types, report.verdict
     in_sum, in_model = "sum of<br>the parts", "in the<br>model"
-    time = {in_sum: [row.time_us for row in types], in_model: [row.in_model_us for row in types]}
+    time = {
+        in_sum: [row.cost.measured_us for row in types],
+        in_model: [row.in_model_us for row in types],
+    }
     charts = [_stacked(report, time, verdict.time, "time", TIME)] if verdict.measured else []
     if verdict.energy is not None:
         charts.append(
             _stacked(
-                report, {in_sum: [row.energy_mj for row in types]}, verdict.energy, "energy", ENERGY
+                report,
+                {in_sum: [row.cost.measured_mj for row in types]},
+                verdict.energy,
+                "energy",
+                ENERGY,
             )
         )
     return charts
@@ -158,15 +167,19 @@ def roofline(report: Report, peaks: Roofline) -> Chart | None:
     """Draw FLOP/s over FLOP per byte for all tuples that have FLOPs, with the card's peaks as
     limits.
     """
-    shown = [row for row in report.tuples if row.time_us and row.flops and row.bytes_moved]
+    shown = [
+        line
+        for line in report.tuples
+        if line.total_us and line.subject.flops and line.subject.bytes_moved
+    ]
     if not shown:
         return None
     colours = colours_of(report.types)
     total_us = sum(row.total_us for row in shown)
-    groups = by_key(lambda row: row.short_name, shown)
+    groups = by_key(lambda line: line.subject.short_name, shown)
     ridge = peaks.flops_per_s / peaks.bytes_per_s
-    intensities = [*(row.flops / row.bytes_moved for row in shown), ridge]
-    rates = [*(row.flops / (row.time_us or 1.0) / 1e6 for row in shown), peaks.flops_per_s / 1e12]
+    intensities = [*map(_intensity, shown), ridge]
+    rates = [*map(_tflops_per_s, shown), peaks.flops_per_s / 1e12]
     ends = [min(intensities) / 2, ridge, max(intensities) * 2]
     data = [_line(ends, [min(peaks.flops_per_s, x * peaks.bytes_per_s) / 1e12 for x in ends])]
     for name in sorted(groups, key=list(colours).index):
@@ -174,11 +187,12 @@ def roofline(report: Report, peaks: Roofline) -> Chart | None:
         data.append(
             _points(
                 name,
-                [row.flops / row.bytes_moved for row in groups[name]],
-                [row.flops / (row.time_us or 1.0) / 1e6 for row in groups[name]],
+                [_intensity(line) for line in groups[name]],
+                [_tflops_per_s(line) for line in groups[name]],
                 [
-                    f"{_text(row.label)}<br>{row.calls} × {quantity(row.time_us, TIME)}"
-                    for row in groups[name]
+                    f"{_text(line.subject.label)}<br>"
+                    f"{line.count} × {quantity(value_of(line.time_us), TIME)}"
+                    for line in groups[name]
                 ],
                 "%{x:.3g} FLOP/B, %{y:.3g} TFLOP/s",
                 marker={"color": colours[name], "size": sizes, "opacity": 0.75},
@@ -194,6 +208,15 @@ def roofline(report: Report, peaks: Roofline) -> Chart | None:
         axes=(_log_axis(intensities), _log_axis(rates)),
         legend=[("peaks of the card", GREY), *named, *others],
     )
+
+
+def _intensity(line: CostLine) -> float:
+    """FLOP per byte."""
+    return line.subject.flops / line.subject.bytes_moved
+
+
+def _tflops_per_s(line: CostLine) -> float:
+    return line.subject.flops / (line.time_us.value if line.time_us else 1.0) / 1e6
 
 
 def modules(rows: Sequence[LayerRow], title: str) -> Chart | None:
@@ -245,7 +268,9 @@ def distributions(report: Report, readings: Mapping[str, Any]) -> list[Chart]:
     """Draw histograms: the share of the model's time at each power, and at each clock of `readings`
     (by reading id).
     """
-    of_rows = [(row, readings.get(row.reading_id or "")) for row in report.tuples if row.time_us]
+    of_rows = [
+        (line, readings.get(line.reading_id or "")) for line in report.tuples if line.total_us
+    ]
     rows = [(row, reading) for row, reading in of_rows if reading is not None]
     total_us = sum(row.total_us for row, _ in rows)
     charts = []
@@ -356,11 +381,11 @@ def _scatter(points: Sequence[_Point], colours: Mapping[str, str], what: str, un
     )
 
 
-def history(rows: Sequence[Mapping[str, Any]]) -> Chart:
+def history(rows: Sequence[HistoryRow]) -> Chart:
     """Draw the time of each row of a series of `farm.report.history`, in order."""
-    times = [row["time"] for row in rows]
+    times = [row.time for row in rows if row.time]
     unit, factor = fitting_unit(times[-1].value, TIME)
-    names = [f"{n}: {_text(row['revision'][:12] or row['torch'])}" for n, row in enumerate(rows, 1)]
+    names = [f"{n}: {_text(row.revision[:12] or row.torch)}" for n, row in enumerate(rows, 1)]
     error = {"type": "data", "array": [time.half_width / factor for time in times], "thickness": 1}
     values, style = (
         [time.value / factor for time in times],

@@ -13,7 +13,6 @@ import contextlib
 import csv
 import functools
 import hashlib
-import itertools
 import re
 import time
 from collections import Counter, defaultdict
@@ -31,7 +30,7 @@ from farm.devices.shared_files import replacing_file
 from farm.errors import Unreadable, UsageError, needing
 from farm.operators.roofline import Roofline, median_fingerprint
 from farm.report.breakdowns import OF_OWNERS, OwnerGroup, grouped
-from farm.report.history import SERIES
+from farm.report.history import HistoryRow
 from farm.report.layers import layers
 from farm.report.report import Report, build, remarks
 from farm.requests.partial_request import command_of
@@ -127,12 +126,10 @@ def write_page(path: Path, pages: Sequence[JobPage]) -> None:
     write_whole(path, render("reports.html", **values))
 
 
-def write_history(path: Path, model: str, rows: list[Row]) -> None:
+def write_history(path: Path, model: str, rows: list[HistoryRow]) -> None:
     """Write a page with a chart and a table for each series of `farm.report.history`."""
-    groups = (
-        list(some) for _, some in itertools.groupby(rows, lambda row: [row[key] for key in SERIES])
-    )
-    series = [(some, charts.history(some)) for some in groups]
+    groups = by_key(lambda row: row.series, rows)
+    series = [(of_series, charts.history(of_series)) for of_series in groups.values()]
     write_whole(
         path,
         render("history.html", title=f"History of {model}", series=series, script=plotly_js()),

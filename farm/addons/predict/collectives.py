@@ -28,6 +28,7 @@ from farm.errors import NoReadings
 from farm.store.columns import OPERATOR, READING
 from farm.store.content import sound_readings
 from farm.types.collective import COLLECTIVES
+from farm.types.figure import value_of
 from farm.types.format import plural
 from farm.types.protocol import Software
 from farm.types.tuple import DTYPES, NeededTuple
@@ -84,7 +85,10 @@ def measured_sizes(
 
     return [
         Size.of(
-            specs[id_], time_us=counted_us(one), relative=one.time.relative, energy_mj=one.energy_mj
+            specs[id_],
+            time_us=counted_us(one),
+            relative=one.time_us.relative,
+            energy_mj=value_of(one.energy_mj),
         )
         for id_, row in (sets[most_similar(session, sets, software)].items() if sets else ())
         for one in (ReadingView.of(row),)
@@ -96,7 +100,7 @@ def counted_us(reading: ReadingView) -> float:
     operators.
     """
     context = reading.details.context
-    return reading.time_us + (context.effect_us if context else 0.0)
+    return reading.time_us.value + (context.effect_us if context else 0.0)
 
 
 def predicted(

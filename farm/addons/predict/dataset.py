@@ -218,7 +218,7 @@ def _training_row(
     details, rough = Details.from_json(row.details), "rough" in (row.flags or ())
     context, fetching_us = details.context, 0.0
     if context is not None and (details.copies or 1) > 1:
-        # As in `farm.verdict.aggregate`: time of a loop over copies minus time of a loop with all
+        # As in `farm.verdict.corrections`: time of a loop over copies minus time of a loop with all
         # tensors in the cache.
         looped_us = (details.burst.time_us if details.burst else None) or row.time_us
         fetching_us = max(-0.3 * row.time_us, min(0.9 * row.time_us, looped_us - context.alone_us))

@@ -12,10 +12,12 @@ from typing import Any
 from farm.addons.predict.stored_predictor import PredictedValue
 from farm.errors import UsageError
 from farm.requests.memory import MemoryNeed
+from farm.types.fields import figure_json
+from farm.types.figure import Figure
 from farm.types.format import ENERGY, TIME, quantity
 from farm.types.protocol import Protocol, Software, Variant
 from farm.verdict.expectation import Quantity, expected_whole
-from farm.verdict.figures import Figure, PerToken, figure_json
+from farm.verdict.figures import PerToken
 
 LEVEL, PREDICTED_LEVEL = 0.95, 0.90  # levels of the intervals of readings and of predictions
 _NARROWER = (

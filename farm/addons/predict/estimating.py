@@ -10,8 +10,9 @@ import functools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sqlmodel import Session
 
@@ -37,11 +38,11 @@ from farm.requests.partial_request import command_of, default_data
 from farm.store.content import stored_software
 from farm.store.database import read_clock_s
 from farm.types.collective import COLLECTIVES
+from farm.types.figure import Figure
 from farm.types.format import TIME, percent, plural, quantity
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.request import Request
 from farm.types.tuple import NeededTuple
-from farm.verdict.figures import Figure
 from farm.verdict.model_readings import (
     SelectedReadings,
     card_bytes,
@@ -195,33 +196,20 @@ class _ModelOnCard:
     ) -> Estimate:
         """The estimate from the readings alone. `doubtful`: see the method of this name."""
         result = sum_of_readings(selected, self.protocol.launch)
-        verdict = result.verdict
-        notes = [*result.notes]
-        if selected.other_sets:
-            others = f"{selected.other_sets} other {plural('version', selected.other_sets)}"
-            notes.append(
-                f"Readings with {others} of the method or the software exist. They were not mixed "
-                "in."
-            )
-        missing = self._missing(selected)
-        for entry in missing:
-            if entry.mismatch:
-                notes.append(
-                    f"{entry.label} ({percent(entry.share)} of the estimated cost) has no reading: "
-                    f"{entry.mismatch}."
-                )
-        rows_by_id = {row.id: row for rows in selected.rows.values() for row in rows}
-        readings = list(rows_by_id.values())
+        verdict, missing = result.verdict, self._missing(selected)
+        readings = _readings_of(selected)
         measuring_s = [row.cost_s["total"] for row in readings if (row.cost_s or {}).get("total")]
         seconds_a_tuple = statistics.median(measuring_s) if measuring_s else SECONDS_A_TUPLE
         collectives_us = math.fsum(
-            row.total_us for row in verdict.tuples if row.short_name in COLLECTIVES
+            line.total_us for line in verdict.tuples if line.subject.short_name in COLLECTIVES
         )
         exposed_us = None
         if verdict.communication_us and not missing:
             exposed_us = verdict.communication_us[1]
         oldest_at_s = min((row.created_at_s for row in readings), default=None)
-        age_s = None if oldest_at_s is None else read_clock_s(self.session) - oldest_at_s
+        age_s = None
+        if oldest_at_s is not None:
+            age_s = read_clock_s(self.session) - oldest_at_s
         covered = math.fsum(self.weight[id_] for id_ in selected.rows)
         return Estimate(
             variant=self.variant,
@@ -239,11 +227,11 @@ class _ModelOnCard:
             missing=tuple(sorted(missing, key=lambda entry: (-entry.share, entry.label))),
             measuring_rest_s=len(missing) * seconds_a_tuple,
             other_data_calls=selected.other_data_calls,
-            flags=dict(Counter(flag for row in readings for flag in row.flags).most_common()),
+            flags=_flags_of(readings),
             origins=dict(Counter(row.origin for row in readings)),
             oldest_at_s=oldest_at_s,
             oldest_age_s=age_s,
-            notes=tuple(notes),
+            notes=(*result.notes, *_notes_of(selected, missing)),
             specs={
                 needed.operator_id: needed.spec
                 for needed in self.needed
@@ -326,6 +314,7 @@ class _ModelOnCard:
                 f"{result.software.torch}."
             )
         measured_energy = result.measured_energy if result.covered_tuples else Figure(0.0)
+        transfer = predicted.transfer if missing else None
         return replace(
             result,
             predictor=predictor.name,
@@ -338,7 +327,7 @@ class _ModelOnCard:
                 *of_collectives,
             ),
             missing=tuple(_predicted(entry, calls[entry.operator_id]) for entry in result.missing),
-            transfer=predicted.transfer if missing else None,
+            transfer=transfer,
             communication_us=result.communication_us + math.fsum(time.value for time in times[1:]),
             notes=tuple(notes),
         )
@@ -390,6 +379,32 @@ class _ModelOnCard:
                 times_us[entry.operator_id] = entry.predicted_us * entry.calls
         note = routing_note(self.needed, times_us)
         return replace(result, notes=(note, *result.notes)) if note else result
+
+
+def _readings_of(selected: SelectedReadings) -> list[Any]:
+    """The selected readings, each one time."""
+    readings_by_id: dict[str, Any] = {}
+    for rows in selected.rows.values():
+        readings_by_id |= {row.id: row for row in rows}
+    return list(readings_by_id.values())
+
+
+def _flags_of(readings: Sequence[Any]) -> dict[str, int]:
+    """Flag -> number of readings, the most frequent first."""
+    flags: Counter[str] = Counter()
+    for row in readings:
+        flags.update(row.flags)
+    return dict(flags.most_common())
+
+
+def _notes_of(selected: SelectedReadings, missing: Sequence[MissingTuple]) -> Iterator[str]:
+    if selected.other_sets:
+        others = f"{selected.other_sets} other {plural('version', selected.other_sets)}"
+        yield f"Readings with {others} of the method or the software exist. They were not mixed in."
+    for entry in missing:
+        if entry.mismatch:
+            share = f"{percent(entry.share)} of the estimated cost"
+            yield f"{entry.label} ({share}) has no reading: {entry.mismatch}."
 
 
 def _is_of_other_software(predictor: Predictor, software: Software) -> bool:

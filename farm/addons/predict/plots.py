@@ -22,54 +22,66 @@ def draw_evaluation(data: Dataset, held: HeldOutPredictions, path: Path, title: 
     errors = held.errors(data)["time"]
     finite = np.isfinite(errors.log_ratio)
     measured = np.array([row.time_us for row in data.rows])[finite]
-    predicted, off = held.costs.time_us[finite], 100 * np.expm1(errors.log_ratio[finite])
+    predicted = held.costs.time_us[finite]
+    off_percent = 100 * np.expm1(errors.log_ratio[finite])
     kinds = np.array([call.operator_family for call in data.calls])[finite]
     families = sorted(set(errors.families[finite]), reverse=True)  # from bottom to top
     figure, (left, right) = new_figure(11, max(5, 0.17 * len(families) + 1), 1, 2)
-    ends = [min(measured.min(), predicted.min()), max(measured.max(), predicted.max())]
+
+    ends = [
+        min(measured.min(), predicted.min()),
+        max(measured.max(), predicted.max()),
+    ]
     left.plot(ends, ends, color=GREY, linewidth=1)
     names, numbers = np.unique(kinds, return_counts=True)
-    most = set(names[np.argsort(-numbers)][: len(COLOURS)])
-    for name, colour in (*zip(sorted(most), COLOURS, strict=False), ("others", GREY)):
-        chosen = np.isin(kinds, list(most), invert=True) if name == "others" else kinds == name
+    most = sorted(names[np.argsort(-numbers)][: len(COLOURS)])
+    groups = [(name, colour, kinds == name) for name, colour in zip(most, COLOURS, strict=False)]
+    groups.append(("others", GREY, np.isin(kinds, most, invert=True)))
+    for name, colour, chosen in groups:
         if chosen.any():
-            left.plot(
-                measured[chosen], predicted[chosen], ".", color=colour, markersize=4, label=name
-            )
+            style = {"color": colour, "markersize": 4, "label": name}
+            left.plot(measured[chosen], predicted[chosen], ".", **style)
     left.set(xscale="log", yscale="log", xlabel="measured (µs)", ylabel="predicted (µs)")
     label_logs(left.xaxis, left.yaxis)
     left.legend(fontsize=8, frameon=False)
-    groups = [np.clip(off[errors.families[finite] == name], -100, 200) for name in families]
+
+    of_families = [
+        np.clip(off_percent[errors.families[finite] == name], -100, 200) for name in families
+    ]
     right.axvspan(-10, 10, color=SHADE, zorder=0)
-    style = {"orientation": "horizontal", "showfliers": False, "medianprops": {"color": COLOURS[0]}}
-    right.boxplot(groups, tick_labels=families, **style)
+    right.boxplot(
+        of_families,
+        tick_labels=families,
+        orientation="horizontal",
+        showfliers=False,
+        medianprops={"color": COLOURS[0]},
+    )
     right.tick_params(axis="y", labelsize=8)
     right.set(xlabel="error of the predicted time (%), trained without the model's family")
     save_figure(figure, path, title)
 
 
-def draw_estimates(found: Sequence[Estimate], path: Path, over: str) -> None:
+def draw_estimates(estimates: Sequence[Estimate], path: Path, over: str) -> None:
     """Draw a model's time over a size (``batch`` or ``length``), with its interval. Raises as
     `check_path`.
     """
     check_path(path)
-    level = min(one.level for one in found)
-    sizes, rows = [getattr(one.variant, over) for one in found], []
-    for one in found:
-        time = one.time_at(level)
-        rows.append(
-            [
-                time.value / 1e3 if end is None else end / 1e3
-                for end in (time.value, time.low, time.high)
-            ]
-        )
-    values, lows, highs = zip(*rows, strict=True)
+    level = min(estimate.level for estimate in estimates)
+    sizes, times_ms, lows_ms, highs_ms = [], [], [], []
+    for estimate in estimates:
+        variant, time = estimate.variant, estimate.time_at(level)
+        sizes.append(variant.batch if over == "batch" else variant.length)
+        times_ms.append(time.value / 1e3)
+        lows_ms.append((time.value if time.low is None else time.low) / 1e3)
+        highs_ms.append((time.value if time.high is None else time.high) / 1e3)
+
     figure, (axis,) = new_figure(7, 4.5)
-    axis.fill_between(sizes, lows, highs, color=SHADE, label=f"{percent(level, 0)} interval")
-    axis.plot(sizes, values, ".-", color=COLOURS[0], label="estimated time of the model")
+    label = f"{percent(level, 0)} interval"
+    axis.fill_between(sizes, lows_ms, highs_ms, color=SHADE, label=label)
+    axis.plot(sizes, times_ms, ".-", color=COLOURS[0], label="estimated time of the model")
     axis.set(xlabel=over, ylabel="time (ms)", xscale="log", yscale="log")
     label_logs(axis.yaxis)
     axis.set_xticks(sizes, [str(size) for size in sizes])
     axis.minorticks_off()
     axis.legend(frameon=False)
-    save_figure(figure, path, f"{found[0].variant.model} on {found[0].card_model}")
+    save_figure(figure, path, f"{estimates[0].variant.model} on {estimates[0].card_model}")

@@ -90,7 +90,7 @@ class CallCosts:
         return np.hypot(self.time_spread, self.power_spread)
 
     def in_model(self, cached_share: float) -> tuple[Floats, Floats]:
-        """Time in us and energy in mJ of each call as part of a model (`farm.verdict.aggregate`).
+        """Time in us and energy in mJ of each call as part of a model (`farm.verdict.corrections`).
 
         ``cached_share``: share of the model's weights (0 to 1) that the next pass finds in the
         card's cache."""

@@ -17,11 +17,12 @@ from sqlmodel import Session
 from farm.addons.predict.collectives import counted_us
 from farm.store.columns import OPERATOR, VARIANT
 from farm.types.collective import COLLECTIVES
+from farm.types.figure import Figure
 from farm.types.format import plural
 from farm.types.protocol import Protocol, Software
 from farm.types.reading import Details
 from farm.types.tuple import NeededTuple
-from farm.verdict.figures import Figure, ReadingView
+from farm.verdict.figures import ReadingView
 from farm.verdict.model_readings import most_similar, newest_readings, protocols_like
 
 #: Only shorter operators count, because the differences of longer ones scatter; shorter collectives
@@ -81,9 +82,10 @@ def rank_effects(
             if (
                 (loop := loops.get(id_))
                 and place.effect_us
-                and place.half_width_us < UNSURE * loop.time_us
+                and place.half_width_us < UNSURE * loop.time_us.value
             ):
-                found[kind_of(names[id_], loop.time_us)].append(place.effect_us - counted_us(loop))
+                kind = kind_of(names[id_], loop.time_us.value)
+                found[kind].append(place.effect_us - counted_us(loop))
     if not found:
         return None
     effects = {

@@ -12,6 +12,7 @@ from cli.tables import Text, filled, grid, row, ruled
 from farm.addons.predict.estimate import PREDICTED_LEVEL, interval_at, too_large_from
 from farm.addons.predict.stored_predictor import PredictedValue
 from farm.models.catalog import title_of
+from farm.types.figure import Figure
 from farm.types.format import (
     ENERGY,
     NOTHING,
@@ -24,7 +25,7 @@ from farm.types.format import (
     quantity,
     span,
 )
-from farm.verdict.figures import Figure, PerToken
+from farm.verdict.figures import PerToken
 
 if TYPE_CHECKING:
     from farm.addons.predict.calibration import IntervalCoverage
@@ -63,81 +64,98 @@ def generation(found: Generation) -> RenderableType:
     )
 
 
-def estimate(found: Estimate, level: float = 0.0) -> RenderableType:
+def estimate(estimate: Estimate, level: float = 0.0) -> RenderableType:
     """Show the estimated cost of the model, its measured and predicted parts, and the missing
     tuples. `level` is the level of the intervals, e.g. 0.95; default: that of the estimate."""
-    software, number, level = found.software, len(found.missing), level or found.level
-    of_level = f"{percent(level, 0)} interval"
-    least = "" if found.complete else "at least "
-    whole = ", the whole model measured" if found.whole_time else ""
-    energy = found.energy_at(level)
-    lines = {
-        "time": f"{least}{_shown(found.time_at(level), TIME, of_level)}{whole}",
-        "energy": f"{least}{_shown(energy, ENERGY, of_level)}" if energy else "not available",
-        "tokens": str(found.per_token),
-        "communication": _communication(found),
-        "incomplete": found.incomplete_reason,
-        "memory": _memory(found),
-    }
-    if found.whole_time and number:
-        lines["sum of parts"] = _both(*found.sum_at(level))
-    of_all = (
-        f"sum of {found.covered_tuples} of {found.tuples} tuples, which have "
-        f"{percent(found.coverage)} of the "
-        "estimated cost"
-    )
-    if number:
-        figures = _both(
-            interval_at(found.measured_time, level), interval_at(found.measured_energy, level)
-        )
-    else:  # the sum stands for the whole model, so its interval does, too
-        figures = _both(*found.sum_at(level))
-    named = "" if found.complete else f" ({of_level})"  # else the first line names it
-    lines["measured"] = f"{figures}{named}: {of_all}" if found.covered_tuples else of_all
-    if found.predicted_us is not None and number:
-        energy = PredictedValue(found.predicted_mj) if found.predicted_mj else None
-        figures = _both(PredictedValue(found.predicted_us), energy)
-        bound = "" if found.total_time and found.total_time.low else "at least "
-        lines["predicted"] = (
-            f"{bound}{figures}: {number} {plural('tuple', number)} (predictor `{found.predictor}`)"
-        )
-        shares = (
-            f"{percent(share)} {_SHARES.get(name, name)}"
-            for name, share in found.shares.items()
-            if share
-        )
-        lines["shares of time"] = ", ".join(shares) if found.complete else ""
-    if number:
-        tuples = f"{number} {plural('tuple', number)} without a reading"
-        lines["missing"] = (
-            f"{tuples}; measuring them takes about {span(found.measuring_rest_s)} of card time"
-        )
-    lines["left out"] = found.left_out
-    if found.other_data_calls:
-        calls = f"{found.other_data_calls} {plural('call', found.other_data_calls)}"
-        lines["data"] = f"the readings for {calls} have another class of data than the model"
-    lines |= {
-        "card": found.card_model,
-        "software": (
-            f"torch {software.torch}, CUDA {software.cuda or NOTHING}, driver "
-            f"{software.driver or NOTHING}"
-        ),
-        "protocol": f"{found.protocol.launch} launch, {found.protocol.residency} data",
-        "flags": ", ".join(f"{name} ×{flagged}" for name, flagged in found.flags.items()),
-        "readings": ", ".join(
-            f"{count} from {name}" for name, count in found.origins.items() if name
-        ),
-    }
-    if found.oldest_age_s is not None:
-        lines["age"] = f"the oldest reading is {span(found.oldest_age_s)} old"
+    level = level or estimate.level
+    lines = _cost_lines(estimate, level) | _part_lines(estimate, level) | _origin_lines(estimate)
     table = grid(2)
     for name, value in lines.items():
         if value:
             row(table, f"  {name}", value)
-    parts = [Text(f"  {note}") for note in found.notes] + (
-        [Text(""), _missing(found)] if number else []
+    parts: list[RenderableType] = [Text(f"  {note}") for note in estimate.notes]
+    if estimate.missing:
+        parts += [Text(""), _missing(estimate)]
+    return Group(Text(title_of(estimate.variant), style="bold"), table, *parts)
+
+
+def _cost_lines(estimate: Estimate, level: float) -> dict[str, str]:
+    """The cost of the whole model."""
+    of_level = f"{percent(level, 0)} interval"
+    least = "" if estimate.complete else "at least "
+    whole = ", the whole model measured" if estimate.whole_time else ""
+    energy = estimate.energy_at(level)
+    lines = {
+        "time": f"{least}{_shown(estimate.time_at(level), TIME, of_level)}{whole}",
+        "energy": f"{least}{_shown(energy, ENERGY, of_level)}" if energy else "not available",
+        "tokens": str(estimate.per_token),
+        "communication": _communication(estimate),
+        "incomplete": estimate.incomplete_reason,
+        "memory": _memory(estimate),
+    }
+    if estimate.whole_time and estimate.missing:
+        lines["sum of parts"] = _both(*estimate.sum_at(level))
+    return lines
+
+
+def _part_lines(estimate: Estimate, level: float) -> dict[str, str]:
+    """What is measured, predicted and missing."""
+    number = len(estimate.missing)
+    tuples = f"{number} {plural('tuple', number)}"
+    lines = {"measured": _measured_part(estimate, level)}
+    if number and estimate.predicted_us is not None:
+        energy = PredictedValue(estimate.predicted_mj) if estimate.predicted_mj else None
+        figures = _both(PredictedValue(estimate.predicted_us), energy)
+        bound = "" if estimate.total_time and estimate.total_time.low else "at least "
+        lines["predicted"] = f"{bound}{figures}: {tuples} (predictor `{estimate.predictor}`)"
+        if estimate.complete:
+            lines["shares of time"] = ", ".join(
+                f"{percent(share)} {_SHARES.get(name, name)}"
+                for name, share in estimate.shares.items()
+                if share
+            )
+    if number:
+        measuring = f"measuring them takes about {span(estimate.measuring_rest_s)} of card time"
+        lines["missing"] = f"{tuples} without a reading; {measuring}"
+    lines["left out"] = estimate.left_out
+    if estimate.other_data_calls:
+        calls = f"{estimate.other_data_calls} {plural('call', estimate.other_data_calls)}"
+        lines["data"] = f"the readings for {calls} have another class of data than the model"
+    return lines
+
+
+def _measured_part(estimate: Estimate, level: float) -> str:
+    of_all = (
+        f"sum of {estimate.covered_tuples} of {estimate.tuples} tuples, which have "
+        f"{percent(estimate.coverage)} of the estimated cost"
     )
-    return Group(Text(title_of(found.variant), style="bold"), table, *parts)
+    if not estimate.covered_tuples:
+        return of_all
+    # Without missing tuples the sum stands for the whole model, and so does its interval.
+    figures = _both(*estimate.sum_at(level))
+    if estimate.missing:
+        time = interval_at(estimate.measured_time, level)
+        figures = _both(time, interval_at(estimate.measured_energy, level))
+    # If the estimate is complete, the line of the time names the level.
+    of_level = "" if estimate.complete else f" ({percent(level, 0)} interval)"
+    return f"{figures}{of_level}: {of_all}"
+
+
+def _origin_lines(estimate: Estimate) -> dict[str, str]:
+    """The conditions and the origin of the readings."""
+    software = estimate.software
+    cuda, driver = software.cuda or NOTHING, software.driver or NOTHING
+    farms = (f"{count} from {name}" for name, count in estimate.origins.items() if name)
+    lines = {
+        "card": estimate.card_model,
+        "software": f"torch {software.torch}, CUDA {cuda}, driver {driver}",
+        "protocol": f"{estimate.protocol.launch} launch, {estimate.protocol.residency} data",
+        "flags": ", ".join(f"{name} ×{count}" for name, count in estimate.flags.items()),
+        "readings": ", ".join(farms),
+    }
+    if estimate.oldest_age_s is not None:
+        lines["age"] = f"the oldest reading is {span(estimate.oldest_age_s)} old"
+    return lines
 
 
 def _left_out(estimates: Iterable[Estimate]) -> list[str]:

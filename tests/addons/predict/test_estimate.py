@@ -22,9 +22,11 @@ from farm.operators.roofline import roofline_of
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import newest_schema, read_clock_s
+from farm.types.figure import Figure
 from farm.types.protocol import Protocol
 from farm.types.reading import Burst, Details
 from farm.verdict.aggregate import BETWEEN_JOBS
+from farm.verdict.cost_line import TupleView
 from farm.verdict.figures import Part, ReadingView
 from farm.verdict.model_readings import SelectedReadings, card_model_named, tuples_of
 from tests.cli.conftest import farm  # noqa: F401
@@ -410,18 +412,21 @@ def test_tuples_at_the_power_limit_count_as_in_bursts_as_far_as_the_mean_power_a
     others draw 400 W.
     """
     burst = Burst(time_us=800.0, energy_mj=800.0)
-    product = ReadingView(1000.0, energy_mj=700.0, details=Details(burst=burst))
-    other = ReadingView(others_us, energy_mj=0.4 * others_us)
-    parts = [Part("a", "mm", "mm", 1, reading=product), Part("b", "add", "add", 1, reading=other)]
+    product = ReadingView(Figure(1000.0), Figure(700.0), details=Details(burst=burst))
+    other = ReadingView(Figure(others_us), Figure(0.4 * others_us))
+    parts = [
+        Part(TupleView("a", "mm", "mm"), 1, product),
+        Part(TupleView("b", "add", "add"), 1, other),
+    ]
     found = sum_of_readings(SelectedReadings(5, "", parts, {}, [], 0, 0), "graph")
     assert found.time.value == pytest.approx(others_us + 1000.0 - 200.0 * share, rel=0.01)
     assert found.energy.value == pytest.approx(0.4 * others_us + 700.0 + 100.0 * share, rel=0.01)
     assert found.verdict.power.total.value < 701.0
     assert found.time.half_width >= 200.0 * max(share, 1 - share) * 0.99
     assert "of the way from loops to bursts" in found.notes[0]
-    hungry = Part(
-        "c", "mm", "mm", 1, reading=ReadingView(2000.0, energy_mj=2000.0)
-    )  # no power limit can be so low
+    # no power limit can be so low
+    product = ReadingView(Figure(2000.0), Figure(2000.0))
+    hungry = Part(TupleView("c", "mm", "mm"), 1, product)
     selected = SelectedReadings(5, "", [*parts, hungry], {}, [], 0, 0)
     assert sum_of_readings(selected, "graph").time.value == pytest.approx(
         others_us + 3000.0, rel=0.01

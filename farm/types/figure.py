@@ -1,0 +1,68 @@
+"""A value with its interval, and the arithmetic of such values.
+
+Every time and energy that the farm computes with is a `Figure`. Tables of the database and JSON
+store it as two numbers; `farm.types.fields` has the codec."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A value and the half-width of its 95 % interval, in the unit of the value.
+
+    >>> Figure(110.0, 2.0).deviation_from(Figure(100.0)).value
+    0.10000000000000009
+    """
+
+    value: float
+    half_width: float = 0.0
+
+    @property
+    def relative(self) -> float:
+        """The half-width as a fraction of the value."""
+        return self.half_width / abs(self.value) if self.value else 0.0
+
+    def times(self, number: float) -> Figure:
+        """Return the figure multiplied by an exact number that is not negative."""
+        return Figure(self.value * number, self.half_width * number)
+
+    def deviation_from(self, reference: Figure) -> Figure:
+        """Return ``self / reference - 1`` for independent errors. The value of the reference must
+        not be 0.
+        """
+        ratio = self.value / reference.value
+        return Figure(ratio - 1, abs(ratio) * math.hypot(self.relative, reference.relative))
+
+
+def figure_of(value: float | None, half_width: float | None) -> Figure | None:
+    """Return the figure of two stored numbers; None without a value. An unknown half-width counts
+    as 0.
+    """
+    return None if value is None else Figure(value, half_width or 0.0)
+
+
+def value_of(figure: Figure | None) -> float | None:
+    """Return the value of a figure; None without a figure."""
+    return figure.value if figure else None
+
+
+def total_of(terms: Iterable[tuple[Figure | None, int]]) -> Figure | None:
+    """Return the sum of figure x exact number, for independent errors; None if a figure is
+    missing.
+    """
+    values, half_widths = [], []  # lists, because a Figure for each of thousands of terms is slow
+    for figure, number in terms:
+        if figure is None:
+            return None
+        values.append(figure.value * number)
+        half_widths.append(figure.half_width * number)
+    return Figure(math.fsum(values), math.hypot(*half_widths))
+
+
+def share_of(value: float | None, total: float | None) -> float | None:
+    """Return value / total; None if one of them is unknown or the total is 0."""
+    return None if value is None or not total else value / total

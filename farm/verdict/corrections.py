@@ -1,0 +1,422 @@
+"""The corrections that turn the reading of a tuple into the figures of one call in a model.
+
+A tuple is measured in a loop, at the clocks, temperature and cache contents of that loop. The model
+runs it under other conditions. `choose` begins with the figures of the loop and applies
+`CORRECTIONS` in order. Each one states its evidence, when it applies, and its uncertainty."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from farm.types.figure import Figure, figure_of
+from farm.types.measured_constants import MEASURED
+from farm.types.reading import Burst, InContext, Place
+from farm.verdict.figures import Chosen, ReadingView
+
+#: The power while a kernel waits for code or data, if it is not measured: between the card without
+#: work (0) and the operator's own power (1).
+WAITING = Figure(0.5, 0.5)
+# per call: a CUDA event before a kernel prevents an early start of the kernel
+PLACE_UNSURE_US = MEASURED["place"].value
+# fraction of the effect of a place in the model
+PLACE_UNSURE = MEASURED["place_share"].value
+#: Relative change of the power per degree (C) at constant work and clocks.
+POWER_PER_C = Figure(MEASURED["power_per_c"].value, MEASURED["power_per_c"].half_width)
+# share of the energy: error that rough readings share, because the chip is not yet warm
+ROUGH_POWER = MEASURED["rough_power"].value
+#: Half-width of a time that differs each time the operator is built, for a time of 1 us; it grows
+#: with the square root of the time.
+BUILD_UNSURE_US = MEASURED["build"].value
+# share of throttled samples from which a burst did not run at full clocks
+BURST_THROTTLED_SHARE = 0.05
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a tuple in a model: the tuple's reading, and what the wholes say about the call.
+
+    Attributes:
+        wholes: the readings of the whole model, on the card of the tuple if there are such.
+        looped_us: the time in short loops between the calls of a split model; None if not measured.
+        waiting: the power of a waiting kernel, see `WAITING`.
+    """
+
+    reading: ReadingView
+    wholes: Sequence[ReadingView]
+    operator_id: str
+    looped_us: float | None
+    waiting: Figure
+
+    @classmethod
+    def of(
+        cls,
+        reading: ReadingView,
+        wholes: Sequence[ReadingView],
+        operator_id: str,
+        waiting: Figure,
+    ) -> Call:
+        same_card = [whole for whole in wholes if whole.card_id == reading.card_id]
+        wholes = same_card or wholes
+        looped_us = _mean_loop_us(wholes, operator_id)
+        if looped_us is not None:
+            reading = _with_bursts_of(reading, looped_us)
+        return cls(reading, wholes, operator_id, looped_us, waiting)
+
+    @property
+    def context(self) -> InContext | None:
+        """The effect of unrelated operators, measured with the tuple."""
+        return self.reading.details.context
+
+    @property
+    def burst(self) -> Burst | None:
+        return self.reading.details.burst
+
+    @property
+    def clock_mhz(self) -> float | None:
+        """The mean clock of the whole model; None if it is unknown."""
+        clocks = [whole.sm_clock_mhz for whole in self.wholes if whole.sm_clock_mhz]
+        return sum(clocks) / len(clocks) if clocks else None
+
+    @property
+    def place(self) -> Figure | None:
+        """How much longer the call takes at its place in the model, in us."""
+        return _mean_place([whole.details.places for whole in self.wholes], self.operator_id)
+
+    @property
+    def added(self) -> Figure | None:
+        """What a collective adds to a pass, in us."""
+        return _mean_place([whole.details.added for whole in self.wholes], self.operator_id)
+
+
+class Correction(Protocol):
+    """One difference between the loop of a tuple and its calls in a model."""
+
+    def applies(self, chosen: Chosen, call: Call) -> bool: ...
+
+    def correct(self, chosen: Chosen, call: Call) -> Chosen: ...
+
+
+def choose(
+    reading: ReadingView,
+    wholes: Sequence[ReadingView],
+    operator_id: str = "",
+    waiting: Figure = WAITING,
+) -> Chosen:
+    """Choose the figures of one call for the sum.
+
+    Args:
+        reading: the tuple's reading.
+        wholes: readings of the whole model. They say at which clocks the card ran it, and store by
+            `operator_id` how much the neighbouring operators change the tuple's time.
+        waiting: the power of a waiting kernel, see `farm.verdict.replay.waiting_share`.
+    """
+    call = Call.of(reading, wholes, operator_id, waiting)
+    chosen = _of_loop(call.reading)
+    for correction in CORRECTIONS:
+        if correction.applies(chosen, call):
+            chosen = correction.correct(chosen, call)
+    return chosen
+
+
+def _of_loop(reading: ReadingView) -> Chosen:
+    """Return the figures of the loop. Rough readings share an error of the energy."""
+    rough_mj = 0.0
+    if reading.energy_mj and "rough" in reading.flags:
+        rough_mj = ROUGH_POWER * reading.energy_mj.value
+    return Chosen(reading.time_us, reading.energy_mj, "steady", loop_unsure_mj=rough_mj)
+
+
+def _mean_loop_us(wholes: Sequence[ReadingView], operator_id: str) -> float | None:
+    loops = []
+    for whole in wholes:
+        looped_us = (whole.details.looped_us or {}).get(operator_id)
+        if looped_us is not None:
+            loops.append(looped_us)
+    return sum(loops) / len(loops) if loops else None
+
+
+def _with_bursts_of(reading: ReadingView, looped_us: float) -> ReadingView:
+    """Return a reading at the power limit whose time in bursts is that of short loops between the
+    calls of a split model.
+
+    Bursts of one operator alone take longer, probably because they reach the limit, too: 1,388 us
+    instead of 1,210 us for a matrix product on H200s."""
+    if reading.details.burst is None:
+        return reading
+    burst = replace(reading.details.burst, time_us=looped_us)
+    return replace(reading, details=replace(reading.details, burst=burst))
+
+
+def _mean_place(of_wholes: Iterable[Mapping[str, Place] | None], operator_id: str) -> Figure | None:
+    places = [places[operator_id] for places in of_wholes if places and operator_id in places]
+    if not places:
+        return None
+    mean_us = sum(place.effect_us for place in places) / len(places)
+    return Figure(mean_us, max(place.half_width_us for place in places))
+
+
+# ---- the model's clock
+
+
+class ModelClock:
+    """A tuple that reaches the power limit in a loop runs faster in the model, because its
+    neighbours draw less power.
+
+    The sum uses the burst figures if the model is below the limit. Else it uses figures between
+    steady and burst, at the model's clock. The true relation is a curve; the error of the linear
+    interpolation is zero at both ends. `benchmarks/power_limit.py` measures it."""
+
+    def applies(self, chosen: Chosen, call: Call) -> bool:
+        return call.burst is not None and bool(call.burst.time_us)
+
+    def correct(self, chosen: Chosen, call: Call) -> Chosen:
+        burst = call.burst
+        assert burst is not None
+        if not call.wholes:
+            why = "the clock in the model is unknown: the whole model has no reading"
+            return replace(chosen, why=why)
+
+        time = Figure(burst.time_us, burst.time_half_width_us or 0.0)
+        energy = figure_of(burst.energy_mj, burst.energy_half_width_mj)
+        if not any(whole.power_throttled for whole in call.wholes):
+            why = "the whole model is below the power limit"
+            return Chosen(time, energy or chosen.energy, "burst", why)
+
+        clock_mhz = call.clock_mhz
+        low_mhz = call.reading.sm_clock_mhz
+        high_mhz = burst.sm_clock_mhz
+        if clock_mhz is None or not low_mhz or not high_mhz or high_mhz <= low_mhz:
+            why = "the whole model hits the power limit, but no recorded clocks show by how much"
+            return replace(chosen, why=why)
+
+        share = min(1.0, max(0.0, (clock_mhz - low_mhz) / (high_mhz - low_mhz)))
+        bend = share * (1 - share)
+        between, unsure_mj = chosen.energy, 0.0
+        if chosen.energy and energy:
+            between = _between(chosen.energy, energy, share)
+            unsure_mj = bend * abs(energy.value - chosen.energy.value)
+        return Chosen(
+            _between(chosen.time, time, share),
+            between,
+            "interpolated",
+            f"the whole model hits the power limit and runs at {clock_mhz:.0f} MHz; the tuple runs "
+            f"at {low_mhz:.0f} MHz (steady) and {high_mhz:.0f} MHz (burst)",
+            unsure_us=bend * abs(time.value - chosen.time.value),
+            loop_unsure_mj=unsure_mj,
+        )
+
+
+def _between(low: Figure, high: Figure, share: float) -> Figure:
+    return Figure(
+        low.value + share * (high.value - low.value),
+        low.half_width + share * (high.half_width - low.half_width),
+    )
+
+
+class BurstsAtTheLimit:
+    """Bursts may reach the power limit too, if one pass is longer than a burst.
+
+    Such a reading is too slow by an unknown factor. The factor is at most the clock of the whole
+    model divided by the clock of the bursts, so the interval becomes that much wider."""
+
+    def applies(self, chosen: Chosen, call: Call) -> bool:
+        burst, model_mhz = call.burst, call.clock_mhz
+        if chosen.used != "burst" or burst is None or not burst.sm_clock_mhz or not model_mhz:
+            return False
+        limited = (burst.throttle_shares or {}).get("power_cap", 0.0) >= BURST_THROTTLED_SHARE
+        return limited and burst.sm_clock_mhz < model_mhz
+
+    def correct(self, chosen: Chosen, call: Call) -> Chosen:
+        assert call.burst
+        assert call.burst.sm_clock_mhz
+        assert call.clock_mhz
+        burst_mhz, model_mhz = call.burst.sm_clock_mhz, call.clock_mhz
+        unsure = 1 - burst_mhz / model_mhz
+        clocks = f"{burst_mhz:.0f} MHz instead of {model_mhz:.0f} MHz"
+        why = f"but the bursts hit it ({clocks}): they are too slow by an unknown amount"
+        return replace(
+            chosen,
+            why=f"{chosen.why}, {why}",
+            unsure_us=unsure * chosen.time.value,
+            loop_unsure_mj=unsure * chosen.energy.value if chosen.energy else 0.0,
+        )
+
+
+# ---- the model's temperature
+
+
+class Temperature:
+    """A warmer chip draws more power for the same work (`POWER_PER_C`), so the energy is restated
+    to the temperature of the whole model.
+
+    It does not apply at the power limit, which decides the power there, nor to a first step of the
+    energy counter, which is compared with long runs as it is
+    (`farm.benchmark.window.FIRST_STEP`). The uncertainty is common to all tuples."""
+
+    def applies(self, chosen: Chosen, call: Call) -> bool:
+        reading = call.reading
+        if not chosen.energy or chosen.used != "steady" or reading.temperature_c is None:
+            return False
+        if all(whole.temperature_c is None for whole in call.wholes):
+            return False
+        first_step = "rough" in reading.flags and reading.details.ticks == 2
+        return not first_step and not any(view.power_throttled for view in (reading, *call.wholes))
+
+    def correct(self, chosen: Chosen, call: Call) -> Chosen:
+        assert chosen.energy
+        assert call.reading.temperature_c is not None
+        temperatures_c = [
+            whole.temperature_c for whole in call.wholes if whole.temperature_c is not None
+        ]
+        model_c = math.fsum(temperatures_c) / len(temperatures_c)
+        per_c = (model_c - call.reading.temperature_c) * chosen.energy.value
+        warmth_mj = POWER_PER_C.value * per_c
+        return replace(
+            chosen,
+            energy=replace(chosen.energy, value=chosen.energy.value + warmth_mj),
+            warmth_mj=warmth_mj,
+            loop_unsure_mj=chosen.loop_unsure_mj + POWER_PER_C.half_width * abs(per_c),
+        )
+
+
+# ---- the neighbours in the model
+
+
+@dataclass(frozen=True)
+class Effect:
+    """How much longer a call takes in the model than in its loop.
+
+    Attributes:
+        time_us: the effect of the neighbours.
+        at_place: True if it was measured at the call's place in the model. Else the real neighbours
+            may act differently, so the uncertainty is as large as the effect.
+        in_cache: the share of the time to fetch the weights that is subtracted, because the weights
+            are in the cache in the model.
+        hidden: True if the call runs beside others for a part of its time. There, the power without
+            work counts only once.
+    """
+
+    time_us: Figure
+    at_place: bool
+    in_cache: float
+    hidden: bool = False
+
+
+class Neighbours:
+    """In a model, other operators run before the call: they evict its code and data from the
+    caches.
+
+    While a kernel waits for code or data, the card draws a power between the power without work and
+    the operator's power: `Call.waiting` says where. The uncertainties are common to all tuples."""
+
+    def applies(self, chosen: Chosen, call: Call) -> bool:
+        return self._effect(chosen, call) is not None
+
+    def correct(self, chosen: Chosen, call: Call) -> Chosen:
+        effect = self._effect(chosen, call)
+        assert effect is not None
+        fetched_us = effect.in_cache * self._fetching_us(call)
+        shift = Figure(effect.time_us.value - fetched_us, effect.time_us.half_width)
+        unsure_us = abs(effect.time_us.value)
+        if effect.at_place:
+            unsure_us = PLACE_UNSURE_US + PLACE_UNSURE * abs(shift.value)
+
+        build_us = BUILD_UNSURE_US * math.sqrt(call.reading.time_us.value)
+        half_width_us = math.hypot(chosen.time.half_width, shift.half_width, build_us)
+        longer = replace(
+            chosen,
+            time=Figure(chosen.time.value + shift.value, half_width_us),
+            context_us=shift.value,
+            unsure_us=chosen.unsure_us + unsure_us,
+        )
+        if chosen.energy is None or not chosen.time.value:
+            return longer
+
+        energy = chosen.energy
+        own_w = energy.value / chosen.time.value * 1e3
+        base_w = min(own_w, call.reading.base_power_w or call.reading.idle_power_w or own_w)
+        swing_w = 0.0 if effect.hidden else own_w - base_w
+        waiting_w = base_w + call.waiting.value * swing_w
+        added_mj = shift.value * waiting_w * 1e-3
+        waiting_mj = shift.value * swing_w * 1e-3
+        noise_mj = shift.half_width * waiting_w * 1e-3
+        return replace(
+            longer,
+            energy=Figure(energy.value + added_mj, math.hypot(energy.half_width, noise_mj)),
+            context_mj=added_mj,
+            waiting_mj=waiting_mj,
+            context_unsure_mj=abs(waiting_mj) * call.waiting.half_width + unsure_us * own_w * 1e-3,
+        )
+
+    def _effect(self, chosen: Chosen, call: Call) -> Effect | None:
+        """Return the effect from the best source: what a collective adds to a pass, the call's
+        place in the model, or unrelated operators. None without a source.
+        """
+        context = call.context
+        added = call.added
+        if added is not None:
+            longer = replace(added, value=added.value - chosen.time.value)
+            return Effect(longer, at_place=True, in_cache=0.0, hidden=longer.value < 0)
+
+        in_cache = weights_in_cache(call.wholes) or 0.0
+        place = call.place
+        if place is None:
+            if context is None:
+                return None
+            unrelated = Figure(context.effect_us, context.effect_half_width_us or 0.0)
+            return Effect(unrelated, at_place=False, in_cache=in_cache)
+
+        # The effect was measured with weights as cold as in the model, so it contains the time to
+        # fetch them. The loops in the ranks had their weights in the cache.
+        if call.looped_us is not None and call.burst is not None:
+            return Effect(_bounded(place, context, in_cache), at_place=True, in_cache=0.0)
+        if context is None:
+            return None
+        place = _bounded(place, context, in_cache)
+        if call.looped_us is not None:
+            place = replace(place, value=place.value + call.looped_us - context.alone_us)
+        return Effect(place, at_place=True, in_cache=1.0)
+
+    def _fetching_us(self, call: Call) -> float:
+        """Return the time to fetch the weights in the loop. With one copy, they stay in the cache
+        in the loop, too.
+        """
+        if call.context is None or (call.reading.details.copies or 1) <= 1:
+            return 0.0
+        burst_us = call.burst.time_us if call.burst else None
+        return (burst_us or call.reading.time_us.value) - call.context.alone_us
+
+
+def _bounded(place: Figure, context: InContext | None, in_cache: float) -> Figure:
+    """Limit the effect of a place, if all data of a pass fit in the cache, to the effect of
+    unrelated operators.
+
+    Unrelated operators evict all code of the operator and rewrite its inputs. CUDA events between
+    the calls make a pass longer, so the cache loses some weights that a normal pass finds. The lost
+    weights differ between processes."""
+    if context is None:
+        return place
+    excess_us = max(0.0, place.value - max(0.0, context.effect_us))
+    return replace(place, value=place.value - in_cache * excess_us)
+
+
+def weights_in_cache(wholes: Sequence[ReadingView]) -> float | None:
+    """Return the share of a model's weights that the next pass finds in the card's cache, 0 to 1.
+    It is measured with the whole (`farm.benchmark.cache`). None if no whole has it; then all
+    weights count as cold."""
+    shares = [
+        whole.details.found_again for whole in wholes if whole.details.found_again is not None
+    ]
+    return sum(shares) / len(shares) if shares else None
+
+
+#: In the order in which they apply: each one corrects the figures that those before it left.
+CORRECTIONS: tuple[Correction, ...] = (
+    ModelClock(),
+    BurstsAtTheLimit(),
+    Temperature(),
+    Neighbours(),
+)

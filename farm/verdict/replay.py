@@ -1,0 +1,109 @@
+"""What a replay of all calls in order says about a sum: its time, its energy, and the power of
+waiting kernels.
+
+A process replays all calls of a model in their order, each with its own tuple, without events
+between them (`farm.types.reading.InOrder`). So the replay has the neighbours of the model, and
+neither the scatter of the single tuples nor the errors of their neighbours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from farm.types.figure import Figure
+from farm.verdict.corrections import POWER_PER_C, WAITING, choose
+from farm.verdict.figures import Chosen, Part, ReadingView, Whole
+
+LEAST_WAITING = 0.1  # least half-width of the share of a waiting kernel, if it is measured
+
+Choice = tuple[Part, Chosen | None]  # a part, and the figures of its reading that the sum uses
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """All calls of a model, replayed in order; the energy at the temperature of the whole."""
+
+    time_us: Figure
+    energy_mj: Figure
+
+
+def of_launch(wholes: Iterable[Whole], launch: str) -> list[ReadingView]:
+    """Return the readings of the wholes with this launch."""
+    return [whole.reading for whole in wholes if whole.reading and whole.launch in ("", launch)]
+
+
+def choices_of(parts: Iterable[Part], wholes: Iterable[Whole], launch: str) -> list[Choice]:
+    """Choose the figures of each part for the sum. Only wholes with this `launch` are
+    considered.
+    """
+    parts = tuple(parts)
+    readings = of_launch(wholes, launch)
+    choices = _choices(parts, readings, WAITING)
+    waiting = waiting_share(choices, readings)
+    return choices if waiting == WAITING else _choices(parts, readings, waiting)
+
+
+def _choices(parts: Iterable[Part], wholes: Sequence[ReadingView], waiting: Figure) -> list[Choice]:
+    choices: list[Choice] = []
+    for part in parts:
+        chosen = None
+        if part.reading:
+            chosen = choose(part.reading, wholes, part.subject.operator_id, waiting)
+        choices.append((part, chosen))
+    return choices
+
+
+def waiting_share(choices: Sequence[Choice], wholes: Sequence[ReadingView]) -> Figure:
+    """Return where the power of a waiting kernel lies: 0 is the card without work, 1 the operator's
+    own power.
+
+    It follows from the energy of all calls, replayed in order from the tuples: minus the energy of
+    the loops, it is the energy of the waits. The model's own energy has no influence. `WAITING` if
+    the replay is missing or too imprecise."""
+    replay = replayed(wholes)
+    if replay is None:
+        return WAITING
+
+    energies_mj, half_widths_mj = list[float](), list[float]()
+    swings_mj, shared_mj = list[float](), list[float]()
+    for part, chosen in choices:
+        if chosen is None or chosen.energy is None:
+            return WAITING
+        energies_mj.append(part.count * chosen.energy.value)
+        half_widths_mj.append(part.count * chosen.energy.half_width)
+        swings_mj.append(part.count * chosen.waiting_mj)
+        shared_mj.append(part.count * chosen.loop_unsure_mj)
+    swing_mj = math.fsum(swings_mj)
+    if not swing_mj:
+        return WAITING
+
+    scatter_mj = math.hypot(replay.energy_mj.half_width, *half_widths_mj)
+    error_mj = math.hypot(scatter_mj, math.fsum(shared_mj))
+    half_width = max(LEAST_WAITING, error_mj / abs(swing_mj))
+    missing_mj = replay.energy_mj.value - math.fsum(energies_mj)
+    measured = WAITING.value + missing_mj / swing_mj
+    if wholes[0].details.ranks:
+        # No upper limit: the share was 2.4 to 2.7 in four decodings on two H100s and two H200s.
+        return Figure(max(0.0, measured), half_width + max(0.0, -measured))
+    if half_width >= WAITING.half_width:
+        return WAITING
+    share = min(1.0, max(0.0, measured))
+    return Figure(share, half_width + abs(measured - share))
+
+
+def replayed(wholes: Sequence[ReadingView]) -> Replayed | None:
+    """Return the replay of all calls; None if not exactly one whole has it."""
+    if len(wholes) != 1 or wholes[0].details.in_order is None:
+        return None
+
+    whole, replay = wholes[0], wholes[0].details.in_order
+    colder_c = 0.0
+    if replay.temperature_c is not None and whole.temperature_c is not None:
+        colder_c = whole.temperature_c - replay.temperature_c
+    unsure_mj = POWER_PER_C.half_width * abs(colder_c) * replay.energy_mj
+    energy = Figure(
+        replay.energy_mj * (1 + POWER_PER_C.value * colder_c),
+        math.hypot(replay.energy_half_width_mj, unsure_mj),
+    )
+    return Replayed(Figure(replay.time_us, replay.time_half_width_us), energy)
