@@ -200,7 +200,7 @@ def outside(card: Any) -> list[dict[str, Any]]:
     """Compare the farm's figures with those of meters that share no code with it, on the same
     loops.
     """
-    from farm.benchmark.measure import Bench
+    from farm.benchmark.bench import Bench
     from farm.devices.host import open_device
 
     cuda = card.kind == "cuda"

@@ -54,7 +54,7 @@ def main() -> None:
 
     import torch
 
-    from farm.benchmark.measure import Bench
+    from farm.benchmark.bench import Bench
 
     cuda = card.kind == "cuda"
     bench = Bench(device, "cuda:0" if cuda else "cpu")
@@ -101,7 +101,7 @@ def heat(variant: Variant, bench: Any, protocol: Protocol, seconds: float) -> di
         time_half_width=1e-9,
         energy_half_width=1e-9,
     )
-    with mock.patch("farm.benchmark.measure.REPEATS", 0):  # keep the drifting reading
+    with mock.patch("farm.benchmark.bench.REPEATS", 0):  # keep the drifting reading
         reading = bench.measure(subject, protocol, stopping)
     found: dict[str, Any] = {"variant": str(variant)}
     if reading.trace is None or "energy_mj" not in reading.trace.series:

@@ -53,7 +53,7 @@ def main() -> None:
 
     import torch
 
-    from farm.benchmark.measure import Bench
+    from farm.benchmark.bench import Bench
 
     cuda = card.kind == "cuda"
     launch = options.launch or ("graph" if cuda else "eager")

@@ -36,10 +36,12 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from farm.benchmark import ranks
+from farm.benchmark.bench import Bench
 from farm.benchmark.call_context import Player
 from farm.benchmark.host_steps import HostSteps
-from farm.benchmark.measure import GATES, Bench, silent
 from farm.benchmark.passes import Passes, applied, operator_passes, variant_passes
+from farm.benchmark.policies import POLICIES
+from farm.benchmark.steady import silent
 from farm.benchmark.workload import Workload, arrange
 from farm.devices.host import discover, open_device
 from farm.errors import Unmeasurable
@@ -112,7 +114,7 @@ def compare(variant: Variant, bench: Bench, stopping: Stopping, loops: bool) -> 
 
     def measured(name: str, workload: Workload, gate: str = "variant") -> dict[str, Any]:
         with contextlib.closing(workload):
-            reading = bench._steady(workload, stopping, GATES[gate], silent)
+            reading = bench.windows.measure(workload, stopping, POLICIES[gate], silent)
             passes = workload.rounds[0].passes
             kernels, between_us, timeline = kernels_of(workload.rounds[0].launch, passes)
         kernel_us = math.fsum(us for _, us in kernels.values())

@@ -55,7 +55,7 @@ def compare(card: Any, options: argparse.Namespace) -> dict[str, Any]:
     import torch
     from torch import nn
 
-    from farm.benchmark.measure import Bench
+    from farm.benchmark.bench import Bench
     from farm.devices.host import open_device
     from farm.operators.capture import capture
     from farm.operators.rebuild import rebuild

@@ -60,7 +60,7 @@ def main() -> None:
 
     import torch
 
-    from farm.benchmark.measure import Bench
+    from farm.benchmark.bench import Bench
 
     cuda = card.kind == "cuda"
     torch_device = "cuda:0" if cuda else "cpu"

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.utils import benchmark
 
-from farm.benchmark.measure import Bench
+from farm.benchmark.bench import Bench
 from farm.benchmark.passes import numeric_flags
 from farm.benchmark.workload import prepare
 from farm.devices.host import discover, open_device

@@ -360,8 +360,8 @@ def measure_whole(
     import torch
     from torch.utils._pytree import tree_map_only
 
-    from farm.benchmark.measure import Bench
-    from farm.benchmark.passes import give_variant
+    from farm.benchmark.bench import Bench
+    from farm.benchmark.passes import given_variant
     from farm.benchmark.workload import why_it_raised
     from farm.models.building import ByPosition
 
@@ -376,8 +376,8 @@ def measure_whole(
             raise why_it_raised(error) from error
         if whole.kwargs:
             model = ByPosition(model, len(whole.args), tuple(whole.kwargs))
-        give_variant(whole.variant, to, model, values)
-        return bench.measure(subject, protocol, stopping)
+        with given_variant(whole.variant, to, model, values):
+            return bench.measure(subject, protocol, stopping)
 
 
 def _torch_device(card: Card) -> Any:

@@ -23,7 +23,7 @@ from farm.types.fingerprint import FINGERPRINT_VERSION
 from farm.types.protocol import Protocol
 
 if TYPE_CHECKING:
-    from farm.benchmark.measure import Bench
+    from farm.benchmark.bench import Bench
 
 RATE_S = 0.25  # time to measure each rate, after a tenth of it to warm up
 REST_S = 1.2  # idle time before the load begins

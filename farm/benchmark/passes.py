@@ -362,9 +362,19 @@ def _working_set(
     )
 
 
-# At most one built variant, for the next `build_variant`. The verification puts it here if the same
-# process measures next; so does a caller whose model is not in the catalog.
-_handed_over: dict[tuple[str, str], tuple[torch.nn.Module, tuple[Any, ...]]] = {}
+@dataclass(frozen=True)
+class _BuiltVariant:
+    """A built model with its inputs, which waits for the next `build_variant`."""
+
+    variant: Variant
+    model: torch.nn.Module
+    arguments: tuple[Any, ...]
+    given: bool  # by a caller: this process cannot build the model itself
+
+
+# At most one built variant. The verification puts it here if the same process measures next; so
+# does a caller whose model is not in the catalog.
+_handed_over: dict[tuple[str, str], _BuiltVariant] = {}
 
 
 def build_variant(
@@ -373,28 +383,51 @@ def build_variant(
     """Build a model variant and its inputs on a device, with seeded random weights.
 
     If `hand_over` is set, the next call for the same variant and device returns the same objects,
-    once."""
+    once. A call for another variant frees them: the same seed builds them again. Raises
+    `Unmeasurable` (rejected) if a caller gave a model for another variant (`given_variant`)."""
     from farm.models import catalog
 
     key = (variant.id, str(device))
-    known = _handed_over.pop(key, None)
+    waiting = _handed_over.pop(key, None)
+    if waiting is not None:
+        return waiting.model, waiting.arguments
+
+    _free_handed_over(variant)
+    from farm.training.split import build
+
+    model, arguments = build(variant, device), catalog.example_inputs(variant, device=device)
+    if hand_over:
+        _handed_over[key] = _BuiltVariant(variant, model, arguments, given=False)
+    return model, arguments
+
+
+def _free_handed_over(variant: Variant) -> None:
+    """Free what waits for another build. Raises `Unmeasurable` if a caller gave it."""
+    for waiting in _handed_over.values():
+        if waiting.given:
+            raise Unmeasurable(
+                "rejected",
+                f"The model that was given for {waiting.variant} has not been measured, and "
+                f"{variant} is to be built instead.",
+                "Measure the given model first.",
+            )
     _handed_over.clear()
-    if known is None:
-        from farm.training.split import build
-
-        known = build(variant, device), catalog.example_inputs(variant, device=device)
-        if hand_over:
-            _handed_over[key] = known
-    return known
 
 
-def give_variant(
+@contextlib.contextmanager
+def given_variant(
     variant: Variant, device: torch.device, model: torch.nn.Module, arguments: tuple[Any, ...]
-) -> None:
-    """Let the next `build_variant` of this variant on this device return this model and its
-    arguments, once.
+) -> Iterator[None]:
+    """Within the block, the next `build_variant` of this variant on this device returns this model
+    and its arguments, once.
     """
-    _handed_over[variant.id, str(device)] = (model, arguments)
+    key = (variant.id, str(device))
+    _handed_over.clear()
+    _handed_over[key] = _BuiltVariant(variant, model, arguments, given=True)
+    try:
+        yield
+    finally:
+        _handed_over.pop(key, None)
 
 
 _compiled: dict[tuple[str, str], CompiledPass] = {}  # at most one compiled variant

@@ -1,6 +1,6 @@
 """Compute the results of a measurement window: its power, its flags and its reading.
 
-`farm.benchmark.measure` runs the window. docs/method.md describes the power sources and the
+`farm.benchmark.steady` runs the window. docs/method.md describes the power sources and the
 intervals."""
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ DISAGREE = 0.02
 FIRST_STEP = MEASURED["first_step"].value
 # a step of the energy counter does not count if passes had a smaller share of its time
 LEAST_WORK = 0.2
+MOVED = 2.0  # factor by which the values that an operator writes may grow or shrink
+# values that began at zero may grow to this, for example weights at a tiny learning rate
+NOTHING = 1e-6
 # the first step of a window is dropped as warm-up if its power differs more from the other steps'
 # median
 RAMP = 0.02
@@ -403,3 +406,13 @@ def with_power(timed: Reading, powered: Reading) -> Reading:
 
 def _rounded(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
+
+
+def moved(before: Sequence[float], after: Sequence[float]) -> bool:
+    """True if the values of a written input have grown or shrunk too much, or are no longer
+    finite.
+    """
+    return any(
+        not math.isfinite(late) or not early / MOVED <= late <= max(early * MOVED, NOTHING)
+        for early, late in zip(before, after, strict=True)
+    )

@@ -37,7 +37,7 @@ from farm.types.protocol import OnPhase
 if TYPE_CHECKING:
     import torch
 
-    from farm.benchmark.measure import Bench
+    from farm.benchmark.bench import Bench
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class VerifyRequest(SubjectRequest[Verified]):
 
 @dataclass(frozen=True)
 class MeasureRequest(SubjectRequest[Reading]):
-    """Measure one item (`farm.benchmark.measure`). Only a simulated card uses `predicted`."""
+    """Measure one item (`farm.benchmark.bench`). Only a simulated card uses `predicted`."""
 
     name, answer, doing = "measure", Reading, "measure the item"
     stopping: Stopping
@@ -81,7 +81,7 @@ class MeasureRequest(SubjectRequest[Reading]):
 @dataclass(frozen=True)
 class TurnsRequest(ProcessRequest[list[int]]):
     """Time the subjects of several items in turn on a CPU
-    (`farm.benchmark.measure.Bench.time_in_turn`).
+    (`farm.benchmark.bench.Bench.time_in_turn`).
 
     The answer is the list of positions of the items that were timed. A `MeasureRequest` then gets
     the reading."""

@@ -389,14 +389,15 @@ class TorchRunner(TorchVerifier):
             device
         ) as idle:  # the card is idle during the import of torch: measure its idle power meanwhile
             super().__init__(device)
-            from farm.benchmark import checks, measure
+            from farm.benchmark import bench as benches
+            from farm.benchmark import checks
         # Use the second half of the samples: after work, a card takes seconds to reach its idle
         # power.
         idle_power_w = idle.average_power_w((idle.began_s + time.perf_counter()) / 2, least_ticks=5)
         target = self._torch_device
         self._health = functools.cache(lambda: checks.HealthCheck(target))
         cuda = device.card.kind == "cuda"
-        bench = measure.Bench(device, target, idle_power_w if cuda else None, offload=offload())
+        bench = benches.Bench(device, target, idle_power_w if cuda else None, offload=offload())
         if bench.knows_processes and "compute_processes" in device.capabilities:
             register_process(device.card.id, bench.own_processes, settings().lock_dir)
         self.preparations += (bench.load_libraries,)

@@ -234,6 +234,10 @@ class ItemDriver:
     )
     #: See `_time_in_turn`.
     _timed: set[tuple[str, ...]] = field(default_factory=set, init=False, repr=False)
+    #: The start of the benchmark process that has timed them.
+    _timed_by: int = field(default=0, init=False, repr=False)
+    #: Items whose turns were lost: their readings get the flag `timed_alone`.
+    _lost: set[tuple[str, ...]] = field(default_factory=set, init=False, repr=False)
 
     def close(self) -> None:
         """End all processes that measure."""
@@ -385,7 +389,7 @@ class ItemDriver:
         predicted = predicted or None  # the kernels of a compiled model are not predicted
         if self.benchmark.card.kind == "cpu" and not claimed.protocol.placement:
             self._time_in_turn(claimed)
-        return self.benchmark.measure(
+        measured = self.benchmark.measure(
             claimed.subject,
             claimed.protocol,
             claimed.stopping,
@@ -394,6 +398,12 @@ class ItemDriver:
             timeout_s=settings().item_timeout_s,
             on_phase=partial(self.phase, claimed),
         )
+        key = (claimed.job_id, claimed.subject.id, claimed.protocol.id)
+        if key in self._lost:
+            self._lost.discard(key)
+            reading = measured.reading.flagged("timed_alone")
+            measured = dataclasses.replace(measured, reading=reading)
+        return measured
 
     def ask(
         self, query: Callable[..., T], *arguments: Any, claimed: bool = True, **options: Any
@@ -545,12 +555,14 @@ class ItemDriver:
         """On a CPU, time the item in turn with the items that wait behind it, unless it was timed
         with an earlier item.
 
-        The benchmark process keeps the results until it measures these items. If an item makes it
-        crash, each item is measured alone, so that only that item fails. If this process must stop,
-        only the claimed item is measured."""
+        The benchmark process keeps the results until it measures these items. If it crashes before,
+        each item is measured alone, so that only the item that makes it crash fails. If this
+        process must stop, only the claimed item is measured. Such readings are flagged."""
         key = (claimed.job_id, claimed.subject.id, claimed.protocol.id)
         if key in self._timed:
             self._timed.discard(key)
+            if not self.benchmark.alive or self.benchmark.starts != self._timed_by:
+                self._lost.add(key)
             return
         behind, calls = self.ask(
             items.waiting_beside, self.database, claimed, self.card_id, MOST_IN_TURN
@@ -576,8 +588,10 @@ class ItemDriver:
                 request, timeout_s=settings().item_timeout_s, on_phase=on_phase
             )
         except _MustStop:
+            self._lost.add(key)
             log.info("The worker stops: %s is measured without the items behind it", claimed.label)
         except Unmeasurable as error:
+            self._lost |= self._timed | {key}
             log.warning(
                 "%s and the items behind it are measured one after the other: %s",
                 claimed.label,
@@ -587,6 +601,8 @@ class ItemDriver:
             self._timed = {
                 (claimed.job_id, subjects[at].id, protocols[at].id) for at in positions if at
             }
+            self._timed_by = self.benchmark.starts
+            self._lost -= self._timed | {key}
 
     def _store(self, claimed: Claim, answer: Measured) -> Closed | None:
         """Write the reading into the database; if the database is unreachable, write it into the

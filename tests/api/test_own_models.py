@@ -314,11 +314,19 @@ def turns(database: farm.Database) -> list[str | None]:
         return [row.details["turns_group"] for row in rows if row.subject_kind == "operator"]
 
 
+def flagged_alone(database: farm.Database) -> list[bool]:
+    """For each reading of a tuple: whether its flags say that it lost its turns."""
+    with database.read() as session:
+        rows = list(session.exec(tables.ReadingRow.__table__.select()))  # type: ignore[attr-defined]
+        return ["timed_alone" in row.flags for row in rows if row.subject_kind == "operator"]
+
+
 def test_a_cpu_times_the_tuples_of_a_model_in_turn(database: farm.Database) -> None:
     captured = farm.capture_model(Masked().eval(), torch.randn(3, 4))
     farm.measure_model(captured, database=database, card="cpu", stopping=SHORT)
     assert len(turns(database)) == len(captured.tuples) == 3
     assert len(set(turns(database))) == 1
+    assert flagged_alone(database) == [False] * 3
 
 
 def test_if_the_process_dies_while_it_times_items_in_turn_each_is_measured_alone(
@@ -335,9 +343,32 @@ def test_if_the_process_dies_while_it_times_items_in_turn_each_is_measured_alone
     captured = farm.capture_model(Masked().eval(), torch.randn(3, 4))
     farm.measure_model(captured, database=database, card="cpu", stopping=SHORT)
     assert len(turns(database)) == len(set(turns(database))) == 3
+    assert flagged_alone(database) == [True] * 3
     with database.read() as session:
         assert {item.attempts for item in session.exec(tables.Item.__table__.select())} == {1}  # type: ignore[attr-defined]
     assert "measured one after the other" in caplog.text
+
+
+@pytest.mark.slow
+def test_readings_say_so_if_the_process_dies_after_it_timed_items_in_turn(
+    database: farm.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = BenchmarkProcess.measure
+    measured: list[str] = []
+
+    def measure_then_die(
+        self: BenchmarkProcess, subject: Subject, *rest: Any, **options: Any
+    ) -> Any:
+        answer = measure(self, subject, *rest, **options)
+        if not measured:
+            self.kill()
+        measured.append(subject.id)
+        return answer
+
+    monkeypatch.setattr(BenchmarkProcess, "measure", measure_then_die)
+    captured = farm.capture_model(Masked().eval(), torch.randn(3, 4))
+    farm.measure_model(captured, database=database, card="cpu", stopping=SHORT)
+    assert sorted(flagged_alone(database)) == [False, True, True]
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from farm.benchmark import checks
-from farm.benchmark.measure import Bench
+from farm.benchmark.bench import Bench
 from farm.benchmark.workload import Workload
 from farm.benchmark_process import server
 from farm.types.protocol import Protocol, Stopping

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from farm.benchmark.bench import Bench
 from farm.benchmark.clock import TimedRound
 from farm.benchmark.host_clock import LEAST_TURNS, TURNS, HostTimer, fastest_us, take_turns
-from farm.benchmark.measure import Bench
 from farm.benchmark.passes import applied
 from farm.benchmark.workload import Workload, prepare
 from farm.devices.cpu import CpuDevice

@@ -11,8 +11,9 @@ import random
 import pytest
 import torch
 
+from farm.benchmark.bench import Bench, own_processes
 from farm.benchmark.clock import DUTIES
-from farm.benchmark.measure import Bench, own_processes
+from farm.benchmark.phases.base import with_figures
 from farm.benchmark.window import FIRST_STEP, FLOOR_TICKS
 from farm.devices.lock import register_process
 from farm.errors import Unmeasurable
@@ -376,7 +377,7 @@ def test_what_fails_beside_a_good_reading_costs_no_reading(monkeypatch: pytest.M
     def fails() -> dict[str, object]:
         raise torch.OutOfMemoryError("no room\nand more")
 
-    kept = bench._with_figures(reading, fails, "eager_time_missing")
+    kept = with_figures(reading, fails, "eager_time_missing", bench.torch_device)
     assert kept.details.eager_time_missing == "OutOfMemoryError: no room"
     assert kept.time_us == reading.time_us
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from farm.benchmark.measure import Bench
+from farm.benchmark.bench import Bench
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
 from tests.benchmark.fake_device import FakeDevice
 from tests.benchmark.operators import linear

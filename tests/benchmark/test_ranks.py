@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from farm.benchmark import clock, ranks
+from farm.benchmark.bench import Bench
 from farm.benchmark.call_context import Player
-from farm.benchmark.measure import Bench
 from farm.benchmark.passes import variant_passes
 from farm.models import catalog
 from farm.settings import settings

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from farm.benchmark.passes import CHAIN_LAYERS
+from farm.benchmark.passes import CHAIN_LAYERS, build_variant, given_variant
 from farm.benchmark.workload import MAX_COPIES, copies_wanted, prepare
 from farm.errors import Unmeasurable
 from farm.operators.rebuild import rebuild
 from farm.subjects.parsing import parse
-from farm.types.protocol import Protocol
+from farm.types.protocol import Protocol, Variant
 from tests.benchmark.operators import linear
 
 MIB = 2**20
@@ -58,3 +58,25 @@ def test_what_cannot_feed_itself_is_not_available_as_a_chain() -> None:
     with pytest.raises(Unmeasurable) as caught:
         prepare(linear(4, 16, 32), Protocol(launch="eager", residency="chain"), torch.device("cpu"))
     assert caught.value.reason == "not_available"
+
+
+def test_a_given_model_is_not_dropped_if_another_variant_is_built() -> None:
+    cpu, model = torch.device("cpu"), torch.nn.ReLU()
+    mine, other = Variant("mine", 1, 64), Variant("squeezenet1_1", 1, 64)
+    with given_variant(mine, cpu, model, (torch.ones(1),)):
+        with pytest.raises(Unmeasurable, match="has not been measured"):
+            build_variant(other, cpu)
+        assert build_variant(mine, cpu)[0] is model
+        built, _ = build_variant(other, cpu, hand_over=True)
+    assert build_variant(other, cpu)[0] is built
+
+
+def test_a_model_that_was_built_for_the_next_measurement_is_built_again_after_another() -> None:
+    cpu = torch.device("cpu")
+    small, large = Variant("squeezenet1_1", 1, 64), Variant("squeezenet1_1", 2, 64)
+    built, _ = build_variant(small, cpu, hand_over=True)
+    build_variant(large, cpu)
+    again, _ = build_variant(small, cpu)
+    assert again is not built
+    for before, after in zip(built.parameters(), again.parameters(), strict=True):
+        assert torch.equal(before, after)

@@ -17,7 +17,16 @@ from typing import Any, Self
 
 import pytest
 
-from farm.benchmark import checks, clock, fingerprinting, measure, sampler, workload
+from farm.benchmark import (
+    bench,
+    checks,
+    clock,
+    cost_ledger,
+    fingerprinting,
+    sampler,
+    steady,
+    workload,
+)
 from farm.devices.device import Device
 from tests.benchmark import fake_device
 
@@ -82,9 +91,10 @@ class VirtualTime:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Put it in the place of `time` in the benchmark's modules and in the fake device."""
         stand_in = SimpleNamespace(perf_counter=self.perf_counter, sleep=self.sleep)
-        for module in (checks, clock, fingerprinting, measure, sampler, workload, fake_device):
+        timed = (bench, checks, clock, cost_ledger, fingerprinting, sampler, steady, workload)
+        for module in (*timed, fake_device):
             monkeypatch.setattr(module, "time", stand_in)
-        for module in (clock, fingerprinting, measure):
+        for module in (clock, fingerprinting, steady):
             monkeypatch.setattr(module, "Sampler", self.sampler)
         for name in ("operator_passes", "variant_passes", "Passes"):  # the last makes the canary's
             monkeypatch.setattr(workload, name, self._timed_passes(getattr(workload, name)))

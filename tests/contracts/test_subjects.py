@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from farm.benchmark.measure import Bench
+from farm.benchmark.bench import Bench
 from farm.errors import TupleRejected, Unmeasurable
 from farm.operators.capture import predict
 from farm.operators.cost import cost

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from farm.benchmark.bench import Bench
 from farm.benchmark.host_steps import HostSteps
-from farm.benchmark.measure import Bench
 from farm.benchmark.torch_device import capture_graph, one_stream
 from farm.benchmark_process.client import BenchmarkProcess
 from farm.devices.host import discover, open_device

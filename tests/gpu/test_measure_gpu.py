@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from farm.benchmark.bench import Bench
 from farm.benchmark.cache import found_again
 from farm.benchmark.checks import HealthCheck
-from farm.benchmark.measure import Bench
 from farm.benchmark.torch_device import cache_bytes
 from farm.benchmark_process.client import BenchmarkProcess
 from farm.devices.host import discover, open_device

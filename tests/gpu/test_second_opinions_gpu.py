@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from farm.benchmark import verification
-from farm.benchmark.measure import Bench
+from farm.benchmark.bench import Bench
 from farm.benchmark_process.client import BenchmarkProcess
 from farm.devices.host import discover, open_device
 from farm.settings import settings

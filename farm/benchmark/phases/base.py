@@ -1,0 +1,125 @@
+"""The interface of a phase, and what the phases of one measurement share.
+
+A phase adds figures to a reading whose window has ended, or corrects it. Example::
+
+    class Bursts(FigurePhase):
+        name = "burst"
+
+        def applies(self, measurement: Measurement) -> bool:
+            return measurement.limited and not measurement.whole
+
+        def figures(self, measurement: Measurement) -> dict[str, Any]:
+            return {"burst": measure_bursts(measurement.workload, measurement.windows.device)}
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from farm.benchmark import ranks
+from farm.benchmark.call_context import Player
+from farm.benchmark.passes import Passes
+from farm.benchmark.policies import WindowPolicy
+from farm.benchmark.steady import Windows
+from farm.benchmark.workload import Workload
+from farm.errors import error_text
+from farm.types.protocol import Protocol, Stopping, Subject
+from farm.types.reading import Reading
+
+
+@dataclass
+class Measurement:
+    """One subject that is being measured, after its window."""
+
+    subject: Subject
+    protocol: Protocol
+    stopping: Stopping
+    policy: WindowPolicy
+    workload: Workload
+    windows: Windows
+    pass_s: float  # of the slowest rank
+    limited: bool  # the power limit slowed the window, and the card counts energy
+    #: Replays the calls of a whole model; `phases.order.Places` makes it.
+    player: Player | None = None
+
+    @property
+    def torch_device(self) -> torch.device:
+        return self.windows.torch_device
+
+    @property
+    def passes(self) -> Passes:
+        assert self.workload.passes is not None
+        return self.workload.passes
+
+    @property
+    def whole(self) -> bool:
+        """True if the subject is a whole model."""
+        return self.subject.kind == "variant"
+
+    @property
+    def in_context(self) -> bool:
+        """True if the times among other operators are measured."""
+        return self.windows.cuda and self.protocol.measures_context
+
+    @property
+    def in_model_order(self) -> bool:
+        """True if the calls of a whole model are timed in their order."""
+        return self.in_context and self.whole and self.passes.order is not None
+
+
+class Phase(ABC):
+    """Adds to a reading, or corrects it."""
+
+    name: ClassVar[str]
+    #: The phase is announced, and `Reading.cost_s` names it even if it does not apply.
+    listed: ClassVar[bool] = True
+
+    @abstractmethod
+    def applies(self, measurement: Measurement) -> bool:
+        """True if the phase has anything to do. It must not touch the card."""
+
+    @abstractmethod
+    def run(self, measurement: Measurement, reading: Reading) -> Reading:
+        """Measure, and return the reading with the result."""
+
+
+class FigurePhase(Phase):
+    """Adds figures in another state than that of the window.
+
+    A tuple that runs alone has other clocks and caches than in its model. The reading is valid
+    without the figures: if they fail, the details say why."""
+
+    #: The field of the details that says why the figures are missing. None: a failure raises.
+    missing: ClassVar[str | None] = None
+
+    @abstractmethod
+    def figures(self, measurement: Measurement) -> dict[str, Any]:
+        """Measure, and return fields of the details."""
+
+    def run(self, measurement: Measurement, reading: Reading) -> Reading:
+        return with_figures(
+            reading, lambda: self.figures(measurement), self.missing, measurement.torch_device
+        )
+
+
+def with_figures(
+    reading: Reading,
+    figures: Callable[[], dict[str, Any]],
+    missing: str | None,
+    torch_device: torch.device,
+) -> Reading:
+    """Add figures to the details. If they fail, add the error as `missing`; raise it if `missing`
+    is None, if other ranks do not fail, or if the CUDA context is unusable."""
+    try:
+        return reading.noting(**figures())
+    except Exception as error:
+        if missing is None or not ranks.failed_everywhere():
+            raise
+        torch.cuda.synchronize(torch_device)
+        reason = f"{type(error).__name__}: {error_text(error)}".split("\n")[0][:200]
+        return reading.noting(**{missing: reason})

@@ -1,0 +1,60 @@
+"""The phase of restoring: the copies that restore the inputs of a kernel or collective before each
+pass are measured alone, and leave the reading."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+
+from farm.benchmark import ranks
+from farm.benchmark.cache import InPlacePass
+from farm.benchmark.passes import Passes
+from farm.benchmark.phases.base import Measurement, Phase
+from farm.benchmark.policies import POLICIES, WindowPolicy
+from farm.benchmark.steady import Windows, silent
+from farm.benchmark.workload import arrange
+from farm.types.protocol import Protocol, Stopping
+from farm.types.reading import Reading
+
+
+class Restoring(Phase):
+    """Subtracts the copies (`Details.restore_us`)."""
+
+    name = "restoring"
+    listed = False
+
+    def applies(self, measurement: Measurement) -> bool:
+        passes = measurement.workload.passes
+        return passes is not None and isinstance(passes.first, InPlacePass)
+
+    def run(self, measurement: Measurement, reading: Reading) -> Reading:
+        call = measurement.passes.first
+        assert isinstance(call, InPlacePass)
+        copies = time_restoring(
+            measurement.windows,
+            call,
+            measurement.protocol,
+            measurement.stopping,
+            measurement.policy,
+        )
+        return reading.without(copies)
+
+
+def time_restoring(
+    windows: Windows,
+    call: InPlacePass,
+    protocol: Protocol,
+    stopping: Stopping,
+    policy: WindowPolicy,
+) -> Reading:
+    """Measure the copies that restore the inputs of a kernel or a collective.
+
+    Copies on a card are much faster than those between cards, so a rough figure is enough for a
+    collective."""
+    if ranks.world() > 1 and policy.energy:
+        stopping, policy = stopping.allowing(0.025), POLICIES["rough"]
+    workload = arrange(Passes(call.restore), protocol, windows.torch_device)
+    with contextlib.closing(workload):
+        reading = windows.measure(workload, stopping, policy, silent)
+    flags = tuple(flag for flag in reading.flags if flag != "rough")
+    return dataclasses.replace(reading, flags=flags)

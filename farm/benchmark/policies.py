@@ -1,0 +1,81 @@
+"""When a window begins, when it ends and what it measures, for each use of a window.
+
+`POLICIES` is the table. `policy_for` chooses the row of a subject."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from farm.benchmark import window
+from farm.benchmark.clock import QUEUED_S
+from farm.types.protocol import Protocol, Stopping, Subject
+
+WHOLE_WINDOW_S = 1.0  # the shortest window of a whole model, if the request allows it
+#: The window of a whole model on several cards may be so many times longer: its power alternates
+#: between products and waits, and the sensor samples it ten times a second. Steps of a decoding on
+#: two H100s scattered by 14 %.
+GROUP_WINDOWS = 4
+
+
+@dataclass(frozen=True)
+class WindowPolicy:
+    """The condition for a window: the highest allowed rate of change of the chip's temperature.
+
+    Leakage grows with temperature, so a window that opens too early measures another power than a
+    long run. The condition of a whole model is stricter, and its window opens only when the
+    condition holds: every sum is compared with that reading. Tuples number in the hundreds: their
+    windows open after the warm-up, and the condition must hold when they end."""
+
+    slope_c_per_s: float
+    # the slope is computed over this time: cards report whole degrees, ten times a second
+    span_s: float
+    ceiling_s: float  # longest total time of warm-up and waiting
+    ahead: bool = True  # the condition must hold before the window opens, not at its end
+    energy: bool = True  # False if the window measures time only
+    rough: bool = False  # a rough figure is enough: nothing waits for a stable temperature
+    # a window may be as short as this, also if the request wants a longer one
+    shortest_s: float = math.inf
+    least_steps: int = window.FLOOR_TICKS  # of the energy counter in a window
+    #: A window shorter than the longest goes on until the half-width of the energy is this share of
+    #: the requested one.
+    energy_share: float = 1.0
+    # between the rounds of the window, below the power limit (`farm.benchmark.clock.Clock`)
+    pauses: bool = False
+    queued_s: float = QUEUED_S  # duration of the work that is queued on a GPU
+
+
+POLICIES: Mapping[str, WindowPolicy] = {
+    "operator": WindowPolicy(4.5, 0.35, 0.8, ahead=False),
+    "variant": WindowPolicy(1.0, 1.0, 4.0, energy_share=0.5, pauses=True),
+    # For the replay of a whole model: its interval is a part of the interval of the sum.
+    "replay": WindowPolicy(4.5, 0.5, 0.8, ahead=False, energy_share=0.5, pauses=True),
+    # For tuples of which a rough figure is enough (`Stopping.rough`): the end of a window waits for
+    # little queued work.
+    "rough": WindowPolicy(math.inf, 0.0, 0.0, rough=True, least_steps=1, queued_s=QUEUED_S / 3),
+    # For tuples with tensors in slow memory: they have many configurations, so the farm measures
+    # only time, without waits.
+    "timed": WindowPolicy(math.inf, 0.0, 0.0, energy=False, shortest_s=0.1),
+}
+
+
+def policy_for(subject: Subject, protocol: Protocol, *, rough: bool = False) -> WindowPolicy:
+    """The policy of a subject's windows. `rough` counts for tuples only (`Stopping.rough`)."""
+    if protocol.placement:
+        return POLICIES["timed"]
+    if rough and subject.kind == "operator":
+        return POLICIES["rough"]
+    return POLICIES[subject.kind]
+
+
+def stopping_for(subject: Subject, stopping: Stopping, ranks: int) -> Stopping:
+    """The stopping rule of a subject's window on so many ranks: whole models have longer
+    windows.
+    """
+    if subject.kind != "variant":
+        return stopping
+    longest_s = stopping.maximum_s * (GROUP_WINDOWS if ranks > 1 else 1)
+    shortest_s = max(stopping.minimum_s, min(WHOLE_WINDOW_S, stopping.maximum_s / 2))
+    return dataclasses.replace(stopping, minimum_s=shortest_s, maximum_s=longest_s)
