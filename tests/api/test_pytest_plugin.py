@@ -240,6 +240,7 @@ def test_a_test_that_breaks_at_the_head_is_told_after_the_first_round_and_the_ot
         assert "return valeus / 2" in text
 
 
+@pytest.mark.slow
 def test_a_new_test_that_is_broken_ends_the_comparison_after_the_first_round(light):
     git(light, "rm", "-q", "tests/test_net.py")
     git(light, "commit", "-q", "-m", "without tests")
@@ -258,6 +259,7 @@ def test_a_new_test_that_is_broken_ends_the_comparison_after_the_first_round(lig
     assert reason in (light / "farm-summary.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_comparison_that_judged_nothing_has_an_exit_code_and_a_line_of_its_own(light):
     (light / "tests/test_net.py").write_text(
         "import pytest\ndef test_it(farm_benchmark):\n    pytest.skip('the card is away')\n"
@@ -271,6 +273,7 @@ def test_a_comparison_that_judged_nothing_has_an_exit_code_and_a_line_of_its_own
     assert "the card is away" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_test_that_was_skipped_at_the_head_is_skipped_with_its_reason(light):
     (light / "tests/test_net.py").write_text(
         "import sys, pytest\ndef test_it(farm_benchmark):\n"
@@ -304,6 +307,7 @@ def test_a_base_of_pytest_is_never_an_option_of_git(light):
     assert not list(light.parent.rglob("evil"))
 
 
+@pytest.mark.slow
 def test_the_name_of_a_test_file_is_never_an_option(light):
     (light / "pyproject.toml").write_text('[tool.pytest.ini_options]\npython_files = ["*.py"]\n')
     (light / "--collect-only.py").write_text(ASKS_ONLY)

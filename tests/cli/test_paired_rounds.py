@@ -112,6 +112,7 @@ def test_a_model_against_itself_passes_and_a_finished_comparison_is_measured_aga
         assert len(jobs_of(known_resnet18)) == 6 * number
 
 
+@pytest.mark.slow
 def test_an_interrupted_comparison_continues_with_the_round_that_was_not_complete(
     farm, known_resnet18, monkeypatch
 ):

@@ -99,6 +99,7 @@ def test_a_database_that_was_frozen_for_25_s_delays_repairs_no_longer_than_that(
     )
 
 
+@pytest.mark.slow
 def test_a_database_that_takes_no_writes_is_waited_for(start, postgres):
     """Like a standby, or a server closed by its operator. One card only: a peer would take over
     items without lease.

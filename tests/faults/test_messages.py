@@ -89,6 +89,7 @@ def test_a_message_delivered_again_is_dropped(hurt):
     assert all((item.attempts, item.repeated) == (1, 0) for item in hurt.farm.items(job_id))
 
 
+@pytest.mark.slow
 def test_the_broker_delivers_a_running_item_again(start):
     """An item that outlasts the visibility timeout: the broker gives its message away once more
     while it runs.

@@ -61,6 +61,7 @@ def test_items_that_kill_or_poison_their_process_end_with_their_reason_and_harm_
     assert hurt.settled(job_id) == {"done": 3, "failed": 7}
 
 
+@pytest.mark.slow
 def test_the_hard_time_limit_kills_the_process_that_supervises_a_hanging_item(start):
     """The backstop: the item's own time limit, which would end it as hung, is out of reach."""
     # So long that a busy machine still sees the first of its two attempts, and not the item after

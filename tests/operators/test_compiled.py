@@ -111,6 +111,7 @@ def test_a_graph_break_is_counted_with_its_reason_and_what_runs_between_graphs_i
     assert not positions[-1]
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_the_backward_has_module_paths_and_a_compiled_optimizer_computes_as_the_eager_one() -> None:
     values = torch.randn(4, 16)

@@ -67,6 +67,7 @@ def test_memory_tells_the_peak_and_what_it_is_made_of(farm):
     assert min(row["flops"] for row in convolutions) > 0
 
 
+@pytest.mark.slow
 def test_memory_says_what_its_times_and_operators_are(farm):
     told = farm("memory", "resnet18", "-b", "512", "--input-size", "64", "--fit", "1GB")
     assert (
@@ -296,6 +297,7 @@ def test_what_cannot_be_asked_is_one_line(farm, asked, told):
     assert told in said.stderr
 
 
+@pytest.mark.slow
 def test_a_plan_says_what_lies_in_slow_memory_and_what_other_amounts_would_give(
     farm, tmp_path, monkeypatch
 ):
