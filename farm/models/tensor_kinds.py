@@ -9,7 +9,7 @@ nothing."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,19 +71,6 @@ def special_kind(tensor: torch.Tensor) -> SpecialKind | None:
 def is_plain(tensor: torch.Tensor) -> bool:
     """True for a tensor that shape, strides and dtype describe."""
     return special_kind(tensor) is None
-
-
-def special_tensors(tree: Any) -> Iterator[torch.Tensor]:
-    """The special tensors in nested lists, tuples and dictionaries, in order."""
-    if isinstance(tree, torch.Tensor):
-        if not is_plain(tree):
-            yield tree
-    elif isinstance(tree, list | tuple):
-        for entry in tree:
-            yield from special_tensors(entry)
-    elif isinstance(tree, dict):
-        for entry in tree.values():
-            yield from special_tensors(entry)
 
 
 def refusal(special: torch.Tensor, place: str) -> UnsupportedTensor:

@@ -33,7 +33,7 @@ from torch.utils._pytree import tree_map_only
 
 from farm.errors import CaptureError, UnseenOperators, error_text, told
 from farm.models.building import replaced
-from farm.models.tensor_kinds import WRAPPERS, only_views, refusal, special_tensors
+from farm.models.tensor_kinds import WRAPPERS, is_plain, only_views, refusal
 from farm.operators import deciding_values
 from farm.operators.captured import CallTrace, CapturedCall, CapturedPass, CapturedTensor
 from farm.operators.cost import new_bytes, operator_flops, shapes_of
@@ -106,7 +106,7 @@ class Recorder:
         Raises:
             UnsupportedTensor: it computes with a special tensor.
         """
-        special = next(special_tensors(tree), None)
+        special = next((tensor for tensor in tensors_in(tree) if not is_plain(tensor)), None)
         if special is not None and not only_views(func, special):
             raise refusal(special, self.place(func))
         return special is not None

@@ -575,8 +575,8 @@ class _StepStorages(Storages):
             self.integers[number] = tensor.untyped_storage()
 
     def release(self, index: int) -> None:
-        """Records that storages released since the previous check were last held by the call before
-        ``index``.
+        """Find the storages that were released since the previous check. Their last holder is the
+        call before ``index``.
         """
         # All held storages are checked after each call; `StorageWeakRef.expired` would take a sixth
         # of the time.

@@ -19,13 +19,14 @@ from farm.errors import CaptureError, UnseenOperators, UnsupportedTensor, UsageE
 from farm.models import catalog, own
 from farm.models.building import replaced
 from farm.models.resolved import ResolvedModel
-from farm.models.tensor_kinds import bytes_of, special_tensors
+from farm.models.tensor_kinds import bytes_of, is_plain
 from farm.models.user_code import captured_code
 from farm.operators import self_check
 from farm.operators.capture import UNDER_AUTOCAST, WatchedOperators, capture, predict
 from farm.operators.captured import CapturedPass
 from farm.operators.cost import Cost, costs_of, model_flops
 from farm.operators.fake_pass import STANDS_FOR_A_CARD, fake_pass
+from farm.subjects.encoding import tensors_in
 from farm.training.capture import as_computed, capture_step, dropout, scaled_dot_product_attention
 from farm.training.split import build, completed_works, fake_group, split
 from farm.training.step import ForwardPass, Loss, TrainingStep, checkpoint_modules, loss_of
@@ -274,7 +275,7 @@ def _refuse_special(variant: Variant) -> None:
     tensor. A step that has one ends with an error of PyTorch, or without the path."""
     model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
     tensors = [*model.parameters(), *model.buffers(), *inputs]
-    if next(special_tensors(tensors), None) is None:
+    if all(map(is_plain, tensors_in(tensors))):
         return
     try:
         predict(model, inputs, grad_enabled=True)
