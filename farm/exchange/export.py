@@ -207,7 +207,7 @@ def writer(
         import pyarrow.csv
 
         signs = {"integers": "x", "numbers": "x", "texts": ";"}
-        lists = {entry.name: signs[entry.kind] for entry in columns if entry.kind in signs}
+        lists = {entry.name: signs[entry.type] for entry in columns if entry.type in signs}
         kinds = [
             (entry.name, pyarrow.string() if entry.name in lists else entry.type)
             for entry in schema
@@ -216,7 +216,7 @@ def writer(
         with pyarrow.csv.CSVWriter(file, flat) as written:
             yield lambda batch: written.write_batch(_flattened(batch, flat, lists))
     else:
-        documents = [entry.name for entry in columns if entry.kind == "json"]
+        documents = [entry.name for entry in columns if entry.type == "json"]
 
         def write(batch: pa.RecordBatch) -> None:
             for row in batch.to_pylist():

@@ -80,7 +80,7 @@ def job_page(session: Session, report: Report) -> JobPage:
     ]
     ids = [row.reading_id for row in report.tuples if row.reading_id]
     readings = fetch_values(session, (READING.id, READING.power_w, READING.sm_clock_mhz), ids)
-    of_model = report.kind == "model"
+    of_model = not report.is_sweep
     modules = layers(session, report, "module", outputs=False).rows if of_model else ()
     return JobPage(
         report=report,

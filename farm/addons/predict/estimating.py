@@ -36,6 +36,7 @@ from farm.requests.memory import MemoryNeed, memory_need
 from farm.requests.partial_request import default_data
 from farm.store.content import stored_software
 from farm.store.database import read_clock_s
+from farm.types.card_kind import device_type_of
 from farm.types.collective import COLLECTIVES
 from farm.types.figure import Figure
 from farm.types.format import TIME, percent, plural, quantity
@@ -84,8 +85,8 @@ def estimate(
     """
     kind, roofline = peaks_of(session, card_model, variant.computes_in, protocol.tf32)
     if needed is None:
-        device_type = "cpu" if kind == "cpu" else "cuda"
-        needed = tuples_of(session, variant, device_type, protocol.launch, card_model)
+        launch = protocol.launch
+        needed = tuples_of(session, variant, device_type_of(kind), launch, card_model)
     model = _ModelOnCard(session, variant, card_model, kind, protocol, roofline, needed)
     selected = model.selected(torch)
     doubtful = model.doubtful(selected)
