@@ -1,11 +1,11 @@
 """What each correction of a sum contributes: all stored verdicts, computed without it.
 
-    python benchmarks/ablation.py                     # the packaged readings
-    python benchmarks/ablation.py held-d.db --write docs/results/ablation.md
-    # more databases; they are copied, and the copies are upgraded
+    python -m benchmarks.ablation                     # the packaged readings
+    python -m benchmarks.ablation held.db --write tables.md       # and databases of farms
 
-Every verdict of a GPU that measured at least 99 % of a model and has a gap is computed again from
-its readings: with all corrections, and without each of them. *Effect* is a figure without the
+A database is copied, and the copy upgraded. Every verdict of a GPU that measured at least 99 % of a model and has a gap is computed again from
+its readings: with all corrections, also those that were removed (`removed_corrections.py`), and
+without each of them. *Effect* is a figure without the
 correction minus the same figure with it: the median of |gap|, and the share of intervals that
 contain zero, of time and of energy. Only verdicts whose time or energy changes count.
 
@@ -13,13 +13,18 @@ Each effect is judged in groups of one card model, dtype, batch, phase, and comp
 95 % interval is a paired bootstrap: it draws models with replacement, because the verdicts of one
 model are not independent. `ablation_models.yml` says which models were used to design a correction;
 only the others are judged. A correction that has no effect outside its interval in any group, on at
-least 20 verdicts, does not earn its place."""
+least 20 verdicts, does not earn its place.
+
+The last table tests the errors of single tuples in the same way: two readings of one tuple on one
+card are *apart* if they differ by more than the sum of their half-widths."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
+import math
 import shutil
 import statistics
 import sys
@@ -34,9 +39,11 @@ import numpy as np
 import yaml
 from sqlmodel import Session, col, select
 
+from benchmarks.removed_corrections import REMOVED
 from farm.exchange.packaged import packaged_database
 from farm.store import tables
 from farm.store.database import Database
+from farm.types.figure import Figure
 from farm.types.protocol import Variant
 from farm.verdict import corrections, gap_errors, replay
 from farm.verdict.evidence import Evidence
@@ -64,10 +71,20 @@ ABLATIONS = {
     "between_jobs": ("BetweenJobs",),
     "order_replay": ("OrderReplay", "Addresses"),
     "canaries": ("Canaries",),
+    "removed_ones": ("BurstsAtTheLimit", "Temperature"),
 }
 #: What acts while a card measures cannot be left out of stored readings.
 NOT_TESTED = {
-    "order_replay": "it needs replays that the card made with the whole; few stored verdicts have",
+    "order_replay": "the replay acts while a card measures, and few stored verdicts have one",
+}
+
+#: What has no effect on the gaps of stored verdicts, but stays for another reason.
+STAYS = {
+    "builds": "it decides whether two readings of one tuple differ (Single tuples)",
+    "canaries": (
+        "they measure changes of the job's own cards. They were not on the list of corrections to "
+        "judge, and only ten stored verdicts are of several cards"
+    ),
 }
 
 
@@ -100,17 +117,28 @@ class Judged:
         return self.without[name] != self.full
 
 
+def all_of_calls() -> tuple[corrections.Correction, ...]:
+    """Return the corrections of a call, with those that were removed in their former places."""
+    clock = next(
+        place
+        for place, correction in enumerate(corrections.CORRECTIONS)
+        if isinstance(correction, corrections.ModelClock)
+    )
+    before, after = corrections.CORRECTIONS[: clock + 1], corrections.CORRECTIONS[clock + 1 :]
+    return (*before, *REMOVED, *after)
+
+
 @contextlib.contextmanager
 def left_out(names: Sequence[str]) -> Iterator[None]:
-    """Compute verdicts without the corrections of these classes."""
+    """Compute verdicts with all corrections except those of these classes."""
     lists = (
-        (corrections, "CORRECTIONS"),
-        (replay, "CORRECTIONS_OF_CALLS"),
-        (gap_errors, "CORRECTIONS_OF_GAPS"),
+        (corrections, "CORRECTIONS", all_of_calls()),
+        (replay, "CORRECTIONS_OF_CALLS", replay.CORRECTIONS_OF_CALLS),
+        (gap_errors, "CORRECTIONS_OF_GAPS", gap_errors.CORRECTIONS_OF_GAPS),
     )
     with contextlib.ExitStack() as stack:
-        for module, name in lists:
-            kept = [one for one in vars(module)[name] if type(one).__name__ not in names]
+        for module, name, every in lists:
+            kept = [one for one in every if type(one).__name__ not in names]
             stack.enter_context(patch.object(module, name, tuple(kept)))
         yield
 
@@ -137,7 +165,8 @@ def judged_verdicts(session: Session) -> Iterator[Judged]:
         if last is None:
             continue
         evidence = Evidence(session, job, last.round)
-        verdict = evidence.verdict()
+        with left_out(()):
+            verdict = evidence.verdict()
         complete = verdict.parts > 1 and (verdict.coverage or 0) >= LEAST_COVERAGE
         if verdict.time.gap is None or not complete:
             continue
@@ -183,6 +212,8 @@ class Effect:
         return self.low > 0 or self.high < 0
 
     def __str__(self) -> str:
+        if not (self.value or self.low or self.high):
+            return "0"
         text = f"{100 * self.value:+.2f} ({100 * self.low:+.2f} to {100 * self.high:+.2f})"
         return f"**{text}**" if self.outside else text
 
@@ -287,25 +318,62 @@ def judgement(verdicts: Sequence[Judged], name: str, used: Sequence[str]) -> lis
         f"| group | verdicts | models | {' | '.join(columns)} |",
         f"| --- | ---: | ---: |{' ---: |' * len(columns)}",
     ]
-    earns = []
+    earns, unjudged = False, []
     for group, members in {"all": unused, **grouped(unused)}.items():
         models = len({verdict.model for verdict in members})
         if models < LEAST_MODELS:
+            unjudged.append(group)
             continue
         effects = effects_of(members, name)
         cells = [str(effects.get(column, "")) for column in columns]
         table.append(f"| {group} | {len(members)} | {models} | {' | '.join(cells)} |")
-        outside = [column for column, effect in effects.items() if effect.outside]
-        if outside:
-            earns.append(f"{group} ({'; '.join(outside)})")
+        earns = earns or any(effect.outside for effect in effects.values())
     outcome = "**No effect outside its interval: goes.**"
     if earns:
-        outcome = f"**Stays**: outside its interval in {', '.join(earns)}."
-    return [*lines, f"{count} {outcome}", "", *table, ""]
+        outcome = "**Stays.**"
+    elif name in STAYS:
+        outcome = f"**No effect outside its interval; stays**: {STAYS[name]}."
+    few = f"Too few models: {', '.join(unjudged)}." if unjudged else "All groups are judged."
+    return [*lines, f"{count} {outcome}", "", *table, "", few, ""]
 
 
 def title(name: str) -> str:
     return name.replace("_", " ")
+
+
+# ---- single tuples
+
+
+def tuples_apart(session: Session) -> list[str]:
+    """Return a table: the share of pairs of readings that are apart, with and without builds."""
+    readings = defaultdict(list)
+    for row in session.exec(select(tables.ReadingRow)):
+        if (row.details or {}).get("context"):
+            same = row.subject_id, row.protocol_id, row.card_id, row.software_id
+            readings[same].append(Figure(row.time_us, row.time_half_width_us))
+
+    pairs = [pair for group in readings.values() for pair in itertools.combinations(group, 2)]
+    table = [
+        "| time of the tuple | pairs of readings | apart, with builds | apart, without |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for low_us, high_us in ((0, 10), (10, 100), (100, math.inf)):
+        chosen = [pair for pair in pairs if low_us <= pair[0].value < high_us]
+        with_ = statistics.mean(apart(*map(built, pair)) for pair in chosen)
+        without = statistics.mean(apart(*pair) for pair in chosen)
+        times = f"from {low_us} us" if math.isinf(high_us) else f"{low_us} to {high_us} us"
+        table.append(f"| {times} | {len(chosen)} | {with_:.0%} | {without:.0%} |")
+    return table
+
+
+def built(time: Figure) -> Figure:
+    """Return a time in us with the error of its build."""
+    build_us = corrections.BUILD_UNSURE_US * math.sqrt(time.value)
+    return replace(time, half_width=math.hypot(time.half_width, build_us))
+
+
+def apart(a: Figure, b: Figure) -> bool:
+    return abs(a.value - b.value) > a.half_width + b.half_width
 
 
 # ---- command
@@ -339,6 +407,7 @@ def main() -> None:
     verdicts: list[Judged] = []
     with packaged_database().read() as session:
         verdicts += judged_verdicts(session)
+        single = tuples_apart(session)
     for path in options.databases:
         with opened(path) as session:
             verdicts += judged_verdicts(session)
@@ -348,10 +417,10 @@ def main() -> None:
     if unlisted:
         sys.exit(f"{MODELS.name} does not list {', '.join(sorted(unlisted))}")
 
-    lines = overview(verdicts) + [""]
-    for name in ABLATIONS:
+    lines = [*overview(verdicts), ""]
+    for name in designs:
         lines += judgement(verdicts, name, designs[name]["used"])
-    text = "\n".join(lines)
+    text = "\n".join([*lines, "### Single tuples", "", *single, ""])
     print(f"{len(verdicts)} verdicts of {len({verdict.model for verdict in verdicts})} models\n")
     print(text)
     if options.write:
