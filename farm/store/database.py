@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import itertools
 import json
 import os
 import sqlite3
@@ -677,6 +678,32 @@ def values(
     query = sqlalchemy.select(*columns).where(*where).group_by(*grouped_by)
     found = session.execute(query if in_order_of is None else query.order_by(in_order_of)).all()
     return list(map(_named(tuple(column.name for column in columns))._make, found))
+
+
+def streamed(
+    session: Session, tables: Sequence[Sequence[Any]], query: sqlalchemy.Select[Any], size: int
+) -> Iterator[list[tuple[Any, ...]]]:
+    """Yield the rows of a query in lists of at most `size`, while the database still reads.
+
+    Args:
+        tables: the columns of each joined table, its id first.
+        query: the join, without columns.
+
+    A row is one named tuple for each table, or None for a table without a matching row."""
+    columns = [column for of_table in tables for column in of_table]
+    makers = [_named(tuple(column.name for column in of_table))._make for of_table in tables]
+    ends = list(itertools.accumulate(map(len, tables)))
+    bounds = list(zip([0, *ends], ends, makers, strict=False))
+
+    selected = query.with_only_columns(*columns, maintain_column_froms=True)
+    result = session.execute(selected.execution_options(yield_per=size))
+    for rows in result.partitions():
+        yield [
+            tuple(
+                None if row[start] is None else make(row[start:end]) for start, end, make in bounds
+            )
+            for row in rows
+        ]
 
 
 @functools.cache
