@@ -11,14 +11,7 @@ from farm.errors.safe_text import printable
 from farm.report.report import Report, build
 from farm.store.database import Database
 from farm.store.job_ids import find_job
-from farm.types.figure import Figure
-from farm.types.format import ENERGY, TIME, Units, gap, interval, quantity
-
-
-def measured(value: float | None, half_width: float | None, units: Units) -> str:
-    """Format a value with its unit, and with its interval if there is one."""
-    known = value is not None and half_width is not None
-    return interval(Figure(value, half_width), units) if known else quantity(value, units)  # type: ignore[arg-type]
+from farm.types.format import ENERGY, TIME, gap, interval, quantity
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], note: str = "") -> str:

@@ -31,8 +31,8 @@ from farm.subjects.collective_calls import local_part
 from farm.subjects.encoding import tensors_in
 from farm.subjects.parsing import parse
 from farm.subjects.registry import kind_of
+from farm.types.details import Details, MemoryUse
 from farm.types.protocol import Placement, Protocol, Subject, Variant
-from farm.types.reading import Details
 from farm.types.value_profiles import HeldFilling, fillings, held_fillings
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def operator_passes(
         activation_bytes=rebuilt.activation_bytes,
         inputs=rebuilt.read_memory,
         written=[rebuilt.memory(index) for index in sorted(rebuilt.written)],
-        details=dataclasses.replace(offloaded.details, **steps.details()),
+        details=steps.noted(offloaded.details),
         pool=offloaded.pool,
         keep=offloaded.memory,
     )
@@ -228,7 +228,7 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
         # No copies of weights: each pass of the whole model itself decides which weights the cache
         # still has.
         activation_bytes=bytes_of(entry for entry in arguments if isinstance(entry, torch.Tensor)),
-        details=dataclasses.replace(_working_set(run, model, protocol, device), **steps.details()),
+        details=steps.noted(Details(memory=_working_set(run, model, protocol, device))),
         order=lambda: as_launched(steps.around(observe), protocol, device),
     )
 
@@ -258,7 +258,7 @@ def _compiled_passes(subject: Subject, protocol: Protocol, device: torch.device)
         first=compiled.run,
         activation_bytes=bytes_of(compiled.inputs),
         written=list(filter(is_plain, model.parameters())) if model.training else [],
-        details=_working_set(compiled.run, model, protocol, device),
+        details=Details(memory=_working_set(compiled.run, model, protocol, device)),
         order=lambda: as_launched(compiled.capture, protocol, device),
     )
 
@@ -275,14 +275,20 @@ def step_passes(variant: Variant, protocol: Protocol, device: torch.device) -> P
     step = build_step(variant, device, launch=protocol.launch)
     if protocol.data == "zeros":
         _zero(tensors_in(step.inputs))
-    memory = _memory_of_step(step.run, elsewhere_bytes, device)
-    details = _working_set(step.run, step.model, protocol, device)
+    peaks = _memory_of_step(step.run, elsewhere_bytes, device)
+    working_set = _working_set(step.run, step.model, protocol, device)
+    memory = dataclasses.replace(
+        peaks,
+        parameter_bytes=working_set.parameter_bytes,
+        activation_peak_bytes=working_set.activation_peak_bytes,
+        found_again=working_set.found_again,
+    )
     observe = functools.partial(capture_step, step, device_type=device.type, warmed_up=True)
     steps = _host_steps(step.run, protocol, device)
     return Passes(
         first=steps.around(step.run),
         activation_bytes=bytes_of(tensors_in(step.inputs)),
-        details=dataclasses.replace(details, **memory, **steps.details()),
+        details=steps.noted(Details(memory=memory)),
         written=[local_part(tensor) for tensor in step.model.parameters() if is_plain(tensor)],
         order=lambda: as_launched(steps.around(observe), protocol, device),
     )
@@ -299,14 +305,14 @@ def _allocated_without_workspaces(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device)
 
 
-def _memory_of_step(run: Pass, elsewhere_bytes: int, device: torch.device) -> dict[str, Any]:
+def _memory_of_step(run: Pass, elsewhere_bytes: int, device: torch.device) -> MemoryUse:
     """The memory of an eager step by PyTorch's allocator: its peaks, and the workspaces of
-    libraries. {} on a CPU.
+    libraries. Empty on a CPU.
 
     `elsewhere_bytes` were allocated before the step was built; they do not count.
     """
     if device.type != "cuda":
-        return {}
+        return MemoryUse()
     run()  # libraries allocate their workspaces in the first run
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
@@ -315,11 +321,11 @@ def _memory_of_step(run: Pass, elsewhere_bytes: int, device: torch.device) -> di
     torch.cuda.synchronize(device)
     after_bytes = torch.cuda.memory_allocated(device)
     peaks = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
-    return {
-        "allocated_peak_bytes": peaks[0] - elsewhere_bytes,
-        "reserved_peak_bytes": peaks[1],
-        "workspace_bytes": after_bytes - _allocated_without_workspaces(device),
-    }
+    return MemoryUse(
+        allocated_peak_bytes=peaks[0] - elsewhere_bytes,
+        reserved_peak_bytes=peaks[1],
+        workspace_bytes=after_bytes - _allocated_without_workspaces(device),
+    )
 
 
 def as_launched(
@@ -340,13 +346,13 @@ def as_launched(
 
 def _working_set(
     run: Pass, model: torch.nn.Module, protocol: Protocol, device: torch.device
-) -> Details:
+) -> MemoryUse:
     """Measure the bytes that one pass of a model touches, and the share that the cache keeps until
     the next pass.
     """
     parameter_bytes = bytes_of([*model.parameters(), *model.buffers()])
     if device.type != "cuda" or not protocol.measures_context:
-        return Details(parameter_bytes=parameter_bytes)
+        return MemoryUse(parameter_bytes=parameter_bytes)
     run()  # libraries allocate their workspaces in the first run
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -355,7 +361,7 @@ def _working_set(
     torch.cuda.synchronize(device)
     activation_bytes = torch.cuda.max_memory_allocated(device) - before_bytes
     share = found_again(parameter_bytes + activation_bytes, device)
-    return Details(
+    return MemoryUse(
         parameter_bytes=parameter_bytes,
         activation_peak_bytes=activation_bytes,
         found_again=None if share is None else round(share, 3),

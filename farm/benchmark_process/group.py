@@ -151,13 +151,16 @@ class BenchmarkGroup:
         readings = self._ask(
             MeasureRequest(subject, protocol, stopping, predicted), timeout_s, on_phase
         )
-        merged = of_ranks(readings, self.card_ids).noting(unverified=unverified)
-        about = {
-            "bus_bytes_per_s": _bus_bytes_per_s(subject, merged),
-            "link_bytes_per_s": self._link[1],
-        }
+        merged = of_ranks(readings, self.card_ids)
+        if unverified is not None:
+            merged = merged.lacking("verification", unverified)
+        cards = dataclasses.replace(
+            merged.details.cards,
+            bus_bytes_per_s=_bus_bytes_per_s(subject, merged),
+            link_bytes_per_s=self._link[1],
+        )
         found = (verified.observed, verified.verification) if verified else (None, None)
-        return Measured(merged.noting(**about), software, self._ranks[0].card, *found)
+        return Measured(merged.noting(cards=cards), software, self._ranks[0].card, *found)
 
     def _ask(
         self, request: ProcessRequest[A], timeout_s: float, on_phase: OnPhase | None
@@ -230,5 +233,7 @@ def _bus_bytes_per_s(subject: Subject, reading: Reading) -> float | None:
         return None
     input_bytes = spec.tensors[0].numel * spec.tensors[0].itemsize_bytes
     return round(
-        bus_bytes(spec.operator, spec.parameters["cards"], input_bytes) / reading.time_us * 1e6
+        bus_bytes(spec.operator, spec.parameters["cards"], input_bytes)
+        / reading.time_us.value
+        * 1e6
     )

@@ -28,10 +28,12 @@ from farm.store.columns import ITEM
 from farm.store.database import fetch
 from farm.store.tables import CLOSED, ItemState, JobState
 from farm.types import format as formats
+from farm.types.details import RankFigures
 from farm.types.figure import share_of, value_of
 from farm.types.protocol import Protocol
-from farm.types.reading import OtherCalls, RankFigures, Verification, inside_s
+from farm.types.reading import OtherCalls, Verification, inside_s
 from farm.types.request import Request
+from farm.types.stored import plain
 from farm.verdict.aggregate import launch_gap_us, sums_of
 from farm.verdict.corrections import choose
 from farm.verdict.cost_line import CostGroup, CostLine, merged
@@ -209,7 +211,7 @@ class Report:
             "placements": [row.to_json() for row in self.placements],
             "all_layers": self.all_layers and self.all_layers.to_json(),
             "compiled": self.compiled and self.compiled.to_json(),
-            "ranks": [vars(rank) for rank in self.ranks],
+            "ranks": [plain(rank) for rank in self.ranks],
         }
         data: dict[str, Any] = {"schema": SCHEMA}
         data |= {name: value for name, value in vars(self).items() if name not in optional}
@@ -314,8 +316,8 @@ def _without_single_tuples(seen: Verification) -> Verification:
 def _ranks(evidence: Evidence) -> tuple[RankFigures, ...]:
     """Return the figures of the ranks of the first whole that has some."""
     for whole in evidence.wholes:
-        if whole.reading and whole.reading.details.ranks:
-            return whole.reading.details.ranks
+        if whole.reading and whole.reading.details.cards.ranks:
+            return whole.reading.details.cards.ranks
     return ()
 
 
