@@ -21,7 +21,7 @@ from farm.settings import settings
 from farm.store.content import UNSOUND, store_variant
 from farm.store.database import Database
 from farm.store.upgrades import writable_database
-from farm.types.fields import figure_from_json, figure_json
+from farm.types.fields import cost_from_json, cost_json
 from farm.types.figure import PassCost, value_of
 from farm.types.format import ENERGY, TIME, interval
 from farm.types.protocol import Protocol
@@ -64,16 +64,14 @@ class Benchmark:
         """Plain JSON with units in the key names."""
         return {
             "name": self.name,
-            **figure_json("time", "us", self.cost.time_us),
-            **figure_json("energy", "mj", self.cost.energy_mj),
+            **cost_json(self.cost),
             "flags": list(self.flags),
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Benchmark:
-        time_us = figure_from_json(data, "time", "us")
-        assert time_us is not None
-        cost = PassCost(time_us, figure_from_json(data, "energy", "mj"))
+        cost = cost_from_json(data)
+        assert cost is not None
         return cls(data["name"], cost, tuple(data["flags"]))
 
     @property

@@ -12,7 +12,7 @@ import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,9 +129,21 @@ class RoundView:
     operators: tuple[str, ...]
     items: int
     outcome: str | None = None
-    accuracy_time: float | None = None
-    accuracy_energy: float | None = None
+    #: Quantity -> accuracy, for time and energy.
+    accuracies: Mapping[str, float | None] = field(default_factory=dict)
     coverage: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "number": self.number,
+            "reason": self.reason,
+            "operators": self.operators,
+            "items": self.items,
+            "outcome": self.outcome,
+            "accuracy_time": self.accuracies.get("time"),
+            "accuracy_energy": self.accuracies.get("energy"),
+            "coverage": self.coverage,
+        }
 
 
 @dataclass(frozen=True)
@@ -219,7 +231,7 @@ class Report:
         data |= asdict(self.per_token)
         data["cards"] = [vars(card) for card in self.cards]
         data["types"] = [row.to_json() for row in self.types]
-        data["rounds"] = [vars(view) for view in self.rounds]
+        data["rounds"] = [view.to_json() for view in self.rounds]
         data["eagerly"] = [row.to_json() for row in self.eagerly]
         data["tuples"] = [line.to_json() for line in self.tuples]
         data["software"] = list(self.software)
@@ -474,8 +486,7 @@ def _rounds(evidence: Evidence, verdicts: Mapping[int, tables.VerdictRow]) -> tu
             view = replace(
                 view,
                 outcome=verdict.outcome,
-                accuracy_time=verdict.accuracy_time,
-                accuracy_energy=verdict.accuracy_energy,
+                accuracies={"time": verdict.accuracy_time, "energy": verdict.accuracy_energy},
                 coverage=verdict.coverage,
             )
         views.append(view)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from farm.errors import UsageError
-from farm.types.figure import Figure, figure_of
+from farm.types.figure import Figure, PassCost, figure_of
 
 #: The largest value of an integer column in the database.
 LARGEST_NUMBER = 2**31 - 1
@@ -179,6 +179,20 @@ def figure_json(name: str, unit: str, figure: Figure | None) -> dict[str, float 
     value, half_width = (figure.value, figure.half_width) if figure else (None, None)
     value_key, half_width_key = figure_keys(name, unit)
     return {value_key: value, half_width_key: half_width}
+
+
+def cost_json(cost: PassCost | None) -> dict[str, float | None]:
+    """Return the time and the energy of a cost under the keys of `figure_json`."""
+    time_us, energy_mj = (cost.time_us, cost.energy_mj) if cost else (None, None)
+    return {**figure_json("time", "us", time_us), **figure_json("energy", "mj", energy_mj)}
+
+
+def cost_from_json(data: Mapping[str, Any]) -> PassCost | None:
+    """Return the cost that `cost_json` wrote, or that columns of the same names hold; None without
+    a time.
+    """
+    time_us = figure_from_json(data, "time", "us")
+    return PassCost(time_us, figure_from_json(data, "energy", "mj")) if time_us else None
 
 
 def figure_from_json(data: Mapping[str, Any], name: str, unit: str) -> Figure | None:
