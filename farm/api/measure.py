@@ -40,7 +40,7 @@ from farm.models import catalog
 from farm.models.resolved import ResolvedModel
 from farm.models.user_code import captured_code, user_code
 from farm.requests.card_selection import choose_cards
-from farm.requests.partial_request import DEFAULTS, QUICK, default_data, usual_variant_of
+from farm.requests.partial_request import DEFAULTS, default_data, usual_variant_of
 from farm.requests.resolved import ResolvedRequest
 from farm.settings import settings
 from farm.store import tables
@@ -51,7 +51,7 @@ from farm.subjects.parsing import parse
 from farm.training.version import versioned
 from farm.types.card_kind import device_type_of
 from farm.types.format import ENERGY, POWER, TIME
-from farm.types.protocol import Placements, Protocol, Software, Stopping, Subject, Variant
+from farm.types.protocol import QUICK, Placements, Protocol, Software, Stopping, Subject, Variant
 from farm.types.reading import Reading
 from farm.types.request import Request, Reuse
 from farm.types.tuple import OperatorTuple
