@@ -73,6 +73,7 @@ TORCH_ROOMS = (
     "farm/benchmark/sampler.py",
     "farm/benchmark/steady.py",
     "farm/benchmark/verification.py",
+    "farm/benchmark/subjects/",
     "farm/benchmark/workload.py",
     "farm/addons/memory/memory_tier.py",
     "farm/addons/memory/offload.py",
