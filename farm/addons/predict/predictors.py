@@ -349,16 +349,15 @@ class FittedPredictor:
         name = about["predictor"]
         if name not in PREDICTORS or {key: about[key] for key in _TARGETS} != _TARGETS:
             raise ValueError(f"this version has no predictor '{name}' of this form")
-        has_power = about["power"] is not None
         return cls(
             name=name,
             base_power_w=about["base_power_w"],
             time=_from_arrays(about["time"], arrays, "time"),
-            power=_from_arrays(about["power"], arrays, "power") if has_power else None,
+            power=_from_arrays(about["power"], arrays, "power"),
             neighbours=_from_arrays(about["neighbours"], arrays, "neighbours"),
             fetching=_from_arrays(about["fetching"], arrays, "fetching"),
             fallback_time=_fields(Medians, arrays, "fallback time"),
-            fallback_power=_fields(Medians, arrays, "fallback power") if has_power else None,
+            fallback_power=_from_arrays(about["power"] and "Factors", arrays, "fallback power"),
             typical=_fields(TypicalData, arrays, "typical"),
         )
 
@@ -388,8 +387,10 @@ def _arrays(part: Any, prefix: str) -> Arrays:
     return arrays
 
 
-def _from_arrays(kind: str | list[Any], arrays: Arrays, prefix: str) -> Any:
-    """Restore a regressor from the results of `_kind` and `_arrays`."""
+def _from_arrays(kind: str | list[Any] | None, arrays: Arrays, prefix: str) -> Any:
+    """Restore a regressor from the results of `_kind` and `_arrays`; None if there is none."""
+    if kind is None:
+        return None
     if isinstance(kind, str):
         return _fields(_KINDS[kind], arrays, prefix)
     parts = (_from_arrays(part, arrays, f"{prefix}/{place}") for place, part in enumerate(kind))
