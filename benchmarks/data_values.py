@@ -56,7 +56,7 @@ def main() -> None:
 
     from farm.benchmark.bench import Bench
 
-    cuda = card.kind == "cuda"
+    cuda = card.is_gpu
     bench = Bench(device, "cuda:0" if cuda else "cpu")
     protocol = Protocol(launch="graph" if cuda else "eager")
     stopping = (

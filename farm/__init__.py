@@ -8,8 +8,6 @@ imports it is in no circle with another."""
 
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
-
 if TYPE_CHECKING:
     # The names of the farm's own add-ons. At run time, `farm.extensions` finds them.
     from farm.addons.memory.queries import step_memory
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
     from farm.models.catalog import variant
     from farm.store.database import Database
     from farm.types.protocol import Protocol, Stopping, Variant
+    from farm.types.release import __version__
     from farm.types.request import Request, Sweep
     from farm.types.tuple import OperatorTuple
 
@@ -46,6 +45,7 @@ _MODULES = {
     "farm.models.catalog": "variant",
     "farm.store.database": "Database",
     "farm.types.protocol": "Protocol Stopping Variant",
+    "farm.types.release": "__version__",
     "farm.types.request": "Request Sweep",
     "farm.types.tuple": "OperatorTuple",
 }
@@ -57,7 +57,7 @@ if not TYPE_CHECKING:
         import importlib
 
         if name == "__all__":
-            return ["__version__", *sorted(_HOMES | _added())]
+            return sorted(_HOMES | _added())
         home = _HOMES.get(name)
         if home is None and name[0] not in "_":
             home = _added().get(name)

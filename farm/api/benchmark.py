@@ -94,7 +94,7 @@ def measure_benchmark(
 
     from farm.benchmark_process.server import software_of
 
-    if not callable(target) or (chosen := own_card(card)).kind == "simulated":
+    if not callable(target) or (chosen := own_card(card)).is_simulated:
         raise UsageError(
             f"{target!r:.60} cannot run on a card.", "Give a module or a function, and a real card."
         )

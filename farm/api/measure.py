@@ -40,7 +40,7 @@ from farm.models import catalog
 from farm.models.resolved import ResolvedModel
 from farm.models.user_code import captured_code, user_code
 from farm.requests.card_selection import choose_cards
-from farm.requests.partial_request import DEFAULTS, QUICK, default_data, usual_variant_of
+from farm.requests.partial_request import DEFAULTS, default_data, usual_variant_of
 from farm.requests.resolved import ResolvedRequest
 from farm.settings import settings
 from farm.store import tables
@@ -49,8 +49,9 @@ from farm.store.database import Database
 from farm.subjects.label import label_of
 from farm.subjects.parsing import parse
 from farm.training.version import versioned
+from farm.types.card_kind import device_type_of
 from farm.types.format import ENERGY, POWER, TIME
-from farm.types.protocol import Placements, Protocol, Software, Stopping, Subject, Variant
+from farm.types.protocol import QUICK, Placements, Protocol, Software, Stopping, Subject, Variant
 from farm.types.reading import Reading
 from farm.types.request import Request, Reuse
 from farm.types.tuple import OperatorTuple
@@ -323,11 +324,7 @@ class _JobDriver(ItemDriver):
             return list(session.exec(query.where(col(item.state).in_(tables.OPEN))))
 
     def measure(self, claimed: items.Claim) -> Measured:
-        if (
-            claimed.role != "whole"
-            or self.captured is None
-            or self.benchmark.card.kind == "simulated"
-        ):
+        if claimed.role != "whole" or self.captured is None or self.benchmark.card.is_simulated:
             return super().measure(claimed)
         card, software = self.benchmark.card, self.benchmark.wait_ready()
         self.benchmark.close()  # only one process may use the card
@@ -386,7 +383,7 @@ def _torch_device(card: Card) -> Any:
     """
     import torch
 
-    if card.kind != "cuda":
+    if not card.is_gpu:
         return torch.device("cpu")
     for index in range(torch.cuda.device_count()):
         uuid = str(torch.cuda.get_device_properties(index).uuid)
@@ -430,7 +427,7 @@ def _store(
     """Store the model's tuples and calls. With the data policy `seen`, also store observed values
     of its tensors.
     """
-    extraction, device_type = model.extraction, "cuda" if card_kind == "cuda" else "cpu"
+    extraction, device_type = model.extraction, device_type_of(card_kind)
     capture = tables.Capture(
         variant_id=model.variant.id,
         device_type=device_type,
@@ -461,7 +458,7 @@ def how_to_measure(
 ) -> tuple[Protocol, Stopping]:
     usual = DEFAULTS[card.kind]
     protocol = protocol or Protocol(launch=usual.launch, data=data)  # type: ignore[arg-type]
-    if card.kind == "cpu" and protocol.launch == "graph":
+    if card.is_cpu and protocol.launch == "graph":
         raise UsageError("A CPU has no CUDA graphs to launch.", 'Give Protocol(launch="eager").')
     if stopping is None:
         stopping = dataclasses.replace(usual.stopping, **QUICK) if quick else usual.stopping

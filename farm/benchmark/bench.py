@@ -82,7 +82,7 @@ class Bench:
             torch.set_num_threads(
                 1
             )  # a second thread would wait for a core whenever another program uses it
-        self._host = device.card.kind == "cpu"
+        self._host = device.card.is_cpu
         self.own_processes, certain = own_processes(
             before, device.compute_processes() or frozenset(), os.getpid()
         )

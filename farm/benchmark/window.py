@@ -133,7 +133,7 @@ def window_power(
             power_w=fit.rate,
             # If the power drifts, its uncertainty is at least half of the drift.
             half_width_w=math.hypot(fit.half_width, fit.rate * drift / 2),
-            source="rapl" if sampler.device.card.kind == "cpu" else "energy_counter",
+            source="rapl" if sampler.device.card.is_cpu else "energy_counter",
             begin_s=begin_s,
             end_s=end_s,
             drift=drift,

@@ -240,7 +240,7 @@ class _Planner:
 
         A simulated card runs no model, so it shows none.
         """
-        is_simulated = self.cards[0].kind == "simulated"
+        is_simulated = self.cards[0].is_simulated
         if self.request.variant is None or capture_id is None or is_simulated:
             return set()
         return lacking_values(self.session, capture_id)
@@ -508,7 +508,7 @@ def _expected_s(stopping: Stopping, call_us: float) -> float:
 
 
 def _whole_s(cards: Sequence[CardRow]) -> float:
-    return WHOLE_ON_GPU_S if cards[0].kind == "cuda" else WHOLE_S
+    return WHOLE_ON_GPU_S if cards[0].is_gpu else WHOLE_S
 
 
 def wait_on_card(session: Session, job: Job, card_id: str) -> list[Item]:

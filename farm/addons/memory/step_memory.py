@@ -21,12 +21,12 @@ from farm.errors import CaptureError, TupleRejected, UsageError, did_you_mean
 from farm.models import catalog
 from farm.operators.captured import CapturedCall, CapturedPass, CapturedTensor
 from farm.report import report as reports
-from farm.requests.partial_request import command_of
 from farm.store import tables
 from farm.store.job_ids import find_job
 from farm.training.tensor_lifetime import Life, PeriodInterval, allocated_peak_bytes
+from farm.types.card_kind import OfCardKind
 from farm.types.format import count_of, percent
-from farm.types.protocol import LARGEST_NUMBER, Launch, Protocol, Variant
+from farm.types.protocol import LARGEST_NUMBER, Protocol, Variant
 from farm.types.reading import Details
 from farm.types.request import Request
 from farm.types.roofline import KNOWN_CARDS, median_fingerprint, roofline_of, sheet_of
@@ -44,7 +44,7 @@ LONGEST = 10  # number of tensors in the table of the most inactive tensors
 
 
 @dataclass(frozen=True)
-class CallTimes:
+class CallTimes(OfCardKind):
     """The time of one call of each tuple on a card: from a reading, or estimated by the
     roofline.
     """
@@ -151,7 +151,7 @@ class StepMemory:
         """Where the times come from, as text."""
         by = (
             "typical peak rates of a CPU"
-            if self.times.kind == "cpu"
+            if self.times.is_cpu
             else f"the peak rates of the {self.sheet}"
         )
         estimates = f"estimated from {by} and the time of a launch"
@@ -200,7 +200,7 @@ class StepMemory:
     def unseen_why(self) -> str:
         """Where `unseen_bytes` come from, or why they are unknown, as text."""
         peak = self.read_peak
-        if self.times.kind == "cpu":
+        if self.times.is_cpu:
             return "unknown: on a CPU, allocations of libraries are not counted"
         if peak is None:
             return f"unknown: no whole step was measured on an {self.sheet}"
@@ -371,7 +371,7 @@ def of_job(session: Session, variant: Variant, word: str) -> StepMemory:
         if one.time_us is not None:
             all_us[one.subject.operator_id] += one.total_us
             calls[one.subject.operator_id] += one.count
-    model, kind = (card.model, "cpu" if card.kind == "cpu" else "cuda") if card else ("", "cuda")
+    model, kind = (card.model, card.device_type) if card else ("", "cuda")
     torch = ", ".join(sorted({f"torch {software['torch']}" for software in report.software}))
     about = f"job {job.id}, {model}, {torch}, {report.protocol.launch} launch"
     read_us = {tuple_id: all_us[tuple_id] / calls[tuple_id] for tuple_id in all_us}
@@ -381,7 +381,7 @@ def of_job(session: Session, variant: Variant, word: str) -> StepMemory:
     found = replace(found, read_peak=_read_peak(session, variant, model))
     if not found.read_calls:
         asked = Request.from_json(job.request)
-        measured = command_of(asked).removesuffix(" --reuse none") if asked.variant else asked.title
+        measured = asked.command().removesuffix(" --reuse none") if asked.variant else asked.title
         text = f"Job {job.id} has no reading of a tuple of {variant}."
         raise UsageError(text, f"The job measured: {measured}. Name a job of that variant.")
     return found
@@ -392,7 +392,7 @@ def with_readings(session: Session, found: StepMemory) -> StepMemory:
     several card models match, use the model whose readings cover the largest share of the step's
     time."""
     capture, variant, kind = found.capture, found.variant, found.times.kind
-    protocol = Protocol(launch="eager" if kind == "cpu" else "graph")
+    protocol = Protocol(launch=found.times.usual_launch)
     wanted, weight = [], {}
     for id_, calls in capture.counts.items():
         spec, cost = capture.tuples[id_], found.costs[id_]
@@ -425,9 +425,7 @@ def _models(session: Session, times: CallTimes) -> list[str]:
     models = session.exec(
         select(tables.CardRow.model).where(tables.CardRow.kind == times.kind).distinct()
     )
-    return [
-        model for model in models if times.kind == "cpu" or times.card in (model, sheet_of(model))
-    ]
+    return [model for model in models if times.is_cpu or times.card in (model, sheet_of(model))]
 
 
 def _read_peak(session: Session, variant: Variant, *card_models: str) -> MeasuredPeak | None:
@@ -521,8 +519,8 @@ def read_in_slow_memory(session: Session, found: StepMemory) -> MeasuredSlow | N
     """Return the readings of the step's tuples with slow tensors from a database; None without such
     readings.
     """
-    launch: Launch = "eager" if found.times.kind == "cpu" else "graph"
-    return read_slow(session, found.capture.tuples, _models(session, found.times), launch=launch)
+    launch, models = found.times.usual_launch, _models(session, found.times)
+    return read_slow(session, found.capture.tuples, models, launch=launch)
 
 
 def with_offload_plans(

@@ -288,12 +288,12 @@ def _window(short_name: str, spec: Mapping[str, Any]) -> tuple[int, int, int]:
     """Elements of window, stride and dilation (products over dimensions), from parameters or aten's
     arguments.
     """
-    kind = operator_type(short_name)
-    if spec.get("kind") != "module" and kind in ("convolution", "convolution_backward"):
+    type_name = operator_type(short_name)
+    if spec.get("kind") != "module" and type_name in ("convolution", "convolution_backward"):
         weights = [tensor["shape"] for tensor in spec["tensors"] if len(tensor["shape"]) > 2]
         values = [
             plain(value)
-            for value in spec["arguments"][4 if kind == "convolution_backward" else 3 :]
+            for value in spec["arguments"][4 if type_name == "convolution_backward" else 3 :]
         ]
         keywords = spec.get("keywords") or {}
         stride = values[0] if values else plain(keywords.get("stride", 1))

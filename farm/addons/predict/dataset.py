@@ -296,7 +296,7 @@ def measured_models(
     }
     captures = session.execute(
         sqlalchemy.select(CAPTURE.id, CAPTURE.variant_id)
-        .where(CAPTURE.device_type == ("cpu" if card.kind == "cpu" else "cuda"))
+        .where(CAPTURE.device_type == card.device_type)
         .order_by(CAPTURE.launch != protocol.launch, CAPTURE.origin, CAPTURE.id.desc())
     ).all()
     chosen = {row.variant_id: row.id for row in reversed(captures)}

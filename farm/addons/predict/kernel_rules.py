@@ -84,7 +84,7 @@ def kernel_plan(
 def _plan(
     short_name: str, spec: Mapping[str, Any], basic: KernelPlan, products: Products | None
 ) -> KernelPlan:
-    tensors, family, kind = (
+    tensors, family, type_name = (
         spec.get("tensors") or [],
         operator_family(short_name),
         operator_type(short_name),
@@ -99,10 +99,10 @@ def _plan(
     if family.startswith("attention") and products is not None:
         return _attention_plan(short_name, spec, basic, products)
     if family.startswith("convolution") and products is not None and products.n == 1:
-        return _depthwise_plan(kind, basic, products)
-    if kind == "convolution_backward":
+        return _depthwise_plan(type_name, basic, products)
+    if type_name == "convolution_backward":
         return replace(basic, coarse=True)
-    if kind == "convolution" and products is not None:
+    if type_name == "convolution" and products is not None:
         return _convolution_plan(short_name, spec, basic, products)
     if family == "product":
         half = DTYPES.get(dtype, (4,))[0] == 2
@@ -110,15 +110,15 @@ def _plan(
         before, kernels = _flattened(short_name, tensors, products)
         coarse = half and (products is None or min(products.m, products.n) > 1)
         return replace(basic, before=before, launches=1 + kernels, aligned=aligned, coarse=coarse)
-    if family.startswith("batch norm") and kind.startswith("cudnn"):
+    if family.startswith("batch norm") and type_name.startswith("cudnn"):
         # One block for each channel computes its statistics and then applies them.
         return replace(basic, serial_bytes=bytes_moved / max(1, tensors[0]["shape"][1]))
     if family.startswith("row norm"):
         copied = [_singles(one) for one in tensors if not _contiguous(one)]
-        warps = _rows(tensors) * _FITTED.norm_warps if "layer_norm" in kind else 0
+        warps = _rows(tensors) * _FITTED.norm_warps if "layer_norm" in type_name else 0
         return replace(basic, before=sum(copied), launches=1 + len(copied), warps=warps)
     if (
-        kind == "adaptiveavgpool2d"
+        type_name == "adaptiveavgpool2d"
     ):  # a block for each plane, or one warp if the plane becomes a single value
         wanted = plain(
             (spec.get("parameters") or {}).get("output_size", argument(spec, 1, "output_size"))
@@ -127,16 +127,16 @@ def _plan(
             1 if wanted in (1, [1, 1]) else _FITTED.plane_warps
         )
         return replace(basic, warps=warps)
-    if kind == "embedding" and len(tensors) == 2:
+    if type_name == "embedding" and len(tensors) == 2:
         rows = min(map(elements_of, tensors))
         return replace(basic, launches=max(1, rows // 2) if rows <= _FITTED.few_rows else 1)
-    if kind == "roll":
+    if type_name == "roll":
         dims = plain(argument(spec, 2, "dims"))
         rolled = max(1, len(dims)) if isinstance(dims, list) else 1
         return replace(
             basic, singles=elements_of(tensors[0]) * rolled * _FITTED.rolled_times, launches=rolled
         )
-    if kind in ("maxpool2d", "avgpool2d"):
+    if type_name in ("maxpool2d", "avgpool2d"):
         return replace(basic, singles=_pooled(spec, tensors) * _FITTED.window_value_singles)
     if family in ("pointwise", "copy"):
         singles = _uneven(tensors) if family == "pointwise" else _copied(short_name, spec, tensors)
@@ -146,13 +146,13 @@ def _plan(
     return basic
 
 
-def _depthwise_plan(kind: str, basic: KernelPlan, products: Products) -> KernelPlan:
+def _depthwise_plan(type_name: str, basic: KernelPlan, products: Products) -> KernelPlan:
     """Depthwise convolutions run without tensor cores; their backward sums a gradient over all
     pixels per weight.
     """
     if products.count <= 2:  # one output channel of all inputs; its backward has two products
         return basic
-    if kind == "convolution_backward":
+    if type_name == "convolution_backward":
         return replace(basic, bytes_moved=basic.bytes_moved * max(1, products.k))
     added = (
         2

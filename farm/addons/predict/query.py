@@ -49,6 +49,7 @@ from farm.store import tables
 from farm.store.columns import OPERATOR, PROTOCOL, READING
 from farm.store.content import sound_readings
 from farm.store.database import Database, open_database
+from farm.types.card_kind import usual_launch
 from farm.types.protocol import Protocol, Variant
 from farm.types.roofline import KNOWN_CARDS, sheet_of
 from farm.types.tuple import NeededTuple
@@ -79,7 +80,7 @@ class EstimateQuery:
             )
 
     def protocol(self, kind: str) -> Protocol:
-        launch = self.launch or ("eager" if kind == "cpu" else "graph")
+        launch = self.launch or usual_launch(kind)
         return Protocol(launch=launch, tf32=self.tf32)  # type: ignore[arg-type]
 
     def kind(self, database: Database | None = None) -> str:
@@ -208,7 +209,7 @@ def transferred(
     for name in stored_predictor.card_models(folders):
         with contextlib.suppress(UsageError):
             one = stored_predictor.find(folders, name, torch, protocol)
-            found += [one] if one and one.card.kind == "cuda" else []
+            found += [one] if one and one.card.is_gpu else []
     if not found:
         return None, ""
     usual = [one for one in found if one.software.torch.startswith(torch)] or found

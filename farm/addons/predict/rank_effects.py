@@ -84,13 +84,15 @@ def rank_effects(
                 and place.effect_us
                 and place.half_width_us < UNSURE * loop.time_us.value
             ):
-                kind = kind_of(names[id_], loop.time_us.value)
-                found[kind].append(place.effect_us - counted_us(loop))
+                call_kind = kind_of(names[id_], loop.time_us.value)
+                found[call_kind].append(place.effect_us - counted_us(loop))
     if not found:
         return None
     effects = {
-        kind: _typical(found[kind], MIDDLE if kind.startswith(OPERATOR_CALL) else 1.0)
-        for kind in sorted(found)
+        call_kind: _typical(
+            found[call_kind], MIDDLE if call_kind.startswith(OPERATOR_CALL) else 1.0
+        )
+        for call_kind in sorted(found)
     }
     on = ", ".join(str(number) for number in sorted({split[id_].cards for id_ in wholes}))
     return (
@@ -120,7 +122,7 @@ def added_time(
         for one in needed
         if (us := loops_us.get(one.operator_id))
     ]
-    terms = [(calls, effects[kind]) for calls, kind in known if kind in effects]
+    terms = [(calls, effects[call_kind]) for calls, call_kind in known if call_kind in effects]
     return Figure(
         sum(calls * one.value for calls, one in terms),
         sum(calls * one.half_width for calls, one in terms),

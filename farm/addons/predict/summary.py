@@ -151,9 +151,7 @@ def summary(
     try:
         needed = needed_of(captured.extraction)
         if not card:
-            own_gpus = (
-                one.model for one in discover(settings()) if one.kind == "cuda" and not one.refusal
-            )
+            own_gpus = (one.model for one in discover(settings()) if one.is_gpu and not one.refusal)
             card = next(own_gpus, _USUAL_CARD)
         found = EstimateQuery(card).answer(captured.variant, needed, database=database)
     except FarmError as error:

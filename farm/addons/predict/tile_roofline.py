@@ -15,12 +15,13 @@ from typing import Any
 
 from farm.addons.predict.kernel_rules import KernelPlan, constants
 from farm.operators.matrix_products import Products
+from farm.types.card_kind import OfCardKind
 from farm.types.fingerprint import sound_fingerprint
 from farm.types.roofline import Roofline, data_sheet, roofline_of
 
 
 @dataclass(frozen=True)
-class CardModel:
+class CardModel(OfCardKind):
     """A card model: rates and power levels from its fingerprint; multiprocessors and L2 size from
     its data sheet.
     """
