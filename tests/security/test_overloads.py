@@ -93,4 +93,6 @@ def test_each_allowed_overload_takes_only_values_that_a_tuple_can_contain():
 
 
 def test_the_list_is_made_and_not_written_by_hand():
-    assert Path(LIST).read_text().startswith("# The overloads of aten, of PyTorch 2.11, 2.12, 2.13.")
+    assert (
+        Path(LIST).read_text().startswith("# The overloads of aten, of PyTorch 2.11, 2.12, 2.13.")
+    )
