@@ -26,11 +26,11 @@ from cli.commands import all_commands, command_named, missing_add_on
 from cli.options import flat, with_compile_mode
 from cli.output import Left, complain, noted, set_quiet
 from cli.streams import discard_stdout, keep_results_apart, stdout_is_writable
-from farm import __version__
 from farm.errors import FarmError, Unwritable, did_you_mean, error_text
 from farm.errors.safe_text import without_secrets
 from farm.extensions import Command, at
 from farm.types.fields import A_NUMBER
+from farm.types.release import __version__
 
 INTERRUPTED = 130
 MOST_CHARACTERS = 200  # of the name of a file in a message

@@ -17,7 +17,6 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 from sqlmodel import Session
 
-from farm import __version__
 from farm.errors import UsageError, did_you_mean, writing_to
 from farm.errors.safe_text import FORMULA, cell
 from farm.exchange import tidy
@@ -25,6 +24,7 @@ from farm.exchange.left_out import LeftOut, left_out
 from farm.settings.shared_files import replacing_file
 from farm.store.data_columns import FORMAT, TABLES, Column, arrow_schema, as_markdown
 from farm.store.query import Filters, select_readings
+from farm.types.release import __version__
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -139,6 +139,19 @@ class Stopping(Record):
         )
 
 
+#: `--quick`: a first look, not for publication.
+QUICK: dict[str, Any] = {
+    "warm_up_s": 0.1,
+    "minimum_s": 0.1,
+    "maximum_s": 0.5,
+    "time_half_width": 0.03,
+    "energy_half_width": 0.06,
+}
+
+#: The size of the images for a model without example inputs. Unit: px.
+IMAGE_PX = 224
+
+
 @dataclass(frozen=True)
 class Variant(ContentAddressed):
     """A model variant: all options that decide the computation. Models are built with seeded random

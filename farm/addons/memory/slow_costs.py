@@ -16,7 +16,6 @@ from sqlmodel import Session
 from farm.addons.memory.offload_plan import SlowCosts
 from farm.errors import UsageError
 from farm.operators.captured import CapturedCall
-from farm.requests.partial_request import command_of
 from farm.store.columns import OPERATOR, PROTOCOL, READING
 from farm.store.content import tells_others
 from farm.store.database import fetch_values, in_batches
@@ -76,7 +75,7 @@ def slow_costs(
         raise UsageError(
             f"There are no readings of {variant} with tensors in slow memory on "
             f"{card or 'that card'}.",
-            f"Take such readings with `{command_of(request).removesuffix(' --reuse none')}`, "
+            f"Take such readings with `{request.command().removesuffix(' --reuse none')}`, "
             "or give the bandwidth: --slow-bandwidth 55GB/s.",
         )
     slow_us: dict[int, float] = defaultdict(float)

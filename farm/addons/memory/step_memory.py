@@ -21,7 +21,6 @@ from farm.errors import CaptureError, TupleRejected, UsageError, did_you_mean
 from farm.models import catalog
 from farm.operators.captured import CapturedCall, CapturedPass, CapturedTensor
 from farm.report import report as reports
-from farm.requests.partial_request import command_of
 from farm.store import tables
 from farm.store.job_ids import find_job
 from farm.training.tensor_lifetime import Life, PeriodInterval, allocated_peak_bytes
@@ -382,7 +381,7 @@ def of_job(session: Session, variant: Variant, word: str) -> StepMemory:
     found = replace(found, read_peak=_read_peak(session, variant, model))
     if not found.read_calls:
         asked = Request.from_json(job.request)
-        measured = command_of(asked).removesuffix(" --reuse none") if asked.variant else asked.title
+        measured = asked.command().removesuffix(" --reuse none") if asked.variant else asked.title
         text = f"Job {job.id} has no reading of a tuple of {variant}."
         raise UsageError(text, f"The job measured: {measured}. Name a job of that variant.")
     return found

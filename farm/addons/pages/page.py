@@ -31,7 +31,6 @@ from farm.report.breakdowns import OF_OWNERS, OwnerGroup, grouped
 from farm.report.history import HistoryRow
 from farm.report.layers import layers
 from farm.report.report import Report, build, remarks
-from farm.requests.partial_request import command_of
 from farm.settings.shared_files import replacing_file
 from farm.store import tables
 from farm.store.columns import ITEM, JOB, OPERATOR, PROTOCOL, READING, SOFTWARE, VARIANT, VERDICT
@@ -85,7 +84,7 @@ def job_page(session: Session, report: Report) -> JobPage:
     modules = layers(session, report, "module", outputs=False).rows if of_model else ()
     return JobPage(
         report=report,
-        command=command_of(Request.from_json(report.request)),
+        command=Request.from_json(report.request).command(),
         remarks=[
             (what, text)
             for what, text in remarks(report)

@@ -33,7 +33,7 @@ from farm.addons.predict.stored_predictor import CallPrediction, PredictedValue,
 from farm.errors import FarmError, NoReadings
 from farm.exchange.packaged import packaged_database
 from farm.requests.memory import MemoryNeed, memory_need
-from farm.requests.partial_request import command_of, default_data
+from farm.requests.partial_request import default_data
 from farm.store.content import stored_software
 from farm.store.database import read_clock_s
 from farm.types.card_kind import device_type_of
@@ -174,7 +174,7 @@ class _ModelOnCard:
         request = Request(variant=variant, protocol=self.protocol.with_data(data))
         return NoReadings(
             f"No tuple of {variant} has a reading on {where}, and {why}.",
-            f"Measure the model: {command_of(request).removesuffix(' --reuse none')}; "
+            f"Measure the model: {request.command().removesuffix(' --reuse none')}; "
             "or import another farm's readings with `farm import`.",
         )
 
