@@ -5,10 +5,10 @@ from __future__ import annotations
 from farm.addons.memory import step_memory as memories
 from farm.addons.memory.memory_options import amounts_of, bytes_of
 from farm.addons.memory.step_memory import StepMemory
-from farm.api.capture import no_model
 from farm.errors import UsageError
 from farm.exchange.packaged import packaged_database
 from farm.store.database import Database
+from farm.training.captured_model import no_model
 from farm.training.version import versioned
 from farm.types.protocol import Variant
 

@@ -154,8 +154,8 @@ def _curve(
 def _measure(found: Estimate, query: EstimateQuery, options: EstimateOptions) -> None:
     """Measure the tuples that narrow an estimate most on a card of this host."""
     from farm.addons.predict.query import import_packaged
-    from farm.api.measure import measure_tuples
     from farm.jobs.cards import own_cards
+    from farm.jobs.in_process import measure_tuples
 
     cards = [card for card in own_cards(say) if card.model == found.card_model]
     if not cards:

@@ -10,15 +10,15 @@ from typing import Any
 
 from farm.addons.predict.estimate import Estimate
 from farm.addons.predict.query import EstimateQuery
-from farm.api.capture import CapturedModel, capture_model
-from farm.api.notebook import table
 from farm.devices.host import discover
 from farm.errors import FarmError
 from farm.report.layers import held_by
 from farm.settings import settings
 from farm.store.database import Database
 from farm.subjects.label import call_of
+from farm.training.captured_model import CapturedModel, capture_model
 from farm.types.format import ENERGY, NOTHING, TIME, count_of, quantity
+from farm.types.notebook import table
 from farm.verdict.model_readings import needed_of
 
 _COLUMNS = ("module", "call", "output", "parameters", "FLOPs", "time", "energy")

@@ -389,7 +389,7 @@ def test_a_measurement_without_a_predictor_measures_what_is_missing(own, databas
     measured = []
     monkeypatch.setattr("farm.jobs.cards.own_cards", lambda say: [card])
     monkeypatch.setattr(
-        "farm.api.measure.measure_tuples", lambda specs, **options: measured.extend(specs)
+        "farm.jobs.in_process.measure_tuples", lambda specs, **options: measured.extend(specs)
     )
     monkeypatch.setattr("farm.addons.predict.query.packaged_files", list)
     said = own(*MODEL, "--fill", "none", "--measure", "2")
