@@ -38,16 +38,15 @@ from farm.models.source import Source
 from farm.models.user_code import user_code
 from farm.models.user_modules import MODULES, seeded
 from farm.settings import settings, user_models
+from farm.types.protocol import IMAGE_PX, Variant
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from farm.models.as_built import AsBuilt
-    from farm.types.protocol import Variant
 
 NAME = "user"
-IMAGE_PX = 224  # size of the images for a model without example inputs
 #: A part of a module's name: Python also imports my-model.py and 01_train.py by their names.
 _MODULE_NAME = re.compile(r"[\w-]+")
 _PLACE = (

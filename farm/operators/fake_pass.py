@@ -622,8 +622,8 @@ class _RepeatedOperators:
 
     def run(self, func: Any, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor]) -> Any:
         """``inputs`` are the tensors among the arguments; all are fake."""
-        kind = _repeatable_kind(func) if inputs else ""
-        if not kind:
+        repeats = _repeatable_kind(func) if inputs else ""
+        if not repeats:
             return func(*args, **kwargs)
         key: Hashable = None
         with torch._C.DisableTorchFunction():
@@ -634,15 +634,15 @@ class _RepeatedOperators:
         out = func(*args, **kwargs)
         with torch._C.DisableTorchFunction():
             if key is not None and len(self._known) < self._MOST:
-                if kind == "in place" and out is args[0]:
+                if repeats == "in place" and out is args[0]:
                     self._known[key] = None
-                elif kind == "functional" and (made := self._made(out, inputs)):
+                elif repeats == "functional" and (made := self._made(out, inputs)):
                     self._known[key] = made
         return out
 
-    def _fresh(self, kind: type, layouts: tuple[_NewTensor | None, ...]) -> Any:
+    def _fresh(self, class_: type, layouts: tuple[_NewTensor | None, ...]) -> Any:
         made = (layout and self.fakes.fresh(*layout) for layout in layouts)
-        return next(made) if kind is FakeTensor else kind(made)
+        return next(made) if class_ is FakeTensor else class_(made)
 
     def _made(
         self, out: Any, inputs: Sequence[torch.Tensor]
@@ -707,8 +707,8 @@ _PLAIN = (
 def _layouts(value: Any) -> Hashable:
     """The arguments of an operator, with layouts in place of tensors. Raises `_NotRepeatable` if a
     tensor has a known value or is not strided, or there is an argument of another type."""
-    kind = type(value)
-    if kind is FakeTensor:
+    class_ = type(value)
+    if class_ is FakeTensor:
         if value.constant is not None or value.layout is not torch.strided:
             raise _NotRepeatable
         flags = value.requires_grad, value.is_conj(), value.is_neg()
@@ -720,10 +720,10 @@ def _layouts(value: Any) -> Hashable:
             value.fake_device,
             flags,
         )
-    if kind in (tuple, list):
-        return kind, tuple(map(_layouts, value))
-    if kind in _PLAIN:
-        return kind, value  # 1, 1.0 and True are equal
+    if class_ in (tuple, list):
+        return class_, tuple(map(_layouts, value))
+    if class_ in _PLAIN:
+        return class_, value  # 1, 1.0 and True are equal
     raise _NotRepeatable
 
 

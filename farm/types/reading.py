@@ -152,7 +152,7 @@ class Place:
 class InOrder:
     """One pass of all calls of a model, replayed in order from its tuples, without events between
     them. Its energy shows the power while kernels wait for code and data
-    (`farm.verdict.replay.waiting_share`)."""
+    (`farm.verdict.replay.WaitingPower`)."""
 
     time_us: float
     time_half_width_us: float
