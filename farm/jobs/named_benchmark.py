@@ -10,18 +10,18 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from farm.api.capture import variant_named
-from farm.api.measure import Whole, how_to_measure, measure_whole, own_card
-from farm.api.notebook import measured
 from farm.benchmark_process.client import Measured
 from farm.devices.lock import CardLock
 from farm.errors import FarmError, UsageError, told
+from farm.jobs.in_process import Whole, how_to_measure, measure_whole, own_card
 from farm.jobs.item_driver import keep_reading
 from farm.settings import settings
 from farm.store.content import UNSOUND, store_variant
 from farm.store.database import Database
 from farm.store.upgrades import writable_database
+from farm.training.captured_model import variant_named
 from farm.types.format import ENERGY, TIME
+from farm.types.notebook import measured
 from farm.types.protocol import Protocol
 from farm.types.reading import Reading
 from farm.verdict.judging import DISTURBED
