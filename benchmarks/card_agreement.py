@@ -78,9 +78,7 @@ def _read_again(
     from farm.benchmark_process.client import BenchmarkProcess
     from farm.benchmark_process.requests import FingerprintRequest
 
-    stopping = (
-        Stopping() if card.kind == "cuda" else Stopping(warm_up_s=0.1, minimum_s=0.2, maximum_s=0.5)
-    )
+    stopping = Stopping() if card.is_gpu else Stopping(warm_up_s=0.1, minimum_s=0.2, maximum_s=0.5)
     found: list[dict[str, Any]] = [
         {
             "label": operator.label,
@@ -204,7 +202,7 @@ def outside(card: Any) -> list[dict[str, Any]]:
     from farm.benchmark.bench import Bench
     from farm.devices.host import open_device
 
-    cuda = card.kind == "cuda"
+    cuda = card.is_gpu
     found: list[dict[str, Any]] = []
     with CardLock(card.id, settings().lock_dir):
         bench = Bench(open_device(card), "cuda:0" if cuda else "cpu", canary_every=0)

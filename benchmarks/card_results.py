@@ -184,7 +184,7 @@ def cards_that_read(database: Any) -> list[Any]:
         query = select(tables.CardRow).where(
             col(tables.CardRow.id).in_(select(tables.ReadingRow.card_id))
         )
-        return sorted(session.exec(query), key=lambda card: (card.kind != "cuda", card.id))
+        return sorted(session.exec(query), key=lambda card: (not card.is_gpu, card.id))
 
 
 def variant(text: str) -> Variant:

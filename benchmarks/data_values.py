@@ -58,7 +58,7 @@ def main() -> None:
 
     from farm.benchmark.bench import Bench
 
-    cuda = card.kind == "cuda"
+    cuda = card.is_gpu
     bench = Bench(device, "cuda:0" if cuda else "cpu")
     protocol = Protocol(launch="graph" if cuda else "eager")
     stopping = (
@@ -141,7 +141,7 @@ def layers(
     import torch
 
     from farm.benchmark import verification
-    from farm.benchmark.passes import build_variant
+    from farm.benchmark.subjects.model_variant import build_variant
     from farm.operators.observed_values import describe_values
     from farm.types.value_profiles import class_of
 

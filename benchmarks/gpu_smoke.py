@@ -56,7 +56,7 @@ def main() -> None:
 
     from farm.benchmark.bench import Bench
 
-    cuda = card.kind == "cuda"
+    cuda = card.is_gpu
     launch = options.launch or ("graph" if cuda else "eager")
     protocol = Protocol(launch=launch, residency=options.residency)
     stopping = Stopping() if cuda else Stopping(warm_up_s=0.1, minimum_s=0.2, maximum_s=0.5)

@@ -62,7 +62,7 @@ def compare(card: Any, options: argparse.Namespace) -> dict[str, Any]:
     from farm.operators.rebuild import rebuild
     from farm.types.protocol import Protocol, Stopping, Subject
 
-    cuda = card.kind == "cuda"
+    cuda = card.is_gpu
     bench = Bench(open_device(card), "cuda:0" if cuda else "cpu", canary_every=0)
     dtype, size = getattr(torch, options.dtype), options.size
     module = nn.Linear(size, size, bias=False).to("meta", dtype).eval()

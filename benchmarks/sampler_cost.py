@@ -62,7 +62,7 @@ def main() -> None:
 
     from farm.benchmark.bench import Bench
 
-    cuda = card.kind == "cuda"
+    cuda = card.is_gpu
     torch_device = "cuda:0" if cuda else "cpu"
     sampled = Bench(open_device(card), torch_device)
     silent = Bench(Silent(card), torch_device)

@@ -125,7 +125,7 @@ def main() -> None:
     cards = matching_cards(discover(settings()), given.card) if given.card else discover(settings())
     if not cards:
         raise SystemExit(f"This host has no card '{given.card}'. List its cards with `farm cards`.")
-    card, cuda = cards[0], cards[0].kind == "cuda"
+    card, cuda = cards[0], cards[0].is_gpu
     monitor = zeus_monitor(cuda)
     print(f"{card}\n{monitor if isinstance(monitor, str) else 'Zeus: ZeusMonitor'}\n")
     print("| operator | farm, us | time | power | energy |\n| --- | ---: | ---: | ---: | ---: |")

@@ -20,7 +20,7 @@ def calibrate(card: Cards = None, dry_run: bool = False, as_json: AsJson = False
 
     It takes about two minutes per card. If it is interrupted, the same command continues it. On a
     running farm, use `farm submit -f` with a file that contains `- sweep: calibration`."""
-    if any(chosen.kind == "cpu" for chosen in chosen_own_cards(card or [])):
+    if any(chosen.is_cpu for chosen in chosen_own_cards(card or [])):
         raise UsageError(
             "Only predictions for GPUs can be calibrated, and this card is a CPU.", "Choose a GPU."
         )

@@ -173,7 +173,7 @@ def check_verdicts(reports: Sequence[Report], refused: str = "") -> None:
     """Raise `BelowTarget` if a verdict did not pass, or if something was refused and has none."""
     # Neither a sweep nor a few operators of a model can be compared with a whole model, so neither
     # can fail.
-    failing = [one for one in reports if one.kind == "model" and one.verdict.missed]
+    failing = [one for one in reports if not one.is_sweep and one.verdict.missed]
     if failing:
         titles = ", ".join(one.title for one in failing)
         failed = f"{len(failing)} of {len(reports)} verdicts did not pass: {titles}."

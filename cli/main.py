@@ -26,11 +26,11 @@ from cli.commands import all_commands, command_named, missing_add_on
 from cli.options import flat, with_compile_mode
 from cli.output import Left, complain, noted, set_quiet
 from cli.streams import discard_stdout, keep_results_apart, stdout_is_writable
-from farm import __version__
 from farm.errors import FarmError, Unwritable, did_you_mean, error_text
 from farm.errors.safe_text import without_secrets
 from farm.extensions import Command, at
 from farm.types.fields import A_NUMBER
+from farm.types.release import __version__
 
 INTERRUPTED = 130
 MOST_CHARACTERS = 200  # of the name of a file in a message
@@ -196,7 +196,7 @@ def _usage_error(error: Any, outer: Any = None) -> tuple[str, str]:
     """Message and next step for an error of the parser, whose classes (Typer's or click's) are
     known by name.
     """
-    kind, context, parameter = type(error).__name__, error.ctx, getattr(error, "param", None)
+    error_type, context, parameter = type(error).__name__, error.ctx, getattr(error, "param", None)
     verb = (
         context.command_path
         if context
@@ -205,7 +205,7 @@ def _usage_error(error: Any, outer: Any = None) -> tuple[str, str]:
     step = f"`{verb} -h` describes its arguments and options."
     if required := _required_value(error):
         return required, step
-    if kind == "NoSuchOption":
+    if error_type == "NoSuchOption":
         known = (
             [name for one in context.command.params for name in (*one.opts, *one.secondary_opts)]
             if context
@@ -214,9 +214,9 @@ def _usage_error(error: Any, outer: Any = None) -> tuple[str, str]:
         return f"There is no option '{error.option_name}'.", did_you_mean(
             error.option_name, known
         ) or step
-    if kind == "MissingParameter" and parameter is not None:
+    if error_type == "MissingParameter" and parameter is not None:
         return f"{_name(parameter)} is missing.", step
-    if kind == "BadOptionUsage" and "requires an argument" in error.message:
+    if error_type == "BadOptionUsage" and "requires an argument" in error.message:
         return f"{error.option_name} needs a value.", step
     if context and (unknown := re.match(r"No such command '(.*?)'", error.message)):
         name = unknown[1]
@@ -245,11 +245,11 @@ def _required_value(error: Any) -> str:
     """
     errors: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
     parameter = getattr(error, "param", None)
-    if not errors or parameter is None or (kind := errors[0]["type"]) not in _REQUIRED:
+    if not errors or parameter is None or (error_type := errors[0]["type"]) not in _REQUIRED:
         return ""
-    required = _REQUIRED[kind].format(**errors[0].get("ctx", {}))
+    required = _REQUIRED[error_type].format(**errors[0].get("ctx", {}))
     least, most = getattr(parameter, "min", None), getattr(parameter, "max", None)
-    if kind in ("greater_than_equal", "less_than_equal") and None not in (least, most):
+    if error_type in ("greater_than_equal", "less_than_equal") and None not in (least, most):
         required = f"a number from {least} to {most}"
     return f"{_name(parameter)} needs {required}, not '{errors[0]['input']}'."
 

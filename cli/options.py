@@ -240,7 +240,8 @@ class CliOptions:
         from farm.models.catalog import matching, resolve, resolve_given
         from farm.models.own import is_location
         from farm.requests import measurement_file
-        from farm.requests.partial_request import GIVEN, QUICK, PartialRequest, operator_names
+        from farm.requests.partial_request import GIVEN, PartialRequest, operator_names
+        from farm.types.protocol import QUICK
 
         if not self.models and not self.files:
             raise UsageError(

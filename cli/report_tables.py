@@ -50,7 +50,7 @@ _LONGEST_PATH = 34  # of a module in a table; CSV and JSON have all of it
 
 def report(report: Report, *, tuples: int = 0) -> RenderableType:
     """The report of a job, with so many of the heaviest tuples. A sweep lists all its tuples."""
-    sweep, verdict = report.kind == "sweep", report.verdict
+    sweep, verdict = report.is_sweep, report.verdict
     tuples = _MOST_SWEEP_ROWS if sweep else tuples
     parts = [
         _header(report),
@@ -79,9 +79,7 @@ def _header(report: Report) -> RenderableType:
     origin = f", imported from {report.origin}" if report.origin else ""
     lines = [("job", f"{report.job_id}, {report.state}{rounds}{origin}")]
     for card in report.cards[:_MOST_CARDS]:
-        driver = (
-            f"{'kernel' if card.kind == 'cpu' else 'driver'} {card.driver}" if card.driver else ""
-        )
+        driver = f"{'kernel' if card.is_cpu else 'driver'} {card.driver}" if card.driver else ""
         lines.append(
             ("card", f"{card.model}  ({', '.join(filter(None, (card.id, card.host, driver)))})")
         )
@@ -112,7 +110,7 @@ def _header(report: Report) -> RenderableType:
     lines.append(("readings", ", ".join(words) + spent))
     if report.flops:
         cost = f"{count_of(report.flops, 'FLOP')}, {count_of(report.bytes_moved, 'B')} moved"
-        lines.append(("cost", cost + (" per pass" if report.kind == "model" else " in total")))
+        lines.append(("cost", cost + (" per pass" if not report.is_sweep else " in total")))
     facts = tables.facts((name, Text(text, overflow="fold")) for name, text in lines)
     return Group(Text(report.title, style="bold"), facts)
 
@@ -255,7 +253,7 @@ def _tuples(report: Report, most: int) -> RenderableType:
     ]
     columns = [
         ("operator tuple", lambda line: line.subject.label or NOTHING),
-        *([(">calls", "count")] if report.kind != "sweep" else []),
+        *([(">calls", "count")] if not report.is_sweep else []),
         (">time", time_of),
         *(energies if any(line.energy_mj for line in report.tuples) else []),
         ("remarks", remarks_of),
@@ -375,7 +373,7 @@ def _verdict(report: Report) -> RenderableType:
         for name, comparison in (("time", verdict.time), ("energy", verdict.energy))
         if comparison and comparison.accuracy is not None
     ]
-    if report.kind == "sweep":
+    if report.is_sweep:
         line = Text(f"{verdict.measured} of {verdict.parts} tuples measured", style="bold")
     elif verdict.outcome != "none":
         line.append(
@@ -383,11 +381,11 @@ def _verdict(report: Report) -> RenderableType:
             style="not bold",
         )
         line.append(f"  (target {percent(verdict.target, 0)})", style="not bold dim")
-    reasons = () if report.kind == "sweep" and report.state != "cancelled" else verdict.reasons
+    reasons = () if report.is_sweep and report.state != "cancelled" else verdict.reasons
     if (
-        report.kind == "model"
+        not report.is_sweep
         and report.cards
-        and all(card.kind == "cpu" for card in report.cards)
+        and all(card.is_cpu for card in report.cards)
         and verdict.missed
     ):
         reasons = (

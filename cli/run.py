@@ -170,7 +170,7 @@ def measure(
     from farm.settings import settings
     from tasks.embedded import EmbeddedFarm
 
-    ending.hint = CONTINUES + (OF_A_CPU if any(card.kind == "cpu" for card in cards) else "")
+    ending.hint = CONTINUES + (OF_A_CPU if any(card.is_cpu for card in cards) else "")
 
     def starting() -> None:
         for check in disturbances(cards, settings()):

@@ -59,7 +59,7 @@ def _chosen(wanted: Sequence[str] | None) -> list[Card]:
                     raise CardUnavailable(error.message, error.next_step) from error
             raise
     usable = own_cards(say)
-    gpus = [card for card in usable if card.kind != "cpu"]
+    gpus = [card for card in usable if not card.is_cpu]
     if not gpus and any(card.refusal for card in all_own_cards()):
         raise CardUnavailable(
             "The farm cannot measure on any GPU of this host.",

@@ -133,7 +133,7 @@ class Laboratory:
     @property
     def launches(self) -> tuple[str, ...]:
         """The launch modes of this card: a CPU has no graphs."""
-        return ("eager",) if self.card.kind == "cpu" else ("graph", "eager")
+        return ("eager",) if self.card.is_cpu else ("graph", "eager")
 
     def protocol(self, **changes: Any) -> Protocol:
         """The default protocol of the card with these changes. The default data class is
@@ -169,7 +169,7 @@ class Laboratory:
         """The given duration on a GPU; a tenth of it on other cards, which measure only time. Unit:
         s.
         """
-        return seconds if self.card.kind == "cuda" else seconds / 10
+        return seconds if self.card.is_gpu else seconds / 10
 
     def shuffled(self, sample: Sample, wanted: Sequence[T]) -> list[T]:
         """The given list in random order: a fixed order would mix up its effects with warm-up and
@@ -251,8 +251,8 @@ class Laboratory:
         """
         data = "seen" if values else "normal"
         request = Request(variant=variant, protocol=self.protocol(data=data))
-        device_type = "cuda" if self.card.kind == "cuda" else "cpu"
-        torch = torch_version() if self.card.kind == "simulated" else self.software.torch
+        device_type = self.card.device_type
+        torch = torch_version() if self.card.is_simulated else self.software.torch
         capture_id = capture_for(self.database, request, device_type=device_type, torch=torch)
         found = []
         with self.database.read() as session:

@@ -184,7 +184,7 @@ class _Session:
             pytest.skip("tests in parallel disturb each other's measurements: run them with -n 0")
         if self.base:
             return self.judged(test.nodeid, name)
-        from farm.api.benchmark import measure_benchmark
+        from farm.jobs.named_benchmark import measure_benchmark
 
         how = {"card": self.option.farm_card, "quick": self.option.farm_quick}
         try:
@@ -409,7 +409,7 @@ def _outcome(entries: list[dict[str, Any]]) -> _Outcome:
 
 
 def _benchmark(fields: Mapping[str, Any]) -> Any:
-    from farm.api.benchmark import Benchmark  # late: it imports torch
+    from farm.jobs.named_benchmark import Benchmark  # late: it imports torch
 
     return Benchmark.from_json(fields)
 

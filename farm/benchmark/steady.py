@@ -137,9 +137,7 @@ class Windows:
             rough=policy.rough,
             foreign=sampler.foreign_processes(opened.start_s, math.inf)
             | ((self.device.compute_processes() or frozenset()) - farms),
-            lacking=tuple(sorted(SENSORS - known_sensors))
-            if self.device.card.kind == "cuda"
-            else (),
+            lacking=tuple(sorted(SENSORS - known_sensors)) if self.device.card.is_gpu else (),
         )
         paused_share = opened.pauses.share(power.begin_s, power.end_s)
         trace = sampler.trace((power.begin_s, power.end_s))

@@ -59,7 +59,7 @@ from farm.models.revision import revision_of
 from farm.models.texts import hold_tokens
 from farm.settings import die_with_parent, settings
 from farm.training.version import check_version
-from farm.types.protocol import OnPhase, Software, Subject, Variant
+from farm.types.protocol import OnPhase, Software, Subject
 from farm.types.reading import Reading, Verification
 from farm.types.tokens import Tokens
 
@@ -122,7 +122,7 @@ def main(measuring: type[TorchRunner] | None = None) -> None:
         card = find_card(options.card, settings())
         device = open_device(card)
         runner: Runner
-        if card.kind == "simulated":
+        if card.is_simulated:
             runner = SimulatedRunner(device)
         else:
             runner = (
@@ -328,7 +328,7 @@ class TorchVerifier(Runner):
 
         self.device = device
         self._torch = torch
-        cuda = device.card.kind == "cuda"
+        cuda = device.card.is_gpu
         if cuda and not torch.cuda.is_available():
             raise Unmeasurable(
                 "not_available",
@@ -349,8 +349,8 @@ class TorchVerifier(Runner):
     def answer(self, request: ProcessRequest[Any], on_phase: OnPhase) -> Any:
         source = None
         for subject in _subjects(request):
-            if subject.kind == "variant" or subject.compiled:
-                variant = Variant.from_json((subject.compiled or {}).get("variant") or subject.spec)
+            variant = subject.built_variant
+            if variant is not None:
                 check_version(variant)
                 source = source_of(variant.model) if variant.version else None
         answer = super().answer(request, on_phase)
@@ -396,7 +396,7 @@ class TorchRunner(TorchVerifier):
         idle_power_w = idle.average_power_w((idle.began_s + time.perf_counter()) / 2, least_ticks=5)
         target = self._torch_device
         self._health = functools.cache(lambda: checks.HealthCheck(target))
-        cuda = device.card.kind == "cuda"
+        cuda = device.card.is_gpu
         bench = benches.Bench(device, target, idle_power_w if cuda else None, offload=offload())
         if bench.knows_processes and "compute_processes" in device.capabilities:
             register_process(device.card.id, bench.own_processes, settings().lock_dir)
@@ -423,7 +423,7 @@ def software_of(torch: Any, card: Card) -> Software:
     }
     with contextlib.suppress(metadata.PackageNotFoundError):
         found["torchvision"] = metadata.version("torchvision")
-    if card.kind == "cuda":
+    if card.is_gpu:
         found["cuda"], found["driver"] = torch.version.cuda or "", card.driver
         found["cudnn"] = str(torch.backends.cudnn.version() or "")
     return Software(**found)

@@ -108,7 +108,7 @@ def no_slow_memory(card: Card, nodes: Path = NODES) -> str:
     """The reason why a card of this host has no slow memory; "" if it has, or if this is unknown
     (GPUs).
     """
-    return ONE_NODE if card.kind == "cpu" and farthest_node(nodes) is None else ""
+    return ONE_NODE if card.is_cpu and farthest_node(nodes) is None else ""
 
 
 def farthest_node(nodes: Path = NODES) -> int | None:

@@ -27,16 +27,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-CardKind = Literal["cuda", "cpu", "simulated"]
+from farm.types.card_kind import CardKind, OfCardKind
 
 #: Beginning of a card's id -> its kind. All other ids are those of GPUs.
 _KIND_BY_PREFIX: dict[str, CardKind] = {"SIM-": "simulated", "CPU-": "cpu"}
 
 
 @dataclass(frozen=True)
-class Card:
+class Card(OfCardKind):
     """One physical card.
 
     Attributes:

@@ -11,12 +11,13 @@ from typing import Any
 from farm.devices import software
 from farm.devices.amd import Amd
 from farm.devices.cpu import Cpu
-from farm.devices.device import Card, CardKind, Device, kind_of
+from farm.devices.device import Card, Device, kind_of
 from farm.devices.nvidia import Nvidia
 from farm.devices.simulated import Simulated
 from farm.devices.vendor import Vendor
 from farm.errors import FarmUnavailable, NoSuchCard
 from farm.settings import Settings
+from farm.types.card_kind import CardKind
 from farm.types.protocol import Software
 
 #: The vendors, in the order in which `discover` looks for cards. The first of a kind that serves

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from farm import __version__
+from farm.types.release import __version__
 
 #: Settings of NCCL that change no algorithm, and its files with settings.
 _NEUTRAL = (
@@ -24,7 +24,7 @@ _NEUTRAL = (
     "NCCL_DEBUG_FILE",
     "NCCL_DEBUG_SUBSYS",
     "NCCL_SOCKET_IFNAME",
-    "NCCL_VERSION",
+    "NCCL___version__",
 )
 _NCCL_FILES = ("/etc/nccl.conf", "~/.nccl.conf")
 

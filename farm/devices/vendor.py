@@ -30,9 +30,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from farm.devices.device import Card, CardKind, Device
+from farm.devices.device import Card, Device
 from farm.devices.software import Installed
 from farm.settings import Settings
+from farm.types.card_kind import CardKind
 from farm.types.protocol import Software
 
 

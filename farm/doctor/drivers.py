@@ -29,7 +29,7 @@ def amd_checks(
     """Check that ROCm's driver answers."""
     if torch is not None:
         yield ok("torch", f"built for ROCm {torch.hip}")
-    versions = [card.driver for card in cards if card.kind == "cuda" and card.driver]
+    versions = [card.driver for card in cards if card.is_gpu and card.driver]
     if versions:
         yield ok("driver", f"amdgpu {versions[0]}")
         yield warning(
@@ -63,7 +63,7 @@ def nvidia_checks(
     if driver:
         major, minor = driver.cuda
         yield ok("driver", f"{driver.version}, supports CUDA up to {major}.{minor}")
-    elif has_nvidia_hardware() or any(card.kind == "cuda" for card in cards):
+    elif has_nvidia_hardware() or any(card.is_gpu for card in cards):
         yield problem(
             "driver",
             f"this host has an NVIDIA card, but its driver does not answer: {fault}",

@@ -55,9 +55,9 @@ def _hardware_checks(current: Settings) -> Iterator[Check]:
     checks = drivers.CHECKS[vendor_of("cuda").name]
     yield from checks(cards, torch, current)
     for card in cards:
-        name = "cpu here" if card.kind == "cpu" else f"card {card.index} here"
+        name = "cpu here" if card.is_cpu else f"card {card.index} here"
         # A worker's measurement would cause the load.
-        if card.kind == "cpu" and not _worker_of(card, current):
+        if card.is_cpu and not _worker_of(card, current):
             yield _load()
         if not card.refusal:
             yield from _card_here(name, card, current)
@@ -75,9 +75,9 @@ def disturbances(cards: Sequence[Card], current: Settings) -> Iterator[Check]:
     """
     for card in cards:
         with contextlib.suppress(FarmError):
-            if card.kind == "cpu" and (busy := _load()).level != "ok":
+            if card.is_cpu and (busy := _load()).level != "ok":
                 yield busy
-            elif card.kind == "cuda":
+            elif card.is_gpu:
                 with contextlib.closing(open_device(card)) as device:
                     yield from _foreign(
                         f"card {card.index}", card, device.compute_processes(), current
@@ -91,14 +91,14 @@ def _card_here(name: str, card: Card, current: Settings) -> Iterator[Check]:
         yield problem(name, error.message, error.next_step)
         return
     with contextlib.closing(device):
-        if card.kind == "simulated" or "energy_counter_mj" in device.capabilities:
+        if card.is_simulated or "energy_counter_mj" in device.capabilities:
             yield ok(name, str(card))
         elif device.capabilities & {"power_instant_w", "power_average_w"}:
             message = f"{card} has no energy counter; energy is computed from sampled power"
             yield warning(name, message, "Readings have a flag for it.")
         else:
             rapl = "Let the farm's user read /sys/class/powercap (RAPL, the CPU's energy counter)."
-            step = rapl if card.kind == "cpu" else "Read the output of `nvidia-smi -q -d POWER`."
+            step = rapl if card.is_cpu else "Read the output of `nvidia-smi -q -d POWER`."
             yield warning(
                 name, f"{card} reports neither energy nor power: only time is measured", step
             )

@@ -26,6 +26,7 @@ from farm.errors.safe_text import printable
 from farm.store import content
 from farm.store.data_columns import Column
 from farm.subjects.parsing import parse
+from farm.types import card_kind
 from farm.types.details import Burst, CanaryNote, InContext
 from farm.types.reading import Launches, Verification
 from farm.types.stored import json_model
@@ -123,9 +124,8 @@ Path = text(1000)
 Note = text(1000, 1)
 CardId = text(80, 1)
 AnyCardId = text(80)  # "": no card
+CardKind, DeviceType = card_kind.CardKind, card_kind.DeviceType
 JobId = text(16, 1)
-CardKind = Literal["cuda", "cpu", "simulated"]
-DeviceType = Literal["cuda", "cpu"]
 Launch = Literal["graph", "eager"]
 Captured = Literal["predicted", "observed"]
 Flag = bool
@@ -170,8 +170,8 @@ Compiled = document(
 VerdictDetails = document(dict[str, Any], _check_verdict, as_text=True)
 MadeOf = document(list[tuple[Id, Literal["tuple", "whole", "canary"], Count, bool]], as_text=True)
 Tuple = Annotated[Any, PlainValidator(_tuple)]
-#: Kind of a column -> its type, if the column declares no type.
-OF_KIND: Mapping[str, Any] = {
+#: Type of the values of a column -> what an import accepts, if the column declares no type.
+OF_TYPE: Mapping[str, Any] = {
     "text": Text,
     "integer": Count | None,
     "number": Number | None,
@@ -191,6 +191,6 @@ def check_of(column: Column) -> Callable[[Any], Any]:
 
 def _type_of(column: Column) -> Any:
     if not column.accepts:
-        return OF_KIND[column.kind]
+        return OF_TYPE[column.type]
     accepted = globals()[column.accepts.removesuffix("?")]  # a type of this file
     return accepted | None if column.accepts.endswith("?") else accepted

@@ -17,7 +17,6 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 from sqlmodel import Session
 
-from farm import __version__
 from farm.errors import UsageError, did_you_mean, writing_to
 from farm.errors.safe_text import FORMULA, cell
 from farm.exchange import tidy
@@ -25,6 +24,7 @@ from farm.exchange.left_out import LeftOut, left_out
 from farm.settings.shared_files import replacing_file
 from farm.store.data_columns import FORMAT, TABLES, Column, arrow_schema, as_markdown
 from farm.store.query import Filters, select_readings
+from farm.types.release import __version__
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -207,7 +207,7 @@ def writer(
         import pyarrow.csv
 
         signs = {"integers": "x", "numbers": "x", "texts": ";"}
-        lists = {entry.name: signs[entry.kind] for entry in columns if entry.kind in signs}
+        lists = {entry.name: signs[entry.type] for entry in columns if entry.type in signs}
         kinds = [
             (entry.name, pyarrow.string() if entry.name in lists else entry.type)
             for entry in schema
@@ -216,7 +216,7 @@ def writer(
         with pyarrow.csv.CSVWriter(file, flat) as written:
             yield lambda batch: written.write_batch(_flattened(batch, flat, lists))
     else:
-        documents = [entry.name for entry in columns if entry.kind == "json"]
+        documents = [entry.name for entry in columns if entry.type == "json"]
 
         def write(batch: pa.RecordBatch) -> None:
             for row in batch.to_pylist():

@@ -70,15 +70,15 @@ class _Header:
         number = 0
         while True:
             first = self._byte()
-            kind = first & 15
-            if kind == _STOP:
+            field_type = first & 15
+            if field_type == _STOP:
                 return found
             step = first >> 4
             number = number + step if step else _signed(self._varint())
-            if kind in _INTEGERS:
+            if field_type in _INTEGERS:
                 found[number] = _signed(self._varint())
-            elif kind not in _BOOLEANS:  # the type of a boolean is its value
-                self._skip(kind, 0)
+            elif field_type not in _BOOLEANS:  # the type of a boolean is its value
+                self._skip(field_type, 0)
 
     def _byte(self) -> int:
         if self.position >= len(self.data):
@@ -95,25 +95,25 @@ class _Header:
                 return value
         raise DamagedPage("a number in the header of a page is too long")
 
-    def _skip(self, kind: int, depth: int) -> None:
+    def _skip(self, field_type: int, depth: int) -> None:
         """Skip a value of a type. In a list, a boolean is a byte."""
         if depth > _MOST_DEPTH:
             raise DamagedPage("the header of a page is nested too deeply")
-        if kind in _BOOLEANS or kind == _BYTE:
+        if field_type in _BOOLEANS or field_type == _BYTE:
             self.position += 1
-        elif kind in _INTEGERS:
+        elif field_type in _INTEGERS:
             self._varint()
-        elif kind == _DOUBLE:
+        elif field_type == _DOUBLE:
             self.position += 8
-        elif kind == _BINARY:
+        elif field_type == _BINARY:
             length = self._varint()
             self.position += length
-        elif kind in _LISTS:
+        elif field_type in _LISTS:
             self._skip_list(depth)
-        elif kind == _STRUCT:
+        elif field_type == _STRUCT:
             self._skip_struct(depth)
         else:  # a header has no maps
-            raise DamagedPage(f"the header of a page has a value of type {kind}")
+            raise DamagedPage(f"the header of a page has a value of type {field_type}")
 
     def _skip_list(self, depth: int) -> None:
         first = self._byte()

@@ -451,7 +451,7 @@ def needs_fingerprint(database: Database, card_id: str, driver: str) -> bool:
     """True if the card has no sound fingerprint from this driver. Simulated cards need none."""
     with database.read() as session:
         card = session.get(CardRow, card_id)
-        if card is None or card.kind == "simulated":
+        if card is None or card.is_simulated:
             return False
         found = sound_fingerprint(card.fingerprint)
     is_current = (found.get("version"), found.get("driver")) == (FINGERPRINT_VERSION, driver)
@@ -475,7 +475,7 @@ def all_own_cards() -> list[Card]:
     measure.
     """
     found = discover(settings())
-    if not any(card.kind in ("cpu", "simulated") for card in found):
+    if all(card.is_gpu for card in found):
         found.append(cpu_card(settings()))
     return found
 
@@ -484,7 +484,7 @@ def own_cards(say: Say) -> list[Card]:
     """Return every card of this host on which the farm can measure. `say` reports the others."""
     own = all_own_cards()
     usable = _usable(own, say)
-    if len(usable) < len(own) and all(card.kind == "cpu" for card in usable):
+    if len(usable) < len(own) and all(card.is_cpu for card in usable):
         say("The farm cannot measure on any GPU of this host; it uses the CPU.")
     return usable
 
@@ -501,7 +501,7 @@ def kind_of_cards() -> str:
     farm count too.
     """
     there = [card for card in all_own_cards() if not card.refusal]
-    if settings().broker_url and all(card.kind == "cpu" for card in there):
+    if settings().broker_url and all(card.is_cpu for card in there):
         with contextlib.suppress(FarmUnavailable), open_database().read() as session:
             there += [as_card(view.card) for view in views(session, settings().heartbeat_s)]
     return choose_cards(there, [])[0].kind

@@ -317,7 +317,7 @@ def _device_and_torch(database: Database, card_ids: Sequence[str]) -> tuple[str,
     device_type = "cuda" if first_id.startswith("GPU-") else "cpu"
     with database.read() as session:
         card = session.get(tables.CardRow, first_id)
-        if card is None or not card.software_id or card.kind == "simulated":
+        if card is None or not card.software_id or card.is_simulated:
             return device_type, torch_version()
         software = session.get(tables.SoftwareRow, card.software_id)
     return device_type, torch_version() if software is None else software.torch

@@ -156,7 +156,7 @@ def check_cards(database: Database, claimed: Claim, answers: SteadyAnswers | Non
         if state in (CardState.DRAINING, CardState.QUARANTINED, CardState.STOPPED):
             raise Interrupted(f"the card {card.id} is {state}", False)
         lost = state == CardState.LOST and may_be_lost
-        reserved_by_another = card.kind != "cpu" and card.group_token != claimed.token
+        reserved_by_another = not card.is_cpu and card.group_token != claimed.token
         if lost or reserved_by_another:
             raise Interrupted(f"the worker of the card {card.id} has ended", True)
 

@@ -40,7 +40,7 @@ def block_of(cards: Sequence[CardRow], leading_id: str, number: int) -> tuple[st
         return ()
 
     leading = in_order[ids.index(leading_id)]
-    if leading.kind == "cpu":
+    if leading.is_cpu:
         return (leading_id,) * number
     if len(ids) < number:
         return ()
@@ -206,7 +206,7 @@ def reserve(
         return ()
 
     # The ranks of a CPU share their card, so they need no reservation.
-    if cards[0].kind != "cpu":
+    if not cards[0].is_cpu:
         session.execute(
             update(CardRow)
             .where(col(CardRow.id).in_(ids))

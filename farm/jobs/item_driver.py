@@ -383,11 +383,11 @@ class ItemDriver:
             return self.ask(
                 group_driver.measure, self.database, claimed, self._group, *about, expected
             )
-        if not verify and self.benchmark.card.kind != "simulated":
+        if not verify and not self.benchmark.card.is_simulated:
             # without verification, only a simulated card needs the predicted calls
             predicted = None
         predicted = predicted or None  # the kernels of a compiled model are not predicted
-        if self.benchmark.card.kind == "cpu" and not claimed.protocol.placement:
+        if self.benchmark.card.is_cpu and not claimed.protocol.placement:
             self._time_in_turn(claimed)
         measured = self.benchmark.measure(
             claimed.subject,

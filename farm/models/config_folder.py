@@ -85,14 +85,16 @@ def _described(config_text: str, folder: str) -> dict[str, Any]:
     return described
 
 
-def _check_sizes(kind: str, config: Mapping[str, Any], folder: str) -> None:
+def _check_sizes(model_kind: str, config: Mapping[str, Any], folder: str) -> None:
     """Raise `SettingsError` if a size that the inputs of this kind of model need is absent or
     malformed.
     """
-    if kind not in ("image", "sound", "frames") and not vocabulary_of(config, folder):
+    if model_kind not in ("image", "sound", "frames") and not vocabulary_of(config, folder):
         raise config_file.wrong(folder, "vocab_size", "is missing")
-    image = config if kind == "image" else config_file.inner(config, "vision_config", folder)
-    if kind in ("image", "pair") and not config_file.whole_number(image, "image_size", folder):
+    image = config if model_kind == "image" else config_file.inner(config, "vision_config", folder)
+    if model_kind in ("image", "pair") and not config_file.whole_number(
+        image, "image_size", folder
+    ):
         raise config_file.wrong(folder, "image_size", "is missing")
 
 

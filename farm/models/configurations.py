@@ -56,13 +56,13 @@ _UNMASKED_KINDS = ("pair", "choices")
 
 def entry_of(name: str, about: Mapping[str, Any], origin: str = NAME) -> ModelEntry:
     """The entry of a model from its description, a value of `TABLE`."""
-    kind = about["kind"]
+    model_kind = about["kind"]
     config = about["config"]
     folder = about.get("folder", NAME)
-    facts = KINDS[kind]
+    facts = KINDS[model_kind]
     phases = tuple(facts.get("phases", ()))
     longest = about.get("positions") or positions(config, folder)
-    image = config if kind == "image" else config_file.inner(config, "vision_config", folder)
+    image = config if model_kind == "image" else config_file.inner(config, "vision_config", folder)
     costs = costs_of(NAME).get(name, {})
     return ModelEntry(
         name=name,
@@ -75,9 +75,9 @@ def entry_of(name: str, about: Mapping[str, Any], origin: str = NAME) -> ModelEn
         length=_usual_length(about, longest),
         shortest=specials_of(about).around + 1,
         longest=longest,
-        fixed_length=kind in ("image", "frames"),
+        fixed_length=model_kind in ("image", "frames"),
         phases=phases,
-        masked=bool(phases) and kind not in _UNMASKED_KINDS and name not in _UNMASKED,
+        masked=bool(phases) and model_kind not in _UNMASKED_KINDS and name not in _UNMASKED,
         depth=0 if about.get("whole_layers") else _depth(config, folder),
     )
 

@@ -155,33 +155,33 @@ def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
 
 
 @functools.cache
-def _has_own_operators(kind: type[torch.Tensor]) -> bool:
+def _has_own_operators(class_: type[torch.Tensor]) -> bool:
     """True if a class of tensors replaces operators or functions of PyTorch."""
-    if kind in (torch.Tensor, nn.Parameter) or issubclass(kind, _PLAIN_CLASSES):
+    if class_ in (torch.Tensor, nn.Parameter) or issubclass(class_, _PLAIN_CLASSES):
         return False
-    if kind.__name__ in WRAPPERS or kind.__module__.startswith(_MARKING_PACKAGES):
+    if class_.__name__ in WRAPPERS or class_.__module__.startswith(_MARKING_PACKAGES):
         return False
-    return _replaces_dispatch(kind) or _replaces_functions(kind)
+    return _replaces_dispatch(class_) or _replaces_functions(class_)
 
 
-def _replaces_dispatch(kind: type[torch.Tensor]) -> bool:
-    return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+def _replaces_dispatch(class_: type[torch.Tensor]) -> bool:
+    return class_.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 
-def _replaces_functions(kind: type[torch.Tensor]) -> bool:
-    if kind.__torch_function__ is torch._C._disabled_torch_function_impl:
+def _replaces_functions(class_: type[torch.Tensor]) -> bool:
+    if class_.__torch_function__ is torch._C._disabled_torch_function_impl:
         return False
     usual: Any = torch.Tensor.__torch_function__
-    method: Any = kind.__torch_function__
+    method: Any = class_.__torch_function__
     return getattr(method, "__func__", method) is not usual.__func__
 
 
 def _of_class(tensor: torch.Tensor) -> SpecialKind:
     if tensor.is_nested:
         return _nested()
-    kind = type(tensor)
-    description = f"a tensor of the class {kind.__module__}.{kind.__qualname__}"
-    if _replaces_dispatch(kind):
+    class_ = type(tensor)
+    description = f"a tensor of the class {class_.__module__}.{class_.__qualname__}"
+    if _replaces_dispatch(class_):
         return SpecialKind(
             f"{description} with its own operators",
             "Measure the model before it gets such tensors, for example before it is quantised.",

@@ -158,8 +158,8 @@ def _called_by_position(model: Any, entry: ModelEntry, variant: Variant) -> nn.M
 
     from farm.models.building import ByPosition
 
-    kind = _about(entry)["kind"]
-    if kind == "frames" or (kind == "both" and variant.phase == "encode"):
+    model_kind = _about(entry)["kind"]
+    if model_kind == "frames" or (model_kind == "both" and variant.phase == "encode"):
         model = model.get_encoder()
     model.forward = _masked_by_padding_alone(model.forward, variant.padded)
     return ByPosition(model, 0, tuple(_call(entry, variant, torch.device("meta"))))
@@ -228,19 +228,19 @@ def _call(entry: ModelEntry, variant: Variant, device: torch.device) -> dict[str
     from farm.models.building import dtype_of, images, random_normal
 
     about = _about(entry)
-    kind = about["kind"]
+    model_kind = about["kind"]
     dtype = dtype_of(variant)
-    if kind == "image":
+    if model_kind == "image":
         return {"pixel_values": images(variant, device)}
-    if kind == "sound":
+    if model_kind == "sound":
         return {"input_values": random_normal((variant.batch, variant.length), dtype, device)}
-    if kind == "frames":
+    if model_kind == "frames":
         folder = about.get("folder", NAME)
         bins = config_file.whole_number(about["config"], "num_mel_bins", folder) or _MEL_BINS
         shape = (variant.batch, bins, variant.length)
         return {"input_features": random_normal(shape, dtype, device)}
     ids, mask = _texts(entry, variant, device)
-    if kind == "choices":
+    if model_kind == "choices":
         return {"input_ids": ids.view(variant.batch, _CHOICES, variant.length)}
     # Clone, because a view of a larger tensor has another layout.
     call: dict[str, Any] = {"input_ids": ids[: variant.batch].clone()}
@@ -250,7 +250,7 @@ def _call(entry: ModelEntry, variant: Variant, device: torch.device) -> dict[str
         call["decoder_input_ids"] = ids[variant.batch :].clone()
     if variant.phase == "decode":
         return call
-    if kind == "pair":
+    if model_kind == "pair":
         call["pixel_values"] = images(variant, device)
     if variant.phase == "prefill":
         call |= _options_of_prefill(entry, variant)
@@ -272,10 +272,10 @@ def _rows(entry: ModelEntry, variant: Variant) -> int:
     """The number of rows of tokens; an encoder-decoder needs a second row per sample for its
     decoder.
     """
-    kind = _about(entry)["kind"]
-    if kind == "choices":
+    model_kind = _about(entry)["kind"]
+    if model_kind == "choices":
         return _CHOICES * variant.batch
-    if kind == "both" and variant.phase != "encode":
+    if model_kind == "both" and variant.phase != "encode":
         return 2 * variant.batch
     return variant.batch
 

@@ -183,7 +183,7 @@ def layers(
     as a tree. Modules below the level `depth` count in the module above them. With `outputs`, find
     the sizes of outputs: this imports torch and runs each new tuple on empty tensors. Raises
     `UsageError` if modules are requested for a sweep."""
-    if by == "module" and report.kind == "sweep":
+    if by == "module" and report.is_sweep:
         raise UsageError(f"{report.title} has no modules: it is a sweep.", "Use `--by tuple`.")
     calls = _calls(session, report, outputs=outputs and by != "type")
     row_of, rows = functools.partial(_row, total=_cost(calls)), list[LayerRow]()

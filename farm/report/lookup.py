@@ -317,7 +317,7 @@ def find_traced(session: Session, beginning: str) -> TracedReading:
     reading = matches[0]
     if (stored := session.get(tables.TraceRow, reading.id)) is None:
         why, step = "its card has no power sensors", "Only readings of GPUs have time series."
-        if session.get_one(tables.CardRow, reading.card_id).kind == "cuda":
+        if session.get_one(tables.CardRow, reading.card_id).is_gpu:
             why = "the database does not contain it"
             step = (
                 "`farm db prune` may have deleted it. Measure again: `farm run MODEL --reuse none`."

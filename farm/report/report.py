@@ -28,6 +28,7 @@ from farm.store.columns import ITEM
 from farm.store.database import fetch
 from farm.store.tables import CLOSED, ItemState, JobState
 from farm.types import format as formats
+from farm.types.card_kind import OfCardKind
 from farm.types.details import RankFigures
 from farm.types.figure import share_of, value_of
 from farm.types.protocol import Protocol
@@ -105,7 +106,7 @@ class EagerRow(OtherCalls):
 
 
 @dataclass(frozen=True)
-class ReportCard:
+class ReportCard(OfCardKind):
     """A card of the job."""
 
     id: str
@@ -201,6 +202,11 @@ class Report:
     placements: tuple[PlacementRow, ...] = ()
     compiled: CompiledJob | None = None  # only of a compiled model
     ranks: tuple[RankFigures, ...] = ()  # of the whole model on several cards
+
+    @property
+    def is_sweep(self) -> bool:
+        """True if the job measures a grid of one operator, without a model."""
+        return self.kind == "sweep"
 
     @property
     def per_token(self) -> PerToken:
@@ -465,7 +471,7 @@ def _cards(evidence: Evidence, readings: Mapping[str, int]) -> tuple[ReportCard,
                 memory_bytes=card.memory_bytes,
                 driver=card.driver,
                 readings=readings.get(card.id, 0),
-                simulated=card.kind == "simulated",
+                simulated=card.is_simulated,
             )
         )
     return tuple(sorted(views, key=lambda view: (-view.readings, view.id)))

@@ -16,6 +16,10 @@ class CardLike(Protocol):
     @property
     def kind(self) -> str: ...
     @property
+    def is_gpu(self) -> bool: ...
+    @property
+    def is_cpu(self) -> bool: ...
+    @property
     def model(self) -> str: ...
     @property
     def host(self) -> str: ...
@@ -41,7 +45,7 @@ def choose_cards(cards: Sequence[AnyCard], texts: Sequence[str]) -> list[AnyCard
                 "There is no card on which the farm can measure.",
                 "`farm cards` lists the cards and their states.",
             )
-        return max(groups, key=lambda group: (group[0].kind == "cuda", len(group)))
+        return max(groups, key=lambda group: (group[0].is_gpu, len(group)))
     chosen: dict[str, AnyCard] = {}
     for text in texts:
         matches = matching_cards(cards, text)
@@ -77,12 +81,14 @@ def matching_cards(cards: Sequence[AnyCard], want: str) -> list[AnyCard]:
         return []
     if exact := [card for card in cards if card.id.lower() == low]:
         return exact
-    if low in ("cpu", "gpu", "cuda"):
-        return [card for card in cards if card.kind == ("cpu" if low == "cpu" else "cuda")]
+    if low == "cpu":
+        return [card for card in cards if card.is_cpu]
+    if low in ("gpu", "cuda"):
+        return [card for card in cards if card.is_gpu]
     if low.isdigit():
         # If there are GPUs, 0 selects GPU 0, although a CPU also has index 0.
         indexed = [card for card in cards if card.index == int(low)]
-        return [card for card in indexed if card.kind == "cuda"] or indexed
+        return [card for card in indexed if card.is_gpu] or indexed
     host, colon, index = low.rpartition(":")
     if colon and index.isdigit():
         return [card for card in cards if card.host.lower() == host and card.index == int(index)]

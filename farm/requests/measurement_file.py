@@ -406,21 +406,21 @@ class _File:
         for combination in itertools.product(*lists):
             yield {**dict(zip(keys, combination, strict=True)), **fixed}
 
-    def _validated(self, kind: str, entry: Any, place: Place) -> dict[str, Any]:
+    def _validated(self, section: str, entry: Any, place: Place) -> dict[str, Any]:
         """Validate an entry and return its keys. The error names the first wrong key and its
         line.
         """
         try:
-            values = _entry_models()[kind].model_validate(entry).model_dump(exclude_unset=True)
+            values = _entry_models()[section].model_validate(entry).model_dump(exclude_unset=True)
             return {key: values[key] for key in entry}
         except ValidationError as error:
-            raise self._explained(error.errors(include_url=False)[0], kind, place) from None
+            raise self._explained(error.errors(include_url=False)[0], section, place) from None
 
-    def _explained(self, problem: Any, kind: str, place: Place) -> MeasurementFileError:
+    def _explained(self, problem: Any, section: str, place: Place) -> MeasurementFileError:
         """Convert a problem that Pydantic found to an error."""
         at, value = self.tree.nearest((*place, *problem["loc"])), problem["input"]
         if problem["type"] == "extra_forbidden":
-            fields = _entry_models()[kind].model_fields
+            fields = _entry_models()[section].model_fields
             for key in problem["loc"][:-1]:
                 fields = getattr(fields[key].annotation, "model_fields", fields)
             near = did_you_mean(str(at[-1]), fields)
@@ -434,7 +434,7 @@ class _File:
             return self.tree.error(
                 at, "is an empty list", "Give at least one value, or omit the key."
             )
-        if isinstance(value, list) and kind == "defaults":
+        if isinstance(value, list) and section == "defaults":
             return self.tree.error(
                 at, "needs a single value under 'defaults'", "Write a list in the entries instead."
             )

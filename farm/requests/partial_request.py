@@ -1,5 +1,4 @@
-"""Completes a user's request with defaults, and converts a request back to the command line that
-repeats it.
+"""Completes a user's request with defaults.
 
 A `PartialRequest` contains the fields given on the command line or in a measurement file.
 `complete` adds the defaults. The defaults depend on the kind of card, so the card must be known
@@ -10,14 +9,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farm.errors import CaptureError, UnknownOperator, UsageError, did_you_mean
-from farm.models import own
 from farm.types.fields import Field, Record, declared, fields_of
 from farm.types.protocol import Protocol, Stopping, Variant
 from farm.types.request import Request
@@ -50,15 +47,6 @@ DEFAULTS = {
     "simulated": Defaults(
         batch=32, launch="graph", stopping=Stopping(warm_up_s=0.0, minimum_s=0.0, maximum_s=0.1)
     ),
-}
-
-#: `--quick`: a first look, not for publication.
-QUICK: dict[str, Any] = {
-    "warm_up_s": 0.1,
-    "minimum_s": 0.1,
-    "maximum_s": 0.5,
-    "time_half_width": 0.03,
-    "energy_half_width": 0.06,
 }
 
 
@@ -296,46 +284,3 @@ def _operators_of(variants: Iterable[Variant]) -> set[str]:
         with contextlib.suppress(CaptureError):
             names.update(spec.short_name for spec in extract(variant).capture.tuples.values())
     return names
-
-
-def command_of(request: Request) -> str:
-    """Return the command that repeats a request: ``farm run resnet50 --batch 32 ... --reuse none``;
-    "" for a sweep.
-
-    Options whose default depends on the card are always included. FILE and FOLDER are placeholders
-    for a user's own text and its tokenizer, because their paths are not stored."""
-    variant = request.variant
-    if variant is None:
-        return ""
-    always = {"batch", "input_size", "phase", "launch", "data"}
-    if variant.phase:
-        always.add("dtype")
-    skipped = {"text", "target", "reuse"}
-    if variant.version and variant.input_size == own.IMAGE_PX:
-        skipped.add("input_size")  # its own inputs may have no image size
-    if variant.phase == "decode":
-        skipped.add("length")
-    if variant.step:
-        skipped.add("mode")
-    words = ["farm", "run", variant.model]
-    for record in (variant, request.protocol, request):
-        for field in fields_of(type(record)):  # type: ignore[arg-type]
-            value = vars(record)[field.name]
-            is_usual = value == field.default and field.name not in always
-            if field.option and value not in (0, "") and not is_usual and field.name not in skipped:
-                words += _option_of(field, value)
-    if variant.text:
-        words += ["--text", "FILE", "--tokenizer", "FOLDER"]
-    if dataclasses.replace(request.stopping, **QUICK) == request.stopping:
-        words.append("--quick")
-    elif request.stopping.maximum_s != Stopping.maximum_s:
-        words += ["--window", f"{request.stopping.maximum_s:g}"]
-    return shlex.join([*words, "--reuse", "none"])
-
-
-def _option_of(field: Field, value: Any) -> list[str]:
-    """The words of an option that give a field this value."""
-    flag = field.option[-1].partition("/")[0]
-    if value is True:
-        return [flag]
-    return [flag, ",".join(value) if isinstance(value, tuple) else str(value)]

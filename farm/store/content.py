@@ -405,7 +405,7 @@ def predicted_counts(
         since_s, now_s = job.created_at_s, read_clock_s(session)
         verified = found.read_at_s is not None and (known or since_s <= found.read_at_s <= now_s)
         old = not verified
-        if card.kind == "simulated":
+        if card.is_simulated:
             return counts(session, capture_id), old
         return _counts_without_values(session, capture_id), old or bool(
             lacking_values(session, capture_id)

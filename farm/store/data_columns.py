@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1  # increased if a column changes its meaning or is removed, not if a column is added
 
-Kind = Literal["text", "integer", "number", "boolean", "integers", "numbers", "texts", "json"]
+ColumnType = Literal["text", "integer", "number", "boolean", "integers", "numbers", "texts", "json"]
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Column:
     """One column of an exported table."""
 
     name: str
-    kind: Kind  # of the values; json is JSON as text; integers, numbers and texts are lists
+    type: ColumnType  # of the values; json is JSON as text; integers, numbers and texts are lists
     meaning: str
     unit: str = ""
     # the name of the type that an import accepts (`farm.exchange.column_types`); "Name?" also
-    # accepts null; "" is the type of the kind
+    # accepts null; "": see `OF_TYPE` there
     accepts: str = ""
     derived: bool = False  # an export computes it from other columns, and an import ignores it
 
@@ -49,7 +49,9 @@ def _declared(record: type) -> tuple[Column, ...]:
     for one in fields_of(record):
         if (accepted := _REQUIRED.get(one.kind)) is not None:
             accepted += "?" if one.default is None else ""
-            found.append(Column(one.name, cast(Kind, one.kind), one.meaning, one.unit, accepted))
+            found.append(
+                Column(one.name, cast(ColumnType, one.kind), one.meaning, one.unit, accepted)
+            )
     return tuple(found)
 
 
@@ -86,13 +88,13 @@ def _read() -> dict[str, tuple[Column, ...]]:
                 included = [replace(one, derived=True) for one in included]
             elif accepts == "nullable":  # the columns of variants are null in readings of operators
                 included = [
-                    one if one.kind == "text" else replace(one, accepts="") for one in included
+                    one if one.type == "text" else replace(one, accepts="") for one in included
                 ]
             group.update((one.name, one) for one in included)
         elif row["kind"]:
             derived = accepts == "derived"
-            kind, accepted = cast(Kind, row["kind"]), "" if derived else accepts
-            group[name] = Column(name, kind, row["meaning"], row["unit"], accepted, derived)
+            type_, accepted = cast(ColumnType, row["kind"]), "" if derived else accepts
+            group[name] = Column(name, type_, row["meaning"], row["unit"], accepted, derived)
         else:
             repeated = group.get(name) or groups["readings"][name]
             group[name] = replace(repeated, accepts=accepts) if accepts else repeated
@@ -163,7 +165,7 @@ def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
         "boolean": pa.bool_(),
     }
     return pa.schema(
-        pa.field(one.name, kinds[one.kind], metadata={"unit": one.unit, "meaning": one.meaning})
+        pa.field(one.name, kinds[one.type], metadata={"unit": one.unit, "meaning": one.meaning})
         for one in columns
     )
 
@@ -183,7 +185,7 @@ spreadsheet would execute it; numbers do not.
         text += f"\n## {table}\n\nOne row is {_ONE_ROW_IS[table]}.\n\n"
         text += "| column | type | unit | meaning |\n| --- | --- | --- | --- |\n"
         text += "".join(
-            f"| `{one.name}` | {one.kind} | {one.unit} | {one.meaning} |\n" for one in columns
+            f"| `{one.name}` | {one.type} | {one.unit} | {one.meaning} |\n" for one in columns
         )
     return text
 

@@ -46,7 +46,7 @@ _SHORT = {
     "card": "card_model",
     "intensity": "flops_per_byte",
 }
-_OF_OPERATOR = {entry.name for entry in columns.OPERATOR if entry.kind != "json"} | {"dtype"}
+_OF_OPERATOR = {entry.name for entry in columns.OPERATOR if entry.type != "json"} | {"dtype"}
 _OF_VARIANT = {entry.name for entry in columns.VARIANT}
 _OF_SOFTWARE = {entry.name for entry in columns.SOFTWARE}
 _NEW_IN_PROTOCOL = {
@@ -91,7 +91,7 @@ class Filter:
         return any(self._equal(value, wanted) for wanted in self.values) == (self.sign == "=")
 
     def _equal(self, value: Any, wanted: Any) -> bool:
-        if self.column.kind == "integers":
+        if self.column.type == "integers":
             # kernel_size=3 also matches 3x3.
             return list(value) == list(wanted) or (len(wanted) == 1 and set(value) == set(wanted))
         if self.column.name in _VERSIONS:
@@ -168,7 +168,7 @@ def _filter(name: str, sign: str, value: str, text: str) -> Filter:
     if name in _DATES:
         return _date_filter(name, sign, value, text)
     column = _column_of_filter(name)
-    has_order = column.kind in ("integer", "number")
+    has_order = column.type in ("integer", "number")
     if sign == "=" and has_order and ".." in value:
         return _range_filter(column, value, text)
     if sign in _ORDER and not has_order:
@@ -211,7 +211,7 @@ def _range_filter(column: Column, value: str, text: str) -> Filter:
 
 
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-#: Kind of a column -> the required value, for messages.
+#: Type of the values of a column -> the required value, for messages.
 _REQUIRED = {
     "integer": "a whole number",
     "integers": "sizes such as 3 or 3x3",
@@ -226,23 +226,23 @@ def _typed(column: Column, word: str, text: str) -> Any:
     try:
         return _value_of(column, word)
     except (ValueError, KeyError, OverflowError):
-        required = _REQUIRED.get(column.kind, f"a {column.kind}")
+        required = _REQUIRED.get(column.type, f"a {column.type}")
         raise UsageError(f"'{text}': {column.name} needs {required}, not '{word}'.") from None
 
 
 def _value_of(column: Column, word: str) -> Any:
-    if column.kind in ("integer", "number"):
+    if column.type in ("integer", "number"):
         number = float(word)
         if math.isnan(number):
             raise ValueError(word)
-        if column.kind == "number":
+        if column.type == "number":
             return number
         if number != int(number):
             raise ValueError(word)
         return int(number)
-    if column.kind == "boolean":
+    if column.type == "boolean":
         return _BOOLEANS[word.lower()]
-    if column.kind == "integers":
+    if column.type == "integers":
         return [int(size) for size in word.strip("[]()").split("x")]
     if column.name == "dtype":
         return _DTYPES[word]
@@ -515,7 +515,7 @@ def operator_values(row: Any) -> dict[str, Any]:
 
 def _parameter(column: Column, value: Any) -> Any:
     """Convert a parameter to the type of its column; None if it has another type."""
-    if column.kind == "integers":
+    if column.type == "integers":
         values = value if isinstance(value, list) else [value]
         return values if values and all(type(size) is int for size in values) else None
-    return value if type(value) is {"integer": int, "boolean": bool}[column.kind] else None
+    return value if type(value) is {"integer": int, "boolean": bool}[column.type] else None

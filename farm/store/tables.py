@@ -28,6 +28,7 @@ from sqlalchemy import (
 from sqlmodel import Field, SQLModel
 
 from farm.types import protocol, reading
+from farm.types.card_kind import OfCardKind
 from farm.types.fields import fields_of
 
 # Every constraint gets a name: a migration needs the name to change the constraint, on SQLite too.
@@ -136,7 +137,7 @@ class SoftwareRow(_columns_of(protocol.Software), table=True):  # type: ignore[c
         return protocol.Software(**self.model_dump(exclude={"id"}))
 
 
-class CardRow(Row, table=True):
+class CardRow(OfCardKind, Row, table=True):
     """One physical GPU (its UUID), the CPU of a host, or a simulated card."""
 
     __tablename__ = "card"
@@ -301,6 +302,11 @@ class Job(Row, table=True):
     round: int = 0  # the newest round
     created_at_s: float = 0.0
     ended_at_s: float | None = None
+
+    @property
+    def is_sweep(self) -> bool:
+        """True if the job measures a grid of one operator, without a model."""
+        return self.kind == "sweep"
 
     @property
     def asked(self) -> dict[str, Any]:

@@ -74,7 +74,7 @@ class Place:
 class InOrder(PassCost):
     """One pass of all calls of a model, replayed in order from its tuples, without events between
     them. Its energy shows the power while kernels wait for code and data
-    (`farm.verdict.replay.waiting_share`)."""
+    (`farm.verdict.replay.WaitingPower`)."""
 
     temperature_c: float | None = None
 

@@ -30,8 +30,8 @@ Residency = Literal["resident", "reuse", "stream", "chain"]
 #: The optimizers of a training step. SGD has momentum. Without a suffix, PyTorch chooses the
 #: implementation.
 OPTIMIZERS = tuple(
-    f"{kind}{how}"
-    for kind in ("sgd", "adam", "adamw")
+    f"{optimizer}{how}"
+    for optimizer in ("sgd", "adam", "adamw")
     for how in ("", "-foreach", "-fused", "-compiled")
 )
 #: The modes of torch.compile. `max-autotune` is measured without the compiler's own CUDA graphs:
@@ -137,6 +137,19 @@ class Stopping(Record):
         return dataclasses.replace(
             wider, rough=True, warm_up_s=min(self.warm_up_s, 0.05), minimum_s=0.0, maximum_s=0.6
         )
+
+
+#: `--quick`: a first look, not for publication.
+QUICK: dict[str, Any] = {
+    "warm_up_s": 0.1,
+    "minimum_s": 0.1,
+    "maximum_s": 0.5,
+    "time_half_width": 0.03,
+    "energy_half_width": 0.06,
+}
+
+#: The size of the images for a model without example inputs. Unit: px.
+IMAGE_PX = 224
 
 
 @dataclass(frozen=True)
@@ -296,6 +309,18 @@ class Subject(Record):
     # only for a compiled variant and its tuples: `CompiledSource` as JSON
     compiled: dict[str, Any] | None = None
 
+    @property
+    def whole(self) -> bool:
+        """True if it is a whole model or step, False if it is an operator tuple."""
+        return self.kind == "variant"
+
+    @property
+    def built_variant(self) -> Variant | None:
+        """The model that a process builds to measure it: the variant itself, or the compiled model
+        of a tuple. None for other tuples."""
+        source = (self.compiled or {}).get("variant") or (self.spec if self.whole else None)
+        return None if source is None else Variant.from_json(source)
+
 
 @dataclass(frozen=True)
 class Software(ContentAddressed):
@@ -368,8 +393,8 @@ class Placement:
         for part in word.split("+") if word else ():
             if (match := _PART.fullmatch(part)) is None:
                 raise _unknown(word)
-            kind, first, last = match[1], int(match[2]), int(match[3] or match[2])
-            found[kind].update(range(first, last + 1))
+            side, first, last = match[1], int(match[2]), int(match[3] or match[2])
+            found[side].update(range(first, last + 1))
         placement = cls(frozenset(found["in"]), frozenset(found["out"]))
         if str(placement) != word:
             raise _unknown(word)
@@ -409,17 +434,17 @@ def configurations(inputs: Collection[int], outputs: int, how: str) -> list[str]
         itertools.combinations(tensors, size) for size in sizes
     ):
         slow = {
-            wanted: frozenset(number for kind, number in chosen if kind == wanted)
+            wanted: frozenset(number for side, number in chosen if side == wanted)
             for wanted in ("in", "out")
         }
         words.append(str(Placement(slow["in"], slow["out"])))
     return words
 
 
-def _ranges(kind: str, numbers: Collection[int]) -> Iterator[str]:
+def _ranges(side: str, numbers: Collection[int]) -> Iterator[str]:
     for _, run in itertools.groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]):
         members = [number for _, number in run]
-        yield f"{kind}{members[0]}" + (f"-{members[-1]}" if len(members) > 1 else "")
+        yield f"{side}{members[0]}" + (f"-{members[-1]}" if len(members) > 1 else "")
 
 
 def _unknown(word: str) -> UsageError:

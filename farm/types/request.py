@@ -6,13 +6,30 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
 from farm.errors import FarmError, Unreadable, UsageError
-from farm.types.fields import ContentAddressed, adapter, content_id, declared, original
-from farm.types.protocol import PLACEMENTS, Placements, Protocol, Stopping, Variant
+from farm.types.fields import (
+    ContentAddressed,
+    Field,
+    adapter,
+    content_id,
+    declared,
+    fields_of,
+    original,
+)
+from farm.types.protocol import (
+    IMAGE_PX,
+    PLACEMENTS,
+    QUICK,
+    Placements,
+    Protocol,
+    Stopping,
+    Variant,
+)
 
 Reuse = Literal["model", "card", "imported", "none"]
 # `Sweep.operator` of the packaged list of tuples that calibrate predictions for a card
@@ -162,6 +179,41 @@ class Request(ContentAddressed):
     def title(self) -> str:
         return str(self.variant or self.sweep)
 
+    def command(self) -> str:
+        """Return the command that repeats the request: ``farm run resnet50 --batch 32 ... --reuse
+        none``; "" for a sweep.
+
+        Options whose default depends on the card are always included. FILE and FOLDER are
+        placeholders for a user's own text and its tokenizer, because their paths are not stored."""
+        variant = self.variant
+        if variant is None:
+            return ""
+        always = {"batch", "input_size", "phase", "launch", "data"}
+        if variant.phase:
+            always.add("dtype")
+        skipped = {"text", "target", "reuse"}
+        if variant.version and variant.input_size == IMAGE_PX:
+            skipped.add("input_size")  # its own inputs may have no image size
+        if variant.phase == "decode":
+            skipped.add("length")
+        if variant.step:
+            skipped.add("mode")
+        words = ["farm", "run", variant.model]
+        for record in (variant, self.protocol, self):
+            for field in fields_of(type(record)):  # type: ignore[arg-type]
+                value = vars(record)[field.name]
+                is_usual = value == field.default and field.name not in always
+                has_option = field.option and field.name not in skipped
+                if has_option and value not in (0, "") and not is_usual:
+                    words += _option_of(field, value)
+        if variant.text:
+            words += ["--text", "FILE", "--tokenizer", "FOLDER"]
+        if dataclasses.replace(self.stopping, **QUICK) == self.stopping:
+            words.append("--quick")
+        elif self.stopping.maximum_s != Stopping.maximum_s:
+            words += ["--window", f"{self.stopping.maximum_s:g}"]
+        return shlex.join([*words, "--reuse", "none"])
+
     @property
     def id(self) -> str:
         """The content id. Stopping rule, target and reuse policy do not affect it, so equal work
@@ -191,3 +243,11 @@ class Request(ContentAddressed):
 
     def replace(self, **changes: Any) -> Self:
         return dataclasses.replace(self, **changes)
+
+
+def _option_of(field: Field, value: Any) -> list[str]:
+    """The words of an option that give a field this value."""
+    flag = field.option[-1].partition("/")[0]
+    if value is True:
+        return [flag]
+    return [flag, ",".join(value) if isinstance(value, tuple) else str(value)]

@@ -13,9 +13,8 @@ tuple is missing, the energy of the sum is "not available", not zero.
 **Intervals** (95 %): the n calls of a tuple share its error, so its half-width counts n times.
 Errors of different tuples are independent and add in quadrature. Drift, differences between cards,
 and the effect of neighbours affect all tuples alike: each of these errors adds linearly over the
-tuples. The sources are independent of each other, so their totals add in quadrature. A gap also
-includes how much the gaps of one model differ between jobs (`BETWEEN_JOBS`), or, with a replay in
-order, how much the time depends on the addresses of the data."""
+tuples. The sources are independent of each other, so their totals add in quadrature.
+`farm.verdict.gap_errors` has the errors that no reading of a tuple contains."""
 
 from __future__ import annotations
 
@@ -29,7 +28,6 @@ from farm.types.details import SeveralCards
 from farm.types.figure import Figure, total_of, value_of
 from farm.types.format import TIME, count_of, percent, quantity
 from farm.types.intervals import paired_half_width
-from farm.types.measured_constants import MEASURED
 from farm.types.reading import Verification
 from farm.verdict.corrections import weights_in_cache
 from farm.verdict.cost_line import CostLine, group
@@ -41,6 +39,7 @@ from farm.verdict.figures import (
     ReadingView,
     Whole,
 )
+from farm.verdict.gap_errors import GapErrors, JobEvidence, errors_of_gap
 from farm.verdict.judging import Circumstances, judge
 from farm.verdict.replay import Choice, Replayed, choices_of, of_launch, replayed
 from farm.verdict.verdict import (
@@ -51,13 +50,6 @@ from farm.verdict.verdict import (
     Verdict,
     audit_kernels,
 )
-
-#: Half-width of a gap for what differs between jobs and no job can see itself.
-BETWEEN_JOBS = {
-    "time": MEASURED["between_jobs_time"].value,
-    "energy": MEASURED["between_jobs_energy"].value,
-    "power": MEASURED["between_jobs_power"].value,
-}
 
 
 @dataclass(frozen=True)
@@ -138,8 +130,8 @@ def aggregate(
         launch_gap_us=launch_gap_us(wholes),
         kernels=audit_kernels(seen, parts) if seen and seen.kernels else None,
         temperature_energy_mj=sums.total(lambda chosen: chosen.warmth_mj) or None,
-        between_jobs_time=sums.unseen["time"],
-        between_jobs_energy=sums.unseen["energy"],
+        between_jobs_time=sums.job.between_jobs("time"),
+        between_jobs_energy=sums.job.between_jobs("energy"),
         host_steps=next(filter(None, map(_host_steps, readings)), ""),
         collectives_alone_us=_collectives_alone_us(measured, readings),
         tuples=cost_lines(choices),
@@ -248,19 +240,7 @@ def _total_of_sweep(sums: Sequence[Comparison | None]) -> Comparison | None:
 
 
 class _Sums:
-    """The sums over all calls, compared with the means of the wholes.
-
-    A replay of all calls in order has neither the scatter of the tuples nor the errors of their
-    neighbours. So with a replay, the half-width of a sum is its difference from the replay, plus
-    that of a replay at any addresses.
-
-    Attributes:
-        unseen: the half-widths of gaps for what no reading shows, relative to the whole.
-        rest_known: True if the replay also shows all of the rest. Then only the addresses of the
-            data remain, whose effect was measured with it, and the difference from the replay adds
-            linearly to all other errors of a gap. Else it adds in quadrature, because the
-            differences between jobs contain it.
-    """
+    """The sums over all calls, compared with the means of the wholes."""
 
     def __init__(
         self,
@@ -269,20 +249,16 @@ class _Sums:
         systematic: Systematic,
         replay: Replayed | None,
     ) -> None:
-        self.measured, self.wholes = measured, wholes
-        self.systematic, self.replay = systematic, replay
+        self.measured, self.wholes, self.replay = measured, wholes, replay
         self.with_context = any(entry.reading.details.context is not None for entry in measured)
         self.weights = _weights(measured, wholes)
 
         layouts_us = wholes[0].details.order.layouts_half_width_us if replay else None
-        self.rest_known = layouts_us is not None
-        self.unseen = dict.fromkeys(BETWEEN_JOBS, 0.0)
-        if layouts_us is not None:
-            relative = layouts_us / wholes[0].time_us.value
-            self.unseen = dict.fromkeys(BETWEEN_JOBS, relative)
-        elif self.with_context:
-            # These differences were measured for tuples that are timed among other operators.
-            self.unseen = BETWEEN_JOBS
+        self.job = JobEvidence(
+            among_others=self.with_context,
+            addresses=None if layouts_us is None else layouts_us / wholes[0].time_us.value,
+            canaries={"time": systematic.time, "energy": systematic.energy},
+        )
 
     def total(self, of: Callable[[Chosen], float]) -> float:
         """Return the sum over all calls of one of the chosen figures."""
@@ -309,7 +285,6 @@ class _Sums:
             total,
             [whole.time_us for whole in self.wholes],
             common=self.total(lambda chosen: chosen.unsure_us),
-            systematic=self.systematic.time,
             of_replay=self.replay.time_us if self.replay else None,
         )
         return replace(comparison, paired=_timed_in_turn(self.measured, self.wholes))
@@ -324,7 +299,6 @@ class _Sums:
             total,
             [whole.energy_mj for whole in self.wholes],
             common=self.total(lambda chosen: chosen.unsure_mj),
-            systematic=self.systematic.energy,
             of_replay=self.replay.energy_mj if self.replay else None,
         )
 
@@ -343,7 +317,6 @@ class _Sums:
             total,
             [_above_idle(whole.energy_mj, whole.time_us, whole) for whole in self.wholes],
             common=self.total(lambda chosen: chosen.unsure_mj),
-            systematic=self.systematic.energy,
         )
 
     def power(self, time: Comparison, energy: Comparison) -> Comparison:
@@ -352,7 +325,7 @@ class _Sums:
         if energy.whole and time.whole:
             whole = _power(energy.whole, time.whole)
         # With a replay, the sums of time and energy already contain the effect of the addresses.
-        between = 0.0 if self.rest_known else self.unseen["power"]
+        between = self.job.between_jobs("power") if self.job.addresses is None else 0.0
         return Comparison(_power(energy.total, time.total), whole, between=between)
 
     def _compared(
@@ -362,7 +335,6 @@ class _Sums:
         of_wholes: Sequence[Figure | None],
         *,
         common: float,
-        systematic: float,
         of_replay: Figure | None = None,
     ) -> Comparison:
         """Compare a sum with the mean of the wholes.
@@ -370,29 +342,16 @@ class _Sums:
         Args:
             total: the sum, with the scatter of the tuples.
             common: half-width of the errors that all tuples share.
-            systematic: the relative deviation of the canary.
             of_replay: the same quantity of the replay; None if it does not count here.
         """
-        off, others = 0.0, self.unseen[quantity]
-        if of_replay is None:
-            errors = math.hypot(total.half_width, common)
-            if self.rest_known:  # of the replay, which has no such quantity
-                others = BETWEEN_JOBS[quantity]
-        elif self.rest_known:
-            # The addresses of the replay's data matter as much as those of the whole's.
-            others /= math.sqrt(2)
-            off = abs(total.value - of_replay.value)
-            errors = math.hypot(of_replay.half_width, others * total.value)
-        else:
-            errors = of_replay.half_width + abs(total.value - of_replay.value)
-
-        half_width = off + math.hypot(errors, systematic * total.value)
+        independent = math.hypot(total.half_width, common)
+        errors = errors_of_gap(GapErrors(quantity, total.value, of_replay, independent), self.job)
         return Comparison(
-            total=replace(total, half_width=half_width),
+            total=replace(total, half_width=errors.half_width),
             whole=_mean(of_wholes, self.weights),
-            common=min(half_width, common),
-            between=others,
-            off=off,
+            common=min(errors.half_width, common),
+            between=errors.between,
+            off=errors.off,
         )
 
 

@@ -2,7 +2,11 @@
 
 A tuple is measured in a loop, at the clocks, temperature and cache contents of that loop. The model
 runs it under other conditions. `choose` begins with the figures of the loop and applies
-`CORRECTIONS` in order. Each one states its evidence, when it applies, and its uncertainty."""
+`CORRECTIONS` in order. Each one states its evidence, when it applies, and its uncertainty.
+
+`farm.verdict.replay` has the correction of all calls together, and `farm.verdict.gap_errors` those
+of the interval of a gap. `benchmarks/ablation.py` computes the stored verdicts without each of
+them."""
 
 from __future__ import annotations
 
@@ -90,9 +94,20 @@ class Call:
         """What a collective adds to a pass, in us."""
         return _mean_place([whole.details.order.added for whole in self.wholes], self.operator_id)
 
+    @property
+    def among_others(self) -> bool:
+        """True if the tuple or its calls were timed among other operators."""
+        if self.context is not None or self.added is not None:
+            return True
+        in_ranks = self.looped_us is not None and self.burst is not None
+        return in_ranks and self.place is not None
+
 
 class Correction(Protocol):
-    """One difference between the loop of a tuple and its calls in a model."""
+    """One difference between the loop of a tuple and its calls in a model.
+
+    `correct` is called only if `applies` is True. It returns the figures of the call with the
+    uncertainty that the correction adds."""
 
     def applies(self, chosen: Chosen, call: Call) -> bool: ...
 
@@ -111,22 +126,14 @@ def choose(
         reading: the tuple's reading.
         wholes: readings of the whole model. They say at which clocks the card ran it, and store by
             `operator_id` how much the neighbouring operators change the tuple's time.
-        waiting: the power of a waiting kernel, see `farm.verdict.replay.waiting_share`.
+        waiting: the power of a waiting kernel, see `farm.verdict.replay.WaitingPower`.
     """
     call = Call.of(reading, wholes, operator_id, waiting)
-    chosen = _of_loop(call.reading)
+    chosen = Chosen(call.reading.time_us, call.reading.energy_mj, "steady")
     for correction in CORRECTIONS:
         if correction.applies(chosen, call):
             chosen = correction.correct(chosen, call)
-    return chosen
-
-
-def _of_loop(reading: ReadingView) -> Chosen:
-    """Return the figures of the loop. Rough readings share an error of the energy."""
-    rough_mj = 0.0
-    if reading.energy_mj and "rough" in reading.flags:
-        rough_mj = ROUGH_POWER * reading.energy_mj.value
-    return Chosen(reading.time_us, reading.energy_mj, "steady", loop_unsure_mj=rough_mj)
+    return chosen.settled()
 
 
 def _mean_loop_us(wholes: Sequence[ReadingView], operator_id: str) -> float | None:
@@ -160,6 +167,23 @@ def _mean_place(of_wholes: Iterable[Mapping[str, Place] | None], operator_id: st
     return Figure(mean_us, max(effect.half_width for effect in effects_us))
 
 
+# ---- short windows
+
+
+class RoughReadings:
+    """In the window of a rough reading the chip is not yet as warm as in the window of a whole
+    model, so the energies of all rough readings share an error (`ROUGH_POWER`). The figures stay.
+
+    Evidence: rough and precise readings of the same tuples on H200s (`measured_constants.toml`)."""
+
+    def applies(self, chosen: Chosen, call: Call) -> bool:
+        return bool(chosen.energy) and "rough" in call.reading.flags
+
+    def correct(self, chosen: Chosen, call: Call) -> Chosen:
+        assert chosen.energy
+        return replace(chosen, loop_unsure_mj=ROUGH_POWER * chosen.energy.value)
+
+
 # ---- the model's clock
 
 
@@ -169,7 +193,10 @@ class ModelClock:
 
     The sum uses the burst figures if the model is below the limit. Else it uses figures between
     steady and burst, at the model's clock. The true relation is a curve; the error of the linear
-    interpolation is zero at both ends. `benchmarks/power_limit.py` measures it."""
+    interpolation is zero at both ends, and half way a quarter of the difference is uncertain.
+
+    Evidence: six variants of H200s with both figures (docs/method.md, At the power limit), and
+    `benchmarks/power_limit.py`, which puts one product among lighter operators."""
 
     def applies(self, chosen: Chosen, call: Call) -> bool:
         return call.burst is not None and bool(call.burst.time_us.value)
@@ -221,7 +248,8 @@ class BurstsAtTheLimit:
     """Bursts may reach the power limit too, if one pass is longer than a burst.
 
     Such a reading is too slow by an unknown factor. The factor is at most the clock of the whole
-    model divided by the clock of the bursts, so the interval becomes that much wider."""
+    model divided by the clock of the bursts, so the interval becomes that much wider. The figures
+    stay. Evidence: the clocks and throttle reasons that the bursts and the whole model report."""
 
     def applies(self, chosen: Chosen, call: Call) -> bool:
         burst, model_mhz = call.burst, call.clock_mhz
@@ -255,7 +283,10 @@ class Temperature:
 
     It does not apply at the power limit, which decides the power there, nor to a first step of the
     energy counter, which is compared with long runs as it is
-    (`farm.benchmark.window.FIRST_STEP`). The uncertainty is common to all tuples."""
+    (`farm.benchmark.window.FIRST_STEP`). The uncertainty is common to all tuples.
+
+    Evidence: the slope of the power within 800 readings of H200s and H100s (docs/method.md,
+    Temperature)."""
 
     def applies(self, chosen: Chosen, call: Call) -> bool:
         reading = call.reading
@@ -311,25 +342,26 @@ class Neighbours:
     caches.
 
     While a kernel waits for code or data, the card draws a power between the power without work and
-    the operator's power: `Call.waiting` says where. The uncertainties are common to all tuples."""
+    the operator's power: `Call.waiting` says where. The uncertainties are common to all tuples.
+
+    Evidence: sums of loops, with unrelated operators and at the place in the model, on H200s
+    (docs/method.md, Among other operators)."""
 
     def applies(self, chosen: Chosen, call: Call) -> bool:
-        return self._effect(chosen, call) is not None
+        return call.among_others
 
     def correct(self, chosen: Chosen, call: Call) -> Chosen:
         effect = self._effect(chosen, call)
-        assert effect is not None
         fetched_us = effect.in_cache * self._fetching_us(call)
         shift = Figure(effect.time_us.value - fetched_us, effect.time_us.half_width)
         unsure_us = abs(effect.time_us.value)
         if effect.at_place:
             unsure_us = PLACE_UNSURE_US + PLACE_UNSURE * abs(shift.value)
 
-        build_us = BUILD_UNSURE_US * math.sqrt(call.reading.time_us.value)
-        half_width_us = math.hypot(chosen.time.half_width, shift.half_width, build_us)
         longer = replace(
             chosen,
-            time=Figure(chosen.time.value + shift.value, half_width_us),
+            time=replace(chosen.time, value=chosen.time.value + shift.value),
+            own_us=(*chosen.own_us, shift.half_width),
             context_us=shift.value,
             unsure_us=chosen.unsure_us + unsure_us,
         )
@@ -352,9 +384,9 @@ class Neighbours:
             context_unsure_mj=abs(waiting_mj) * call.waiting.half_width + unsure_us * own_w * 1e-3,
         )
 
-    def _effect(self, chosen: Chosen, call: Call) -> Effect | None:
+    def _effect(self, chosen: Chosen, call: Call) -> Effect:
         """Return the effect from the best source: what a collective adds to a pass, the call's
-        place in the model, or unrelated operators. None without a source.
+        place in the model, or unrelated operators.
         """
         context = call.context
         added = call.added
@@ -365,16 +397,14 @@ class Neighbours:
         in_cache = weights_in_cache(call.wholes) or 0.0
         place = call.place
         if place is None:
-            if context is None:
-                return None
+            assert context
             return Effect(context.effect_us, at_place=False, in_cache=in_cache)
 
         # The effect was measured with weights as cold as in the model, so it contains the time to
         # fetch them. The loops in the ranks had their weights in the cache.
         if call.looped_us is not None and call.burst is not None:
             return Effect(_bounded(place, context, in_cache), at_place=True, in_cache=0.0)
-        if context is None:
-            return None
+        assert context
         place = _bounded(place, context, in_cache)
         if call.looped_us is not None:
             place = replace(place, value=place.value + call.looped_us - context.alone_us)
@@ -415,10 +445,30 @@ def weights_in_cache(wholes: Sequence[ReadingView]) -> float | None:
     return sum(shares) / len(shares) if shares else None
 
 
+# ---- the build of the model
+
+
+class Builds:
+    """The time of an operator differs each time it is built, because its tensors have other
+    addresses. The figures stay; each tuple gets an error of its own (`BUILD_UNSURE_US`).
+
+    Evidence: 50 operators on H200s, built and measured five times each (docs/method.md, Intervals).
+    It applies to tuples that were timed among other operators: those of GPUs."""
+
+    def applies(self, chosen: Chosen, call: Call) -> bool:
+        return call.among_others
+
+    def correct(self, chosen: Chosen, call: Call) -> Chosen:
+        build_us = BUILD_UNSURE_US * math.sqrt(call.reading.time_us.value)
+        return replace(chosen, own_us=(*chosen.own_us, build_us))
+
+
 #: In the order in which they apply: each one corrects the figures that those before it left.
 CORRECTIONS: tuple[Correction, ...] = (
+    RoughReadings(),
     ModelClock(),
     BurstsAtTheLimit(),
     Temperature(),
     Neighbours(),
+    Builds(),
 )

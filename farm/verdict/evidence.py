@@ -114,7 +114,7 @@ class Evidence:
         self.round = session.get(tables.Round, (job.id, number))
         self.capture_id = self.round.capture_id if self.round else None
         self.spans: Sequence[Any] = ()
-        if job.kind == "sweep" and not span and not job.asked.get("placements"):
+        if job.is_sweep and not span and not job.asked.get("placements"):
             items = select(func.count()).where(ITEM.job_id == job.id)
             if session.exec(items).one() > MOST_TUPLES:
                 self.spans = id_ranges(session, job.id, IN_PART)
@@ -298,7 +298,7 @@ class Evidence:
         """The whole model on each card, and with the other launch if the card has such a
         reading.
         """
-        if self.job.kind == "sweep":
+        if self.job.is_sweep:
             return ()
         launch, wholes = self.protocol.launch, []
         rows = self.columns_of_readings(_OF_READING, ITEM.role == "whole")

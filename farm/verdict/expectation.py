@@ -2,7 +2,7 @@
 
 The interval of a sum contains the errors of its readings. A run of the whole model also differs
 from the sum by what differs between two processes, such as the addresses of the data
-(`farm.verdict.aggregate.BETWEEN_JOBS`). So an estimate, which stands for a run of the whole model,
+(`farm.verdict.gap_errors.BETWEEN_JOBS`). So an estimate, which stands for a run of the whole model,
 contains both."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Literal
 
 from farm.types.figure import Figure
-from farm.verdict.aggregate import BETWEEN_JOBS
+from farm.verdict.gap_errors import BETWEEN_JOBS
 
 Quantity = Literal["time", "energy"]
 

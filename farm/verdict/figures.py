@@ -4,6 +4,7 @@ them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, Self
 
@@ -192,6 +193,8 @@ class Chosen:
     # the same effect at the operator's own power, minus that at the card's power without work
     waiting_mj: float = 0.0
     warmth_mj: float = 0.0  # part of the energy: the whole model had another temperature
+    # Half-widths of errors that each tuple has for itself: `settled` adds them in quadrature.
+    own_us: tuple[float, ...] = ()
     # Half-widths of errors that all tuples share: they add linearly.
     unsure_us: float = 0.0
     loop_unsure_mj: float = 0.0  # of the figures of the loop
@@ -200,6 +203,11 @@ class Chosen:
     @property
     def unsure_mj(self) -> float:
         return self.loop_unsure_mj + self.context_unsure_mj
+
+    def settled(self) -> Self:
+        """Return the figures with all errors of the tuple itself in the half-width of the time."""
+        half_width = math.hypot(self.time.half_width, *self.own_us)
+        return replace(self, time=replace(self.time, half_width=half_width), own_us=())
 
 
 class HasValue(Protocol):

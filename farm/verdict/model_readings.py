@@ -92,11 +92,11 @@ def tuples_of(
     if stored := stored_tuples(session, variant, device_type, launch, card_model):
         return stored
     if variant.compile:
-        from farm.requests.partial_request import command_of
-
-        command = command_of(Request(variant=variant, protocol=Protocol(data="copied"))).partition(
-            " --launch"
-        )[0]
+        command = (
+            Request(variant=variant, protocol=Protocol(data="copied"))
+            .command()
+            .partition(" --launch")[0]
+        )
         raise NoReadings(
             f"The kernels of {variant} are unknown: no {card_model or 'card'} has compiled it.",
             f"Compile and measure it on such a card: {command}",

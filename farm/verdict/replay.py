@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from farm.types.figure import Figure
 from farm.verdict.corrections import POWER_PER_C, WAITING, choose
@@ -37,11 +38,12 @@ def choices_of(parts: Iterable[Part], wholes: Iterable[Whole], launch: str) -> l
     """Choose the figures of each part for the sum. Only wholes with this `launch` are
     considered.
     """
-    parts = tuple(parts)
     readings = of_launch(wholes, launch)
     choices = _choices(parts, readings, WAITING)
-    waiting = waiting_share(choices, readings)
-    return choices if waiting == WAITING else _choices(parts, readings, waiting)
+    for correction in CORRECTIONS_OF_CALLS:
+        if correction.applies(choices, readings):
+            choices = correction.correct(choices, readings)
+    return choices
 
 
 def _choices(parts: Iterable[Part], wholes: Sequence[ReadingView], waiting: Figure) -> list[Choice]:
@@ -54,42 +56,68 @@ def _choices(parts: Iterable[Part], wholes: Sequence[ReadingView], waiting: Figu
     return choices
 
 
-def waiting_share(choices: Sequence[Choice], wholes: Sequence[ReadingView]) -> Figure:
-    """Return where the power of a waiting kernel lies: 0 is the card without work, 1 the operator's
-    own power.
+class CorrectionOfCalls(Protocol):
+    """One difference between the loops and the model that only all calls together show.
+
+    `correct` is called only if `applies` is True."""
+
+    def applies(self, choices: Sequence[Choice], wholes: Sequence[ReadingView]) -> bool: ...
+
+    def correct(self, choices: Sequence[Choice], wholes: Sequence[ReadingView]) -> list[Choice]: ...
+
+
+class WaitingPower:
+    """The power of a waiting kernel lies between that of the card without work (0) and the
+    operator's own power (1). Without a measurement it is `WAITING`: the middle, known to a half.
 
     It follows from the energy of all calls, replayed in order from the tuples: minus the energy of
-    the loops, it is the energy of the waits. The model's own energy has no influence. `WAITING` if
-    the replay is missing or too imprecise."""
-    replay = replayed(wholes)
-    if replay is None:
-        return WAITING
+    the loops, it is the energy of the waits. The model's own energy has no influence. Its
+    half-width contains the scatter of loops and replay and the errors that all loops share.
 
-    energies_mj, half_widths_mj = list[float](), list[float]()
-    swings_mj, shared_mj = list[float](), list[float]()
-    for part, chosen in choices:
-        if chosen is None or chosen.energy is None:
+    Evidence: replays of models on H200s and H100s (docs/method.md, In its place in the model)."""
+
+    def applies(self, choices: Sequence[Choice], wholes: Sequence[ReadingView]) -> bool:
+        return self.share(choices, wholes) != WAITING
+
+    def correct(self, choices: Sequence[Choice], wholes: Sequence[ReadingView]) -> list[Choice]:
+        parts = [part for part, _ in choices]
+        return _choices(parts, wholes, self.share(choices, wholes))
+
+    def share(self, choices: Sequence[Choice], wholes: Sequence[ReadingView]) -> Figure:
+        """Return where the power lies; `WAITING` if the replay is missing or too imprecise."""
+        replay = replayed(wholes)
+        if replay is None:
             return WAITING
-        energies_mj.append(part.count * chosen.energy.value)
-        half_widths_mj.append(part.count * chosen.energy.half_width)
-        swings_mj.append(part.count * chosen.waiting_mj)
-        shared_mj.append(part.count * chosen.loop_unsure_mj)
-    swing_mj = math.fsum(swings_mj)
-    if not swing_mj:
-        return WAITING
 
-    scatter_mj = math.hypot(replay.energy_mj.half_width, *half_widths_mj)
-    error_mj = math.hypot(scatter_mj, math.fsum(shared_mj))
-    half_width = max(LEAST_WAITING, error_mj / abs(swing_mj))
-    missing_mj = replay.energy_mj.value - math.fsum(energies_mj)
-    measured = WAITING.value + missing_mj / swing_mj
-    if wholes[0].details.cards.ranks:
-        # No upper limit: the share was 2.4 to 2.7 in four decodings on two H100s and two H200s.
-        return Figure(max(0.0, measured), half_width + max(0.0, -measured))
-    if half_width >= WAITING.half_width:
-        return WAITING
-    share = min(1.0, max(0.0, measured))
-    return Figure(share, half_width + abs(measured - share))
+        energies_mj, half_widths_mj = list[float](), list[float]()
+        swings_mj, shared_mj = list[float](), list[float]()
+        for part, chosen in choices:
+            if chosen is None or chosen.energy is None:
+                return WAITING
+            energies_mj.append(part.count * chosen.energy.value)
+            half_widths_mj.append(part.count * chosen.energy.half_width)
+            swings_mj.append(part.count * chosen.waiting_mj)
+            shared_mj.append(part.count * chosen.loop_unsure_mj)
+        swing_mj = math.fsum(swings_mj)
+        if not swing_mj:
+            return WAITING
+
+        scatter_mj = math.hypot(replay.energy_mj.half_width, *half_widths_mj)
+        error_mj = math.hypot(scatter_mj, math.fsum(shared_mj))
+        half_width = max(LEAST_WAITING, error_mj / abs(swing_mj))
+        missing_mj = replay.energy_mj.value - math.fsum(energies_mj)
+        measured = WAITING.value + missing_mj / swing_mj
+        if wholes[0].details.cards.ranks:
+            # No upper limit: the share was 2.4 to 2.7 in four decodings on two H100s and two H200s.
+            return Figure(max(0.0, measured), half_width + max(0.0, -measured))
+        if half_width >= WAITING.half_width:
+            return WAITING
+        share = min(1.0, max(0.0, measured))
+        return Figure(share, half_width + abs(measured - share))
+
+
+#: In the order in which they apply.
+CORRECTIONS_OF_CALLS: tuple[CorrectionOfCalls, ...] = (WaitingPower(),)
 
 
 def replayed(wholes: Sequence[ReadingView]) -> Replayed | None:

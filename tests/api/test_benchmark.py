@@ -8,10 +8,10 @@ import pytest
 from sqlalchemy import text
 from sqlmodel import select
 
-from farm.api import benchmark
 from farm.errors import FarmError
 from farm.exchange.export import export
 from farm.exchange.importer import import_export
+from farm.jobs import named_benchmark
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
@@ -28,11 +28,13 @@ def failing(monkeypatch):
             session.execute(text("ALTER TABLE reading RENAME TO elsewhere"))
         return READING
 
-    monkeypatch.setattr(benchmark, "measure_whole", measure_and_fail)
+    monkeypatch.setattr(named_benchmark, "measure_whole", measure_and_fail)
 
 
 def measure():
-    return benchmark.measure_benchmark(sorted, ([1],), name="a test", revision=None, card="cpu")
+    return named_benchmark.measure_benchmark(
+        sorted, ([1],), name="a test", revision=None, card="cpu"
+    )
 
 
 def readings_of(url):

@@ -3,7 +3,7 @@
 import pytest
 
 from farm.errors import UsageError
-from farm.requests.partial_request import PartialRequest, command_of, complete, operator_names
+from farm.requests.partial_request import PartialRequest, complete, operator_names
 from farm.types.protocol import Variant
 from farm.types.request import Request, Sweep
 
@@ -79,4 +79,4 @@ def test_operator_names_are_split_and_kept_in_order():
 
 def test_the_command_that_repeats_a_reading_of_somebodys_own_text_asks_for_the_text():
     variant = Variant("bert-base", 2, 0, length=8, phase="encode", text="0" * 32)
-    assert " --text FILE --tokenizer FOLDER " in command_of(Request(variant=variant))
+    assert " --text FILE --tokenizer FOLDER " in Request(variant=variant).command()

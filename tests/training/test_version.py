@@ -17,7 +17,7 @@ from farm.devices.cpu import cpu_card
 from farm.errors import Unmeasurable
 from farm.models import catalog
 from farm.report.lookup import lookup
-from farm.requests.partial_request import PartialRequest, command_of, complete
+from farm.requests.partial_request import PartialRequest, complete
 from farm.settings import settings
 from farm.store.query import parse
 from farm.training.version import versioned
@@ -121,8 +121,10 @@ def test_an_edited_model_is_measured_again_and_old_jobs_keep_their_version(folde
         return farm.measure_model("net", database=database, card="simulated", stopping=SHORT)
 
     old = measured()
-    assert command_of(Request.from_json(old.to_json()["request"])).startswith(
-        "farm run net --batch 2 --launch"
+    assert (
+        Request.from_json(old.to_json()["request"])
+        .command()
+        .startswith("farm run net --batch 2 --launch")
     )
     assert (
         measured().to_json()["verdict"]["whole_time_us"]

@@ -9,21 +9,24 @@ import pytest
 
 from farm.types.details import Burst, InContext, InOrder, Place, RankFigures
 from farm.types.figure import Figure, figure_of
-from farm.verdict.aggregate import BETWEEN_JOBS, aggregate
+from farm.verdict.aggregate import aggregate
 from farm.verdict.corrections import (
     BUILD_UNSURE_US,
     CORRECTIONS,
     PLACE_UNSURE,
     PLACE_UNSURE_US,
     POWER_PER_C,
+    ROUGH_POWER,
     WAITING,
+    Builds,
     Call,
     choose,
     weights_in_cache,
 )
 from farm.verdict.cost_line import TupleView
 from farm.verdict.figures import Chosen, Part, ReadingView, Whole
-from farm.verdict.replay import choices_of, waiting_share
+from farm.verdict.gap_errors import BETWEEN_JOBS
+from farm.verdict.replay import WaitingPower, choices_of
 from tests.details import details_with
 
 CONTEXT = InContext(alone_us=80.0, effect_us=Figure(5.0, 0.5), passes=144)
@@ -59,7 +62,29 @@ def test_each_correction_applies_only_under_its_conditions():
     assert applied(loop, [loop]) == []
     assert applied(limited, [loop]) == ["ModelClock"]
     assert applied(reading(temperature_c=60.0), [cool]) == ["Temperature"]
-    assert applied(reading(details=details_with(context=CONTEXT)), [placed]) == ["Neighbours"]
+    assert applied(reading(details=details_with(context=CONTEXT)), [placed]) == [
+        "Neighbours",
+        "Builds",
+    ]
+
+
+def test_rough_readings_share_an_error_of_the_energy():
+    rough = reading(flags=("rough",))
+    assert applied(rough, [reading()]) == ["RoughReadings"]
+    chosen = choose(rough, [reading()])
+    assert chosen.energy.value == 40
+    assert chosen.unsure_mj == pytest.approx(ROUGH_POWER * 40)
+
+
+def test_each_build_of_an_operator_takes_another_time():
+    tuple_reading = reading(details=details_with(context=CONTEXT))
+    call = Call.of(tuple_reading, [whole(0)], "conv", WAITING)
+    chosen = Chosen(tuple_reading.time_us, tuple_reading.energy_mj, "steady")
+    assert Builds().applies(chosen, call)
+    corrected = Builds().correct(chosen, call).settled()
+    assert corrected.time.value == 100
+    assert corrected.time.half_width == pytest.approx(math.hypot(1.0, BUILD_UNSURE_US * 10))
+    assert not Builds().applies(chosen, Call.of(reading(), [whole(0)], "conv", WAITING))
 
 
 def applied(tuple_reading: ReadingView, wholes: list[ReadingView]) -> list[str]:
@@ -115,9 +140,12 @@ def test_the_power_of_a_waiting_kernel_follows_from_the_replay_in_order(
         115.0, energy_mj=46.0, details=details_with(found_again=0.0, places=places, in_order=replay)
     )
     bare = dataclasses.replace(measured, details=details_with(found_again=0.0, places=places))
-    waiting = waiting_share(choices_of(parts, [Whole("GPU-1", bare)], "graph"), [measured])
+    waiting = WaitingPower().share(choices_of(parts, [Whole("GPU-1", bare)], "graph"), [measured])
     assert waiting.value == pytest.approx(share)
     assert waiting.half_width == pytest.approx(half_width)
+    without_share = choices_of(parts, [Whole("GPU-1", bare)], "graph")
+    assert WaitingPower().applies(without_share, [measured])
+    assert not WaitingPower().applies(without_share, [bare])
     with_replay = aggregate(
         parts, [Whole("GPU-1", measured)], target=0.95, launch="graph"
     ).energy.total

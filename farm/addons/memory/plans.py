@@ -65,9 +65,9 @@ def offload_json(life: Life, offload_plans: OffloadPlans) -> dict[str, Any]:
     return {
         **plan_json(offload_plans.plan),
         "slow": [
-            {"tensor": one.number, "slow_us": costs.slow_us.get(one.number, 0.0)}
-            | {name: getattr(one, name) for name in ("name", "role", "size_bytes")}
-            for one in offload_plans.slow(life, offload_plans.plan)
+            {"tensor": tensor.number, "slow_us": costs.slow_us.get(tensor.number, 0.0)}
+            | {name: getattr(tensor, name) for name in ("name", "role", "size_bytes")}
+            for tensor in offload_plans.slow(life, offload_plans.plan)
         ],
         **{
             name: getattr(offload_plans, name)
@@ -80,9 +80,9 @@ def offload_json(life: Life, offload_plans: OffloadPlans) -> dict[str, Any]:
         "moves": offload_plans.moves_bytes_per_s is not None,
         "wire": wire and {**asdict(wire), "bytes_per_s": wire.bytes_per_s},
         "curve": [
-            {name: getattr(one, name) for name in ("fast_bytes", "time_us", "gap")}
-            | {"slow": len(one.slow)}
-            for one in offload_plans.curve
+            {name: getattr(plan, name) for name in ("fast_bytes", "time_us", "gap")}
+            | {"slow": len(plan.slow)}
+            for plan in offload_plans.curve
         ],
         "unsolved_bytes": list(offload_plans.unsolved),
         "plans": [

@@ -21,13 +21,13 @@ from farm.errors import CaptureError, TupleRejected, UsageError, did_you_mean
 from farm.models import catalog
 from farm.operators.captured import CapturedCall, CapturedPass, CapturedTensor
 from farm.report import report as reports
-from farm.requests.partial_request import command_of
 from farm.store import tables
 from farm.store.job_ids import find_job
 from farm.training.tensor_lifetime import Life, PeriodInterval, allocated_peak_bytes
+from farm.types.card_kind import OfCardKind
 from farm.types.details import Details
 from farm.types.format import count_of, percent
-from farm.types.protocol import LARGEST_NUMBER, Launch, Protocol, Variant
+from farm.types.protocol import LARGEST_NUMBER, Protocol, Variant
 from farm.types.request import Request
 from farm.types.roofline import KNOWN_CARDS, median_fingerprint, roofline_of, sheet_of
 from farm.types.tuple import DTYPES, OperatorTuple
@@ -44,7 +44,7 @@ LONGEST = 10  # number of tensors in the table of the most inactive tensors
 
 
 @dataclass(frozen=True)
-class CallTimes:
+class CallTimes(OfCardKind):
     """The time of one call of each tuple on a card: from a reading, or estimated by the
     roofline.
     """
@@ -61,7 +61,9 @@ class CallTimes:
 
     def estimate_us(self, spec: OperatorTuple, cost: Cost) -> float:
         floating = (
-            one.dtype for one in spec.tensors if DTYPES[one.dtype][1].startswith(("fp", "bf"))
+            tensor.dtype
+            for tensor in spec.tensors
+            if DTYPES[tensor.dtype][1].startswith(("fp", "bf"))
         )
         dtype = next(floating, "float32")
         return roofline_of(self.kind, self.card, self.fingerprint, dtype=dtype).estimate_us(
@@ -151,7 +153,7 @@ class StepMemory:
         """Where the times come from, as text."""
         by = (
             "typical peak rates of a CPU"
-            if self.times.kind == "cpu"
+            if self.times.is_cpu
             else f"the peak rates of the {self.sheet}"
         )
         estimates = f"estimated from {by} and the time of a launch"
@@ -200,7 +202,7 @@ class StepMemory:
     def unseen_why(self) -> str:
         """Where `unseen_bytes` come from, or why they are unknown, as text."""
         peak = self.read_peak
-        if self.times.kind == "cpu":
+        if self.times.is_cpu:
             return "unknown: on a CPU, allocations of libraries are not counted"
         if peak is None:
             return f"unknown: no whole step was measured on an {self.sheet}"
@@ -241,18 +243,18 @@ class StepMemory:
             if self.read_calls == len(capture.calls)
             else "both"
         )
-        about = {
+        times_json = {
             "from": source,
             "card": times.card,
             "job": times.job or None,
             "readings": times.readings,
         }
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "title": self.title,
             "variant": self.variant.to_json(),
             "loss": capture.loss,
             "operators_of": capture.device_type,
-            "times": {**about, "read_share": self.read_share, "read_calls": self.read_calls},
+            "times": {**times_json, "read_share": self.read_share, "read_calls": self.read_calls},
             "calls": len(capture.calls),
             "tuples": len(capture.tuples),
             "owners": len(capture.owners),
@@ -276,7 +278,7 @@ class StepMemory:
         }
         if self.fit is not None:
             captured = self.fit.peaks_bytes.items()
-            found["fit"] = {
+            fields["fit"] = {
                 **{
                     name: getattr(self.fit, name)
                     for name in ("limit_bytes", "batch", "allocated_peak_bytes", "exact")
@@ -287,12 +289,12 @@ class StepMemory:
                 ],
             }
         if self.offload is not None:
-            found["offload"] = {**asdict(self.offload), "peak_bytes": self.offload.peak_bytes}
+            fields["offload"] = {**asdict(self.offload), "peak_bytes": self.offload.peak_bytes}
         if self.offload_plans is not None:
-            found["placement"] = offload_json(life, self.offload_plans)
+            fields["placement"] = offload_json(life, self.offload_plans)
         if self.recomputed:
-            found["recomputed"] = [asdict(row) for row in self.recomputed]
-        return found
+            fields["recomputed"] = [asdict(row) for row in self.recomputed]
+        return fields
 
     def _kernel(self, call: CapturedCall) -> dict[str, Any]:
         owner = self.capture.owners[call.owner_index] if call.owner_index is not None else None
@@ -316,13 +318,13 @@ class StepMemory:
         }
 
     def _tensor(self, tensor: CapturedTensor) -> dict[str, Any]:
-        own = ("number", "name", "role", "shape", "dtype", "size_bytes")
+        names = ("number", "name", "role", "shape", "dtype", "size_bytes")
         periods = [
             {name: value for name, value in vars(period).items() if name != "tensor"}
             for period in self.life.periods[tensor.number]
         ]
         return {
-            **{name: getattr(tensor, name) for name in own},
+            **{name: getattr(tensor, name) for name in names},
             "global": tensor.outlives,
             "birth": tensor.born if tensor.born >= 0 else None,
             "first_use": min(tensor.uses, default=None),
@@ -367,24 +369,24 @@ def of_job(session: Session, variant: Variant, word: str) -> StepMemory:
     row = session.get(tables.CardRow, card.id) if card else None
     all_us: dict[str, float] = defaultdict(float)
     calls: Counter[str] = Counter()
-    for one in report.tuples:  # a tuple has a row for each class of data
-        if one.time_us is not None:
-            all_us[one.subject.operator_id] += one.total_us
-            calls[one.subject.operator_id] += one.count
-    model, kind = (card.model, "cpu" if card.kind == "cpu" else "cuda") if card else ("", "cuda")
+    for row_of_tuple in report.tuples:  # a tuple has a row for each class of data
+        if row_of_tuple.time_us is not None:
+            all_us[row_of_tuple.subject.operator_id] += row_of_tuple.total_us
+            calls[row_of_tuple.subject.operator_id] += row_of_tuple.count
+    model, kind = (card.model, card.device_type) if card else ("", "cuda")
     torch = ", ".join(sorted({f"torch {software['torch']}" for software in report.software}))
-    about = f"job {job.id}, {model}, {torch}, {report.protocol.launch} launch"
+    origin = f"job {job.id}, {model}, {torch}, {report.protocol.launch} launch"
     read_us = {tuple_id: all_us[tuple_id] / calls[tuple_id] for tuple_id in all_us}
-    found = _memory(
-        variant, CallTimes(model, kind, read_us, about, job.id, row.fingerprint if row else None)
+    step = _memory(
+        variant, CallTimes(model, kind, read_us, origin, job.id, row.fingerprint if row else None)
     )
-    found = replace(found, read_peak=_read_peak(session, variant, model))
-    if not found.read_calls:
+    step = replace(step, read_peak=_read_peak(session, variant, model))
+    if not step.read_calls:
         asked = Request.from_json(job.request)
-        measured = command_of(asked).removesuffix(" --reuse none") if asked.variant else asked.title
+        measured = asked.command().removesuffix(" --reuse none") if asked.variant else asked.title
         text = f"Job {job.id} has no reading of a tuple of {variant}."
         raise UsageError(text, f"The job measured: {measured}. Name a job of that variant.")
-    return found
+    return step
 
 
 def with_readings(session: Session, found: StepMemory) -> StepMemory:
@@ -392,31 +394,33 @@ def with_readings(session: Session, found: StepMemory) -> StepMemory:
     several card models match, use the model whose readings cover the largest share of the step's
     time."""
     capture, variant, kind = found.capture, found.variant, found.times.kind
-    protocol = Protocol(launch="eager" if kind == "cpu" else "graph")
-    wanted, weight = [], {}
+    protocol = Protocol(launch=found.times.usual_launch)
+    needed, weight = [], {}
     for id_, calls in capture.counts.items():
         spec, cost = capture.tuples[id_], found.costs[id_]
-        wanted.append(needed_tuple(spec, cost, calls))
+        needed.append(needed_tuple(spec, cost, calls))
         weight[id_] = calls * found.times.estimate_us(spec, cost)
     models = _models(session, found.times)
     best = replace(found, read_peak=_read_peak(session, variant, *models))
     for model in models:
         roofline = peaks_of(session, model, variant.computes_in)[1]
-        taken = select_for_model(session, variant, wanted, weight, model, protocol, roofline)
-        if taken is None:
+        selected = select_for_model(session, variant, needed, weight, model, protocol, roofline)
+        if selected is None:
             continue
-        wholes = [whole.reading for whole in taken.wholes if whole.reading]
-        readings = {part.subject.operator_id: part.reading for part in taken.parts if part.reading}
+        wholes = [whole.reading for whole in selected.wholes if whole.reading]
+        readings = {
+            part.subject.operator_id: part.reading for part in selected.parts if part.reading
+        }
         read_us = {
             id_: choose(reading, wholes, id_).time.value for id_, reading in readings.items()
         }
-        software = session.get_one(tables.SoftwareRow, taken.software_id)
+        software = session.get_one(tables.SoftwareRow, selected.software_id)
         fingerprints = select(tables.CardRow.fingerprint).where(tables.CardRow.model == model)
         fingerprint = median_fingerprint([*session.exec(fingerprints)])
-        about = f"{model}, torch {software.torch}, {protocol.launch} launch"
-        times = CallTimes(model, kind, read_us, about, fingerprint=fingerprint)
-        there = replace(best, times=times, life=_life(capture, found.costs, times))
-        best = max(best, there, key=lambda one: one.read_share)
+        origin = f"{model}, torch {software.torch}, {protocol.launch} launch"
+        times = CallTimes(model, kind, read_us, origin, fingerprint=fingerprint)
+        candidate = replace(best, times=times, life=_life(capture, found.costs, times))
+        best = max(best, candidate, key=lambda one: one.read_share)
     return best
 
 
@@ -425,9 +429,7 @@ def _models(session: Session, times: CallTimes) -> list[str]:
     models = session.exec(
         select(tables.CardRow.model).where(tables.CardRow.kind == times.kind).distinct()
     )
-    return [
-        model for model in models if times.kind == "cpu" or times.card in (model, sheet_of(model))
-    ]
+    return [model for model in models if times.is_cpu or times.card in (model, sheet_of(model))]
 
 
 def _read_peak(session: Session, variant: Variant, *card_models: str) -> MeasuredPeak | None:
@@ -486,10 +488,10 @@ def largest_batch(peak_of: Callable[[int], int], limit_bytes: int, start: int) -
             beyond = min(beyond, guess)
         guess = 2 * fits if fits else beyond // 2
         if len(peaks) > 1:
-            one, other = sorted(peaks, key=lambda batch: abs(peaks[batch] - limit_bytes))[:2]
-            slope = (peaks[one] - peaks[other]) / (one - other)
+            nearest, other = sorted(peaks, key=lambda batch: abs(peaks[batch] - limit_bytes))[:2]
+            slope = (peaks[nearest] - peaks[other]) / (nearest - other)
             if slope > 0:
-                guess = one + int((limit_bytes - peaks[one]) // slope)
+                guess = nearest + int((limit_bytes - peaks[nearest]) // slope)
         guess = min(max(guess, fits + 1), beyond - 1)
     if not fits:
         smallest = min(peaks)
@@ -521,8 +523,8 @@ def read_in_slow_memory(session: Session, found: StepMemory) -> MeasuredSlow | N
     """Return the readings of the step's tuples with slow tensors from a database; None without such
     readings.
     """
-    launch: Launch = "eager" if found.times.kind == "cpu" else "graph"
-    return read_slow(session, found.capture.tuples, _models(session, found.times), launch=launch)
+    launch, models = found.times.usual_launch, _models(session, found.times)
+    return read_slow(session, found.capture.tuples, models, launch=launch)
 
 
 def with_offload_plans(

@@ -70,12 +70,12 @@ def step_on(card: Card, variant: Variant) -> Iterator[StepOnCard]:
     if why := no_slow_memory(card):
         raise UsageError(why, "Omit --run, or choose another card with --card.")
     subject = Subject("variant", variant.id, variant.to_json())
-    protocol = Protocol(launch="eager" if card.kind == "cpu" else "graph")
+    protocol = Protocol(launch=card.usual_launch)
     with hold_card(card) as process:
         request = StepCaptureRequest(subject, protocol)
         step = CapturedPass.from_json(process.call(request, timeout_s=settings().item_timeout_s))
         yield StepOnCard(
-            memory(variant, "cpu" if card.kind == "cpu" else card.model, step),
+            memory(variant, "cpu" if card.is_cpu else card.model, step),
             subject,
             protocol,
             process,

@@ -78,7 +78,7 @@ def offload(life: Life, bytes_per_s: float) -> Offload:
     bandwidth. All copies of one direction together take no longer than the step."""
     sizes = life.sizes_bytes
     periods = [
-        period for found in life.periods.values() for period in found if sizes[period.tensor]
+        period for periods in life.periods.values() for period in periods if sizes[period.tensor]
     ]
     copy_us = {number: size / bytes_per_s * 1e6 for number, size in sizes.items()}
     enough = [period for period in periods if period.time_us > 2 * copy_us[period.tensor]]
@@ -130,7 +130,7 @@ class Wire:
     @property
     def bytes_per_s(self) -> float:
         """The lowest measured bandwidth; plans use it."""
-        return min(rate for one in self.beside or self.alone for rate in one.rates)
+        return min(rate for link in self.beside or self.alone for rate in link.rates)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,6 @@ from farm.report.breakdowns import OF_OWNERS, OwnerGroup, grouped
 from farm.report.history import HistoryRow
 from farm.report.layers import layers
 from farm.report.report import Report, build, remarks
-from farm.requests.partial_request import command_of
 from farm.settings.shared_files import replacing_file
 from farm.store import tables
 from farm.store.columns import ITEM, JOB, OPERATOR, PROTOCOL, READING, SOFTWARE, VARIANT, VERDICT
@@ -81,11 +80,11 @@ def job_page(session: Session, report: Report) -> JobPage:
     ]
     ids = [row.reading_id for row in report.tuples if row.reading_id]
     readings = fetch_values(session, (READING.id, READING.power_w, READING.sm_clock_mhz), ids)
-    of_model = report.kind == "model"
+    of_model = not report.is_sweep
     modules = layers(session, report, "module", outputs=False).rows if of_model else ()
     return JobPage(
         report=report,
-        command=command_of(Request.from_json(report.request)),
+        command=Request.from_json(report.request).command(),
         remarks=[
             (what, text)
             for what, text in remarks(report)
@@ -297,7 +296,7 @@ def _models(session: Session, told: Callable[[str], None]) -> Iterator[ModelPage
     """Yield the models by name, with the newest job that has a verdict for each request and card
     model.
     """
-    found = session.execute(
+    rows = session.execute(
         sqlalchemy.select(JOB.id, VARIANT.model, JOB.request_id, JOB.request)
         .join(tables.ModelVariant, VARIANT.id == JOB.variant_id)
         .where(JOB.id.in_(sqlalchemy.select(VERDICT.job_id)), JOB.state == tables.JobState.DONE)
@@ -310,7 +309,7 @@ def _models(session: Session, told: Callable[[str], None]) -> Iterator[ModelPage
     )
     card_models = {job_id: model for job_id, model in session.execute(cards)}
     newest: dict[str, dict[tuple[Any, ...], str]] = defaultdict(dict)
-    for id_, model, request_id, request in found:
+    for id_, model, request_id, request in rows:
         if not request_id:  # an imported job has no request id
             with contextlib.suppress(Unreadable):
                 request_id = Request.from_json(request).id
@@ -336,10 +335,15 @@ def _operators(session: Session) -> tuple[list[Row], int]:
     """The newest reading per tuple, card model, software and protocol by falling cost; and how many
     are omitted.
     """
-    one = (READING.subject_id, READING.card_model, READING.software_id, READING.protocol_id)
+    same_subject = (
+        READING.subject_id,
+        READING.card_model,
+        READING.software_id,
+        READING.protocol_id,
+    )
     place = (
         func.row_number()
-        .over(partition_by=one, order_by=READING.created_at_s.desc())
+        .over(partition_by=same_subject, order_by=READING.created_at_s.desc())
         .label("place")
     )
     ours = (READING.subject_kind == "operator", READING.simulated.is_(False))
@@ -400,11 +404,11 @@ def _cards(session: Session) -> list[Row]:
         model: number for model, number in session.execute(counted.group_by(READING.card_model))
     }
     card_row = tables.CardRow
-    known = session.exec(
+    stored = session.exec(
         select(card_row).where(card_row.kind != "simulated").order_by(col(card_row.id))
     )
     rows = []
-    for model, cards in sorted(by_key(lambda card: card.model, known).items()):
+    for model, cards in sorted(by_key(lambda card: card.model, stored).items()):
         first = next((card for card in cards if card.fingerprint), cards[0])
         row = {"model": model, "memory_bytes": first.memory_bytes, "driver": first.driver}
         row |= {"cards": len(cards), "readings": readings.get(model, 0)}

@@ -83,19 +83,19 @@ class Calibration:
         """``errors``: of calls of left-out families, by time, power and energy; ``sums``: of their
         models.
         """
-        found, families = {}, set[str]()
-        for name, one in errors.items():
-            predicted = one.where(np.isfinite(one.log_ratio))
-            families |= set(one.families) - {""}
+        factors, families = {}, set[str]()
+        for name, errors_of_calls in errors.items():
+            predicted = errors_of_calls.where(np.isfinite(errors_of_calls.log_ratio))
+            families |= set(errors_of_calls.families) - {""}
             unseen = predicted.where(~predicted.known)
-            found[name] = WIDENED * quantile(predicted.where(predicted.known))
-            own = quantile(unseen) if len(unseen.known) >= LEAST_UNSEEN else math.nan
-            found[f"unseen_{name}"] = float(np.fmax(own, UNSEEN * found[name]))
-        found |= {
-            f"sum_{name}": float(np.maximum(quantile(one), SUM_LEAST / SUM_FLOOR))
-            for name, one in sums.items()
+            factors[name] = WIDENED * quantile(predicted.where(predicted.known))
+            unseen_factor = quantile(unseen) if len(unseen.known) >= LEAST_UNSEEN else math.nan
+            factors[f"unseen_{name}"] = float(np.fmax(unseen_factor, UNSEEN * factors[name]))
+        factors |= {
+            f"sum_{name}": float(np.maximum(quantile(errors_of_sums), SUM_LEAST / SUM_FLOOR))
+            for name, errors_of_sums in sums.items()
         }
-        return cls(**found, families=len(families))
+        return cls(**factors, families=len(families))
 
     def half_widths(self, name: str, spread: Floats, known: npt.NDArray[np.bool_]) -> Floats:
         """Return the half-widths of the logarithms of time, power or energy of calls; see
@@ -155,18 +155,28 @@ def jackknife_half_widths(
     other families.
     """
     widths, sum_widths = (
-        {name: np.full(len(one.known), np.nan) for name, one in of.items()} for of in (errors, sums)
+        {name: np.full(len(predictions.known), np.nan) for name, predictions in of.items()}
+        for of in (errors, sums)
     )
-    for family in np.unique(np.concatenate([one.families for one in errors.values()])):
+    for family in np.unique(
+        np.concatenate([predictions.families for predictions in errors.values()])
+    ):
         others = (
-            {name: one.where(one.families != family) for name, one in of.items()}
+            {
+                name: predictions.where(predictions.families != family)
+                for name, predictions in of.items()
+            }
             for of in (errors, sums)
         )
         calibration = Calibration.of(*others)
-        for name, one in errors.items():
-            own = one.families == family
-            widths[name][own] = calibration.half_widths(name, one.spread[own], one.known[own])
-        for name, one in sums.items():
-            own = one.families == family
-            sum_widths[name][own] = getattr(calibration, f"sum_{name}") * one.spread[own]
+        for name, predictions in errors.items():
+            is_family = predictions.families == family
+            widths[name][is_family] = calibration.half_widths(
+                name, predictions.spread[is_family], predictions.known[is_family]
+            )
+        for name, predictions in sums.items():
+            is_family = predictions.families == family
+            sum_widths[name][is_family] = (
+                getattr(calibration, f"sum_{name}") * predictions.spread[is_family]
+            )
     return widths, sum_widths

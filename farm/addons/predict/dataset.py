@@ -85,11 +85,11 @@ class Dataset:
         contains it.
         """
         conditions = json.dumps(self.conditions.to_json(), sort_keys=True)
-        about = hashlib.sha256(f"{call_features.VERSION} {conditions}".encode())
-        about.update(json.dumps(dataclasses.asdict(self.card), sort_keys=True).encode())
+        digest = hashlib.sha256(f"{call_features.VERSION} {conditions}".encode())
+        digest.update(json.dumps(dataclasses.asdict(self.card), sort_keys=True).encode())
         for reading_id in sorted(row.reading_id for row in self.rows):
-            about.update(reading_id.encode())
-        return about.hexdigest()[:32]
+            digest.update(reading_id.encode())
+        return digest.hexdigest()[:32]
 
     def without(self, operator_ids: Iterable[str]) -> Dataset:
         left_out = set(operator_ids)
@@ -97,7 +97,8 @@ class Dataset:
 
     def where(self, chosen: Iterable[bool]) -> Dataset:
         return dataclasses.replace(
-            self, rows=tuple(row for row, taken in zip(self.rows, chosen, strict=True) if taken)
+            self,
+            rows=tuple(row for row, is_chosen in zip(self.rows, chosen, strict=True) if is_chosen),
         )
 
     def records(self) -> Iterator[dict[str, Any]]:
@@ -149,8 +150,11 @@ def stored_card_model(session: Session, model: str) -> CardModel:
     copied = sqlalchemy.select(PROTOCOL.id).where(PROTOCOL.spec["data"].as_string() == "copied")
     used = sqlalchemy.select(READING.card_id).where(READING.subject_id.not_in(compiled))
     used = used.where(READING.protocol_id.not_in(copied))
-    about = sqlalchemy.select(CARD.kind, CARD.fingerprint).where(CARD.model == model)
-    cards = session.execute(about.where(CARD.id.in_(used))).all() or session.execute(about).all()
+    fingerprints = sqlalchemy.select(CARD.kind, CARD.fingerprint).where(CARD.model == model)
+    cards = (
+        session.execute(fingerprints.where(CARD.id.in_(used))).all()
+        or session.execute(fingerprints).all()
+    )
     return card_model(cards[0].kind if cards else "cuda", model, [row.fingerprint for row in cards])
 
 
@@ -191,7 +195,7 @@ def datasets(
         if row.time_us > 0 and not conditions.protocol.placement and data != "copied":
             newest[conditions][row.subject_id, data] = row
     specs = stored_specs(session, {subject for rows in newest.values() for subject, _ in rows})
-    found = []
+    data_sets = []
     for conditions, rows in newest.items():
         of = functools.partial(_training_row, card, tf32=conditions.protocol.tf32)
         made = tuple(
@@ -199,8 +203,8 @@ def datasets(
             for (subject, data), row in rows.items()
             if subject in specs
         )
-        found.append(Dataset(card, conditions, made))
-    return sorted(found, key=lambda one: (-len(one), str(one.conditions)))
+        data_sets.append(Dataset(card, conditions, made))
+    return sorted(data_sets, key=lambda one: (-len(one), str(one.conditions)))
 
 
 def stored_specs(session: Session, ids: Iterable[str]) -> dict[str, Any]:
@@ -296,12 +300,12 @@ def measured_models(
     }
     captures = session.execute(
         sqlalchemy.select(CAPTURE.id, CAPTURE.variant_id)
-        .where(CAPTURE.device_type == ("cpu" if card.kind == "cpu" else "cuda"))
+        .where(CAPTURE.device_type == card.device_type)
         .order_by(CAPTURE.launch != protocol.launch, CAPTURE.origin, CAPTURE.id.desc())
     ).all()
     chosen = {row.variant_id: row.id for row in reversed(captures)}
     names = [field.name for field in dataclasses.fields(Variant)]
-    found = []
+    models = []
     for row in session.execute(
         sqlalchemy.select(*VARIANT).where(VARIANT.id.in_(list(chosen)), VARIANT.compile == "")
     ):
@@ -316,19 +320,20 @@ def measured_models(
         counts = tuple(numbers[id_] for id_, _ in specs_of)
         share, whole = cached_share(calls, counts, card.l2_bytes), wholes.get(row.id)
         figures = (whole.time_us, whole.energy_mj) if whole else (None, None)
-        found.append(
+        models.append(
             MeasuredModel(
                 str(variant), variant, model_family(variant.model), calls, counts, share, *figures
             )
         )
-    return sorted(found, key=lambda one: one.title)
+    return sorted(models, key=lambda one: one.title)
 
 
 def families_of(models: Iterable[MeasuredModel]) -> dict[str, set[str]]:
     """Return the tuple ids of each family of models; an evaluation leaves them out together."""
     families = sorted(by_key(lambda model: model.family, models).items())
     return {
-        family: set[str]().union(*(model.operator_ids for model in its)) for family, its in families
+        family: set[str]().union(*(model.operator_ids for model in members))
+        for family, members in families
     }
 
 

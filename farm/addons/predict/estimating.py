@@ -33,9 +33,10 @@ from farm.addons.predict.stored_predictor import CallPrediction, PredictedValue,
 from farm.errors import FarmError, NoReadings
 from farm.exchange.packaged import packaged_database
 from farm.requests.memory import MemoryNeed, memory_need
-from farm.requests.partial_request import command_of, default_data
+from farm.requests.partial_request import default_data
 from farm.store.content import stored_software
 from farm.store.database import read_clock_s
+from farm.types.card_kind import device_type_of
 from farm.types.collective import COLLECTIVES
 from farm.types.figure import Figure
 from farm.types.format import TIME, percent, plural, quantity
@@ -84,8 +85,8 @@ def estimate(
     """
     kind, roofline = peaks_of(session, card_model, variant.computes_in, protocol.tf32)
     if needed is None:
-        device_type = "cpu" if kind == "cpu" else "cuda"
-        needed = tuples_of(session, variant, device_type, protocol.launch, card_model)
+        launch = protocol.launch
+        needed = tuples_of(session, variant, device_type_of(kind), launch, card_model)
     model = _ModelOnCard(session, variant, card_model, kind, protocol, roofline, needed)
     selected = model.selected(torch)
     doubtful = model.doubtful(selected)
@@ -173,7 +174,7 @@ class _ModelOnCard:
         request = Request(variant=variant, protocol=self.protocol.with_data(data))
         return NoReadings(
             f"No tuple of {variant} has a reading on {where}, and {why}.",
-            f"Measure the model: {command_of(request).removesuffix(' --reuse none')}; "
+            f"Measure the model: {request.command().removesuffix(' --reuse none')}; "
             "or import another farm's readings with `farm import`.",
         )
 

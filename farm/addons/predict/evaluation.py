@@ -71,29 +71,32 @@ class HeldOutPredictions:
 
     def errors(self, data: Dataset) -> dict[str, PredictionErrors]:
         """Errors of calls by time, power and energy."""
-        found = {}
+        errors = {}
         for target, name in TARGETS.items():
             measured = np.array([getattr(row, target) for row in data.rows], dtype=float)
             with np.errstate(invalid="ignore", divide="ignore"):
                 log_ratio = np.log(getattr(self.costs, target) / measured)
             spread = getattr(self.costs, f"{name}_spread")
-            found[name] = PredictionErrors(log_ratio, spread, self.families, self.costs.known)
-        return found
+            errors[name] = PredictionErrors(log_ratio, spread, self.families, self.costs.known)
+        return errors
 
     def sum_errors(self) -> dict[str, PredictionErrors]:
         """Errors of whole models that have a reading, by time and energy."""
-        found = {}
+        errors = {}
         for target, name in SUM_TARGETS.items():
-            known = [(model, one) for model, one, _ in self.sums if getattr(model, target)]
-            found[name] = PredictionErrors(
+            measured = [(model, total) for model, total, _ in self.sums if getattr(model, target)]
+            errors[name] = PredictionErrors(
                 np.array(
-                    [np.log(getattr(one, target) / getattr(model, target)) for model, one in known]
+                    [
+                        np.log(getattr(total, target) / getattr(model, target))
+                        for model, total in measured
+                    ]
                 ),
-                np.array([getattr(one, f"{name}_spread") for _, one in known]),
-                np.array([model.family for model, _ in known], dtype=np.str_),
-                np.ones(len(known), dtype=bool),
+                np.array([getattr(total, f"{name}_spread") for _, total in measured]),
+                np.array([model.family for model, _ in measured], dtype=np.str_),
+                np.ones(len(measured), dtype=bool),
             )
-        return found
+        return errors
 
 
 def leave_families_out(
@@ -103,7 +106,7 @@ def leave_families_out(
     several families is predicted for each family; its last prediction is kept. Raises `UsageError`
     if there are too few families."""
     ids = {call.operator_id for call in data.calls}
-    families = {name: held for name, held in families_of(models).items() if held & ids}
+    families = {name: members for name, members in families_of(models).items() if members & ids}
     if len(families) < LEAST_FAMILIES:
         raise UsageError(
             f"There are readings of {len(families)} model families; an evaluation needs at least "
@@ -117,11 +120,11 @@ def leave_families_out(
         np.full(len(data), "", dtype=object),
     )
     sums, measured = [], measured_times(data)
-    for number, (name, held) in enumerate(families.items()):
+    for number, (name, members) in enumerate(families.items()):
         say(f"{spec.name}: fitted without the family {name} ({number + 1} of {len(families)})")
-        fitted = spec.fit(data.without(held))
+        fitted = spec.fit(data.without(members))
         rows = np.array(
-            [place for place, call in enumerate(data.calls) if call.operator_id in held]
+            [place for place, call in enumerate(data.calls) if call.operator_id in members]
         )
         _put(costs, rows, fitted.predict([calls[row] for row in rows]))
         family_of[rows] = name
@@ -133,12 +136,12 @@ def measured_times(data: Dataset) -> dict[str, tuple[float, float]]:
     """Return by tuple id: time of a call within a model, and time saved if its weights are cached.
     Means, in us.
     """
-    found: dict[str, list[tuple[float, float]]] = {}
+    costs_of: dict[str, list[tuple[float, float]]] = {}
     for row in data.rows:
-        found.setdefault(row.call.operator_id, []).append(
+        costs_of.setdefault(row.call.operator_id, []).append(
             (row.time_us + row.neighbours_us, row.fetching_us)
         )
-    return {id_: tuple(np.mean(values, axis=0)) for id_, values in found.items()}
+    return {id_: tuple(np.mean(values, axis=0)) for id_, values in costs_of.items()}
 
 
 def _sum(
@@ -241,16 +244,19 @@ def evaluate(
     say: Say = lambda _: None,
 ) -> tuple[Evaluation, HeldOutPredictions]:
     """Raises `UsageError` if there are too few readings or families."""
-    held = leave_families_out(spec, data, models, say)
+    predictions = leave_families_out(spec, data, models, say)
     random = cross_validated(spec, data, say) if folds else None
-    found = replace(
+    evaluation = replace(
         _evaluation(
-            spec.name, data, held, *jackknife_half_widths(held.errors(data), held.sum_errors())
+            spec.name,
+            data,
+            predictions,
+            *jackknife_half_widths(predictions.errors(data), predictions.sum_errors()),
         ),
         cross_validation=_scores(TARGETS, random.errors(data)) if random else {},
         curve=tuple(learning_curve(spec, data, say)) if curve else (),
     )
-    return found, held
+    return evaluation, predictions
 
 
 def _scores(
@@ -266,11 +272,11 @@ def _coverages(
     chosen: Any = ...,
 ) -> dict[str, IntervalCoverage]:
     """``chosen``: the cases that count. Default: all."""
-    found = {
+    intervals = {
         of: coverage(errors[name].where(chosen), widths[name][chosen])
         for of, name in targets.items()
     }
-    return {of: one for of, one in found.items() if one}
+    return {of: interval for of, interval in intervals.items() if interval}
 
 
 def _by_distance(
@@ -349,13 +355,15 @@ def learning_curve(
     """
     ids = np.array(sorted({call.operator_id for call in data.calls}))
     order = np.random.default_rng(1).permutation(len(ids))
-    held, rest = ids[order[: len(ids) // 5]], ids[order[len(ids) // 5 :]]
+    test_ids, rest = ids[order[: len(ids) // 5]], ids[order[len(ids) // 5 :]]
     test = data.without(rest)
     measured = np.array([row.time_us for row in test.rows])
     for number in (25, 50, 100, 200, 400, 800, 1600, 3200, 6400, 12800):
         number = min(number, len(rest))
         say(f"{spec.name}: fitted with {number} tuples")
-        predicted = spec.fit(data.without([*held, *rest[number:]])).predict(without_values(test))
+        predicted = spec.fit(data.without([*test_ids, *rest[number:]])).predict(
+            without_values(test)
+        )
         if score := Score.of(np.log(predicted.time_us / measured)):
             yield number, score.median
         if number == len(rest):
@@ -374,22 +382,22 @@ def evaluate_fitted(
     ``all_readings``: readings that may replace predictions of a model's most expensive tuples."""
     families, measured = families_of(models), measured_times(all_readings or data)
     family_of = [
-        next((name for name, held in families.items() if c.operator_id in held), "")
+        next((name for name, members in families.items() if c.operator_id in members), "")
         for c in data.calls
     ]
     sums = tuple(_sum(model, fitted, measured) for model in models)
-    held = HeldOutPredictions(
+    predictions = HeldOutPredictions(
         fitted.predict(without_values(data)), np.array(family_of, dtype=np.str_), sums
     )
     widths = {
-        name: calibration.half_widths(name, one.spread, one.known)
-        for name, one in held.errors(data).items()
+        name: calibration.half_widths(name, errors.spread, errors.known)
+        for name, errors in predictions.errors(data).items()
     }
     sum_widths = {
-        name: getattr(calibration, f"sum_{name}") * one.spread
-        for name, one in held.sum_errors().items()
+        name: getattr(calibration, f"sum_{name}") * errors.spread
+        for name, errors in predictions.sum_errors().items()
     }
-    return _evaluation(fitted.name, data, held, widths, sum_widths)
+    return _evaluation(fitted.name, data, predictions, widths, sum_widths)
 
 
 def fit(
@@ -397,8 +405,8 @@ def fit(
 ) -> StoredPredictor:
     """Learn from all readings, and calibrate the intervals by leaving families out. Raises
     `UsageError` if there are too few readings or families, or scikit-learn is not installed."""
-    held = leave_families_out(spec, data, models, say)
+    predictions = leave_families_out(spec, data, models, say)
     say(f"{spec.name}: fitted with all {len(data)} tuples")
     return StoredPredictor.of(
-        data, spec.fit(data), Calibration.of(held.errors(data), held.sum_errors())
+        data, spec.fit(data), Calibration.of(predictions.errors(data), predictions.sum_errors())
     )

@@ -75,8 +75,8 @@ def kernel_plan(
     """``spec``: result of `farm.types.tuple.OperatorTuple.to_json`; ``bytes_moved``: input and
     output bytes.
     """
-    weights = [one for one in spec.get("tensors") or [] if one["role"] != "activation"]
-    cold = sum(elements_of(one) * DTYPES[one["dtype"]][0] for one in weights)
+    weights = [tensor for tensor in spec.get("tensors") or [] if tensor["role"] != "activation"]
+    cold = sum(elements_of(tensor) * DTYPES[tensor["dtype"]][0] for tensor in weights)
     basic = KernelPlan(dtype, flops, bytes_moved, cold_bytes=min(cold, bytes_moved))
     return _plan(short_name, spec, basic, products)
 
@@ -84,7 +84,7 @@ def kernel_plan(
 def _plan(
     short_name: str, spec: Mapping[str, Any], basic: KernelPlan, products: Products | None
 ) -> KernelPlan:
-    tensors, family, kind = (
+    tensors, family, type_name = (
         spec.get("tensors") or [],
         operator_family(short_name),
         operator_type(short_name),
@@ -99,10 +99,10 @@ def _plan(
     if family.startswith("attention") and products is not None:
         return _attention_plan(short_name, spec, basic, products)
     if family.startswith("convolution") and products is not None and products.n == 1:
-        return _depthwise_plan(kind, basic, products)
-    if kind == "convolution_backward":
+        return _depthwise_plan(type_name, basic, products)
+    if type_name == "convolution_backward":
         return replace(basic, coarse=True)
-    if kind == "convolution" and products is not None:
+    if type_name == "convolution" and products is not None:
         return _convolution_plan(short_name, spec, basic, products)
     if family == "product":
         half = DTYPES.get(dtype, (4,))[0] == 2
@@ -110,33 +110,33 @@ def _plan(
         before, kernels = _flattened(short_name, tensors, products)
         coarse = half and (products is None or min(products.m, products.n) > 1)
         return replace(basic, before=before, launches=1 + kernels, aligned=aligned, coarse=coarse)
-    if family.startswith("batch norm") and kind.startswith("cudnn"):
+    if family.startswith("batch norm") and type_name.startswith("cudnn"):
         # One block for each channel computes its statistics and then applies them.
         return replace(basic, serial_bytes=bytes_moved / max(1, tensors[0]["shape"][1]))
     if family.startswith("row norm"):
-        copied = [_singles(one) for one in tensors if not _contiguous(one)]
-        warps = _rows(tensors) * _FITTED.norm_warps if "layer_norm" in kind else 0
+        copied = [_singles(tensor) for tensor in tensors if not _contiguous(tensor)]
+        warps = _rows(tensors) * _FITTED.norm_warps if "layer_norm" in type_name else 0
         return replace(basic, before=sum(copied), launches=1 + len(copied), warps=warps)
     if (
-        kind == "adaptiveavgpool2d"
+        type_name == "adaptiveavgpool2d"
     ):  # a block for each plane, or one warp if the plane becomes a single value
-        wanted = plain(
+        output_size = plain(
             (spec.get("parameters") or {}).get("output_size", argument(spec, 1, "output_size"))
         )
         warps = math.prod(tensors[0]["shape"][:-2]) * (
-            1 if wanted in (1, [1, 1]) else _FITTED.plane_warps
+            1 if output_size in (1, [1, 1]) else _FITTED.plane_warps
         )
         return replace(basic, warps=warps)
-    if kind == "embedding" and len(tensors) == 2:
+    if type_name == "embedding" and len(tensors) == 2:
         rows = min(map(elements_of, tensors))
         return replace(basic, launches=max(1, rows // 2) if rows <= _FITTED.few_rows else 1)
-    if kind == "roll":
+    if type_name == "roll":
         dims = plain(argument(spec, 2, "dims"))
         rolled = max(1, len(dims)) if isinstance(dims, list) else 1
         return replace(
             basic, singles=elements_of(tensors[0]) * rolled * _FITTED.rolled_times, launches=rolled
         )
-    if kind in ("maxpool2d", "avgpool2d"):
+    if type_name in ("maxpool2d", "avgpool2d"):
         return replace(basic, singles=_pooled(spec, tensors) * _FITTED.window_value_singles)
     if family in ("pointwise", "copy"):
         singles = _uneven(tensors) if family == "pointwise" else _copied(short_name, spec, tensors)
@@ -146,13 +146,13 @@ def _plan(
     return basic
 
 
-def _depthwise_plan(kind: str, basic: KernelPlan, products: Products) -> KernelPlan:
+def _depthwise_plan(type_name: str, basic: KernelPlan, products: Products) -> KernelPlan:
     """Depthwise convolutions run without tensor cores; their backward sums a gradient over all
     pixels per weight.
     """
     if products.count <= 2:  # one output channel of all inputs; its backward has two products
         return basic
-    if kind == "convolution_backward":
+    if type_name == "convolution_backward":
         return replace(basic, bytes_moved=basic.bytes_moved * max(1, products.k))
     added = (
         2
@@ -264,7 +264,7 @@ def _lists(spec: Mapping[str, Any]) -> list[list[Tensor]]:
         for tree in trees
         if isinstance(tree, list)
     ]
-    return [one for one in lists if len(one) > 1] or [list(tensors)]
+    return [members for members in lists if len(members) > 1] or [list(tensors)]
 
 
 def _list_launches(spec: Mapping[str, Any]) -> tuple[int, int]:
@@ -274,8 +274,8 @@ def _list_launches(spec: Mapping[str, Any]) -> tuple[int, int]:
     lists = _lists(spec)
     most = _FITTED.tensors[min(len(lists), len(_FITTED.tensors)) - 1]
     launches = chunks = tensors = blocks = largest = 0
-    for one in lists[0]:
-        left = math.prod(one["shape"])
+    for tensor in lists[0]:
+        left = math.prod(tensor["shape"])
         tensors += 1
         while left > 0:
             largest = max(largest, min(left, _FITTED.chunk))
@@ -309,16 +309,16 @@ def products_of(short_name: str, spec: Mapping[str, Any]) -> Products | None:
 
     They follow from the stored description alone. Known are linear layers, products, convolutions
     and attention: as modules, as functions and as aten operators, which training steps call."""
-    found, name = matrix_product(short_name, spec), operator_type(short_name)
+    products, name = matrix_product(short_name, spec), operator_type(short_name)
     try:
         shapes = shapes_passed(spec)
-        if found and found.n and found.k:
-            if short_name == "matmul" and [len(one) > 2 for one in shapes] == [True, False]:
+        if products and products.n and products.k:
+            if short_name == "matmul" and [len(shape) > 2 for shape in shapes] == [True, False]:
                 return Products(
-                    math.prod(shapes[0][:-1]), found.n, found.k
+                    math.prod(shapes[0][:-1]), products.n, products.k
                 )  # all rows by one matrix
-            if found.m:
-                return replace(found, count=found.count or 1)
+            if products.m:
+                return replace(products, count=products.count or 1)
         if name.startswith("convtranspose") or (
             name == "convolution" and spec.get("kind") == "module"
         ):
@@ -391,8 +391,8 @@ def _of_aten(name: str, shapes: Sequence[Sequence[int]], arguments: Sequence[Any
     groups, mask = plain(arguments[9]), plain(arguments[10])
     if plain(arguments[7]):  # transposed: input and output change places
         gradient, first = first, gradient
-    one = _by_weight(first, weight, gradient, groups)
-    return replace(one, count=one.count * max(1, sum(map(bool, mask[:2]))))
+    products = _by_weight(first, weight, gradient, groups)
+    return replace(products, count=products.count * max(1, sum(map(bool, mask[:2]))))
 
 
 def _function_output(shapes: Sequence[Sequence[int]], spec: Mapping[str, Any]) -> list[int]:
@@ -410,8 +410,8 @@ def _function_output(shapes: Sequence[Sequence[int]], spec: Mapping[str, Any]) -
 
 def argument(spec: Mapping[str, Any], place: int, name: str) -> Any:
     """Return an argument by its position, or by its name among the keywords."""
-    given = spec.get("arguments") or ()
-    return given[place] if place < len(given) else (spec.get("keywords") or {}).get(name)
+    arguments = spec.get("arguments") or ()
+    return arguments[place] if place < len(arguments) else (spec.get("keywords") or {}).get(name)
 
 
 def _number(spec: Mapping[str, Any], place: int, name: str, default: Any) -> Any:
@@ -441,7 +441,7 @@ def _uneven(tensors: Sequence[Tensor]) -> float:
 
     0 if all its tensors have the same dense layout.
     """
-    large = [one for one in tensors if elements_of(one) > 1]
+    large = [tensor for tensor in tensors if elements_of(tensor) > 1]
     if not large:
         return 0.0
     first = max(large, key=elements_of)
@@ -449,19 +449,21 @@ def _uneven(tensors: Sequence[Tensor]) -> float:
     dense = _without_gaps(
         first, sorted(steps, key=lambda place: steps[place])
     )  # in any order of its dimensions
-    if dense and all(one["shape"] == first["shape"] and _steps(one) == steps for one in large):
+    if dense and all(
+        tensor["shape"] == first["shape"] and _steps(tensor) == steps for tensor in large
+    ):
         return 0.0
     try:
-        whole = np.broadcast_shapes(*(tuple(one["shape"]) for one in large))
+        whole = np.broadcast_shapes(*(tuple(tensor["shape"]) for tensor in large))
     except ValueError:  # not an elementwise operator
         return 0.0
     steps = {place - len(first["shape"]): step for place, step in steps.items() if step}
     fast = min(steps, key=lambda place: steps[place], default=-1)
     apart = any(
-        _steps(one).get(fast + len(one["shape"]), 0) * DTYPES[one["dtype"]][0]
+        _steps(tensor).get(fast + len(tensor["shape"]), 0) * DTYPES[tensor["dtype"]][0]
         >= _FITTED.sector_bytes
-        for one in large
-        if elements_of(one) == elements_of(first)
+        for tensor in large
+        if elements_of(tensor) == elements_of(first)
     )
     return math.prod(whole) * (_FITTED.scattered_times if apart else 1.0)
 
@@ -482,7 +484,7 @@ def _copied(short_name: str, spec: Mapping[str, Any], tensors: Sequence[Tensor])
             else 0.0
         )
     if ordering:
-        return sum(_singles(one) for one in tensors if not _contiguous(one))
+        return sum(_singles(tensor) for tensor in tensors if not _contiguous(tensor))
     return _uneven(tensors[:1] if name in ("to", "type_as") else tensors)
 
 
@@ -495,28 +497,30 @@ def _flattened(
     name = operator_type(short_name)
     if name == "matmul":
         apart = []  # tensors whose batch dimensions cannot be merged into one
-        for one in (one for one in tensors if len(one["shape"]) > 3):
-            steps, shape = _steps(one), one["shape"]
+        for tensor in (tensor for tensor in tensors if len(tensor["shape"]) > 3):
+            steps, shape = _steps(tensor), tensor["shape"]
             places = [place for place in steps if place < len(shape) - 2]
             if any(
                 steps[place] != steps[after] * shape[after]
                 for place, after in itertools.pairwise(places)
             ):
-                apart.append(one)
+                apart.append(tensor)
         return sum(map(_singles, apart)), len(apart)
-    given = max(tensors, key=lambda one: len(one["shape"]), default=None)
-    if name != "linear" or given is None or len(given["shape"]) < 3 or _contiguous(given):
+    features = max(tensors, key=lambda one: len(one["shape"]), default=None)
+    if name != "linear" or features is None or len(features["shape"]) < 3 or _contiguous(features):
         return 0.0, 0
-    return _singles(given) + (
+    return _singles(features) + (
         products.m * products.n if products is not None else 0
     ), 2  # its bias is added last
 
 
 def _pooled(spec: Mapping[str, Any], tensors: Sequence[Tensor]) -> float:
     """The number of values in all windows of a pool."""
-    given = spec.get("parameters") or {}
+    parameters = spec.get("parameters") or {}
     names = ((1, "kernel_size"), (2, "stride"))
-    window, step = (plain(given.get(name, argument(spec, place, name))) for place, name in names)
+    window, step = (
+        plain(parameters.get(name, argument(spec, place, name))) for place, name in names
+    )
     sides = [
         value if isinstance(value, list) else [value] * 2 for value in (window, step or window)
     ]
@@ -530,7 +534,7 @@ def _pooled(spec: Mapping[str, Any], tensors: Sequence[Tensor]) -> float:
 
 def _rows(tensors: Sequence[Tensor]) -> int:
     """Rows of a layer norm: elements of the largest tensor / elements of one normalized group."""
-    shapes = [one["shape"] for one in tensors]
+    shapes = [tensor["shape"] for tensor in tensors]
     largest = max(shapes, key=math.prod)
     together = [
         math.prod(shape) for shape in shapes if shape == largest[len(largest) - len(shape) :]

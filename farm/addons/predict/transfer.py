@@ -98,8 +98,8 @@ class Kernel:
         return replace(
             self,
             **{
-                one: factor * getattr(self, one)
-                for one in ("constant", "bound", "smooth", "family")
+                part: factor * getattr(self, part)
+                for part in ("constant", "bound", "smooth", "family")
             },
         )
 
@@ -144,10 +144,10 @@ class Correction:
         """``deviations``: of each value, beside the noise of the kernel. Values that are NaN are
         left out.
         """
-        known = np.isfinite(values)
-        points, values = points.where(known), values[known]
+        is_known = np.isfinite(values)
+        points, values = points.where(is_known), values[is_known]
         covariance = kernel.covariance(points, points) + np.diag(
-            deviations[known] ** 2 + kernel.noise**2
+            deviations[is_known] ** 2 + kernel.noise**2
         )
         factor = np.linalg.inv(np.linalg.cholesky(covariance)) if len(values) else np.zeros((0, 0))
         return cls(kernel, points, factor, factor.T @ (factor @ values))

@@ -82,7 +82,7 @@ class _Corpus:
 
 
 def token_ids(
-    kind: str,
+    tokenizer: str,
     vocabulary: int,
     batch: int,
     length: int,
@@ -96,11 +96,11 @@ def token_ids(
     or length leaves no room for a text."""
     import numpy as np
 
-    if kind not in KINDS:
-        step = did_you_mean(kind, KINDS) or f"Choose one of {', '.join(KINDS)}."
-        raise UsageError(f"There is no built-in tokenizer '{kind}'.", step)
+    if tokenizer not in KINDS:
+        step = did_you_mean(tokenizer, KINDS) or f"Choose one of {', '.join(KINDS)}."
+        raise UsageError(f"There is no built-in tokenizer '{tokenizer}'.", step)
     check_size(batch, length)
-    specials, text = specials or Specials(), _corpus(kind)
+    specials, text = specials or Specials(), _corpus(tokenizer)
     spans = row_spans(text.ends, batch, room_for_text(length, specials.around), padded=padded)
     ids = _ids(np.concatenate([np.arange(*span) for span in spans]), text, vocabulary, specials)
     return in_rows(
@@ -128,10 +128,10 @@ def in_rows(rows: list[np.ndarray], length: int, specials: Specials) -> Tokens:
 
 
 @cache
-def _corpus(kind: str) -> _Corpus:
+def _corpus(tokenizer: str) -> _Corpus:
     import numpy as np
 
-    file = FOLDER / f"{kind}.npz"
+    file = FOLDER / f"{tokenizer}.npz"
     with reading_package(file), np.load(file, allow_pickle=False) as stored:
         ranks, ends, occurrences = (
             stored[name].astype(np.int64) for name in ("ranks", "ends", "occurrences")

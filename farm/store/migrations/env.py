@@ -14,11 +14,11 @@ from sqlmodel import AutoString, SQLModel
 import farm.store.tables  # noqa: F401  (fills SQLModel.metadata)
 
 
-def render_item(kind: str, item: Any, _context: Any) -> str | Literal[False]:
+def render_item(item_type: str, item: Any, _context: Any) -> str | Literal[False]:
     """Replace SQLModel's string type by SQLAlchemy's: a new SQLModel version must not change a
     migration.
     """
-    if kind == "type" and isinstance(item, AutoString):
+    if item_type == "type" and isinstance(item, AutoString):
         return f"sa.String(length={item.length})" if item.length else "sa.String()"
     return False
 

@@ -25,9 +25,9 @@ from farm.types.details import Burst, Details
 from farm.types.figure import Figure
 from farm.types.protocol import Protocol
 from farm.types.roofline import roofline_of
-from farm.verdict.aggregate import BETWEEN_JOBS
 from farm.verdict.cost_line import TupleView
 from farm.verdict.figures import Part, ReadingView
+from farm.verdict.gap_errors import BETWEEN_JOBS
 from farm.verdict.model_readings import SelectedReadings, card_model_named, tuples_of
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import filled

@@ -11,16 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from farm.api.capture import variant_named
-from farm.api.measure import Whole, how_to_measure, measure_whole, own_card
 from farm.benchmark_process.client import Measured
 from farm.devices.lock import CardLock
 from farm.errors import FarmError, UsageError, told
+from farm.jobs.in_process import Whole, how_to_measure, measure_whole, own_card
 from farm.jobs.item_driver import keep_reading
 from farm.settings import settings
 from farm.store.content import UNSOUND, store_variant
 from farm.store.database import Database
 from farm.store.upgrades import writable_database
+from farm.training.captured_model import variant_named
 from farm.types.fields import cost_from_json, cost_json
 from farm.types.figure import PassCost, value_of
 from farm.types.format import ENERGY, TIME, interval
@@ -109,7 +109,7 @@ def measure_benchmark(
 
     from farm.benchmark_process.server import software_of
 
-    if not callable(target) or (chosen := own_card(card)).kind == "simulated":
+    if not callable(target) or (chosen := own_card(card)).is_simulated:
         raise UsageError(
             f"{target!r:.60} cannot run on a card.", "Give a module or a function, and a real card."
         )

@@ -1,0 +1,47 @@
+"""The kinds of cards: GPUs, the CPU of a host, and simulated cards for tests of the farm."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from farm.types.protocol import Launch
+
+CardKind = Literal["cuda", "cpu", "simulated"]
+DeviceType = Literal["cuda", "cpu"]
+
+
+class OfCardKind:
+    """What a record with the column or field ``kind`` of a card says about it."""
+
+    kind: str
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.kind == "cuda"
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.kind == "cpu"
+
+    @property
+    def is_simulated(self) -> bool:
+        return self.kind == "simulated"
+
+    @property
+    def device_type(self) -> DeviceType:
+        """PyTorch's device type: of the captures for the card."""
+        return device_type_of(self.kind)
+
+    @property
+    def usual_launch(self) -> Launch:
+        return usual_launch(self.kind)
+
+
+def device_type_of(kind: str) -> DeviceType:
+    """PyTorch's device type of a kind of cards. A simulated card uses captures of a CPU."""
+    return "cuda" if kind == "cuda" else "cpu"
+
+
+def usual_launch(kind: str) -> Launch:
+    """The launch of a protocol for which no one chose a launch: a CPU has no graphs."""
+    return "eager" if kind == "cpu" else "graph"
