@@ -213,6 +213,7 @@ class UserModel:
     has_inputs: bool
     positional: tuple[Any, ...]
     keywords: Mapping[str, Any]
+    settings: tuple[str, ...]  # those of PyTorch that the module or the function changes
 
     @property
     def values(self) -> tuple[Any, ...] | None:
@@ -224,10 +225,14 @@ def made(name: str) -> UserModel:
     """Call the function of a model. Raises `SettingsError` if the function raises an error, or
     returns no module.
     """
+    from farm.models import torch_settings
+
     target = _targets()[name]
     try:
-        with user_code():
-            returned = MODULES.function(target)()
+        with user_code(), torch_settings.restored() as changed:
+            function = MODULES.function(target)
+            torch_settings.write(MODULES.settings_of(target))
+            returned = function()
     except (Exception, SystemExit) as error:
         model = "its model" if name == target else f"the model '{name}'"
         problem = f"'{target}' could not build {model}: {type(error).__name__}: {error_text(error)}"
@@ -238,7 +243,7 @@ def made(name: str) -> UserModel:
         module, example = returned, None
     positional, keywords = _arguments(example)
     _check_returned(name, target, module, keywords)
-    return UserModel(module, example is not None, positional, keywords)
+    return UserModel(module, example is not None, positional, keywords, tuple(changed))
 
 
 def _step_after(error: BaseException, target: str) -> str:
@@ -469,7 +474,8 @@ class Own(Source):
                 model = made(name)
             values = model.values or ()
             with refused(f"The model '{name}' cannot be described"):
-                arrival = as_built(model.module, _tensors_of(values), _batch(values))
+                tensors = _tensors_of(values)
+                arrival = as_built(model.module, tensors, _batch(values), model.settings)
             self._arrivals[name] = function, arrival
         return self._arrivals[name][1]
 

@@ -65,6 +65,21 @@ def marked(): return Marked(4, 4), torch.ones(2, 4)
 def gate(): return Gate(4, 4), torch.ones(2, 4)
 def no_name(): return Text(), {1: WORDS}
 """
+SETTING = """
+import torch
+from torch import nn
+
+torch.set_default_dtype(torch.float64)
+torch.use_deterministic_algorithms(True)
+
+class Net(nn.Linear):
+    def forward(self, x):
+        return super().forward(x + torch.zeros(4).to(x))
+
+def net():
+    torch.set_num_threads(3)
+    return Net(4, 4), torch.ones(2, 4)
+"""
 
 
 @pytest.fixture
@@ -823,3 +838,24 @@ def test_random_inputs_are_the_same_in_every_process_and_leave_the_generator_alo
     torch.manual_seed(7)
     del sys.modules["random_here"]
     assert all(map(torch.equal, first, own.given_inputs(name)))
+
+
+def test_settings_that_a_file_of_models_changes_reach_no_other_model(
+    user_models, tmp_path, monkeypatch
+):
+    (tmp_path / "setting_models.py").write_text(SETTING)
+    monkeypatch.syspath_prepend(tmp_path)
+    user_models(net="setting_models:net")
+    threads = torch.get_num_threads()
+    for _ in range(2):  # the file is imported the first time only
+        assert catalog.build("net", device="cpu").weight.dtype is torch.float64
+    found = extract(catalog.variant("net", 2))
+    assert found.capture.mismatches == {}
+    assert torch.get_default_dtype() is torch.float32
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.get_num_threads() == threads
+    (line,) = catalog.differences(catalog.variant("net", 2))
+    assert line == (
+        "The code of net changes torch.use_deterministic_algorithms and torch.set_default_dtype. "
+        "The farm measures with the defaults of PyTorch and the flags of the protocol."
+    )
