@@ -316,7 +316,7 @@ def curve(found: Sequence[Estimate]) -> RenderableType:
         ">predicted share",
         *([">cards needed\nfor memory"] if too_large else []),
     ]
-    notes = list(dict.fromkeys(itertools.chain.from_iterable(one.notes for one in found)))
+    notes = list(dict.fromkeys(itertools.chain.from_iterable(estimate.notes for estimate in found)))
     notes += [
         f"The estimate of {estimate.variant} is incomplete. {estimate.incomplete_reason}"
         for estimate in incomplete
