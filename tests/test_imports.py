@@ -81,6 +81,7 @@ TORCH_ROOMS = (
     "farm/models/as_built.py",
     "farm/models/building.py",
     "farm/models/tensor_kinds.py",
+    "farm/models/torch_settings.py",
 )
 TORCH_FREE_AT_IMPORT = (
     "cli.main",
