@@ -279,10 +279,10 @@ class StepMemory:
         if self.fit is not None:
             captured = self.fit.peaks_bytes.items()
             fields["fit"] = {
-                **{
-                    name: getattr(self.fit, name)
-                    for name in ("limit_bytes", "batch", "allocated_peak_bytes", "exact")
-                },
+                "limit_bytes": self.fit.limit_bytes,
+                "batch": self.fit.batch,
+                "allocated_peak_bytes": self.fit.allocated_peak_bytes,
+                "exact": self.fit.exact,
                 "captured": [
                     {"batch": batch, "allocated_peak_bytes": size}
                     for batch, size in sorted(captured)
@@ -318,13 +318,17 @@ class StepMemory:
         }
 
     def _tensor(self, tensor: CapturedTensor) -> dict[str, Any]:
-        names = ("number", "name", "role", "shape", "dtype", "size_bytes")
         periods = [
             {name: value for name, value in vars(period).items() if name != "tensor"}
             for period in self.life.periods[tensor.number]
         ]
         return {
-            **{name: getattr(tensor, name) for name in names},
+            "number": tensor.number,
+            "name": tensor.name,
+            "role": tensor.role,
+            "shape": tensor.shape,
+            "dtype": tensor.dtype,
+            "size_bytes": tensor.size_bytes,
             "global": tensor.outlives,
             "birth": tensor.born if tensor.born >= 0 else None,
             "first_use": min(tensor.uses, default=None),

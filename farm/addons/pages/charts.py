@@ -273,14 +273,16 @@ def distributions(report: Report, readings: Mapping[str, Any]) -> list[Chart]:
     rows = [(row, reading) for row, reading in of_rows if reading is not None]
     total_us = sum(row.total_us for row, _ in rows)
     charts = []
-    for title, column in (
-        ("power during the reading, W", "power_w"),
-        ("clock of the card's multiprocessors during the reading, MHz", "sm_clock_mhz"),
+    shares = [row.total_us / total_us * 100 for row, _ in rows]
+    for title, values in (
+        ("power during the reading, W", [reading.power_w for _, reading in rows]),
+        (
+            "clock of the card's multiprocessors during the reading, MHz",
+            [reading.sm_clock_mhz for _, reading in rows],
+        ),
     ):
-        values = [
-            (getattr(reading, column), row.total_us / total_us * 100) for row, reading in rows
-        ]
-        points = [(value, share) for value, share in values if value is not None]
+        pairs = zip(values, shares, strict=True)
+        points = [(value, share) for value, share in pairs if value is not None]
         if not points:
             continue
         low, high = min(points)[0], max(points)[0]

@@ -60,11 +60,9 @@ def rank_effects(
     if not sets:
         return None
     wholes = sets[key := most_similar(session, sets, software)]
-    tuples = {
-        id_
-        for details in wholes.values()
-        for id_ in (*(details.looped_us or {}), *(details.added or {}))
-    }
+    tuples: set[str] = set()
+    for details in wholes.values():
+        tuples.update(details.looped_us or (), details.added or ())
     rows = newest_readings(session, [*wholes, *tuples], *conditions)[key]
     loops = {subject: ReadingView.of(row) for (subject, _), row in rows.items()}
     query = sqlalchemy.select(OPERATOR.id, OPERATOR.short_name).where(OPERATOR.kind == "collective")

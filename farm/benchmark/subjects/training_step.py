@@ -18,8 +18,9 @@ from farm.benchmark.passes import (
     working_set,
     zero_out,
 )
-from farm.benchmark.subjects.model_variant import WholeModel
+from farm.benchmark.subjects.model_variant import Observation, WholeModel
 from farm.models.tensor_kinds import bytes_of, is_plain
+from farm.operators.captured import CapturedPass
 from farm.subjects.collective_calls import local_part
 from farm.subjects.encoding import tensors_in
 from farm.types.details import Details, MemoryUse
@@ -40,6 +41,37 @@ class TrainingStep(WholeModel):
         offload: Offload | None = None,
     ) -> Passes:
         return step_passes(Variant.from_json(subject.spec), protocol, device)
+
+    def observation(
+        self, subject: Subject, protocol: Protocol, device: torch.device
+    ) -> Observation:
+        from farm.operators.profiler import compare_with_unwatched
+        from farm.training.capture import capture_step
+        from farm.training.extract import build_step
+
+        step = build_step(Variant.from_json(subject.spec), device, launch=protocol.launch)
+        observe = functools.partial(capture_step, step, device_type=device.type, warmed_up=True)
+
+        def plainly() -> None:
+            step.count_from_one()
+            step.run()
+
+        return (
+            functools.partial(compare_with_unwatched, plainly, observe, device, grad_enabled=True),
+            lambda around: observe(around=around),
+        )
+
+    def capture_rank(
+        self, variant: Variant, protocol: Protocol, device: torch.device
+    ) -> CapturedPass:
+        from farm.training.capture import capture_step
+        from farm.training.extract import build_step
+
+        step = build_step(variant, device, launch=protocol.launch)
+        step.run()  # a distributed optimizer plans its second step when it runs
+        return as_launched(
+            lambda: capture_step(step, device_type=device.type, warmed_up=True), protocol, device
+        )
 
 
 def step_passes(variant: Variant, protocol: Protocol, device: torch.device) -> Passes:
