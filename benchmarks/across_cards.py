@@ -375,7 +375,7 @@ def main() -> None:
                 if action == "develop":
                     if not read:
                         continue
-                    fitted = PREDICTORS["family"].fit(one.source.data)
+                    fitted = PREDICTORS["roofline"].fit(one.source.data)
                     for family in LIST_FAMILIES:
                         one.predict(
                             [family],

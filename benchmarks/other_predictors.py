@@ -1,4 +1,4 @@
-"""Predictors of publications and of the nearest readings, to compare the farm's predictors with.
+"""Predictors of publications, to compare the farm's predictors with.
 
     python -m benchmarks.other_predictors neural-power best --card H200   # arguments of `farm
     predict evaluate`
@@ -9,69 +9,60 @@ Without names, it evaluates these predictors and those of the farm.
 from __future__ import annotations
 
 import math
+import operator
 import sys
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from farm.addons.predict.predictors import _IN_MODEL, PREDICTORS, PredictorSpec
+from farm.addons.predict.predictors import PREDICTORS, PredictorSpec
 from farm.addons.predict.regressors import (
+    LEAST_SPREAD,
+    FittedRegressor,
     Floats,
     Inputs,
     Names,
-    Trees,
-    fit_trees,
+    Regressor,
+    fit_medians,
     needs_scikit_learn,
-    squared_distances,
 )
 
 
 @dataclass(frozen=True)
-class NearestReadings:
-    """The five nearest readings, weighted by 1 / distance. The fields are the training data.
+class RawValues:
+    """A regressor of microseconds or watts, as in the publications. Its values become logarithms."""
 
-    Distances are in standard deviations of each feature. A different type or family counts as one
-    more feature."""
-
-    numbers: Floats
-    types: Names
-    families: Names
-    values: Floats
-
-    TYPE_DISTANCE, FAMILY_DISTANCE, COUNT = 1.0, 8.0, 5
-
-    def _columns(self, numbers: Floats, types: Names, families: Names) -> Floats:
-        means, deviations = self.numbers.mean(axis=0), self.numbers.std(axis=0)
-        # Two different one-hot rows are sqrt(2) apart.
-        of_type = (types[:, None] == np.unique(self.types)) * self.TYPE_DISTANCE / math.sqrt(2)
-        of_family = (
-            (families[:, None] == np.unique(self.families)) * self.FAMILY_DISTANCE / math.sqrt(2)
-        )
-        return np.hstack(
-            [(numbers - means) / np.where(deviations < 1e-12, 1.0, deviations), of_type, of_family]
-        )
-
-    def _nearest(self, inputs: Inputs) -> tuple[Floats, npt.NDArray[np.intp]]:
-        """Return distances and indices of the nearest readings. Shapes: calls x COUNT."""
-        points = self._columns(inputs.numbers, inputs.types, inputs.families)
-        squared = squared_distances(points, self._columns(self.numbers, self.types, self.families))
-        places = np.argsort(squared, axis=1, kind="stable")[:, : self.COUNT]
-        return np.sqrt(np.maximum(np.take_along_axis(squared, places, axis=1), 0.0)), places
+    regressor: FittedRegressor
+    unit: Callable[[Inputs], Floats]  # the logarithm is that of value / unit
 
     def predict(self, inputs: Inputs) -> tuple[Floats, Floats]:
-        distances, places = self._nearest(inputs)
-        weights = 1 / (distances + 0.05)
-        weights /= weights.sum(axis=1, keepdims=True)
-        found = (weights * self.values[places]).sum(axis=1)
-        variances = (weights * (self.values[places] - found[:, None]) ** 2).sum(axis=1)
-        return found, np.sqrt(variances + (0.02 + 0.05 * distances[:, 0]) ** 2)
+        values, spreads = self.regressor.predict(inputs)
+        with np.errstate(invalid="ignore"):
+            return np.log(values / self.unit(inputs)), spreads / values
 
 
-def fit_nearest(inputs: Inputs, values: Floats) -> NearestReadings:
-    return NearestReadings(inputs.numbers, inputs.types, inputs.families, values)
+def of_times(fit: Regressor) -> Regressor:
+    """Fit to times in us; the values are log(time / tile roofline)."""
+
+    def fit_times(inputs: Inputs, values: Floats) -> RawValues:
+        times_us = np.exp(values) * inputs.tile_roofline_us
+        return RawValues(fit(inputs, times_us), lambda inputs: inputs.tile_roofline_us)
+
+    return fit_times
+
+
+def of_powers(fit: Regressor) -> Regressor:
+    """Fit to powers in W; the values are log(power)."""
+
+    def fit_powers(inputs: Inputs, values: Floats) -> RawValues:
+        return RawValues(fit(inputs, np.exp(values)), lambda inputs: np.ones(len(inputs)))
+
+    return fit_powers
 
 
 LAYER_PARAMETERS = (
@@ -198,11 +189,10 @@ def _parameters(inputs: Inputs, logarithms: bool) -> Floats:
     """Layer parameters, their logarithms on request, operations and bytes. Shape: calls x
     parameters.
     """
-    own = np.nan_to_num(
-        np.column_stack([inputs.column(name) for name in (*LAYER_PARAMETERS, *PRODUCT_PARAMETERS)])
-    )
-    physical = np.column_stack([inputs.column(name) for name in PHYSICAL])
-    return np.hstack([own, *([np.log2(own + 1)] if logarithms else []), physical])
+    parts = [np.nan_to_num(_fields(inputs, (*LAYER_PARAMETERS, *PRODUCT_PARAMETERS)))]
+    if logarithms:
+        parts.append(np.log2(parts[0] + 1))
+    return np.hstack([*parts, _fields(inputs, PHYSICAL)])
 
 
 def _terms(parameters: Floats, powers: npt.NDArray[np.int8]) -> Floats:
@@ -210,32 +200,49 @@ def _terms(parameters: Floats, powers: npt.NDArray[np.int8]) -> Floats:
     return np.prod(parameters[:, None, :] ** powers[None, :, :], axis=2)  # type: ignore[no-any-return]
 
 
+PORTABLE = ("tiles", "elements", "flops", "bytes_moved", "parameter_bytes", "flops_per_byte")
+
+
 @dataclass(frozen=True)
-class PortableTrees(Trees):
-    """Braun et al. (2020): trees with portable features only, without the operator's type and the
-    card.
+class PortableForest:
+    """Braun et al. (2020): a random forest with portable features only, without the operator's type
+    and the card.
 
     The paper counts features in a kernel's instructions. Here they must be known before a call
     runs: tiles (blocks), elements (threads), operations, bytes, bytes of parameters and arithmetic
     intensity."""
 
-    PORTABLE = ("tiles", "elements", "flops", "bytes_moved", "parameter_bytes", "flops_per_byte")
+    forest: Any  # of scikit-learn
 
-    def columns(self, inputs: Inputs) -> npt.NDArray[np.float32]:
-        return np.column_stack([inputs.column(name) for name in self.PORTABLE]).astype(np.float32)
+    def predict(self, inputs: Inputs) -> tuple[Floats, Floats]:
+        features = _fields(inputs, PORTABLE)
+        of_trees = np.array([tree.predict(features) for tree in self.forest.estimators_])
+        return of_trees.mean(axis=0), np.sqrt(of_trees.var(axis=0) + LEAST_SPREAD**2)
 
 
-_RANDOM = partial(
-    fit_trees, estimator="RandomForestRegressor", kind=PortableTrees, n_estimators=100, n_jobs=-1
-)
-_LOGARITHMS = partial(fit_polynomials, logarithms=True)
+def fit_forest(inputs: Inputs, values: Floats) -> PortableForest:
+    needs_scikit_learn()
+    from sklearn.ensemble import RandomForestRegressor
+
+    forest = RandomForestRegressor(100, random_state=0, n_jobs=-1)
+    return PortableForest(forest.fit(_fields(inputs, PORTABLE), values))
+
+
+def _fields(inputs: Inputs, names: Sequence[str]) -> Floats:
+    """Fields of the calls' descriptions. Shape: calls x names."""
+    return np.column_stack([inputs.column(operator.attrgetter(name)) for name in names])
+
+
 OTHERS = {
-    one.name: one
-    for one in (
-        PredictorSpec("neural-power", fit_polynomials, _LOGARITHMS, over="", raw_power=True),
-        PredictorSpec("braun", _RANDOM, _RANDOM, over="", raw_power=True),
-        PredictorSpec("neighbours", fit_nearest, fit_nearest, in_model=_IN_MODEL),
-    )
+    "neural-power": PredictorSpec(
+        "neural-power",
+        of_times(fit_polynomials),
+        of_powers(partial(fit_polynomials, logarithms=True)),
+        in_model=fit_medians,
+    ),
+    "braun": PredictorSpec(
+        "braun", of_times(fit_forest), of_powers(fit_forest), in_model=fit_medians
+    ),
 }
 
 

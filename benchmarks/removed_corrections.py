@@ -63,7 +63,7 @@ class Temperature:
             return False
         if all(whole.temperature_c is None for whole in call.wholes):
             return False
-        first_step = "rough" in reading.flags and reading.details.ticks == 2
+        first_step = "rough" in reading.flags and reading.details.powering.ticks == 2
         return not first_step and not any(view.power_throttled for view in (reading, *call.wholes))
 
     def correct(self, chosen: Chosen, call: Call) -> Chosen:

@@ -59,7 +59,7 @@ from farm.models.revision import revision_of
 from farm.models.texts import hold_tokens
 from farm.settings import die_with_parent, settings
 from farm.training.version import check_version
-from farm.types.protocol import OnPhase, Software, Subject, Variant
+from farm.types.protocol import OnPhase, Software, Subject
 from farm.types.reading import Reading, Verification
 from farm.types.tokens import Tokens
 
@@ -349,8 +349,8 @@ class TorchVerifier(Runner):
     def answer(self, request: ProcessRequest[Any], on_phase: OnPhase) -> Any:
         source = None
         for subject in _subjects(request):
-            if subject.kind == "variant" or subject.compiled:
-                variant = Variant.from_json((subject.compiled or {}).get("variant") or subject.spec)
+            variant = subject.built_variant
+            if variant is not None:
                 check_version(variant)
                 source = source_of(variant.model) if variant.version else None
         answer = super().answer(request, on_phase)

@@ -690,20 +690,21 @@ def streamed(
         query: the join, without columns.
 
     A row is one named tuple for each table, or None for a table without a matching row."""
-    columns = [column for of_table in tables for column in of_table]
-    makers = [_named(tuple(column.name for column in of_table))._make for of_table in tables]
-    ends = list(itertools.accumulate(map(len, tables)))
-    bounds = list(zip([0, *ends], ends, makers, strict=False))
+    columns = list(itertools.chain.from_iterable(tables))
+    bounds: list[tuple[int, int, Any]] = []
+    for of_table in tables:
+        start = bounds[-1][1] if bounds else 0
+        make = _named(tuple(column.name for column in of_table))._make
+        bounds.append((start, start + len(of_table), make))
+
+    def divided(row: Any) -> tuple[Any, ...]:
+        return tuple(
+            None if row[start] is None else make(row[start:end]) for start, end, make in bounds
+        )
 
     selected = query.with_only_columns(*columns, maintain_column_froms=True)
-    result = session.execute(selected.execution_options(yield_per=size))
-    for rows in result.partitions():
-        yield [
-            tuple(
-                None if row[start] is None else make(row[start:end]) for start, end, make in bounds
-            )
-            for row in rows
-        ]
+    for rows in session.execute(selected.execution_options(yield_per=size)).partitions():
+        yield [divided(row) for row in rows]
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The operators that may be called: a fixed list of leaf modules, public functions and aten
+"""The operators that may be called: fixed lists of leaf modules, public functions and aten
 overloads.
 
 The farm looks up an operator name of a tuple only in this list. It never imports a module or reads
@@ -18,6 +18,7 @@ from torch import nn
 from torch.overrides import get_overridable_functions, resolve_name
 
 from farm.errors import TupleRejected
+from farm.subjects.overloads import listed
 from farm.types.tuple import OperatorTuple, names_listed, tensor_references, words
 
 # Not leaves: modules that only combine other modules, choose by data which child runs, or have
@@ -81,22 +82,22 @@ RETURNS_TO_HOST = {
 }
 
 
-# In the file, a name without a dot means the overload `default`. The list contains the operators
-# seen in captures on the CPU and in audits on cards, and related ones. It contains no operator that
-# accesses files, processes or memory handles, that is dispatched to other operators, or whose
-# output size depends on values.
-ATEN_OVERLOADS: frozenset[str] = frozenset(
-    f"aten.{name}" if "." in name else f"aten.{name}.default"
-    for name in Path(__file__).with_name("aten_overloads.txt").read_text().split()
-)
+#: Overload of aten -> why it is denied; "" if a tuple may name it.
+_ATEN: dict[str, str] = {
+    f"aten.{name}" if "." in name else f"aten.{name}.default": reason
+    for name, reason in listed(Path(__file__).with_name("aten_overloads.txt")).items()
+}
+ATEN_OVERLOADS: frozenset[str] = frozenset(name for name, reason in _ATEN.items() if not reason)
 
 
 @functools.cache
 def overload_of(name: str) -> Any:
-    """The aten overload with a name such as ``aten.mul.Tensor``. Raises `TupleRejected` if the name
-    is not in the list, or this torch has no such operator."""
-    if name not in ATEN_OVERLOADS:
-        text = f"'{name}' is not in this version's allow-list of operators."
+    """The aten overload with a name such as ``aten.mul.Tensor``. Raises `TupleRejected` if the list
+    denies it or does not name it, or this torch has no such operator."""
+    reason = _ATEN.get(name)
+    if reason != "":
+        why = f": it {reason}" if reason else ""
+        text = f"'{name}' is not in this version's allow-list of operators{why}."
         raise TupleRejected(text, "Capture the model again with this version.")
     _, packet, overload = name.split(".")
     try:

@@ -8,8 +8,8 @@ import yaml
 
 from benchmarks import ablation
 from benchmarks.removed_corrections import POWER_PER_C
+from farm.types.details import Burst, Details
 from farm.types.figure import Figure
-from farm.types.reading import Burst, Details
 from farm.verdict.corrections import CORRECTIONS, choose
 from farm.verdict.figures import ReadingView
 from farm.verdict.gap_errors import CORRECTIONS_OF_GAPS
@@ -43,7 +43,9 @@ def test_a_removed_correction_applies_only_in_the_ablation():
 
 
 def test_bursts_at_the_limit_are_unsure_by_what_their_clock_lacks_in_the_ablation():
-    burst = Burst(90.0, energy_mj=50.0, sm_clock_mhz=1485.0, throttle_shares={"power_cap": 1.0})
+    burst = Burst(
+        Figure(90.0), Figure(50.0), sm_clock_mhz=1485.0, throttle_shares={"power_cap": 1.0}
+    )
     limited = reading(details=Details(burst=burst), flags=("throttled_power",))
     whole = reading(sm_clock_mhz=1980.0)
     assert choose(limited, [whole]).unsure_us == 0

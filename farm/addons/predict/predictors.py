@@ -7,7 +7,6 @@ family and is marked. If the family has no reading either, it is roofline x medi
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,16 +20,20 @@ from farm.addons.predict.call_features import CallDescription
 from farm.addons.predict.dataset import Dataset
 from farm.addons.predict.gaussian_process import GaussianProcess, fit_process
 from farm.addons.predict.regressors import (
+    Booleans,
     FittedRegressor,
     Floats,
     Inputs,
     Mean,
     Medians,
     Names,
+    PlainRoofline,
     Regressor,
     Trees,
     fit_mean,
+    fit_median,
     fit_medians,
+    fit_roofline,
     fit_trees,
     fit_zero,
     with_times,
@@ -60,7 +63,7 @@ class CallCosts:
     power_spread: Floats
     neighbours_us: Floats  # time that other operators add if the call is part of a model
     fetching_us: Floats  # part of the time: loading weights that are not in the cache
-    known: npt.NDArray[np.bool_]  # True if its operator type has a reading
+    known: Booleans  # True if its operator type has a reading
     distance: Floats  # from the nearest reading (`GaussianProcess.distances`)
     waiting_w: float = 0.0  # maximum power of the card while a kernel waits
 
@@ -81,6 +84,13 @@ class CallCosts:
             distance,
         )
 
+    def put(self, places: npt.NDArray[np.intp], costs: CallCosts) -> None:
+        """Replace the costs of some calls, in place."""
+        source = vars(costs)
+        for name, values in vars(self).items():
+            if isinstance(values, np.ndarray):
+                values[places] = source[name]
+
     @property
     def energy_mj(self) -> Floats:
         return self.time_us * self.power_w * 1e-3
@@ -94,9 +104,8 @@ class CallCosts:
 
         ``cached_share``: share of the model's weights (0 to 1) that the next pass finds in the
         card's cache."""
-        shift_us = np.maximum(
-            self.neighbours_us - cached_share * self.fetching_us, -0.9 * self.time_us
-        )
+        saved_us = cached_share * self.fetching_us
+        shift_us = np.maximum(self.neighbours_us - saved_us, -0.9 * self.time_us)
         shift_w = (self.power_w + np.minimum(self.power_w, self.waiting_w)) / 2
         return self.time_us + shift_us, self.energy_mj + shift_us * shift_w * 1e-3
 
@@ -109,17 +118,21 @@ class CallCosts:
         The spread assumes equal errors in a type and independent errors between types. It is at
         least `SUM_FLOOR`."""
         types = np.array([call.operator_type for call in calls])
-
-        def of(values: Floats, spreads: Floats) -> tuple[float, float]:
-            costs = np.array(counts, dtype=float) * values
-            errors = [float((costs * spreads)[types == one].sum()) for one in np.unique(types)]
-            total = float(costs.sum())
-            return total, float(
-                np.hypot(np.linalg.norm(errors) / total, SUM_FLOOR)
-            ) if total > 0 else SUM_FLOOR
-
+        numbers = np.array(counts, dtype=float)
         time_us, energy_mj = self.in_model(cached_share)
-        return PredictedSum(*of(time_us, self.time_spread), *of(energy_mj, self.energy_spread))
+        return PredictedSum(
+            *_sum(types, numbers * time_us, self.time_spread),
+            *_sum(types, numbers * energy_mj, self.energy_spread),
+        )
+
+
+def _sum(types: Names, costs: Floats, spreads: Floats) -> tuple[float, float]:
+    """Return the sum of costs and its spread."""
+    total = float(costs.sum())
+    if not total > 0:
+        return total, SUM_FLOOR
+    errors = [float((costs * spreads)[types == name].sum()) for name in np.unique(types)]
+    return total, float(np.hypot(np.linalg.norm(errors) / total, SUM_FLOOR))
 
 
 @dataclass(frozen=True)
@@ -134,14 +147,12 @@ class PredictedSum:
 
 @dataclass(frozen=True)
 class PredictorSpec:
-    """How to fit a predictor: to log(time / roofline) and log(power), or to raw us and W."""
+    """How to fit a predictor: to log(time / tile roofline) and log(power)."""
 
     name: str
     time: Regressor
     power: Regressor
-    over: str = "tile_roofline_us"  # the roofline of `time`; "": raw microseconds
-    raw_power: bool = False
-    in_model: Regressor = fit_medians  # for the effects of neighbours and of fetching weights
+    in_model: Regressor  # for the effects of neighbours and of fetching weights
 
     def fit(self, data: Dataset) -> FittedPredictor:
         """Raises `UsageError` if there are too few readings, or scikit-learn is not installed."""
@@ -153,31 +164,29 @@ class PredictorSpec:
                 "card with --card.",
             )
         inputs = Inputs.of(data.calls)
-        times, added, fetching, powers = (
-            np.array([getattr(row, name) for row in data.rows], dtype=float)
-            for name in ("time_us", "neighbours_us", "fetching_us", "power_w")
-        )
+        times_us = np.array([row.time_us for row in data.rows])
+        neighbours_us = np.array([row.neighbours_us for row in data.rows])
+        fetching_us = np.array([row.fetching_us for row in data.rows])
+        powers_w = np.array([row.power_w for row in data.rows], dtype=float)
+
         power = fallback_power = None
-        with_power = np.flatnonzero(np.isfinite(powers))
+        with_power = np.flatnonzero(np.isfinite(powers_w))
         if len(with_power) >= LEAST_ROWS:
-            own, watts = inputs.at(with_power), powers[with_power]
-            fallback_power = fit_medians(own, np.log(watts))
+            inputs_with_power = inputs.at(with_power)
+            log_powers = np.log(powers_w[with_power])
+            fallback_power = fit_medians(inputs_with_power, log_powers)
             # The fit uses measured times; a prediction uses predicted times.
-            power = self.power(
-                with_times(own, times[with_power]), watts if self.raw_power else np.log(watts)
-            )
+            power = self.power(with_times(inputs_with_power, times_us[with_power]), log_powers)
         return FittedPredictor(
-            self.name,
-            self.over,
-            self.raw_power,
-            data.card.base_power_w,
-            self.time(inputs, np.log(times / inputs.column(self.over)) if self.over else times),
-            power,
-            self.in_model(inputs, np.log1p(added / times)),
-            self.in_model(inputs, np.log1p(-fetching / times)),
-            fit_medians(inputs, np.log(times / inputs.column("roofline_us"))),
-            fallback_power,
-            TypicalData.of(inputs),
+            name=self.name,
+            base_power_w=data.card.base_power_w,
+            time=self.time(inputs, np.log(times_us / inputs.tile_roofline_us)),
+            power=power,
+            neighbours=self.in_model(inputs, np.log1p(neighbours_us / times_us)),
+            fetching=self.in_model(inputs, np.log1p(-fetching_us / times_us)),
+            fallback_time=fit_medians(inputs, np.log(times_us / inputs.roofline_us)),
+            fallback_power=fallback_power,
+            typical=TypicalData.of(inputs),
         )
 
 
@@ -193,34 +202,40 @@ class TypicalData:
 
     @classmethod
     def of(cls, inputs: Inputs) -> TypicalData:
-        own = np.column_stack([inputs.column(name) for name in ("zeros", "positive", "channels")])
+        data = np.array([(call.zeros, call.positive, call.channels) for call in inputs.calls])
         types = np.unique(inputs.types)
-        groups = [own, *(own[inputs.types == one] for one in types)]
-        means = np.array([group.mean(axis=0) for group in groups])
-        return cls(np.array(["", *types], dtype=np.str_), means, np.unique(inputs.families))
+        means = [data.mean(axis=0)]
+        means += [data[inputs.types == name].mean(axis=0) for name in types]
+        return cls(
+            np.array(["", *types], dtype=np.str_), np.array(means), np.unique(inputs.families)
+        )
 
     def filled(self, calls: Sequence[CallDescription]) -> list[CallDescription]:
-        rows = (dict(zip(("zeros", "positive", "channels"), row, strict=True)) for row in self.data)
-        values: dict[str, dict[str, Any]] = dict(zip(map(str, self.types), rows, strict=True))
-        return [
-            call
-            if call.data_known
-            else dataclasses.replace(call, **values.get(call.operator_type, values[""]))
-            for call in calls
-        ]
+        data_of = dict(zip(map(str, self.types), self.data.tolist(), strict=True))
+        filled = []
+        for call in calls:
+            if not call.data_known:
+                zeros, positive, channels = data_of.get(call.operator_type, data_of[""])
+                call = dataclasses.replace(call, zeros=zeros, positive=positive, channels=channels)
+            filled.append(call)
+        return filled
 
 
 #: Stored name -> class of a regressor.
-_KINDS: dict[str, type[Any]] = {"Factors": Medians, "Forest": Trees, "Process": GaussianProcess}
+_KINDS: dict[str, type[Any]] = {
+    "Roofline": PlainRoofline,
+    "Factors": Medians,
+    "Forest": Trees,
+    "Process": GaussianProcess,
+}
 _STORED_NAME = {kind: name for name, kind in _KINDS.items()}
-_REGRESSORS = ("time", "power", "neighbours", "fetching")
+#: Stored values of predictors that learned other values than log(time / tile roofline).
+_TARGETS = {"over": "tile_roofline_us", "raw_power": False}
 
 
 @dataclass(frozen=True)
 class FittedPredictor:
     name: str
-    over: str
-    raw_power: bool
     base_power_w: float
     time: FittedRegressor
     power: FittedRegressor | None
@@ -234,170 +249,175 @@ class FittedPredictor:
         if not calls:
             return CallCosts.empty(0)
         inputs = Inputs.of(self.typical.filled(calls))
-        times, time_spread, unanswered = self._times(inputs)
-        powers, power_spread = self._powers(with_times(inputs, times), unanswered)
-        parts = self.time.parts if isinstance(self.time, Mean) else (self.time,)
-        process = next((part for part in parts if isinstance(part, GaussianProcess)), None)
-        distance = np.full(len(calls), np.nan) if process is None else process.distances(inputs)
+        times_us, time_spread, unanswered = self._times(inputs)
+        powers_w, power_spread = self._powers(with_times(inputs, times_us), unanswered)
+        distance = self._distances(inputs)
         # The spreads are too small for calls unlike all readings. Types without a reading have
         # their own calibration.
         known = np.isin(inputs.types, self.typical.types)
         beyond = np.where(known, np.fmax(distance - NEAR, 0.0), 0.0)
-        least = np.hypot(LEAST_TIME_SPREAD, LEAST_TIME_SPREAD_US / times)
-        of_card = CARD_SPREAD * np.maximum(1 - self.base_power_w / powers, 0.0)
+        least = np.hypot(LEAST_TIME_SPREAD, LEAST_TIME_SPREAD_US / times_us)
+        of_card = CARD_SPREAD * np.maximum(1 - self.base_power_w / powers_w, 0.0)
+        neighbours = np.clip(self.neighbours.predict(inputs)[0], -0.4, 2.0)
+        fetching = np.clip(self.fetching.predict(inputs)[0], -2.0, 0.2)
         return CallCosts(
-            times,
-            np.hypot(time_spread, least) * (1 + GROWTH * beyond),
-            powers,
-            np.hypot(power_spread, of_card) * (1 + POWER_GROWTH * beyond),
-            times * np.expm1(np.clip(self.neighbours.predict(inputs)[0], -0.4, 2.0)),
-            -times * np.expm1(np.clip(self.fetching.predict(inputs)[0], -2.0, 0.2)),
-            known,
-            distance,
-            self.base_power_w,
+            time_us=times_us,
+            time_spread=np.hypot(time_spread, least) * (1 + GROWTH * beyond),
+            power_w=powers_w,
+            power_spread=np.hypot(power_spread, of_card) * (1 + POWER_GROWTH * beyond),
+            neighbours_us=times_us * np.expm1(neighbours),
+            fetching_us=-times_us * np.expm1(fetching),
+            known=known,
+            distance=distance,
+            waiting_w=self.base_power_w,
         )
 
-    def _times(self, inputs: Inputs) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
-        """Return times, spreads, and for each call True if the fallback predicts it."""
-        times, spreads, failed = _raw(
-            self.time.predict(inputs), inputs.column(self.over) if self.over else None
-        )
-        unanswered = ~np.isin(inputs.families, self.typical.families) | failed
-        fallback, fallback_spreads, _ = _raw(
-            self.fallback_time.predict(inputs), inputs.column("roofline_us")
-        )
+    def _distances(self, inputs: Inputs) -> Floats:
+        parts = self.time.parts if isinstance(self.time, Mean) else (self.time,)
+        for part in parts:
+            if isinstance(part, GaussianProcess):
+                return part.distances(inputs)
+        return np.full(len(inputs), np.nan)
+
+    def _times(self, inputs: Inputs) -> tuple[Floats, Floats, Booleans]:
+        """Return times in us, spreads, and for each call True if the fallback predicts it."""
+        values, spreads = self.time.predict(inputs)
+        times_us, unusable = _exponentials(values, inputs.tile_roofline_us)
+        values, fallback_spreads = self.fallback_time.predict(inputs)
+        fallback_us, _ = _exponentials(values, inputs.roofline_us)
+
+        unanswered = ~np.isin(inputs.families, self.typical.families) | unusable
         return (
-            np.where(unanswered, fallback, times),
+            np.where(unanswered, fallback_us, times_us),
             np.where(unanswered, fallback_spreads, spreads),
             unanswered,
         )
 
-    def _powers(self, inputs: Inputs, unanswered: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    def _powers(self, inputs: Inputs, unanswered: Booleans) -> tuple[Floats, Floats]:
+        """Return powers in W and spreads."""
+        ones = np.ones(len(inputs))
         if self.power is None or self.fallback_power is None:
-            return np.full(len(inputs), np.nan), np.full(len(inputs), np.nan)
-        one = np.ones(len(inputs))
-        powers, spreads, failed = _raw(self.power.predict(inputs), None if self.raw_power else one)
-        fallback, fallback_spreads, _ = _raw(self.fallback_power.predict(inputs), one)
-        unanswered = unanswered | failed
-        return np.where(unanswered, fallback, powers), np.where(
-            unanswered, fallback_spreads, spreads
+            return ones * np.nan, ones * np.nan
+        values, spreads = self.power.predict(inputs)
+        powers_w, unusable = _exponentials(values, ones)
+        values, fallback_spreads = self.fallback_power.predict(inputs)
+        fallback_w, _ = _exponentials(values, ones)
+
+        unanswered = unanswered | unusable
+        return (
+            np.where(unanswered, fallback_w, powers_w),
+            np.where(unanswered, fallback_spreads, spreads),
         )
 
+    @property
+    def _regressors(self) -> dict[str, FittedRegressor | None]:
+        """The regressors of which the JSON names the kind."""
+        return {
+            "time": self.time,
+            "power": self.power,
+            "neighbours": self.neighbours,
+            "fetching": self.fetching,
+        }
+
     def arrays(self) -> Arrays:
-        found: Arrays = {}
-        for name in ("typical", *_REGRESSORS, "fallback_time", "fallback_power"):
-            if (part := getattr(self, name)) is not None:
-                found |= _arrays(part, name.replace("_", " "))
-        return found
+        parts = {
+            **self._regressors,
+            "typical": self.typical,
+            "fallback time": self.fallback_time,
+            "fallback power": self.fallback_power,
+        }
+        arrays: Arrays = {}
+        for prefix, part in parts.items():
+            if part is not None:
+                arrays |= _arrays(part, prefix)
+        return arrays
 
     def about(self) -> dict[str, Any]:
         """Return everything except the arrays, as plain JSON."""
-        kinds = {
-            name: _kind(part) if (part := getattr(self, name)) else None for name in _REGRESSORS
+        kinds = {name: part and _kind(part) for name, part in self._regressors.items()}
+        return {
+            "predictor": self.name,
+            **_TARGETS,
+            "base_power_w": self.base_power_w,
+            **kinds,
         }
-        plain = {name: getattr(self, name) for name in ("over", "raw_power", "base_power_w")}
-        return {"predictor": self.name, **plain, **kinds}
 
     @classmethod
     def from_arrays(cls, about: Mapping[str, Any], arrays: Arrays) -> FittedPredictor:
-        """Restore a predictor from the results of `arrays` and `about`. Raises `KeyError` or
-        `TypeError` for another form."""
-        given: dict[str, Any] = {
-            name: about[name] for name in ("over", "raw_power", "base_power_w")
-        }
-        given |= {
-            name: _from_arrays(about[name], arrays, name) if about[name] else None
-            for name in _REGRESSORS
-        }
+        """Restore a predictor from the results of `arrays` and `about`. Raises `KeyError`,
+        `TypeError` or `ValueError` for another form."""
+        name = about["predictor"]
+        if name not in PREDICTORS or {key: about[key] for key in _TARGETS} != _TARGETS:
+            raise ValueError(f"this version has no predictor '{name}' of this form")
         return cls(
-            about["predictor"],
-            **given,
+            name=name,
+            base_power_w=about["base_power_w"],
+            time=_from_arrays(about["time"], arrays, "time"),
+            power=_from_arrays(about["power"], arrays, "power"),
+            neighbours=_from_arrays(about["neighbours"], arrays, "neighbours"),
+            fetching=_from_arrays(about["fetching"], arrays, "fetching"),
             fallback_time=_fields(Medians, arrays, "fallback time"),
-            fallback_power=_fields(Medians, arrays, "fallback power") if about["power"] else None,
+            fallback_power=_from_arrays(about["power"] and "Factors", arrays, "fallback power"),
             typical=_fields(TypicalData, arrays, "typical"),
         )
 
 
-def _raw(
-    predicted: tuple[Floats, Floats], times: Floats | None
-) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
-    """Return values, spreads of their logarithms, and for each value True if it is unusable.
-
-    ``times``: factor of the exponential of a predicted logarithm; None if the predicted values are
-    raw."""
-    values, spreads = predicted
+def _exponentials(logarithms: Floats, units: Floats) -> tuple[Floats, Booleans]:
+    """Return exp(logarithm) x unit for each call, and True for values that are unusable."""
     with np.errstate(invalid="ignore"):
-        raw, spreads = (
-            (values, spreads / values) if times is None else (np.exp(values) * times, spreads)
-        )
-        return raw, spreads, ~np.isfinite(values) | ~(raw > 0)
+        values = np.exp(logarithms) * units
+        return values, ~np.isfinite(logarithms) | ~(values > 0)
 
 
 def _kind(regressor: FittedRegressor) -> str | list[Any]:
     """Return the stored name of a regressor; for a mean, the list of its regressors' names."""
-    return (
-        [_kind(part) for part in regressor.parts]
-        if isinstance(regressor, Mean)
-        else _STORED_NAME[type(regressor)]
-    )
+    if isinstance(regressor, Mean):
+        return [_kind(part) for part in regressor.parts]
+    return _STORED_NAME[type(regressor)]
 
 
-def _arrays(stored: Any, prefix: str) -> Arrays:
+def _arrays(part: Any, prefix: str) -> Arrays:
     """Return the fields of a dataclass of arrays, by `prefix` plus field name."""
-    if isinstance(stored, Mean):
-        parts = (_arrays(part, f"{prefix}/{number}") for number, part in enumerate(stored.parts))
-        return dict(itertools.chain.from_iterable(part.items() for part in parts))
-    return {f"{prefix}/{one.name}": getattr(stored, one.name) for one in dataclasses.fields(stored)}
+    if not isinstance(part, Mean):
+        arrays = vars(part)
+        return {f"{prefix}/{field.name}": arrays[field.name] for field in dataclasses.fields(part)}
+    arrays = {}
+    for number, regressor in enumerate(part.parts):
+        arrays |= _arrays(regressor, f"{prefix}/{number}")
+    return arrays
 
 
-def _from_arrays(kind: str | list[Any], arrays: Arrays, prefix: str) -> Any:
-    """Restore a regressor from the results of `_kind` and `_arrays`."""
-    if isinstance(kind, list):
-        return Mean(
-            tuple(
-                _from_arrays(one, arrays, f"{prefix}/{number}") for number, one in enumerate(kind)
-            )
-        )
-    return _fields(_KINDS[kind], arrays, prefix)
+def _from_arrays(kind: str | list[Any] | None, arrays: Arrays, prefix: str) -> Any:
+    """Restore a regressor from the results of `_kind` and `_arrays`; None if there is none."""
+    if kind is None:
+        return None
+    if isinstance(kind, str):
+        return _fields(_KINDS[kind], arrays, prefix)
+    parts = (_from_arrays(part, arrays, f"{prefix}/{place}") for place, part in enumerate(kind))
+    return Mean(tuple(parts))
 
 
 def _fields(kind: type[Any], arrays: Arrays, prefix: str) -> Any:
-    return kind(**{one.name: arrays[f"{prefix}/{one.name}"] for one in dataclasses.fields(kind)})
+    names = [field.name for field in dataclasses.fields(kind)]
+    return kind(**{name: arrays[f"{prefix}/{name}"] for name in names})
 
 
-_IN_MODEL = partial(fit_trees, n_estimators=40, min_samples_leaf=4, n_jobs=-1)
-_EXTRA = partial(fit_trees, n_estimators=100, n_jobs=-1)
-_SLOWLY = {
-    "n_estimators": 300,
-    "learning_rate": 0.05,
-    "subsample": 0.7,
-    "max_depth": 5,
-    "min_samples_leaf": 2,
-}
-_BOOSTED = partial(fit_trees, estimator="GradientBoostingRegressor", max_features=0.5, **_SLOWLY)  # type: ignore[arg-type]
-_TIME, _POWER = (
-    partial(
-        fit_mean,
-        regressors=(
-            fit_process,
-            partial(fit_trees, n_estimators=60, min_samples_leaf=n, n_jobs=-1),
-        ),
-    )
-    for n in (1, 2)
-)
-_ONE_MEDIAN = partial(fit_medians, grouped=False)
+def _fit_best(inputs: Inputs, values: Floats, least_leaf: int) -> Mean:
+    trees = partial(fit_trees, trees=60, least_leaf=least_leaf)
+    return fit_mean(inputs, values, (fit_process, trees))
+
+
+fit_effects = partial(fit_trees, trees=40, least_leaf=4)
 
 PREDICTORS: dict[str, PredictorSpec] = {
-    one.name: one
-    for one in (
-        # A lower bound from the card's peaks.
-        PredictorSpec("roofline", fit_zero, _ONE_MEDIAN, over="roofline_us", in_model=fit_zero),
-        PredictorSpec("family", fit_medians, fit_medians, over="roofline_us"),
-        PredictorSpec("boosting", _BOOSTED, _BOOSTED, in_model=_IN_MODEL),
-        PredictorSpec("trees", _EXTRA, _EXTRA, in_model=_IN_MODEL),
-        PredictorSpec("process", fit_process, fit_process, in_model=_IN_MODEL),
-        PredictorSpec("best", _TIME, _POWER, in_model=_IN_MODEL),
-    )
+    # A lower bound from the card's peaks.
+    "roofline": PredictorSpec("roofline", fit_roofline, fit_median, in_model=fit_zero),
+    "best": PredictorSpec(
+        "best",
+        partial(_fit_best, least_leaf=1),
+        partial(_fit_best, least_leaf=2),
+        in_model=fit_effects,
+    ),
 }
 
 

@@ -2,7 +2,7 @@
 
 A regressor is a function `fit_...(inputs, values)` that returns a frozen dataclass with `predict`.
 The fields of the dataclass are the stored arrays (`farm.addons.predict.predictors`), so stored
-predictors are never unpickled. scikit-learn fits lassos and trees; NumPy alone evaluates them."""
+predictors are never unpickled. scikit-learn fits trees; NumPy alone evaluates them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ from farm.errors import needing
 
 Floats = npt.NDArray[np.float64]
 Names = npt.NDArray[np.str_]
+Booleans = npt.NDArray[np.bool_]
 
 
 def squared_distances(points: Floats, others: Floats) -> Floats:
     """Squared distances of rows. Shape: ... x points x others."""
-    own, their = (points**2).sum(axis=-1), (others**2).sum(axis=-1)
-    return own[..., :, None] + their[..., None, :] - 2 * points @ np.swapaxes(others, -1, -2)  # type: ignore[no-any-return]
+    lengths = (points**2).sum(axis=-1)[..., :, None]
+    other_lengths = (others**2).sum(axis=-1)[..., None, :]
+    products = points @ np.swapaxes(others, -1, -2)
+    return lengths + other_lengths - 2 * products  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,17 @@ class Inputs:
     def __len__(self) -> int:
         return len(self.calls)
 
-    def column(self, name: str) -> Floats:
-        return np.array([getattr(call, name) for call in self.calls], dtype=float)
+    def column(self, field: Callable[[CallDescription], float | None]) -> Floats:
+        """Return a field of each call, such as `lambda call: call.rows`."""
+        return np.array([field(call) for call in self.calls], dtype=float)
+
+    @property
+    def roofline_us(self) -> Floats:
+        return self.column(lambda call: call.roofline_us)
+
+    @property
+    def tile_roofline_us(self) -> Floats:
+        return self.column(lambda call: call.tile_roofline_us)
 
     def at(self, places: npt.NDArray[np.intp]) -> Inputs:
         calls = tuple(self.calls[place] for place in places)
@@ -61,9 +73,14 @@ def with_times(inputs: Inputs, times_us: Floats) -> Inputs:
     They are the logarithm of each call's time, the logarithm of time / tile roofline, and the
     estimated times of arithmetic and of memory traffic as shares of the time. A kernel that is
     slower than its roofline draws less power."""
-    shares = [inputs.column(name) / times_us for name in ("compute_us", "traffic_us")]
-    busy = [np.log2(times_us), np.log2(times_us / inputs.column("tile_roofline_us")), *shares]
-    return dataclasses.replace(inputs, numbers=np.column_stack([inputs.numbers, *busy]))
+    features = [
+        inputs.numbers,
+        np.log2(times_us),
+        np.log2(times_us / inputs.tile_roofline_us),
+        inputs.column(lambda call: call.compute_us) / times_us,
+        inputs.column(lambda call: call.traffic_us) / times_us,
+    ]
+    return dataclasses.replace(inputs, numbers=np.column_stack(features))
 
 
 class FittedRegressor(Protocol):
@@ -82,11 +99,31 @@ def needs_scikit_learn() -> None:
         import sklearn  # noqa: F401
 
 
+LEAST_SPREAD = 0.02
+
+
+@dataclass(frozen=True)
+class PlainRoofline:
+    """The card's peaks: log(roofline / tile roofline), with one spread for all calls."""
+
+    spread: Floats
+
+    def predict(self, inputs: Inputs) -> tuple[Floats, Floats]:
+        values = np.log(inputs.roofline_us / inputs.tile_roofline_us)
+        return values, np.full(len(inputs), self.spread)
+
+
+def fit_roofline(inputs: Inputs, values: Floats) -> PlainRoofline:
+    """``values``: log(time / tile roofline). Only the spread is learned."""
+    errors = values - PlainRoofline(np.zeros(())).predict(inputs)[0]
+    return PlainRoofline(np.array(max(float(np.sqrt(np.mean(errors**2))), LEAST_SPREAD)))
+
+
 @dataclass(frozen=True)
 class Medians:
     """The median and spread of each operator type and family; the name "" means all readings.
 
-    This regressor is the baseline, and the fallback for operator families without a reading.
+    This regressor is the fallback for operator families without a reading.
     """
 
     names: Names  # type:relu, family:pointwise, or ""
@@ -94,48 +131,51 @@ class Medians:
     spreads: Floats
 
     def predict(self, inputs: Inputs) -> tuple[Floats, Floats]:
-        known = {str(name): place for place, name in enumerate(self.names)}
-        groups = zip(inputs.types, inputs.families, strict=True)
-        places = [
-            known.get(f"type:{one}", known.get(f"family:{family}", known[""]))
-            for one, family in groups
-        ]
+        place_of = {str(name): place for place, name in enumerate(self.names)}
+        places = []
+        for operator_type, family in zip(inputs.types, inputs.families, strict=True):
+            of_family = place_of.get(f"family:{family}", place_of[""])
+            places.append(place_of.get(f"type:{operator_type}", of_family))
         return self.medians[places], self.spreads[places]
 
 
 LEAST_FOR_MEDIAN = 3  # least number of readings of a type or family
-LEAST_SPREAD = 0.02
 
 
-def fit_medians(inputs: Inputs, values: Floats, grouped: bool = True) -> Medians:
-    """Fit medians. ``grouped=False``: only one median of all readings."""
+def fit_median(inputs: Inputs, values: Floats) -> Medians:
+    """Fit one median of all readings."""
+    return _medians({"": values})
+
+
+def fit_medians(inputs: Inputs, values: Floats) -> Medians:
+    """Fit medians of all readings, and of each type and family with enough readings."""
     groups = {"": values}
-    for kind, names in (("type", inputs.types), ("family", inputs.families)) if grouped else ():
-        groups |= {f"{kind}:{name}": values[names == name] for name in np.unique(names)}
-    groups = {
-        name: found for name, found in groups.items() if not name or len(found) >= LEAST_FOR_MEDIAN
-    }
-    medians = [float(np.median(found)) for found in groups.values()]
-    # 1.4826 x the median absolute deviation is the standard deviation of a normal distribution.
-    spreads = [
-        1.4826 * float(np.median(np.abs(found - np.median(found)))) for found in groups.values()
-    ]
+    for kind, names in (("type", inputs.types), ("family", inputs.families)):
+        for name in np.unique(names):
+            group = values[names == name]
+            if len(group) >= LEAST_FOR_MEDIAN:
+                groups[f"{kind}:{name}"] = group
+    return _medians(groups)
+
+
+def _medians(groups: dict[str, Floats]) -> Medians:
+    medians = []
+    spreads = []
+    for group in groups.values():
+        median = float(np.median(group))
+        medians.append(median)
+        # 1.4826 x the median absolute deviation is the standard deviation of a normal distribution.
+        spreads.append(1.4826 * float(np.median(np.abs(group - median))))
+
     least = max(0.25 * spreads[0], LEAST_SPREAD)
-    return Medians(
-        np.array(list(groups), dtype=np.str_), np.array(medians), np.maximum(spreads, least)
-    )
+    names = np.array(list(groups), dtype=np.str_)
+    return Medians(names, np.array(medians), np.maximum(spreads, least))
 
 
 def fit_zero(inputs: Inputs, values: Floats) -> Medians:
-    """Return a regressor that predicts 0 for every call.
-
-    The predicted value is the logarithm of measured time / roofline, so the predicted time is the
-    roofline."""
-    return Medians(
-        np.array([""]),
-        np.zeros(1),
-        np.array([max(float(np.sqrt(np.mean(values**2))), LEAST_SPREAD)]),
-    )
+    """Return a regressor that predicts 0 for every call."""
+    spread = max(float(np.sqrt(np.mean(values**2))), LEAST_SPREAD)
+    return Medians(np.array([""]), np.zeros(1), np.array([spread]))
 
 
 SHRINK = 3.0  # weight of the family's mean, in readings of the type
@@ -153,11 +193,9 @@ class Trees:
     roots: npt.NDArray[np.int32]
     feature: npt.NDArray[np.int16]
     threshold: npt.NDArray[np.float32]
-    right: npt.NDArray[
-        np.int32
-    ]  # index of the right child - index of the node, which compresses well
-    # base value, 1 if the values of trees are added (boosting), residual, mean of the values
-    settings: Floats
+    #: Index of the right child - index of the node, which compresses well.
+    right: npt.NDArray[np.int32]
+    settings: Floats  # 0, 0 (of a former kind of trees), least spread, mean of the values
     types: Names
     type_means: Floats
     families: Names
@@ -165,75 +203,79 @@ class Trees:
 
     def columns(self, inputs: Inputs) -> npt.NDArray[np.float32]:
         """Shape: calls x (features + 1 + families)."""
-        types = dict(zip(self.types, self.type_means, strict=True))
-        families = dict(zip(self.families, self.family_means, strict=True))
-        groups = zip(inputs.types, inputs.families, strict=True)
-        means = [types.get(one, families.get(family, self.settings[3])) for one, family in groups]
+        mean = self.settings[3]
+        mean_of_family = dict(zip(self.families, self.family_means, strict=True))
+        mean_of_type = dict(zip(self.types, self.type_means, strict=True))
+        means = np.empty(len(inputs))
+        for place, operator_type in enumerate(inputs.types):
+            of_family = mean_of_family.get(inputs.families[place], mean)
+            means[place] = mean_of_type.get(operator_type, of_family)
+
         is_family = inputs.families[:, None] == self.families[None, :]
-        return np.column_stack([inputs.numbers, np.array(means, dtype=float), is_family]).astype(
-            np.float32
-        )
+        return np.column_stack([inputs.numbers, means, is_family]).astype(np.float32)
 
     def predict(self, inputs: Inputs) -> tuple[Floats, Floats]:
-        base, summed, residual, _ = self.settings
-        columns, rows = self.columns(inputs), np.arange(len(inputs))[:, None]
-        nodes = np.broadcast_to(self.roots, (len(inputs), len(self.roots))).astype(
-            np.int32
-        )  # calls x trees
-        while ((feature := self.feature[nodes]) >= 0).any():
-            left = columns[rows, feature] <= self.threshold[nodes]
-            nodes = nodes + np.where(feature < 0, 0, np.where(left, 1, self.right[nodes]))
+        columns = self.columns(inputs)
+        rows = np.arange(len(inputs))[:, None]
+        shape = len(inputs), len(self.roots)
+        nodes = np.broadcast_to(self.roots, shape).astype(np.int32)
+        feature = self.feature[nodes]
+        while (feature >= 0).any():
+            is_left = columns[rows, feature] <= self.threshold[nodes]
+            step = np.where(is_left, 1, self.right[nodes])
+            nodes = nodes + np.where(feature < 0, 0, step)
+            feature = self.feature[nodes]
+
         leaves = self.threshold[nodes].astype(np.float64)
-        if summed:
-            return base + leaves.sum(axis=1), np.full(len(inputs), residual)
-        return base + leaves.mean(axis=1), np.sqrt(leaves.var(axis=1) + residual**2)
+        least_spread = self.settings[2]
+        return leaves.mean(axis=1), np.sqrt(leaves.var(axis=1) + least_spread**2)
 
 
-def fit_trees(
-    inputs: Inputs,
-    values: Floats,
-    estimator: str = "ExtraTreesRegressor",
-    kind: type[Trees] = Trees,
-    **settings: Any,
-) -> Trees:
-    """Fit trees. ``estimator``: name of a class in `sklearn.ensemble`; ``settings``: its
-    arguments.
-    """
+def fit_trees(inputs: Inputs, values: Floats, *, trees: int, least_leaf: int = 1) -> Trees:
+    """Fit extra trees. ``least_leaf``: least number of readings in a leaf."""
     needs_scikit_learn()
-    from sklearn import ensemble
+    from sklearn.ensemble import ExtraTreesRegressor
 
-    none = [np.empty(0)] * 4
-    unfitted = kind(*none, np.full(4, values.mean()), *_group_means(inputs, values))  # type: ignore[arg-type,call-arg]
-    columns = unfitted.columns(inputs)
-    fitted = getattr(ensemble, estimator)(random_state=0, **settings).fit(columns, values)
-    boosted = hasattr(fitted, "learning_rate")
-    nodes = [
-        _nodes(tree.tree_, fitted.learning_rate if boosted else 1.0)
-        for tree in np.ravel(fitted.estimators_)
-    ]
+    types, type_means, families, family_means = _group_means(inputs, values)
+    no_nodes: Any = np.empty(0)
+    unfitted = Trees(
+        roots=no_nodes,
+        feature=no_nodes,
+        threshold=no_nodes,
+        right=no_nodes,
+        settings=np.array([0.0, 0.0, LEAST_SPREAD, values.mean()]),
+        types=types,
+        type_means=type_means,
+        families=families,
+        family_means=family_means,
+    )
+    estimator = ExtraTreesRegressor(trees, min_samples_leaf=least_leaf, random_state=0, n_jobs=-1)
+    estimator.fit(unfitted.columns(inputs), values)
+
+    nodes = [_nodes(tree.tree_) for tree in estimator.estimators_]
     feature, threshold, right = (np.concatenate(part) for part in zip(*nodes, strict=True))
-    roots = np.cumsum([0, *(len(one[0]) for one in nodes[:-1])]).astype(np.int32)
-    base = float(fitted.init_.constant_.ravel()[0]) if boosted else 0.0
-    residual = float(np.std(values - fitted.predict(columns))) if boosted else LEAST_SPREAD
-    about = np.array([base, boosted, residual, values.mean()])
+    sizes = [len(features) for features, _, _ in nodes]
+    roots = np.cumsum([0, *sizes[:-1]]).astype(np.int32)
     return dataclasses.replace(
-        unfitted, roots=roots, feature=feature, threshold=threshold, right=right, settings=about
+        unfitted, roots=roots, feature=feature, threshold=threshold, right=right
     )
 
 
-def _nodes(tree: Any, rate: float) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+def _nodes(tree: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
     """Features, thresholds and right children of one tree (see `Trees`)."""
-    leaf, places = tree.children_left < 0, np.arange(len(tree.children_left))
-    if not (tree.children_left[~leaf] == places[~leaf] + 1).all():
+    places = np.arange(len(tree.children_left))
+    is_leaf = tree.children_left < 0
+    if not (tree.children_left[~is_leaf] == places[~is_leaf] + 1).all():
         raise ValueError(
             "the nodes of a tree have a wrong order: a left child must follow its parent"
         )
+
     threshold = tree.threshold.astype(np.float32)
     above = threshold.astype(np.float64) > tree.threshold
     threshold[above] = np.nextafter(threshold[above], np.float32(-np.inf))
-    threshold[leaf] = rate * tree.value[leaf].ravel()
-    right = np.where(leaf, 0, tree.children_right - places).astype(np.int32)
-    return np.where(leaf, -1, tree.feature).astype(np.int16), threshold, right
+    threshold[is_leaf] = tree.value[is_leaf].ravel()
+    right = np.where(is_leaf, 0, tree.children_right - places).astype(np.int32)
+    return np.where(is_leaf, -1, tree.feature).astype(np.int16), threshold, right
 
 
 def _group_means(inputs: Inputs, values: Floats) -> tuple[Names, Floats, Names, Floats]:
@@ -241,14 +283,20 @@ def _group_means(inputs: Inputs, values: Floats) -> tuple[Names, Floats, Names, 
     means.
     """
 
-    def shrunk(chosen: npt.NDArray[np.bool_], towards: float) -> float:
+    def shrunk(chosen: Booleans, towards: float) -> float:
         return float((values[chosen].sum() + SHRINK * towards) / (chosen.sum() + SHRINK))
 
-    families, types = np.unique(inputs.families), np.unique(inputs.types)
-    of_family = {str(one): shrunk(inputs.families == one, float(values.mean())) for one in families}
+    mean = float(values.mean())
+    families = np.unique(inputs.families)
+    family_means = {family: shrunk(inputs.families == family, mean) for family in families}
+
+    types = np.unique(inputs.types)
     family_of = dict(zip(inputs.types, inputs.families, strict=True))
-    means = [shrunk(inputs.types == one, of_family[str(family_of[one])]) for one in types]
-    return types, np.array(means), families, np.array(list(of_family.values()))
+    type_means = []
+    for operator_type in types:
+        family_mean = family_means[family_of[operator_type]]
+        type_means.append(shrunk(inputs.types == operator_type, family_mean))
+    return types, np.array(type_means), families, np.array(list(family_means.values()))
 
 
 @dataclass(frozen=True)

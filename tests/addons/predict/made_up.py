@@ -16,10 +16,18 @@ from farm.addons.predict.dataset import (
     TrainingRow,
     without_values,
 )
+from farm.addons.predict.gaussian_process import fit_process
+from farm.addons.predict.predictors import PredictorSpec, fit_effects
+from farm.addons.predict.regressors import fit_medians, fit_trees
 from farm.addons.predict.tile_roofline import card_model
 from farm.types.protocol import Protocol, Software, Variant
 
 H200 = card_model("cuda", "NVIDIA H200")
+#: A predictor that is fitted at once, and the two parts of `best`.
+MEDIANS = PredictorSpec("medians", fit_medians, fit_medians, in_model=fit_medians)
+PROCESS = PredictorSpec("process", fit_process, fit_process, in_model=fit_effects)
+_FIT_TREES = functools.partial(fit_trees, trees=60)
+TREES = PredictorSpec("trees", _FIT_TREES, _FIT_TREES, in_model=fit_effects)
 ABOUT = Conditions("NVIDIA H200", Software(torch="2.11.0+cu130", cuda="13.0"), 5, Protocol())
 
 

@@ -33,7 +33,7 @@ from farm.addons.predict.tile_roofline import card_model
 from farm.errors import UsageError
 from farm.store import tables
 from farm.types.protocol import Variant
-from tests.addons.predict.made_up import dataset, models
+from tests.addons.predict.made_up import MEDIANS, PROCESS, TREES, dataset, models
 from tests.report import compiled, filled
 
 # Looked for and not imported: every worker collects this file, and one runs it.
@@ -41,20 +41,19 @@ pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="needs scik
 
 
 @functools.cache
-def evaluated(name="family"):
-    return evaluate(PREDICTORS[name], dataset(), models(dataset()), curve=True)
+def evaluated():
+    return evaluate(MEDIANS, dataset(), models(dataset()), curve=True)
 
 
 def test_a_family_is_answered_by_who_has_not_learnt_from_it():
     data, seen = dataset(), []
-    recipe = dataclasses.replace(PREDICTORS["family"])
 
     class Watched:
         name = "watched"
 
         def fit(self, learnt):
             seen.append({call.operator_id for call in learnt.calls})
-            return recipe.fit(learnt)
+            return MEDIANS.fit(learnt)
 
     held = leave_families_out(Watched(), data, models(data))
     for model, learnt in zip(sorted(models(data), key=lambda one: one.family), seen, strict=True):
@@ -66,7 +65,7 @@ def test_a_family_is_answered_by_who_has_not_learnt_from_it():
 def test_all_readings_of_a_tuple_are_in_one_fold():
     data = dataset()
     twice = dataclasses.replace(data, rows=data.rows + data.rows)
-    held = cross_validated(PREDICTORS["family"], twice)
+    held = cross_validated(MEDIANS, twice)
     assert (held.families[: len(data)] == held.families[len(data) :]).all()
     assert set(held.families) == {str(fold) for fold in range(FOLDS)}
     assert np.isfinite(held.costs.time_us).all()
@@ -90,14 +89,14 @@ def test_an_evaluation_says_all_that_was_asked():
 
 def test_intervals_are_counted_by_distance_and_wider_far_from_the_readings():
     data = dataset()
-    found, held = evaluate(PREDICTORS["process"], data, models(data), folds=False)
+    found, held = evaluate(PROCESS, data, models(data), folds=False)
     assert sum(one.count for one in found.by_distance) == len(data)
     assert found.by_distance[-1].distance == held.costs.distance.max()
     widths = [one.intervals["time_us"].width for one in found.by_distance]
     assert widths[-1] > widths[0]
     assert evaluated()[0].by_distance == ()
     products = left_out(
-        PREDICTORS["process"],
+        PROCESS,
         data,
         GROUPS["products, float32"],
         Calibration.of(held.errors(data), held.sum_errors()),
@@ -107,7 +106,7 @@ def test_intervals_are_counted_by_distance_and_wider_far_from_the_readings():
 
 
 def test_more_readings_teach_more():
-    errors = dict(learning_curve(PREDICTORS["trees"], dataset()))
+    errors = dict(learning_curve(TREES, dataset()))
     assert errors[max(errors)] < errors[25]
 
 
@@ -172,7 +171,7 @@ def test_what_is_kept_is_never_unpickled_and_a_stale_one_says_so(tmp_path, monke
     data = dataset()
     path = tmp_path / "h200.npz"
     stored_predictor.save(
-        StoredPredictor.of(data, PREDICTORS["family"].fit(data), Calibration()), path
+        StoredPredictor.of(data, PREDICTORS["roofline"].fit(data), Calibration()), path
     )
     monkeypatch.setattr(call_features, "VERSION", call_features.VERSION + 1)
     with pytest.raises(UsageError, match=r"uses version .* of the features"):
@@ -196,7 +195,7 @@ def test_what_is_kept_is_never_unpickled_and_a_stale_one_says_so(tmp_path, monke
 def test_files_of_two_predictors_are_not_one_predictor(tmp_path):
     data = dataset()
     for name in ("one", "other"):
-        fitted = PREDICTORS["family"].fit(dataset(seed=len(name)))
+        fitted = PREDICTORS["roofline"].fit(dataset(seed=len(name)))
         stored_predictor.save(
             StoredPredictor.of(data, fitted, Calibration()), tmp_path / f"{name}.npz"
         )
@@ -210,7 +209,7 @@ def test_an_archive_with_damaged_data_is_named(tmp_path):
     data = dataset()
     path = tmp_path / "h200.npz"
     stored_predictor.save(
-        StoredPredictor.of(data, PREDICTORS["family"].fit(data), Calibration()), path
+        StoredPredictor.of(data, PREDICTORS["roofline"].fit(data), Calibration()), path
     )
     about = json.loads(path.with_suffix(".json").read_text())
     del about["checksum"]  # as of an earlier version
@@ -228,12 +227,12 @@ def test_too_few_families_are_said():
     with pytest.raises(
         UsageError, match="There are readings of 2 model families; an evaluation needs at least 3"
     ):
-        leave_families_out(PREDICTORS["family"], data, models(data, ("resnet", "vgg")))
+        leave_families_out(MEDIANS, data, models(data, ("resnet", "vgg")))
 
 
 def test_what_one_card_taught_is_asked_of_another():
     data = dataset()
-    found = evaluate_fitted(PREDICTORS["trees"].fit(data), dataset(seed=2), models(dataset(seed=2)))
+    found = evaluate_fitted(TREES.fit(data), dataset(seed=2), models(dataset(seed=2)))
     assert found.families["time_us"].median < 0.3
     assert found.intervals == {}
 

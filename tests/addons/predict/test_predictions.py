@@ -14,7 +14,6 @@ from farm.addons.predict import call_features, stored_predictor
 from farm.addons.predict.calibration import Calibration
 from farm.addons.predict.estimating import estimate
 from farm.addons.predict.next_measurements import plan
-from farm.addons.predict.predictors import PREDICTORS
 from farm.addons.predict.query import EstimateQuery, import_packaged, training_set
 from farm.addons.predict.stored_predictor import StoredPredictor
 from farm.devices.device import Card
@@ -28,17 +27,18 @@ from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
 from farm.types.protocol import Protocol, Variant
+from tests.addons.predict.made_up import MEDIANS
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import filled
 
 WIDE = Calibration(1.5, 1.5, 1.5, 3.0, 3.0, 3.0, 1.0, 1.0, families=5)
 
 
-def learnt(database, name="family"):
-    """A predictor of what the database holds; `family` needs no scikit-learn."""
+def learnt(database):
+    """A predictor of what the database holds; its medians need no scikit-learn."""
     with database.read() as session:
         data, _ = training_set(session, "H200")
-    return StoredPredictor.of(data, PREDICTORS[name].fit(data), WIDE)
+    return StoredPredictor.of(data, dataclasses.replace(MEDIANS, name="best").fit(data), WIDE)
 
 
 def without_linear(database):
@@ -141,7 +141,7 @@ def test_at_a_terminal(own, database):
     said = own(*MODEL)
     assert said.code == 0, said.stderr
     words = (
-        "(predictor `family`)",
+        "(predictor `best`)",
         "for operator types without any reading",
         "narrow the interval most",
         "no reading of this",
@@ -352,7 +352,7 @@ def test_a_kept_predictor_is_held_against_another_database(own, database, tmp_pa
     said = own("predict", "evaluate", "--on", str(tmp_path / "other.db"), "--card", "H200")
     assert said.code == 0, said.stderr
     assert "2 tuples of NVIDIA H200" in said.stdout  # the others were learnt from
-    assert "whole models, predictor family" in said.stdout
+    assert "whole models, predictor best" in said.stdout
     found = json.loads(
         own("predict", "evaluate", "--on", str(tmp_path / "other.db"), "--json").stdout
     )
@@ -389,7 +389,7 @@ def test_a_measurement_without_a_predictor_measures_what_is_missing(own, databas
     measured = []
     monkeypatch.setattr("farm.jobs.cards.own_cards", lambda say: [card])
     monkeypatch.setattr(
-        "farm.api.measure.measure_tuples", lambda specs, **options: measured.extend(specs)
+        "farm.jobs.in_process.measure_tuples", lambda specs, **options: measured.extend(specs)
     )
     monkeypatch.setattr("farm.addons.predict.query.packaged_files", list)
     said = own(*MODEL, "--fill", "none", "--measure", "2")

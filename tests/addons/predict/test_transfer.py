@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from farm.addons.predict.calibration import Calibration
-from farm.addons.predict.predictors import PREDICTORS
 from farm.addons.predict.stored_predictor import StoredPredictor
 from farm.addons.predict.tile_roofline import card_model
 from farm.addons.predict.transfer import (
@@ -17,10 +16,10 @@ from farm.addons.predict.transfer import (
     data_sheet_model,
     distance,
 )
-from tests.addons.predict.made_up import H200, dataset
+from tests.addons.predict.made_up import H200, MEDIANS, dataset
 
 DATA = dataset()
-SOURCE = StoredPredictor.of(DATA, PREDICTORS["family"].fit(DATA), Calibration(*[1.5] * 8))
+SOURCE = StoredPredictor.of(DATA, MEDIANS.fit(DATA), Calibration(*[1.5] * 8))
 H100 = dataclasses.replace(H200, model="NVIDIA H100")  # with the properties of the H200
 
 
