@@ -5,8 +5,9 @@ import inspect
 import pytest
 
 from farm.errors import UsageError
+from farm.extensions import result_pages
 from farm.report import pages
-from farm.report.pages import ResultPages, result_pages
+from farm.report.pages import ResultPages
 
 METHODS = [name for name in vars(ResultPages) if not name.startswith("_")]
 
