@@ -139,7 +139,7 @@ def layers(
     import torch
 
     from farm.benchmark import verification
-    from farm.benchmark.passes import build_variant
+    from farm.benchmark.subjects.model_variant import build_variant
     from farm.operators.observed_values import describe_values
     from farm.types.value_profiles import class_of
 

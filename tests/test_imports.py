@@ -73,6 +73,7 @@ TORCH_ROOMS = (
     "farm/benchmark/sampler.py",
     "farm/benchmark/steady.py",
     "farm/benchmark/verification.py",
+    "farm/benchmark/subjects/",
     "farm/benchmark/workload.py",
     "farm/addons/memory/memory_tier.py",
     "farm/addons/memory/offload.py",
@@ -80,6 +81,7 @@ TORCH_ROOMS = (
     "farm/models/as_built.py",
     "farm/models/building.py",
     "farm/models/tensor_kinds.py",
+    "farm/models/torch_settings.py",
 )
 TORCH_FREE_AT_IMPORT = (
     "cli.main",

@@ -26,7 +26,7 @@ PACKAGES = ("farm", "tasks", "cli")
 MOST = 13
 #: Caches of pure functions that have a key of their own, or forget old entries by a rule.
 CACHES = {
-    "farm.benchmark.passes._compiled",  # the compiled variant of the last item
+    "farm.benchmark.subjects.compiled_model._compiled",  # the compiled variant of the last item
     "farm.models.catalog.SOURCES",  # how a user's model arrives, for its present function
     "farm.operators.self_check._traces",
     "farm.training.extract._kept",
@@ -93,17 +93,25 @@ VALUES = {module: global_values(tree) for module, tree in MODULES.items()}
 
 
 def homes(module):
-    """Local name of a module -> the full name of the global object that it means."""
+    """Local name of a module -> the full name of the object or class of the project that it
+    means."""
     names = {name: f"{module}.{name}" for name in VALUES[module]}
     for node in ast.walk(MODULES[module]):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in PACKAGES:
             for alias in node.names:
-                if alias.name in VALUES.get(node.module, {}):
-                    names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-    for node in MODULES[module].body:
-        if isinstance(node, ast.ClassDef):
+                names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+        elif isinstance(node, ast.ClassDef):
             names[node.name] = f"{module}.{node.name}"
     return names
+
+
+OBJECTS = {f"{module}.{name}" for module, values in VALUES.items() for name in values}
+CLASSES = {
+    f"{module}.{node.name}": node
+    for module, tree in MODULES.items()
+    for node in ast.walk(tree)
+    if isinstance(node, ast.ClassDef)
+}
 
 
 def functions(tree):
@@ -145,28 +153,13 @@ def root_of(node):
 
 
 def changed_by_functions():
-    found = set()
+    changed = set()
     for module, tree in MODULES.items():
         meaning = homes(module)
         for function in functions(tree):
-            local = own_names(function)
-            found |= {
-                meaning[name]
-                for name in changed_names(function)
-                if name not in local and name in meaning
-            }
-    return found
-
-
-def classes_that_change():
-    """The classes of the project whose methods assign attributes of `self` outside `__init__`, or
-    that keep a container."""
-    found = set()
-    for tree in MODULES.values():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef) and changes_itself(node):
-                found.add(node.name)
-    return found
+            names = set(changed_names(function)) - own_names(function)
+            changed |= {meaning[name] for name in names if name in meaning}
+    return changed & (OBJECTS | CLASSES.keys())
 
 
 def changes_itself(node):
@@ -177,11 +170,13 @@ def changes_itself(node):
 
 def made_at_load():
     """The global objects of classes that change, and those of the standard library."""
-    makers = classes_that_change() | STATEFUL
+    changing = {name for name, node in CLASSES.items() if changes_itself(node)}
     found = set()
     for module, values in VALUES.items():
+        meaning = homes(module)
         for name, value in values.items():
-            if value is not None and makers & called(value):
+            makers = called(value) if value is not None else set()
+            if makers & STATEFUL or changing & {meaning.get(maker) for maker in makers}:
                 found.add(f"{module}.{name}")
     return found
 

@@ -25,9 +25,10 @@ from farm.benchmark.cpu_runner import CpuRunner
 from farm.benchmark.passes import Offload, applied
 from farm.benchmark.phases import PHASES
 from farm.benchmark.phases.base import Measurement
-from farm.benchmark.policies import POLICIES, policy_for, stopping_for
+from farm.benchmark.policies import POLICIES
 from farm.benchmark.sampler import PowerLevels
 from farm.benchmark.steady import Windows, silent
+from farm.benchmark.subjects import kind_of_subject
 from farm.benchmark.torch_device import one_stream
 from farm.benchmark.workload import Workload, prepare, why_it_raised
 from farm.devices.device import Device
@@ -183,7 +184,7 @@ class Bench:
             return reading
 
         self.levels.refresh()
-        if subject.kind != "operator" or stopping.rough:
+        if not kind_of_subject(subject).has_canary(stopping):
             return None
         return self._canary.newest(measure_canary, on_phase)
 
@@ -197,8 +198,9 @@ class Bench:
         ledger: CostLedger,
     ) -> Reading:
         """Measure the window, then run the phases that apply."""
-        stopping = stopping_for(subject, stopping, ranks.world())
-        policy = policy_for(subject, protocol, rough=stopping.rough)
+        kind = kind_of_subject(subject)
+        stopping = kind.stopping(stopping, ranks.world())
+        policy = kind.policy(protocol, rough=stopping.rough)
         with ledger.charged("around"):
             before = workload.written_sizes()
             reading = self.windows.measure_until_good(workload, stopping, policy, on_phase, ledger)

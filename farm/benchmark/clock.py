@@ -19,14 +19,13 @@ import torch
 
 from farm.benchmark import ranks
 from farm.benchmark.passes import Pass
+from farm.benchmark.policies import QUEUED_S
 from farm.benchmark.sampler import SampledWindow, Sampler
 from farm.benchmark.workload import Workload, WorkloadRound
 from farm.devices.device import Device
 from farm.types import intervals
 from farm.types.reading import Burst
 
-# usual duration of the work that is queued on a GPU: a busy host does not starve the GPU
-QUEUED_S = 0.024
 PAUSES_PER_S = 8.0  # mean number of pauses between rounds
 LONGEST_PAUSE_S = 0.01  # a pause is at most as long as a pass, and as this
 CYCLES_PER_S = 2e9  # about the clock of a GPU: events measure how long a pause was

@@ -37,7 +37,9 @@ import torch
 
 from farm.benchmark import ranks
 from farm.benchmark.host_steps import HostSteps
-from farm.benchmark.passes import as_launched, build_variant, compiled_pass, numeric_flags
+from farm.benchmark.passes import as_launched, numeric_flags
+from farm.benchmark.subjects.compiled_model import compiled_pass
+from farm.benchmark.subjects.model_variant import build_variant
 from farm.benchmark.torch_device import capture_graph, one_stream
 from farm.benchmark.workload import why_it_raised
 from farm.errors import CaptureError, FarmError, Unmeasurable, error_text

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from farm.benchmark.clock import TimedRound, pass_times_us, starved_share
+from farm.benchmark.policies import FLOOR_TICKS
 from farm.benchmark.sampler import PowerLevels, SampledWindow, Sampler
 from farm.benchmark.workload import Workload
 from farm.types import intervals
@@ -27,7 +28,6 @@ LEAST_ROUNDS = 3  # an interval needs this many rounds
 # steps of the energy counter whose mean power is compared with that of the next steps
 BATCH_STEPS = 4
 LEAST_BATCHES = 5  # from this number of batches, their scatter is known well enough
-FLOOR_TICKS = 5  # a window has at least this many steps of the energy counter
 SENSOR_HOLDS_S = 0.15  # a power sensor may keep its value for this long
 # flag the reading if the powers of energy counter and instant sensor differ by a larger share
 DISAGREE = 0.02

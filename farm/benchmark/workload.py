@@ -30,9 +30,8 @@ from farm.benchmark.passes import (
     Pass,
     Passes,
     free_bytes,
-    operator_passes,
-    variant_passes,
 )
+from farm.benchmark.subjects import passes_of
 from farm.benchmark.torch_device import cache_bytes, capture_graph, run_all, synchronize
 from farm.errors import TupleRejected, Unmeasurable, error_text
 from farm.subjects.encoding import tensors_in
@@ -165,12 +164,7 @@ def prepare(
         )
         raise Unmeasurable("not_available", text, "Use --data normal, or name a value profile.")
     try:
-        passes = (
-            operator_passes(subject, protocol, device, offload)
-            if subject.kind == "operator"
-            else variant_passes(subject, protocol, device)
-        )
-        return arrange(passes, protocol, device)
+        return arrange(passes_of(subject, protocol, device, offload), protocol, device)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise out_of_memory(error) from error
     except TupleRejected as error:

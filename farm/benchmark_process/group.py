@@ -22,7 +22,7 @@ from farm.devices.host import link_between
 from farm.errors import HostBusy, NoSuchCard, Unmeasurable
 from farm.settings.shared_files import TemporaryFolder, remove_left
 from farm.subjects.parsing import parse
-from farm.types.collective import bus_bytes
+from farm.subjects.registry import kind_of
 from farm.types.protocol import OnPhase, Protocol, Software, Stopping, Subject
 from farm.types.reading import Reading, of_ranks
 
@@ -223,12 +223,8 @@ class BenchmarkGroup:
 
 
 def _bus_bytes_per_s(subject: Subject, reading: Reading) -> float | None:
-    if subject.kind != "operator" or subject.spec.get("kind") != "collective":
+    if subject.whole:
         return None
     spec = parse(subject.spec)
-    if "beside" in spec.parameters:
-        return None
-    input_bytes = spec.tensors[0].numel * spec.tensors[0].itemsize_bytes
-    return round(
-        bus_bytes(spec.operator, spec.parameters["cards"], input_bytes) / reading.time_us * 1e6
-    )
+    moved_bytes = kind_of(spec).bus_bytes(spec)
+    return round(moved_bytes / reading.time_us * 1e6) if moved_bytes else None

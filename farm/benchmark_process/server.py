@@ -56,7 +56,7 @@ from farm.extensions import handlers as handlers_of_add_ons
 from farm.extensions import offload
 from farm.settings import die_with_parent, settings
 from farm.training.version import check_version, model_revision
-from farm.types.protocol import OnPhase, Software, Subject, Variant
+from farm.types.protocol import OnPhase, Software, Subject
 from farm.types.reading import Reading, Verification
 from farm.types.tokens import Tokens, hold_tokens
 
@@ -343,15 +343,14 @@ class TorchVerifier(Runner):
         }
 
     def answer(self, request: ProcessRequest[Any], on_phase: OnPhase) -> Any:
-        variant = None
-        for subject in _subjects(request):
-            if subject.kind == "variant" or subject.compiled:
-                variant = Variant.from_json((subject.compiled or {}).get("variant") or subject.spec)
-                check_version(variant)
+        built = [subject.built_variant for subject in _subjects(request)]
+        variants = [variant for variant in built if variant is not None]
+        for variant in variants:
+            check_version(variant)
         answer = super().answer(request, on_phase)
-        if variant is None or not isinstance(answer, Reading):
+        if not variants or not isinstance(answer, Reading):
             return answer
-        return answer.noting(revision=model_revision(variant))
+        return answer.noting(revision=model_revision(variants[-1]))
 
     def join(self, rank: int, world: int, rendezvous: str) -> None:
         from farm.benchmark import ranks

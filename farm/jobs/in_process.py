@@ -329,7 +329,7 @@ def measure_whole(
     from torch.utils._pytree import tree_map_only
 
     from farm.benchmark.bench import Bench
-    from farm.benchmark.passes import given_variant
+    from farm.benchmark.subjects.model_variant import given_variant
     from farm.benchmark.workload import why_it_raised
     from farm.models.building import ByPosition
 

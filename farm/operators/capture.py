@@ -32,6 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_map_only
 
 from farm.errors import CaptureError, UnseenOperators, error_text, told
+from farm.models import torch_settings
 from farm.models.building import replaced
 from farm.models.tensor_kinds import WRAPPERS, is_plain, only_views, refusal
 from farm.operators import deciding_values
@@ -39,7 +40,6 @@ from farm.operators.captured import CallTrace, CapturedCall, CapturedPass, Captu
 from farm.operators.cost import new_bytes, operator_flops, shapes_of
 from farm.operators.fake_pass import (
     MOST_MADE_BYTES,
-    PLACED,
     STANDS_FOR_A_CARD,
     FakeTensors,
     RepeatedCalls,
@@ -96,6 +96,7 @@ class Recorder:
         self.traces: dict[str, CallTrace] = {}  # of the first call of each tuple
         self.mismatches: dict[str, str] = {}
         self.storages = Storages()
+        self.settings = torch_settings.expected_from(torch_settings.unseen())
         self._specs: dict[tuple[str, tuple[Layout, ...]], OperatorTuple] = {}
         self._knows = fakes.knows if fakes else lambda tensor: True
 
@@ -128,7 +129,7 @@ class Recorder:
         """Runs a function; in a fake pass, on the device of the pass."""
         return (
             self.fakes.placed(func, args, kwargs)
-            if self.fakes and func in PLACED
+            if self.fakes is not None
             else func(*args, **kwargs)
         )
 
@@ -177,6 +178,10 @@ class Recorder:
     def add_call(self, call: CapturedCall, spec: OperatorTuple) -> None:
         self.tuples.setdefault(spec.id, spec)
         self.calls.append(call)
+        changed = torch_settings.changed(self.settings, torch_settings.unseen())
+        if changed:
+            text = f"it runs with another value of {' and '.join(changed)} than a worker has"
+            self.mismatches.setdefault(spec.id, text)
         for number in dict.fromkeys((*call.reads, *call.writes)):
             self.storages.uses[number].append(call.index)
 
@@ -187,7 +192,7 @@ class Recorder:
         an error.
         """
         if id(module) in self.paths:
-            self.unseen.note_thread()
+            self.unseen.note_thread(f"the module '{self.paths[id(module)]}'")
         return original(module, *args, **kwargs)
 
     def note_trace(
@@ -205,6 +210,7 @@ class Recorder:
             encoding.bits_of_inputs(given.tensors),
             torch.is_inference_mode_enabled(),
             encoding.are_trained(given.tensors),
+            encoding.have_values(given.tensors),
         )
         first = self.traces.setdefault(given.spec.id, trace)
         difference = first.difference(trace, "one call", "another call with equal arguments")

@@ -17,11 +17,11 @@ from sqlmodel import Session, col, select
 
 from farm.errors import NoReadings, did_you_mean
 from farm.report.gate import student_t
-from farm.store.content import UNSOUND
+from farm.store.content import UNSOUND, stored_variant
 from farm.store.tables import Job, ModelVariant, ProtocolRow, ReadingRow, SoftwareRow
-from farm.types.fields import figure_json, names_of
+from farm.types.fields import figure_json
 from farm.types.figure import Figure, figure_of
-from farm.types.protocol import Protocol, Variant
+from farm.types.protocol import Protocol
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def _titles_of_own_models(session: Session) -> dict[str | None, str]:
 def _title(stored: ModelVariant, titles: Mapping[str | None, str]) -> str:
     """Return the title of a variant without its version."""
     columns = stored.model_dump()
-    variant = Variant(**{name: columns[name] for name in names_of(Variant)})
+    variant = stored_variant(columns)
     if "::" in variant.model:  # the name of a test: the sizes of its inputs may be unknown
         return variant.model
     return titles.get(stored.id, str(variant)).removesuffix(variant.with_version(""))

@@ -14,6 +14,7 @@ from sqlmodel import Session, col, select
 from farm.errors import UsageError, did_you_mean
 from farm.store import tables
 from farm.store.columns import OPERATOR, PROTOCOL, READING, SOFTWARE, VARIANT
+from farm.store.content import stored_variant
 from farm.store.database import read_clock_s
 from farm.store.query import Filters, Selection, select_readings
 from farm.types.fields import names_of
@@ -181,7 +182,7 @@ def _titles(rows: Iterable[Any]) -> dict[str, str]:
     variants = {}
     for row in rows:
         if row["label"] is None and row["model"] is not None:
-            variants[row["subject_id"]] = _variant(row)
+            variants[row["subject_id"]] = stored_variant(row)
     numbers = Counter(map(str, variants.values()))
     titles = {}
     for subject_id, variant in variants.items():
@@ -264,8 +265,4 @@ def _label(session: Session, reading: tables.ReadingRow) -> str:
     if title := session.exec(titles.limit(1)).first():
         return title
     row = session.get(tables.ModelVariant, reading.subject_id)  # a reading of a study has no job
-    return str(_variant(row.model_dump())) if row else reading.subject_id
-
-
-def _variant(row: Any) -> Variant:
-    return Variant(**{name: row[name] for name in names_of(Variant)})
+    return str(stored_variant(row.model_dump())) if row else reading.subject_id

@@ -640,6 +640,11 @@ def stored_software(session: Session, software_id: str) -> Software:
     return session.get_one(SoftwareRow, software_id).value
 
 
+def stored_variant(columns: Mapping[str, Any]) -> Variant:
+    """Return the variant of a row of `tables.ModelVariant`, or of a row with its columns."""
+    return Variant(**{name: columns[name] for name in names_of(Variant)})
+
+
 def satisfies(reading: ReadingRow, wanted: Stopping) -> bool:
     """True if a reading is precise enough, or if its window was as long as the longest wanted
     window. False for readings that are not `sound`, and for readings of a study, which has its own

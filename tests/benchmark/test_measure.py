@@ -14,7 +14,8 @@ import torch
 from farm.benchmark.bench import Bench, own_processes
 from farm.benchmark.clock import DUTIES
 from farm.benchmark.phases.base import with_figures
-from farm.benchmark.window import FIRST_STEP, FLOOR_TICKS
+from farm.benchmark.policies import FLOOR_TICKS
+from farm.benchmark.window import FIRST_STEP
 from farm.devices.lock import register_process
 from farm.errors import Unmeasurable
 from farm.settings import settings

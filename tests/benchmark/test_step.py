@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from farm.benchmark.passes import step_passes
+from farm.benchmark.subjects.training_step import step_passes
 from farm.benchmark.verification import verify
 from farm.models import catalog
 from farm.training.capture import capture_step

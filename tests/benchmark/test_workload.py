@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from farm.benchmark.passes import CHAIN_LAYERS, build_variant, given_variant
+from farm.benchmark.passes import CHAIN_LAYERS
+from farm.benchmark.subjects.model_variant import build_variant, given_variant
 from farm.benchmark.workload import MAX_COPIES, copies_wanted, prepare
 from farm.errors import Unmeasurable
 from farm.operators.rebuild import rebuild

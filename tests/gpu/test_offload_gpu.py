@@ -10,7 +10,8 @@ from torch import nn
 
 from farm.addons.memory.memory_tier import PinnedMemory
 from farm.addons.memory.offload import offload
-from farm.benchmark.passes import numeric_flags, operator_passes
+from farm.benchmark.passes import numeric_flags
+from farm.benchmark.subjects.operator_tuple import operator_passes
 from farm.benchmark.torch_device import capture_graph
 from farm.benchmark.workload import prepare
 from farm.errors import Unmeasurable

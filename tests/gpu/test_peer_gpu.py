@@ -22,7 +22,8 @@ from benchmarks.studies.peer_memory import PeerMemory
 from farm.addons.memory import memory_tier
 from farm.addons.memory.memory_tier import PinnedMemory, SlowMemory
 from farm.addons.memory.offload import offload
-from farm.benchmark.passes import Passes, numeric_flags, operator_passes
+from farm.benchmark.passes import Passes, numeric_flags
+from farm.benchmark.subjects.operator_tuple import operator_passes
 from farm.benchmark.torch_device import capture_graph
 from farm.benchmark_process.client import BenchmarkProcess
 from farm.devices.device import Card

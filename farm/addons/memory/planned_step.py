@@ -107,8 +107,8 @@ def compare(
         first = next(
             (
                 place
-                for place, (one, other) in enumerate(zip(here, calls, strict=False))
-                if one != other
+                for place, (own_id, other) in enumerate(zip(here, calls, strict=False))
+                if own_id != other
             ),
             None,
         )
@@ -159,15 +159,15 @@ def run_planned(
     _release_memory(device)
     player = Player(capture, device)
     fast = PlannedStep(player, frozenset(), memory).time(window_s)
-    found: list[Run | str] = []
+    runs: list[Run | str] = []
     for slow, moved in itertools.zip_longest(plans, moves, fillvalue=()):
         _release_memory(device)
         try:
             with _translated_out_of_memory():
-                found.append(PlannedStep(player, frozenset(slow), memory, moved).time(window_s))
+                runs.append(PlannedStep(player, frozenset(slow), memory, moved).time(window_s))
         except Unmeasurable as error:
-            found.append(f"{error.message} {error.next_step}".strip())
-    return AsRun(memory().name, fast, tuple(found), time.perf_counter() - began_s)
+            runs.append(f"{error.message} {error.next_step}".strip())
+    return AsRun(memory().name, fast, tuple(runs), time.perf_counter() - began_s)
 
 
 def _release_memory(device: torch.device) -> None:
@@ -252,22 +252,29 @@ class PlannedStep:
         """
         made = [number for number in call.writes if number not in call.reads]
         sized = [number for number in made if self._capture.tensors[number].size_bytes]
-        wanted = {place: number for place, number in enumerate(sized) if number in self._slow}
+        number_of_place = {
+            place: number for place, number in enumerate(sized) if number in self._slow
+        }
         # Try all outputs at once. If that fails, add single outputs as long as they work, the
         # largest first.
         slow = tuple(
-            sorted(wanted, key=lambda place: -self._capture.tensors[wanted[place]].size_bytes)
+            sorted(
+                number_of_place,
+                key=lambda place: -self._capture.tensors[number_of_place[place]].size_bytes,
+            )
         )
-        found = self._attempt(operator, slow) if slow else None
-        if found is None:
+        outputs = self._attempt(operator, slow) if slow else None
+        if outputs is None:
             places, slow = slow, ()
             for place in places if len(places) > 1 else ():
                 if (more := self._attempt(operator, (*slow, place))) is not None:
-                    slow, found = (*slow, place), more
-        self.stayed_fast.update(number for place, number in wanted.items() if place not in slow)
-        if found is None:
+                    slow, outputs = (*slow, place), more
+        self.stayed_fast.update(
+            number for place, number in number_of_place.items() if place not in slow
+        )
+        if outputs is None:
             return operator.run()
-        self._outputs[call.index], memory = found
+        self._outputs[call.index], memory = outputs
         self.memories.append(memory)
         return self._run(call, operator)
 

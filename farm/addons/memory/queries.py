@@ -55,9 +55,9 @@ def step_memory(
     bytes_per_s = (
         bytes_of("slow_bandwidth", slow_bandwidth, per_second=True) if slow_bandwidth else None
     )
-    found = memories.memory(versioned(variant), card)
-    known = database or packaged_database()
-    with known.read() as session:
-        found = memories.with_readings(session, found)
-        read = memories.read_in_slow_memory(session, found) if amounts else None
-    return memories.with_offload_plans(found, read, amounts, bytes_per_s) if amounts else found
+    step = memories.memory(versioned(variant), card)
+    readings = database or packaged_database()
+    with readings.read() as session:
+        step = memories.with_readings(session, step)
+        read = memories.read_in_slow_memory(session, step) if amounts else None
+    return memories.with_offload_plans(step, read, amounts, bytes_per_s) if amounts else step

@@ -81,7 +81,7 @@ def predict(
     Raises:
         UsageError: no card or several cards match, or there is no predictor for the card.
     """
-    wanted = [needed_tuple(spec, cost(spec)) for spec in tuples]
+    needed = [needed_tuple(spec, cost(spec)) for spec in tuples]
     query = EstimateQuery(card, torch=torch)
 
     def answer(session: Session) -> list[CallPrediction]:
@@ -92,6 +92,6 @@ def predict(
             raise UsageError(
                 f"Nothing is predicted: {why}.", "Measure on the card first: `farm calibrate`."
             )
-        return list(above_floor(predictor.predict(wanted, wanted), wanted, model).calls)
+        return list(above_floor(predictor.predict(needed, needed), needed, model).calls)
 
     return first_answer(answer, bool, database=database)

@@ -59,7 +59,7 @@ class Measurement:
     @property
     def whole(self) -> bool:
         """True if the subject is a whole model."""
-        return self.subject.kind == "variant"
+        return self.subject.whole
 
     @property
     def in_context(self) -> bool:

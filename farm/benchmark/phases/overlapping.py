@@ -6,11 +6,12 @@ import contextlib
 import dataclasses
 
 from farm.benchmark.cache import InPlacePass
-from farm.benchmark.passes import Passes, operator_passes
+from farm.benchmark.passes import Passes
 from farm.benchmark.phases.base import Measurement, Phase
 from farm.benchmark.phases.restoring import time_restoring
 from farm.benchmark.policies import POLICIES
 from farm.benchmark.steady import silent
+from farm.benchmark.subjects.operator_tuple import operator_passes
 from farm.benchmark.workload import arrange
 from farm.subjects.collective_calls import alone, product_beside
 from farm.subjects.parsing import parse
@@ -24,10 +25,7 @@ class Overlapping(Phase):
     listed = False
 
     def applies(self, measurement: Measurement) -> bool:
-        subject = measurement.subject
-        if subject.kind != "operator":
-            return False
-        return bool(subject.spec.get("parameters", {}).get("beside"))
+        return bool(measurement.subject.spec.get("parameters", {}).get("beside"))
 
     def run(self, measurement: Measurement, reading: Reading) -> Reading:
         subject, torch_device = measurement.subject, measurement.torch_device

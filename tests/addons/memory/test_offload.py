@@ -9,7 +9,7 @@ from torch import nn
 
 from farm.addons.memory.memory_tier import FarNode, PinnedMemory, SlowMemory
 from farm.addons.memory.offload import _out_variant, offload
-from farm.benchmark.passes import operator_passes
+from farm.benchmark.subjects.operator_tuple import operator_passes
 from farm.devices.cpu import farthest_node, no_slow_memory
 from farm.devices.device import Card
 from farm.errors import Unmeasurable
