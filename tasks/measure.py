@@ -24,8 +24,6 @@ from celery.worker.request import Request
 from kombu.exceptions import OperationalError
 from redis import RedisError
 
-from farm.benchmark_process.client import BenchmarkProcess
-from farm.benchmark_process.requests import FingerprintRequest
 from farm.devices.device import Card
 from farm.errors import CardUnavailable, DatabaseUnreachable, FarmError, UnhealthyCard
 from farm.jobs import cards
@@ -53,13 +51,9 @@ class CardWorker(ItemDriver):
     )
 
     def registered(self, card: Card) -> None:
-        """Store a fingerprint of the card if it has none for its driver. Without one, the card can
-        measure too.
-        """
+        """Store a fingerprint of the card. Without one, the card can measure too."""
         try:
-            if cards.needs_fingerprint(self.database, card.id, card.driver):
-                found = self.benchmark.call(FingerprintRequest(), timeout_s=60.0)
-                cards.keep_fingerprint(self.database, card.id, found)
+            self.take_fingerprint(card)
         except FarmError as error:
             log.warning(
                 "The fingerprint of card %s could not be measured: %s", card.id, error.message
@@ -175,12 +169,11 @@ def begin(**_: Any) -> None:
     die_with_parent()
     signal.signal(STOPPING, lambda number, _frame: _PROCESS.stop_signals.append(number))
     current = settings()
-    worker = CardWorker(
+    worker = CardWorker.with_process(
         card_id,
         os.environ[HOLDER_VARIABLE],
         Database(current.database),
-        BenchmarkProcess(card_id),
-        Spool(current.state_dir / "spool"),
+        spool=Spool(current.state_dir / "spool"),
         queue=card_queue(card_id),
     )
     _PROCESS.worker = worker

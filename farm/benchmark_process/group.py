@@ -16,10 +16,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from farm.benchmark_process.client import START_TIMEOUT_S, A, BenchmarkProcess, Measured, Rank
+from farm.benchmark_process.client import A, BenchmarkProcess, Measured, Rank
 from farm.benchmark_process.requests import MeasureRequest, ProcessRequest, Verified, VerifyRequest
 from farm.devices.host import link_between
 from farm.errors import HostBusy, NoSuchCard, Unmeasurable
+from farm.settings import START_TIMEOUT_S
 from farm.settings.shared_files import TemporaryFolder, remove_left
 from farm.subjects.parsing import parse
 from farm.subjects.registry import kind_of
