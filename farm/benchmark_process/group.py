@@ -151,13 +151,16 @@ class BenchmarkGroup:
         readings = self._ask(
             MeasureRequest(subject, protocol, stopping, predicted), timeout_s, on_phase
         )
-        merged = of_ranks(readings, self.card_ids).noting(unverified=unverified)
-        about = {
-            "bus_bytes_per_s": _bus_bytes_per_s(subject, merged),
-            "link_bytes_per_s": self._link[1],
-        }
+        merged = of_ranks(readings, self.card_ids)
+        if unverified is not None:
+            merged = merged.lacking("verification", unverified)
+        cards = dataclasses.replace(
+            merged.details.cards,
+            bus_bytes_per_s=_bus_bytes_per_s(subject, merged),
+            link_bytes_per_s=self._link[1],
+        )
         found = (verified.observed, verified.verification) if verified else (None, None)
-        return Measured(merged.noting(**about), software, self._ranks[0].card, *found)
+        return Measured(merged.noting(cards=cards), software, self._ranks[0].card, *found)
 
     def _ask(
         self, request: ProcessRequest[A], timeout_s: float, on_phase: OnPhase | None
@@ -227,4 +230,4 @@ def _bus_bytes_per_s(subject: Subject, reading: Reading) -> float | None:
         return None
     spec = parse(subject.spec)
     moved_bytes = kind_of(spec).bus_bytes(spec)
-    return round(moved_bytes / reading.time_us * 1e6) if moved_bytes else None
+    return round(moved_bytes / reading.time_us.value * 1e6) if moved_bytes else None

@@ -28,9 +28,8 @@ from farm.training.tensor_lifetime import PeriodInterval
 from farm.types.format import TIME, count_of, quantity
 
 _DTYPES = {"bool": "b8", "bfloat16": "bf16", "uint8": "u8"}
-_DTYPES |= {
-    f"{kind}{bits}": f"{kind[0]}{bits}" for kind in ("float", "int") for bits in (8, 16, 32, 64)
-}
+_DTYPES |= {f"float{bits}": f"f{bits}" for bits in (8, 16, 32, 64)}
+_DTYPES |= {f"int{bits}": f"i{bits}" for bits in (8, 16, 32, 64)}
 
 
 def write_config(found: StepMemory, folder: Path) -> list[Path]:
@@ -264,10 +263,9 @@ def _curve(found: StepMemory) -> Iterator[Chart]:
                 (row.plan.fast_bytes if row.plan else offload_plans.peak_bytes) / 1e9
                 for row in rows
             ]
-            run_ms, half_ms = (
-                [getattr(row.run, name) / 1e3 for row in rows]
-                for name in ("time_us", "half_width_us")
-            )
+            runs = [row.run for row in rows if row.run is not None]
+            run_ms = [run.time_us / 1e3 for run in runs]
+            half_ms = [run.half_width_us / 1e3 for run in runs]
             lines += (Line("run on the card", at, run_ms, half_ms, alone=True),)
         yield Chart(
             "time of the step, by amount of fast memory", "fast memory, GB", "ms", lines=lines
@@ -309,7 +307,7 @@ def as_plotly(chart: Chart) -> PageChart:
                 **form,
             }
         )
-    for name in dict.fromkeys(name for row in chart.bars.values() for name in row):
+    for name in dict.fromkeys(itertools.chain.from_iterable(chart.bars.values())):
         heights = [row.get(name) for row in chart.bars.values()]
         hover = f"%{{x}}: %{{y:.3g}} {chart.y_name}<extra></extra>"
         marker = {"color": COLOURS[0]}

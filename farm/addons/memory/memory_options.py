@@ -103,9 +103,12 @@ class MemoryOptions:
                 "--slow-bandwidth, --moves and --run need a plan.",
                 "Give the size of fast memory: --fast 8GB.",
             )
-        for name in ("job", "fit", "what_if_recompute"):
-            if self.run and getattr(self, name):
-                option = "--" + name.replace("_", "-")
+        for option, value in (
+            ("--job", self.job),
+            ("--fit", self.fit),
+            ("--what-if-recompute", self.what_if_recompute),
+        ):
+            if self.run and value:
                 problem = (
                     f"{option} cannot be combined with --run, which runs one step with one batch."
                 )

@@ -25,9 +25,9 @@ from farm.store import tables
 from farm.store.job_ids import find_job
 from farm.training.tensor_lifetime import Life, PeriodInterval, allocated_peak_bytes
 from farm.types.card_kind import OfCardKind
+from farm.types.details import Details
 from farm.types.format import count_of, percent
 from farm.types.protocol import LARGEST_NUMBER, Protocol, Variant
-from farm.types.reading import Details
 from farm.types.request import Request
 from farm.types.roofline import KNOWN_CARDS, median_fingerprint, roofline_of, sheet_of
 from farm.types.tuple import DTYPES, OperatorTuple
@@ -279,10 +279,10 @@ class StepMemory:
         if self.fit is not None:
             captured = self.fit.peaks_bytes.items()
             fields["fit"] = {
-                **{
-                    name: getattr(self.fit, name)
-                    for name in ("limit_bytes", "batch", "allocated_peak_bytes", "exact")
-                },
+                "limit_bytes": self.fit.limit_bytes,
+                "batch": self.fit.batch,
+                "allocated_peak_bytes": self.fit.allocated_peak_bytes,
+                "exact": self.fit.exact,
                 "captured": [
                     {"batch": batch, "allocated_peak_bytes": size}
                     for batch, size in sorted(captured)
@@ -318,13 +318,17 @@ class StepMemory:
         }
 
     def _tensor(self, tensor: CapturedTensor) -> dict[str, Any]:
-        names = ("number", "name", "role", "shape", "dtype", "size_bytes")
         periods = [
             {name: value for name, value in vars(period).items() if name != "tensor"}
             for period in self.life.periods[tensor.number]
         ]
         return {
-            **{name: getattr(tensor, name) for name in names},
+            "number": tensor.number,
+            "name": tensor.name,
+            "role": tensor.role,
+            "shape": tensor.shape,
+            "dtype": tensor.dtype,
+            "size_bytes": tensor.size_bytes,
             "global": tensor.outlives,
             "birth": tensor.born if tensor.born >= 0 else None,
             "first_use": min(tensor.uses, default=None),
@@ -441,7 +445,7 @@ def _read_peak(session: Session, variant: Variant, *card_models: str) -> Measure
         .order_by(col(reading.created_at_s).desc())
     )
     for model, details in session.exec(query):
-        told = Details.from_json(details)
+        told = Details.from_json(details).memory
         if told.allocated_peak_bytes is not None:
             return MeasuredPeak(
                 model, told.allocated_peak_bytes, told.reserved_peak_bytes, told.workspace_bytes

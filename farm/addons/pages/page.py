@@ -187,17 +187,20 @@ def _environment() -> Any:  # keeps the compiled templates
     environment.finalize = lambda value: (
         printable(value, keep="\n") if type(value) is str else value
     )
+    units_of = {"TIME": format.TIME, "ENERGY": format.ENERGY, "POWER": format.POWER}
     environment.filters |= {
-        name: getattr(format, name) for name in ("percent", "gap", "span", "plural", "day", "few")
-    }
-    for name in ("TIME", "ENERGY", "POWER"):
-        environment.filters[name.lower()] = functools.partial(
-            format.quantity, units=getattr(format, name)
-        )
-    environment.filters |= {
-        "quantity": lambda value, units: format.quantity(value, getattr(format, units)),
-        "interval": lambda figure, units: format.interval(figure, getattr(format, units)),
+        "percent": format.percent,
+        "gap": format.gap,
+        "span": format.span,
+        "plural": format.plural,
+        "day": format.day,
+        "few": format.few,
         "count": format.count_of,
+        "time": functools.partial(format.quantity, units=format.TIME),
+        "energy": functools.partial(format.quantity, units=format.ENERGY),
+        "power": functools.partial(format.quantity, units=format.POWER),
+        "quantity": lambda value, name: format.quantity(value, units_of[name]),
+        "interval": lambda figure, name: format.interval(figure, units_of[name]),
     }
     return environment
 

@@ -101,7 +101,17 @@ class Calibration:
         """Return the half-widths of the logarithms of time, power or energy of calls; see
         `PredictionErrors`.
         """
-        return np.where(known, getattr(self, name), getattr(self, f"unseen_{name}")) * spread  # type: ignore[no-any-return]
+        factor, unseen_factor = {
+            "time": (self.time, self.unseen_time),
+            "power": (self.power, self.unseen_power),
+            "energy": (self.energy, self.unseen_energy),
+        }[name]
+        factors: Floats = np.where(known, factor, unseen_factor)
+        return factors * spread
+
+    def sum_half_widths(self, name: str, spread: Floats) -> Floats:
+        """Return the half-widths of the logarithms of time or energy of sums."""
+        return {"time": self.sum_time, "energy": self.sum_energy}[name] * spread
 
     def to_json(self) -> dict[str, Any]:
         return without_nan(dataclasses.asdict(self))  # type: ignore[no-any-return]
@@ -148,27 +158,24 @@ def coverage(errors: PredictionErrors, half_widths: Floats) -> IntervalCoverage 
     return IntervalCoverage(float(np.mean(list(shares.values()))), shares[worst], worst, width)
 
 
+def _without(family: str, errors: Mapping[str, PredictionErrors]) -> dict[str, PredictionErrors]:
+    return {
+        name: predictions.where(predictions.families != family)
+        for name, predictions in errors.items()
+    }
+
+
 def jackknife_half_widths(
     errors: Mapping[str, PredictionErrors], sums: Mapping[str, PredictionErrors]
 ) -> tuple[dict[str, Floats], dict[str, Floats]]:
     """Return the half-widths of each family's intervals, of calls and of sums, calibrated with all
     other families.
     """
-    widths, sum_widths = (
-        {name: np.full(len(predictions.known), np.nan) for name, predictions in of.items()}
-        for of in (errors, sums)
-    )
-    for family in np.unique(
-        np.concatenate([predictions.families for predictions in errors.values()])
-    ):
-        others = (
-            {
-                name: predictions.where(predictions.families != family)
-                for name, predictions in of.items()
-            }
-            for of in (errors, sums)
-        )
-        calibration = Calibration.of(*others)
+    widths = {name: np.full_like(calls.spread, np.nan) for name, calls in errors.items()}
+    sum_widths = {name: np.full_like(totals.spread, np.nan) for name, totals in sums.items()}
+    families = np.concatenate([predictions.families for predictions in errors.values()])
+    for family in np.unique(families):
+        calibration = Calibration.of(_without(family, errors), _without(family, sums))
         for name, predictions in errors.items():
             is_family = predictions.families == family
             widths[name][is_family] = calibration.half_widths(
@@ -176,7 +183,7 @@ def jackknife_half_widths(
             )
         for name, predictions in sums.items():
             is_family = predictions.families == family
-            sum_widths[name][is_family] = (
-                getattr(calibration, f"sum_{name}") * predictions.spread[is_family]
+            sum_widths[name][is_family] = calibration.sum_half_widths(
+                name, predictions.spread[is_family]
             )
     return widths, sum_widths

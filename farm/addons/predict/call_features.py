@@ -157,13 +157,21 @@ def _work(
         flops = products.flops  # PyTorch's counter ignores groups
     plan = kernel_plan(short_name, spec, dtype, flops, bytes_moved, products)
     tiled = tile_roofline(card, plan, products, tf32)
+    m = n = k = count = None
+    if products is not None:
+        m, n, k, count = products.m, products.n, products.k, products.count
     return {
         "flops": flops,
         "bytes_moved": bytes_moved,
         "flops_per_byte": flops / bytes_moved if bytes_moved else 0.0,
-        **{name: getattr(products, name, None) for name in ("m", "n", "k")},
-        "products": products.count if products else None,
-        **{name: getattr(tiled, name) for name in ("tiles", "waves", "compute_us", "traffic_us")},
+        "m": m,
+        "n": n,
+        "k": k,
+        "products": count,
+        "tiles": tiled.tiles,
+        "waves": tiled.waves,
+        "compute_us": tiled.compute_us,
+        "traffic_us": tiled.traffic_us,
         **{
             f"wave_share_{m}x{n}": share
             for (m, n), share in zip(WAVE_TILES, tiled.wave_shares, strict=True)
@@ -242,12 +250,13 @@ def _values(spec: Mapping[str, Any], data_class: str) -> dict[str, Any]:
     profiles: Sequence[Any] = ()
     with contextlib.suppress(ValueError):
         profiles = fillings(data_class, activations) if data_class and activations else ()
-    names = ("zeros", "positive", "channels")
-    means = {
-        name: sum(float(getattr(profile, name)) for profile in profiles) / max(1, len(profiles))
-        for name in names
+    number = max(1, len(profiles))
+    return {
+        "zeros": sum(float(profile.zeros) for profile in profiles) / number,
+        "positive": sum(float(profile.positive) for profile in profiles) / number,
+        "channels": sum(float(profile.channels) for profile in profiles) / number,
+        "data_known": bool(data_class),
     }
-    return {**means, "data_known": bool(data_class)}
 
 
 def _bytes_touched(short_name: str, spec: Mapping[str, Any], bytes_moved: int) -> int:

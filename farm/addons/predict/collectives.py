@@ -83,16 +83,19 @@ def measured_sizes(
         if "beside" not in specs[row.subject_id]["parameters"]:
             sets[row.method, row.software_id][row.subject_id] = row
 
-    return [
-        Size.of(
-            specs[id_],
+    if not sets:
+        return []
+    sizes = []
+    for operator_id, row in sets[most_similar(session, sets, software)].items():
+        view = ReadingView.of(row)
+        size = Size.of(
+            specs[operator_id],
             time_us=counted_us(view),
             relative=view.time_us.relative,
             energy_mj=value_of(view.energy_mj),
         )
-        for id_, row in (sets[most_similar(session, sets, software)].items() if sets else ())
-        for view in (ReadingView.of(row),)
-    ]
+        sizes.append(size)
+    return sizes
 
 
 def counted_us(reading: ReadingView) -> float:
@@ -100,7 +103,7 @@ def counted_us(reading: ReadingView) -> float:
     operators.
     """
     context = reading.details.context
-    return reading.time_us.value + (context.effect_us if context else 0.0)
+    return reading.time_us.value + (context.effect_us.value if context else 0.0)
 
 
 def predicted(
@@ -134,9 +137,10 @@ def predicted(
         )
         predictions[needed.operator_id] = _prediction(alike[cards, any_dtype], asked)
         origins.add((cards, asked.cards))
-    return predictions, [
-        note for origin in sorted(origins) for note in _notes(*origin, number=len(predictions))
-    ]
+    notes = []
+    for origin in sorted(origins):
+        notes += _notes(*origin, number=len(predictions))
+    return predictions, notes
 
 
 def _notes(measured: int, asked: int, *, number: int) -> list[str]:

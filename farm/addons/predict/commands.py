@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -164,8 +165,7 @@ def plan(
     kind = query.kind()
     variants = [
         usual_variant(name, kind, batch=size, **given)
-        for name in map(catalog.known, models)
-        for size in sizes("--batch", batch)
+        for name, size in itertools.product(map(catalog.known, models), sizes("--batch", batch))
     ]
     output.say_differences(variants)
     estimates = [estimated(variant, query) for variant in variants]

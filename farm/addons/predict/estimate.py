@@ -24,6 +24,22 @@ _NARROWER = (
     1.645 / 1.960
 )  # factor: half-width of a 95 % interval -> half-width of the 90 % interval
 _UNITS = {"time": "us", "energy": "mj"}
+#: Fields that the JSON leaves out, or has in another form.
+_OTHER_JSON = frozenset(
+    (
+        "measured_time",
+        "measured_energy",
+        "whole_time",
+        "whole_energy",
+        "ranks_time",
+        "ranks_energy",
+        "total_time",
+        "total_energy",
+        "specs",
+        "measured",
+        "oldest_age_s",
+    )
+)
 # card time to measure a tuple if the database has no reading: the median on an H200
 SECONDS_A_TUPLE = 1.4
 
@@ -235,25 +251,23 @@ class Estimate:
         ``low`` and ``high`` are the ends of an interval of ``interval_level``; in ``total``, of a
         90 % interval. Half-widths belong to 95 % intervals."""
         figures = {
-            f"{name}_{of}": unit
-            for name in ("measured", "whole", "ranks")
-            for of, unit in _UNITS.items()
+            **figure_json("measured_time", "us", self.measured_time),
+            **figure_json("measured_energy", "mj", self.measured_energy),
+            **figure_json("whole_time", "us", self.whole_time),
+            **figure_json("whole_energy", "mj", self.whole_energy),
+            **figure_json("ranks_time", "us", self.ranks_time),
+            **figure_json("ranks_energy", "mj", self.ranks_energy),
         }
-        left_out = (*figures, "total_time", "total_energy", "specs", "measured", "oldest_age_s")
         return {
             **cost_json(self.time, self.energy, self.level),
             "complete": self.complete,
-            **{name: value for name, value in vars(self).items() if name not in left_out},
+            **{name: value for name, value in vars(self).items() if name not in _OTHER_JSON},
             "basis": "whole model" if self.whole_time else "sum",
             "shares": self.shares,
             "variant": self.variant.to_json(),
             "protocol": self.protocol.to_json(),
             "software": self.software.to_json(),
-            **{
-                key: number
-                for name in figures
-                for key, number in figure_json(name, figures[name], vars(self)[name]).items()
-            },
+            **figures,
             **asdict(self.per_token),
             **interval_json("total_time", "us", self.total_time),
             **interval_json("total_energy", "mj", self.total_energy),

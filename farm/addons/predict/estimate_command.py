@@ -4,6 +4,7 @@ none.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,8 +78,7 @@ def estimate(model: Model, options: EstimateOptions) -> None:
     kind = query.kind()
     variants = [
         usual_variant(model, kind, batch=size, length=tokens, **options.given)
-        for size in batches
-        for tokens in lengths
+        for size, tokens in itertools.product(batches, lengths)
     ]
     output.say_differences(variants)
     if (tokens := options.generate) is not None:

@@ -24,7 +24,7 @@ from farm.addons.predict.estimate import Estimate, cost_json
 from farm.addons.predict.stored_predictor import PredictedValue
 from farm.errors import FarmError, UsageError
 from farm.store import tables
-from farm.types.fields import names_of
+from farm.store.content import stored_variant
 from farm.types.protocol import Variant
 
 MEASURED = 0.5  # if there is a predictor, stored decodes with less coverage are not used
@@ -165,7 +165,7 @@ def _stored_decodes(session: Session, alike: Variant) -> list[Variant]:
     rows = session.exec(
         select(row).where(row.model == alike.model, row.phase == "decode", row.batch == alike.batch)
     )
-    variants = [Variant(**{name: getattr(row, name) for name in names_of(Variant)}) for row in rows]
+    variants = [stored_variant(row.model_dump()) for row in rows]
     # A decode has one token of each sequence.
     return [
         variant

@@ -200,11 +200,7 @@ def _attention_plan(
     # Each head reads keys that are expanded over heads.
     keys = 2 * products.count * products.n * products.k * DTYPES[basic.dtype][0]
     scores = 4 * products.m * products.n * products.count  # in float32
-    places = [
-        place
-        for argument in (spec.get("arguments") or [])[:2]
-        for place in tensor_references(argument)
-    ]
+    places = tensor_references((spec.get("arguments") or [])[:2])
     shapes = [spec["tensors"][place]["shape"] for place in places]
     chosen = (
         short_name == "scaled_dot_product_attention"
@@ -525,9 +521,8 @@ def _pooled(spec: Mapping[str, Any], tensors: Sequence[Tensor]) -> float:
         value if isinstance(value, list) else [value] * 2 for value in (window, step or window)
     ]
     sides = [side * 2 if len(side) == 1 else side for side in sides]
-    if not all(
-        type(size) is int and size > 0 for side in sides for size in side
-    ):  # no rule knows this call
+    sizes = [*sides[0], *sides[1]]
+    if not all(type(size) is int and size > 0 for size in sizes):  # no rule knows this call
         return 0.0
     return elements_of(tensors[0]) * math.prod(sides[0]) / math.prod(sides[1])
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -41,10 +42,11 @@ class ProposedMeasurement:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            **{
-                name: getattr(self.entry, name)
-                for name in ("operator_id", "operator", "label", "predicted_us", "far")
-            },
+            "operator_id": self.entry.operator_id,
+            "operator": self.entry.operator,
+            "label": self.entry.label,
+            "predicted_us": self.entry.predicted_us,
+            "far": self.entry.far,
             "gain": self.gain,
             "models": list(self.models),
             "sweep": {"operator": self.sweep.operator, "grid": self.sweep.grid}
@@ -124,7 +126,7 @@ def _sweep_of(operator: str, spec: Mapping[str, Any], operator_id: str) -> Sweep
 
     sweep = Sweep(operator, {name: (value,) for name, value in grid.items()})
     with contextlib.suppress(FarmError, ValueError, TypeError):
-        made = [tuple_ for batch in Expansion(sweep).batches() for tuple_ in batch]
+        made = list(itertools.chain.from_iterable(Expansion(sweep).batches()))
         if [made_tuple.id for made_tuple in made] == [operator_id]:
             return sweep
     return None

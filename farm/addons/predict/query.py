@@ -5,6 +5,7 @@ predictors.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import operator
 from collections import ChainMap
 from collections.abc import Collection, Sequence
@@ -272,7 +273,8 @@ def _rows(
     def fitting(at: Session) -> dict[str, TrainingRow]:
         data_sets = datasets(at, card_model, source.card, only)
         same = (data for data in data_sets if alike(data.conditions) == alike(source.conditions))
-        return {row.reading_id: row for data in same for row in data.rows}
+        rows = itertools.chain.from_iterable(data.rows for data in same)
+        return {row.reading_id: row for row in rows}
 
     with packaged_database().read() as packaged, contextlib.ExitStack() as stack:
         own_rows: dict[str, TrainingRow] = {}

@@ -34,7 +34,6 @@ from farm.errors import DamagedPackage, UsageError, writing_to
 from farm.settings import settings
 from farm.settings.shared_files import make_private, replacing_file
 from farm.store.package_files import DATA, check_package_files
-from farm.types import protocol as protocols
 from farm.types.format import ENERGY, TIME, quantity
 from farm.types.protocol import Protocol, Software
 from farm.types.roofline import Roofline
@@ -238,10 +237,16 @@ def file_name(conditions: Conditions) -> str:
     protocol.
     """
     words = [conditions.card_model, "torch", conditions.software.torch.partition("+")[0]]
-    protocol, usual = conditions.protocol, protocols.Protocol()
-    named = {name: getattr(protocol, name) for name in ("launch", "residency", "placement")}
-    words += [value for name, value in named.items() if value != getattr(usual, name)]
-    words += ["tf32"] * protocol.tf32
+    protocol, usual = conditions.protocol, Protocol()
+    for value, default in (
+        (protocol.launch, usual.launch),
+        (protocol.residency, usual.residency),
+        (protocol.placement, usual.placement),
+    ):
+        if value != default:
+            words.append(value)
+    if protocol.tf32:
+        words.append("tf32")
     return re.sub(r"[^a-z0-9.]+", "-", " ".join(words).lower()).strip("-") + ".npz"
 
 
@@ -362,7 +367,7 @@ def _about(path: Path) -> dict[str, Any]:
 def card_models(folders: Iterable[Path]) -> set[str]:
     """Return the card models of all predictors that can be read."""
     models = set()
-    for path in (path for folder in folders for path in folder.glob("*.json")):
+    for path in itertools.chain.from_iterable(folder.glob("*.json") for folder in folders):
         with contextlib.suppress(UsageError):
             models.add(str((_about(path).get("circumstances") or {}).get("card_model")))
     return models

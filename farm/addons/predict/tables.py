@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -315,7 +316,7 @@ def curve(found: Sequence[Estimate]) -> RenderableType:
         ">predicted share",
         *([">cards needed\nfor memory"] if too_large else []),
     ]
-    notes = list(dict.fromkeys(note for estimate in found for note in estimate.notes))
+    notes = list(dict.fromkeys(itertools.chain.from_iterable(estimate.notes for estimate in found)))
     notes += [
         f"The estimate of {estimate.variant} is incomplete. {estimate.incomplete_reason}"
         for estimate in incomplete
@@ -475,9 +476,7 @@ def _scores(title: str, found: Sequence[Evaluation], of: str) -> RenderableType:
         ">power",
         ">energy",
     )
-    return ruled(
-        heads, (cells(evaluation.predictor, getattr(evaluation, of)) for evaluation in found)
-    )
+    return ruled(heads, (cells(evaluation.predictor, vars(evaluation)[of]) for evaluation in found))
 
 
 def _models(best: Evaluation) -> RenderableType:
