@@ -22,7 +22,7 @@ from farm.models.resolved import ResolvedModel
 from farm.models.tensor_kinds import bytes_of, is_plain
 from farm.models.user_code import captured_code
 from farm.operators import self_check
-from farm.operators.capture import UNDER_AUTOCAST, WatchedOperators, capture, predict
+from farm.operators.capture import WatchedOperators, capture, predict
 from farm.operators.captured import CapturedPass
 from farm.operators.cost import Cost, costs_of, model_flops
 from farm.operators.fake_pass import STANDS_FOR_A_CARD, fake_pass
@@ -82,11 +82,6 @@ class Extraction:
                 "The sum would miss these calls. Write this part with public PyTorch functions "
                 "and modules."
             )
-            if gaps and all(UNDER_AUTOCAST in gap for gap in gaps):
-                step = (
-                    "Remove torch.autocast from the model, and choose one dtype for all of it: "
-                    "--dtype bfloat16."
-                )
             return CaptureError(
                 f"{name} cannot be extracted completely: {_by_reason(gaps + overlaps)}.", step
             )
