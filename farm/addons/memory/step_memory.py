@@ -23,6 +23,7 @@ from farm.operators.captured import CapturedCall, CapturedPass, CapturedTensor
 from farm.report import report as reports
 from farm.store import tables
 from farm.store.job_ids import find_job
+from farm.subjects.needed import needed_tuple
 from farm.training.tensor_lifetime import Life, PeriodInterval, allocated_peak_bytes
 from farm.types.card_kind import OfCardKind
 from farm.types.data_sheets import data_sheets, sheet_of
@@ -33,7 +34,7 @@ from farm.types.request import Request
 from farm.types.roofline import median_fingerprint, roofline_of
 from farm.types.tuple import DTYPES, OperatorTuple
 from farm.verdict.corrections import choose
-from farm.verdict.model_readings import needed_tuple, peaks_of, select_for_model
+from farm.verdict.model_readings import peaks_of, select_for_model
 
 if TYPE_CHECKING:
     from farm.operators.cost import Cost
