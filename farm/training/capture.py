@@ -380,8 +380,8 @@ class StepRecorder(Recorder):
         is_attention = func is _ATTENTION
         kind = "function" if is_attention else "aten"
         name = FUNCTION_NAMES[func] if is_attention else str(_AS_RUN.get(func, func))
-        found = self._part()
-        if found is None:
+        part = self._part()
+        if part is None:
             where = self.node.name() if self.node is not None else f"'{self.path}'"
             self.gaps.append(
                 f"{name} in the {self.now} at {where}: belongs to no module or function"
@@ -390,10 +390,10 @@ class StepRecorder(Recorder):
         inputs, stored = list(tensors_in((args, kwargs))), self.storages
         places = {id(tensor): stored.numbers.get(storage_key(tensor)) for tensor in inputs}
         roles = {
-            one: "" if place is None else stored.tensors[place].role
-            for one, place in places.items()
+            key: "" if place is None else stored.tensors[place].role
+            for key, place in places.items()
         }
-        table = TensorTable({one: role_in_tuple(role) for one, role in roles.items()})
+        table = TensorTable({key: role_in_tuple(role) for key, role in roles.items()})
         try:
             described = self.describe(name, kind, args, kwargs, table)
         except NotEncodable as error:
@@ -403,7 +403,7 @@ class StepRecorder(Recorder):
             flops = 0 if is_attention else operator_flops(func, args, kwargs, out)
             self.note_trace(described, (name,), out, flops)
         changed = () if is_attention else written_tensors(func, args, kwargs)
-        self._add(described.spec, func, inputs, itertools.chain(changed, tensors_in(out)), found)
+        self._add(described.spec, func, inputs, itertools.chain(changed, tensors_in(out)), part)
 
     def _add(
         self,
@@ -468,7 +468,7 @@ def scaled_dot_product_attention(
     cuDNN 9.15, such as an H100 or H200; `dropout` is the same on all cards."""
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
-        query, key, value = (one.to(dtype) for one in (query, key, value))
+        query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
         attn_mask = (
             attn_mask.to(dtype)
             if attn_mask is not None and attn_mask.is_floating_point()
@@ -493,7 +493,9 @@ def scaled_dot_product_attention(
         return torch._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, **more
         )[0]
-    trained = torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value))
+    trained = torch.is_grad_enabled() and any(
+        tensor.requires_grad for tensor in (query, key, value)
+    )
     return fused(
         query, key, value, attn_mask, trained, dropout_p, is_causal, scale=more.get("scale")
     )[0]
@@ -519,7 +521,7 @@ def as_computed(func: Any, args: Any, out: Any, *, on_card: bool) -> Any:
         weight = args[_WEIGHT_OF[func]]
         if on_card and func is torch.ops.aten.native_layer_norm.default:
             return out[0], *(
-                one.to(torch.promote_types(one.dtype, torch.float32)) for one in out[1:]
+                tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in out[1:]
             )
         if weight is not None and weight.dtype != args[0].dtype:
             return out[0], *(statistics.to(weight.dtype) for statistics in out[1:])

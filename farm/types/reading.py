@@ -238,18 +238,18 @@ class _Stored:
         values = {name: _parsed(name, value) for name, value in data.items() if name in names}
         # A job has tens of thousands of readings, and few of the fifty fields of `Details` are set.
         # So only these are assigned; the other fields use the defaults of the class.
-        found = cls.__new__(cls)
-        vars(found).update(values, other={name: data[name] for name in data.keys() - names})
-        return found
+        record = cls.__new__(cls)
+        vars(record).update(values, other={name: data[name] for name in data.keys() - names})
+        return record
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple) and value and isinstance(value[0], RankFigures):
-        return [dataclasses.asdict(one) for one in value]
+        return [dataclasses.asdict(item) for item in value]
     if isinstance(value, Mapping):
-        return {name: _plain(one) for name, one in value.items()}
+        return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, InModelTimes):
-        return {name: one for name, one in dataclasses.asdict(value).items() if one is not None}
+        return {name: item for name, item in dataclasses.asdict(value).items() if item is not None}
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
 
 
@@ -478,24 +478,24 @@ class Reading:
             if value <= 0:
                 text = f"The measured time of a pass is not positive: {name} is {value:.6g}."
                 raise Unmeasurable("not_positive", text, "Measure it again, with a longer window.")
-        found, why = self, "the measured figures are not positive"
+        reading, why = self, "the measured figures are not positive"
         burst, replay, eager_us = (
             self.details.burst,
             self.details.in_order,
             self.details.eager_time_us,
         )
         if burst is not None and _is_not_positive(burst.time_us, burst.power_w, burst.energy_mj):
-            found = found.noting(burst=None)
+            reading = reading.noting(burst=None)
         if replay is not None and _is_not_positive(replay.time_us, replay.energy_mj):
-            found = found.noting(in_order=None, in_order_missing=why)
+            reading = reading.noting(in_order=None, in_order_missing=why)
         if _is_not_positive(eager_us):
-            found = found.noting(eager_time_us=None, eager_time_missing=why)
+            reading = reading.noting(eager_time_us=None, eager_time_missing=why)
         if _is_not_positive(self.power_w, self.energy_mj):
             absent: dict[str, Any] = dict.fromkeys(
                 ("power_w", "power_half_width_w", "energy_mj", "energy_half_width_mj")
             )
-            found = dataclasses.replace(found, **absent).flagged("no_energy")
-        return found
+            reading = dataclasses.replace(reading, **absent).flagged("no_energy")
+        return reading
 
     def flagged(self, *flags: str) -> Self:
         """Return a copy of the reading with more flags. The flags are sorted."""
@@ -530,17 +530,21 @@ def of_ranks(readings: Sequence[Reading], card_ids: Sequence[str]) -> Reading:
     Ranks that share a card, such as the CPU, have measured the same power: it counts once.
     """
     slowest = max(readings, key=lambda one: one.time_us)
-    of_card = {card_id: one for one, card_id in zip(readings, card_ids, strict=True)}.values()
+    of_card = {
+        card_id: reading for reading, card_id in zip(readings, card_ids, strict=True)
+    }.values()
     summed = ("power_w", "power_half_width_w", "energy_mj", "energy_half_width_mj")
-    bursts = [one.details.burst for one in of_card if one.details.burst is not None]
+    bursts = [reading.details.burst for reading in of_card if reading.details.burst is not None]
     burst = max(bursts, key=lambda one: one.time_us) if len(bursts) == len(of_card) else None
     if burst is not None:
         burst = dataclasses.replace(burst, **_totals(bursts, *summed, "pause_power_w"))
-    replays = [one.details.in_order for one in of_card if one.details.in_order is not None]
+    replays = [
+        reading.details.in_order for reading in of_card if reading.details.in_order is not None
+    ]
     in_order = max(replays, key=lambda one: one.time_us) if len(replays) == len(of_card) else None
     if in_order is not None:
         in_order = dataclasses.replace(in_order, **_totals(replays, *summed[2:]))
-    clocks = [one.sm_clock_mhz for one in readings if one.sm_clock_mhz is not None]
+    clocks = [reading.sm_clock_mhz for reading in readings if reading.sm_clock_mhz is not None]
     ranks = tuple(
         RankFigures(
             card_id,
@@ -553,18 +557,20 @@ def of_ranks(readings: Sequence[Reading], card_ids: Sequence[str]) -> Reading:
         )
         for reading, card_id in zip(readings, card_ids, strict=True)
     )
-    about: dict[str, Any] = {"ranks": ranks, "burst": burst, "in_order": in_order}
-    loops = [one.details.looped_us or {} for one in readings]
+    details: dict[str, Any] = {"ranks": ranks, "burst": burst, "in_order": in_order}
+    loops = [reading.details.looped_us or {} for reading in readings]
     shared = set.intersection(*map(set, loops))
-    about["looped_us"] = {
-        key: math.fsum(one[key] for one in loops) / len(loops) for key in loops[0] if key in shared
+    details["looped_us"] = {
+        key: math.fsum(loop[key] for loop in loops) / len(loops)
+        for key in loops[0]
+        if key in shared
     } or None
-    about["in_order_missing"] = next(
-        (why for one in readings if (why := one.details.in_order_missing)), None
+    details["in_order_missing"] = next(
+        (why for reading in readings if (why := reading.details.in_order_missing)), None
     )
-    about["places"] = _mean_places([reading.details.places or {} for reading in readings])
-    about["added"] = _mean_places([reading.details.added or {} for reading in readings])
-    traces = [one.trace for one in readings]
+    details["places"] = _mean_places([reading.details.places or {} for reading in readings])
+    details["added"] = _mean_places([reading.details.added or {} for reading in readings])
+    traces = [reading.trace for reading in readings]
     series = {
         f"rank_{rank}_{name}" if rank else name: values
         for rank, trace in enumerate(traces)
@@ -576,11 +582,14 @@ def of_ranks(readings: Sequence[Reading], card_ids: Sequence[str]) -> Reading:
         idle_power_w=None,  # a card with ranks does not reach its idle power
         sm_clock_mhz=math.fsum(clocks) / len(clocks) if clocks else None,
         temperature_c=max(
-            (one.temperature_c for one in readings if one.temperature_c is not None), default=None
+            (reading.temperature_c for reading in readings if reading.temperature_c is not None),
+            default=None,
         ),
-        throttle_reasons=tuple(sorted({name for one in readings for name in one.throttle_reasons})),
-        flags=tuple(sorted({name for one in readings for name in one.flags})),
-        details=dataclasses.replace(slowest.details, **about),
+        throttle_reasons=tuple(
+            sorted({name for reading in readings for name in reading.throttle_reasons})
+        ),
+        flags=tuple(sorted({name for reading in readings for name in reading.flags})),
+        details=dataclasses.replace(slowest.details, **details),
         trace=Trace(traces[0].window_s, series) if traces[0] else None,
     )
 
@@ -589,21 +598,21 @@ def _mean_places(of_ranks: Sequence[Mapping[str, Place]]) -> dict[str, Place] | 
     """The mean over the ranks, because a rank that is early waits in a collective for the
     others.
     """
-    found = {}
-    for tuple_id, one in of_ranks[0].items():
+    means = {}
+    for tuple_id, first in of_ranks[0].items():
         each = [places[tuple_id] for places in of_ranks if tuple_id in places]
         half_width_us = math.hypot(*(place.half_width_us for place in each)) / len(each)
-        found[tuple_id] = Place(
-            math.fsum(place.effect_us for place in each) / len(each), half_width_us, one.calls
+        means[tuple_id] = Place(
+            math.fsum(place.effect_us for place in each) / len(each), half_width_us, first.calls
         )
-    return found or None
+    return means or None
 
 
 def _totals(figures: Sequence[Any], *names: str) -> dict[str, Any]:
     """The sums of fields over all cards; None if one card lacks the figure. Half-widths add up in
     squares.
     """
-    values = {name: [getattr(one, name) for one in figures] for name in names}
+    values = {name: [getattr(figure, name) for figure in figures] for name in names}
     add = {
         name: math.hypot if "half_width" in name else lambda *each: math.fsum(each)
         for name in names
