@@ -57,7 +57,7 @@ def measured_block(card: Card) -> Iterator[Window]:
     from farm.benchmark.sampler import Sampler
     from farm.benchmark.window import window_power
 
-    found = Window(card)
+    window = Window(card)
     with (
         contextlib.closing(open_device(card)) as device,
         Sampler(device, frozenset({os.getpid()})) as sampler,
@@ -65,17 +65,19 @@ def measured_block(card: Card) -> Iterator[Window]:
         _synchronize()
         begin_s = time.perf_counter()
         try:
-            yield found
+            yield window
         finally:
             _synchronize()
             end_s = time.perf_counter()
-            found.time_s = end_s - begin_s
+            window.time_s = end_s - begin_s
             power = window_power(sampler, begin_s, end_s)
-            found.power_w, found.power_half_width_w = power.power_w, power.half_width_w
-            found.power_source = power.source
-            found.energy_mj = None if power.power_w is None else power.power_w * found.time_s * 1e3
+            window.power_w, window.power_half_width_w = power.power_w, power.half_width_w
+            window.power_source = power.source
+            window.energy_mj = (
+                None if power.power_w is None else power.power_w * window.time_s * 1e3
+            )
             if "compute_processes" in device.capabilities:
-                found.shared = bool(sampler.window(begin_s, end_s).foreign_processes)
+                window.shared = bool(sampler.window(begin_s, end_s).foreign_processes)
 
 
 def _synchronize() -> None:

@@ -118,14 +118,14 @@ def verify(
             )
             compare, timed = observe(subject, protocol, device)
             try:
-                found = compare(record=record)
+                verified = compare(record=record)
             except NotCaptured as error:
                 record, not_captured = None, error_text(error)  # verify the eager pass instead
-                found = compare()
-            in_model = time_in_model(timed, found.capture, device, record=record)
-            found = _checked(found, predicted or {}, device)
+                verified = compare()
+            in_model = time_in_model(timed, verified.capture, device, record=record)
+            verified = _checked(verified, predicted or {}, device)
             tuple_kernels = _tuple_kernels(
-                found.capture, protocol, device, record or (lambda run: run)
+                verified.capture, protocol, device, record or (lambda run: run)
             )
     except CaptureError as error:
         raise Unmeasurable("raised", error.message, error.next_step) from error
@@ -134,15 +134,15 @@ def verify(
     except Exception as error:  # a user's model may raise anything
         raise why_it_raised(error) from error
     findings = dataclasses.replace(
-        _compared(found, predicted),
+        _compared(verified, predicted),
         launch="graph" if record is not None else "eager",
         not_captured=not_captured,
         tuple_kernels=tuple_kernels,
-        mismatches=found.capture.mismatches or None,
+        mismatches=verified.capture.mismatches or None,
         in_model=in_model,
         numerics={name: getattr(protocol, name) for name in NUMERICS},
     )
-    has_values = any(spec.without_values is not spec for spec in found.capture.tuples.values())
+    has_values = any(spec.without_values is not spec for spec in verified.capture.tuples.values())
     if (
         predicted is not None
         and not findings.missing
@@ -150,7 +150,7 @@ def verify(
         and not has_values
     ):
         return None, findings
-    observed = capture_json(found.capture)
+    observed = capture_json(verified.capture)
     if variant.compile:
         observed["compiled"] = compiled_pass(subject, device).facts()
     return observed, findings
@@ -163,8 +163,10 @@ def _checked(found: WatchedPass, predicted: Mapping[str, int], device: torch.dev
     from farm.training.capture import as_computed
 
     corrected = functools.partial(as_computed, on_card=False)
-    known = predicted if device.type == "cpu" else ()
-    check = functools.partial(self_check.checked_on, device, corrected=corrected, known=known)
+    known_tuples = predicted if device.type == "cpu" else ()
+    check = functools.partial(
+        self_check.checked_on, device, corrected=corrected, known=known_tuples
+    )
     eager = found.eager and dataclasses.replace(found.eager, capture=check(found.eager.capture))
     return dataclasses.replace(found, capture=check(found.capture), eager=eager)
 
@@ -196,10 +198,10 @@ def _capture_rank(variant: Variant, protocol: Protocol, device: torch.device) ->
             lambda: capture_step(step, device_type=device.type, warmed_up=True), protocol, device
         )
     model, arguments = build_variant(variant, device)
-    about: Any = {"grad": protocol.grad, "device_type": device.type}
+    options: Any = {"grad": protocol.grad, "device_type": device.type}
     with torch.set_grad_enabled(protocol.grad):
         model(*arguments)  # libraries initialize in the first pass
-    return as_launched(lambda: capture_forward(model, arguments, **about), protocol, device)
+    return as_launched(lambda: capture_forward(model, arguments, **options), protocol, device)
 
 
 def _compared(found: WatchedPass, predicted: Mapping[str, int] | None) -> Verification:
@@ -400,7 +402,7 @@ def capture_json(capture: CapturedPass) -> dict[str, Any]:
     costs = costs_of(capture)
     return {
         "tuples": {tuple_id: spec.to_json() for tuple_id, spec in capture.tuples.items()},
-        "costs": {tuple_id: dataclasses.asdict(one) for tuple_id, one in costs.items()},
+        "costs": {tuple_id: dataclasses.asdict(cost) for tuple_id, cost in costs.items()},
         "calls": [
             {
                 name: getattr(call, name)
@@ -409,8 +411,8 @@ def capture_json(capture: CapturedPass) -> dict[str, Any]:
             for call in capture.calls
         ],
         "storages": [
-            {"size_bytes": one.size_bytes, "role": role_in_tuple(one.role)}
-            for one in capture.tensors
+            {"size_bytes": tensor.size_bytes, "role": role_in_tuple(tensor.role)}
+            for tensor in capture.tensors
         ],
         **{
             name: getattr(capture, name)
@@ -559,11 +561,11 @@ def kernels_by_call(events: Sequence[Any]) -> list[tuple[int, _Kernels]]:
     ranges.sort(
         key=lambda event: event.time_range.start
     )  # ranges do not overlap: calls run one at a time
-    starts = [one.time_range.start for one in ranges]
+    starts = [call_range.time_range.start for call_range in ranges]
     launched = {
         event.id: event.time_range.start for event in on_host if event.name.startswith(LAUNCHES)
     }
-    positions = {id(one): position for position, one in enumerate(ranges)}
+    positions = {id(call_range): position for position, call_range in enumerate(ranges)}
     by_launch: list[_Kernels] = [[] for _ in ranges]
     by_link: list[_Kernels] = [[] for _ in ranges]
     for event in events:
@@ -584,5 +586,6 @@ def kernels_by_call(events: Sequence[Any]) -> list[tuple[int, _Kernels]]:
                 kernels.append((kernel.name, begin_us, begin_us + float(kernel.duration)))
     best = max(by_launch, by_link, key=lambda calls: sum(map(_busy_us, calls)))
     return [
-        (int(one.name[len(RANGE) :]), kernels) for one, kernels in zip(ranges, best, strict=True)
+        (int(call_range.name[len(RANGE) :]), kernels)
+        for call_range, kernels in zip(ranges, best, strict=True)
     ]

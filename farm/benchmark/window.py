@@ -236,7 +236,7 @@ class SteadyWindow:
     def flags(self) -> tuple[str, ...]:
         """The names of the conditions that make the figures doubtful, sorted."""
         power = self.power
-        known = power.power_w is not None
+        has_power = power.power_w is not None
         apart = (
             abs(power.integral_w / power.power_w - 1) if power.power_w and power.integral_w else 0.0
         )
@@ -253,10 +253,10 @@ class SteadyWindow:
             "throttled_power": self.seen.throttled("power_cap"),
             "throttled_thermal": self.seen.throttled(*THERMAL),
             "throttled_other": self.seen.throttled(*OTHER_SLOWDOWNS),
-            "no_energy": not known,
-            "lesser_power_source": known and power.source not in ("energy_counter", "rapl"),
+            "no_energy": not has_power,
+            "lesser_power_source": has_power and power.source not in ("energy_counter", "rapl"),
             "power_disagrees": apart > DISAGREE,
-            "drifting": known and abs(power.drift) > DRIFT,
+            "drifting": has_power and abs(power.drift) > DRIFT,
         }
         return tuple(sorted(name for name, so in holds.items() if so))
 
@@ -272,7 +272,7 @@ class SteadyWindow:
         `details`.
         """
         power, seen, flags = self.power, self.seen, self.flags
-        values, passes = pass_times_us(self.rounds), sum(one.passes for one in self.rounds)
+        values, passes = pass_times_us(self.rounds), sum(round_.passes for round_ in self.rounds)
         time_us, time_half_width_us, _ = self.time_us
         time_half_width_us = intervals.finite(time_half_width_us, time_us)
 
@@ -322,7 +322,7 @@ class SteadyWindow:
             self.workload.details,
             method=METHOD if self.waited_share is None else CPU_METHOD,
             rounds=len(self.rounds),
-            late_rounds=sum(one.late for one in self.rounds) or None,
+            late_rounds=sum(round_.late for round_ in self.rounds) or None,
             starved_share=round(self.starved_share, 4) if "starved" in flags else None,
             time_figure=time_figure,
             time_mean_us=statistics.fmean(values),
@@ -357,7 +357,9 @@ def figure_of(rounds: Sequence[TimedRound], power: WindowPower) -> tuple[float, 
             "median",
         )
     # Energy is mean power times pass time, so the pass time must be a mean, too.
-    time_us = sum(one.took_s for one in rounds) / sum(one.passes for one in rounds) * 1e6
+    time_us = (
+        sum(round_.took_s for round_ in rounds) / sum(round_.passes for round_ in rounds) * 1e6
+    )
     return time_us, intervals.batch_half_width(values), "mean"
 
 

@@ -72,7 +72,9 @@ class BenchmarkGroup:
     @property
     def unhealthy(self) -> str:
         """The faults that the health checks found; "" if all cards passed."""
-        return " ".join(f"{one.card_id}: {one.unhealthy}" for one in self._ranks if one.unhealthy)
+        return " ".join(
+            f"{rank.card_id}: {rank.unhealthy}" for rank in self._ranks if rank.unhealthy
+        )
 
     def start(self) -> None:
         """Start all ranks, if not all are alive, and return at once. Raises `Unmeasurable`
@@ -152,12 +154,14 @@ class BenchmarkGroup:
             MeasureRequest(subject, protocol, stopping, predicted), timeout_s, on_phase
         )
         merged = of_ranks(readings, self.card_ids).noting(unverified=unverified)
-        about = {
+        merged_details = {
             "bus_bytes_per_s": _bus_bytes_per_s(subject, merged),
             "link_bytes_per_s": self._link[1],
         }
-        found = (verified.observed, verified.verification) if verified else (None, None)
-        return Measured(merged.noting(**about), software, self._ranks[0].card, *found)
+        observations = (verified.observed, verified.verification) if verified else (None, None)
+        return Measured(
+            merged.noting(**merged_details), software, self._ranks[0].card, *observations
+        )
 
     def _ask(
         self, request: ProcessRequest[A], timeout_s: float, on_phase: OnPhase | None
@@ -175,9 +179,9 @@ class BenchmarkGroup:
                 self.watch()
                 for rank, answer in tuple(asked.items()):
                     try:
-                        if (found := answer()) is None:
+                        if (rank_answer := answer()) is None:
                             continue
-                        answers[rank] = found
+                        answers[rank] = rank_answer
                         until_s = min(until_s, time.monotonic() + ANSWERS_S)
                     except Unmeasurable as error:
                         failures.append((rank, error))
