@@ -333,8 +333,8 @@ def _rounds(report: Report) -> RenderableType:
             ("why", lambda row: row.reason),
             ("operators added", "operators", new_operators),
             (">items", "items"),
-            (">accuracy\ntime", "accuracy_time", percent),
-            (">accuracy\nenergy", "accuracy_energy", percent),
+            (">accuracy\ntime", lambda row: percent(row.accuracies.get("time"))),
+            (">accuracy\nenergy", lambda row: percent(row.accuracies.get("energy"))),
             (">coverage", "coverage", percent),
             (
                 "outcome",
@@ -414,14 +414,18 @@ def layer_table(layers: Layers) -> RenderableType:
     columns: list[Any] = [
         *([("module", "module_path", _path)] if by == "call" else []),
         (head, lambda row: _layer_name(row, layers)),
-        *([(">calls", lambda row: part_of(row.measured_calls, row.calls))] if by != "call" else []),
+        *(
+            [(">calls", lambda row: part_of(row.measured_calls, row.cost.calls))]
+            if by != "call"
+            else []
+        ),
         *(sizes if by in ("call", "tuple") else []),
         (
             ">weights",
             lambda row: count_of(row.held_parameters, "") if row.held_parameters != 0 else NOTHING,
         ),
-        (">FLOP", lambda row: count_of(row.flops, "")),
-        (">bytes", "bytes_moved", "B"),
+        (">FLOP", lambda row: count_of(row.cost.flops, "")),
+        (">bytes", lambda row: count_of(row.cost.bytes_moved, "B")),
         (">time", "time_us", TIME),
         (">share", "time_share", percent),
         *(energies if any(row.energy_mj is not None for row in layers.rows) else []),
@@ -435,6 +439,10 @@ def layer_table(layers: Layers) -> RenderableType:
         rest="; --csv and --json list all",
     )
     return Group(Text(f"{layers.title}  (job {layers.job_id})", style="bold"), Text(), table)
+
+
+def _calls_of(row: LayerRow) -> str:
+    return part_of(row.measured_calls, row.cost.calls)
 
 
 def _path(path: str) -> str:

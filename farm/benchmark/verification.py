@@ -37,21 +37,19 @@ import torch
 
 from farm.benchmark import ranks
 from farm.benchmark.host_steps import HostSteps
-from farm.benchmark.passes import as_launched, numeric_flags
-from farm.benchmark.subjects.compiled_model import compiled_pass
-from farm.benchmark.subjects.model_variant import build_variant
+from farm.benchmark.passes import numeric_flags
+from farm.benchmark.subjects import kind_of_variant
+from farm.benchmark.subjects.model_variant import ObservedRun
 from farm.benchmark.torch_device import capture_graph, one_stream
 from farm.benchmark.workload import why_it_raised
 from farm.errors import CaptureError, FarmError, Unmeasurable, error_text
 from farm.operators import profiler, self_check
-from farm.operators.capture import Around, run_with_owners
 from farm.operators.captured import CapturedPass, role_in_tuple
 from farm.operators.cost import costs_of
 from farm.operators.profiler import (
     RANGE,
     Record,
     WatchedPass,
-    compare_with_unwatched,
     is_kernel,
     mark,
 )
@@ -72,10 +70,6 @@ NUMERICS = (
 )  # settings that decide which kernels run
 PASSES = 3  # passes in which calls are timed
 LAUNCHES = ("cuda", "cu", "hip")  # name prefixes of the functions that launch work on a card
-
-#: Runs one observed pass. Its argument maps the number of a slot of the capture to a context for
-#: the slot's call.
-ObservedRun = Callable[[Around], object]
 
 
 def verify(
@@ -102,30 +96,23 @@ def verify(
         Unmeasurable: the model does not fit on the card, or raised there.
     """
     one_stream(device)
-    variant, not_captured = Variant.from_json(subject.spec), None
+    kind, not_captured = kind_of_variant(Variant.from_json(subject.spec)), None
     if record is None and device.type == "cuda" and protocol.launch == "graph":
-        record = functools.partial(_as_graph, device=device, waits=not variant.compile)
+        record = functools.partial(_as_graph, device=device, waits=kind.has_host_steps)
     try:
         with numeric_flags(protocol):
             if ranks.world() > 1:
                 return _verify_rank(subject, protocol, device, predicted or {})
-            observe = (
-                _observe_compiled
-                if variant.compile
-                else _observe_step
-                if variant.step
-                else _observe_pass
-            )
-            compare, timed = observe(subject, protocol, device)
+            compare, timed = kind.observation(subject, protocol, device)
             try:
-                verified = compare(record=record)
+                found = compare(record=record)
             except NotCaptured as error:
                 record, not_captured = None, error_text(error)  # verify the eager pass instead
-                verified = compare()
-            in_model = time_in_model(timed, verified.capture, device, record=record)
-            verified = _checked(verified, predicted or {}, device)
+                found = compare()
+            in_model = time_in_model(timed, found.capture, device, record=record)
+            found = _checked(found, predicted or {}, device)
             tuple_kernels = _tuple_kernels(
-                verified.capture, protocol, device, record or (lambda run: run)
+                found.capture, protocol, device, record or (lambda run: run)
             )
     except CaptureError as error:
         raise Unmeasurable("raised", error.message, error.next_step) from error
@@ -134,15 +121,15 @@ def verify(
     except Exception as error:  # a user's model may raise anything
         raise why_it_raised(error) from error
     findings = dataclasses.replace(
-        _compared(verified, predicted),
+        _compared(found, predicted),
         launch="graph" if record is not None else "eager",
         not_captured=not_captured,
         tuple_kernels=tuple_kernels,
-        mismatches=verified.capture.mismatches or None,
+        mismatches=found.capture.mismatches or None,
         in_model=in_model,
         numerics={name: getattr(protocol, name) for name in NUMERICS},
     )
-    has_values = any(spec.without_values is not spec for spec in verified.capture.tuples.values())
+    has_values = any(spec.without_values is not spec for spec in found.capture.tuples.values())
     if (
         predicted is not None
         and not findings.missing
@@ -150,10 +137,8 @@ def verify(
         and not has_values
     ):
         return None, findings
-    observed = capture_json(verified.capture)
-    if variant.compile:
-        observed["compiled"] = compiled_pass(subject, device).facts()
-    return observed, findings
+    observed = capture_json(found.capture)
+    return {**observed, **kind.facts(subject, device)}, findings
 
 
 def _checked(found: WatchedPass, predicted: Mapping[str, int], device: torch.device) -> WatchedPass:
@@ -163,10 +148,8 @@ def _checked(found: WatchedPass, predicted: Mapping[str, int], device: torch.dev
     from farm.training.capture import as_computed
 
     corrected = functools.partial(as_computed, on_card=False)
-    known_tuples = predicted if device.type == "cpu" else ()
-    check = functools.partial(
-        self_check.checked_on, device, corrected=corrected, known=known_tuples
-    )
+    known = predicted if device.type == "cpu" else ()
+    check = functools.partial(self_check.checked_on, device, corrected=corrected, known=known)
     eager = found.eager and dataclasses.replace(found.eager, capture=check(found.eager.capture))
     return dataclasses.replace(found, capture=check(found.capture), eager=eager)
 
@@ -178,30 +161,14 @@ def _verify_rank(
 
     The profiler is not used, because it would slow down the next measurements of the ranks.
     """
-    capture = _capture_rank(Variant.from_json(subject.spec), protocol, device)
+    variant = Variant.from_json(subject.spec)
+    capture = kind_of_variant(variant).capture_rank(variant, protocol, device)
     gc.collect()  # a split model refers to itself; the measurement needs its memory
     findings = _compared(WatchedPass(capture, Counter(), Counter(), Counter(), []), predicted)
     launch = protocol.launch if device.type == "cuda" else "eager"
     findings = dataclasses.replace(findings, launch=launch, unobserved_kernels=None, kernels=None)
     has_values = any(spec.without_values is not spec for spec in capture.tuples.values())
     return None if findings.matches and not has_values else capture_json(capture), findings
-
-
-def _capture_rank(variant: Variant, protocol: Protocol, device: torch.device) -> CapturedPass:
-    from farm.training.capture import capture_step
-    from farm.training.extract import build_step, capture_forward
-
-    if variant.step:
-        step = build_step(variant, device, launch=protocol.launch)
-        step.run()  # a distributed optimizer plans its second step when it runs
-        return as_launched(
-            lambda: capture_step(step, device_type=device.type, warmed_up=True), protocol, device
-        )
-    model, arguments = build_variant(variant, device)
-    options: Any = {"grad": protocol.grad, "device_type": device.type}
-    with torch.set_grad_enabled(protocol.grad):
-        model(*arguments)  # libraries initialize in the first pass
-    return as_launched(lambda: capture_forward(model, arguments, **options), protocol, device)
 
 
 def _compared(found: WatchedPass, predicted: Mapping[str, int] | None) -> Verification:
@@ -242,53 +209,6 @@ def _compared(found: WatchedPass, predicted: Mapping[str, int] | None) -> Verifi
         },
         differences=tuple(differences[:KEPT_DIFFERENCES]),
         difference_count=len(differences),
-    )
-
-
-#: A function that compares an observed run with an unobserved run; and the observed run.
-_Observation = tuple[Callable[..., WatchedPass], ObservedRun]
-
-
-def _observe_pass(subject: Subject, protocol: Protocol, device: torch.device) -> _Observation:
-    model, arguments = build_variant(Variant.from_json(subject.spec), device, hand_over=True)
-    grad = protocol.grad
-    return (
-        functools.partial(profiler.verify_on_device, model, arguments, device, grad_enabled=grad),
-        lambda around: run_with_owners(
-            model, arguments, device_type=device.type, grad_enabled=grad, around=around
-        ),
-    )
-
-
-def _observe_compiled(subject: Subject, protocol: Protocol, device: torch.device) -> _Observation:
-    with torch.set_grad_enabled(protocol.grad):
-        compiled = compiled_pass(subject, device)
-    return (
-        functools.partial(
-            compare_with_unwatched,
-            compiled.run,
-            compiled.capture,
-            device,
-            grad_enabled=protocol.grad,
-        ),
-        compiled.capture,
-    )
-
-
-def _observe_step(subject: Subject, protocol: Protocol, device: torch.device) -> _Observation:
-    from farm.training.capture import capture_step
-    from farm.training.extract import build_step
-
-    step = build_step(Variant.from_json(subject.spec), device, launch=protocol.launch)
-    observe = functools.partial(capture_step, step, device_type=device.type, warmed_up=True)
-
-    def plainly() -> None:
-        step.count_from_one()
-        step.run()
-
-    return (
-        functools.partial(compare_with_unwatched, plainly, observe, device, grad_enabled=True),
-        lambda around: observe(around=around),
     )
 
 
@@ -402,7 +322,7 @@ def capture_json(capture: CapturedPass) -> dict[str, Any]:
     costs = costs_of(capture)
     return {
         "tuples": {tuple_id: spec.to_json() for tuple_id, spec in capture.tuples.items()},
-        "costs": {tuple_id: dataclasses.asdict(cost) for tuple_id, cost in costs.items()},
+        "costs": {tuple_id: dataclasses.asdict(one) for tuple_id, one in costs.items()},
         "calls": [
             {
                 name: getattr(call, name)
@@ -411,8 +331,8 @@ def capture_json(capture: CapturedPass) -> dict[str, Any]:
             for call in capture.calls
         ],
         "storages": [
-            {"size_bytes": tensor.size_bytes, "role": role_in_tuple(tensor.role)}
-            for tensor in capture.tensors
+            {"size_bytes": one.size_bytes, "role": role_in_tuple(one.role)}
+            for one in capture.tensors
         ],
         **{
             name: getattr(capture, name)
@@ -561,11 +481,11 @@ def kernels_by_call(events: Sequence[Any]) -> list[tuple[int, _Kernels]]:
     ranges.sort(
         key=lambda event: event.time_range.start
     )  # ranges do not overlap: calls run one at a time
-    starts = [call_range.time_range.start for call_range in ranges]
+    starts = [one.time_range.start for one in ranges]
     launched = {
         event.id: event.time_range.start for event in on_host if event.name.startswith(LAUNCHES)
     }
-    positions = {id(call_range): position for position, call_range in enumerate(ranges)}
+    positions = {id(one): position for position, one in enumerate(ranges)}
     by_launch: list[_Kernels] = [[] for _ in ranges]
     by_link: list[_Kernels] = [[] for _ in ranges]
     for event in events:
@@ -586,6 +506,5 @@ def kernels_by_call(events: Sequence[Any]) -> list[tuple[int, _Kernels]]:
                 kernels.append((kernel.name, begin_us, begin_us + float(kernel.duration)))
     best = max(by_launch, by_link, key=lambda calls: sum(map(_busy_us, calls)))
     return [
-        (int(call_range.name[len(RANGE) :]), kernels)
-        for call_range, kernels in zip(ranges, best, strict=True)
+        (int(one.name[len(RANGE) :]), kernels) for one, kernels in zip(ranges, best, strict=True)
     ]

@@ -356,7 +356,7 @@ class BenchmarkProcess:
         # start it now, so that its imports do not disturb the next measurement
         self._start_verifier()
         if isinstance(verified, str):
-            return Measured(reading.noting(unverified=verified), software, card)
+            return Measured(reading.lacking("verification", verified), software, card)
         return Measured(reading, software, card, verified.observed, verified.verification)
 
     def verify(

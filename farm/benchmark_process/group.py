@@ -72,9 +72,7 @@ class BenchmarkGroup:
     @property
     def unhealthy(self) -> str:
         """The faults that the health checks found; "" if all cards passed."""
-        return " ".join(
-            f"{rank.card_id}: {rank.unhealthy}" for rank in self._ranks if rank.unhealthy
-        )
+        return " ".join(f"{one.card_id}: {one.unhealthy}" for one in self._ranks if one.unhealthy)
 
     def start(self) -> None:
         """Start all ranks, if not all are alive, and return at once. Raises `Unmeasurable`
@@ -153,15 +151,16 @@ class BenchmarkGroup:
         readings = self._ask(
             MeasureRequest(subject, protocol, stopping, predicted), timeout_s, on_phase
         )
-        merged = of_ranks(readings, self.card_ids).noting(unverified=unverified)
-        merged_details = {
-            "bus_bytes_per_s": _bus_bytes_per_s(subject, merged),
-            "link_bytes_per_s": self._link[1],
-        }
-        observations = (verified.observed, verified.verification) if verified else (None, None)
-        return Measured(
-            merged.noting(**merged_details), software, self._ranks[0].card, *observations
+        merged = of_ranks(readings, self.card_ids)
+        if unverified is not None:
+            merged = merged.lacking("verification", unverified)
+        cards = dataclasses.replace(
+            merged.details.cards,
+            bus_bytes_per_s=_bus_bytes_per_s(subject, merged),
+            link_bytes_per_s=self._link[1],
         )
+        found = (verified.observed, verified.verification) if verified else (None, None)
+        return Measured(merged.noting(cards=cards), software, self._ranks[0].card, *found)
 
     def _ask(
         self, request: ProcessRequest[A], timeout_s: float, on_phase: OnPhase | None
@@ -179,9 +178,9 @@ class BenchmarkGroup:
                 self.watch()
                 for rank, answer in tuple(asked.items()):
                     try:
-                        if (rank_answer := answer()) is None:
+                        if (found := answer()) is None:
                             continue
-                        answers[rank] = rank_answer
+                        answers[rank] = found
                         until_s = min(until_s, time.monotonic() + ANSWERS_S)
                     except Unmeasurable as error:
                         failures.append((rank, error))
@@ -231,4 +230,4 @@ def _bus_bytes_per_s(subject: Subject, reading: Reading) -> float | None:
         return None
     spec = parse(subject.spec)
     moved_bytes = kind_of(spec).bus_bytes(spec)
-    return round(moved_bytes / reading.time_us * 1e6) if moved_bytes else None
+    return round(moved_bytes / reading.time_us.value * 1e6) if moved_bytes else None

@@ -49,8 +49,9 @@ from farm.subjects.parsing import parse
 from farm.training.captured_model import CapturedModel, no_model
 from farm.training.version import versioned
 from farm.types.card_kind import device_type_of
-from farm.types.format import ENERGY, POWER, TIME
-from farm.types.notebook import measured, table
+from farm.types.figure import value_of
+from farm.types.format import ENERGY, POWER, TIME, interval
+from farm.types.notebook import table
 from farm.types.protocol import QUICK, Protocol, Software, Stopping, Subject, Variant
 from farm.types.reading import Reading
 from farm.types.request import Request
@@ -79,23 +80,23 @@ class TupleReading:
     @property
     def time_us(self) -> float:
         """Time of one call. Unit: us."""
-        return self.reading.time_us
+        return self.reading.time_us.value
 
     @property
     def energy_mj(self) -> float | None:
         """Energy of one call, None if the card does not report it. Unit: mJ."""
-        return self.reading.energy_mj
+        return value_of(self.reading.energy_mj)
 
     def __repr__(self) -> str:
-        time = measured(self.reading.time_us, self.reading.time_half_width_us, TIME)
+        time = interval(self.reading.time_us, TIME)
         return f"<TupleReading {label_of(self.spec)}: {time} on {self.card.model}>"
 
     def _repr_html_(self) -> str:
         reading = self.reading
         rows = [
-            ("time", measured(reading.time_us, reading.time_half_width_us, TIME)),
-            ("power", measured(reading.power_w, reading.power_half_width_w, POWER)),
-            ("energy", measured(reading.energy_mj, reading.energy_half_width_mj, ENERGY)),
+            ("time", interval(reading.time_us, TIME)),
+            ("power", interval(reading.power_w, POWER)),
+            ("energy", interval(reading.energy_mj, ENERGY)),
             ("flags", ", ".join(reading.flags) or "none"),
         ]
         return table(f"{label_of(self.spec)} on {self.card.model}", ("", "one call"), rows)

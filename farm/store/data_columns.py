@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from farm.types.fields import fields_of, names_of
 from farm.types.protocol import Protocol, Software, Variant
-from farm.types.reading import Burst, Reading
+from farm.types.reading import Reading
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,34 +45,28 @@ _REQUIRED = {"integer": "Count", "number": "Positive", "boolean": "Flag", "text"
 
 def _declared(record: type) -> tuple[Column, ...]:
     """The columns of a record: one for each declared text, number or boolean."""
-    declared = []
-    for field in fields_of(record):
-        if (accepted := _REQUIRED.get(field.kind)) is not None:
-            accepted += "?" if field.default is None else ""
-            declared.append(
-                Column(
-                    field.name, cast(ColumnType, field.kind), field.meaning, field.unit, accepted
-                )
+    found = []
+    for one in fields_of(record):
+        if (accepted := _REQUIRED.get(one.kind)) is not None:
+            accepted += "?" if one.default is None else ""
+            found.append(
+                Column(one.name, cast(ColumnType, one.kind), one.meaning, one.unit, accepted)
             )
-    return tuple(declared)
+    return tuple(found)
 
 
 def _of_records() -> dict[str, tuple[Column, ...]]:
     """Name of a record -> its columns, for the rows of `columns.csv` that include a record."""
     # Every table declares its own column `dtype`. `weights` is the second column in all exports so
     # far.
-    variant = {column.name: column for column in _declared(Variant) if column.name != "dtype"}
+    variant = {one.name: one for one in _declared(Variant) if one.name != "dtype"}
     return {
         "Variant": tuple({name: variant[name] for name in ("model", "weights", *variant)}.values()),
         "Software": _declared(Software),
         "Reading": _declared(Reading),
         "Protocol": tuple(
-            replace(column, name="data_class") if column.name == "data" else column
-            for column in _declared(Protocol)
-        ),
-        "Burst": tuple(
-            Column(f"burst_{field.name}", "number", field.description, field.unit)
-            for field in _OF_BURST
+            replace(one, name="data_class") if one.name == "data" else one
+            for one in _declared(Protocol)
         ),
     }
 
@@ -84,22 +78,19 @@ def _read() -> dict[str, tuple[Column, ...]]:
     ``+group`` includes all columns of another group or of a record. A row without a kind repeats a
     column of its own group or of the readings. A later row replaces an earlier one with the same
     name."""
-    groups = {
-        name: {column.name: column for column in columns} for name, columns in _of_records().items()
-    }
+    groups = {name: {one.name: one for one in columns} for name, columns in _of_records().items()}
     text = Path(__file__).with_suffix(".csv").read_text(encoding="utf-8")
     for row in csv.DictReader(text.splitlines()):
         group, name, accepts = groups.setdefault(row["table"], {}), row["column"], row["accepts"]
         if name.startswith("+"):
             included: Iterable[Column] = groups[name[1:]].values()
             if accepts == "derived":
-                included = [replace(column, derived=True) for column in included]
+                included = [replace(one, derived=True) for one in included]
             elif accepts == "nullable":  # the columns of variants are null in readings of operators
                 included = [
-                    column if column.type == "text" else replace(column, accepts="")
-                    for column in included
+                    one if one.type == "text" else replace(one, accepts="") for one in included
                 ]
-            group.update((column.name, column) for column in included)
+            group.update((one.name, one) for one in included)
         elif row["kind"]:
             derived = accepts == "derived"
             type_, accepted = cast(ColumnType, row["kind"]), "" if derived else accepts
@@ -110,10 +101,14 @@ def _read() -> dict[str, tuple[Column, ...]]:
     return {name: tuple(columns.values()) for name, columns in groups.items()}
 
 
-_OF_BURST = [field for field in fields_of(Burst) if field.description]
 #: Columns from a reading's details: column -> (part of the details or "", key).
 IN_DETAILS: Mapping[str, tuple[str, str]] = {
-    **{f"burst_{field.name}": ("burst", field.name) for field in _OF_BURST},
+    "burst_time_us": ("burst", "time_us"),
+    "burst_time_half_width_us": ("burst", "time_half_width_us"),
+    "burst_power_w": ("burst", "power_w"),
+    "burst_energy_mj": ("burst", "energy_mj"),
+    "burst_energy_half_width_mj": ("burst", "energy_half_width_mj"),
+    "burst_sm_clock_mhz": ("burst", "sm_clock_mhz"),
     "alone_time_us": ("context", "alone_us"),
     "neighbours_effect_us": ("context", "effect_us"),
     "neighbours_effect_half_width_us": ("context", "effect_half_width_us"),
@@ -138,7 +133,7 @@ TABLES = {name: _GROUPS[name] for name in ("readings", "calls", "captures", "ver
 
 #: Columns that were added to this format later -> the value that an import uses if a file lacks the
 #: column.
-_OF_A_VARIANT = {field.name: field.default for field in fields_of(Variant) if not field.always}
+_OF_A_VARIANT = {one.name: one.default for one in fields_of(Variant) if not one.always}
 ADDED: Mapping[str, Mapping[str, Any]] = {
     "verdicts": dict.fromkeys(["request", "capture_id", "operators", "made_of"]),
     "readings": _OF_A_VARIANT
@@ -170,12 +165,8 @@ def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
         "boolean": pa.bool_(),
     }
     return pa.schema(
-        pa.field(
-            column.name,
-            kinds[column.type],
-            metadata={"unit": column.unit, "meaning": column.meaning},
-        )
-        for column in columns
+        pa.field(one.name, kinds[one.type], metadata={"unit": one.unit, "meaning": one.meaning})
+        for one in columns
     )
 
 
@@ -194,8 +185,7 @@ spreadsheet would execute it; numbers do not.
         text += f"\n## {table}\n\nOne row is {_ONE_ROW_IS[table]}.\n\n"
         text += "| column | type | unit | meaning |\n| --- | --- | --- | --- |\n"
         text += "".join(
-            f"| `{column.name}` | {column.type} | {column.unit} | {column.meaning} |\n"
-            for column in columns
+            f"| `{one.name}` | {one.type} | {one.unit} | {one.meaning} |\n" for one in columns
         )
     return text
 

@@ -235,7 +235,7 @@ def test_a_kind_of_one_file_is_measured(
 ) -> None:
     bench = Bench(FakeDevice(), "cpu", idle_power_w=80.0)
     reading = bench.measure(subject(new_tuple), EAGERLY, SHORT)
-    assert reading.time_us == pytest.approx(virtual_time.pass_s * 1e6, rel=0.01)
+    assert reading.time_us.value == pytest.approx(virtual_time.pass_s * 1e6, rel=0.01)
 
 
 def report_of(database: Database, model: nn.Module) -> Report:

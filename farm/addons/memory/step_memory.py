@@ -25,9 +25,9 @@ from farm.store import tables
 from farm.store.job_ids import find_job
 from farm.training.tensor_lifetime import Life, PeriodInterval, allocated_peak_bytes
 from farm.types.card_kind import OfCardKind
+from farm.types.details import Details
 from farm.types.format import count_of, percent
 from farm.types.protocol import LARGEST_NUMBER, Protocol, Variant
-from farm.types.reading import Details
 from farm.types.request import Request
 from farm.types.roofline import KNOWN_CARDS, median_fingerprint, roofline_of, sheet_of
 from farm.types.tuple import DTYPES, OperatorTuple
@@ -445,7 +445,7 @@ def _read_peak(session: Session, variant: Variant, *card_models: str) -> Measure
         .order_by(col(reading.created_at_s).desc())
     )
     for model, details in session.exec(query):
-        told = Details.from_json(details)
+        told = Details.from_json(details).memory
         if told.allocated_peak_bytes is not None:
             return MeasuredPeak(
                 model, told.allocated_peak_bytes, told.reserved_peak_bytes, told.workspace_bytes

@@ -8,7 +8,7 @@ import torch
 from farm.benchmark.passes import Offload, Passes
 from farm.benchmark.subjects.base import SubjectKind
 from farm.benchmark.subjects.compiled_model import CompiledModel
-from farm.benchmark.subjects.model_variant import ModelVariant
+from farm.benchmark.subjects.model_variant import ModelVariant, WholeModel
 from farm.benchmark.subjects.operator_tuple import MeasuredTuple
 from farm.benchmark.subjects.training_step import TrainingStep
 from farm.types.protocol import Protocol, Subject, Variant
@@ -18,9 +18,11 @@ TUPLE, MODEL, STEP, COMPILED = MeasuredTuple(), ModelVariant(), TrainingStep(), 
 
 def kind_of_subject(subject: Subject) -> SubjectKind:
     """The kind of a subject."""
-    if not subject.whole:
-        return TUPLE
-    variant = Variant.from_json(subject.spec)
+    return kind_of_variant(Variant.from_json(subject.spec)) if subject.whole else TUPLE
+
+
+def kind_of_variant(variant: Variant) -> WholeModel:
+    """The kind of a whole model or step."""
     if variant.compile:  # also a compiled training step
         return COMPILED
     return STEP if variant.step else MODEL

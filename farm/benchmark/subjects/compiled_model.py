@@ -3,6 +3,7 @@ its tuples."""
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,10 +15,11 @@ from farm.benchmark.passes import (
     working_set,
     zero_out,
 )
-from farm.benchmark.subjects.model_variant import WholeModel, build_variant
+from farm.benchmark.subjects.model_variant import Observation, WholeModel, build_variant
 from farm.errors import Unmeasurable
 from farm.models.tensor_kinds import bytes_of, is_plain
 from farm.subjects import kernel as kernels
+from farm.types.details import Details
 from farm.types.protocol import Protocol, Subject
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 class CompiledModel(WholeModel):
     """The forward pass or the training step of a compiled model."""
 
+    has_host_steps = False
+
     def passes(
         self,
         subject: Subject,
@@ -35,6 +39,28 @@ class CompiledModel(WholeModel):
         offload: Offload | None = None,
     ) -> Passes:
         return compiled_passes(subject, protocol, device)
+
+    def observation(
+        self, subject: Subject, protocol: Protocol, device: torch.device
+    ) -> Observation:
+        from farm.operators.profiler import compare_with_unwatched
+
+        with torch.set_grad_enabled(protocol.grad):
+            compiled = compiled_pass(subject, device)
+        return (
+            functools.partial(
+                compare_with_unwatched,
+                compiled.run,
+                compiled.capture,
+                device,
+                grad_enabled=protocol.grad,
+            ),
+            compiled.capture,
+        )
+
+    def facts(self, subject: Subject, device: torch.device) -> dict[str, Any]:
+        """The choices of autotuning and the graph breaks."""
+        return {"compiled": compiled_pass(subject, device).facts()}
 
 
 def compiled_passes(subject: Subject, protocol: Protocol, device: torch.device) -> Passes:
@@ -49,7 +75,7 @@ def compiled_passes(subject: Subject, protocol: Protocol, device: torch.device) 
         first=compiled.run,
         activation_bytes=bytes_of(compiled.inputs),
         written=list(filter(is_plain, model.parameters())) if model.training else [],
-        details=working_set(compiled.run, model, protocol, device),
+        details=Details(memory=working_set(compiled.run, model, protocol, device)),
         order=lambda: as_launched(compiled.capture, protocol, device),
     )
 

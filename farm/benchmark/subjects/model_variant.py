@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -25,16 +26,27 @@ from farm.benchmark.policies import GROUP_WINDOWS, POLICIES, WHOLE_WINDOW_S, Win
 from farm.benchmark.subjects.base import SubjectKind
 from farm.errors import Unmeasurable
 from farm.models.tensor_kinds import bytes_of
+from farm.operators.capture import Around, run_with_owners
 from farm.operators.captured import CapturedPass
+from farm.types.details import Details
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
 
 if TYPE_CHECKING:
-    pass
+    from farm.operators.profiler import WatchedPass
+
+#: Runs one observed pass. Its argument maps the number of a slot of the capture to a context for
+#: the slot's call.
+ObservedRun = Callable[[Around], object]
+#: A function that compares an observed run with an unobserved run; and the observed run.
+Observation = tuple[Callable[..., "WatchedPass"], ObservedRun]
 
 
 class WholeModel(SubjectKind):
-    """The windows of a whole model or step: longer than those of tuples, because every sum is
-    compared with this reading."""
+    """A whole model or step. Its windows are longer than those of tuples, because every sum is
+    compared with this reading. A card verifies its calls (`farm.benchmark.verification`)."""
+
+    #: A pass may have host steps (`farm.benchmark.host_steps`).
+    has_host_steps: ClassVar = True
 
     def policy(self, protocol: Protocol, *, rough: bool = False) -> WindowPolicy:
         return POLICIES["timed" if protocol.placement else "variant"]
@@ -43,6 +55,22 @@ class WholeModel(SubjectKind):
         longest_s = stopping.maximum_s * (GROUP_WINDOWS if ranks > 1 else 1)
         shortest_s = max(stopping.minimum_s, min(WHOLE_WINDOW_S, stopping.maximum_s / 2))
         return dataclasses.replace(stopping, minimum_s=shortest_s, maximum_s=longest_s)
+
+    @abstractmethod
+    def observation(
+        self, subject: Subject, protocol: Protocol, device: torch.device
+    ) -> Observation:
+        """Build the model for a comparison of an observed pass with an unobserved one."""
+
+    def capture_rank(
+        self, variant: Variant, protocol: Protocol, device: torch.device
+    ) -> CapturedPass:
+        """Capture this rank's part of a split model, launched as in the window."""
+        raise NotImplementedError(f"{variant} runs on one card")
+
+    def facts(self, subject: Subject, device: torch.device) -> dict[str, Any]:
+        """What a capture stores beside the calls."""
+        return {}
 
 
 class ModelVariant(WholeModel):
@@ -56,6 +84,33 @@ class ModelVariant(WholeModel):
         offload: Offload | None = None,
     ) -> Passes:
         return variant_passes(Variant.from_json(subject.spec), protocol, device)
+
+    def observation(
+        self, subject: Subject, protocol: Protocol, device: torch.device
+    ) -> Observation:
+        from farm.operators import profiler
+
+        model, arguments = build_variant(Variant.from_json(subject.spec), device, hand_over=True)
+        grad = protocol.grad
+        return (
+            functools.partial(
+                profiler.verify_on_device, model, arguments, device, grad_enabled=grad
+            ),
+            lambda around: run_with_owners(
+                model, arguments, device_type=device.type, grad_enabled=grad, around=around
+            ),
+        )
+
+    def capture_rank(
+        self, variant: Variant, protocol: Protocol, device: torch.device
+    ) -> CapturedPass:
+        from farm.training.extract import capture_forward
+
+        model, arguments = build_variant(variant, device)
+        about: Any = {"grad": protocol.grad, "device_type": device.type}
+        with torch.set_grad_enabled(protocol.grad):
+            model(*arguments)  # libraries initialize in the first pass
+        return as_launched(lambda: capture_forward(model, arguments, **about), protocol, device)
 
 
 def variant_passes(variant: Variant, protocol: Protocol, device: torch.device) -> Passes:
@@ -90,7 +145,7 @@ def variant_passes(variant: Variant, protocol: Protocol, device: torch.device) -
         # No copies of weights: each pass of the whole model itself decides which weights the cache
         # still has.
         activation_bytes=bytes_of(entry for entry in arguments if isinstance(entry, torch.Tensor)),
-        details=dataclasses.replace(working_set(run, model, protocol, device), **steps.details()),
+        details=steps.noted(Details(memory=working_set(run, model, protocol, device))),
         order=lambda: as_launched(steps.around(observe), protocol, device),
     )
 

@@ -21,9 +21,9 @@ from farm.models import catalog
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import newest_schema, read_clock_s
+from farm.types.details import Burst, Details
 from farm.types.figure import Figure
 from farm.types.protocol import Protocol
-from farm.types.reading import Burst, Details
 from farm.types.roofline import roofline_of
 from farm.verdict.cost_line import TupleView
 from farm.verdict.figures import Part, ReadingView
@@ -411,7 +411,7 @@ def test_tuples_at_the_power_limit_count_as_in_bursts_as_far_as_the_mean_power_a
     """A product at the limit of 700 W takes 1,000 us in a loop and 800 us in bursts of 1,000 W;
     others draw 400 W.
     """
-    burst = Burst(time_us=800.0, energy_mj=800.0)
+    burst = Burst(Figure(800.0), Figure(800.0))
     product = ReadingView(Figure(1000.0), Figure(700.0), details=Details(burst=burst))
     other = ReadingView(Figure(others_us), Figure(0.4 * others_us))
     parts = [
