@@ -58,8 +58,6 @@ from farm.training.step import ForwardPass, TrainingStep
 from farm.training.streams import Streams
 from farm.types.tuple import OperatorTuple
 
-#: Operators that PyTorch runs as another one.
-_AS_RUN = {torch.ops.aten.__or__.Tensor: torch.ops.aten.bitwise_or.Tensor}
 _ACCUMULATES = "torch::autograd::AccumulateGrad"
 #: Reference count of a storage that one tensor refers to, such as that in autograd's buffer.
 _HELD_BY_AUTOGRAD = torch._C._storage_Use_Count(storage_key(_ALONE := torch.empty(0)))
@@ -378,8 +376,7 @@ class StepRecorder(Recorder):
         self, func: Any, args: Any, kwargs: Any, out: Any, *, returned: bool = True
     ) -> None:
         is_attention = func is _ATTENTION
-        kind = "function" if is_attention else "aten"
-        name = FUNCTION_NAMES[func] if is_attention else str(_AS_RUN.get(func, func))
+        name = FUNCTION_NAMES[func] if is_attention else str(func)
         part = self._part()
         if part is None:
             where = self.node.name() if self.node is not None else f"'{self.path}'"
@@ -387,23 +384,25 @@ class StepRecorder(Recorder):
                 f"{name} in the {self.now} at {where}: belongs to no module or function"
             )
             return
-        inputs, stored = list(tensors_in((args, kwargs))), self.storages
-        places = {id(tensor): stored.numbers.get(storage_key(tensor)) for tensor in inputs}
-        roles = {
-            key: "" if place is None else stored.tensors[place].role
-            for key, place in places.items()
-        }
-        table = TensorTable({key: role_in_tuple(role) for key, role in roles.items()})
+        inputs = list(tensors_in((args, kwargs)))
         try:
-            described = self.describe(name, kind, args, kwargs, table)
+            if is_attention:
+                table = TensorTable({id(tensor): self.role_of(tensor) for tensor in inputs})
+                described = self.describe(name, "function", args, kwargs, table)
+            else:
+                described = self.describe_operator(func, args, kwargs)
         except NotEncodable as error:
             self.gaps.append(f"{name} in the {self.now}: {error}")
             return
         if returned:
             flops = 0 if is_attention else operator_flops(func, args, kwargs, out)
-            self.note_trace(described, (name,), out, flops)
+            self.note_trace(described, (described.spec.operator,), out, flops)
         changed = () if is_attention else written_tensors(func, args, kwargs)
         self._add(described.spec, func, inputs, itertools.chain(changed, tensors_in(out)), part)
+
+    def role_of(self, tensor: torch.Tensor) -> str:
+        number = self.storages.numbers.get(storage_key(tensor))
+        return role_in_tuple("" if number is None else self.storages.tensors[number].role)
 
     def _add(
         self,
@@ -468,7 +467,7 @@ def scaled_dot_product_attention(
     cuDNN 9.15, such as an H100 or H200; `dropout` is the same on all cards."""
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
-        query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
+        query, key, value = (one.to(dtype) for one in (query, key, value))
         attn_mask = (
             attn_mask.to(dtype)
             if attn_mask is not None and attn_mask.is_floating_point()
@@ -493,9 +492,7 @@ def scaled_dot_product_attention(
         return torch._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, **more
         )[0]
-    trained = torch.is_grad_enabled() and any(
-        tensor.requires_grad for tensor in (query, key, value)
-    )
+    trained = torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value))
     return fused(
         query, key, value, attn_mask, trained, dropout_p, is_causal, scale=more.get("scale")
     )[0]
@@ -521,7 +518,7 @@ def as_computed(func: Any, args: Any, out: Any, *, on_card: bool) -> Any:
         weight = args[_WEIGHT_OF[func]]
         if on_card and func is torch.ops.aten.native_layer_norm.default:
             return out[0], *(
-                tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in out[1:]
+                one.to(torch.promote_types(one.dtype, torch.float32)) for one in out[1:]
             )
         if weight is not None and weight.dtype != args[0].dtype:
             return out[0], *(statistics.to(weight.dtype) for statistics in out[1:])
