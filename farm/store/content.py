@@ -20,7 +20,6 @@ from sqlalchemy import insert, update
 from sqlmodel import Session, SQLModel, col, func, select
 
 from farm.errors import TupleRejected, Unreadable, UsageError
-from farm.models.texts import hold_tokens, holds_tokens, tokens_of_text
 from farm.operators.captured import CapturedCall
 from farm.store import tables
 from farm.store.columns import READING, columns_of
@@ -34,7 +33,7 @@ from farm.types.fields import names_of
 from farm.types.protocol import Protocol, Software, Stopping, Subject, Variant
 from farm.types.reading import Reading, Verification, method_of
 from farm.types.request import Request
-from farm.types.tokens import Tokens, TokensRejected
+from farm.types.tokens import Tokens, TokensRejected, hold_tokens, holds_tokens, tokens_of_text
 from farm.types.tuple import Cost, OperatorTuple
 from farm.types.value_profiles import class_of
 
