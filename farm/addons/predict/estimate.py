@@ -56,19 +56,24 @@ class MissingTuple:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON with units in the key names. The ends of the interval are those of 90 %."""
-        energy_mj = self.predicted.energy_mj if self.predicted else None
+        predicted = dict.fromkeys(
+            ("predicted_us", "predicted_low_us", "predicted_high_us", "predicted_mj")
+        )
+        marks: dict[str, bool | None] = {"known": None, "far": None}
+        if self.predicted is not None:
+            predicted = {
+                **interval_json("predicted", "us", self.predicted.time_us),
+                "predicted_mj": value_of(self.predicted.without_intervals.energy_mj),
+            }
+            marks = {"known": self.predicted.known, "far": self.predicted.far}
         return {
             "operator_id": self.operator_id,
             "operator": self.operator,
             "label": self.label,
             "calls": self.calls,
             "share": self.share,
-            "predicted_us": self.predicted_us,
-            "predicted_low_us": self.predicted.time_us.low if self.predicted else None,
-            "predicted_high_us": self.predicted.time_us.high if self.predicted else None,
-            "predicted_mj": energy_mj.value if energy_mj else None,
-            "known": self.predicted.known if self.predicted else None,
-            "far": self.predicted.far if self.predicted else None,
+            **predicted,
+            **marks,
             "mismatch": self.mismatch,
         }
 
@@ -261,23 +266,30 @@ class Estimate:
         ):
             figures |= figure_json(f"{name}_time", "us", cost.time_us if cost else None)
             figures |= figure_json(f"{name}_energy", "mj", cost.energy_mj if cost else None)
-        predicted = self.predicted.without_intervals if self.predicted else None
-        total = self.total
+        predicted: dict[str, float | None] = {"predicted_us": None, "predicted_mj": None}
+        if self.predicted is not None:
+            cost = self.predicted.without_intervals
+            predicted = {
+                "predicted_us": cost.time_us.value,
+                "predicted_mj": value_of(cost.energy_mj),
+            }
+        total_us, total_mj = (
+            (self.total.time_us, self.total.energy_mj) if self.total else (None,) * 2
+        )
         return {
             **cost_json(self.time, self.energy, self.level),
             "complete": self.complete,
             **{name: value for name, value in vars(self).items() if name not in _OTHER_JSON},
             "basis": "whole model" if self.whole else "sum",
-            "predicted_us": predicted.time_us.value if predicted else None,
-            "predicted_mj": value_of(predicted.energy_mj) if predicted else None,
+            **predicted,
             "shares": self.shares,
             "variant": self.variant.to_json(),
             "protocol": self.protocol.to_json(),
             "software": self.software.to_json(),
             **figures,
             **asdict(self.per_token),
-            **interval_json("total_time", "us", total.time_us if total else None),
-            **interval_json("total_energy", "mj", total.energy_mj if total else None),
+            **interval_json("total_time", "us", total_us),
+            **interval_json("total_energy", "mj", total_mj),
             "missing": [entry.to_json() for entry in self.missing],
             "memory": self.memory.to_json() if self.memory else None,
         }

@@ -26,6 +26,7 @@ from farm.addons.predict.predictors import CallCosts, FittedPredictor, Predicted
 from farm.addons.predict.regressors import Floats, Names, needs_scikit_learn
 from farm.addons.predict.stored_predictor import StoredPredictor
 from farm.errors import UsageError
+from farm.types.fields import cost_json
 from farm.types.figure import value_of
 
 FOLDS = 10
@@ -356,13 +357,14 @@ def _scores_by(names: Names, log_ratio: Floats) -> dict[str, Score]:
 
 def _model_json(prediction: ModelPrediction) -> dict[str, Any]:
     model, total = prediction.model, prediction.total
+    whole = cost_json(model.cost)
     return {
         "model": model.title,
         "family": model.family,
         "time_us": total.time_us,
-        "whole_time_us": model.cost.time_us.value if model.cost else None,
+        "whole_time_us": whole["time_us"],
         "energy_mj": None if np.isnan(total.energy_mj) else total.energy_mj,
-        "whole_energy_mj": value_of(model.cost.energy_mj) if model.cost else None,
+        "whole_energy_mj": whole["energy_mj"],
     }
 
 

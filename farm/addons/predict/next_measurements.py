@@ -46,7 +46,7 @@ class ProposedMeasurement:
             "operator": self.entry.operator,
             "label": self.entry.label,
             "predicted_us": self.entry.predicted_us,
-            "far": self.entry.predicted.far if self.entry.predicted else None,
+            "far": _is_far(self.entry),
             "gain": self.gain,
             "models": list(self.models),
             "sweep": {"operator": self.sweep.operator, "grid": self.sweep.grid}
