@@ -24,7 +24,7 @@ from farm.devices.device import Card
 from farm.devices.host import discover, open_device
 from farm.errors import Unmeasurable, UsageError
 from farm.jobs import cards, items, jobs
-from farm.jobs.create import Tuples, capture_all_layers, open_job
+from farm.jobs.create import capture_all_layers, open_job
 from farm.jobs.item_driver import (
     ItemDriver,
     check_health,
@@ -249,11 +249,11 @@ def _run_job(
         torch = driver.ready().torch
         try:
             capture_all_layers(database, resolved)
-            tuples = None
+            capture_id = None
             if captured is not None:
                 protocol = resolved.request.protocol
-                tuples = _store(database, captured, protocol, card.kind, torch)
-            plan = open_job(database, resolved, tuples=tuples, farm=farm, pinned=True)
+                capture_id = _store(database, captured, protocol, card.kind, torch)
+            plan = open_job(database, resolved, capture_id=capture_id, farm=farm, pinned=True)
             try:
                 with heartbeat(beat):
                     driver.run_rounds(plan.job_id, plan.round)
@@ -395,9 +395,9 @@ def _torch_state_restored() -> Iterator[None]:
 
 def _store(
     database: Database, model: CapturedModel, how: Protocol, card_kind: str, torch: str
-) -> Tuples:
-    """Store the model's tuples and calls. With the data policy `seen`, also store observed values
-    of its tensors.
+) -> int:
+    """Store the model's tuples and calls, and return the id of the capture. With the data policy
+    `seen`, also store observed values of its tensors.
     """
     extraction, device_type = model.extraction, device_type_of(card_kind)
     capture = tables.Capture(
@@ -416,7 +416,7 @@ def _store(
             seen = watch_values(copy.deepcopy(model.model), model.args, dict(model.kwargs))
         with database.write() as session:
             store_values(session, capture_id, seen)
-    return Tuples(extraction.capture.counts, capture_id)
+    return capture_id
 
 
 def own_card(text: str) -> Card:

@@ -51,6 +51,7 @@ from farm.store.database import (
     fetch_values,
     locked,
     read_clock_s,
+    remembered,
 )
 from farm.store.tables import (
     OPEN,
@@ -553,11 +554,14 @@ def wholes_of(session: Session, job: Job) -> list[Item]:
 def role_of_wholes(session: Session, capture_id: int | None) -> ItemRole:
     """The role of the items that run the whole model in a round with this capture. The kernels of a
     compiled model are listed first."""
-    capture = session.get(tables.Capture, capture_id) if capture_id is not None else None
-    if capture is None or capture.compiled is not None:
-        return ItemRole.WHOLE
-    variant = session.get_one(tables.ModelVariant, capture.variant_id)
-    return ItemRole.COMPILE if variant.compile else ItemRole.WHOLE
+    capture, variant = tables.Capture, tables.ModelVariant
+    unlisted = (
+        select(capture.id)
+        .join(variant, col(variant.id) == col(capture.variant_id))
+        .where(capture.id == capture_id, variant.compile != "", col(capture.compiled).is_(None))
+    )
+    is_unlisted = session.exec(unlisted).first() is not None
+    return ItemRole.COMPILE if is_unlisted else ItemRole.WHOLE
 
 
 def _role_in_newest_round(session: Session, job: Job) -> ItemRole:
@@ -625,7 +629,8 @@ def card_for_each(
     now_s, ids = time.monotonic(), [card.id for card in cards]
     if len(ids) == 1:
         return ids * len(items)
-    read_s, free_at_s = _loads.pop(growing, (-math.inf, {}))
+    loads = remembered(session, "loads of the cards of growing jobs")
+    read_s, free_at_s = loads.pop(growing, (-math.inf, {}))
     if now_s - read_s > 30.0 or list(free_at_s) != ids:
         query = select(Item.card_id, func.sum(Item.expected_s)).group_by(col(Item.card_id))
         ahead = dict(
@@ -643,14 +648,9 @@ def card_for_each(
     if growing:
         for number, card_id in chosen.items():
             free_at_s[card_id] += items[number].expected_s
-        _loads.clear()
-        _loads[growing] = read_s, free_at_s
+        loads.clear()
+        loads[growing] = read_s, free_at_s
     return [chosen[number] for number in range(len(items))]
-
-
-_loads: dict[
-    str, tuple[float, dict[str, float]]
-] = {}  # growing job -> when its cards' loads were queried; the loads
 
 
 # ---- closing a round

@@ -204,6 +204,11 @@ class Report:
     ranks: tuple[RankFigures, ...] = ()  # of the whole model on several cards
 
     @property
+    def cost(self) -> CostGroup:
+        """The cost of all operator types together."""
+        return merged(row.cost for row in self.types)
+
+    @property
     def is_sweep(self) -> bool:
         """True if the job measures a grid of one operator, without a model."""
         return self.kind == "sweep"

@@ -21,8 +21,8 @@ from farm.store.columns import ITEM, OPERATOR, READING
 from farm.store.content import classes, counts, lacking_values, sound
 from farm.store.database import fetch, id_ranges, values
 from farm.store.tables import ItemRole, ItemState
-from farm.subjects.label import told_apart
 from farm.types.details import CanaryNote, canary_of
+from farm.types.format import told_apart
 from farm.types.protocol import Protocol, Variant, software_values
 from farm.types.reading import Verification
 from farm.types.request import named

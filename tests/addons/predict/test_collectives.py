@@ -16,12 +16,12 @@ from farm.errors import NoReadings, UsageError
 from farm.models import catalog
 from farm.store import tables
 from farm.subjects.collective_calls import collective_tuple
+from farm.subjects.needed import needed_tuple
 from farm.types.details import Place
 from farm.types.figure import Figure
 from farm.types.format import TIME, quantity
 from farm.types.stored import plain
 from farm.types.tuple import Cost
-from farm.verdict.model_readings import needed_tuple
 from tests.report import filled
 
 LINK = "nccl 2.28.9 over NVLink x18"

@@ -28,7 +28,7 @@ from farm.types.roofline import roofline_of
 from farm.verdict.cost_line import TupleView
 from farm.verdict.figures import Part, ReadingView
 from farm.verdict.gap_errors import BETWEEN_JOBS
-from farm.verdict.model_readings import SelectedReadings, card_model_named, tuples_of
+from farm.verdict.model_readings import SelectedReadings, card_model_named, known_tuples
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import filled
 
@@ -394,9 +394,9 @@ def test_readings_of_every_data_class_count_for_flags_origins_and_age(database, 
 
     def needed(*arguments):
         classes = {"zeros": 1, "normal": 1}
-        return [dataclasses.replace(one, calls=classes) for one in tuples_of(*arguments)]
+        return [dataclasses.replace(one, calls=classes) for one in known_tuples(*arguments)]
 
-    monkeypatch.setattr("farm.addons.predict.estimating.tuples_of", needed)
+    monkeypatch.setattr("farm.addons.predict.estimating.known_tuples", needed)
     found = asked(database)
     assert found.origins == {"elsewhere": found.tuples, "": found.tuples}
     assert found.flags["unstable_clock"] == found.tuples
