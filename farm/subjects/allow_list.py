@@ -18,7 +18,7 @@ from torch import nn
 from torch.overrides import get_overridable_functions, resolve_name
 
 from farm.errors import TupleRejected
-from farm.subjects.overloads import listed
+from farm.subjects.overloads import BY_ELEMENT, listed, sections
 from farm.types.tuple import OperatorTuple, names_listed, tensor_references, words
 
 # Not leaves: modules that only combine other modules, choose by data which child runs, or have
@@ -82,12 +82,22 @@ RETURNS_TO_HOST = {
 }
 
 
+_LIST = Path(__file__).with_name("aten_overloads.txt")
+
+
+def _full_name(name: str) -> str:
+    return f"aten.{name}" if "." in name else f"aten.{name}.default"
+
+
 #: Overload of aten -> why it is denied; "" if a tuple may name it.
-_ATEN: dict[str, str] = {
-    f"aten.{name}" if "." in name else f"aten.{name}.default": reason
-    for name, reason in listed(Path(__file__).with_name("aten_overloads.txt")).items()
-}
+_ATEN: dict[str, str] = {_full_name(name): reason for name, reason in listed(_LIST).items()}
+_BY_ELEMENT = frozenset(map(_full_name, sections(_LIST)[BY_ELEMENT]))
 ATEN_OVERLOADS: frozenset[str] = frozenset(name for name, reason in _ATEN.items() if not reason)
+
+
+def computes_by_element(name: str) -> bool:
+    """True if the integers of an overload are only operands: no value of them is invalid."""
+    return name in _BY_ELEMENT
 
 
 @functools.cache

@@ -46,6 +46,7 @@ class Fill:
         positive    ``shift + scale * |N(0, 1)|``
         sign        plus or minus one
         index       integers from ``shift`` to below ``shift + bound``
+        starts      ascending integers from 0 to below ``bound``, evenly spaced
         boolean     random, half of them True
     """
 
@@ -57,6 +58,7 @@ class Fill:
 
 _SPREAD = Fill("positive", scale=0.2, shift=0.9)
 POSITIVE = Fill("positive", shift=0.5)
+PROBABILITY = Fill("near", scale=0.0, shift=0.5)
 NOTHING = Fill("index", bound=0)  # integers that are zero
 
 
