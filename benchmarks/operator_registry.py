@@ -106,7 +106,7 @@ REVIEWED = re.compile(
 #: Public ones that check little, because other operators call them: also denied.
 UNCHECKED = re.compile(
     r"cudnn_(?!batch_norm)|\w+_overrideable|conv_depthwise|batch_norm_(elemt|stats|update|gather"
-    "|backward_elemt|backward_reduce)|(ccol|col|crow|row)_indices_copy|(indices|values)_copy|glu_\\w*jvp"
+    "|backward_elemt|backward_reduce)|(ccol|col|crow|row)_indices_copy|(indices|values)_copy|segment_reduce|glu_\\w*jvp"
 )
 
 Rule = Callable[[Overload], object]
@@ -155,7 +155,7 @@ def computes_by_element(overload: Overload, tagged: Collection[str]) -> bool:
     """True if its integers are only operands. ``tagged``: the packets with such a tag; variants in place
     and on lists of tensors have none."""
     plain = overload.packet.removeprefix("_foreach_").rstrip("_")
-    return plain in tagged or "view_copy" in overload.tags
+    return (plain in tagged and "backward" not in plain) or "view_copy" in overload.tags
 
 
 def tagged_packets(overloads: Iterable[Overload]) -> set[str]:

@@ -26,6 +26,7 @@ from farm.operators.captured import CapturedPass
 from farm.operators.deciding_values import with_values
 from farm.operators.input_values import impose
 from farm.operators.rebuild import Rebuilt, needed_bytes, rebuild, written_inputs
+from farm.operators.trial import check_size
 from farm.subjects import kernel as kernels
 from farm.subjects.collective_calls import local_part
 from farm.subjects.encoding import tensors_in
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 Pass = Callable[[], object]
 
 CHAIN_LAYERS = 8
+MOST_CALL_S = 300.0  # one call; as the time limit of an item
 MEMORY_SHARE = 0.8  # the share of the free memory that all copies together may use
 
 
@@ -110,6 +112,7 @@ def operator_passes(
             f"The operator's inputs need {needed / 2**30:.1f} GiB of memory; they may use {most}."
         )
         raise Unmeasurable("out_of_memory", text, "Choose a smaller batch.")
+    check_size(spec, device, MEMORY_SHARE * free - needed, MOST_CALL_S)
     rebuilt = rebuild(spec, device)
     if compiled is not None:
         _copy_values(rebuilt, compiled)

@@ -128,8 +128,10 @@ def _aten_fill(spec: OperatorTuple, index: int, over: frozenset[int]) -> Fill:
                 return beside
     if name == "_amp_update_scale_":
         return Fill("near", scale=0.0, shift=2.0**127)  # doubling it overflows, so it stays
-    if name in _PROBABILITIES and {"self", "p", "prob"} & set(arguments):
+    if name in _PROBABILITIES:
         return PROBABILITY
+    if name == "normal":  # its deviations
+        return POSITIVE
     if "output" in arguments and "softmax_backward" in name and tensor.shape:
         classes = max(1, tensor.shape[plain(arguments_of(spec)["dim"])])
         shift = -math.log(classes) if name.startswith("_log") else 0.0

@@ -103,6 +103,7 @@ _NEEDS_POSITIVE = words(
     "sqrt rsqrt log log2 log10 log1p reciprocal pow __rpow__ __rtruediv__ __pow__"
 )
 _DIVIDING = names_listed("dividing")
+_PROBABILITIES = names_listed("of_probabilities")
 
 
 def public_values(spec: OperatorTuple, index: int, written: frozenset[int]) -> Fill:
@@ -118,6 +119,8 @@ def public_values(spec: OperatorTuple, index: int, written: frozenset[int]) -> F
         if in_place is not None:
             return in_place
     name = spec.operator.rsplit(".", 1)[-1]
+    if name in _PROBABILITIES:
+        return PROBABILITY
     if tensor.role != "activation":
         leaf = tensor.name.rsplit(".", 1)[-1]
         is_variance = spec.operator.endswith("batch_norm") and spec.arguments[2:3] == (
@@ -126,7 +129,7 @@ def public_values(spec: OperatorTuple, index: int, written: frozenset[int]) -> F
         if leaf == "running_var" or name in _NEEDS_POSITIVE or is_variance:
             return _SPREAD
         return trained(tensor, leaf == "weight")
-    if {name, name.rstrip("_")} & _NEEDS_POSITIVE:
+    if {name, name.rstrip("_")} & _NEEDS_POSITIVE or spec.operator == "torch.normal":
         return POSITIVE
     is_scale = name == "_scaled_mm" and not tensor.shape
     return POSITIVE if is_scale else Fill()
