@@ -39,9 +39,10 @@ from farm.benchmark import ranks
 from farm.benchmark.bench import Bench
 from farm.benchmark.call_context import Player
 from farm.benchmark.host_steps import HostSteps
-from farm.benchmark.passes import Passes, applied, operator_passes, variant_passes
+from farm.benchmark.passes import Passes, applied
 from farm.benchmark.policies import POLICIES
 from farm.benchmark.steady import silent
+from farm.benchmark.subjects import passes_of
 from farm.benchmark.workload import Workload, arrange
 from farm.devices.host import discover, open_device
 from farm.errors import Unmeasurable
@@ -122,7 +123,7 @@ def compare(variant: Variant, bench: Bench, stopping: Stopping, loops: bool) -> 
         return {**plain(reading), **about, "timeline": timeline, "passes": passes}
 
     with applied(protocol), torch.cuda.stream(bench._stream):
-        passes = variant_passes(subject, protocol, device)
+        passes = passes_of(subject, protocol, device)
         assert passes.order is not None
         passes.first()
         capture = passes.order()
@@ -131,14 +132,14 @@ def compare(variant: Variant, bench: Bench, stopping: Stopping, loops: bool) -> 
         replay = Passes(HostSteps.of(player.once, device).around(player.once))
         answer["in_order"] = measured("in order", arrange(replay, protocol, device))
         # The whole again: how much do two readings of the same thing differ?
-        again = variant_passes(subject, protocol, device)
+        again = passes_of(subject, protocol, device)
         again.first()
         answer["whole_again"] = measured("whole again", arrange(again, protocol, device))
         answer["loops"] = []
         for tuple_id, spec in capture.tuples.items() if loops else ():
             one = Subject("operator", tuple_id, spec.to_json())
             try:
-                workload = arrange(operator_passes(one, protocol, device), protocol, device)
+                workload = arrange(passes_of(one, protocol, device), protocol, device)
                 found = measured(label_of(spec), workload, "operator")
             except Unmeasurable as error:
                 found = {"name": label_of(spec), "error": str(error)}

@@ -117,7 +117,8 @@ def compare(variant: Variant, device: Any) -> dict[str, Any]:
     import torch
     from replay_tuples import mismatches
 
-    from farm.benchmark.passes import build_variant, numeric_flags
+    from farm.benchmark.passes import numeric_flags
+    from farm.benchmark.subjects.model_variant import build_variant
     from farm.operators.profiler import profiled, verify_on_device
     from farm.operators.rebuild import rebuild
 

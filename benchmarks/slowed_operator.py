@@ -118,10 +118,10 @@ def _patch(module: Any) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Patches `farm.benchmark.passes` when it is imported."""
+    """Patches `farm.benchmark.subjects.operator_tuple` when it is imported."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name != "farm.benchmark.passes":
+        if name != "farm.benchmark.subjects.operator_tuple":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from farm.addons.predict.estimate import Estimate
     from farm.addons.predict.queries import estimate, predict
     from farm.addons.predict.summary import Summary, summary
-    from farm.api.capture import CapturedModel, capture_model
-    from farm.api.measure import TupleReading, measure_model, measure_tuples
+    from farm.api.measure import measure_model
     from farm.api.notebook import JobReport, job_report
     from farm.api.queries import (
         calls,
@@ -26,24 +25,29 @@ if TYPE_CHECKING:
         open_database,
         readings,
     )
-    from farm.api.window import Window, window
+    from farm.api.window import window
+    from farm.benchmark.block import Window
     from farm.errors import FarmError
+    from farm.jobs.in_process import TupleReading, measure_tuples
     from farm.models.catalog import variant
     from farm.store.database import Database
+    from farm.training.captured_model import CapturedModel, capture_model
     from farm.types.protocol import Protocol, Stopping, Variant
     from farm.types.release import __version__
     from farm.types.request import Request, Sweep
     from farm.types.tuple import OperatorTuple
 
 _MODULES = {
-    "farm.api.capture": "CapturedModel capture_model",
-    "farm.api.measure": "TupleReading measure_model measure_tuples",
+    "farm.api.measure": "measure_model",
     "farm.api.notebook": "JobReport job_report",
     "farm.api.queries": "calls compare export import_readings lookup open_database readings",
-    "farm.api.window": "Window window",
+    "farm.api.window": "window",
+    "farm.benchmark.block": "Window",
     "farm.errors": "FarmError",
+    "farm.jobs.in_process": "TupleReading measure_tuples",
     "farm.models.catalog": "variant",
     "farm.store.database": "Database",
+    "farm.training.captured_model": "CapturedModel capture_model",
     "farm.types.protocol": "Protocol Stopping Variant",
     "farm.types.release": "__version__",
     "farm.types.request": "Request Sweep",

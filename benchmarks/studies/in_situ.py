@@ -21,7 +21,8 @@ import torch
 from farm.addons.memory.memory_tier import SlowMemory, slow_memory_of
 from farm.addons.memory.offload import Outputs, slow_outputs
 from farm.benchmark.call_context import Player
-from farm.benchmark.passes import applied, variant_passes
+from farm.benchmark.passes import applied
+from farm.benchmark.subjects import passes_of
 from farm.benchmark.torch_device import capture_graph, one_stream, synchronize
 from farm.benchmark_process.requests import SubjectRequest
 from farm.benchmark_process.server import TorchRunner, main
@@ -161,7 +162,7 @@ def compare(
     slow_memory_of(device)
     one_stream(device)
     with applied(protocol):
-        order = variant_passes(subject, protocol, device).order
+        order = passes_of(subject, protocol, device).order
         assert order is not None
         capture = order()
         changes = changes_of(capture, "each", most)

@@ -1,9 +1,7 @@
-"""HTML tables for notebooks, and the report of a job as such tables."""
+"""The report of a job as tables of a notebook."""
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,30 +9,8 @@ from farm.errors.safe_text import printable
 from farm.report.report import Report, build
 from farm.store.database import Database
 from farm.store.job_ids import find_job
-from farm.types.figure import Figure
-from farm.types.format import ENERGY, TIME, Units, gap, interval, quantity
-
-
-def measured(value: float | None, half_width: float | None, units: Units) -> str:
-    """Format a value with its unit, and with its interval if there is one."""
-    known = value is not None and half_width is not None
-    return interval(Figure(value, half_width), units) if known else quantity(value, units)  # type: ignore[arg-type]
-
-
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], note: str = "") -> str:
-    """Return the HTML of a table, with all text escaped."""
-
-    def text(value: Any) -> str:
-        return html.escape(printable(str(value)))
-
-    def cells(tag: str, values: Sequence[Any]) -> str:
-        return "<tr>" + "".join(f"<{tag}>{text(value)}</{tag}>" for value in values) + "</tr>"
-
-    head, body = cells("th", columns), "".join(cells("td", row) for row in rows)
-    made = (
-        f"<table><caption>{text(title)}</caption><thead>{head}</thead><tbody>{body}</tbody></table>"
-    )
-    return made + (f"<p>{text(note)}</p>" if note else "")
+from farm.types.format import ENERGY, TIME, gap, interval, quantity
+from farm.types.notebook import table
 
 
 @dataclass(frozen=True)

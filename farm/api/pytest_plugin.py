@@ -184,7 +184,7 @@ class _Session:
             pytest.skip("tests in parallel disturb each other's measurements: run them with -n 0")
         if self.base:
             return self.judged(test.nodeid, name)
-        from farm.api.benchmark import measure_benchmark
+        from farm.jobs.named_benchmark import measure_benchmark
 
         how = {"card": self.option.farm_card, "quick": self.option.farm_quick}
         try:
@@ -200,7 +200,7 @@ class _Session:
                     "checkout.",
                     4,
                 )
-            self.append({"benchmark": vars(measured)})
+            self.append({"benchmark": measured.to_json()})
         elif measured.disturbed:
             pytest.skip(f"the host is busy: {measured.disturbed}")
         return measured
@@ -409,9 +409,9 @@ def _outcome(entries: list[dict[str, Any]]) -> _Outcome:
 
 
 def _benchmark(fields: Mapping[str, Any]) -> Any:
-    from farm.api.benchmark import Benchmark  # late: it imports torch
+    from farm.jobs.named_benchmark import Benchmark  # late: it imports torch
 
-    return Benchmark(**fields)
+    return Benchmark.from_json(fields)
 
 
 @contextlib.contextmanager

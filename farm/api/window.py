@@ -3,52 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from farm.api.measure import own_card
-from farm.devices.device import Card
-from farm.devices.host import open_device
-from farm.types.format import ENERGY, POWER, TIME, quantity
-
-
-@dataclass
-class Window:
-    """What a block cost. The values are None inside the block, and if the card does not report
-    them.
-
-    Energy is the mean power of the card, idle power included, times the duration. With three or
-    more updates of the card's energy counter (an H200: every 0.1 s) the power comes from the
-    counter, else from the power sensor.
-
-    Attributes:
-        power_source: "energy_counter", "instant_power", "average_power", "rapl", or "" without
-            power.
-        shared: True if other processes used the card; None if the card does not report its
-            processes.
-    """
-
-    card: Card
-    time_s: float | None = None
-    energy_mj: float | None = None
-    power_w: float | None = None
-    power_half_width_w: float | None = None  # of a 95 % interval
-    power_source: str = ""
-    shared: bool | None = None
-
-    def __repr__(self) -> str:
-        if self.time_s is None:
-            return f"<Window on {self.card.model}: open>"
-        time = quantity(self.time_s * 1e6, TIME)
-        cost = (
-            f"{quantity(self.energy_mj, ENERGY)}, {quantity(self.power_w, POWER)}"
-            if self.power_w
-            else "no energy"
-        )
-        return f"<Window on {self.card.model}: {time}, {cost}>"
+from farm.benchmark.block import Window, measured_block
+from farm.jobs.in_process import own_card
 
 
 @contextlib.contextmanager
@@ -69,32 +27,5 @@ def window(card: str = "") -> Iterator[Window]:
         ...     train_one_epoch()
         >>> w.time_s, w.energy_mj
     """
-    from farm.benchmark.sampler import Sampler
-    from farm.benchmark.window import window_power
-
-    chosen = own_card(card)
-    found = Window(chosen)
-    with (
-        contextlib.closing(open_device(chosen)) as device,
-        Sampler(device, frozenset({os.getpid()})) as sampler,
-    ):
-        _synchronize()
-        begin_s = time.perf_counter()
-        try:
-            yield found
-        finally:
-            _synchronize()
-            end_s = time.perf_counter()
-            found.time_s = end_s - begin_s
-            power = window_power(sampler, begin_s, end_s)
-            found.power_w, found.power_half_width_w = power.power_w, power.half_width_w
-            found.power_source = power.source
-            found.energy_mj = None if power.power_w is None else power.power_w * found.time_s * 1e3
-            if "compute_processes" in device.capabilities:
-                found.shared = bool(sampler.window(begin_s, end_s).foreign_processes)
-
-
-def _synchronize() -> None:
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+    with measured_block(own_card(card)) as measured:
+        yield measured

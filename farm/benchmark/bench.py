@@ -25,15 +25,17 @@ from farm.benchmark.cpu_runner import CpuRunner
 from farm.benchmark.passes import Offload, applied
 from farm.benchmark.phases import PHASES
 from farm.benchmark.phases.base import Measurement
-from farm.benchmark.policies import POLICIES, policy_for, stopping_for
+from farm.benchmark.policies import POLICIES
 from farm.benchmark.sampler import PowerLevels
 from farm.benchmark.steady import Windows, silent
+from farm.benchmark.subjects import kind_of_subject
 from farm.benchmark.torch_device import one_stream
 from farm.benchmark.workload import Workload, prepare, why_it_raised
 from farm.devices.device import Device
 from farm.errors import Unmeasurable
+from farm.types.details import CanaryNote
 from farm.types.protocol import OnPhase, Protocol, Stopping, Subject
-from farm.types.reading import CPU_METHOD, CanaryNote, Reading
+from farm.types.reading import CPU_METHOD, Reading
 
 # how often to repeat a reading that a hot card, other processes, drift or a slow host disturbed
 REPEATS = 2
@@ -183,7 +185,7 @@ class Bench:
             return reading
 
         self.levels.refresh()
-        if subject.kind != "operator" or stopping.rough:
+        if not kind_of_subject(subject).has_canary(stopping):
             return None
         return self._canary.newest(measure_canary, on_phase)
 
@@ -197,8 +199,9 @@ class Bench:
         ledger: CostLedger,
     ) -> Reading:
         """Measure the window, then run the phases that apply."""
-        stopping = stopping_for(subject, stopping, ranks.world())
-        policy = policy_for(subject, protocol, rough=stopping.rough)
+        kind = kind_of_subject(subject)
+        stopping = kind.stopping(stopping, ranks.world())
+        policy = kind.policy(protocol, rough=stopping.rough)
         with ledger.charged("around"):
             before = workload.written_sizes()
             reading = self.windows.measure_until_good(workload, stopping, policy, on_phase, ledger)
@@ -206,7 +209,7 @@ class Bench:
                 reading = reading.flagged("values_moved")
 
         counts_energy = "energy_counter_mj" in self.device.capabilities
-        pass_s = ranks.largest(reading.time_us / 1e6)
+        pass_s = ranks.largest(reading.time_us.value / 1e6)
         limited = bool(ranks.largest("throttled_power" in reading.flags and counts_energy))
         measurement = Measurement(
             subject, protocol, stopping, policy, workload, self.windows, pass_s, limited

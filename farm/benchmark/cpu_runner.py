@@ -17,8 +17,8 @@ import torch
 from farm.benchmark import window
 from farm.benchmark.host_clock import HostTimer, keep_memory, take_turns
 from farm.benchmark.passes import Offload, applied, free_bytes
-from farm.benchmark.policies import policy_for
 from farm.benchmark.steady import Windows
+from farm.benchmark.subjects import kind_of_subject
 from farm.benchmark.workload import prepare, why_it_raised
 from farm.errors import Unmeasurable
 from farm.types.protocol import OnPhase, Protocol, Stopping, Subject
@@ -81,7 +81,7 @@ class CpuRunner:
             timer = self._timed_alone(subject, protocol, stopping, on_phase)
         reading = self._reading(timer)
 
-        policy = policy_for(subject, protocol)
+        policy = kind_of_subject(subject).policy(protocol)
         if policy.energy and "energy_counter_mj" in self._windows.device.capabilities:
             self._windows.levels.refresh()
             with (
@@ -127,26 +127,28 @@ class CpuRunner:
         except Exception as error:  # any exception of PyTorch becomes the item's reason
             raise why_it_raised(error) from error
         prepare_s = time.perf_counter() - begin_s
-        whole = subject.kind == "variant"
-        return HostTimer(workload, protocol, stopping, whole, prepare_s=prepare_s)
+        return HostTimer(workload, protocol, stopping, subject.whole, prepare_s=prepare_s)
 
     def _reading(self, timer: HostTimer) -> Reading:
         steady = window.SteadyWindow(
             workload=timer.workload,
             rounds=timer.rounds,
-            power=window.WindowPower(None, None, "", 0.0, timer.elapsed_s),
+            power=window.WindowPower(None, "", 0.0, timer.elapsed_s),
             converged=timer.converged(),
             ceiling_s=timer.longest_s,
             waited_share=timer.waited_share,
             fastest_us=timer.time_us(),
         )
-        reading = steady.reading(
-            self._windows.levels,
-            None,
-            threads=torch.get_num_threads(),
+        reading = steady.reading(self._windows.levels, None)
+        details = reading.details
+        timing = dataclasses.replace(
+            details.timing,
             turns_group=timer.group,
             without_turn_us=tuple(timer.without_turn_us()),
         )
+        threads = torch.get_num_threads()
+        launching = dataclasses.replace(details.launching, threads=threads)
+        reading = reading.noting(timing=timing, launching=launching)
         return reading.flagged("values_moved") if timer.moved else reading
 
 

@@ -1,18 +1,16 @@
 """When a window begins, when it ends and what it measures, for each use of a window.
 
-`POLICIES` is the table. `policy_for` chooses the row of a subject."""
+`POLICIES` is the table. The kind of a subject chooses the row (`farm.benchmark.subjects.base`)."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from farm.benchmark import window
-from farm.benchmark.clock import QUEUED_S
-from farm.types.protocol import Protocol, Stopping, Subject
-
+# usual duration of the work that is queued on a GPU: a busy host does not starve the GPU
+QUEUED_S = 0.024
+FLOOR_TICKS = 5  # a window has at least this many steps of the energy counter
 WHOLE_WINDOW_S = 1.0  # the shortest window of a whole model, if the request allows it
 #: The window of a whole model on several cards may be so many times longer: its power alternates
 #: between products and waits, and the sensor samples it ten times a second. Steps of a decoding on
@@ -38,7 +36,7 @@ class WindowPolicy:
     rough: bool = False  # a rough figure is enough: nothing waits for a stable temperature
     # a window may be as short as this, also if the request wants a longer one
     shortest_s: float = math.inf
-    least_steps: int = window.FLOOR_TICKS  # of the energy counter in a window
+    least_steps: int = FLOOR_TICKS  # of the energy counter in a window
     #: A window shorter than the longest goes on until the half-width of the energy is this share of
     #: the requested one.
     energy_share: float = 1.0
@@ -59,23 +57,3 @@ POLICIES: Mapping[str, WindowPolicy] = {
     # only time, without waits.
     "timed": WindowPolicy(math.inf, 0.0, 0.0, energy=False, shortest_s=0.1),
 }
-
-
-def policy_for(subject: Subject, protocol: Protocol, *, rough: bool = False) -> WindowPolicy:
-    """The policy of a subject's windows. `rough` counts for tuples only (`Stopping.rough`)."""
-    if protocol.placement:
-        return POLICIES["timed"]
-    if rough and subject.kind == "operator":
-        return POLICIES["rough"]
-    return POLICIES[subject.kind]
-
-
-def stopping_for(subject: Subject, stopping: Stopping, ranks: int) -> Stopping:
-    """The stopping rule of a subject's window on so many ranks: whole models have longer
-    windows.
-    """
-    if subject.kind != "variant":
-        return stopping
-    longest_s = stopping.maximum_s * (GROUP_WINDOWS if ranks > 1 else 1)
-    shortest_s = max(stopping.minimum_s, min(WHOLE_WINDOW_S, stopping.maximum_s / 2))
-    return dataclasses.replace(stopping, minimum_s=shortest_s, maximum_s=longest_s)

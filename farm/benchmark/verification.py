@@ -37,19 +37,19 @@ import torch
 
 from farm.benchmark import ranks
 from farm.benchmark.host_steps import HostSteps
-from farm.benchmark.passes import as_launched, build_variant, compiled_pass, numeric_flags
+from farm.benchmark.passes import numeric_flags
+from farm.benchmark.subjects import kind_of_variant
+from farm.benchmark.subjects.model_variant import ObservedRun
 from farm.benchmark.torch_device import capture_graph, one_stream
 from farm.benchmark.workload import why_it_raised
 from farm.errors import CaptureError, FarmError, Unmeasurable, error_text
 from farm.operators import profiler, self_check
-from farm.operators.capture import Around, run_with_owners
 from farm.operators.captured import CapturedPass, role_in_tuple
 from farm.operators.cost import costs_of
 from farm.operators.profiler import (
     RANGE,
     Record,
     WatchedPass,
-    compare_with_unwatched,
     is_kernel,
     mark,
 )
@@ -70,10 +70,6 @@ NUMERICS = (
 )  # settings that decide which kernels run
 PASSES = 3  # passes in which calls are timed
 LAUNCHES = ("cuda", "cu", "hip")  # name prefixes of the functions that launch work on a card
-
-#: Runs one observed pass. Its argument maps the number of a slot of the capture to a context for
-#: the slot's call.
-ObservedRun = Callable[[Around], object]
 
 
 def verify(
@@ -100,21 +96,14 @@ def verify(
         Unmeasurable: the model does not fit on the card, or raised there.
     """
     one_stream(device)
-    variant, not_captured = Variant.from_json(subject.spec), None
+    kind, not_captured = kind_of_variant(Variant.from_json(subject.spec)), None
     if record is None and device.type == "cuda" and protocol.launch == "graph":
-        record = functools.partial(_as_graph, device=device, waits=not variant.compile)
+        record = functools.partial(_as_graph, device=device, waits=kind.has_host_steps)
     try:
         with numeric_flags(protocol):
             if ranks.world() > 1:
                 return _verify_rank(subject, protocol, device, predicted or {})
-            observe = (
-                _observe_compiled
-                if variant.compile
-                else _observe_step
-                if variant.step
-                else _observe_pass
-            )
-            compare, timed = observe(subject, protocol, device)
+            compare, timed = kind.observation(subject, protocol, device)
             try:
                 found = compare(record=record)
             except NotCaptured as error:
@@ -149,9 +138,7 @@ def verify(
     ):
         return None, findings
     observed = capture_json(found.capture)
-    if variant.compile:
-        observed["compiled"] = compiled_pass(subject, device).facts()
-    return observed, findings
+    return {**observed, **kind.facts(subject, device)}, findings
 
 
 def _checked(found: WatchedPass, predicted: Mapping[str, int], device: torch.device) -> WatchedPass:
@@ -174,30 +161,14 @@ def _verify_rank(
 
     The profiler is not used, because it would slow down the next measurements of the ranks.
     """
-    capture = _capture_rank(Variant.from_json(subject.spec), protocol, device)
+    variant = Variant.from_json(subject.spec)
+    capture = kind_of_variant(variant).capture_rank(variant, protocol, device)
     gc.collect()  # a split model refers to itself; the measurement needs its memory
     findings = _compared(WatchedPass(capture, Counter(), Counter(), Counter(), []), predicted)
     launch = protocol.launch if device.type == "cuda" else "eager"
     findings = dataclasses.replace(findings, launch=launch, unobserved_kernels=None, kernels=None)
     has_values = any(spec.without_values is not spec for spec in capture.tuples.values())
     return None if findings.matches and not has_values else capture_json(capture), findings
-
-
-def _capture_rank(variant: Variant, protocol: Protocol, device: torch.device) -> CapturedPass:
-    from farm.training.capture import capture_step
-    from farm.training.extract import build_step, capture_forward
-
-    if variant.step:
-        step = build_step(variant, device, launch=protocol.launch)
-        step.run()  # a distributed optimizer plans its second step when it runs
-        return as_launched(
-            lambda: capture_step(step, device_type=device.type, warmed_up=True), protocol, device
-        )
-    model, arguments = build_variant(variant, device)
-    about: Any = {"grad": protocol.grad, "device_type": device.type}
-    with torch.set_grad_enabled(protocol.grad):
-        model(*arguments)  # libraries initialize in the first pass
-    return as_launched(lambda: capture_forward(model, arguments, **about), protocol, device)
 
 
 def _compared(found: WatchedPass, predicted: Mapping[str, int] | None) -> Verification:
@@ -238,53 +209,6 @@ def _compared(found: WatchedPass, predicted: Mapping[str, int] | None) -> Verifi
         },
         differences=tuple(differences[:KEPT_DIFFERENCES]),
         difference_count=len(differences),
-    )
-
-
-#: A function that compares an observed run with an unobserved run; and the observed run.
-_Observation = tuple[Callable[..., WatchedPass], ObservedRun]
-
-
-def _observe_pass(subject: Subject, protocol: Protocol, device: torch.device) -> _Observation:
-    model, arguments = build_variant(Variant.from_json(subject.spec), device, hand_over=True)
-    grad = protocol.grad
-    return (
-        functools.partial(profiler.verify_on_device, model, arguments, device, grad_enabled=grad),
-        lambda around: run_with_owners(
-            model, arguments, device_type=device.type, grad_enabled=grad, around=around
-        ),
-    )
-
-
-def _observe_compiled(subject: Subject, protocol: Protocol, device: torch.device) -> _Observation:
-    with torch.set_grad_enabled(protocol.grad):
-        compiled = compiled_pass(subject, device)
-    return (
-        functools.partial(
-            compare_with_unwatched,
-            compiled.run,
-            compiled.capture,
-            device,
-            grad_enabled=protocol.grad,
-        ),
-        compiled.capture,
-    )
-
-
-def _observe_step(subject: Subject, protocol: Protocol, device: torch.device) -> _Observation:
-    from farm.training.capture import capture_step
-    from farm.training.extract import build_step
-
-    step = build_step(Variant.from_json(subject.spec), device, launch=protocol.launch)
-    observe = functools.partial(capture_step, step, device_type=device.type, warmed_up=True)
-
-    def plainly() -> None:
-        step.count_from_one()
-        step.run()
-
-    return (
-        functools.partial(compare_with_unwatched, plainly, observe, device, grad_enabled=True),
-        lambda around: observe(around=around),
     )
 
 

@@ -51,6 +51,7 @@ from farm.store.database import (
     fetch_values,
     locked,
     read_clock_s,
+    remembered,
 )
 from farm.store.tables import (
     OPEN,
@@ -64,6 +65,7 @@ from farm.store.tables import (
     VerdictRow,
 )
 from farm.subjects.parsing import parse
+from farm.subjects.registry import kind_of, kinds_on_several_cards
 from farm.types.format import plural
 from farm.types.measured_constants import MEASURED
 from farm.types.protocol import Stopping
@@ -319,7 +321,7 @@ class _Planner:
         """
         request, cards = self.request, self.cards
         now_s = read_clock_s(self.session)
-        needed = self._cards_of_collectives(measurements)
+        needed = self._cards_of_each(measurements)
         tuples = []
         for measurement in measurements:
             operator_id = measurement.operator.id
@@ -363,13 +365,13 @@ class _Planner:
         self._put_on_cards(new, growing=self.job.id)
         return tuples
 
-    def _cards_of_collectives(self, measurements: Sequence[_Measurement]) -> dict[str, int]:
-        """Return tuple id -> number of cards for the collectives among the measurements."""
+    def _cards_of_each(self, measurements: Sequence[_Measurement]) -> dict[str, int]:
+        """Return tuple id -> number of cards for the measurements whose kind has several."""
+        several = kinds_on_several_cards()
         operators = (measurement.operator for measurement in measurements)
-        ids = [operator.id for operator in operators if operator.kind == "collective"]
-        query = select(tables.Operator.id, tables.Operator.parameters)
-        collectives = among(self.session, query, tables.Operator.id, ids)
-        return {operator_id: parameters["cards"] for operator_id, parameters in collectives}
+        ids = [operator.id for operator in operators if operator.kind in several]
+        specs = tuples_with_ids(self.session, ids)
+        return {operator_id: kind_of(spec).cards(spec) for operator_id, spec in specs.items()}
 
     def _put_on_cards(self, items: Sequence[Item], growing: str = "") -> None:
         """Choose the (leading) card of each item, see `card_for_each`. Raises `UsageError` if no
@@ -597,7 +599,8 @@ def card_for_each(
     now_s, ids = time.monotonic(), [card.id for card in cards]
     if len(ids) == 1:
         return ids * len(items)
-    read_s, free_at_s = _loads.pop(growing, (-math.inf, {}))
+    loads = remembered(session, "loads of the cards of growing jobs")
+    read_s, free_at_s = loads.pop(growing, (-math.inf, {}))
     if now_s - read_s > 30.0 or list(free_at_s) != ids:
         query = select(Item.card_id, func.sum(Item.expected_s)).group_by(col(Item.card_id))
         ahead = dict(
@@ -615,14 +618,9 @@ def card_for_each(
     if growing:
         for number, card_id in chosen.items():
             free_at_s[card_id] += items[number].expected_s
-        _loads.clear()
-        _loads[growing] = read_s, free_at_s
+        loads.clear()
+        loads[growing] = read_s, free_at_s
     return [chosen[number] for number in range(len(items))]
-
-
-_loads: dict[
-    str, tuple[float, dict[str, float]]
-] = {}  # growing job -> when its cards' loads were queried; the loads
 
 
 # ---- closing a round

@@ -22,6 +22,9 @@ from farm.models.tensor_kinds import REAL_FLOATING, is_plain, is_real_floating
 from farm.types.format import plural
 from farm.types.protocol import Variant
 
+#: The farm measures on a CPU with one thread.
+_OF_THE_FARM = ("torch.set_num_threads",)
+
 
 @dataclass(frozen=True)
 class AsBuilt:
@@ -32,9 +35,12 @@ class AsBuilt:
     dtypes: tuple[str, ...]  # all dtypes of its floating-point and complex tensors
     # path and class of its modules that compute otherwise in train mode
     depending: tuple[tuple[str, str], ...]
+    settings: tuple[str, ...]  # those of PyTorch that its code changes
 
 
-def as_built(model: nn.Module, inputs: Iterable[torch.Tensor], batch: int) -> AsBuilt:
+def as_built(
+    model: nn.Module, inputs: Iterable[torch.Tensor], batch: int, settings: tuple[str, ...] = ()
+) -> AsBuilt:
     """Describe a model that a function returned."""
     parameters, buffers, example = list(model.parameters()), list(model.buffers()), list(inputs)
     dtypes = []
@@ -46,6 +52,7 @@ def as_built(model: nn.Module, inputs: Iterable[torch.Tensor], batch: int) -> As
         _main_dtype(parameters) or _main_dtype(buffers) or _main_dtype(example),
         tuple(dict.fromkeys(dtypes)),
         tuple(_depending_on_mode(model)),
+        settings,
     )
 
 
@@ -70,6 +77,12 @@ def differences(name: str, built: AsBuilt, variant: Variant) -> Iterator[str]:
         yield _cast_line(name, built, variant.dtype)
     if built.depending and variant.mode == "eval":
         yield _mode_line(name, built)
+    settings = [setting for setting in built.settings if setting not in _OF_THE_FARM]
+    if settings:
+        yield (
+            f"The code of {name} changes {' and '.join(settings)}. The farm measures with the "
+            "defaults of PyTorch and the flags of the protocol."
+        )
 
 
 def _cast_line(name: str, built: AsBuilt, dtype: str) -> str:

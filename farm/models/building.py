@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -12,6 +13,10 @@ from torch.overrides import TorchFunctionMode
 
 from farm.errors import UnsupportedModel
 from farm.types.protocol import Variant
+
+_log = logging.getLogger(__name__)
+
+Made = TypeVar("Made")
 
 MOST_FILLED_BYTES = 4 * 2**30  # of a tensor with values that a model creates on meta
 _FILLING = frozenset(
@@ -40,16 +45,71 @@ class EmptyOnMeta(TorchFunctionMode):
 
 
 def _check_filled(func: Any, args: Any, kwargs: Any) -> None:
-    sizes = kwargs | {"device": "meta"}
-    for name in ("out", "generator", "pin_memory"):
-        sizes.pop(name, None)
-    planned = func(*args, **sizes)
-    if planned.nbytes > MOST_FILLED_BYTES:
+    planned_bytes = _planned_bytes(func, args, kwargs)
+    if planned_bytes > MOST_FILLED_BYTES:
         raise UnsupportedModel(
-            f"The model creates a tensor of {planned.nbytes / 2**30:,.0f} GiB with values while "
+            f"The model creates a tensor of {planned_bytes / 2**30:,.0f} GiB with values while "
             f"it is built; the limit is {MOST_FILLED_BYTES / 2**30:.0f} GiB.",
             "Choose smaller sizes, such as fewer positions.",
         )
+
+
+def _planned_bytes(func: Any, args: Any, kwargs: dict[str, Any]) -> int:
+    """The size of the tensor that a constructor would make."""
+    sizes = kwargs | {"device": "meta"}
+    for name in ("out", "generator", "pin_memory"):
+        sizes.pop(name, None)
+    planned: torch.Tensor = func(*args, **sizes)
+    return planned.nbytes
+
+
+def built_on_meta(make: Callable[[], Made]) -> Made:
+    """What ``make`` returns if modules create their parameters on meta.
+
+    Some models cannot be built so, because they read their weights: a calibration, a fused batch
+    norm, a dry run in a constructor. If ``make`` raises, it runs again with real memory, and its
+    parameters are on the CPU. Raises as the second run, and `UnsupportedModel` if the model does
+    not fit into the memory of this host."""
+    try:
+        with EmptyOnMeta():
+            return make()
+    except UnsupportedModel:
+        raise
+    except Exception:
+        _log.debug("The model cannot be built on meta", exc_info=True)
+    with CountedMemory(free_memory_bytes()):
+        return make()
+
+
+class CountedMemory(TorchFunctionMode):
+    """While active, tensors that PyTorch's constructors make take at most ``limit_bytes`` together.
+
+    Raises `UnsupportedModel` before the tensor beyond the limit is made. Tensors that were freed
+    count, too."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__()
+        self.limit_bytes = limit_bytes
+        self.made_bytes = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.empty or func in _FILLING:
+            self.made_bytes += _planned_bytes(func, args, kwargs)
+            if self.made_bytes > self.limit_bytes:
+                raise UnsupportedModel(
+                    "The model reads its weights while it is built, and they take more than the "
+                    f"{self.limit_bytes / 2**30:,.1f} GiB of memory that this host has free.",
+                    "Choose a smaller model, or build it without reading its weights.",
+                )
+        return func(*args, **kwargs)
+
+
+def free_memory_bytes() -> int:
+    """The memory of this host that a new tensor can take."""
+    import psutil
+
+    return psutil.virtual_memory().available
 
 
 def random_normal(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

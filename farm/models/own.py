@@ -31,7 +31,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farm.errors import SettingsError, UsageError, did_you_mean, error_text, refused
+from farm.errors import (
+    SettingsError,
+    UnsupportedModel,
+    UsageError,
+    did_you_mean,
+    error_text,
+    refused,
+)
 from farm.models import config_folder, torchvision
 from farm.models.entry import ModelEntry
 from farm.models.source import Source
@@ -47,6 +54,8 @@ if TYPE_CHECKING:
     from farm.models.as_built import AsBuilt
 
 NAME = "user"
+#: Parameters of a model that is built with real memory to ask for its example inputs.
+MOST_BUILT_BYTES = 2**28
 #: A part of a module's name: Python also imports my-model.py and 01_train.py by their names.
 _MODULE_NAME = re.compile(r"[\w-]+")
 _PLACE = (
@@ -213,6 +222,7 @@ class UserModel:
     has_inputs: bool
     positional: tuple[Any, ...]
     keywords: Mapping[str, Any]
+    settings: tuple[str, ...]  # those of PyTorch that the module or the function changes
 
     @property
     def values(self) -> tuple[Any, ...] | None:
@@ -222,12 +232,18 @@ class UserModel:
 
 def made(name: str) -> UserModel:
     """Call the function of a model. Raises `SettingsError` if the function raises an error, or
-    returns no module.
+    returns no module, and `UnsupportedModel` if the model takes too much memory while it is built.
     """
+    from farm.models import torch_settings
+
     target = _targets()[name]
     try:
-        with user_code():
-            returned = MODULES.function(target)()
+        with user_code(), torch_settings.restored() as changed:
+            function = MODULES.function(target)
+            torch_settings.write(MODULES.settings_of(target))
+            returned = function()
+    except UnsupportedModel:  # it does not fit into memory
+        raise
     except (Exception, SystemExit) as error:
         model = "its model" if name == target else f"the model '{name}'"
         problem = f"'{target}' could not build {model}: {type(error).__name__}: {error_text(error)}"
@@ -238,7 +254,7 @@ def made(name: str) -> UserModel:
         module, example = returned, None
     positional, keywords = _arguments(example)
     _check_returned(name, target, module, keywords)
-    return UserModel(module, example is not None, positional, keywords)
+    return UserModel(module, example is not None, positional, keywords, tuple(changed))
 
 
 def _step_after(error: BaseException, target: str) -> str:
@@ -298,12 +314,29 @@ def _arguments(example: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
 # ---- example inputs
 
 
+def example(name: str) -> UserModel:
+    """The model of a function, for its example inputs and a description of its tensors.
+
+    The parameters of a model of more than `MOST_BUILT_BYTES` take no memory: they are on meta, if
+    the model can be built so and its inputs do not come from them. Raises as `made`."""
+    from farm.models.building import CountedMemory, EmptyOnMeta, free_memory_bytes
+    from farm.models.tensor_kinds import bytes_of
+
+    # A model that cannot be built on meta raises here, and is built below.
+    with contextlib.suppress(SettingsError, UnsupportedModel), seeded(), EmptyOnMeta():
+        model = made(name)
+        is_large = bytes_of(model.module.parameters()) > MOST_BUILT_BYTES
+        if is_large and not any(tensor.is_meta for tensor in _tensors_of(model.values)):
+            return model
+    with seeded(), CountedMemory(free_memory_bytes()):
+        return made(name)
+
+
 def given_inputs(name: str) -> tuple[Any, ...] | None:
     """The model's own example inputs: positional arguments of its module. None if it has none.
     Raises as `made`.
     """
-    with seeded():
-        return made(name).values
+    return example(name).values
 
 
 def batched(inputs: Sequence[Any], batch: int) -> list[Any]:
@@ -465,11 +498,11 @@ class Own(Source):
         with contextlib.suppress(Exception, SystemExit), user_code():
             function = MODULES.function(_targets()[name])  # `made` raises its error again
         if name not in self._arrivals or self._arrivals[name][0] is not function:
-            with seeded():
-                model = made(name)
+            model = example(name)
             values = model.values or ()
             with refused(f"The model '{name}' cannot be described"):
-                arrival = as_built(model.module, _tensors_of(values), _batch(values))
+                tensors = _tensors_of(values)
+                arrival = as_built(model.module, tensors, _batch(values), model.settings)
             self._arrivals[name] = function, arrival
         return self._arrivals[name][1]
 

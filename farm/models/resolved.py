@@ -16,8 +16,8 @@ from farm.errors import SettingsError, UnsupportedModel, UsageError
 from farm.models.entry import ModelEntry
 from farm.models.own import batched
 from farm.models.source import Source, install_line, is_installed
-from farm.models.texts import hold_tokens
 from farm.types.protocol import Variant
+from farm.types.tokens import hold_tokens
 
 if TYPE_CHECKING:
     import torch
@@ -139,20 +139,20 @@ class ResolvedModel:
         not installed."""
         import torch
 
-        from farm.models.building import EmptyOnMeta, memory_format_of
+        from farm.models.building import built_on_meta, memory_format_of
         from farm.models.tensor_kinds import placed
 
         maker = self._installed_maker()
         device = torch.device(device)
         on_meta = device.type == "meta"
-        with contextlib.ExitStack() as stack:
-            if on_meta:
-                stack.enter_context(EmptyOnMeta())
-            else:
-                cards = [device] if device.type == "cuda" else []
-                stack.enter_context(torch.random.fork_rng(devices=cards))
+
+        def make() -> nn.Module:
+            cards = [device] if device.type == "cuda" else []
+            with torch.random.fork_rng(devices=cards):
                 torch.manual_seed(seed)
-            module = maker.make(self.entry, variant, device)
+                return maker.make(self.entry, variant, device)
+
+        module = built_on_meta(make) if on_meta else make()
         if not (real_buffers and on_meta):
             module = placed(module, device)
         if variant.memory_format != Variant.memory_format and self.entry.task != "video":
@@ -161,7 +161,11 @@ class ResolvedModel:
         trains = variant.mode == "train"
         if maker.keeps_modes and trains and module.training:
             return module
-        return module.train(trains)
+        with contextlib.suppress(
+            NotImplementedError
+        ):  # an exported module has the mode of its export
+            module.train(trains)
+        return module
 
     def _installed_maker(self) -> Source:
         """The source that makes the model. Raises `UnsupportedModel` if its package is not

@@ -38,9 +38,12 @@ def user_code() -> Iterator[None]:
 
 @contextlib.contextmanager
 def captured_code() -> Iterator[None]:
-    """As `user_code`, for a capture: raises `CaptureError` if the code would end this process."""
+    """As `user_code`, for a capture: raises `CaptureError` if the code would end this process, and
+    restores the settings of PyTorch that it changes."""
+    from farm.models.torch_settings import restored
+
     try:
-        with user_code():
+        with user_code(), restored():
             yield
     except SystemExit as error:
         problem = f"The model ends the process that runs it: {told(error)}"

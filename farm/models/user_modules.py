@@ -68,6 +68,8 @@ class UserModules:
     def __init__(self) -> None:
         #: top-level name of the module of a registered function -> the folder that has it
         self._folders: dict[str, Path] = {}
+        #: module -> the settings of PyTorch that its import has changed
+        self._settings: dict[str, dict[str, Any]] = {}
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: Any = None
@@ -98,12 +100,22 @@ class UserModules:
                 self._folders[top] = Path(next(iter(locations))).absolute().parent
 
     def function(self, target: str) -> Any:
-        """Import the function 'module:function'."""
+        """Import the function 'module:function'. The settings of PyTorch stay as they are."""
         module_name, _, function_name = target.partition(":")
         self.make_importable(module_name)
-        with contextlib.nullcontext() if module_name in sys.modules else seeded():
+        if module_name in sys.modules:
             module = importlib.import_module(module_name)
+        else:
+            from farm.models.torch_settings import restored
+
+            with seeded(), restored() as changed:
+                module = importlib.import_module(module_name)
+            self._settings[module_name] = changed
         return operator.attrgetter(function_name)(module)
+
+    def settings_of(self, target: str) -> dict[str, Any]:
+        """The settings of PyTorch that the import of 'module:function' has changed."""
+        return self._settings.get(target.partition(":")[0], {})
 
     def has_file(self, file: str) -> bool:
         """True for a file in the folder of a registered function that is not installed."""

@@ -120,6 +120,8 @@ class CallTrace:
     trained: tuple[bool, ...] = field(
         default=(), compare=False
     )  # of each input: a trained parameter, or a view of one
+    # the integers among the inputs had values, and were not fake
+    has_values: bool = field(default=True, compare=False)
 
     def difference(self, other: CallTrace, this: str, that: str) -> str:
         """The first difference from another trace, in words; "" if there is none. ``this``,

@@ -10,8 +10,11 @@ Requirements:
 - The real tensors are plain tensors, not fake tensors with a value attached: if a mask is fake,
   transformers assumes tracing and runs other code than in a normal pass.
 - The memory of the host is not that of the card: a card spends nothing on what models compute on
-  the host. Without a CUDA context no tensor can say "cuda", so fake tensors say
+  the host. Without a CUDA context no tensor can be on a card, so fake tensors are on
   ``STANDS_FOR_A_CARD``, and `FakeTensors` knows which real tensors are on the card.
+- A model may ask for the device of a tensor and run other operators on a card. So the model gets
+  the answer "cuda", and a function of PyTorch to which it passes this device gets
+  ``STANDS_FOR_A_CARD``.
 - After a fake tensor was written to a real storage, the values of the storage are unknown: every
   result computed from it is fake, and reading a value fails, as for every fake tensor.
 - Three of four calls in a model repeat an earlier one, and a call on fake tensors takes up to a
@@ -39,6 +42,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from farm.models.building import replaced
 from farm.models.tensor_kinds import WRAPPERS, bits_of, is_plain, only_views, refusal, with_bits
 from farm.subjects.allow_list import LEAF_CLASSES
 from farm.subjects.collective_calls import local_part
@@ -53,10 +57,19 @@ MOST_MADE_BYTES = 2**20
 #: The device of a pass on a card without a CUDA context. PyTorch runs the operators of a CPU, but
 #: tensors that a model makes on the host say "cpu".
 STANDS_FOR_A_CARD = "cpu:0"
-_DEVICE = torch.Tensor.device.__get__  # type: ignore[attr-defined]
-#: Functions that return a device, or a new tensor on a device, without an aten operator that shows
-#: the device.
-PLACED = frozenset({_DEVICE, torch.tensor, torch.as_tensor, torch.Tensor.new_tensor})
+#: The device that a model sees in such a pass.
+_SHOWN_CARD = torch.device("cuda", 0)
+#: The compute capability that a model sees: that of an H100 or H200.
+_SHOWN_CAPABILITY = (9, 0)
+#: Functions that tell the device of a tensor -> their answer for a tensor on a card.
+_ANSWERS: dict[Any, Any] = {
+    torch.Tensor.device.__get__: _SHOWN_CARD,  # type: ignore[attr-defined]
+    torch.Tensor.is_cuda.__get__: True,  # type: ignore[attr-defined]
+    torch.Tensor.is_cpu.__get__: False,  # type: ignore[attr-defined]
+    torch.Tensor.get_device: _SHOWN_CARD.index,
+}
+#: Functions that make a tensor on a device without an aten operator that shows the device.
+_MAKES_TENSOR = frozenset({torch.tensor, torch.as_tensor, torch.Tensor.new_tensor})
 
 #: Values that are never copied: they have no tensors of their own, or other code replaces their
 #: tensors.
@@ -109,10 +122,10 @@ def fake_pass(
     level = log.level
     log.setLevel(logging.CRITICAL)
     try:
-        with fakes.swapped_into(model):
-            replaced = fakes.tree(args), fakes.tree(kwargs or {})
+        with fakes.swapped_into(model), fakes.shown_as_card():
+            inputs = fakes.tree(args), fakes.tree(kwargs or {})
             with fakes.mode, _RealIntegers(fakes, made):
-                yield fakes, *replaced
+                yield fakes, *inputs
     finally:
         log.setLevel(level)
 
@@ -215,7 +228,8 @@ class FakeTensors:
     def on_host(self, tensor: torch.Tensor) -> bool:
         """True if a pass on a card has this tensor in the memory of the host."""
         if type(tensor) is FakeTensor or not self.stands:
-            return tensor.device.type == "cpu" and tensor.device != self.device
+            device = tensor.fake_device if type(tensor) is FakeTensor else tensor.device
+            return device.type == "cpu" and device != self.device
         return storage_key(tensor) not in self.on_card
 
     def knows(self, tensor: torch.Tensor) -> bool:
@@ -229,17 +243,28 @@ class FakeTensors:
                 self.on_card[storage_key(tensor)] = StorageWeakRef(tensor.untyped_storage())
 
     def placed(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run one of `PLACED`."""
-        out, device = func(*args, **kwargs), kwargs.get("device")
-        of_tensor = self.stands and func in (_DEVICE, torch.Tensor.new_tensor)
-        on_card = of_tensor and not self.on_host(args[0])
-        if func == _DEVICE:
-            return self.device if on_card else out
+        """Runs a function on the device of the pass, although the model may name another one."""
+        if not self.stands:
+            return func(*args, **kwargs)
+        if func in _ANSWERS:
+            on_host = self.on_host(args[0]) or not is_plain(args[0])
+            return func(*args, **kwargs) if on_host else _ANSWERS[func]
+        args = tuple(map(self.as_run, args))
+        kwargs = {name: self.as_run(value) for name, value in kwargs.items()}
+        out = func(*args, **kwargs)
+        if func not in _MAKES_TENSOR:
+            return out
+        device = kwargs.get("device")
+        on_card = func is torch.Tensor.new_tensor and not self.on_host(args[0])
         if device is not None:
             on_card = torch.device(device) == self.device
         if on_card:
             self.put_on_card(out)
         return out
+
+    def as_run(self, value: Any) -> Any:
+        """The device of the pass in place of the card that the model sees."""
+        return self.device if type(value) is torch.device and value.type == "cuda" else value
 
     def tree(self, tree: Any) -> Any:
         """A copy of a list, tuple, dictionary or object (a cache with its layers) with its tensors
@@ -271,6 +296,40 @@ class FakeTensors:
         for name, value in getattr(twin, "__dict__", {}).items():
             twin.__dict__[name] = self.tree(value)
         return twin
+
+    @contextlib.contextmanager
+    def shown_as_card(self) -> Iterator[None]:
+        """While active, code of the model sees a card where fake tensors stand for one."""
+        if not self.stands:
+            yield
+            return
+        original = FakeTensor.__dict__["device"]
+
+        def device(tensor: FakeTensor) -> torch.device:
+            actual: torch.device = original.__get__(tensor)
+            is_shown = actual == self.device and tensor.fake_mode is self.mode
+            return _SHOWN_CARD if is_shown and _is_code_of_model() else actual
+
+        def capability(device: Any = None) -> tuple[int, int]:
+            return _SHOWN_CAPABILITY
+
+        begin_autocast = torch.autocast.__init__
+
+        def autocast(
+            context: Any, device_type: str, dtype: Any = None, *rest: Any, **options: Any
+        ) -> None:
+            """Autocast of the card, by the rules of a CPU: the fake tensors are on one."""
+            if device_type == "cuda":
+                device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
+            begin_autocast(context, device_type, dtype, *rest, **options)
+
+        shown = property(device, original.fset)
+        with (
+            replaced(FakeTensor, "device", shown),
+            replaced(torch.cuda, "get_device_capability", capability),
+            replaced(torch.autocast, "__init__", autocast),
+        ):
+            yield
 
     def originals(self) -> dict[int, torch.Tensor]:
         """``id()`` of a replacement -> the original tensor."""
@@ -311,6 +370,14 @@ class FakeTensors:
                 place[name] = value
 
 
+def _is_code_of_model() -> bool:
+    """True unless a function of PyTorch or a leaf module runs: there, a recorder's function mode is
+    off.
+    """
+    is_watched: int = torch._C._len_torch_function_stack()
+    return is_watched > 0 and torch._C._is_torch_function_enabled()
+
+
 def holds_other_tensors(model: nn.Module) -> bool:
     """True if a model holds tensors that are neither parameters nor buffers, for example in its own
     cache.
@@ -342,22 +409,21 @@ def _holds_tensors(value: Any, visited: dict[int, bool]) -> bool:
     return visited[id(value)]
 
 
-#: Matrix products of the rows of a tensor by one matrix per group. The meta function of PyTorch
-#: refuses all dtypes but bfloat16; the operator does not.
 _GROUPED_PRODUCT = torch.ops.aten._grouped_mm.default
+_HISTOGRAM = torch.ops.aten.histc.default
+_DEFAULT_BINS = 100
 _ROW_ALIGNMENT_BYTES = 16
+_ShapeAndStride = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def _grouped_product(
-    func: Any, args: Any, kwargs: Any
-) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """The shape and the stride of a grouped product (rows x experts) that PyTorch's meta function
-    refuses; None for other operators."""
-    if (
-        func is not _GROUPED_PRODUCT
-        or args[0].dtype is torch.bfloat16
-        or kwargs.get("out_dtype") is not None
-    ):
+def _made_on_card(func: Any, args: Any, kwargs: Any) -> _ShapeAndStride | None:
+    """The shape and the stride of the result of an operator that runs on a card, but not on meta or
+    on a CPU; its dtype is that of the first argument. None for other operators."""
+    if func is _HISTOGRAM:
+        bins = int(args[1]) if len(args) > 1 else _DEFAULT_BINS
+        return None if args[0].is_floating_point() else ((bins,), (1,))
+    is_missing = func is _GROUPED_PRODUCT and args[0].dtype is not torch.bfloat16
+    if not is_missing or kwargs.get("out_dtype") is not None:
         return None
     rows, experts = args[0].shape, args[1].shape
     if len(rows) != 2 or len(experts) != 3:
@@ -372,10 +438,10 @@ class MetaRules(TorchDispatchMode):
     """While active, operators run on meta whose meta function PyTorch lacks."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        product = _grouped_product(func, args, kwargs or {})
-        if product is None:
+        made = _made_on_card(func, args, kwargs or {})
+        if made is None:
             return func(*args, **(kwargs or {}))
-        return torch.empty_strided(*product, dtype=args[0].dtype, device=args[0].device)
+        return torch.empty_strided(*made, dtype=args[0].dtype, device=args[0].device)
 
 
 class _RealIntegers(TorchDispatchMode):
@@ -390,7 +456,9 @@ class _RealIntegers(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind.__name__ in WRAPPERS for kind in types):
             return NotImplemented
-        kwargs = kwargs or {}
+        kwargs = dict(kwargs or {})
+        if self.fakes.stands and "device" in kwargs:
+            kwargs["device"] = self.fakes.as_run(kwargs["device"])
         inputs = list(tensors_in((args, kwargs)))
         real = [tensor for tensor in inputs if type(tensor) is not FakeTensor]
         special = next((tensor for tensor in real if not is_plain(tensor)), None)
@@ -411,9 +479,9 @@ class _RealIntegers(TorchDispatchMode):
             return _is_left_aligned(*args)
         if func in _PACKING and type(args[0]) is FakeTensor and type(args[1]) is not FakeTensor:
             return self._run_packing(func, args, kwargs)
-        product = _grouped_product(func, args, kwargs)
-        if product is not None:
-            return self.fakes.fresh(*product, args[0].dtype)
+        made = _made_on_card(func, args, kwargs)
+        if made is not None and (self.fakes.stands or func is _GROUPED_PRODUCT):
+            return self.fakes.fresh(*made, args[0].dtype)
         if func is _CTC_LOSS:
             return self._run_ctc_loss(*args)
         if len(real) < len(inputs) or not self._computes(func, args, kwargs, real):
@@ -522,29 +590,29 @@ class _RealIntegers(TorchDispatchMode):
                 else:
                     places.append(index)
             args = (args[0], places, *args[2:])
-        replaced: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         on_host = all(map(self.fakes.on_host, tensors_in((args, kwargs))))
 
         def fake(tensor: torch.Tensor) -> torch.Tensor:
             if type(tensor) is FakeTensor:
                 return tensor
-            if id(tensor) not in replaced:
+            if id(tensor) not in twins:
                 bits = bits_of(tensor)
                 twin = self.fakes.fresh(tensor.shape, tensor.stride(), tensor.dtype, bits)
                 if on_host:
                     twin.fake_device = torch.device("cpu")
-                replaced[id(tensor)] = tensor, twin
-            return replaced[id(tensor)][1]
+                twins[id(tensor)] = tensor, twin
+            return twins[id(tensor)][1]
 
         out = func(
             *tree_map_only(torch.Tensor, fake, args), **tree_map_only(torch.Tensor, fake, kwargs)
         )
         for tensor in written_tensors(func, args, kwargs):
-            if id(tensor) in replaced:
+            if id(tensor) in twins:
                 self.fakes.overwritten[storage_key(tensor)] = StorageWeakRef(
                     tensor.untyped_storage()
                 )
-        originals = {id(twin): tensor for tensor, twin in replaced.values()}
+        originals = {id(twin): tensor for tensor, twin in twins.values()}
         return tree_map_only(torch.Tensor, lambda tensor: originals.get(id(tensor), tensor), out)
 
 

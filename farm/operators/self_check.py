@@ -5,10 +5,10 @@ measurement, and runs once. It must run the same aten operators as the call in t
 same order, and return outputs of the same shapes, strides, dtypes and layouts. Otherwise its
 reading would be that of another operator, so it is not measured.
 
-The check runs as the capture ran: on fake tensors, or on real ones. Integers have the values that a
-worker fills in, because operators may depend on them. Settings of PyTorch that a user's program may
-change have their defaults: a worker does not know them. What only a card can run is checked there
-(`farm.benchmark.verification`)."""
+The check runs as the capture ran: on fake tensors, or on real ones. Integers that had values in the
+model have those that a worker fills in, because operators may depend on them. Settings of PyTorch
+that a user's program may change have their defaults: a worker does not know them. What only a card
+can run is checked there (`farm.benchmark.verification`)."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ _ATTENTION = [
 #: Returns the output of an aten operator as the capture corrects it: operator, arguments, output.
 Corrected = Callable[[Any, Any, Any], Any]
 
-#: Returns what the operator of a tuple runs and returns, when it is rebuilt, in inference mode or
-#: not; None if it does not run, or was checked before.
-Trace = Callable[[OperatorTuple, bool], CallTrace | None]
+#: Returns what the operator of a tuple runs and returns, when it is rebuilt, in the inference mode
+#: and with the values of a call in the model; None if it does not run, or was checked before.
+Trace = Callable[[OperatorTuple, CallTrace], CallTrace | None]
 
-#: (tuple id, device, grad mode, inference mode) -> the trace on fake tensors, which does not depend
-#: on the model.
-_traces: dict[tuple[str, str, bool, bool], CallTrace | None] = {}
+#: (tuple id, device, grad mode, inference mode, with values) -> the trace on fake tensors, which
+#: does not depend on the model.
+_traces: dict[tuple[str, str, bool, bool, bool], CallTrace | None] = {}
 _MOST_TRACES = 100_000
 
 
@@ -76,16 +76,17 @@ def checked(
     with contextlib.ExitStack() as stack:
         fakes: list[FakeTensors] = []  # made for the first tuple that is new in this process
 
-        def trace(spec: OperatorTuple, inference: bool) -> CallTrace | None:
-            key = (spec.id, device, captured.grad_enabled, inference)
+        def trace(spec: OperatorTuple, call: CallTrace) -> CallTrace | None:
+            modes = captured.grad_enabled, call.inference, call.has_values
+            key = spec.id, device, *modes
             if key in _traces:
                 return _traces[key]
             if not fakes:
                 fakes.append(stack.enter_context(fake_pass(nn.Module(), (), None, device))[0])
             if len(_traces) >= _MOST_TRACES:
                 _traces.clear()
-            with _inference(inference):
-                _traces[key] = _trace_on_fakes(spec, fakes[0], corrected)
+            with _inference(call.inference):
+                _traces[key] = _trace_on_fakes(spec, fakes[0], corrected, call.has_values)
             return _traces[key]
 
         return _checked(captured, trace)
@@ -101,10 +102,10 @@ def checked_on(
     """As `checked`, on real tensors of a device: for a capture that ran with values. ``known``: the
     ids of tuples that were checked before."""
 
-    def trace(spec: OperatorTuple, inference: bool) -> CallTrace | None:
+    def trace(spec: OperatorTuple, call: CallTrace) -> CallTrace | None:
         if spec.without_values.id in known:
             return None
-        with _inference(inference):
+        with _inference(call.inference):
             return _trace_on(device, spec, corrected)
 
     return _checked(captured, trace)
@@ -118,11 +119,11 @@ def _checked(captured: CapturedPass, trace: Trace) -> CapturedPass:
             kind = kind_of(spec)
             if expected is None or tuple_id in mismatches or not kind.standalone:
                 continue
-            difference = _difference(spec, expected, trace(spec, expected.inference))
+            difference = _difference(spec, expected, trace(spec, expected))
             if not difference:
                 continue
             other = kind.with_roles(spec, expected.trained)
-            rebuilt = trace(other, expected.inference) if other.id != tuple_id else None
+            rebuilt = trace(other, expected) if other.id != tuple_id else None
             if rebuilt is not None and not _difference(other, expected, rebuilt):
                 better[tuple_id] = other
             else:
@@ -169,13 +170,16 @@ def _inference(inference: bool) -> contextlib.AbstractContextManager[Any]:
 
 
 def _trace_on_fakes(
-    spec: OperatorTuple, fakes: FakeTensors, corrected: Corrected | None
+    spec: OperatorTuple, fakes: FakeTensors, corrected: Corrected | None, has_values: bool
 ) -> CallTrace | None:
     try:
-        return _traced(_rebuilt_on_fakes(spec, fakes), fakes, corrected)
+        rebuilt = _rebuilt_on_fakes(spec, fakes, has_values=has_values)
+        return _traced(rebuilt, fakes, corrected)
     except FarmError:
         return None
     except Exception:  # it may need values
+        if not has_values:
+            return _trace_on_fakes(spec, fakes, corrected, True)
         if needed_bytes(spec) > MOST_REAL_BYTES:
             return None
     with _disable_current_modes():
@@ -219,9 +223,10 @@ def _trace_of(rebuilt: Rebuilt, operators: Iterable[str], out: Any) -> CallTrace
     )
 
 
-def _rebuilt_on_fakes(spec: OperatorTuple, fakes: FakeTensors) -> Rebuilt:
+def _rebuilt_on_fakes(spec: OperatorTuple, fakes: FakeTensors, *, has_values: bool) -> Rebuilt:
     check_values(spec)
-    rebuilt = Rebuilt(spec, fakes.device, _storages(spec, fakes))
+    storages = _storages(spec, fakes) if has_values else allocate(spec, fakes.device, fakes.fresh)
+    rebuilt = Rebuilt(spec, fakes.device, storages)
     deciding = deciding_input(spec)
     if deciding is not None and not isinstance(rebuilt.tensors[deciding.index], FakeTensor):
         with _disable_current_modes():

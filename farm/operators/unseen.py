@@ -77,12 +77,12 @@ class Unseen:
         """True in another thread than that of the capture."""
         return threading.get_ident() != self.thread
 
-    def note_thread(self) -> None:
-        """Notes that the model runs in this thread."""
+    def note_thread(self, what: str) -> None:
+        """Notes that the model runs a module or an operator in this thread."""
         if self.active and self.refusal is None:
             place = _place(traceback.extract_stack())
             self.refusal = UnseenOperators(
-                f"The model calls operators in another thread{place}. A capture sees only those "
+                f"The model calls {what} in another thread{place}. A capture sees only those "
                 "of the thread that "
                 "calls the model.",
                 "Call them one after the other, in the thread that calls the model.",
@@ -93,7 +93,7 @@ class Unseen:
         with self._lock:
             out = run()
         if self.active and costs_something(func, args, kwargs, out):
-            self.note_thread()
+            self.note_thread(f"operators ({func})")
         return out
 
     def _has_own_fakes(self, arguments: Any) -> bool:

@@ -42,6 +42,8 @@ class Kind:
     #: A process needs no compiler and no other cards to run it. Otherwise inputs that it changes
     #: are restored before each run, and a capture cannot be checked without a card.
     standalone: ClassVar = True
+    #: Several cards of one host may run a call together: see `cards` and `bus_bytes`.
+    on_several_cards: ClassVar = False
 
     # ----- capture and description
 
@@ -71,6 +73,11 @@ class Kind:
     def cards(self, spec: OperatorTuple) -> int:
         """The number of cards of one host that run a call together."""
         return 1
+
+    def bus_bytes(self, spec: OperatorTuple) -> float:
+        """The bytes that a call moves between cards, as nccl-tests counts them for the bandwidth of
+        the bus; 0 if a reading has no such bandwidth."""
+        return 0.0
 
     # ----- building
 

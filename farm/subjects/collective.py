@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from farm.subjects.base import Kind, reject
-from farm.types.collective import output_elements, problem_of
+from farm.types.collective import bus_bytes, output_elements, problem_of
 from farm.types.tuple import Cost, OperatorTuple
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ class Collective(Kind):
 
     name = "collective"
     standalone = False
+    on_several_cards = True
 
     def check(self, spec: OperatorTuple) -> None:
         shapes = [
@@ -41,6 +42,13 @@ class Collective(Kind):
     def cards(self, spec: OperatorTuple) -> int:
         cards: int = spec.parameters["cards"]
         return cards
+
+    def bus_bytes(self, spec: OperatorTuple) -> float:
+        """0 beside a product: the time is not that of the collective alone."""
+        if "beside" in spec.parameters:
+            return 0.0
+        (tensor,) = spec.tensors
+        return bus_bytes(spec.operator, self.cards(spec), tensor.numel * tensor.itemsize_bytes)
 
     def target(
         self, spec: OperatorTuple, tensors: list[torch.Tensor], device: torch.device

@@ -35,8 +35,8 @@ _ALIGNMENT_BYTES = 64
 _DTYPE_OF = {name: getattr(torch, name) for name in DTYPES if hasattr(torch, name)}
 _NAME_OF_DTYPE = {dtype: name for name, dtype in _DTYPE_OF.items()}
 _MEMORY_FORMAT_OF = {name: getattr(torch, name) for name in MEMORY_FORMATS}
-#: Operator -> the position of an argument that it reads on the host.
-_INTEGERS_OF_THE_HOST: dict[str, int] = table_named("integers_of_the_host")
+#: Operator -> the positions of the arguments that it reads on the host.
+_INTEGERS_OF_THE_HOST: dict[str, list[int]] = table_named("integers_of_the_host")
 _NAME_OF_MEMORY_FORMAT = {value: name for name, value in _MEMORY_FORMAT_OF.items()}
 
 
@@ -121,6 +121,8 @@ def encode(value: Any, table: TensorTable | None = None) -> Any:
     """
     if value is None or isinstance(value, bool | str):
         return value
+    if isinstance(value, torch.Generator):  # a worker uses the generator of its device
+        return None
     if isinstance(value, torch.Tensor):
         if table is None:
             raise NotEncodable(
@@ -169,6 +171,39 @@ def encode(value: Any, table: TensorTable | None = None) -> Any:
     raise NotEncodable(f"an argument of type {type(value).__name__} cannot be described")
 
 
+_ENCODABLE = (
+    str,
+    torch.Generator,
+    enum.Enum,
+    numbers.Number,
+    torch.SymInt,
+    torch.SymFloat,
+    torch.dtype,
+    torch.memory_format,
+    torch.layout,
+    torch.device,
+    type(Ellipsis),
+    type(None),
+)
+
+
+def is_encodable(value: Any) -> bool:
+    """False if `encode` refuses a value of this type, whatever its tensors are, and for tensors
+    that a transform has wrapped, such as `torch.vmap`: they have no memory."""
+    if isinstance(value, torch.Tensor):
+        return not _is_wrapped(value)
+    if isinstance(value, PackedSequence | tuple | list):
+        return all(map(is_encodable, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and is_encodable(entry) for key, entry in value.items())
+    if isinstance(value, slice):
+        return all(map(is_encodable, (value.start, value.stop, value.step)))
+    return isinstance(value, _ENCODABLE)
+
+
+_is_wrapped: Any = torch._C._functorch.is_functorch_wrapped_tensor
+
+
 @dataclass(frozen=True)
 class HostIntegers:
     """A tensor of integers in the memory of the host whose values are part of a tuple."""
@@ -191,13 +226,18 @@ def host_integers(tensor: torch.Tensor) -> HostIntegers:
 
 
 def with_host_integers(operator: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of a call, with `HostIntegers` in place of a tensor that the operator reads on
-    the host.
+    """The arguments of a call, with `HostIntegers` in place of the tensors that the operator reads
+    on the host.
     """
-    position = _INTEGERS_OF_THE_HOST.get(operator)
-    if position is None or not isinstance(args[position], torch.Tensor):
+    read = [
+        position
+        for position in _INTEGERS_OF_THE_HOST.get(operator, ())
+        if position < len(args) and isinstance(args[position], torch.Tensor)
+    ]
+    if not read:
         return args
-    return (*args[:position], host_integers(args[position]), *args[position + 1 :])
+    entries = enumerate(args)
+    return tuple(host_integers(entry) if place in read else entry for place, entry in entries)
 
 
 def _packed_sequence_tree(packed: PackedSequence, table: TensorTable | None) -> dict[str, Any]:
@@ -300,6 +340,15 @@ def bits_of_inputs(tensors: Iterable[torch.Tensor]) -> tuple[str, ...]:
     """The layout bits of each tensor; () if no tensor has any."""
     bits = tuple(_bits(tensor) or "plain" for tensor in tensors)
     return bits if any(text != "plain" for text in bits) else ()
+
+
+def have_values(tensors: Iterable[torch.Tensor]) -> bool:
+    """True if the integers among the tensors of a call are real, or there are none."""
+    return not any(
+        type(tensor) is FakeTensor
+        for tensor in tensors
+        if not (tensor.is_floating_point() or tensor.is_complex())
+    )
 
 
 def are_trained(tensors: Iterable[torch.Tensor]) -> tuple[bool, ...]:

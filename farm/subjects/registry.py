@@ -20,6 +20,11 @@ def register(kind: Kind) -> None:
     _KINDS[kind.name] = kind
 
 
+def kinds_on_several_cards() -> list[str]:
+    """The names of the kinds whose calls several cards may run together."""
+    return [name for name, kind in _KINDS.items() if kind.on_several_cards]
+
+
 def recorded_as(function: Any) -> tuple[str, str]:
     """The kind and the operator that a capture records for a call of a function of the model; two
     empty texts if no kind knows the function.

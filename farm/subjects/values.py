@@ -100,8 +100,11 @@ def storage_users(spec: OperatorTuple) -> dict[int, list[int]]:
 _ADDING = words("add_ __iadd__ sub_ __isub__ subtract_")
 _SCALING = words("mul_ __imul__ multiply_ div_ __itruediv__ __idiv__ divide_ true_divide_")
 _NEEDS_POSITIVE = words(
-    "sqrt rsqrt log log2 log10 log1p reciprocal pow __rpow__ __rtruediv__ __pow__"
+    "sqrt rsqrt log log2 log10 log1p reciprocal pow __rpow__ __rtruediv__ __pow__ multinomial "
+    "poisson gaussian_nll_loss GaussianNLLLoss"
 )
+_NEEDS_PROBABILITY = words("bernoulli binomial binary_cross_entropy BCELoss")
+_PROBABILITY = Fill(scale=0.02, shift=0.5)
 _DIVIDING = names_listed("dividing")
 _PROBABILITIES = names_listed("of_probabilities")
 
@@ -113,7 +116,8 @@ def public_values(spec: OperatorTuple, index: int, written: frozenset[int]) -> F
         return Fill("boolean")
     if are_integers(tensor):
         counts = tensor.name == "num_batches_tracked"
-        return NOTHING if counts else Fill("index", bound=_index_bound(spec, index))
+        first = 1 if _is_divisor(spec, index) else 0
+        return NOTHING if counts else Fill("index", shift=first, bound=_index_bound(spec, index))
     if written and (tensor.role == "activation" or index in written):
         in_place = _in_place(spec, index, written)
         if in_place is not None:
@@ -131,6 +135,8 @@ def public_values(spec: OperatorTuple, index: int, written: frozenset[int]) -> F
         return trained(tensor, leaf == "weight")
     if {name, name.rstrip("_")} & _NEEDS_POSITIVE or spec.operator == "torch.normal":
         return POSITIVE
+    if name in _NEEDS_PROBABILITY:
+        return _PROBABILITY
     is_scale = name == "_scaled_mm" and not tensor.shape
     return POSITIVE if is_scale else Fill()
 
@@ -139,12 +145,15 @@ def keeps_finite(spec: OperatorTuple, index: int, written: frozenset[int]) -> bo
     """True if the result is finite if tensor ``index`` has zeros; False for divisors and inputs of
     logarithms.
     """
-    name = spec.operator.rsplit(".", 1)[-1]
-    if {name, name.rstrip("_")} & _DIVIDING:
-        divisors = tensor_references(spec.arguments[1:2])
-        if index in divisors:
-            return False
+    if _is_divisor(spec, index):
+        return False
     return index in written or public_values(spec, index, written).form != "positive"
+
+
+def _is_divisor(spec: OperatorTuple, index: int) -> bool:
+    name = spec.operator.rsplit(".", 1)[-1]
+    is_division = {name, name.rstrip("_")} & _DIVIDING
+    return bool(is_division) and index in tensor_references(spec.arguments[1:2])
 
 
 def are_integers(tensor: TensorSpec) -> bool:
@@ -185,6 +194,9 @@ def _index_bound(spec: OperatorTuple, index: int) -> int:
         table = next(tensor_references(spec.arguments[1]), None)
         if table is not None and spec.tensors[table].shape:
             return spec.tensors[table].shape[0]
+    classes = spec.keywords.get("num_classes", next(iter(spec.arguments[1:2]), None))
+    if name == "one_hot" and type(classes) is int and classes > 0:
+        return classes
     if name not in ("__getitem__", "__setitem__") or len(spec.arguments) < 2:
         others = spec.tensors[:index] + spec.tensors[index + 1 :]
         sizes = itertools.chain.from_iterable(tensor.shape for tensor in others)

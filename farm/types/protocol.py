@@ -309,6 +309,18 @@ class Subject(Record):
     # only for a compiled variant and its tuples: `CompiledSource` as JSON
     compiled: dict[str, Any] | None = None
 
+    @property
+    def whole(self) -> bool:
+        """True if it is a whole model or step, False if it is an operator tuple."""
+        return self.kind == "variant"
+
+    @property
+    def built_variant(self) -> Variant | None:
+        """The model that a process builds to measure it: the variant itself, or the compiled model
+        of a tuple. None for other tuples."""
+        source = (self.compiled or {}).get("variant") or (self.spec if self.whole else None)
+        return None if source is None else Variant.from_json(source)
+
 
 @dataclass(frozen=True)
 class Software(ContentAddressed):

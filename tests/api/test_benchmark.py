@@ -8,10 +8,10 @@ import pytest
 from sqlalchemy import text
 from sqlmodel import select
 
-from farm.api import benchmark
 from farm.errors import FarmError
 from farm.exchange.export import export
 from farm.exchange.importer import import_export
+from farm.jobs import named_benchmark
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
@@ -28,11 +28,13 @@ def failing(monkeypatch):
             session.execute(text("ALTER TABLE reading RENAME TO elsewhere"))
         return READING
 
-    monkeypatch.setattr(benchmark, "measure_whole", measure_and_fail)
+    monkeypatch.setattr(named_benchmark, "measure_whole", measure_and_fail)
 
 
 def measure():
-    return benchmark.measure_benchmark(sorted, ([1],), name="a test", revision=None, card="cpu")
+    return named_benchmark.measure_benchmark(
+        sorted, ([1],), name="a test", revision=None, card="cpu"
+    )
 
 
 def readings_of(url):
@@ -45,7 +47,7 @@ def test_a_reading_that_cannot_be_stored_is_kept_and_the_error_says_where(failin
         measure()
     (file,) = settings().state_dir.glob("kept-*.db")
     assert f"It is kept in the database {file}." in caught.value.message
-    assert readings_of(f"sqlite:///{file}") == [READING.time_us]
+    assert readings_of(f"sqlite:///{file}") == [READING.time_us.value]
 
     assert f"FARM_DATABASE_URL=sqlite:///{file} farm export" in caught.value.next_step
     with contextlib.closing(Database(f"sqlite:///{file}")) as kept, kept.read() as session:
@@ -54,7 +56,7 @@ def test_a_reading_that_cannot_be_stored_is_kept_and_the_error_says_where(failin
     with contextlib.closing(Database(repaired)) as database:
         database.create_or_check()
         import_export(database, tmp_path / "kept", origin="")
-    assert readings_of(repaired) == [READING.time_us]
+    assert readings_of(repaired) == [READING.time_us.value]
 
 
 def test_a_reading_that_cannot_be_kept_either_is_in_the_error(failing, monkeypatch, tmp_path):

@@ -16,12 +16,11 @@ import pytest
 import torch
 
 import farm
-from farm.api import measure as measure_module
 from farm.benchmark_process.client import BenchmarkProcess, Measured
 from farm.devices.lock import CardLock
 from farm.devices.software import torch_version
 from farm.errors import CaptureError, CardBusy, CardUnavailable, TupleRejected, UsageError
-from farm.jobs import cards, items
+from farm.jobs import cards, in_process, items
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import read_clock_s
@@ -245,12 +244,12 @@ def test_the_whole_is_measured_first_and_what_the_card_does_not_run_is_not_measu
         return dataclasses.replace(answer, observed=observed, verification=Verification())
 
     monkeypatch.setattr(BenchmarkProcess, "measure", measure)
-    known = measure_module._store(database, captured, Protocol(), "simulated", torch_version())
-    opened = measure_module.open_job
+    known = in_process._store(database, captured, Protocol(), "simulated", torch_version())
+    opened = in_process.open_job
     monkeypatch.setattr(
-        measure_module,
+        in_process,
         "open_job",
-        lambda *about, **more: opened(*about, **{**more, "tuples": known}),
+        lambda *about, **more: opened(*about, **{**more, "capture_id": known}),
     )
     report = farm.measure_model(captured.variant, database=database, protocol=Protocol()).report
     assert asked == ["variant", "operator"]
@@ -301,7 +300,7 @@ def test_a_card_in_quarantine_or_drained_measures_no_model(database: farm.Databa
 
 @pytest.mark.usefixtures("simulated")
 def test_a_label_is_text_in_a_notebook_and_nothing_else() -> None:
-    from farm.api.notebook import table
+    from farm.types.notebook import table
 
     assert "<script>" not in table("<script>", ("<b>",), [("<img src=x>",)], "<i>")
     assert "<img" not in table("", (), [("<img src=x>",)])
@@ -339,7 +338,7 @@ def test_if_the_process_dies_while_it_times_items_in_turn_each_is_measured_alone
             killed.append(self.benchmark.pid)
             os.kill(self.benchmark.pid, signal.SIGKILL)
 
-    monkeypatch.setattr(measure_module._JobDriver, "phase", phase)
+    monkeypatch.setattr(in_process._JobDriver, "phase", phase)
     captured = farm.capture_model(Masked().eval(), torch.randn(3, 4))
     farm.measure_model(captured, database=database, card="cpu", stopping=SHORT)
     assert len(turns(database)) == len(set(turns(database))) == 3
@@ -377,10 +376,10 @@ def test_a_process_that_must_stop_does_not_time_the_items_behind_the_claimed_one
 ) -> None:
     turns_begun: list[str] = []
     monkeypatch.setattr(
-        measure_module._JobDriver, "phase", lambda self, claimed, name, _: turns_begun.append(name)
+        in_process._JobDriver, "phase", lambda self, claimed, name, _: turns_begun.append(name)
     )
     monkeypatch.setattr(
-        measure_module._JobDriver, "stop_requested", lambda self: turns_begun.count("window") == 2
+        in_process._JobDriver, "stop_requested", lambda self: turns_begun.count("window") == 2
     )
     caplog.set_level("INFO", logger="farm.worker")
     farm.measure_model(

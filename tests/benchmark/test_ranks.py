@@ -20,7 +20,7 @@ import torch
 from farm.benchmark import clock, ranks
 from farm.benchmark.bench import Bench
 from farm.benchmark.call_context import Player
-from farm.benchmark.passes import variant_passes
+from farm.benchmark.subjects import passes_of
 from farm.models import catalog
 from farm.settings import settings
 from farm.subjects.collective_calls import collective_tuple
@@ -179,7 +179,7 @@ def replay(asked: Variant) -> dict[str, int]:
     """
     variant = versioned(asked)
     subject = Subject("variant", variant.id, variant.to_json())
-    passes = variant_passes(subject, Protocol(launch="eager"), torch.device("cpu"))
+    passes = passes_of(subject, Protocol(launch="eager"), torch.device("cpu"))
     capture, made, found = passes.order(), {}, {"collectives": 0, "elsewhere": 0}
 
     def step(call, operator):
@@ -229,7 +229,7 @@ def measure(rank: int) -> dict[str, object]:
     reading = bench.measure(
         Subject("operator", spec.id, spec.to_json()), Protocol(launch="eager"), STOPPING
     )
-    burst, repeated = reading.details.burst is not None, reading.details.attempts
+    burst, repeated = reading.details.burst is not None, reading.details.timing.attempts
     return {**seen, "flags": reading.flags, "burst": burst, "repeated": repeated}
 
 

@@ -96,7 +96,7 @@ class VirtualTime:
             monkeypatch.setattr(module, "time", stand_in)
         for module in (clock, fingerprinting, steady):
             monkeypatch.setattr(module, "Sampler", self.sampler)
-        for name in ("operator_passes", "variant_passes", "Passes"):  # the last makes the canary's
+        for name in ("passes_of", "Passes"):  # the last makes the canary's
             monkeypatch.setattr(workload, name, self._timed_passes(getattr(workload, name)))
 
     def _timed_passes(self, make: Callable[..., Any]) -> Callable[..., Any]:

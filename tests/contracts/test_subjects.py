@@ -3,6 +3,7 @@ capture, label, check, build, count and measure an operator."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,11 +13,17 @@ import torch
 from torch import nn
 
 from farm.benchmark.bench import Bench
+from farm.benchmark.subjects.model_variant import given_variant
 from farm.errors import TupleRejected, Unmeasurable
+from farm.jobs import in_process, items, jobs
+from farm.jobs.rounds import Closing, close_round
 from farm.operators.capture import predict
 from farm.operators.cost import cost
 from farm.operators.rebuild import rebuild, written_inputs
 from farm.operators.self_check import checked
+from farm.report import report
+from farm.report.report import Report
+from farm.store.database import Database
 from farm.subjects import registry
 from farm.subjects.base import Kind, reject
 from farm.subjects.collective_calls import collective_tuple
@@ -24,12 +31,15 @@ from farm.subjects.label import label_of
 from farm.subjects.parsing import parse
 from farm.subjects.registry import KINDS, kind_of
 from farm.subjects.values import Fill
+from farm.training.captured_model import capture_model
 from farm.types.protocol import Protocol, Stopping
+from farm.types.request import Request
 from farm.types.tuple import Cost, OperatorTuple, TensorSpec
 from tests.benchmark.conftest import virtual_time
 from tests.benchmark.fake_device import FakeDevice
 from tests.benchmark.operators import subject
 from tests.benchmark.virtual_time import VirtualTime
+from tests.planned import claim, complete, items_of, register
 
 __all__ = ["virtual_time"]  # a fixture
 
@@ -146,6 +156,12 @@ def _(tensor: torch.Tensor, number: int) -> torch.Tensor:
     return tensor.new_empty((number, *tensor.shape))
 
 
+EAGERLY = Protocol(launch="eager")
+SHORT = Stopping(
+    warm_up_s=0.05, minimum_s=0.1, maximum_s=0.4, time_half_width=0.5, energy_half_width=0.5
+)
+
+
 class Powers(Kind):
     """An operator of another library, with its own cost and its own limit."""
 
@@ -181,8 +197,12 @@ class Powers(Kind):
 
 
 class PowersModel(nn.Module):
+    def __init__(self, number: int = 5) -> None:
+        super().__init__()
+        self.number = number
+
     def forward(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.relu(powers(tensor, 5))
+        return torch.relu(powers(tensor, self.number))
 
 
 @pytest.fixture
@@ -213,12 +233,62 @@ def test_a_kind_of_one_file_is_captured_labelled_and_counted(new_tuple: Operator
 def test_a_kind_of_one_file_is_measured(
     new_tuple: OperatorTuple, virtual_time: VirtualTime
 ) -> None:
-    short = Stopping(
-        warm_up_s=0.05, minimum_s=0.1, maximum_s=0.4, time_half_width=0.5, energy_half_width=0.5
-    )
     bench = Bench(FakeDevice(), "cpu", idle_power_w=80.0)
-    reading = bench.measure(subject(new_tuple), Protocol(launch="eager"), short)
-    assert reading.time_us == pytest.approx(virtual_time.pass_s * 1e6, rel=0.01)
+    reading = bench.measure(subject(new_tuple), EAGERLY, SHORT)
+    assert reading.time_us.value == pytest.approx(virtual_time.pass_s * 1e6, rel=0.01)
+
+
+def report_of(database: Database, model: nn.Module) -> Report:
+    """The report of a job that captures a model, and measures its tuples and the whole of it in
+    this process."""
+    captured = capture_model(model, torch.ones(8, 8))
+    (card,) = register(database, 0)
+    capture_id = in_process._store(database, captured, EAGERLY, "simulated", "t")
+    request = Request(variant=captured.variant, protocol=EAGERLY, stopping=SHORT)
+    job_id = jobs.create(database, request, [card], scope=("all",), capture_id=capture_id).job_id
+    bench = Bench(FakeDevice(), "cpu", idle_power_w=80.0)
+    for item in items_of(database, job_id):
+        claimed = claim(database, item)
+        arguments = captured.variant, bench.torch_device, captured.model, captured.args
+        with contextlib.ExitStack() as stack:
+            if claimed.role == "whole":
+                stack.enter_context(given_variant(*arguments))
+            try:
+                reading = bench.measure(claimed.subject, claimed.protocol, claimed.stopping)
+            except Unmeasurable as error:
+                items.fail(database, claimed, error.reason, error.message)
+            else:
+                complete(database, claimed, card, reading=reading)
+    assert close_round(database, job_id, 1).closing is Closing.DONE
+    with database.read() as session:
+        return report.build(session, job_id)
+
+
+def test_a_kind_of_one_file_is_summed_and_reported(
+    new_kind: Kind, virtual_time: VirtualTime, database: Database
+) -> None:
+    found = report_of(database, PowersModel())
+    rows = {row.subject.label: row for row in found.tuples}
+    assert "powers to 4 | 8x8 fp32" in rows
+    for row in rows.values():
+        assert row.time_us is not None
+        assert row.time_us.value == pytest.approx(virtual_time.pass_s * 1e6, rel=0.01)
+    assert found.verdict.coverage == 1
+    time = found.verdict.time
+    assert (time.total.value, time.whole.value) == (  # each pass takes the same virtual time
+        pytest.approx(2 * virtual_time.pass_s * 1e6, rel=0.01),
+        pytest.approx(virtual_time.pass_s * 1e6, rel=0.01),
+    )
+    assert found.flops == 320
+
+
+def test_an_operator_that_a_new_kind_refuses_is_a_row_with_a_reason(
+    new_kind: Kind, virtual_time: VirtualTime, database: Database
+) -> None:
+    found = report_of(database, PowersModel(101))
+    (missing,) = (row for row in found.tuples if row.time_us is None)
+    assert missing.reason == "rejected: powers to 100 | 8x8 fp32 has too many powers."
+    assert found.verdict.coverage < 1
 
 
 def test_an_operator_that_a_new_kind_refuses_has_a_reason(new_kind: Kind) -> None:

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 
 from cli.cards import lines
-from farm.api.measure import _torch_device
 from farm.devices.device import Card, Device
 from farm.devices.host import discover, find_card, is_installed, open_device, visible_only
 from farm.doctor.host import host_checks
 from farm.errors import NoSuchCard
+from farm.jobs.in_process import _torch_device
 from farm.settings import settings
 from farm.types.protocol import Software
 from tests.devices.recorded_amdsmi import (

@@ -22,7 +22,8 @@ from benchmarks.studies.peer_memory import PeerMemory
 from farm.addons.memory import memory_tier
 from farm.addons.memory.memory_tier import PinnedMemory, SlowMemory
 from farm.addons.memory.offload import offload
-from farm.benchmark.passes import Passes, numeric_flags, operator_passes
+from farm.benchmark.passes import Passes, numeric_flags
+from farm.benchmark.subjects.operator_tuple import operator_passes
 from farm.benchmark.torch_device import capture_graph
 from farm.benchmark_process.client import BenchmarkProcess
 from farm.devices.device import Card
@@ -165,7 +166,7 @@ def test_what_is_slow_is_read_and_written_on_the_other_gpu_and_a_graph_replays_i
         CARD,
         partial(offload, memory=slow),
     )
-    assert passes.details.slow_memory == "memory of another GPU"
+    assert passes.details.memory.slow_memory == "memory of another GPU"
     assert (passes.pool is not None) == (TUPLES[name][3] and "out0" in placement)
     if (
         which == "all" or placement == f"in{TUPLES[name][2] - 1}"
@@ -250,7 +251,7 @@ def test_a_benchmark_process_with_a_peer_measures_its_own_card_and_takes_slow_me
                 reading = process.measure(
                     subject, Protocol(placement=word), Stopping(0.1, 0.2, 0.4)
                 ).reading
-                assert reading.details.slow_memory == (name if word else None)
+                assert reading.details.memory.slow_memory == (name if word else None)
                 times[name, word] = reading.time_median_us
                 print(name, word or "all fast", f"{reading.time_median_us:.1f} us", reading.flags)
     for word in ("in0", "out0"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 
 import pytest
@@ -64,6 +65,21 @@ class Marked(nn.Linear):
 def marked(): return Marked(4, 4), torch.ones(2, 4)
 def gate(): return Gate(4, 4), torch.ones(2, 4)
 def no_name(): return Text(), {1: WORDS}
+"""
+SETTING = """
+import torch
+from torch import nn
+
+torch.set_default_dtype(torch.float64)
+torch.use_deterministic_algorithms(True)
+
+class Net(nn.Linear):
+    def forward(self, x):
+        return super().forward(x + torch.zeros(4).to(x))
+
+def net():
+    torch.set_num_threads(3)
+    return Net(4, 4), torch.ones(2, 4)
 """
 
 
@@ -823,3 +839,110 @@ def test_random_inputs_are_the_same_in_every_process_and_leave_the_generator_alo
     torch.manual_seed(7)
     del sys.modules["random_here"]
     assert all(map(torch.equal, first, own.given_inputs(name)))
+
+
+BUILT = """
+import torch
+from torch import nn
+
+def parts(): return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).eval()
+
+def fused():
+    convolution, norm = parts()
+    return nn.utils.fusion.fuse_conv_bn_eval(convolution, norm), torch.randn(1, 3, 8, 8)
+
+def calibrated():
+    model = parts()
+    scale = float(model[0].weight.abs().max())
+    with torch.no_grad():
+        model[0].weight.div_(scale)
+    return model, torch.randn(1, 3, 8, 8)
+
+class Detector(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8))
+        self.stride = 64 / self.body(torch.zeros(1, 3, 64, 64)).shape[-1]
+
+    def forward(self, images):
+        return self.body(images) * self.stride
+
+def dry_run(): return Detector().eval(), torch.randn(1, 3, 8, 8)
+
+def wrong():
+    model = parts()
+    float(model[0].weight.sum())
+    return model.missing
+
+def large(): return nn.Linear(48_000, 48_000).eval(), torch.randn(4, 48_000)
+
+def large_and_read():
+    model = nn.Linear(1_000_000, 1_000_000)
+    float(model.weight[0, 0])
+    return model
+
+def exported():
+    return torch.export.export(nn.ReLU().eval(), (torch.randn(4, 8),)).module(), torch.randn(4, 8)
+"""
+
+
+@pytest.fixture
+def ways_to_build(here):
+    module = f"built_{here.name.replace('-', '_')}"
+    (here / f"{module}.py").write_text(BUILT)
+    return lambda name: own.register(f"{module}.py:{name}")
+
+
+@pytest.mark.parametrize("name", ["fused", "calibrated", "dry_run"])
+def test_a_model_that_reads_its_weights_is_built_with_real_memory_and_moved_to_meta(
+    ways_to_build, name
+):
+    variant = catalog.variant(ways_to_build(name))
+    assert all(tensor.is_meta for tensor in catalog.build(variant).parameters())
+    assert extract(variant).refusal(name) is None
+
+
+def test_an_error_that_real_memory_does_not_mend_is_that_of_the_function(ways_to_build):
+    with pytest.raises(SettingsError, match="has no attribute 'missing'") as caught:
+        catalog.build(catalog.variant(ways_to_build("wrong")))
+    assert "return model.missing" in caught.value.next_step
+
+
+def test_a_large_model_takes_no_memory_until_it_is_measured(ways_to_build):
+    before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    variant = catalog.variant(ways_to_build("large"), batch=4)
+    assert extract(variant).flops == 2 * 4 * 48_000**2
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before_kb + 2**20
+
+
+def test_a_model_that_reads_weights_beyond_the_hosts_memory_is_refused_before_they_exist(
+    ways_to_build,
+):
+    with pytest.raises(UsageError, match=r"take more than the .* GiB of memory"):
+        catalog.build(catalog.variant(ways_to_build("large_and_read")))
+
+
+def test_an_exported_module_keeps_its_mode(ways_to_build):
+    module = catalog.build(catalog.variant(ways_to_build("exported")), device="cpu")
+    assert torch.equal(module(-torch.ones(4, 8)), torch.zeros(4, 8))
+
+
+def test_settings_that_a_file_of_models_changes_reach_no_other_model(
+    user_models, tmp_path, monkeypatch
+):
+    (tmp_path / "setting_models.py").write_text(SETTING)
+    monkeypatch.syspath_prepend(tmp_path)
+    user_models(net="setting_models:net")
+    threads = torch.get_num_threads()
+    for _ in range(2):  # the file is imported the first time only
+        assert catalog.build("net", device="cpu").weight.dtype is torch.float64
+    found = extract(catalog.variant("net", 2))
+    assert found.capture.mismatches == {}
+    assert torch.get_default_dtype() is torch.float32
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.get_num_threads() == threads
+    (line,) = catalog.differences(catalog.variant("net", 2))
+    assert line == (
+        "The code of net changes torch.use_deterministic_algorithms and torch.set_default_dtype. "
+        "The farm measures with the defaults of PyTorch and the flags of the protocol."
+    )

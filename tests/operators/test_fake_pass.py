@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from farm.errors import CaptureError
+from farm.operators import self_check
 from farm.operators.capture import capture, predict
 from farm.operators.fake_pass import MOST_BYTES, MOST_MADE_BYTES
 
@@ -188,3 +189,49 @@ def test_a_prediction_for_a_card_leaves_out_what_the_host_computes():
     names = [found.tuples[call.tuple_id].short_name for call in found.calls]
     assert names == ["arange", "add", "exp", "add", "neg", "add"]
     assert found.device_type == "cpu"
+
+
+class AsksForTheDevice(nn.Module):
+    """Runs other operators on a card than on a CPU, as the experts of transformers."""
+
+    def forward(self, x):
+        made = torch.ones(4, device=x.device) + torch.arange(4).to(x.device, x.dtype)
+        moved = torch.zeros(4).to(x.device) + torch.tensor(2.0, device=x.device)
+        places = (x + made + moved).topk(2).indices
+        is_card = x.is_cuda and not x.is_cpu and x.get_device() == 0
+        is_card = is_card and x.device.type == places.device.type == "cuda"
+        is_card = is_card and torch.cuda.get_device_capability(x.device) >= (8, 0)
+        counted = places.int() if is_card else places.float()
+        return torch.histc(counted, bins=4, min=0, max=3).cumsum(0)
+
+
+@pytest.mark.parametrize(("device_type", "dtype"), [("cpu", torch.float32), ("cuda", torch.int32)])
+def test_a_model_that_asks_for_the_device_sees_the_card(device_type, dtype):
+    found = predict(AsksForTheDevice(), (torch.zeros(4),), device_type=device_type)
+    assert found.gaps == ()
+    histogram = next(spec for spec in found.tuples.values() if spec.short_name == "histc")
+    assert histogram.tensors[0].dtype == str(dtype).removeprefix("torch.")
+    assert self_check.checked(found, device_type).mismatches == {}
+
+
+def test_a_model_on_the_host_sees_the_host_in_a_pass_on_a_card():
+    class OnHost(nn.Module):
+        def forward(self, x):
+            on_host = torch.arange(4)
+            assert not on_host.is_cuda
+            assert on_host.device.type == "cpu"
+            return x + on_host.to(x.device)
+
+    predict(OnHost(), (torch.zeros(4),), device_type="cuda")
+
+
+def test_autocast_of_a_card_is_predicted_on_a_host_without_one():
+    class Mixed(nn.Linear):
+        def forward(self, x):
+            with torch.autocast(x.device.type, torch.bfloat16, enabled=True):
+                return super().forward(x)
+
+    found = predict(Mixed(4, 4), (torch.zeros(2, 4),), device_type="cuda")
+    assert found.gaps == ()
+    product = next(spec for spec in found.tuples.values() if spec.short_name == "addmm")
+    assert {tensor.dtype for tensor in product.tensors} == {"bfloat16"}

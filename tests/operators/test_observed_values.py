@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from farm.benchmark.passes import set_values
+from farm.benchmark.subjects.operator_tuple import set_values
 from farm.benchmark.workload import prepare
 from farm.operators import observed_values
 from farm.operators.capture import capture

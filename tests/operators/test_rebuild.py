@@ -355,3 +355,29 @@ def test_mangled_tuples_that_still_parse_are_rebuilt_or_rejected():
         with contextlib.suppress(Exception), torch.no_grad():
             rebuilt.run()
         written_inputs(rebuilt.spec)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.sigmoid().bernoulli(),
+        lambda x: x.softmax(-1).multinomial(2),
+        lambda x: torch.poisson(x.abs()),
+        lambda x: torch.binomial(x.abs().round(), x.sigmoid()),
+        lambda x: F.binary_cross_entropy(x.sigmoid(), x.sigmoid()),
+        lambda x: nn.BCELoss()(x.sigmoid(), x.sigmoid()),
+        lambda x: F.gaussian_nll_loss(x, x, x.abs()),
+        lambda x: F.one_hot(x.argmax(-1) % 3, 3),
+        lambda x: x.long() // (x.long().abs() + 1),
+        lambda x: x.long().remainder(x.long().abs() + 1),
+    ],
+)
+def test_an_operator_that_refuses_some_values_gets_others(function):
+    class Model(nn.Module):
+        def forward(self, x):
+            return function(x)
+
+    found = capture(Model(), (torch.randn(4, 16),))
+    assert found.gaps == ()
+    for spec in found.tuples.values():
+        rebuild(spec, "cpu").run()

@@ -270,3 +270,56 @@ def test_an_operator_that_does_not_run_alone_is_no_mismatch():
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(self_check, "_traced", lambda *_: 1 / 0)
         assert self_check.checked_on(torch.device("cpu"), recorded).mismatches == {}
+
+
+def without_oneDNN(model, values):
+    with torch.backends.mkldnn.flags(enabled=False):
+        return values * 2
+
+
+def with_determinism(model, values):
+    torch.use_deterministic_algorithms(True)
+    try:
+        return values * 2
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def with_another_precision(model, values):
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        return values * 2
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
+@pytest.mark.parametrize(
+    ("function", "setting"),
+    [
+        (without_oneDNN, "torch.backends.mkldnn.enabled"),
+        (with_determinism, "torch.use_deterministic_algorithms"),
+        (with_another_precision, "torch.backends.cuda.matmul.fp32_precision"),
+    ],
+)
+def test_a_setting_that_no_operator_shows_is_noticed(function, setting):
+    expected = f"it runs with another value of {setting} than a worker has"
+    assert mismatched(captured(function)) == {"mul": expected}
+
+
+def test_determinism_of_the_users_program_is_noticed_because_a_worker_does_not_have_it():
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(CaptureError, match="use_deterministic_algorithms"):
+            captured(lambda model, values: values * 2)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_a_capture_leaves_the_settings_of_the_users_program_as_they_are():
+    def forward(model, values):
+        torch.set_default_dtype(torch.float64)
+        return values * 2
+
+    captured(forward)
+    assert torch.get_default_dtype() is torch.float32

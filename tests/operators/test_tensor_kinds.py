@@ -355,3 +355,21 @@ def test_without_a_capture_the_cost_of_such_an_operator_is_refused():
     )
     with pytest.raises(CaptureError, match="The cost of nonzero"):
         cost(other)
+
+
+class Aligned(nn.Module):
+    def forward(self, logits, lengths):
+        targets = torch.tensor([[1, 2, 3, 1], [2, 1, 1, 1]])
+        return nn.functional.ctc_loss(logits, targets, torch.tensor([9, 7]), lengths)
+
+
+def test_the_lengths_that_a_loss_reads_on_the_host_are_part_of_the_call():
+    logits = torch.randn(9, 2, 4).log_softmax(-1)
+    short, long = (
+        farm.capture_model(Aligned(), (logits, torch.tensor(lengths)))
+        for lengths in ([1, 1], [4, 2])
+    )
+    (spec,) = long.tuples
+    assert spec.arguments[2:4] == ({"integers": [9, 7]}, {"integers": [4, 2]})
+    assert short.tuples[0].id != spec.id
+    assert rebuild(spec, "cpu").run().isfinite()

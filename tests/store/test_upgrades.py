@@ -95,10 +95,12 @@ def test_an_older_schema_is_refused_by_every_function_that_stores(older_url, tmp
 
 
 def test_the_fixture_of_pytest_refuses_before_it_measures(older_url, monkeypatch):
-    from farm.api import benchmark
+    from farm.jobs import named_benchmark
 
-    monkeypatch.setattr(benchmark, "measure_whole", lambda *_: pytest.fail("it measured first"))
-    measure = benchmark.measure_benchmark
+    monkeypatch.setattr(
+        named_benchmark, "measure_whole", lambda *_: pytest.fail("it measured first")
+    )
+    measure = named_benchmark.measure_benchmark
     refused_as_by_the_readers(
         older_url, lambda: measure(sorted, ([1],), name="a", revision=None, card="cpu")
     )

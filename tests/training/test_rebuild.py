@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from farm.benchmark.passes import set_values
+from farm.benchmark.subjects.operator_tuple import set_values
 from farm.errors import TupleRejected, UsageError
 from farm.models import catalog
 from farm.operators.cost import cost

@@ -40,5 +40,5 @@ def memory(
         **given,
     )
     say_differences([variant])
-    found = requested_memory(variant, checked, say)
-    answer(as_json, found, lambda: tables.table(found))
+    step_memory = requested_memory(variant, checked, say)
+    answer(as_json, step_memory, lambda: tables.table(step_memory))

@@ -28,9 +28,8 @@ from farm.training.tensor_lifetime import PeriodInterval
 from farm.types.format import TIME, count_of, quantity
 
 _DTYPES = {"bool": "b8", "bfloat16": "bf16", "uint8": "u8"}
-_DTYPES |= {
-    f"{kind}{bits}": f"{kind[0]}{bits}" for kind in ("float", "int") for bits in (8, 16, 32, 64)
-}
+_DTYPES |= {f"float{bits}": f"f{bits}" for bits in (8, 16, 32, 64)}
+_DTYPES |= {f"int{bits}": f"i{bits}" for bits in (8, 16, 32, 64)}
 
 
 def write_config(found: StepMemory, folder: Path) -> list[Path]:
@@ -40,14 +39,14 @@ def write_config(found: StepMemory, folder: Path) -> list[Path]:
 
     tensors, names = found.life.tensors, _names(found)
     lines = {
-        one.number: f"tensor{one.number}, Name: {names[one.number]}, "
-        f"Is global?: {int(one.outlives)}: Size in byte: {one.size_bytes}, "
-        for one in tensors
+        tensor.number: f"tensor{tensor.number}, Name: {names[tensor.number]}, "
+        f"Is global?: {int(tensor.outlives)}: Size in byte: {tensor.size_bytes}, "
+        for tensor in tensors
     }
-    shapes = {
-        one.number: f"{_DTYPES.get(one.dtype, one.dtype)}[{', '.join(map(str, one.shape))}]"
-        for one in tensors
-    }
+    shapes = {}
+    for tensor in tensors:
+        shape = ", ".join(map(str, tensor.shape))
+        shapes[tensor.number] = f"{_DTYPES.get(tensor.dtype, tensor.dtype)}[{shape}]"
     calls = [(call, _expression(found, call, names)) for call in found.capture.calls]
     facts = {
         "tensors": tensors,
@@ -173,8 +172,14 @@ def events(found: StepMemory) -> Iterator[dict[str, Any]]:
         arguments = {"call": call.index, "part": call.part, "tuple": call.tuple_id}
         begin_us, end_us = life.begins_us[call.index], life.begins_us[call.index + 1]
         yield {**_slice(2, spec.operator, begin_us, end_us), "args": arguments}
-        held = {role: row[call.index] for role, row in life.held_by_role.items()}
-        yield {"ph": "C", "pid": 1, "name": "held, bytes", "ts": _exactly(begin_us), "args": held}
+        bytes_by_role = {role: row[call.index] for role, row in life.held_by_role.items()}
+        yield {
+            "ph": "C",
+            "pid": 1,
+            "name": "held, bytes",
+            "ts": _exactly(begin_us),
+            "args": bytes_by_role,
+        }
         active = life.active_bytes[call.index]
         use = {"active": active, "inactive": life.held_bytes[call.index] - active}
         yield {"ph": "C", "pid": 1, "name": "use, bytes", "ts": _exactly(begin_us), "args": use}
@@ -206,7 +211,7 @@ def charts(found: StepMemory) -> list[Chart]:
     life = found.life
     times_ms = [begin / 1e3 for begin in life.begins_us[:-1]]
     inactive_bytes = [
-        held - used for held, used in zip(life.held_bytes, life.active_bytes, strict=True)
+        total - used for total, used in zip(life.held_bytes, life.active_bytes, strict=True)
     ]
 
     def lines(held: Mapping[str, Sequence[int]]) -> tuple[Line, ...]:
@@ -258,10 +263,9 @@ def _curve(found: StepMemory) -> Iterator[Chart]:
                 (row.plan.fast_bytes if row.plan else offload_plans.peak_bytes) / 1e9
                 for row in rows
             ]
-            run_ms, half_ms = (
-                [getattr(row.run, name) / 1e3 for row in rows]
-                for name in ("time_us", "half_width_us")
-            )
+            runs = [row.run for row in rows if row.run is not None]
+            run_ms = [run.time_us / 1e3 for run in runs]
+            half_ms = [run.half_width_us / 1e3 for run in runs]
             lines += (Line("run on the card", at, run_ms, half_ms, alone=True),)
         yield Chart(
             "time of the step, by amount of fast memory", "fast memory, GB", "ms", lines=lines
@@ -303,7 +307,7 @@ def as_plotly(chart: Chart) -> PageChart:
                 **form,
             }
         )
-    for name in dict.fromkeys(name for row in chart.bars.values() for name in row):
+    for name in dict.fromkeys(itertools.chain.from_iterable(chart.bars.values())):
         heights = [row.get(name) for row in chart.bars.values()]
         hover = f"%{{x}}: %{{y:.3g}} {chart.y_name}<extra></extra>"
         marker = {"color": COLOURS[0]}

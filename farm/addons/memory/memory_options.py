@@ -30,8 +30,8 @@ _AMOUNT = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([kmgt]i?|)b?\s*", re.IGNORECASE)
 def bytes_of(option: str, text: str, *, per_second: bool = False) -> int:
     """Parse an amount of memory, or a bandwidth, which may end with `/s`. Raises `UsageError` with
     the name of the option if the text is neither, or if it is below 1 byte."""
-    found = _AMOUNT.fullmatch(text.removesuffix("/s") if per_second else text)
-    amount = float(found[1]) * _PREFIXES[found[2].lower()] if found else 0.0
+    match = _AMOUNT.fullmatch(text.removesuffix("/s") if per_second else text)
+    amount = float(match[1]) * _PREFIXES[match[2].lower()] if match else 0.0
     if not math.isfinite(amount) or amount < 1:
         example, what = ("55GB/s", "a bandwidth") if per_second else ("80GB", "an amount of memory")
         raise UsageError(
@@ -55,18 +55,18 @@ def amounts_of(option: str, text: str) -> list[Amount]:
     """Parse a list of amounts and shares, such as ``75%,8GB``. Raises `UsageError` if an entry is
     neither.
     """
-    found = []
+    amounts = []
     for word in text.split(","):
         if (percent := _SHARE.fullmatch(word)) and float(percent[1]) > 0:
-            found.append(Amount(share=float(percent[1]) / 100))
+            amounts.append(Amount(share=float(percent[1]) / 100))
         elif "%" in word:
             raise UsageError(
                 f"{option} needs a share above 0, not '{word.strip()}'.",
                 f"Give, for example, {option} 50%.",
             )
         else:
-            found.append(Amount(bytes_of(option, word)))
-    return found
+            amounts.append(Amount(bytes_of(option, word)))
+    return amounts
 
 
 # ----- the options of `farm memory`
@@ -103,9 +103,12 @@ class MemoryOptions:
                 "--slow-bandwidth, --moves and --run need a plan.",
                 "Give the size of fast memory: --fast 8GB.",
             )
-        for name in ("job", "fit", "what_if_recompute"):
-            if self.run and getattr(self, name):
-                option = "--" + name.replace("_", "-")
+        for option, value in (
+            ("--job", self.job),
+            ("--fit", self.fit),
+            ("--what-if-recompute", self.what_if_recompute),
+        ):
+            if self.run and value:
                 problem = (
                     f"{option} cannot be combined with --run, which runs one step with one batch."
                 )
@@ -140,5 +143,9 @@ class MemoryOptions:
 
     @property
     def slow_bytes_per_s(self) -> float | None:
-        given = self.slow_bandwidth not in ("", "measured")
-        return bytes_of("--slow-bandwidth", self.slow_bandwidth, per_second=True) if given else None
+        is_number = self.slow_bandwidth not in ("", "measured")
+        return (
+            bytes_of("--slow-bandwidth", self.slow_bandwidth, per_second=True)
+            if is_number
+            else None
+        )

@@ -34,8 +34,8 @@ from farm.benchmark.passes import Offloaded, Pass
 from farm.errors import Unmeasurable
 from farm.operators.rebuild import Rebuilt, new_storages
 from farm.subjects.encoding import storage_key, tensors_in
+from farm.types.details import Details, MemoryUse
 from farm.types.protocol import Placement
-from farm.types.reading import Details
 
 Write = Callable[
     [Sequence[torch.Tensor]], object
@@ -69,7 +69,7 @@ def offload(rebuilt: Rebuilt, placement: Placement, memory: SlowMemory | None = 
     outputs = Outputs(operator.attrgetter("run"), "fast")
     if placement.outputs:
         outputs = slow_outputs(moved, sorted(placement.outputs), memory)
-    details = Details(slow_memory=memory.name, workspaces=outputs.workspaces)
+    details = Details(memory=MemoryUse(slow_memory=memory.name, workspaces=outputs.workspaces))
     return Offloaded(moved, outputs.run, details, outputs.pool, memory)
 
 
@@ -118,12 +118,12 @@ class _Watching(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = set(map(storage_key, tensors_in((args, kwargs))))
+        argument_storages = set(map(storage_key, tensors_in((args, kwargs))))
         writable = _writer(func, args, kwargs) is not None
         out = func(*args, **kwargs)
         results = list(tensors_in(out))
         for position, tensor in enumerate(results):
-            if storage_key(tensor) not in given:
+            if storage_key(tensor) not in argument_storages:
                 self.makers.setdefault(storage_key(tensor), (len(self.calls), position))
         self.calls.append(_WatchedCall(func, writable, results))
         return out
@@ -178,7 +178,7 @@ def _out_variant(func: Any, key: str) -> tuple[Any, tuple[str, ...]] | None:
     """Return the out-variant of an operator and the names of its out-arguments; None if it does not
     run the kernel.
     """
-    own = [argument.name for argument in func._schema.arguments]
+    names = [argument.name for argument in func._schema.arguments]
     if func in _CRASHING:
         return None
     packet = getattr(func, "overloadpacket", None)
@@ -186,9 +186,9 @@ def _out_variant(func: Any, key: str) -> tuple[Any, tuple[str, ...]] | None:
         variant = getattr(packet, name)
         if torch.Tag.generated in variant.tags:
             continue
-        written = [one.name for one in variant._schema.arguments if one.is_out]
-        taken = [one.name for one in variant._schema.arguments if not one.is_out]
-        same = taken == own and len(written) == len(func._schema.returns) > 0
+        written = [argument.name for argument in variant._schema.arguments if argument.is_out]
+        inputs = [argument.name for argument in variant._schema.arguments if not argument.is_out]
+        same = inputs == names and len(written) == len(func._schema.returns) > 0
         if same and torch._C._dispatch_has_kernel_for_dispatch_key(variant.name(), key):  # type: ignore[attr-defined]
             return variant, tuple(written)
     return None
@@ -225,9 +225,11 @@ def _convolution(
     def write(outs: Sequence[torch.Tensor]) -> torch.Tensor:
         last = torch.channels_last if image.dim() == 4 else torch.channels_last_3d
         form = torch.contiguous_format if outs[0].is_contiguous() else last
-        given = (image.contiguous(memory_format=form), weight.contiguous(memory_format=form))
+        factors = (image.contiguous(memory_format=form), weight.contiguous(memory_format=form))
         flags = (cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32)
-        _aten.cudnn_convolution.out(*given, padding, stride, dilation, groups, *flags, out=outs[0])
+        _aten.cudnn_convolution.out(
+            *factors, padding, stride, dilation, groups, *flags, out=outs[0]
+        )
         if bias is not None:
             outs[0].add_(bias.reshape([1, -1] + [1] * (image.dim() - 2)))
         return outs[0]
@@ -279,7 +281,7 @@ class _Pool:
         here = weakref.ref(self)  # a weak reference, because the callbacks live forever
 
         def allocate(size_bytes: int, *_: Any) -> int | None:
-            return there._allocate(size_bytes) if (there := here()) is not None else None
+            return pool._allocate(size_bytes) if (pool := here()) is not None else None
 
         arguments = (ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)  # size, device, stream
         take = ctypes.CFUNCTYPE(ctypes.c_void_p, *arguments)(allocate)
@@ -328,7 +330,7 @@ class _Pool:
 
 def _pooled(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outputs:
     device = rebuilt.device
-    given = frozenset(map(storage_key, rebuilt.inputs))
+    input_storages = frozenset(map(storage_key, rebuilt.inputs))
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_stats(device)
@@ -340,11 +342,11 @@ def _pooled(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outp
     fast_bytes = 2 * peak_bytes + (2 * allocations + 1) * _SEGMENT_BYTES
 
     first = _Pool(device, fast_bytes, {})
-    there = _settled(first, rebuilt, given)
-    number_of_outputs = len(there)
-    places = [first.request_of(there[number]) for number in wanted]
+    outputs = _settled(first, rebuilt, input_storages)
+    number_of_outputs = len(outputs)
+    places = [first.request_of(outputs[number]) for number in wanted]
     sizes = [size for _, size in first.requests]
-    del there, first
+    del outputs, first
     if None in places:
         text = "The output cannot be in slow memory: PyTorch's allocator does not allocate it."
         raise Unmeasurable("not_available", text)
@@ -366,7 +368,7 @@ def _pooled(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outp
 
     for chosen in itertools.islice(_alike(places, sizes), _TRIES):
         pool = _Pool(device, fast_bytes, dict(zip(chosen, storages, strict=True)))
-        if separated(_settled(pool, rebuilt, given), rebuilt):
+        if separated(_settled(pool, rebuilt, input_storages), rebuilt):
             break
     else:
         raise Unmeasurable("not_available", _MIXED)
@@ -402,10 +404,10 @@ def _alike(places: Sequence[int | None], sizes: Sequence[int]) -> Iterator[tuple
     """
     same = [
         sorted(
-            (place for place, size in enumerate(sizes) if size == sizes[own]),
-            key=lambda place: place != own,
+            (place for place, size in enumerate(sizes) if size == sizes[output_place]),
+            key=lambda place: place != output_place,
         )
-        for own in places
-        if own is not None
+        for output_place in places
+        if output_place is not None
     ]
     return (chosen for chosen in itertools.product(*same) if len(set(chosen)) == len(chosen))

@@ -107,8 +107,8 @@ class OffloadPlans:
 
     def slow(self, life: Life, plan: OffloadPlan) -> list[CapturedTensor]:
         """Return the slow tensors of a plan, the largest first."""
-        there = (tensor for tensor in life.tensors if tensor.number in plan.slow)
-        return sorted(there, key=lambda tensor: (-tensor.size_bytes, tensor.number))
+        slow = (tensor for tensor in life.tensors if tensor.number in plan.slow)
+        return sorted(slow, key=lambda tensor: (-tensor.size_bytes, tensor.number))
 
 
 def plan_offload(
@@ -137,8 +137,8 @@ def plan_offload(
             raise UsageError(what, "Give more fast memory with --fast.")
         plans.append(plan)
     steps = (program.peak_bytes - program.least_bytes) / (POINTS - 1)
-    wanted = sorted({program.least_bytes + round(number * steps) for number in range(POINTS)})
-    curve = {amount: program.solve(amount) for amount in wanted}
+    amounts = sorted({program.least_bytes + round(number * steps) for number in range(POINTS)})
+    curve = {amount: program.solve(amount) for amount in amounts}
     return OffloadPlans(
         costs=costs,
         plans=tuple(plans),
@@ -163,7 +163,7 @@ class _Program:
         for place, tensor in enumerate(self.tensors):
             for call in range(max(tensor.born, 0), life.capture.last_held(tensor) + 1):
                 self.held[call].append(place)
-        self.held_pieces = [sum(self.pieces[place] for place in there) for there in self.held]
+        self.held_pieces = [sum(self.pieces[place] for place in places) for places in self.held]
         place_of = {tensor.number: place for place, tensor in enumerate(self.tensors)}
         used = [
             sum(
@@ -205,17 +205,17 @@ class _Program:
                 fast_bytes, [False] * len(self.tensors), [False] * len(self.periods), 0.0, True
             )
         costs = [*(slow_us + _TINY_US for slow_us in self.slow_us), *[_TINY_US] * len(self.periods)]
-        found = _solve(costs, [*rows, *self._other_rows()])
-        if found.x is None:
+        solution = _solve(costs, [*rows, *self._other_rows()])
+        if solution.x is None:
             return None
-        chosen = [value > 0.5 for value in found.x]
+        chosen = [value > 0.5 for value in solution.x]
         slow, moved = chosen[: len(self.tensors)], chosen[len(self.tensors) :]
         self._repair(fast, slow, moved)
         self._leave_in_place(fast, slow, moved)
         added_us = sum(itertools.compress(costs, [*slow, *moved]))
-        least_us = found.mip_dual_bound or 0.0
+        least_us = solution.mip_dual_bound or 0.0
         gap = max(0.0, 1.0 - least_us / added_us) if added_us > _TINY_US * len(costs) else 0.0
-        return self._plan(fast_bytes, slow, moved, gap, found.status == 0)
+        return self._plan(fast_bytes, slow, moved, gap, solution.status == 0)
 
     def _memory_rows(self, fast: int) -> list[Constraint]:
         """Return a constraint for each call that holds more than fast memory, unless another call
@@ -223,12 +223,12 @@ class _Program:
         """
         ends = {self.life.capture.last_held(tensor) for tensor in self.tensors}
         rows = []
-        for call, there in enumerate(self.held):
+        for call, places in enumerate(self.held):
             if self.held_pieces[call] > fast and (self.periods or call in ends):
-                terms = {place: float(self.pieces[place]) for place in there}
+                terms = {place: float(self.pieces[place]) for place in places}
                 terms |= {
-                    len(self.tensors) + one: float(self.pieces[self.periods[one][0]])
-                    for one in self.away[call]
+                    len(self.tensors) + period: float(self.pieces[self.periods[period][0]])
+                    for period in self.away[call]
                 }
                 rows.append(Constraint(terms, float(self.held_pieces[call] - fast), float("inf")))
         return rows
@@ -239,8 +239,8 @@ class _Program:
         """
         first = len(self.tensors)
         rows = [
-            Constraint({place: 1.0, first + one: 1.0}, 0.0, 1.0)
-            for one, (place, _, _) in enumerate(self.periods)
+            Constraint({place: 1.0, first + number: 1.0}, 0.0, 1.0)
+            for number, (place, _, _) in enumerate(self.periods)
         ]
         step_us = self.life.step_us
         for way in (1, 2):
@@ -249,7 +249,7 @@ class _Program:
                 begin_us + times[0] for begin_us, times in zip(begins, self.transfers, strict=True)
             ]
             order = sorted(range(len(begins)), key=lambda one: begins[one])
-            for begin_us in (begins[one] for one in order):
+            for begin_us in (begins[number] for number in order):
                 together = {
                     first + other: 1.0
                     for other in order
@@ -263,31 +263,32 @@ class _Program:
         """Make the cheapest tensor slow where the solver's rounding left a few bytes too many in
         fast memory.
         """
-        for call, there in enumerate(self.held):
+        for call, places in enumerate(self.held):
             while self._fast_pieces(call, slow, moved) > fast:
                 place = min(
-                    (place for place in there if not slow[place]), key=lambda one: self.slow_us[one]
+                    (place for place in places if not slow[place]),
+                    key=lambda one: self.slow_us[one],
                 )
                 slow[place] = True
-                for one, period in enumerate(self.periods):
-                    moved[one] = moved[one] and period[0] != place
+                for number, period in enumerate(self.periods):
+                    moved[number] = moved[number] and period[0] != place
 
     def _leave_in_place(self, fast: int, slow: Sequence[bool], moved: list[bool]) -> None:
         """Drop unnecessary moves, the smallest first. The solver may keep them, because they cost
         almost nothing.
         """
-        held = [self._fast_pieces(call, slow, moved) for call in range(len(self.held))]
-        for one in sorted(range(len(moved)), key=lambda one: self.pieces[self.periods[one][0]]):
-            place, _, calls = self.periods[one]
-            if moved[one] and all(held[call] + self.pieces[place] <= fast for call in calls):
-                moved[one] = False
+        used = [self._fast_pieces(call, slow, moved) for call in range(len(self.held))]
+        for number in sorted(range(len(moved)), key=lambda one: self.pieces[self.periods[one][0]]):
+            place, _, calls = self.periods[number]
+            if moved[number] and all(used[call] + self.pieces[place] <= fast for call in calls):
+                moved[number] = False
                 for call in calls:
-                    held[call] += self.pieces[place]
+                    used[call] += self.pieces[place]
 
     def _fast_pieces(self, call: int, slow: Sequence[bool], moved: Sequence[bool]) -> int:
-        held = sum(self.pieces[place] for place in self.held[call] if not slow[place])
-        return held - sum(
-            self.pieces[self.periods[one][0]] for one in self.away[call] if moved[one]
+        in_place = sum(self.pieces[place] for place in self.held[call] if not slow[place])
+        return in_place - sum(
+            self.pieces[self.periods[number][0]] for number in self.away[call] if moved[number]
         )
 
     def _plan(

@@ -47,14 +47,9 @@ WARM_UP_S = 0.3  # duration of the warm-up replays
 WINDOW_S = 1.0  # duration of all timed replays
 RUNS = (10, 100)  # least and most number of timed replays
 
-_last_step: dict[
-    tuple[str, str], CapturedPass
-] = {}  # the last extracted step, until `compare` runs it
-
 
 def extract_step(subject: Subject, protocol: Protocol, device: torch.device) -> CapturedPass:
-    """Capture a training step on this card; on a GPU, during graph capture. `compare` later runs
-    the same step.
+    """Capture a training step on this card; on a GPU, during graph capture.
 
     Raises `Unmeasurable`: not_available (the card has no slow memory), rejected (no tuple describes
     a call) or out_of_memory; and as `farm.training.extract.build_step`."""
@@ -63,7 +58,6 @@ def extract_step(subject: Subject, protocol: Protocol, device: torch.device) -> 
 
     slow_memory_of(device)
     one_stream(device)
-    _last_step.clear()
     with numeric_flags(protocol), _translated_out_of_memory():
         step = build_step(Variant.from_json(subject.spec), device, launch=protocol.launch)
         step.run()
@@ -73,15 +67,13 @@ def extract_step(subject: Subject, protocol: Protocol, device: torch.device) -> 
         raise Unmeasurable(
             "rejected", f"The step cannot be run again call by call: {capture.gaps[0]}."
         )
-    _last_step[subject.id, protocol.id] = capture
     return capture
 
 
-def measure_wire(subject: Subject, protocol: Protocol, device: torch.device) -> Wire:
-    """Measure the bandwidth of copies alone and during the extracted step, and its time. Raises as
+def measure_wire(capture: CapturedPass, protocol: Protocol, device: torch.device) -> Wire:
+    """Measure the bandwidth of copies alone and during an extracted step, and its time. Raises as
     `extract_step`.
     """
-    capture = _last_step.get((subject.id, protocol.id)) or extract_step(subject, protocol, device)
     with applied(protocol), _translated_out_of_memory():
         one_stream(device)
         _release_memory(device)
@@ -99,26 +91,24 @@ def measure_wire(subject: Subject, protocol: Protocol, device: torch.device) -> 
 
 
 def compare(
-    subject: Subject,
+    capture: CapturedPass,
     protocol: Protocol,
     device: torch.device,
     calls: Sequence[str],
     plans: Sequence[Collection[int]],
     moves: Sequence[Sequence[Move]] = (),
 ) -> AsRun:
-    """Run the extracted step with all tensors in fast memory and under each plan, see
+    """Run an extracted step with all tensors in fast memory and under each plan, see
     `run_planned`. ``calls``: the tuple ids of the calls in the planned step, in order. Raises
     `Unmeasurable` (rejected) if the extracted step has other calls, and as `extract_step` and
     `run_planned`."""
-    known = _last_step.get((subject.id, protocol.id)) or extract_step(subject, protocol, device)
-    _last_step.clear()
-    here = [call.tuple_id for call in known.calls]
+    here = [call.tuple_id for call in capture.calls]
     if here != list(calls):
         first = next(
             (
                 place
-                for place, (one, other) in enumerate(zip(here, calls, strict=False))
-                if one != other
+                for place, (own_id, other) in enumerate(zip(here, calls, strict=False))
+                if own_id != other
             ),
             None,
         )
@@ -132,7 +122,7 @@ def compare(
         raise Unmeasurable("rejected", text, "Make a new plan on this card.")
     with applied(protocol), _translated_out_of_memory():
         memory = functools.partial(slow_memory_of, device)
-        return run_planned(known, plans, memory, device, moves=moves, window_s=WINDOW_S)
+        return run_planned(capture, plans, memory, device, moves=moves, window_s=WINDOW_S)
 
 
 @contextlib.contextmanager
@@ -169,15 +159,15 @@ def run_planned(
     _release_memory(device)
     player = Player(capture, device)
     fast = PlannedStep(player, frozenset(), memory).time(window_s)
-    found: list[Run | str] = []
+    runs: list[Run | str] = []
     for slow, moved in itertools.zip_longest(plans, moves, fillvalue=()):
         _release_memory(device)
         try:
             with _translated_out_of_memory():
-                found.append(PlannedStep(player, frozenset(slow), memory, moved).time(window_s))
+                runs.append(PlannedStep(player, frozenset(slow), memory, moved).time(window_s))
         except Unmeasurable as error:
-            found.append(f"{error.message} {error.next_step}".strip())
-    return AsRun(memory().name, fast, tuple(found), time.perf_counter() - began_s)
+            runs.append(f"{error.message} {error.next_step}".strip())
+    return AsRun(memory().name, fast, tuple(runs), time.perf_counter() - began_s)
 
 
 def _release_memory(device: torch.device) -> None:
@@ -262,22 +252,29 @@ class PlannedStep:
         """
         made = [number for number in call.writes if number not in call.reads]
         sized = [number for number in made if self._capture.tensors[number].size_bytes]
-        wanted = {place: number for place, number in enumerate(sized) if number in self._slow}
+        number_of_place = {
+            place: number for place, number in enumerate(sized) if number in self._slow
+        }
         # Try all outputs at once. If that fails, add single outputs as long as they work, the
         # largest first.
         slow = tuple(
-            sorted(wanted, key=lambda place: -self._capture.tensors[wanted[place]].size_bytes)
+            sorted(
+                number_of_place,
+                key=lambda place: -self._capture.tensors[number_of_place[place]].size_bytes,
+            )
         )
-        found = self._attempt(operator, slow) if slow else None
-        if found is None:
+        outputs = self._attempt(operator, slow) if slow else None
+        if outputs is None:
             places, slow = slow, ()
             for place in places if len(places) > 1 else ():
                 if (more := self._attempt(operator, (*slow, place))) is not None:
-                    slow, found = (*slow, place), more
-        self.stayed_fast.update(number for place, number in wanted.items() if place not in slow)
-        if found is None:
+                    slow, outputs = (*slow, place), more
+        self.stayed_fast.update(
+            number for place, number in number_of_place.items() if place not in slow
+        )
+        if outputs is None:
             return operator.run()
-        self._outputs[call.index], memory = found
+        self._outputs[call.index], memory = outputs
         self.memories.append(memory)
         return self._run(call, operator)
 

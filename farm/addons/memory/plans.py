@@ -65,14 +65,19 @@ def offload_json(life: Life, offload_plans: OffloadPlans) -> dict[str, Any]:
     return {
         **plan_json(offload_plans.plan),
         "slow": [
-            {"tensor": one.number, "slow_us": costs.slow_us.get(one.number, 0.0)}
-            | {name: getattr(one, name) for name in ("name", "role", "size_bytes")}
-            for one in offload_plans.slow(life, offload_plans.plan)
+            {
+                "tensor": tensor.number,
+                "slow_us": costs.slow_us.get(tensor.number, 0.0),
+                "name": tensor.name,
+                "role": tensor.role,
+                "size_bytes": tensor.size_bytes,
+            }
+            for tensor in offload_plans.slow(life, offload_plans.plan)
         ],
-        **{
-            name: getattr(offload_plans, name)
-            for name in ("all_fast_us", "all_slow_us", "least_bytes", "moves_bytes_per_s")
-        },
+        "all_fast_us": offload_plans.all_fast_us,
+        "all_slow_us": offload_plans.all_slow_us,
+        "least_bytes": offload_plans.least_bytes,
+        "moves_bytes_per_s": offload_plans.moves_bytes_per_s,
         "slow_bytes_per_s": costs.bytes_per_s,
         "read_share": costs.read_share,
         "costs_from": costs.source,
@@ -80,9 +85,13 @@ def offload_json(life: Life, offload_plans: OffloadPlans) -> dict[str, Any]:
         "moves": offload_plans.moves_bytes_per_s is not None,
         "wire": wire and {**asdict(wire), "bytes_per_s": wire.bytes_per_s},
         "curve": [
-            {name: getattr(one, name) for name in ("fast_bytes", "time_us", "gap")}
-            | {"slow": len(one.slow)}
-            for one in offload_plans.curve
+            {
+                "fast_bytes": plan.fast_bytes,
+                "time_us": plan.time_us,
+                "gap": plan.gap,
+                "slow": len(plan.slow),
+            }
+            for plan in offload_plans.curve
         ],
         "unsolved_bytes": list(offload_plans.unsolved),
         "plans": [

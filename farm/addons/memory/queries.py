@@ -5,10 +5,10 @@ from __future__ import annotations
 from farm.addons.memory import step_memory as memories
 from farm.addons.memory.memory_options import amounts_of, bytes_of
 from farm.addons.memory.step_memory import StepMemory
-from farm.api.capture import no_model
 from farm.errors import UsageError
 from farm.exchange.packaged import packaged_database
 from farm.store.database import Database
+from farm.training.captured_model import no_model
 from farm.training.version import versioned
 from farm.types.protocol import Variant
 
@@ -55,9 +55,9 @@ def step_memory(
     bytes_per_s = (
         bytes_of("slow_bandwidth", slow_bandwidth, per_second=True) if slow_bandwidth else None
     )
-    found = memories.memory(versioned(variant), card)
-    known = database or packaged_database()
-    with known.read() as session:
-        found = memories.with_readings(session, found)
-        read = memories.read_in_slow_memory(session, found) if amounts else None
-    return memories.with_offload_plans(found, read, amounts, bytes_per_s) if amounts else found
+    step = memories.memory(versioned(variant), card)
+    readings = database or packaged_database()
+    with readings.read() as session:
+        step = memories.with_readings(session, step)
+        read = memories.read_in_slow_memory(session, step) if amounts else None
+    return memories.with_offload_plans(step, read, amounts, bytes_per_s) if amounts else step

@@ -42,24 +42,26 @@ def requested_memory(
         )
     variant = versioned(variant)
     if options.run:
-        found = _run(variant, options, say)
+        step_memory = _run(variant, options, say)
     elif options.job:
         with open_database().read() as session:
-            found = memories.of_job(session, variant, options.job)
+            step_memory = memories.of_job(session, variant, options.job)
     else:
-        found = _with_readings(memories.memory(variant, options.card or "H200"), say)
+        step_memory = _with_readings(memories.memory(variant, options.card or "H200"), say)
     if options.offload_bytes_per_s is not None:
-        found = replace(found, offload=offload(found.life, options.offload_bytes_per_s))
+        step_memory = replace(
+            step_memory, offload=offload(step_memory.life, options.offload_bytes_per_s)
+        )
     if options.limit_bytes is not None:
-        found = memories.with_fit(found, options.limit_bytes)
+        step_memory = memories.with_fit(step_memory, options.limit_bytes)
     if options.amounts and not options.run:
-        found = _with_plans(found, options, say)
+        step_memory = _with_plans(step_memory, options, say)
     if options.what_if_recompute:
         say("Capturing the step again with each block recomputed: some seconds per block.")
-        found = memories.with_recomputed(found)
-    for path in _written(found, options):
+        step_memory = memories.with_recomputed(step_memory)
+    for path in _written(step_memory, options):
         say(f"Written to {path}")
-    return found
+    return step_memory
 
 
 def _written(found: StepMemory, options: MemoryOptions) -> Iterator[Path]:
@@ -82,10 +84,10 @@ def _run(variant: Variant, options: MemoryOptions, say: Callable[[str], None]) -
     with step_on(card, variant) as step:
         if options.moves:
             say("Measuring the bandwidth of copies, alone and during the step.")
-        found = _with_readings(step.memory, say)
-        found = _with_plans(found, options, say, step.wire() if options.moves else None)
+        step_memory = _with_readings(step.memory, say)
+        step_memory = _with_plans(step_memory, options, say, step.wire() if options.moves else None)
         say(f"Running the step on {card}, in fast memory only and under each plan.")
-        return step.run(found)
+        return step.run(step_memory)
 
 
 def _with_readings(found: StepMemory, say: Callable[[str], None]) -> StepMemory:

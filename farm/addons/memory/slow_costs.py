@@ -138,17 +138,17 @@ def _rates(life: Life, read: MeasuredSlow | None) -> dict[str, float]:
     bandwidths of outputs, because a tuple does not contain the sizes of its outputs."""
     if read is None:
         return {}
-    own: dict[tuple[str, str], tuple[str, int, float]] = {}
+    measured_rates: dict[tuple[str, str], tuple[str, int, float]] = {}
     for call in life.capture.calls:
         for word, _, size_bytes in tensors_of(life, call):
             if (added_us := read.added_us.get((call.tuple_id, word), 0.0)) > 0:
-                own[call.tuple_id, word] = (
+                measured_rates[call.tuple_id, word] = (
                     _alike(life.capture.tuples[call.tuple_id], word),
                     size_bytes,
                     added_us,
                 )
-    chosen = [one for one in own.values() if one[1] >= _LARGE_BYTES] or (
-        [] if read.rates else list(own.values())
+    chosen = [rate for rate in measured_rates.values() if rate[1] >= _LARGE_BYTES] or (
+        [] if read.rates else list(measured_rates.values())
     )
     each: dict[str, list[float]] = defaultdict(list)
     for alike, size_bytes, added_us in chosen:
@@ -172,12 +172,14 @@ def _together(read: MeasuredSlow, tuple_ids: Collection[str]) -> float | None:
         if tuple_id in tuple_ids:
             words[tuple_id].append(Placement.parse(word))
     shares = []
-    for tuple_id, there in words.items():
-        alone = [one for one in there if len(one) == 1]
-        most = max(there, key=len)
+    for tuple_id, placements in words.items():
+        alone = [placement for placement in placements if len(placement) == 1]
+        most = max(placements, key=len)
         if len(most) == len(alone) > 1:
             fast_us = read.fast_us[tuple_id]
-            summed_us = fast_us + sum(read.added_us[tuple_id, str(one)] for one in alone)
+            summed_us = fast_us + sum(
+                read.added_us[tuple_id, str(placement)] for placement in alone
+            )
             shares.append(summed_us / (fast_us + read.added_us[tuple_id, str(most)]))
     return statistics.median(shares) if shares else None
 
@@ -205,30 +207,30 @@ def read_slow(
             READING.method == method,
             READING.simulated.is_(False),
         )
-        found = set()
+        subjects = set()
         for row in session.execute(query.order_by(READING.created_at_s, READING.id)):
             if tells_others(row.flags):
                 key = row.subject_id, *words[row.protocol_id]
                 newest[row.card_model, row.software_id][key] = row.time_median_us
-                found.add(row.subject_id)
-        return found
+                subjects.add(row.subject_id)
+        return subjects
 
-    there = set[str]().union(
+    subjects = set[str]().union(
         *(read(READING.protocol_id.in_(batch)) for batch in in_batches(placed))
     )
     fast = list(words.keys() - set(placed))
-    for batch in in_batches(sorted(there)):
+    for batch in in_batches(sorted(subjects)):
         read(READING.subject_id.in_(batch), READING.protocol_id.in_(fast))
-    found = []
+    measured = []
     for (model, _), rows in newest.items():
         added_us, fast_us = {}, {}
         for (tuple_id, data, word), time_us in rows.items():
             if word and (all_fast_us := rows.get((tuple_id, data, ""))) is not None:
                 added_us[tuple_id, word] = max(0.0, time_us - all_fast_us)
                 fast_us[tuple_id] = all_fast_us
-        found.append(MeasuredSlow(model, added_us, fast_us, {}))
+        measured.append(MeasuredSlow(model, added_us, fast_us, {}))
     best = max(
-        found,
+        measured,
         key=lambda one: (sum(id_ in tuple_ids for id_, _ in one.added_us), len(one.added_us)),
         default=None,
     )

@@ -23,16 +23,18 @@ from farm.operators.captured import CapturedCall, CapturedPass, CapturedTensor
 from farm.report import report as reports
 from farm.store import tables
 from farm.store.job_ids import find_job
+from farm.subjects.needed import needed_tuple
 from farm.training.tensor_lifetime import Life, PeriodInterval, allocated_peak_bytes
 from farm.types.card_kind import OfCardKind
+from farm.types.data_sheets import data_sheets, sheet_of
+from farm.types.details import Details
 from farm.types.format import count_of, percent
 from farm.types.protocol import LARGEST_NUMBER, Protocol, Variant
-from farm.types.reading import Details
 from farm.types.request import Request
-from farm.types.roofline import KNOWN_CARDS, median_fingerprint, roofline_of, sheet_of
+from farm.types.roofline import median_fingerprint, roofline_of
 from farm.types.tuple import DTYPES, OperatorTuple
 from farm.verdict.corrections import choose
-from farm.verdict.model_readings import needed_tuple, peaks_of, select_for_model
+from farm.verdict.model_readings import peaks_of, select_for_model
 
 if TYPE_CHECKING:
     from farm.operators.cost import Cost
@@ -61,7 +63,9 @@ class CallTimes(OfCardKind):
 
     def estimate_us(self, spec: OperatorTuple, cost: Cost) -> float:
         floating = (
-            one.dtype for one in spec.tensors if DTYPES[one.dtype][1].startswith(("fp", "bf"))
+            tensor.dtype
+            for tensor in spec.tensors
+            if DTYPES[tensor.dtype][1].startswith(("fp", "bf"))
         )
         dtype = next(floating, "float32")
         return roofline_of(self.kind, self.card, self.fingerprint, dtype=dtype).estimate_us(
@@ -241,18 +245,18 @@ class StepMemory:
             if self.read_calls == len(capture.calls)
             else "both"
         )
-        about = {
+        times_json = {
             "from": source,
             "card": times.card,
             "job": times.job or None,
             "readings": times.readings,
         }
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "title": self.title,
             "variant": self.variant.to_json(),
             "loss": capture.loss,
             "operators_of": capture.device_type,
-            "times": {**about, "read_share": self.read_share, "read_calls": self.read_calls},
+            "times": {**times_json, "read_share": self.read_share, "read_calls": self.read_calls},
             "calls": len(capture.calls),
             "tuples": len(capture.tuples),
             "owners": len(capture.owners),
@@ -276,23 +280,23 @@ class StepMemory:
         }
         if self.fit is not None:
             captured = self.fit.peaks_bytes.items()
-            found["fit"] = {
-                **{
-                    name: getattr(self.fit, name)
-                    for name in ("limit_bytes", "batch", "allocated_peak_bytes", "exact")
-                },
+            fields["fit"] = {
+                "limit_bytes": self.fit.limit_bytes,
+                "batch": self.fit.batch,
+                "allocated_peak_bytes": self.fit.allocated_peak_bytes,
+                "exact": self.fit.exact,
                 "captured": [
                     {"batch": batch, "allocated_peak_bytes": size}
                     for batch, size in sorted(captured)
                 ],
             }
         if self.offload is not None:
-            found["offload"] = {**asdict(self.offload), "peak_bytes": self.offload.peak_bytes}
+            fields["offload"] = {**asdict(self.offload), "peak_bytes": self.offload.peak_bytes}
         if self.offload_plans is not None:
-            found["placement"] = offload_json(life, self.offload_plans)
+            fields["placement"] = offload_json(life, self.offload_plans)
         if self.recomputed:
-            found["recomputed"] = [asdict(row) for row in self.recomputed]
-        return found
+            fields["recomputed"] = [asdict(row) for row in self.recomputed]
+        return fields
 
     def _kernel(self, call: CapturedCall) -> dict[str, Any]:
         owner = self.capture.owners[call.owner_index] if call.owner_index is not None else None
@@ -316,13 +320,17 @@ class StepMemory:
         }
 
     def _tensor(self, tensor: CapturedTensor) -> dict[str, Any]:
-        own = ("number", "name", "role", "shape", "dtype", "size_bytes")
         periods = [
             {name: value for name, value in vars(period).items() if name != "tensor"}
             for period in self.life.periods[tensor.number]
         ]
         return {
-            **{name: getattr(tensor, name) for name in own},
+            "number": tensor.number,
+            "name": tensor.name,
+            "role": tensor.role,
+            "shape": tensor.shape,
+            "dtype": tensor.dtype,
+            "size_bytes": tensor.size_bytes,
             "global": tensor.outlives,
             "birth": tensor.born if tensor.born >= 0 else None,
             "first_use": min(tensor.uses, default=None),
@@ -367,24 +375,24 @@ def of_job(session: Session, variant: Variant, word: str) -> StepMemory:
     row = session.get(tables.CardRow, card.id) if card else None
     all_us: dict[str, float] = defaultdict(float)
     calls: Counter[str] = Counter()
-    for one in report.tuples:  # a tuple has a row for each class of data
-        if one.time_us is not None:
-            all_us[one.subject.operator_id] += one.total_us
-            calls[one.subject.operator_id] += one.count
+    for row_of_tuple in report.tuples:  # a tuple has a row for each class of data
+        if row_of_tuple.time_us is not None:
+            all_us[row_of_tuple.subject.operator_id] += row_of_tuple.total_us
+            calls[row_of_tuple.subject.operator_id] += row_of_tuple.count
     model, kind = (card.model, card.device_type) if card else ("", "cuda")
     torch = ", ".join(sorted({f"torch {software['torch']}" for software in report.software}))
-    about = f"job {job.id}, {model}, {torch}, {report.protocol.launch} launch"
+    origin = f"job {job.id}, {model}, {torch}, {report.protocol.launch} launch"
     read_us = {tuple_id: all_us[tuple_id] / calls[tuple_id] for tuple_id in all_us}
-    found = _memory(
-        variant, CallTimes(model, kind, read_us, about, job.id, row.fingerprint if row else None)
+    step = _memory(
+        variant, CallTimes(model, kind, read_us, origin, job.id, row.fingerprint if row else None)
     )
-    found = replace(found, read_peak=_read_peak(session, variant, model))
-    if not found.read_calls:
+    step = replace(step, read_peak=_read_peak(session, variant, model))
+    if not step.read_calls:
         asked = Request.from_json(job.request)
         measured = asked.command().removesuffix(" --reuse none") if asked.variant else asked.title
         text = f"Job {job.id} has no reading of a tuple of {variant}."
         raise UsageError(text, f"The job measured: {measured}. Name a job of that variant.")
-    return found
+    return step
 
 
 def with_readings(session: Session, found: StepMemory) -> StepMemory:
@@ -393,30 +401,32 @@ def with_readings(session: Session, found: StepMemory) -> StepMemory:
     time."""
     capture, variant, kind = found.capture, found.variant, found.times.kind
     protocol = Protocol(launch=found.times.usual_launch)
-    wanted, weight = [], {}
+    needed, weight = [], {}
     for id_, calls in capture.counts.items():
         spec, cost = capture.tuples[id_], found.costs[id_]
-        wanted.append(needed_tuple(spec, cost, calls))
+        needed.append(needed_tuple(spec, cost, calls))
         weight[id_] = calls * found.times.estimate_us(spec, cost)
     models = _models(session, found.times)
     best = replace(found, read_peak=_read_peak(session, variant, *models))
     for model in models:
         roofline = peaks_of(session, model, variant.computes_in)[1]
-        taken = select_for_model(session, variant, wanted, weight, model, protocol, roofline)
-        if taken is None:
+        selected = select_for_model(session, variant, needed, weight, model, protocol, roofline)
+        if selected is None:
             continue
-        wholes = [whole.reading for whole in taken.wholes if whole.reading]
-        readings = {part.subject.operator_id: part.reading for part in taken.parts if part.reading}
+        wholes = [whole.reading for whole in selected.wholes if whole.reading]
+        readings = {
+            part.subject.operator_id: part.reading for part in selected.parts if part.reading
+        }
         read_us = {
             id_: choose(reading, wholes, id_).time.value for id_, reading in readings.items()
         }
-        software = session.get_one(tables.SoftwareRow, taken.software_id)
+        software = session.get_one(tables.SoftwareRow, selected.software_id)
         fingerprints = select(tables.CardRow.fingerprint).where(tables.CardRow.model == model)
         fingerprint = median_fingerprint([*session.exec(fingerprints)])
-        about = f"{model}, torch {software.torch}, {protocol.launch} launch"
-        times = CallTimes(model, kind, read_us, about, fingerprint=fingerprint)
-        there = replace(best, times=times, life=_life(capture, found.costs, times))
-        best = max(best, there, key=lambda one: one.read_share)
+        origin = f"{model}, torch {software.torch}, {protocol.launch} launch"
+        times = CallTimes(model, kind, read_us, origin, fingerprint=fingerprint)
+        candidate = replace(best, times=times, life=_life(capture, found.costs, times))
+        best = max(best, candidate, key=lambda one: one.read_share)
     return best
 
 
@@ -437,7 +447,7 @@ def _read_peak(session: Session, variant: Variant, *card_models: str) -> Measure
         .order_by(col(reading.created_at_s).desc())
     )
     for model, details in session.exec(query):
-        told = Details.from_json(details)
+        told = Details.from_json(details).memory
         if told.allocated_peak_bytes is not None:
             return MeasuredPeak(
                 model, told.allocated_peak_bytes, told.reserved_peak_bytes, told.workspace_bytes
@@ -457,9 +467,10 @@ def card_named(word: str) -> str:
     """
     if name := sheet_of(word):
         return name
-    near = did_you_mean(word, KNOWN_CARDS)
+    near = did_you_mean(word, data_sheets())
     raise UsageError(
-        f"There is no data sheet for '{word}'.", near or f"Choose one of {', '.join(KNOWN_CARDS)}."
+        f"There is no data sheet for '{word}'.",
+        near or f"Choose one of {', '.join(data_sheets())}.",
     )
 
 
@@ -484,10 +495,10 @@ def largest_batch(peak_of: Callable[[int], int], limit_bytes: int, start: int) -
             beyond = min(beyond, guess)
         guess = 2 * fits if fits else beyond // 2
         if len(peaks) > 1:
-            one, other = sorted(peaks, key=lambda batch: abs(peaks[batch] - limit_bytes))[:2]
-            slope = (peaks[one] - peaks[other]) / (one - other)
+            nearest, other = sorted(peaks, key=lambda batch: abs(peaks[batch] - limit_bytes))[:2]
+            slope = (peaks[nearest] - peaks[other]) / (nearest - other)
             if slope > 0:
-                guess = one + int((limit_bytes - peaks[one]) // slope)
+                guess = nearest + int((limit_bytes - peaks[nearest]) // slope)
         guess = min(max(guess, fits + 1), beyond - 1)
     if not fits:
         smallest = min(peaks)

@@ -5,6 +5,7 @@ Imports no torch.
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -77,9 +78,8 @@ def offload(life: Life, bytes_per_s: float) -> Offload:
     The estimate assumes that calls, copies out and copies back run at the same time, at full
     bandwidth. All copies of one direction together take no longer than the step."""
     sizes = life.sizes_bytes
-    periods = [
-        period for found in life.periods.values() for period in found if sizes[period.tensor]
-    ]
+    every_period = itertools.chain.from_iterable(life.periods.values())
+    periods = [period for period in every_period if sizes[period.tensor]]
     copy_us = {number: size / bytes_per_s * 1e6 for number, size in sizes.items()}
     enough = [period for period in periods if period.time_us > 2 * copy_us[period.tensor]]
     enough.sort(
@@ -130,7 +130,7 @@ class Wire:
     @property
     def bytes_per_s(self) -> float:
         """The lowest measured bandwidth; plans use it."""
-        return min(rate for one in self.beside or self.alone for rate in one.rates)
+        return min(min(link.rates) for link in self.beside or self.alone)
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ def _stacked(
     the whole.
     """
     unit, factor = fitting_unit((compared.whole or compared.total).value, units)
-    known = {
+    values_of_group = {
         name: values for name, values in bars.items() if any(value is not None for value in values)
     }
     colours = colours_of(report.types)
@@ -142,8 +142,8 @@ def _stacked(
 
     data = [
         bar(
-            list(known),
-            [sum(values[n] or 0.0 for n in numbers) for values in known.values()],
+            list(values_of_group),
+            [sum(values[n] or 0.0 for n in numbers) for values in values_of_group.values()],
             name,
             colour,
         )
@@ -153,7 +153,7 @@ def _stacked(
         data.append(bar(["whole<br>model"], [compared.whole.value], "whole model", "#5f6b7a"))
     return page_chart(
         data,
-        120 + 45 * len(known),
+        120 + 45 * len(values_of_group),
         f"{what} of one pass, {unit}",
         "",
         axes=({"rangemode": "tozero"}, {"autorange": "reversed"}),
@@ -253,14 +253,13 @@ def modules(rows: Sequence[LayerRow], title: str) -> Chart | None:
 
 def _module_text(row: LayerRow, root: str) -> str:
     lines = [_text(row.module_path or root), _text(row.operator)]
-    lines.append(
-        f"{row.calls} calls, {quantity(row.time_us, TIME)}, {percent(row.time_share)} of the time"
-    )
+    time = quantity(row.time_us, TIME)
+    lines.append(f"{row.cost.calls} calls, {time}, {percent(row.time_share)} of the time")
     if row.energy_mj:
         lines.append(
             f"{quantity(row.energy_mj, ENERGY)}, {percent(row.energy_share)} of the energy"
         )
-    lines.append(f"{count_of(row.flops, 'FLOP')}, {count_of(row.bytes_moved, 'B')}")
+    lines.append(f"{count_of(row.cost.flops, 'FLOP')}, {count_of(row.cost.bytes_moved, 'B')}")
     return "<br>".join(filter(None, lines))
 
 
@@ -274,22 +273,24 @@ def distributions(report: Report, readings: Mapping[str, Any]) -> list[Chart]:
     rows = [(row, reading) for row, reading in of_rows if reading is not None]
     total_us = sum(row.total_us for row, _ in rows)
     charts = []
-    for title, column in (
-        ("power during the reading, W", "power_w"),
-        ("clock of the card's multiprocessors during the reading, MHz", "sm_clock_mhz"),
+    shares = [row.total_us / total_us * 100 for row, _ in rows]
+    for title, values in (
+        ("power during the reading, W", [reading.power_w for _, reading in rows]),
+        (
+            "clock of the card's multiprocessors during the reading, MHz",
+            [reading.sm_clock_mhz for _, reading in rows],
+        ),
     ):
-        values = [
-            (getattr(reading, column), row.total_us / total_us * 100) for row, reading in rows
-        ]
-        known = [(value, share) for value, share in values if value is not None]
-        if not known:
+        pairs = zip(values, shares, strict=True)
+        points = [(value, share) for value, share in pairs if value is not None]
+        if not points:
             continue
-        low, high = min(known)[0], max(known)[0]
+        low, high = min(points)[0], max(points)[0]
         size = max((high - low) / _BINS, abs(high) / 100, 1e-9)  # equal values give one narrow bar
         data = {
             "type": "histogram",
-            "x": [value for value, _ in known],
-            "y": [share for _, share in known],
+            "x": [value for value, _ in points],
+            "y": [share for _, share in points],
             "histfunc": "sum",
             "xbins": {"start": low - size / 2, "end": high + size, "size": size},
             "marker": {"color": COLOURS[0]},
@@ -332,7 +333,11 @@ def scatters(reports: Sequence[tuple[Report, str]]) -> list[Chart]:
         group: COLOURS[n % len(COLOURS)] for n, group in enumerate(groups)
     }  # both charts use the same colours
     units = {"time": "ms", "energy": "J"}  # 1000 times the units of a verdict
-    return [_scatter(found, colours, what, units[what]) for what, found in points.items() if found]
+    return [
+        _scatter(points_of_group, colours, what, units[what])
+        for what, points_of_group in points.items()
+        if points_of_group
+    ]
 
 
 _Point = tuple[str, str, Figure, Figure, Figure | None, str]  # group, title, sum, whole, gap, link
@@ -346,8 +351,8 @@ def _scatter(points: Sequence[_Point], colours: Mapping[str, str], what: str, un
         for factor, width, dash in ((1.0, 2, "solid"), (1.05, 1, "dot"), (0.95, 1, "dot"))
     ]
     members = by_key(lambda point: point[0], sorted(points, key=lambda point: point[0]))
-    for group, found in members.items():
-        _, titles, totals, of_group, gaps, links = zip(*found, strict=True)
+    for group, points_of_group in members.items():
+        _, titles, totals, of_group, gaps, links = zip(*points_of_group, strict=True)
         data.append(
             _points(
                 group,
@@ -383,7 +388,7 @@ def _scatter(points: Sequence[_Point], colours: Mapping[str, str], what: str, un
 
 def history(rows: Sequence[HistoryRow]) -> Chart:
     """Draw the time of each row of a series of `farm.report.history`, in order."""
-    times = [row.time for row in rows if row.time]
+    times = [row.cost.time_us for row in rows]
     unit, factor = fitting_unit(times[-1].value, TIME)
     names = [f"{n}: {_text(row.revision[:12] or row.torch)}" for n, row in enumerate(rows, 1)]
     error = {"type": "data", "array": [time.half_width / factor for time in times], "thickness": 1}

@@ -187,17 +187,20 @@ def _environment() -> Any:  # keeps the compiled templates
     environment.finalize = lambda value: (
         printable(value, keep="\n") if type(value) is str else value
     )
+    units_of = {"TIME": format.TIME, "ENERGY": format.ENERGY, "POWER": format.POWER}
     environment.filters |= {
-        name: getattr(format, name) for name in ("percent", "gap", "span", "plural", "day", "few")
-    }
-    for name in ("TIME", "ENERGY", "POWER"):
-        environment.filters[name.lower()] = functools.partial(
-            format.quantity, units=getattr(format, name)
-        )
-    environment.filters |= {
-        "quantity": lambda value, units: format.quantity(value, getattr(format, units)),
-        "interval": lambda figure, units: format.interval(figure, getattr(format, units)),
+        "percent": format.percent,
+        "gap": format.gap,
+        "span": format.span,
+        "plural": format.plural,
+        "day": format.day,
+        "few": format.few,
         "count": format.count_of,
+        "time": functools.partial(format.quantity, units=format.TIME),
+        "energy": functools.partial(format.quantity, units=format.ENERGY),
+        "power": functools.partial(format.quantity, units=format.POWER),
+        "quantity": lambda value, name: format.quantity(value, units_of[name]),
+        "interval": lambda figure, name: format.interval(figure, units_of[name]),
     }
     return environment
 
@@ -296,7 +299,7 @@ def _models(session: Session, told: Callable[[str], None]) -> Iterator[ModelPage
     """Yield the models by name, with the newest job that has a verdict for each request and card
     model.
     """
-    found = session.execute(
+    rows = session.execute(
         sqlalchemy.select(JOB.id, VARIANT.model, JOB.request_id, JOB.request)
         .join(tables.ModelVariant, VARIANT.id == JOB.variant_id)
         .where(JOB.id.in_(sqlalchemy.select(VERDICT.job_id)), JOB.state == tables.JobState.DONE)
@@ -309,7 +312,7 @@ def _models(session: Session, told: Callable[[str], None]) -> Iterator[ModelPage
     )
     card_models = {job_id: model for job_id, model in session.execute(cards)}
     newest: dict[str, dict[tuple[Any, ...], str]] = defaultdict(dict)
-    for id_, model, request_id, request in found:
+    for id_, model, request_id, request in rows:
         if not request_id:  # an imported job has no request id
             with contextlib.suppress(Unreadable):
                 request_id = Request.from_json(request).id
@@ -335,10 +338,15 @@ def _operators(session: Session) -> tuple[list[Row], int]:
     """The newest reading per tuple, card model, software and protocol by falling cost; and how many
     are omitted.
     """
-    one = (READING.subject_id, READING.card_model, READING.software_id, READING.protocol_id)
+    same_subject = (
+        READING.subject_id,
+        READING.card_model,
+        READING.software_id,
+        READING.protocol_id,
+    )
     place = (
         func.row_number()
-        .over(partition_by=one, order_by=READING.created_at_s.desc())
+        .over(partition_by=same_subject, order_by=READING.created_at_s.desc())
         .label("place")
     )
     ours = (READING.subject_kind == "operator", READING.simulated.is_(False))
@@ -399,11 +407,11 @@ def _cards(session: Session) -> list[Row]:
         model: number for model, number in session.execute(counted.group_by(READING.card_model))
     }
     card_row = tables.CardRow
-    known = session.exec(
+    stored = session.exec(
         select(card_row).where(card_row.kind != "simulated").order_by(col(card_row.id))
     )
     rows = []
-    for model, cards in sorted(by_key(lambda card: card.model, known).items()):
+    for model, cards in sorted(by_key(lambda card: card.model, stored).items()):
         first = next((card for card in cards if card.fingerprint), cards[0])
         row = {"model": model, "memory_bytes": first.memory_bytes, "driver": first.driver}
         row |= {"cards": len(cards), "readings": readings.get(model, 0)}

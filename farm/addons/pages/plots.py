@@ -166,7 +166,7 @@ def draw_trace(
     processes. `levels_w`: name (idle, base) -> power in W, drawn as a dotted line."""
     check_path(path)
     # The names of the first rank's series have no prefix.
-    ranks = sorted({found[0] for name in trace.series if (found := re.match(r"rank_\d+_", name))})
+    ranks = sorted({match[0] for name in trace.series if (match := re.match(r"rank_\d+_", name))})
     panels = [
         (unit, [f"{rank}{name}" for rank in ("", *ranks) for name in names])
         for unit, names in _PANELS

@@ -83,25 +83,35 @@ class Calibration:
         """``errors``: of calls of left-out families, by time, power and energy; ``sums``: of their
         models.
         """
-        found, families = {}, set[str]()
-        for name, one in errors.items():
-            predicted = one.where(np.isfinite(one.log_ratio))
-            families |= set(one.families) - {""}
+        factors, families = {}, set[str]()
+        for name, errors_of_calls in errors.items():
+            predicted = errors_of_calls.where(np.isfinite(errors_of_calls.log_ratio))
+            families |= set(errors_of_calls.families) - {""}
             unseen = predicted.where(~predicted.known)
-            found[name] = WIDENED * quantile(predicted.where(predicted.known))
-            own = quantile(unseen) if len(unseen.known) >= LEAST_UNSEEN else math.nan
-            found[f"unseen_{name}"] = float(np.fmax(own, UNSEEN * found[name]))
-        found |= {
-            f"sum_{name}": float(np.maximum(quantile(one), SUM_LEAST / SUM_FLOOR))
-            for name, one in sums.items()
+            factors[name] = WIDENED * quantile(predicted.where(predicted.known))
+            unseen_factor = quantile(unseen) if len(unseen.known) >= LEAST_UNSEEN else math.nan
+            factors[f"unseen_{name}"] = float(np.fmax(unseen_factor, UNSEEN * factors[name]))
+        factors |= {
+            f"sum_{name}": float(np.maximum(quantile(errors_of_sums), SUM_LEAST / SUM_FLOOR))
+            for name, errors_of_sums in sums.items()
         }
-        return cls(**found, families=len(families))
+        return cls(**factors, families=len(families))
 
     def half_widths(self, name: str, spread: Floats, known: npt.NDArray[np.bool_]) -> Floats:
         """Return the half-widths of the logarithms of time, power or energy of calls; see
         `PredictionErrors`.
         """
-        return np.where(known, getattr(self, name), getattr(self, f"unseen_{name}")) * spread  # type: ignore[no-any-return]
+        factor, unseen_factor = {
+            "time": (self.time, self.unseen_time),
+            "power": (self.power, self.unseen_power),
+            "energy": (self.energy, self.unseen_energy),
+        }[name]
+        factors: Floats = np.where(known, factor, unseen_factor)
+        return factors * spread
+
+    def sum_half_widths(self, name: str, spread: Floats) -> Floats:
+        """Return the half-widths of the logarithms of time or energy of sums."""
+        return {"time": self.sum_time, "energy": self.sum_energy}[name] * spread
 
     def to_json(self) -> dict[str, Any]:
         return without_nan(dataclasses.asdict(self))  # type: ignore[no-any-return]
@@ -148,25 +158,32 @@ def coverage(errors: PredictionErrors, half_widths: Floats) -> IntervalCoverage 
     return IntervalCoverage(float(np.mean(list(shares.values()))), shares[worst], worst, width)
 
 
+def _without(family: str, errors: Mapping[str, PredictionErrors]) -> dict[str, PredictionErrors]:
+    return {
+        name: predictions.where(predictions.families != family)
+        for name, predictions in errors.items()
+    }
+
+
 def jackknife_half_widths(
     errors: Mapping[str, PredictionErrors], sums: Mapping[str, PredictionErrors]
 ) -> tuple[dict[str, Floats], dict[str, Floats]]:
     """Return the half-widths of each family's intervals, of calls and of sums, calibrated with all
     other families.
     """
-    widths, sum_widths = (
-        {name: np.full(len(one.known), np.nan) for name, one in of.items()} for of in (errors, sums)
-    )
-    for family in np.unique(np.concatenate([one.families for one in errors.values()])):
-        others = (
-            {name: one.where(one.families != family) for name, one in of.items()}
-            for of in (errors, sums)
-        )
-        calibration = Calibration.of(*others)
-        for name, one in errors.items():
-            own = one.families == family
-            widths[name][own] = calibration.half_widths(name, one.spread[own], one.known[own])
-        for name, one in sums.items():
-            own = one.families == family
-            sum_widths[name][own] = getattr(calibration, f"sum_{name}") * one.spread[own]
+    widths = {name: np.full_like(calls.spread, np.nan) for name, calls in errors.items()}
+    sum_widths = {name: np.full_like(totals.spread, np.nan) for name, totals in sums.items()}
+    families = np.concatenate([predictions.families for predictions in errors.values()])
+    for family in np.unique(families):
+        calibration = Calibration.of(_without(family, errors), _without(family, sums))
+        for name, predictions in errors.items():
+            is_family = predictions.families == family
+            widths[name][is_family] = calibration.half_widths(
+                name, predictions.spread[is_family], predictions.known[is_family]
+            )
+        for name, predictions in sums.items():
+            is_family = predictions.families == family
+            sum_widths[name][is_family] = calibration.sum_half_widths(
+                name, predictions.spread[is_family]
+            )
     return widths, sum_widths

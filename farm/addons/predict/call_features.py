@@ -157,13 +157,21 @@ def _work(
         flops = products.flops  # PyTorch's counter ignores groups
     plan = kernel_plan(short_name, spec, dtype, flops, bytes_moved, products)
     tiled = tile_roofline(card, plan, products, tf32)
+    m = n = k = count = None
+    if products is not None:
+        m, n, k, count = products.m, products.n, products.k, products.count
     return {
         "flops": flops,
         "bytes_moved": bytes_moved,
         "flops_per_byte": flops / bytes_moved if bytes_moved else 0.0,
-        **{name: getattr(products, name, None) for name in ("m", "n", "k")},
-        "products": products.count if products else None,
-        **{name: getattr(tiled, name) for name in ("tiles", "waves", "compute_us", "traffic_us")},
+        "m": m,
+        "n": n,
+        "k": k,
+        "products": count,
+        "tiles": tiled.tiles,
+        "waves": tiled.waves,
+        "compute_us": tiled.compute_us,
+        "traffic_us": tiled.traffic_us,
         **{
             f"wave_share_{m}x{n}": share
             for (m, n), share in zip(WAVE_TILES, tiled.wave_shares, strict=True)
@@ -182,16 +190,16 @@ def _given(spec: Mapping[str, Any]) -> list[Tensor]:
 
 def _memory(short_name: str, spec: Mapping[str, Any], output: Sequence[int]) -> dict[str, Any]:
     """The number of tensors and elements, and their memory layout."""
-    tensors, given = spec.get("tensors") or [], _given(spec)
-    numbers, dtypes = [elements_of(tensor) for tensor in given], _named_dtypes(short_name, spec)
+    tensors, inputs = spec.get("tensors") or [], _given(spec)
+    numbers, dtypes = [elements_of(tensor) for tensor in inputs], _named_dtypes(short_name, spec)
     strided = sum(
         elements_of(tensor)
-        for tensor in given
+        for tensor in inputs
         if tensor.get("stride") is not None
         and tuple(tensor["stride"]) != contiguous_stride(tuple(tensor["shape"]))
     )
     parameters = [tensor for tensor in tensors if tensor["role"] != "activation"]
-    others = {*dtypes, *(tensor["dtype"] for tensor in given if "float" in tensor["dtype"])}
+    others = {*dtypes, *(tensor["dtype"] for tensor in inputs if "float" in tensor["dtype"])}
     return {
         "tensors": len(tensors),
         "elements": max(
@@ -203,9 +211,9 @@ def _memory(short_name: str, spec: Mapping[str, Any], output: Sequence[int]) -> 
         ),
         "strided_share": strided / sum(numbers) if sum(numbers) else 0.0,
         "expanded_share": 1 - min(numbers) / max(1, max(numbers)) if numbers else 0.0,
-        "casts": bool(given) and bool(others - {given[0]["dtype"]}),
+        "casts": bool(inputs) and bool(others - {inputs[0]["dtype"]}),
         "run_bytes": min(
-            (_run_bytes(tensor) for tensor in given if elements_of(tensor) > 1), default=0
+            (_run_bytes(tensor) for tensor in inputs if elements_of(tensor) > 1), default=0
         ),
         "casts_to_whole": any("float" not in dtype for dtype in dtypes),
     }
@@ -213,15 +221,15 @@ def _memory(short_name: str, spec: Mapping[str, Any], output: Sequence[int]) -> 
 
 def _shape(short_name: str, spec: Mapping[str, Any], output: Sequence[int]) -> dict[str, Any]:
     """Named dimensions, rows and columns, windows, channels and pixels of a call."""
-    tensors, given = spec.get("tensors") or [], _given(spec)
-    first = tuple(given[0]["shape"]) if given else ()
+    tensors, inputs = spec.get("tensors") or [], _given(spec)
+    first = tuple(inputs[0]["shape"]) if inputs else ()
     along_last, along = _along(spec, first)
     width = 0
     if operator_type(short_name) == "embedding" and len(tensors) > 1:
         width = max(tensors, key=_bytes)["shape"][-1]
         first = tuple(min(tensors, key=_bytes)["shape"])
     window, stride, dilation = _window(short_name, spec)
-    image = given and len(given[0]["shape"]) >= 4
+    image = inputs and len(inputs[0]["shape"]) >= 4
     return {
         "along_last": along_last,
         "along": along,
@@ -239,14 +247,16 @@ def _shape(short_name: str, spec: Mapping[str, Any], output: Sequence[int]) -> d
 
 def _values(spec: Mapping[str, Any], data_class: str) -> dict[str, Any]:
     activations = sum(tensor["role"] == "activation" for tensor in spec.get("tensors") or [])
-    known: Sequence[Any] = ()
+    profiles: Sequence[Any] = ()
     with contextlib.suppress(ValueError):
-        known = fillings(data_class, activations) if data_class and activations else ()
-    names = ("zeros", "positive", "channels")
-    means = {
-        name: sum(float(getattr(one, name)) for one in known) / max(1, len(known)) for name in names
+        profiles = fillings(data_class, activations) if data_class and activations else ()
+    number = max(1, len(profiles))
+    return {
+        "zeros": sum(float(profile.zeros) for profile in profiles) / number,
+        "positive": sum(float(profile.positive) for profile in profiles) / number,
+        "channels": sum(float(profile.channels) for profile in profiles) / number,
+        "data_known": bool(data_class),
     }
-    return {**means, "data_known": bool(data_class)}
 
 
 def _bytes_touched(short_name: str, spec: Mapping[str, Any], bytes_moved: int) -> int:
@@ -276,7 +286,7 @@ def _bytes_created(short_name: str, spec: Mapping[str, Any], like: Tensor) -> in
     """
     dtype, shape = (_named_dtypes(short_name, spec) or [like["dtype"]])[0], like["shape"]
     if operator_type(short_name).startswith("new_"):
-        sizes = [plain(one) for one in (spec.get("arguments") or [])[1:]]
+        sizes = [plain(size) for size in (spec.get("arguments") or [])[1:]]
         sizes = sizes or [plain((spec.get("keywords") or {}).get("size"))]
         shape = sizes[0] if isinstance(sizes[0], list) else sizes
     if dtype not in DTYPES or not all(type(size) is int for size in shape):
@@ -360,9 +370,11 @@ def _along(spec: Mapping[str, Any], first: Sequence[int]) -> tuple[float, int]:
     named = (spec.get("keywords") or {}).get("dim", (spec.get("parameters") or {}).get("dim"))
     value = plain(argument(spec, 1, "") if named is None else named)
     dimensions, rank = value if isinstance(value, list) else [value], len(first)
-    if not rank or not all(type(one) is int and -rank <= one < rank for one in dimensions):
+    if not rank or not all(
+        type(dimension) is int and -rank <= dimension < rank for dimension in dimensions
+    ):
         return 0.5, 0
-    places = {one % rank for one in dimensions}
+    places = {dimension % rank for dimension in dimensions}
     return float(rank - 1 in places), math.prod(first[place] for place in places)
 
 

@@ -83,16 +83,19 @@ def measured_sizes(
         if "beside" not in specs[row.subject_id]["parameters"]:
             sets[row.method, row.software_id][row.subject_id] = row
 
-    return [
-        Size.of(
-            specs[id_],
-            time_us=counted_us(one),
-            relative=one.time_us.relative,
-            energy_mj=value_of(one.energy_mj),
+    if not sets:
+        return []
+    sizes = []
+    for operator_id, row in sets[most_similar(session, sets, software)].items():
+        view = ReadingView.of(row)
+        size = Size.of(
+            specs[operator_id],
+            time_us=counted_us(view),
+            relative=view.time_us.relative,
+            energy_mj=value_of(view.energy_mj),
         )
-        for id_, row in (sets[most_similar(session, sets, software)].items() if sets else ())
-        for one in (ReadingView.of(row),)
-    ]
+        sizes.append(size)
+    return sizes
 
 
 def counted_us(reading: ReadingView) -> float:
@@ -100,7 +103,7 @@ def counted_us(reading: ReadingView) -> float:
     operators.
     """
     context = reading.details.context
-    return reading.time_us.value + (context.effect_us if context else 0.0)
+    return reading.time_us.value + (context.effect_us.value if context else 0.0)
 
 
 def predicted(
@@ -108,19 +111,21 @@ def predicted(
 ) -> tuple[dict[str, CallPrediction], list[str]]:
     """Predict collectives without a reading. Return tuple id -> prediction, and notes. Raises
     `NoReadings` if a collective has readings of fewer than two sizes."""
-    found: dict[str, CallPrediction] = {}
+    predictions: dict[str, CallPrediction] = {}
     origins = set[tuple[int, int]]()  # numbers of cards: measured, wanted
-    for one in wanted:
-        asked = Size.of(one.spec)
+    for needed in wanted:
+        asked = Size.of(needed.spec)
         alike: dict[tuple[int, bool], list[Size]] = defaultdict(list)
         for size in sizes:
             if size.name == asked.name:
                 alike[size.cards, True].append(size)
                 alike[size.cards, False].extend([size] * (size.dtype == asked.dtype))
-        usable = [key for key, its in alike.items() if len({size.input_bytes for size in its}) > 1]
+        usable = [
+            key for key, sizes in alike.items() if len({size.input_bytes for size in sizes}) > 1
+        ]
         if not usable:
             raise NoReadings(
-                f"{asked.name} has no readings of several sizes on {card_model}, so {one.label} "
+                f"{asked.name} has no readings of several sizes on {card_model}, so {needed.label} "
                 "cannot be estimated.",
                 "Measure a sweep on cards of one host: "
                 f"{{sweep: {asked.name}, grid: {{dtype: {asked.dtype}, "
@@ -130,11 +135,12 @@ def predicted(
         cards, any_dtype = min(
             usable, key=lambda key: (abs(math.log(key[0] / asked.cards)), key[0], key[1])
         )
-        found[one.operator_id] = _prediction(alike[cards, any_dtype], asked)
+        predictions[needed.operator_id] = _prediction(alike[cards, any_dtype], asked)
         origins.add((cards, asked.cards))
-    return found, [
-        note for origin in sorted(origins) for note in _notes(*origin, number=len(found))
-    ]
+    notes = []
+    for origin in sorted(origins):
+        notes += _notes(*origin, number=len(predictions))
+    return predictions, notes
 
 
 def _notes(measured: int, asked: int, *, number: int) -> list[str]:
@@ -162,7 +168,7 @@ def _prediction(sizes: Sequence[Size], asked: Size) -> CallPrediction:
             size.input_bytes: size for size in sorted(sizes, key=lambda size: size.input_bytes)
         }.values()
     )
-    about, cards = COLLECTIVES[asked.name], measured[0].cards
+    collective, cards = COLLECTIVES[asked.name], measured[0].cards
     far = not measured[0].input_bytes <= asked.input_bytes <= measured[-1].input_bytes
     time_us, error = _at(measured, [size.time_us for size in measured], asked.input_bytes)
     energy_mj, its_error = None, 0.0
@@ -173,8 +179,10 @@ def _prediction(sizes: Sequence[Size], asked: Size) -> CallPrediction:
     wider = 0.0
     if cards != asked.cards:
         latency_us, wider = min(measured[0].time_us, time_us), math.log(EXTRAPOLATED)
-        extrapolated_us = latency_us * about.steps(asked.cards) / about.steps(cards)
-        extrapolated_us += (time_us - latency_us) * about.bus(asked.cards) / about.bus(cards)
+        extrapolated_us = latency_us * collective.steps(asked.cards) / collective.steps(cards)
+        extrapolated_us += (
+            (time_us - latency_us) * collective.bus(asked.cards) / collective.bus(cards)
+        )
         energy_mj = energy_mj and energy_mj * extrapolated_us / time_us * asked.cards / cards
         time_us = extrapolated_us
     time = PredictedValue.around(time_us, error * (1 + far) + wider)
@@ -184,9 +192,9 @@ def _prediction(sizes: Sequence[Size], asked: Size) -> CallPrediction:
 
 def _at(measured: Sequence[Size], values: Sequence[float], size: int) -> tuple[float, float]:
     """Return the value at a size, and the half-width of the interval of its logarithm."""
-    at = [one.input_bytes for one in measured]
+    at = [size.input_bytes for size in measured]
     after, last = bisect.bisect_left(at, size), len(at) - 1
-    errors = [max(one.relative for one in measured)]
+    errors = [max(size.relative for size in measured)]
     if last == 1:
         errors.append(abs(math.log(values[1] / values[0])))
     for place in {max(1, after - 1), min(after, last - 1)} if last > 1 and size not in at else ():

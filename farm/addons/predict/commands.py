@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -43,19 +44,19 @@ def dataset(target: Path, readings: Readings, as_json: AsJson = False) -> None:
     """Write the training data of predictors: a row for each tuple."""
     from farm.addons.predict.query import write_dataset
 
-    found, _ = readings.training_set()
-    write_dataset(found, target)
+    data, _ = readings.training_set()
+    write_dataset(data, target)
     if as_json:
         emit_json(
             {
                 "file": str(target),
-                "rows": len(found),
-                "key": found.key,
-                **found.conditions.to_json(),
+                "rows": len(data),
+                "key": data.key,
+                **data.conditions.to_json(),
             }
         )
     else:
-        emit(f"{target}  {_about(found)}")
+        emit(f"{target}  {_about(data)}")
 
 
 @app.command(epilog="Example: farm predict fit --card H200")
@@ -75,20 +76,20 @@ def fit(
     spec = predictor_spec(predictor)
     needs_scikit_learn()
     data, models = readings.training_set()
-    found = evaluation.fit(spec, data, models, say)
+    stored = evaluation.fit(spec, data, models, say)
     path = out or stored_predictor.folders()[0] / stored_predictor.file_name(data.conditions)
-    stored_predictor.save(found, path)
+    stored_predictor.save(stored, path)
     if as_json:
         emit_json(
             {
                 "file": str(path),
-                "rows": found.rows,
-                "key": found.key,
-                "calibration": found.calibration.to_json(),
+                "rows": stored.rows,
+                "key": stored.key,
+                "calibration": stored.calibration.to_json(),
             }
         )
     else:
-        learned = f"{found.rows} tuples of {found.calibration.families} model families"
+        learned = f"{stored.rows} tuples of {stored.calibration.families} model families"
         emit(f"{path}  predictor {predictor}, fitted to {learned}")
 
 
@@ -121,16 +122,22 @@ def evaluate(
         return
     needs_scikit_learn()
     data, models = readings.training_set()
-    found = [
+    evaluations = [
         evaluation.evaluate(spec, data, models, folds=folds, curve=curve, say=say) for spec in specs
     ]
     whole = sum(model.time_us is not None for model in models)
-    about = _about(data).replace("tuples", f"tuples and {whole} whole models", 1)
-    _show_evaluations([one for one, _ in found], data, about, as_json, "one model family left out")
+    title = _about(data).replace("tuples", f"tuples and {whole} whole models", 1)
+    _show_evaluations(
+        [evaluation for evaluation, _ in evaluations],
+        data,
+        title,
+        as_json,
+        "one model family left out",
+    )
     if png is not None:
         from farm.addons.predict.plots import draw_evaluation
 
-        draw_evaluation(data, found[-1][1], png, f"{specs[-1].name}: {about}")
+        draw_evaluation(data, evaluations[-1][1], png, f"{specs[-1].name}: {title}")
         say(f"Drawn to {png}")
 
 
@@ -158,27 +165,26 @@ def plan(
     kind = query.kind()
     variants = [
         usual_variant(name, kind, batch=size, **given)
-        for name in map(catalog.known, models)
-        for size in sizes("--batch", batch)
+        for name, size in itertools.product(map(catalog.known, models), sizes("--batch", batch))
     ]
     output.say_differences(variants)
     estimates = [estimated(variant, query) for variant in variants]
-    if not any(one.total_time for one in estimates):
+    if not any(estimate.total_time for estimate in estimates):
         raise UsageError(
             f"No predictor is stored for {estimates[0].card_model}, so it is unknown which tuples "
             "are uncertain.",
             f"Fit a predictor: `farm predict fit --card '{estimates[0].card_model}'`",
         )
-    found = next_measurements.plan(estimates, tuples)
+    proposal = next_measurements.plan(estimates, tuples)
     if out is not None:
         with writing_to(out):
-            out.write_text(found.file)
+            out.write_text(proposal.file)
     if as_json:
-        emit_json(found.to_json())
-    elif not found.proposals:
+        emit_json(proposal.to_json())
+    elif not proposal.proposals:
         say("Every tuple of these models has a reading: there is nothing to measure.")
     else:
-        show(tables.plan(found))
+        show(tables.plan(proposal))
         step = f"Measure these tuples with `farm run -f {out}`."
         say(
             step
@@ -197,8 +203,8 @@ def _evaluate_fitted(
     if across:
         train, _ = readings.training_set()
         data, models = Readings(across).training_set()
-        found = evaluation.evaluate_fitted(predictor_spec(predictor).fit(train), data, models)
-        about = f"fitted to readings of {train.card.model}"
+        comparison = evaluation.evaluate_fitted(predictor_spec(predictor).fit(train), data, models)
+        origin = f"fitted to readings of {train.card.model}"
     else:
         with query.database_at(on).read() as session:
             everything, models = query.training_set(session, readings.card, readings.torch)
@@ -214,12 +220,12 @@ def _evaluate_fitted(
             step = f"Fit a predictor: `farm predict fit --card '{model}'`"
             raise UsageError(f"No predictor is stored for {model}.", step)
         data = everything.where(~stored.has_learned(call.operator_id for call in everything.calls))
-        found = evaluation.evaluate_fitted(
+        comparison = evaluation.evaluate_fitted(
             stored.fitted, data, models, stored.calibration, everything
         )
-        about = f"stored in {stored.path}"
-    about = f"{_about(data)}; predictor {found.predictor}, {about}"
-    _show_evaluations([found], data, about, as_json, "tuples outside the training data")
+        origin = f"stored in {stored.path}"
+    origin = f"{_about(data)}; predictor {comparison.predictor}, {origin}"
+    _show_evaluations([comparison], data, origin, as_json, "tuples outside the training data")
 
 
 def _about(data: Dataset) -> str:
@@ -231,5 +237,9 @@ def _show_evaluations(
 ) -> None:
     from farm.addons.predict import tables
 
-    shown = {"about": about, "key": data.key, "evaluations": [one.to_json() for one in found]}
+    shown = {
+        "about": about,
+        "key": data.key,
+        "evaluations": [evaluation.to_json() for evaluation in found],
+    }
     answer(as_json, shown, lambda: tables.evaluations(found, about, left_out))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -25,11 +26,11 @@ from farm.addons.predict.call_features import CallDescription, describe
 from farm.addons.predict.families import model_family
 from farm.addons.predict.tile_roofline import CardModel, card_model
 from farm.store.columns import CALL, CAPTURE, CARD, OPERATOR, PROTOCOL, READING, VARIANT
-from farm.store.content import sound_readings, stored_software
-from farm.store.database import among, by_key
+from farm.store.content import sound_readings, stored_software, stored_variant
+from farm.store.database import among
+from farm.types.details import Details
 from farm.types.fields import Record, adapter
 from farm.types.protocol import Protocol, Software, Variant
-from farm.types.reading import Details
 
 
 @dataclass(frozen=True)
@@ -85,11 +86,11 @@ class Dataset:
         contains it.
         """
         conditions = json.dumps(self.conditions.to_json(), sort_keys=True)
-        about = hashlib.sha256(f"{call_features.VERSION} {conditions}".encode())
-        about.update(json.dumps(dataclasses.asdict(self.card), sort_keys=True).encode())
+        digest = hashlib.sha256(f"{call_features.VERSION} {conditions}".encode())
+        digest.update(json.dumps(dataclasses.asdict(self.card), sort_keys=True).encode())
         for reading_id in sorted(row.reading_id for row in self.rows):
-            about.update(reading_id.encode())
-        return about.hexdigest()[:32]
+            digest.update(reading_id.encode())
+        return digest.hexdigest()[:32]
 
     def without(self, operator_ids: Iterable[str]) -> Dataset:
         left_out = set(operator_ids)
@@ -97,7 +98,8 @@ class Dataset:
 
     def where(self, chosen: Iterable[bool]) -> Dataset:
         return dataclasses.replace(
-            self, rows=tuple(row for row, taken in zip(self.rows, chosen, strict=True) if taken)
+            self,
+            rows=tuple(row for row, is_chosen in zip(self.rows, chosen, strict=True) if is_chosen),
         )
 
     def records(self) -> Iterator[dict[str, Any]]:
@@ -106,21 +108,23 @@ class Dataset:
         for row in self.rows:
             yield {
                 **dataclasses.asdict(row.call),
-                **{name: getattr(row, name) for name in _FIGURES},
+                **{name: value for name, value in vars(row).items() if name not in _NO_FIGURES},
                 "flags": list(row.flags),
                 "kernels": list(row.kernels),
                 "card_model": self.card.model,
-                **{name: getattr(software, name) for name in ("torch", "cuda", "cudnn", "driver")},
+                "torch": software.torch,
+                "cuda": software.cuda,
+                "cudnn": software.cudnn,
+                "driver": software.driver,
                 "method": self.conditions.method,
-                **{name: getattr(protocol, name) for name in ("launch", "residency", "tf32")},
+                "launch": protocol.launch,
+                "residency": protocol.residency,
+                "tf32": protocol.tf32,
                 "features_version": call_features.VERSION,
             }
 
 
 _NO_FIGURES = ("call", "flags", "kernels", "card_id")
-_FIGURES = [
-    field.name for field in dataclasses.fields(TrainingRow) if field.name not in _NO_FIGURES
-]
 
 
 def _plain_protocol(spec: Mapping[str, Any]) -> Protocol:
@@ -149,8 +153,11 @@ def stored_card_model(session: Session, model: str) -> CardModel:
     copied = sqlalchemy.select(PROTOCOL.id).where(PROTOCOL.spec["data"].as_string() == "copied")
     used = sqlalchemy.select(READING.card_id).where(READING.subject_id.not_in(compiled))
     used = used.where(READING.protocol_id.not_in(copied))
-    about = sqlalchemy.select(CARD.kind, CARD.fingerprint).where(CARD.model == model)
-    cards = session.execute(about.where(CARD.id.in_(used))).all() or session.execute(about).all()
+    fingerprints = sqlalchemy.select(CARD.kind, CARD.fingerprint).where(CARD.model == model)
+    cards = (
+        session.execute(fingerprints.where(CARD.id.in_(used))).all()
+        or session.execute(fingerprints).all()
+    )
     return card_model(cards[0].kind if cards else "cuda", model, [row.fingerprint for row in cards])
 
 
@@ -190,8 +197,9 @@ def datasets(
         # model are unknown.
         if row.time_us > 0 and not conditions.protocol.placement and data != "copied":
             newest[conditions][row.subject_id, data] = row
-    specs = stored_specs(session, {subject for rows in newest.values() for subject, _ in rows})
-    found = []
+    keys = itertools.chain.from_iterable(newest.values())
+    specs = stored_specs(session, {subject for subject, _ in keys})
+    data_sets = []
     for conditions, rows in newest.items():
         of = functools.partial(_training_row, card, tf32=conditions.protocol.tf32)
         made = tuple(
@@ -199,8 +207,8 @@ def datasets(
             for (subject, data), row in rows.items()
             if subject in specs
         )
-        found.append(Dataset(card, conditions, made))
-    return sorted(found, key=lambda one: (-len(one), str(one.conditions)))
+        data_sets.append(Dataset(card, conditions, made))
+    return sorted(data_sets, key=lambda one: (-len(one), str(one.conditions)))
 
 
 def stored_specs(session: Session, ids: Iterable[str]) -> dict[str, Any]:
@@ -217,10 +225,10 @@ def _training_row(
 ) -> TrainingRow:
     details, rough = Details.from_json(row.details), "rough" in (row.flags or ())
     context, fetching_us = details.context, 0.0
-    if context is not None and (details.copies or 1) > 1:
+    if context is not None and (details.launching.copies or 1) > 1:
         # As in `farm.verdict.corrections`: time of a loop over copies minus time of a loop with all
         # tensors in the cache.
-        looped_us = (details.burst.time_us if details.burst else None) or row.time_us
+        looped_us = (details.burst.time_us.value if details.burst else None) or row.time_us
         fetching_us = max(-0.3 * row.time_us, min(0.9 * row.time_us, looped_us - context.alone_us))
     return TrainingRow(
         reading_id=row.id,
@@ -232,7 +240,7 @@ def _training_row(
         energy_mj=None if rough else row.energy_mj,
         energy_half_width_mj=row.energy_half_width_mj,
         # A negative effect larger than this is noise of operators that take a microsecond.
-        neighbours_us=max(context.effect_us, -0.5 * row.time_us) if context else 0.0,
+        neighbours_us=max(context.effect_us.value, -0.5 * row.time_us) if context else 0.0,
         fetching_us=fetching_us,
         flags=tuple(row.flags or ()),
         kernels=tuple(sorted(row.kernels or ())),
@@ -300,12 +308,11 @@ def measured_models(
         .order_by(CAPTURE.launch != protocol.launch, CAPTURE.origin, CAPTURE.id.desc())
     ).all()
     chosen = {row.variant_id: row.id for row in reversed(captures)}
-    names = [field.name for field in dataclasses.fields(Variant)]
-    found = []
+    models = []
     for row in session.execute(
         sqlalchemy.select(*VARIANT).where(VARIANT.id.in_(list(chosen)), VARIANT.compile == "")
     ):
-        variant = Variant(**{name: getattr(row, name) for name in names})
+        variant = stored_variant(row._asdict())
         numbers = Counter(
             session.scalars(
                 sqlalchemy.select(CALL.operator_id).where(CALL.capture_id == chosen[row.id])
@@ -316,20 +323,20 @@ def measured_models(
         counts = tuple(numbers[id_] for id_, _ in specs_of)
         share, whole = cached_share(calls, counts, card.l2_bytes), wholes.get(row.id)
         figures = (whole.time_us, whole.energy_mj) if whole else (None, None)
-        found.append(
+        models.append(
             MeasuredModel(
                 str(variant), variant, model_family(variant.model), calls, counts, share, *figures
             )
         )
-    return sorted(found, key=lambda one: one.title)
+    return sorted(models, key=lambda one: one.title)
 
 
 def families_of(models: Iterable[MeasuredModel]) -> dict[str, set[str]]:
     """Return the tuple ids of each family of models; an evaluation leaves them out together."""
-    families = sorted(by_key(lambda model: model.family, models).items())
-    return {
-        family: set[str]().union(*(model.operator_ids for model in its)) for family, its in families
-    }
+    families: dict[str, set[str]] = {}
+    for model in sorted(models, key=lambda model: model.family):
+        families.setdefault(model.family, set()).update(model.operator_ids)
+    return families
 
 
 def without_values(data: Dataset) -> tuple[CallDescription, ...]:

@@ -24,6 +24,22 @@ _NARROWER = (
     1.645 / 1.960
 )  # factor: half-width of a 95 % interval -> half-width of the 90 % interval
 _UNITS = {"time": "us", "energy": "mj"}
+#: Fields that the JSON leaves out, or has in another form.
+_OTHER_JSON = frozenset(
+    (
+        "measured_time",
+        "measured_energy",
+        "whole_time",
+        "whole_energy",
+        "ranks_time",
+        "ranks_energy",
+        "total_time",
+        "total_energy",
+        "specs",
+        "measured",
+        "oldest_age_s",
+    )
+)
 # card time to measure a tuple if the database has no reading: the median on an H200
 SECONDS_A_TUPLE = 1.4
 
@@ -141,14 +157,14 @@ class Estimate:
         """Return `time` with an interval of `level`, which must not exceed `self.level`. No
         interval if incomplete.
         """
-        found = interval_at(self.whole_time, level) or self.sum_at(level)[0]
-        return found if self.complete else PredictedValue(found.value)
+        total = interval_at(self.whole_time, level) or self.sum_at(level)[0]
+        return total if self.complete else PredictedValue(total.value)
 
     def energy_at(self, level: float) -> PredictedValue | None:
         if self.whole_time and not self.whole_energy and self.missing and not self.total_energy:
             return None
-        found = interval_at(self.whole_energy, level) or self.sum_at(level)[1]
-        return found if self.complete or found is None else PredictedValue(found.value)
+        total = interval_at(self.whole_energy, level) or self.sum_at(level)[1]
+        return total if self.complete or total is None else PredictedValue(total.value)
 
     def sum_at(self, level: float) -> tuple[PredictedValue, PredictedValue | None]:
         """Return the time (µs) and energy (mJ) of readings, predictions and effects of the ranks
@@ -181,7 +197,9 @@ class Estimate:
         if not total:
             return {}
         unseen = math.fsum(
-            (one.predicted_us or 0.0) * one.calls for one in self.missing if one.known is False
+            (entry.predicted_us or 0.0) * entry.calls
+            for entry in self.missing
+            if entry.known is False
         )
         predicted = (self.predicted_us or 0.0) - unseen
         return {
@@ -213,8 +231,8 @@ class Estimate:
         if not self.missing:
             text = "All tuples of the model have readings, so there is nothing left to measure."
             raise UsageError(text, "Omit --measure.")
-        unlike = {one.operator_id for one in self.missing if one.mismatch}
-        order = self.narrowing or tuple(one.operator_id for one in self.missing)
+        unlike = {entry.operator_id for entry in self.missing if entry.mismatch}
+        order = self.narrowing or tuple(entry.operator_id for entry in self.missing)
         order = tuple(operator_id for operator_id in order if operator_id not in unlike)
         if not order:
             text = "The tuples without a reading cannot be measured alone as the model runs them."
@@ -233,25 +251,23 @@ class Estimate:
         ``low`` and ``high`` are the ends of an interval of ``interval_level``; in ``total``, of a
         90 % interval. Half-widths belong to 95 % intervals."""
         figures = {
-            f"{name}_{of}": unit
-            for name in ("measured", "whole", "ranks")
-            for of, unit in _UNITS.items()
+            **figure_json("measured_time", "us", self.measured_time),
+            **figure_json("measured_energy", "mj", self.measured_energy),
+            **figure_json("whole_time", "us", self.whole_time),
+            **figure_json("whole_energy", "mj", self.whole_energy),
+            **figure_json("ranks_time", "us", self.ranks_time),
+            **figure_json("ranks_energy", "mj", self.ranks_energy),
         }
-        left_out = (*figures, "total_time", "total_energy", "specs", "measured", "oldest_age_s")
         return {
             **cost_json(self.time, self.energy, self.level),
             "complete": self.complete,
-            **{name: value for name, value in vars(self).items() if name not in left_out},
+            **{name: value for name, value in vars(self).items() if name not in _OTHER_JSON},
             "basis": "whole model" if self.whole_time else "sum",
             "shares": self.shares,
             "variant": self.variant.to_json(),
             "protocol": self.protocol.to_json(),
             "software": self.software.to_json(),
-            **{
-                key: one
-                for name in figures
-                for key, one in figure_json(name, figures[name], vars(self)[name]).items()
-            },
+            **figures,
             **asdict(self.per_token),
             **interval_json("total_time", "us", self.total_time),
             **interval_json("total_energy", "mj", self.total_energy),
@@ -296,27 +312,29 @@ def cost_json(
     """The first keys of an estimate's JSON. Half-widths belong to 95 % intervals: None if `level`
     is not 0.95.
     """
-    found: dict[str, float | None] = {}
-    for (name, unit), one in zip(_UNITS.items(), (time, energy), strict=True):
-        known = level == LEVEL and one is not None and one.high is not None
-        half_width = {f"{name}_half_width_{unit}": one.high - one.value if known else None}  # type: ignore[operator, union-attr]
-        found |= interval_json(name, unit, one) | half_width
-    return {**found, "interval_level": level}
+    costs: dict[str, float | None] = {}
+    for (name, unit), value in zip(_UNITS.items(), (time, energy), strict=True):
+        costs |= interval_json(name, unit, value)
+        half_width = None
+        if level == LEVEL and value is not None and value.high is not None:
+            half_width = value.high - value.value
+        costs[f"{name}_half_width_{unit}"] = half_width
+    return {**costs, "interval_level": level}
 
 
 def too_large_from(curve: Sequence[Estimate]) -> Estimate | None:
     """Return the estimate with the smallest batch and length that exceeds the card's memory, or
     None.
     """
-    too_large = [one for one in curve if one.memory and not one.memory.fits]
+    too_large = [estimate for estimate in curve if estimate.memory and not estimate.memory.fits]
     return min(too_large, key=lambda one: (one.variant.batch, one.variant.length), default=None)
 
 
 def sum_of(values: Sequence[PredictedValue | None]) -> PredictedValue | None:
     """Add predictions. Half-widths add linearly, because all may be wrong in the same direction."""
-    known = [one for one in values if one is not None]
-    if len(known) < len(values):
+    present = [value for value in values if value is not None]
+    if len(present) < len(values):
         return None
-    ends = [[one.low for one in known], [one.high for one in known]]
+    ends = [[value.low for value in present], [value.high for value in present]]
     low, high = (None if None in end else math.fsum(filter(None, end)) for end in ends)
-    return PredictedValue(math.fsum(one.value for one in known), low, high)
+    return PredictedValue(math.fsum(value.value for value in present), low, high)

@@ -4,6 +4,7 @@ none.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,32 +78,31 @@ def estimate(model: Model, options: EstimateOptions) -> None:
     kind = query.kind()
     variants = [
         usual_variant(model, kind, batch=size, length=tokens, **options.given)
-        for size in batches
-        for tokens in lengths
+        for size, tokens in itertools.product(batches, lengths)
     ]
     output.say_differences(variants)
     if (tokens := options.generate) is not None:
-        found = output.first_that_knows(
+        generated = output.first_that_knows(
             lambda session: query.generation(session, variants[0], tokens),
-            lambda known: any(one.covered_tuples for one in known.phases),
+            lambda known: any(phase.covered_tuples for phase in known.phases),
         )
-        answer(options.as_json, found, lambda: tables.generation(found))
+        answer(options.as_json, generated, lambda: tables.generation(generated))
     elif len(variants) > 1:
         _curve(variants, query, options, over="batch" if len(batches) > 1 else "length")
     else:
-        one, before = estimated(variants[0], query), None
+        current, before = estimated(variants[0], query), None
         if options.measure or options.budget:
-            before = one
+            before = current
             _measure(before, query, options)
             with output.open_database().read() as session:
-                one = query.estimate(session, one.variant)
+                current = query.estimate(session, current.variant)
         if options.as_json:
-            emit_json({**one.to_json(), **({"before": before.to_json()} if before else {})})
+            emit_json({**current.to_json(), **({"before": before.to_json()} if before else {})})
         else:
-            level = min(one.level, before.level) if before else one.level
+            level = min(current.level, before.level) if before else current.level
             if before:
-                show(tables.narrowed(before, one, level))
-            show(tables.estimate(one, level))
+                show(tables.narrowed(before, current, level))
+            show(tables.estimate(current, level))
 
 
 def estimated(variant: Variant, query: EstimateQuery) -> Estimate:
@@ -123,54 +123,55 @@ def _curve(
     from farm.addons.predict import tables
     from farm.addons.predict.estimate import too_large_from
 
-    found: list[Estimate] = []
+    estimates: list[Estimate] = []
     without: dict[Variant, NoReadings] = {}
     for variant in variants:
         try:
-            found.append(estimated(variant, query))
+            estimates.append(estimated(variant, query))
         except NoReadings as error:
             without[variant] = error
-    if not found:
+    if not estimates:
         raise next(iter(without.values()))
-    too_large = too_large_from(found)
+    too_large = too_large_from(estimates)
     shown = {
-        "curve": [one.to_json() for one in found],
+        "curve": [estimate.to_json() for estimate in estimates],
         "without_estimate": [
-            {"variant": one.to_json(), "reason": why.message} for one, why in without.items()
+            {"variant": variant.to_json(), "reason": why.message}
+            for variant, why in without.items()
         ],
         "too_large_from": too_large and too_large.variant.to_json(),
     }
-    answer(options.as_json, shown, lambda: tables.curve(found))
+    answer(options.as_json, shown, lambda: tables.curve(estimates))
     for why in without.values():
         say(f"{why.message} {why.next_step}")
     if options.png is not None:
         from farm.addons.predict.plots import draw_estimates
 
-        draw_estimates(found, options.png, over=over)
+        draw_estimates(estimates, options.png, over=over)
         say(f"Drawn to {options.png}")
 
 
 def _measure(found: Estimate, query: EstimateQuery, options: EstimateOptions) -> None:
     """Measure the tuples that narrow an estimate most on a card of this host."""
     from farm.addons.predict.query import import_packaged
-    from farm.api.measure import measure_tuples
     from farm.jobs.cards import own_cards
+    from farm.jobs.in_process import measure_tuples
 
-    own = [card for card in own_cards(say) if card.model == found.card_model]
-    if not own:
+    cards = [card for card in own_cards(say) if card.model == found.card_model]
+    if not cards:
         raise NoSuchCard(
             f"This host has no {found.card_model} to measure on.",
             "Measure on a host that has one: `farm predict plan` writes a measurement file of the "
             "most useful tuples.",
         )
     chosen = found.to_measure(options.measure, options.budget)
-    labels = {one.operator_id: one.label for one in found.missing}
+    labels = {entry.operator_id: entry.label for entry in found.missing}
     with output.writable_database() as database:
         say(
-            f"Measuring {len(chosen)} tuples on {own[0]}: "
+            f"Measuring {len(chosen)} tuples on {cards[0]}: "
             f"{', '.join(labels[id_] for id_ in chosen[:3])} ..."
         )
-        specs, protocol = [found.specs[id_] for id_ in chosen], query.protocol(own[0].kind)
-        measure_tuples(specs, database=database, card=own[0].id, protocol=protocol)
+        specs, protocol = [found.specs[id_] for id_ in chosen], query.protocol(cards[0].kind)
+        measure_tuples(specs, database=database, card=cards[0].id, protocol=protocol)
         if import_packaged(database, found, query):
             say("Also imported the packaged readings into your database, as `farm import` does.")

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from farm.addons.predict.calibration import (
     Calibration,
@@ -60,40 +59,69 @@ class Score:
 
 
 @dataclass(frozen=True)
+class ModelPrediction:
+    """A model and its predicted sum.
+
+    `narrowed` maps n to a time in us in which readings replace the predictions of the model's n
+    most expensive tuples, for each n of `MEASURED`.
+    """
+
+    model: MeasuredModel
+    total: PredictedSum
+    narrowed: dict[int, float]
+
+
+@dataclass(frozen=True)
 class HeldOutPredictions:
     """Predictions for the rows of a data set by predictors that were trained without them; NaN
-    without a prediction. ``sums`` has for each model its predicted sum, and a mapping n -> time in
-    us. In that time, readings replace the predictions of the model's n most expensive tuples."""
+    without a prediction.
+    """
 
     costs: CallCosts
     families: Names  # family of models or fold, for each row
-    sums: tuple[tuple[MeasuredModel, PredictedSum, dict[int, float]], ...] = ()
+    sums: tuple[ModelPrediction, ...] = ()
 
     def errors(self, data: Dataset) -> dict[str, PredictionErrors]:
         """Errors of calls by time, power and energy."""
-        found = {}
-        for target, name in TARGETS.items():
-            measured = np.array([getattr(row, target) for row in data.rows], dtype=float)
-            with np.errstate(invalid="ignore", divide="ignore"):
-                log_ratio = np.log(getattr(self.costs, target) / measured)
-            spread = getattr(self.costs, f"{name}_spread")
-            found[name] = PredictionErrors(log_ratio, spread, self.families, self.costs.known)
-        return found
+        costs = self.costs
+        times_us = [row.time_us for row in data.rows]
+        powers_w = [row.power_w for row in data.rows]
+        energies_mj = [row.energy_mj for row in data.rows]
+        return {
+            "time": self._errors(costs.time_us, costs.time_spread, times_us),
+            "power": self._errors(costs.power_w, costs.power_spread, powers_w),
+            "energy": self._errors(costs.energy_mj, costs.energy_spread, energies_mj),
+        }
+
+    def _errors(
+        self, predicted: Floats, spread: Floats, measured: Sequence[float | None]
+    ) -> PredictionErrors:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            log_ratio = np.log(predicted / np.array(measured, dtype=float))
+        return PredictionErrors(log_ratio, spread, self.families, self.costs.known)
 
     def sum_errors(self) -> dict[str, PredictionErrors]:
         """Errors of whole models that have a reading, by time and energy."""
-        found = {}
-        for target, name in SUM_TARGETS.items():
-            known = [(model, one) for model, one, _ in self.sums if getattr(model, target)]
-            found[name] = PredictionErrors(
-                np.array(
-                    [np.log(getattr(one, target) / getattr(model, target)) for model, one in known]
-                ),
-                np.array([getattr(one, f"{name}_spread") for _, one in known]),
-                np.array([model.family for model, _ in known], dtype=np.str_),
-                np.ones(len(known), dtype=bool),
-            )
-        return found
+        times, energies = [], []
+        for prediction in self.sums:
+            model, total = prediction.model, prediction.total
+            if model.time_us:
+                ratio = total.time_us / model.time_us
+                times.append((ratio, total.time_spread, model.family))
+            if model.energy_mj:
+                ratio = total.energy_mj / model.energy_mj
+                energies.append((ratio, total.energy_spread, model.family))
+        return {"time": _sum_errors(times), "energy": _sum_errors(energies)}
+
+
+def _sum_errors(sums: Sequence[tuple[float, float, str]]) -> PredictionErrors:
+    """``sums``: predicted / measured, spread and family of each model."""
+    return PredictionErrors(
+        log_ratio=np.array([np.log(ratio) for ratio, _, _ in sums]),
+        spread=np.array([spread for _, spread, _ in sums]),
+        families=np.array([family for _, _, family in sums], dtype=np.str_),
+        known=np.ones(len(sums), dtype=bool),
+    )
 
 
 def leave_families_out(
@@ -103,7 +131,7 @@ def leave_families_out(
     several families is predicted for each family; its last prediction is kept. Raises `UsageError`
     if there are too few families."""
     ids = {call.operator_id for call in data.calls}
-    families = {name: held for name, held in families_of(models).items() if held & ids}
+    families = {name: members for name, members in families_of(models).items() if members & ids}
     if len(families) < LEAST_FAMILIES:
         raise UsageError(
             f"There are readings of {len(families)} model families; an evaluation needs at least "
@@ -111,21 +139,20 @@ def leave_families_out(
             "Measure models of other architectures first, for instance resnet18, vgg11, vit_b_16 "
             "and gpt2.",
         )
-    calls, costs, family_of = (
-        without_values(data),
-        CallCosts.empty(len(data)),
-        np.full(len(data), "", dtype=object),
-    )
-    sums, measured = [], measured_times(data)
-    for number, (name, held) in enumerate(families.items()):
+    calls = without_values(data)
+    costs = CallCosts.empty(len(data))
+    family_of = np.full(len(data), "", dtype=object)
+    sums = []
+    measured = measured_times(data)
+    for number, (name, members) in enumerate(families.items()):
         say(f"{spec.name}: fitted without the family {name} ({number + 1} of {len(families)})")
-        fitted = spec.fit(data.without(held))
+        fitted = spec.fit(data.without(members))
         rows = np.array(
-            [place for place, call in enumerate(data.calls) if call.operator_id in held]
+            [place for place, call in enumerate(data.calls) if call.operator_id in members]
         )
-        _put(costs, rows, fitted.predict([calls[row] for row in rows]))
+        costs.put(rows, fitted.predict([calls[row] for row in rows]))
         family_of[rows] = name
-        sums += [_sum(model, fitted, measured) for model in models if model.family == name]
+        sums += [_predicted(model, fitted, measured) for model in models if model.family == name]
     return HeldOutPredictions(costs, family_of.astype(np.str_), tuple(sums))
 
 
@@ -133,35 +160,36 @@ def measured_times(data: Dataset) -> dict[str, tuple[float, float]]:
     """Return by tuple id: time of a call within a model, and time saved if its weights are cached.
     Means, in us.
     """
-    found: dict[str, list[tuple[float, float]]] = {}
+    costs_of: dict[str, list[tuple[float, float]]] = {}
     for row in data.rows:
-        found.setdefault(row.call.operator_id, []).append(
+        costs_of.setdefault(row.call.operator_id, []).append(
             (row.time_us + row.neighbours_us, row.fetching_us)
         )
-    return {id_: tuple(np.mean(values, axis=0)) for id_, values in found.items()}
+    return {id_: tuple(np.mean(values, axis=0)) for id_, values in costs_of.items()}
 
 
-def _sum(
+def _predicted(
     model: MeasuredModel, fitted: FittedPredictor, measured: Mapping[str, tuple[float, float]]
-) -> tuple[MeasuredModel, PredictedSum, dict[int, float]]:
-    """Return the model, its predicted sum, and a mapping n -> time of the model in us for each n of
-    `MEASURED`.
-
-    In that time, readings replace the predictions of the n most expensive tuples.
-    """
+) -> ModelPrediction:
+    """``measured``: result of `measured_times`."""
     costs = fitted.predict(model.calls)
-    counts, times = (
-        np.array(model.counts, dtype=float),
-        costs.in_model(model.cached_share)[0].copy(),
-    )
-    narrowed, order = {}, np.argsort(-counts * times, kind="stable")
+    counts = np.array(model.counts, dtype=float)
+    times_us = costs.in_model(model.cached_share)[0].copy()
+    order = np.argsort(-counts * times_us, kind="stable")
+    narrowed = {}
     for number in range(max(MEASURED) + 1):
         if number in MEASURED:
-            narrowed[number] = float(counts @ times)
-        if number < len(order) and model.calls[order[number]].operator_id in measured:
-            time_us, fetching_us = measured[model.calls[order[number]].operator_id]
-            times[order[number]] = time_us - model.cached_share * fetching_us
-    return model, costs.sum(model.calls, model.counts, model.cached_share), narrowed
+            narrowed[number] = float(counts @ times_us)
+        if number >= len(order):
+            continue
+        place = order[number]
+        reading = measured.get(model.calls[place].operator_id)
+        if reading is not None:
+            time_us, fetching_us = reading
+            times_us[place] = time_us - model.cached_share * fetching_us
+
+    total = costs.sum(model.calls, model.counts, model.cached_share)
+    return ModelPrediction(model, total, narrowed)
 
 
 def cross_validated(
@@ -172,25 +200,16 @@ def cross_validated(
     from sklearn.model_selection import GroupKFold
 
     ids = [call.operator_id for call in data.calls]
-    calls, costs, fold_of = (
-        without_values(data),
-        CallCosts.empty(len(data)),
-        np.zeros(len(data), dtype=int),
-    )
-    folds = GroupKFold(min(FOLDS, len(set(ids))), shuffle=True, random_state=0).split(
-        ids, groups=ids
-    )
-    for number, (train, test) in enumerate(folds):
+    calls = without_values(data)
+    costs = CallCosts.empty(len(data))
+    fold_of = np.zeros(len(data), dtype=int)
+    folds = GroupKFold(min(FOLDS, len(set(ids))), shuffle=True, random_state=0)
+    for number, (train, test) in enumerate(folds.split(ids, groups=ids)):
         say(f"{spec.name}: fold {number + 1} of {FOLDS}")
         fitted = spec.fit(data.where(np.isin(np.arange(len(data)), train)))
-        _put(costs, test, fitted.predict([calls[row] for row in test]))
+        costs.put(test, fitted.predict([calls[row] for row in test]))
         fold_of[test] = number
     return HeldOutPredictions(costs, fold_of.astype(np.str_))
-
-
-def _put(costs: CallCosts, rows: npt.NDArray[np.intp], part: CallCosts) -> None:
-    for name in (name for name, value in vars(costs).items() if isinstance(value, np.ndarray)):
-        getattr(costs, name)[rows] = getattr(part, name)
 
 
 @dataclass(frozen=True)
@@ -218,7 +237,7 @@ class Evaluation:
     sum_intervals: dict[str, IntervalCoverage]
     by_type: dict[str, Score] = field(default_factory=dict)  # time, families left out
     by_family: dict[str, Score] = field(default_factory=dict)
-    narrowed: dict[int, Score | None] = field(default_factory=dict)  # see `HeldOutPredictions.sums`
+    narrowed: dict[int, Score | None] = field(default_factory=dict)  # see `ModelPrediction`
     unseen: Score | None = None  # time, of operator types outside the training data
     models: tuple[dict[str, Any], ...] = ()
     curve: tuple[tuple[int, float], ...] = ()  # (number of training tuples, median error of time)
@@ -241,16 +260,19 @@ def evaluate(
     say: Say = lambda _: None,
 ) -> tuple[Evaluation, HeldOutPredictions]:
     """Raises `UsageError` if there are too few readings or families."""
-    held = leave_families_out(spec, data, models, say)
+    predictions = leave_families_out(spec, data, models, say)
     random = cross_validated(spec, data, say) if folds else None
-    found = replace(
+    evaluation = replace(
         _evaluation(
-            spec.name, data, held, *jackknife_half_widths(held.errors(data), held.sum_errors())
+            spec.name,
+            data,
+            predictions,
+            *jackknife_half_widths(predictions.errors(data), predictions.sum_errors()),
         ),
         cross_validation=_scores(TARGETS, random.errors(data)) if random else {},
         curve=tuple(learning_curve(spec, data, say)) if curve else (),
     )
-    return found, held
+    return evaluation, predictions
 
 
 def _scores(
@@ -266,11 +288,11 @@ def _coverages(
     chosen: Any = ...,
 ) -> dict[str, IntervalCoverage]:
     """``chosen``: the cases that count. Default: all."""
-    found = {
+    intervals = {
         of: coverage(errors[name].where(chosen), widths[name][chosen])
         for of, name in targets.items()
     }
-    return {of: one for of, one in found.items() if one}
+    return {of: interval for of, interval in intervals.items() if interval}
 
 
 def _by_distance(
@@ -294,22 +316,14 @@ def _evaluation(
     errors, of_sums = held.errors(data), held.sum_errors()
     log_ratio = errors["time"].log_ratio
 
-    def by(names: Names) -> dict[str, Score]:
-        scores = (
-            (str(name), Score.of(log_ratio[names == name])) for name in np.unique(names) if name
-        )
-        return dict(
-            sorted(
-                ((name, score) for name, score in scores if score),
-                key=lambda entry: -entry[1].count,
-            )
-        )
-
-    measured = [
-        (model, model.time_us, predicted, times)
-        for model, predicted, times in held.sums
-        if model.time_us
-    ]
+    narrowed: dict[int, list[float]] = {number: [] for number in MEASURED}
+    models = []
+    for prediction in held.sums:
+        whole_us = prediction.model.time_us
+        if whole_us:
+            models.append(_model_json(prediction))
+            for number, time_us in prediction.narrowed.items():
+                narrowed[number].append(np.log(time_us / whole_us))
     return Evaluation(
         name,
         cross_validation={},
@@ -317,28 +331,35 @@ def _evaluation(
         intervals=_coverages(TARGETS, errors, widths),
         sums=_scores(SUM_TARGETS, of_sums),
         sum_intervals=_coverages(SUM_TARGETS, of_sums, sum_widths),
-        by_type=by(np.array([call.operator_type for call in data.calls])),
-        by_family=by(held.families),
-        narrowed={
-            number: Score.of(
-                np.array([np.log(times[number] / whole_us) for _, whole_us, _, times in measured])
-            )
-            for number in MEASURED
-        },
+        by_type=_scores_by(np.array([call.operator_type for call in data.calls]), log_ratio),
+        by_family=_scores_by(held.families, log_ratio),
+        narrowed={number: Score.of(np.array(ratios)) for number, ratios in narrowed.items()},
         unseen=Score.of(log_ratio[~held.costs.known]),
-        models=tuple(
-            {
-                "model": model.title,
-                "family": model.family,
-                "time_us": predicted.time_us,
-                "whole_time_us": whole_us,
-                "energy_mj": None if np.isnan(predicted.energy_mj) else predicted.energy_mj,
-                "whole_energy_mj": model.energy_mj,
-            }
-            for model, whole_us, predicted, _ in measured
-        ),
+        models=tuple(models),
         by_distance=tuple(_by_distance(held.costs.distance, errors, widths)),
     )
+
+
+def _scores_by(names: Names, log_ratio: Floats) -> dict[str, Score]:
+    """Return the score of each name, the most frequent name first."""
+    scores = {}
+    for name in np.unique(names):
+        score = Score.of(log_ratio[names == name])
+        if name and score:
+            scores[str(name)] = score
+    return dict(sorted(scores.items(), key=lambda entry: -entry[1].count))
+
+
+def _model_json(prediction: ModelPrediction) -> dict[str, Any]:
+    model, total = prediction.model, prediction.total
+    return {
+        "model": model.title,
+        "family": model.family,
+        "time_us": total.time_us,
+        "whole_time_us": model.time_us,
+        "energy_mj": None if np.isnan(total.energy_mj) else total.energy_mj,
+        "whole_energy_mj": model.energy_mj,
+    }
 
 
 def learning_curve(
@@ -349,13 +370,15 @@ def learning_curve(
     """
     ids = np.array(sorted({call.operator_id for call in data.calls}))
     order = np.random.default_rng(1).permutation(len(ids))
-    held, rest = ids[order[: len(ids) // 5]], ids[order[len(ids) // 5 :]]
+    test_ids, rest = ids[order[: len(ids) // 5]], ids[order[len(ids) // 5 :]]
     test = data.without(rest)
     measured = np.array([row.time_us for row in test.rows])
     for number in (25, 50, 100, 200, 400, 800, 1600, 3200, 6400, 12800):
         number = min(number, len(rest))
         say(f"{spec.name}: fitted with {number} tuples")
-        predicted = spec.fit(data.without([*held, *rest[number:]])).predict(without_values(test))
+        predicted = spec.fit(data.without([*test_ids, *rest[number:]])).predict(
+            without_values(test)
+        )
         if score := Score.of(np.log(predicted.time_us / measured)):
             yield number, score.median
         if number == len(rest):
@@ -372,24 +395,26 @@ def evaluate_fitted(
     """Compare a fitted predictor with readings outside its training data, and with whole models.
     Without a ``calibration``, as for a predictor of another card model, there are no intervals.
     ``all_readings``: readings that may replace predictions of a model's most expensive tuples."""
-    families, measured = families_of(models), measured_times(all_readings or data)
-    family_of = [
-        next((name for name, held in families.items() if c.operator_id in held), "")
-        for c in data.calls
-    ]
-    sums = tuple(_sum(model, fitted, measured) for model in models)
-    held = HeldOutPredictions(
-        fitted.predict(without_values(data)), np.array(family_of, dtype=np.str_), sums
+    measured = measured_times(all_readings or data)
+    family_of: dict[str, str] = {}
+    for name, members in families_of(models).items():
+        for operator_id in members:
+            family_of.setdefault(operator_id, name)
+    families = [family_of.get(call.operator_id, "") for call in data.calls]
+    predictions = HeldOutPredictions(
+        fitted.predict(without_values(data)),
+        np.array(families, dtype=np.str_),
+        tuple(_predicted(model, fitted, measured) for model in models),
     )
     widths = {
-        name: calibration.half_widths(name, one.spread, one.known)
-        for name, one in held.errors(data).items()
+        name: calibration.half_widths(name, errors.spread, errors.known)
+        for name, errors in predictions.errors(data).items()
     }
     sum_widths = {
-        name: getattr(calibration, f"sum_{name}") * one.spread
-        for name, one in held.sum_errors().items()
+        name: calibration.sum_half_widths(name, errors.spread)
+        for name, errors in predictions.sum_errors().items()
     }
-    return _evaluation(fitted.name, data, held, widths, sum_widths)
+    return _evaluation(fitted.name, data, predictions, widths, sum_widths)
 
 
 def fit(
@@ -397,8 +422,8 @@ def fit(
 ) -> StoredPredictor:
     """Learn from all readings, and calibrate the intervals by leaving families out. Raises
     `UsageError` if there are too few readings or families, or scikit-learn is not installed."""
-    held = leave_families_out(spec, data, models, say)
+    predictions = leave_families_out(spec, data, models, say)
     say(f"{spec.name}: fitted with all {len(data)} tuples")
     return StoredPredictor.of(
-        data, spec.fit(data), Calibration.of(held.errors(data), held.sum_errors())
+        data, spec.fit(data), Calibration.of(predictions.errors(data), predictions.sum_errors())
     )

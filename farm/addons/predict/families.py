@@ -59,7 +59,7 @@ def model_family(model: str) -> str:
     `t5`."""
     name = model.rsplit("/", 1)[-1].lower()
     first = re.match(r"[a-z]{2,}|[a-z]\d*", name)
-    known = (
+    prefixes = (
         family for pattern, family in _TABLE["architectures"].items() if re.match(pattern, name)
     )
-    return next(known, first[0] if first else name)
+    return next(prefixes, first[0] if first else name)

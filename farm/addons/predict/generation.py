@@ -24,7 +24,7 @@ from farm.addons.predict.estimate import Estimate, cost_json
 from farm.addons.predict.stored_predictor import PredictedValue
 from farm.errors import FarmError, UsageError
 from farm.store import tables
-from farm.types.fields import names_of
+from farm.store.content import stored_variant
 from farm.types.protocol import Variant
 
 MEASURED = 0.5  # if there is a predictor, stored decodes with less coverage are not used
@@ -80,7 +80,7 @@ class Generation:
             "tokens_per_s": self.tokens_per_s,
             "energy_per_token_mj": self.energy_per_token_mj,
             "prefill": self.prefill.to_json(),
-            "decodes": [found.to_json() for found in self.decodes],
+            "decodes": [decode.to_json() for decode in self.decodes],
             "notes": list(self.notes),
         }
 
@@ -105,22 +105,22 @@ def generation(
     refused: FarmError | None = None
     for variant in _stored_decodes(session, alike):
         with contextlib.suppress(UsageError):  # no reading on this card
-            found = estimate_of(variant)
-            if found.whole_time or found.coverage > MEASURED or not found.predictor:
-                decodes[variant.cache] = found
-    if any(found.complete for found in decodes.values()):
-        decodes = {cache: found for cache, found in decodes.items() if found.complete}
+            decode = estimate_of(variant)
+            if decode.whole_time or decode.coverage > MEASURED or not decode.predictor:
+                decodes[variant.cache] = decode
+    if any(decode.complete for decode in decodes.values()):
+        decodes = {cache: decode for cache, decode in decodes.items() if decode.complete}
     if len(decodes) < 2:
         stored = next(iter(decodes), first)
         for cache in (
             {first, last} if not decodes else {max(first, last, key=lambda one: abs(one - stored))}
         ):
             try:
-                found = estimate_of(dataclasses.replace(alike, cache=cache))
+                decode = estimate_of(dataclasses.replace(alike, cache=cache))
             except FarmError as error:
                 refused = error
             else:
-                decodes |= {cache: found} if found.complete else {}
+                decodes |= {cache: decode} if decode.complete else {}
     if not decodes:
         of_model = f"{prompt.model} with a batch of {prompt.batch} in {prompt.dtype}"
         raise UsageError(
@@ -139,15 +139,18 @@ def generation(
             "other figure."
         )
     elif first < caches[0] or last > caches[-1]:
-        there = f"figures exist for {', '.join(map(str, caches))} tokens"
+        figures = f"figures exist for {', '.join(map(str, caches))} tokens"
         notes.append(
-            f"The cache grows from {first} to {last} tokens, but {there}; the rest is extrapolated."
+            f"The cache grows from {first} to {last} tokens, but {figures}; the rest is "
+            "extrapolated."
         )
     phases = (prefill, *(decodes[cache] for cache in caches))
-    level = min(one.level for one in phases)
-    reasons = [f"{one.variant}: {one.incomplete_reason}" for one in phases if not one.complete]
-    time = _summed(caches, [one.time_at(level) for one in phases], first, last)
-    energy = _summed(caches, [one.energy_at(level) for one in phases], first, last)
+    level = min(phase.level for phase in phases)
+    reasons = [
+        f"{phase.variant}: {phase.incomplete_reason}" for phase in phases if not phase.complete
+    ]
+    time = _summed(caches, [phase.time_at(level) for phase in phases], first, last)
+    energy = _summed(caches, [phase.energy_at(level) for phase in phases], first, last)
     assert time is not None
     return Generation(
         prefill, phases[1:], tokens, time, energy, level, " ".join(reasons), tuple(notes)
@@ -159,15 +162,15 @@ def _stored_decodes(session: Session, alike: Variant) -> list[Variant]:
     length.
     """
     row = tables.ModelVariant
-    found = session.exec(
+    rows = session.exec(
         select(row).where(row.model == alike.model, row.phase == "decode", row.batch == alike.batch)
     )
-    variants = [
-        Variant(**{name: getattr(one, name) for name in names_of(Variant)}) for one in found
-    ]
+    variants = [stored_variant(row.model_dump()) for row in rows]
     # A decode has one token of each sequence.
     return [
-        one for one in variants if dataclasses.replace(one, cache=alike.cache, text="") == alike
+        variant
+        for variant in variants
+        if dataclasses.replace(variant, cache=alike.cache, text="") == alike
     ]
 
 
@@ -179,18 +182,18 @@ def _summed(
     def total(values: Sequence[float]) -> float:
         of_prompt, *of_decodes = values
         each = (_between(caches, of_decodes, length) for length in range(first, last + 1))
-        return of_prompt + math.fsum(max(0.0, one) for one in each)
+        return of_prompt + math.fsum(max(0.0, cost) for cost in each)
 
-    known = [one for one in found if one is not None]
-    if len(known) < len(found):
+    present = [value for value in found if value is not None]
+    if len(present) < len(found):
         return None
-    value = total([one.value for one in known])
+    value = total([value.value for value in present])
     spreads = [
-        (one.value - one.low, one.high - one.value)
-        for one in known
-        if one.low is not None and one.high is not None
+        (value.value - value.low, value.high - value.value)
+        for value in present
+        if value.low is not None and value.high is not None
     ]
-    if len(spreads) < len(known):
+    if len(spreads) < len(present):
         return PredictedValue(value)
     below, above = map(total, zip(*spreads, strict=True))
     return PredictedValue(value, value - below, value + above)

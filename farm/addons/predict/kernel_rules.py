@@ -75,8 +75,8 @@ def kernel_plan(
     """``spec``: result of `farm.types.tuple.OperatorTuple.to_json`; ``bytes_moved``: input and
     output bytes.
     """
-    weights = [one for one in spec.get("tensors") or [] if one["role"] != "activation"]
-    cold = sum(elements_of(one) * DTYPES[one["dtype"]][0] for one in weights)
+    weights = [tensor for tensor in spec.get("tensors") or [] if tensor["role"] != "activation"]
+    cold = sum(elements_of(tensor) * DTYPES[tensor["dtype"]][0] for tensor in weights)
     basic = KernelPlan(dtype, flops, bytes_moved, cold_bytes=min(cold, bytes_moved))
     return _plan(short_name, spec, basic, products)
 
@@ -114,17 +114,17 @@ def _plan(
         # One block for each channel computes its statistics and then applies them.
         return replace(basic, serial_bytes=bytes_moved / max(1, tensors[0]["shape"][1]))
     if family.startswith("row norm"):
-        copied = [_singles(one) for one in tensors if not _contiguous(one)]
+        copied = [_singles(tensor) for tensor in tensors if not _contiguous(tensor)]
         warps = _rows(tensors) * _FITTED.norm_warps if "layer_norm" in type_name else 0
         return replace(basic, before=sum(copied), launches=1 + len(copied), warps=warps)
     if (
         type_name == "adaptiveavgpool2d"
     ):  # a block for each plane, or one warp if the plane becomes a single value
-        wanted = plain(
+        output_size = plain(
             (spec.get("parameters") or {}).get("output_size", argument(spec, 1, "output_size"))
         )
         warps = math.prod(tensors[0]["shape"][:-2]) * (
-            1 if wanted in (1, [1, 1]) else _FITTED.plane_warps
+            1 if output_size in (1, [1, 1]) else _FITTED.plane_warps
         )
         return replace(basic, warps=warps)
     if type_name == "embedding" and len(tensors) == 2:
@@ -200,11 +200,7 @@ def _attention_plan(
     # Each head reads keys that are expanded over heads.
     keys = 2 * products.count * products.n * products.k * DTYPES[basic.dtype][0]
     scores = 4 * products.m * products.n * products.count  # in float32
-    places = [
-        place
-        for argument in (spec.get("arguments") or [])[:2]
-        for place in tensor_references(argument)
-    ]
+    places = tensor_references((spec.get("arguments") or [])[:2])
     shapes = [spec["tensors"][place]["shape"] for place in places]
     chosen = (
         short_name == "scaled_dot_product_attention"
@@ -264,7 +260,7 @@ def _lists(spec: Mapping[str, Any]) -> list[list[Tensor]]:
         for tree in trees
         if isinstance(tree, list)
     ]
-    return [one for one in lists if len(one) > 1] or [list(tensors)]
+    return [members for members in lists if len(members) > 1] or [list(tensors)]
 
 
 def _list_launches(spec: Mapping[str, Any]) -> tuple[int, int]:
@@ -274,8 +270,8 @@ def _list_launches(spec: Mapping[str, Any]) -> tuple[int, int]:
     lists = _lists(spec)
     most = _FITTED.tensors[min(len(lists), len(_FITTED.tensors)) - 1]
     launches = chunks = tensors = blocks = largest = 0
-    for one in lists[0]:
-        left = math.prod(one["shape"])
+    for tensor in lists[0]:
+        left = math.prod(tensor["shape"])
         tensors += 1
         while left > 0:
             largest = max(largest, min(left, _FITTED.chunk))
@@ -309,16 +305,16 @@ def products_of(short_name: str, spec: Mapping[str, Any]) -> Products | None:
 
     They follow from the stored description alone. Known are linear layers, products, convolutions
     and attention: as modules, as functions and as aten operators, which training steps call."""
-    found, name = matrix_product(short_name, spec), operator_type(short_name)
+    products, name = matrix_product(short_name, spec), operator_type(short_name)
     try:
         shapes = shapes_passed(spec)
-        if found and found.n and found.k:
-            if short_name == "matmul" and [len(one) > 2 for one in shapes] == [True, False]:
+        if products and products.n and products.k:
+            if short_name == "matmul" and [len(shape) > 2 for shape in shapes] == [True, False]:
                 return Products(
-                    math.prod(shapes[0][:-1]), found.n, found.k
+                    math.prod(shapes[0][:-1]), products.n, products.k
                 )  # all rows by one matrix
-            if found.m:
-                return replace(found, count=found.count or 1)
+            if products.m:
+                return replace(products, count=products.count or 1)
         if name.startswith("convtranspose") or (
             name == "convolution" and spec.get("kind") == "module"
         ):
@@ -391,8 +387,8 @@ def _of_aten(name: str, shapes: Sequence[Sequence[int]], arguments: Sequence[Any
     groups, mask = plain(arguments[9]), plain(arguments[10])
     if plain(arguments[7]):  # transposed: input and output change places
         gradient, first = first, gradient
-    one = _by_weight(first, weight, gradient, groups)
-    return replace(one, count=one.count * max(1, sum(map(bool, mask[:2]))))
+    products = _by_weight(first, weight, gradient, groups)
+    return replace(products, count=products.count * max(1, sum(map(bool, mask[:2]))))
 
 
 def _function_output(shapes: Sequence[Sequence[int]], spec: Mapping[str, Any]) -> list[int]:
@@ -410,8 +406,8 @@ def _function_output(shapes: Sequence[Sequence[int]], spec: Mapping[str, Any]) -
 
 def argument(spec: Mapping[str, Any], place: int, name: str) -> Any:
     """Return an argument by its position, or by its name among the keywords."""
-    given = spec.get("arguments") or ()
-    return given[place] if place < len(given) else (spec.get("keywords") or {}).get(name)
+    arguments = spec.get("arguments") or ()
+    return arguments[place] if place < len(arguments) else (spec.get("keywords") or {}).get(name)
 
 
 def _number(spec: Mapping[str, Any], place: int, name: str, default: Any) -> Any:
@@ -441,7 +437,7 @@ def _uneven(tensors: Sequence[Tensor]) -> float:
 
     0 if all its tensors have the same dense layout.
     """
-    large = [one for one in tensors if elements_of(one) > 1]
+    large = [tensor for tensor in tensors if elements_of(tensor) > 1]
     if not large:
         return 0.0
     first = max(large, key=elements_of)
@@ -449,19 +445,21 @@ def _uneven(tensors: Sequence[Tensor]) -> float:
     dense = _without_gaps(
         first, sorted(steps, key=lambda place: steps[place])
     )  # in any order of its dimensions
-    if dense and all(one["shape"] == first["shape"] and _steps(one) == steps for one in large):
+    if dense and all(
+        tensor["shape"] == first["shape"] and _steps(tensor) == steps for tensor in large
+    ):
         return 0.0
     try:
-        whole = np.broadcast_shapes(*(tuple(one["shape"]) for one in large))
+        whole = np.broadcast_shapes(*(tuple(tensor["shape"]) for tensor in large))
     except ValueError:  # not an elementwise operator
         return 0.0
     steps = {place - len(first["shape"]): step for place, step in steps.items() if step}
     fast = min(steps, key=lambda place: steps[place], default=-1)
     apart = any(
-        _steps(one).get(fast + len(one["shape"]), 0) * DTYPES[one["dtype"]][0]
+        _steps(tensor).get(fast + len(tensor["shape"]), 0) * DTYPES[tensor["dtype"]][0]
         >= _FITTED.sector_bytes
-        for one in large
-        if elements_of(one) == elements_of(first)
+        for tensor in large
+        if elements_of(tensor) == elements_of(first)
     )
     return math.prod(whole) * (_FITTED.scattered_times if apart else 1.0)
 
@@ -482,7 +480,7 @@ def _copied(short_name: str, spec: Mapping[str, Any], tensors: Sequence[Tensor])
             else 0.0
         )
     if ordering:
-        return sum(_singles(one) for one in tensors if not _contiguous(one))
+        return sum(_singles(tensor) for tensor in tensors if not _contiguous(tensor))
     return _uneven(tensors[:1] if name in ("to", "type_as") else tensors)
 
 
@@ -495,42 +493,43 @@ def _flattened(
     name = operator_type(short_name)
     if name == "matmul":
         apart = []  # tensors whose batch dimensions cannot be merged into one
-        for one in (one for one in tensors if len(one["shape"]) > 3):
-            steps, shape = _steps(one), one["shape"]
+        for tensor in (tensor for tensor in tensors if len(tensor["shape"]) > 3):
+            steps, shape = _steps(tensor), tensor["shape"]
             places = [place for place in steps if place < len(shape) - 2]
             if any(
                 steps[place] != steps[after] * shape[after]
                 for place, after in itertools.pairwise(places)
             ):
-                apart.append(one)
+                apart.append(tensor)
         return sum(map(_singles, apart)), len(apart)
-    given = max(tensors, key=lambda one: len(one["shape"]), default=None)
-    if name != "linear" or given is None or len(given["shape"]) < 3 or _contiguous(given):
+    features = max(tensors, key=lambda one: len(one["shape"]), default=None)
+    if name != "linear" or features is None or len(features["shape"]) < 3 or _contiguous(features):
         return 0.0, 0
-    return _singles(given) + (
+    return _singles(features) + (
         products.m * products.n if products is not None else 0
     ), 2  # its bias is added last
 
 
 def _pooled(spec: Mapping[str, Any], tensors: Sequence[Tensor]) -> float:
     """The number of values in all windows of a pool."""
-    given = spec.get("parameters") or {}
+    parameters = spec.get("parameters") or {}
     names = ((1, "kernel_size"), (2, "stride"))
-    window, step = (plain(given.get(name, argument(spec, place, name))) for place, name in names)
+    window, step = (
+        plain(parameters.get(name, argument(spec, place, name))) for place, name in names
+    )
     sides = [
         value if isinstance(value, list) else [value] * 2 for value in (window, step or window)
     ]
     sides = [side * 2 if len(side) == 1 else side for side in sides]
-    if not all(
-        type(size) is int and size > 0 for side in sides for size in side
-    ):  # no rule knows this call
+    sizes = [*sides[0], *sides[1]]
+    if not all(type(size) is int and size > 0 for size in sizes):  # no rule knows this call
         return 0.0
     return elements_of(tensors[0]) * math.prod(sides[0]) / math.prod(sides[1])
 
 
 def _rows(tensors: Sequence[Tensor]) -> int:
     """Rows of a layer norm: elements of the largest tensor / elements of one normalized group."""
-    shapes = [one["shape"] for one in tensors]
+    shapes = [tensor["shape"] for tensor in tensors]
     largest = max(shapes, key=math.prod)
     together = [
         math.prod(shape) for shape in shapes if shape == largest[len(largest) - len(shape) :]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ import yaml
 
 from farm.addons.predict.estimate import SECONDS_A_TUPLE, Estimate, MissingTuple
 from farm.errors import FarmError
-from farm.operators.sweep import RECIPES
+from farm.subjects.sweep import RECIPES
 from farm.types.protocol import Variant
 from farm.types.request import Sweep
 from farm.types.tuple import plain, shapes_passed
@@ -41,10 +42,11 @@ class ProposedMeasurement:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            **{
-                name: getattr(self.entry, name)
-                for name in ("operator_id", "operator", "label", "predicted_us", "far")
-            },
+            "operator_id": self.entry.operator_id,
+            "operator": self.entry.operator,
+            "label": self.entry.label,
+            "predicted_us": self.entry.predicted_us,
+            "far": self.entry.far,
             "gain": self.gain,
             "models": list(self.models),
             "sweep": {"operator": self.sweep.operator, "grid": self.sweep.grid}
@@ -66,7 +68,7 @@ class MeasurementPlan:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "tuples": [one.to_json() for one in self.proposals],
+            "tuples": [proposal.to_json() for proposal in self.proposals],
             "unsure": self.uncertain,
             "card_time_s": self.seconds,
             "file": self.file,
@@ -79,35 +81,39 @@ def plan(estimates: Sequence[Estimate], most: int) -> MeasurementPlan:
     """
     gains: dict[str, float] = defaultdict(float)
     missing_of: dict[str, list[tuple[Estimate, MissingTuple]]] = defaultdict(list)
-    for one in estimates:
-        total_us = one.total_time.value if one.total_time else 0.0
-        for entry in one.missing:
+    for estimate in estimates:
+        total_us = estimate.total_time.value if estimate.total_time else 0.0
+        for entry in estimate.missing:
             if entry.predicted_us and entry.predicted_high_us and total_us:
                 width = math.log(entry.predicted_high_us / entry.predicted_us)
                 gains[entry.operator_id] += (
                     entry.calls * entry.predicted_us * width / total_us / len(estimates)
                 )
-                missing_of[entry.operator_id].append((one, entry))
+                missing_of[entry.operator_id].append((estimate, entry))
     uncertain, left = math.fsum(gains.values()), dict(gains)
     far = {
         id_
-        for id_, found in missing_of.items()
-        if found[-1][1].far and gains[id_] >= LEAST_FAR * uncertain
+        for id_, entries in missing_of.items()
+        if entries[-1][1].far and gains[id_] >= LEAST_FAR * uncertain
     }
     chosen: list[ProposedMeasurement] = []
     while left and len(chosen) < most:
         best = max(left, key=lambda id_: (id_ in far, left[id_], id_))
-        found, entry = missing_of[best][-1]
-        titles = tuple(str(one.variant) for one, _ in missing_of[best])
-        sweep = _sweep_of(entry.operator, found.specs[best], best)
+        estimate_of_best, entry = missing_of[best][-1]
+        titles = tuple(str(estimate.variant) for estimate, _ in missing_of[best])
+        sweep = _sweep_of(entry.operator, estimate_of_best.specs[best], best)
         chosen.append(ProposedMeasurement(entry, left.pop(best), titles, sweep))
         for id_ in left:
             other = missing_of[id_][-1][1]
             times = (other.predicted_us or 0.0) / (entry.predicted_us or 1.0)
             left[id_] *= SIMILAR if other.operator == entry.operator and 0.5 <= times <= 2 else 1
-    each_s = [one.measuring_rest_s / len(one.missing) for one in estimates if one.missing]
+    each_s = [
+        estimate.measuring_rest_s / len(estimate.missing)
+        for estimate in estimates
+        if estimate.missing
+    ]
     seconds = len(chosen) * max(each_s, default=SECONDS_A_TUPLE)
-    variants = {id_: found[0][0].variant for id_, found in missing_of.items()}
+    variants = {id_: entries[0][0].variant for id_, entries in missing_of.items()}
     return MeasurementPlan(tuple(chosen), uncertain, seconds, _file(chosen, variants))
 
 
@@ -120,8 +126,8 @@ def _sweep_of(operator: str, spec: Mapping[str, Any], operator_id: str) -> Sweep
 
     sweep = Sweep(operator, {name: (value,) for name, value in grid.items()})
     with contextlib.suppress(FarmError, ValueError, TypeError):
-        made = [tuple_ for batch in Expansion(sweep).batches() for tuple_ in batch]
-        if [one.id for one in made] == [operator_id]:
+        made = list(itertools.chain.from_iterable(Expansion(sweep).batches()))
+        if [made_tuple.id for made_tuple in made] == [operator_id]:
             return sweep
     return None
 
@@ -133,13 +139,13 @@ def _grid(operator: str, spec: Mapping[str, Any]) -> dict[str, Any] | None:
     if not shapes or not shapes[0]:
         return None
     first, sizes = shapes[0], recipe.sizes
-    given = {**spec["parameters"], **spec["keywords"]}
-    grid = {name: plain(given[name]) for name in recipe.parameters if name in given}
+    options = {**spec["parameters"], **spec["keywords"]}
+    grid = {name: plain(options[name]) for name in recipe.parameters if name in options}
     for (
         name,
         value,
     ) in grid.items():  # [3, 3] becomes 3, [768] becomes 768; different sizes remain a pair
-        if isinstance(value, list) and value and all(one == value[0] for one in value):
+        if isinstance(value, list) and value and all(size == value[0] for size in value):
             grid[name] = value[0]
     floating = [tensor["dtype"] for tensor in tensors if tensor["dtype"] in recipe.dtypes]
     grid["dtype"] = floating[0] if floating else recipe.dtypes[0]
@@ -175,17 +181,19 @@ def _file(chosen: Sequence[ProposedMeasurement], variants: Mapping[str, Variant]
     """
     entries: list[dict[str, Any]] = []
     types: dict[Variant, set[str]] = defaultdict(set)
-    for one in chosen:
-        if one.sweep is None:
-            types[variants[one.entry.operator_id]].add(one.entry.operator)
+    for proposal in chosen:
+        if proposal.sweep is None:
+            types[variants[proposal.entry.operator_id]].add(proposal.entry.operator)
             continue
         # In the file, a list means several values, so a pair of sizes is a list in a list.
-        values = {name: value for name, (value,) in one.sweep.grid.items()}
+        values = {name: value for name, (value,) in proposal.sweep.grid.items()}
         grid = {
             name: [list(value)] if isinstance(value, list) else value
             for name, value in values.items()
         }
-        entries.append({"sweep": one.sweep.operator, "name": one.entry.label, "grid": grid})
+        entries.append(
+            {"sweep": proposal.sweep.operator, "name": proposal.entry.label, "grid": grid}
+        )
     entries += [
         {**_of_variant(variant), "operators": sorted(names)} for variant, names in types.items()
     ]
@@ -197,11 +205,11 @@ def _of_variant(variant: Variant) -> dict[str, Any]:
     file.
     """
     usual = {field.name: field.default for field in dataclasses.fields(Variant)}
-    found = {"model": variant.model, "batch": variant.batch, "dtype": variant.dtype}
+    options = {"model": variant.model, "batch": variant.batch, "dtype": variant.dtype}
     for name, value in variant.to_json().items():
-        omitted = name in (*found, "text", "weights") or (
+        omitted = name in (*options, "text", "weights") or (
             name == "length" and variant.phase == "decode"
         )
         if not omitted and value not in (0, "", None, usual.get(name)):
-            found[name] = value
-    return found
+            options[name] = value
+    return options

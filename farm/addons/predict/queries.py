@@ -11,17 +11,18 @@ from farm.addons.predict.estimate import Estimate
 from farm.addons.predict.floor import above_floor
 from farm.addons.predict.query import EstimateQuery
 from farm.addons.predict.stored_predictor import CallPrediction
-from farm.api.capture import CapturedModel, as_captured_for, no_model
 from farm.errors import UsageError
 from farm.exchange.packaged import first_answer
 from farm.models import catalog
 from farm.operators.cost import cost
 from farm.requests.partial_request import usual_variant
 from farm.store.database import Database
+from farm.subjects.needed import needed_tuple
+from farm.training.captured_model import CapturedModel, as_captured_for, no_model
 from farm.training.version import versioned
 from farm.types.protocol import Variant
 from farm.types.tuple import OperatorTuple
-from farm.verdict.model_readings import needed_of, needed_tuple, peaks_of
+from farm.verdict.model_readings import peaks_of
 
 
 def estimate(
@@ -59,7 +60,7 @@ def estimate(
     query = EstimateQuery(card, torch=torch, fill=fill)
     if isinstance(model, CapturedModel):
         extraction = as_captured_for(model, query.kind(database))
-        return query.answer(model.variant, needed_of(extraction), database=database)
+        return query.answer(model.variant, extraction.needed(), database=database)
     if isinstance(model, str):
         model = usual_variant(catalog.known(model), query.kind(database), batch=batch, **fields)
     if not isinstance(model, Variant):
@@ -80,7 +81,7 @@ def predict(
     Raises:
         UsageError: no card or several cards match, or there is no predictor for the card.
     """
-    wanted = [needed_tuple(spec, cost(spec)) for spec in tuples]
+    needed = [needed_tuple(spec, cost(spec)) for spec in tuples]
     query = EstimateQuery(card, torch=torch)
 
     def answer(session: Session) -> list[CallPrediction]:
@@ -91,6 +92,6 @@ def predict(
             raise UsageError(
                 f"Nothing is predicted: {why}.", "Measure on the card first: `farm calibrate`."
             )
-        return list(above_floor(predictor.predict(wanted, wanted), wanted, model).calls)
+        return list(above_floor(predictor.predict(needed, needed), needed, model).calls)
 
     return first_answer(answer, bool, database=database)

@@ -5,6 +5,7 @@ predictors.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import operator
 from collections import ChainMap
 from collections.abc import Collection, Sequence
@@ -50,8 +51,8 @@ from farm.store.columns import OPERATOR, PROTOCOL, READING
 from farm.store.content import sound_readings
 from farm.store.database import Database, open_database
 from farm.types.card_kind import usual_launch
+from farm.types.data_sheets import data_sheets, sheet_of
 from farm.types.protocol import Protocol, Variant
-from farm.types.roofline import KNOWN_CARDS, sheet_of
 from farm.types.tuple import NeededTuple
 from farm.verdict.model_readings import card_model_named, peaks_of
 
@@ -120,8 +121,8 @@ class EstimateQuery:
             predictor = RooflinePredictor(roofline)
         elif self.fill == "auto":
             predictor, notes, unfilled = self.predictor(session, model, protocol, kind)
-        about = {"predictor": predictor, "unfilled": unfilled, "notes": notes, "needed": needed}
-        return estimate(session, variant, model, protocol, torch=self.torch, **about)  # type: ignore[arg-type]
+        arguments = {"predictor": predictor, "unfilled": unfilled, "notes": notes, "needed": needed}
+        return estimate(session, variant, model, protocol, torch=self.torch, **arguments)  # type: ignore[arg-type]
 
     def predictor(
         self, session: Session, model: str, protocol: Protocol, kind: str
@@ -129,18 +130,20 @@ class EstimateQuery:
         """Return the predictor of a card model, or one from another card model; notes; and why a
         tuple has no value.
         """
-        found: StoredPredictor | TransferredPredictor | None
-        found, notes = self._stored_predictor(session, model, protocol)
+        predictor: StoredPredictor | TransferredPredictor | None
+        predictor, notes = self._stored_predictor(session, model, protocol)
         under = f"{protocol.launch} launch{' with TF32' if self.tf32 else ''}"
         unfilled = f"there is no predictor for {model} under {under} (`farm predict fit` makes one)"
-        if found is None and kind == "cuda":
-            found, why = transferred(session, model, self.torch, protocol)
-            unfilled, notes = unfilled + why, [*notes, why] if found and why else notes
-        elif found and found.path and found.path.parent == stored_predictor.PACKAGED:
-            found = _of_own_card(session, found)
-        if found:
-            unfilled = f"the predictor is for torch {found.software.torch} (omit --torch to use it)"
-        return found, notes, unfilled
+        if predictor is None and kind == "cuda":
+            predictor, why = transferred(session, model, self.torch, protocol)
+            unfilled, notes = unfilled + why, [*notes, why] if predictor and why else notes
+        elif predictor and predictor.path and predictor.path.parent == stored_predictor.PACKAGED:
+            predictor = _of_own_card(session, predictor)
+        if predictor:
+            unfilled = (
+                f"the predictor is for torch {predictor.software.torch} (omit --torch to use it)"
+            )
+        return predictor, notes, unfilled
 
     def card_model(self, session: Session) -> str:
         """Return the card model: one with readings, else the name of a data sheet, for predictions
@@ -152,17 +155,17 @@ class EstimateQuery:
             if isinstance(error, Ambiguous) or self.fill != "auto" or not self.card:
                 raise
             with packaged_database().read() as packaged:
-                known = set(map(sheet_of, packaged.exec(select(tables.CardRow.model))))
+                packaged_models = set(map(sheet_of, packaged.exec(select(tables.CardRow.model))))
                 is_here = packaged.get_bind().engine.url == session.get_bind().engine.url
             if (
                 sheet := sheet_of(self.card)
-            ) and sheet not in known:  # else the package has readings of it
+            ) and sheet not in packaged_models:  # else the package has readings of it
                 return sheet
             if sheet or not is_here:
                 raise
             step = (
                 f"{error.next_step} Without readings, a card needs a data sheet: "
-                f"{', '.join(KNOWN_CARDS)}."
+                f"{', '.join(data_sheets())}."
             )
             raise UsageError(error.message, step) from error
 
@@ -178,12 +181,12 @@ class EstimateQuery:
             *([folder] for folder in folders),
         ):  # a bad file must not hide another folder's
             try:
-                found = stored_predictor.find(some, card_model, self.torch, protocol)
+                stored = stored_predictor.find(some, card_model, self.torch, protocol)
             except UsageError as error:
                 notes.append(f"{error.message} {error.next_step}")
                 continue
-            if found is not None:
-                return found, [*dict.fromkeys(notes), *_not_learned(session, found)]
+            if stored is not None:
+                return stored, [*dict.fromkeys(notes), *_not_learned(session, stored)]
         return None, list(dict.fromkeys(notes))
 
     def generation(self, session: Session, prompt: Variant, tokens: int) -> Generation:
@@ -203,26 +206,29 @@ def transferred(
         return (
             None,
             ", and no data sheet, so no other card predicts it (there are sheets of "
-            f"{', '.join(KNOWN_CARDS)})",
+            f"{', '.join(data_sheets())})",
         )
-    folders, found = stored_predictor.folders(), list[StoredPredictor]()
+    folders, sources = stored_predictor.folders(), list[StoredPredictor]()
     for name in stored_predictor.card_models(folders):
         with contextlib.suppress(UsageError):
-            one = stored_predictor.find(folders, name, torch, protocol)
-            found += [one] if one and one.card.is_gpu else []
-    if not found:
+            candidate = stored_predictor.find(folders, name, torch, protocol)
+            sources += [candidate] if candidate and candidate.card.is_gpu else []
+    if not sources:
         return None, ""
-    usual = [one for one in found if one.software.torch.startswith(torch)] or found
+    usual = [
+        candidate for candidate in sources if candidate.software.torch.startswith(torch)
+    ] or sources
     source = min(usual, key=lambda one: (distance(one.card, target), one.card.model))
     target = target if measured else data_sheet_model(source.card, model)
-    its_torch, (own, packaged) = source.software.torch, _rows(session, model, source)
+    its_torch, (own_rows, packaged) = source.software.torch, _rows(session, model, source)
     rows, cards, note = (
-        {**packaged, **own},
-        {row.card_id for id_, row in own.items() if id_ not in packaged},
+        {**packaged, **own_rows},
+        {row.card_id for id_, row in own_rows.items() if id_ not in packaged},
         "",
     )
     if not rows and (
-        others := {one.conditions.software.torch for one in datasets(session, model)} - {its_torch}
+        others := {data.conditions.software.torch for data in datasets(session, model)}
+        - {its_torch}
     ):
         note = (
             f"The readings of {model} are for torch {', '.join(sorted(others))}, and the "
@@ -243,8 +249,8 @@ def _of_own_card(session: Session, found: StoredPredictor) -> StoredPredictor:
     """Return the predictor for the user's card of this model if enough readings are of exactly one
     such card.
     """
-    own, packaged = _rows(session, found.card.model, found, least=LEAST_OF_CARD)
-    rows = [row for id_, row in own.items() if id_ not in packaged]
+    own_rows, packaged = _rows(session, found.card.model, found, least=LEAST_OF_CARD)
+    rows = [row for id_, row in own_rows.items() if id_ not in packaged]
     cards = {row.card_id for row in rows}
     if len(cards) != 1 or len(rows) < LEAST_OF_CARD:
         return found
@@ -265,16 +271,19 @@ def _rows(
     alike = operator.attrgetter("method", "software.torch", "protocol")
 
     def fitting(at: Session) -> dict[str, TrainingRow]:
-        found = datasets(at, card_model, source.card, only)
-        same = (one for one in found if alike(one.conditions) == alike(source.conditions))
-        return {row.reading_id: row for one in same for row in one.rows}
+        data_sets = datasets(at, card_model, source.card, only)
+        same = (data for data in data_sets if alike(data.conditions) == alike(source.conditions))
+        rows = itertools.chain.from_iterable(data.rows for data in same)
+        return {row.reading_id: row for row in rows}
 
     with packaged_database().read() as packaged, contextlib.ExitStack() as stack:
-        own: dict[str, TrainingRow] = {}
+        own_rows: dict[str, TrainingRow] = {}
         with contextlib.suppress(NoDatabase):
             is_packaged = packaged.get_bind().engine.url == session.get_bind().engine.url
-            own = fitting(stack.enter_context(open_database().read()) if is_packaged else session)
-        return own, fitting(packaged) if len(own) >= least else {}
+            own_rows = fitting(
+                stack.enter_context(open_database().read()) if is_packaged else session
+            )
+        return own_rows, fitting(packaged) if len(own_rows) >= least else {}
 
 
 def import_packaged(database: Database, before: Estimate, query: EstimateQuery) -> bool:
@@ -284,8 +293,8 @@ def import_packaged(database: Database, before: Estimate, query: EstimateQuery) 
     from farm.exchange.importer import import_export
 
     with database.read() as session:
-        own = replace(query, fill="none").estimate(session, before.variant)
-    if own.covered_tuples >= before.covered_tuples:
+        own_estimate = replace(query, fill="none").estimate(session, before.variant)
+    if own_estimate.covered_tuples >= before.covered_tuples:
         return False
     for path in packaged_files():
         import_export(database, export_at(path))
@@ -335,17 +344,22 @@ def training_set(
     measured so. Raises `UsageError` if not exactly one card matches, or if it has no reading with
     that torch version (or its beginning)."""
     model = card_model_named(session, card)
-    found = datasets(session, model)
+    data_sets = datasets(session, model)
     chosen = next(
-        (one for one in found if one.conditions.software.torch.startswith(torch) and len(one)), None
+        (
+            data
+            for data in data_sets
+            if data.conditions.software.torch.startswith(torch) and len(data)
+        ),
+        None,
     )
     if chosen is None:
-        known = ", ".join(sorted({one.conditions.software.torch for one in found}))
+        versions = ", ".join(sorted({data.conditions.software.torch for data in data_sets}))
         raise UsageError(
             f"The database has no operator readings on {model}"
             + (f" with torch {torch}." if torch else "."),
-            f"Choose a torch version that has readings: {known}."
-            if known
+            f"Choose a torch version that has readings: {versions}."
+            if versions
             else "Measure a model: farm run resnet18.",
         )
     return chosen, measured_models(session, chosen.card, chosen.conditions)

@@ -17,10 +17,10 @@ from sqlmodel import Session
 from farm.addons.predict.collectives import counted_us
 from farm.store.columns import OPERATOR, VARIANT
 from farm.types.collective import COLLECTIVES
+from farm.types.details import CallOrder, Details
 from farm.types.figure import Figure
 from farm.types.format import plural
 from farm.types.protocol import Protocol, Software
-from farm.types.reading import Details
 from farm.types.tuple import NeededTuple
 from farm.verdict.figures import ReadingView
 from farm.verdict.model_readings import most_similar, newest_readings, protocols_like
@@ -50,49 +50,50 @@ def rank_effects(
         cards > 1
     )
     split = {row.id: row for row in session.execute(query)}
-    about = card_model, list(protocols_like(session, protocol))
-    sets: dict[tuple[int, str], dict[str, Details]] = defaultdict(dict)
-    for key, rows in newest_readings(session, list(split), *about).items():
+    conditions = card_model, list(protocols_like(session, protocol))
+    sets: dict[tuple[int, str], dict[str, CallOrder]] = defaultdict(dict)
+    for key, rows in newest_readings(session, list(split), *conditions).items():
         for (variant_id, _), row in rows.items():
-            if (details := Details.from_json(row.details)).looped_us:
-                sets[key][variant_id] = details
+            order = Details.from_json(row.details).order
+            if order.looped_us:
+                sets[key][variant_id] = order
     if not sets:
         return None
     wholes = sets[key := most_similar(session, sets, software)]
-    tuples = {
-        id_ for one in wholes.values() for id_ in (*(one.looped_us or {}), *(one.added or {}))
-    }
-    rows = newest_readings(session, [*wholes, *tuples], *about)[key]
+    tuples: set[str] = set()
+    for details in wholes.values():
+        tuples.update(details.looped_us or (), details.added or ())
+    rows = newest_readings(session, [*wholes, *tuples], *conditions)[key]
     loops = {subject: ReadingView.of(row) for (subject, _), row in rows.items()}
     query = sqlalchemy.select(OPERATOR.id, OPERATOR.short_name).where(OPERATOR.kind == "collective")
     names = {row.id: row.short_name for row in session.execute(query)}
-    found: dict[str, list[float]] = defaultdict(list)
-    for variant_id, one in wholes.items():
-        for id_ in (one.looped_us or {}).keys() & loops.keys() - names.keys():
+    added_us: dict[str, list[float]] = defaultdict(list)
+    for variant_id, whole in wholes.items():
+        for id_ in (whole.looped_us or {}).keys() & loops.keys() - names.keys():
             alone, limited = loops[id_].details.context, loops[id_].details.burst
             if alone and not limited and alone.alone_us < SMALL_US:
-                found[kind_of("", alone.alone_us)].append(
-                    (one.looped_us or {})[id_] - alone.alone_us
+                added_us[kind_of("", alone.alone_us)].append(
+                    (whole.looped_us or {})[id_] - alone.alone_us
                 )
         for id_, place in (
-            (one.added or {}).items()
+            (whole.added or {}).items()
             if split[variant_id].tensor_parallel > 1 and not overlaps
             else ()
         ):
             if (
                 (loop := loops.get(id_))
-                and place.effect_us
-                and place.half_width_us < UNSURE * loop.time_us.value
+                and place.effect_us.value
+                and place.effect_us.half_width < UNSURE * loop.time_us.value
             ):
                 call_kind = kind_of(names[id_], loop.time_us.value)
-                found[call_kind].append(place.effect_us - counted_us(loop))
-    if not found:
+                added_us[call_kind].append(place.effect_us.value - counted_us(loop))
+    if not added_us:
         return None
     effects = {
         call_kind: _typical(
-            found[call_kind], MIDDLE if call_kind.startswith(OPERATOR_CALL) else 1.0
+            added_us[call_kind], MIDDLE if call_kind.startswith(OPERATOR_CALL) else 1.0
         )
-        for call_kind in sorted(found)
+        for call_kind in sorted(added_us)
     }
     on = ", ".join(str(number) for number in sorted({split[id_].cards for id_ in wholes}))
     return (
@@ -106,7 +107,7 @@ def _typical(values: Sequence[float], middle: float) -> Figure:
     all of it.
     """
     low, median, high = (
-        float(one) for one in np.quantile(values, (0.5 - middle / 2, 0.5, 0.5 + middle / 2))
+        float(value) for value in np.quantile(values, (0.5 - middle / 2, 0.5, 0.5 + middle / 2))
     )
     return Figure(median, max(median - low, high - median) if len(values) > 1 else abs(median))
 
@@ -117,13 +118,15 @@ def added_time(
     """The time that all calls with a known loop add. Half-widths add linearly: the calls share
     their errors.
     """
-    known = [
-        (one.all_calls, kind_of(one.short_name, us))
-        for one in needed
-        if (us := loops_us.get(one.operator_id))
+    calls_of_kinds = [
+        (needed_tuple.all_calls, kind_of(needed_tuple.short_name, us))
+        for needed_tuple in needed
+        if (us := loops_us.get(needed_tuple.operator_id))
     ]
-    terms = [(calls, effects[call_kind]) for calls, call_kind in known if call_kind in effects]
+    terms = [
+        (calls, effects[call_kind]) for calls, call_kind in calls_of_kinds if call_kind in effects
+    ]
     return Figure(
-        sum(calls * one.value for calls, one in terms),
-        sum(calls * one.half_width for calls, one in terms),
+        sum(calls * effect.value for calls, effect in terms),
+        sum(calls * effect.half_width for calls, effect in terms),
     )

@@ -32,13 +32,13 @@ def routing_note(needed: Sequence[NeededTuple], time_us: Mapping[str, float]) ->
     """
     unknown: dict[str, DecidingInput] = {}
     recorded = 0
-    for one in needed:
-        spec = _parsed(one)
-        found = deciding_input(spec) if spec else None
-        if spec is None or found is None or not found.is_needed:
+    for entry in needed:
+        spec = _parsed(entry)
+        deciding = deciding_input(spec) if spec else None
+        if spec is None or deciding is None or not deciding.is_needed:
             continue
-        if spec.tensors[found.index].values is None:
-            unknown[one.operator_id] = found
+        if spec.tensors[deciding.index].values is None:
+            unknown[entry.operator_id] = deciding
         else:
             recorded += 1
 
@@ -65,7 +65,8 @@ def _assumed(unknown: Mapping[str, DecidingInput], time_us: Mapping[str, float])
     effects = []
     for router in (_equal_scores, _normal_scores):
         more_us = sum(
-            time_us.get(id_, 0.0) * (_work(found, router) - 1) for id_, found in unknown.items()
+            time_us.get(id_, 0.0) * (_work(deciding, router) - 1)
+            for id_, deciding in unknown.items()
         )
         effects.append(more_us / total_us)
 

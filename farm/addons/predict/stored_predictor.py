@@ -17,7 +17,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ from farm.errors import DamagedPackage, UsageError, writing_to
 from farm.settings import settings
 from farm.settings.shared_files import make_private, replacing_file
 from farm.store.package_files import DATA, check_package_files
-from farm.types import protocol as protocols
 from farm.types.format import ENERGY, TIME, quantity
 from farm.types.protocol import Protocol, Software
 from farm.types.roofline import Roofline
@@ -62,7 +61,9 @@ class PredictedValue:
         return cls(*map(float, (value, *ends)))
 
     def times(self, factor: float) -> PredictedValue:
-        return PredictedValue(*(None if one is None else one * factor for one in astuple(self)))  # type: ignore[arg-type]
+        low = None if self.low is None else self.low * factor
+        high = None if self.high is None else self.high * factor
+        return PredictedValue(self.value * factor, low, high)
 
 
 @dataclass(frozen=True)
@@ -112,8 +113,8 @@ class RooflinePredictor:
     method: int = 0
 
     def predict(self, wanted: Sequence[NeededTuple], model: Sequence[NeededTuple]) -> Predictions:
-        times = [self.roofline.estimate_us(one.flops, one.bytes_moved) for one in wanted]
-        total = sum(time * one.all_calls for time, one in zip(times, wanted, strict=True))
+        times = [self.roofline.estimate_us(entry.flops, entry.bytes_moved) for entry in wanted]
+        total = sum(time * entry.all_calls for time, entry in zip(times, wanted, strict=True))
         return Predictions(
             tuple(CallPrediction(PredictedValue(time)) for time in times), PredictedValue(total)
         )
@@ -158,14 +159,14 @@ class StoredPredictor:
         of = functools.partial(describe, self.card, tf32=self.conditions.protocol.tf32)
         return [
             of(
-                one.operator_id,
-                one.short_name,
-                one.spec,
-                one.flops,
-                one.bytes_moved,
-                outputs=one.outputs,
+                entry.operator_id,
+                entry.short_name,
+                entry.spec,
+                entry.flops,
+                entry.bytes_moved,
+                outputs=entry.outputs,
             )
-            for one in wanted
+            for entry in wanted
         ]
 
     def costs(self, calls: Sequence[CallDescription]) -> CallCosts:
@@ -177,12 +178,12 @@ class StoredPredictor:
         """
         calls, counts, wide = (
             self.described(wanted),
-            [one.all_calls for one in wanted],
+            [entry.all_calls for entry in wanted],
             self.calibration,
         )
         costs = self.costs(calls)
         share = cached_share(
-            self.described(model), [one.all_calls for one in model], self.card.l2_bytes
+            self.described(model), [entry.all_calls for entry in model], self.card.l2_bytes
         )
         times, energies = costs.in_model(share)
         time_widths = wide.half_widths("time", costs.time_spread, costs.known)
@@ -197,7 +198,7 @@ class StoredPredictor:
             )
             by_call_mj = map(PredictedValue.around, energies, energy_widths)
         by_call_us = map(PredictedValue.around, times, time_widths)
-        found = map(
+        predictions = map(
             CallPrediction,
             by_call_us,
             by_call_mj,
@@ -205,7 +206,7 @@ class StoredPredictor:
             (costs.distance > FAR).tolist(),
         )
         narrowing = np.argsort(-np.array(counts) * times * time_widths, kind="stable")
-        return Predictions(tuple(found), time_us, energy_mj, tuple(map(int, narrowing)))
+        return Predictions(tuple(predictions), time_us, energy_mj, tuple(map(int, narrowing)))
 
 
 #: Predicts calls on one card under one protocol and software.
@@ -236,10 +237,16 @@ def file_name(conditions: Conditions) -> str:
     protocol.
     """
     words = [conditions.card_model, "torch", conditions.software.torch.partition("+")[0]]
-    protocol, usual = conditions.protocol, protocols.Protocol()
-    named = {name: getattr(protocol, name) for name in ("launch", "residency", "placement")}
-    words += [value for name, value in named.items() if value != getattr(usual, name)]
-    words += ["tf32"] * protocol.tf32
+    protocol, usual = conditions.protocol, Protocol()
+    for value, default in (
+        (protocol.launch, usual.launch),
+        (protocol.residency, usual.residency),
+        (protocol.placement, usual.placement),
+    ):
+        if value != default:
+            words.append(value)
+    if protocol.tf32:
+        words.append("tf32")
     return re.sub(r"[^a-z0-9.]+", "-", " ".join(words).lower()).strip("-") + ".npz"
 
 
@@ -248,7 +255,7 @@ def save(stored: StoredPredictor, path: Path) -> None:
     completes the predictor. Its checksum covers both files. Raises `UsageError` if a file cannot be
     written."""
     beside = path.with_suffix(".json")
-    about = {
+    description = {
         "format": FORMAT,
         "features_version": call_features.VERSION,
         "features": list(call_features.NAMES),
@@ -266,13 +273,13 @@ def save(stored: StoredPredictor, path: Path) -> None:
         make_private(path.parent)
         packed = io.BytesIO()
         np.savez_compressed(packed, **arrays, learnt=stored.learned)
-        about["checksum"] = _checksum(about, packed.getvalue())
+        description["checksum"] = _checksum(description, packed.getvalue())
         # A reader that finds only one of the two new files sees that they do not belong together.
         with replacing_file(path) as file:
             file.write(packed.getvalue())
             beside.unlink(missing_ok=True)
         with replacing_file(beside) as file:
-            file.write(json.dumps(about, indent=1, allow_nan=False).encode() + b"\n")
+            file.write(json.dumps(description, indent=1, allow_nan=False).encode() + b"\n")
 
 
 def _checksum(about: Mapping[str, Any], arrays: bytes) -> str:
@@ -297,19 +304,21 @@ def _narrow(value: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def load(path: Path) -> StoredPredictor:
     """Read a predictor from its .npz file. Raises `UsageError` if there is no such file, it is not
     a predictor or damaged, or its features have another version."""
-    about = _about(path.with_suffix(".json"))
-    version = about.get("features_version")
-    if (about.get("format"), version) != (FORMAT, call_features.VERSION):
+    description = _about(path.with_suffix(".json"))
+    version = description.get("features_version")
+    if (description.get("format"), version) != (FORMAT, call_features.VERSION):
         what = (
             f"The predictor '{path}' uses version {version} of the features and format "
-            f"{about.get('format')}"
+            f"{description.get('format')}"
         )
         this = f"this program has version {call_features.VERSION} and format {FORMAT}"
         raise UsageError(f"{what}; {this}.", REFIT)
     _check_package(path)
     try:
         # Predictors of earlier versions have no checksum.
-        if "checksum" in about and about["checksum"] != _checksum(about, path.read_bytes()):
+        if "checksum" in description and description["checksum"] != _checksum(
+            description, path.read_bytes()
+        ):
             raise ValueError("the file is damaged: it differs from its checksum")
         with zipfile.ZipFile(path) as packed:
             if sum(entry.file_size for entry in packed.infolist()) > MOST_BYTES:
@@ -317,12 +326,12 @@ def load(path: Path) -> StoredPredictor:
         with np.load(path, allow_pickle=False) as file:
             arrays = dict(file)
         return StoredPredictor(
-            FittedPredictor.from_arrays(about["fitted"], arrays),
-            Calibration.from_json(about["calibration"]),
-            CardModel(**about["card"]),
-            Conditions.from_json(about["circumstances"]),
-            about["key"],
-            about["rows"],
+            FittedPredictor.from_arrays(description["fitted"], arrays),
+            Calibration.from_json(description["calibration"]),
+            CardModel(**description["card"]),
+            Conditions.from_json(description["circumstances"]),
+            description["key"],
+            description["rows"],
             arrays["learnt"],
             path,
         )
@@ -345,10 +354,10 @@ def _about(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ValueError(f"the file is larger than {MOST_BYTES} bytes")
-        about = json.loads(path.read_text())
-        if not isinstance(about, dict):
+        description = json.loads(path.read_text())
+        if not isinstance(description, dict):
             raise ValueError("the file is not a JSON object")
-        return about
+        return description
     except OSError as error:
         raise UsageError(f"There is no predictor '{path}': {error.strerror}.", REFIT) from error
     except (ValueError, RecursionError) as error:
@@ -357,11 +366,11 @@ def _about(path: Path) -> dict[str, Any]:
 
 def card_models(folders: Iterable[Path]) -> set[str]:
     """Return the card models of all predictors that can be read."""
-    found = set()
-    for path in (path for folder in folders for path in folder.glob("*.json")):
+    models = set()
+    for path in itertools.chain.from_iterable(folder.glob("*.json") for folder in folders):
         with contextlib.suppress(UsageError):
-            found.add(str((_about(path).get("circumstances") or {}).get("card_model")))
-    return found
+            models.add(str((_about(path).get("circumstances") or {}).get("card_model")))
+    return models
 
 
 def find(
@@ -378,7 +387,7 @@ def find(
     Raises:
         UsageError: the predictor or all candidate files cannot be read.
     """
-    wanted, unreadable = protocol or Protocol(), []
+    requested, unreadable = protocol or Protocol(), []
     candidates: list[tuple[bool, int, list[int], Path]] = []
     for number, folder in enumerate(folders):
         for path in sorted(folder.glob("*.json")):
@@ -388,12 +397,18 @@ def find(
                 unreadable.append(error)
                 continue
             stored = conditions.get("protocol") or {}
-            own = (conditions.get("card_model"), *map(stored.get, ("launch", "residency")))
+            card_and_launch = (
+                conditions.get("card_model"),
+                *map(stored.get, ("launch", "residency")),
+            )
             flags = (bool(stored.get("tf32")), bool(stored.get("placement")))
-            if (own, flags) == ((card_model, wanted.launch, "resident"), (wanted.tf32, False)):
-                its = str((conditions.get("software") or {}).get("torch"))
-                version = [int(digits) for digits in re.findall(r"\d+", its)]
-                candidates.append((its.startswith(torch), -number, version, path))
+            if (card_and_launch, flags) == (
+                (card_model, requested.launch, "resident"),
+                (requested.tf32, False),
+            ):
+                torch_version = str((conditions.get("software") or {}).get("torch"))
+                version = [int(digits) for digits in re.findall(r"\d+", torch_version)]
+                candidates.append((torch_version.startswith(torch), -number, version, path))
     if not candidates and unreadable:
         raise unreadable[0]
     return load(max(candidates)[-1].with_suffix(".npz")) if candidates else None

@@ -10,16 +10,13 @@ from typing import Any
 
 from farm.addons.predict.estimate import Estimate
 from farm.addons.predict.query import EstimateQuery
-from farm.api.capture import CapturedModel, capture_model
-from farm.api.notebook import table
-from farm.devices.host import discover
 from farm.errors import FarmError
-from farm.report.layers import held_by
-from farm.settings import settings
+from farm.jobs.cards import all_own_cards
 from farm.store.database import Database
 from farm.subjects.label import call_of
+from farm.training.captured_model import CapturedModel, capture_model
 from farm.types.format import ENERGY, NOTHING, TIME, count_of, quantity
-from farm.verdict.model_readings import needed_of
+from farm.types.notebook import table
 
 _COLUMNS = ("module", "call", "output", "parameters", "FLOPs", "time", "energy")
 _USUAL_CARD = "H200"  # has packaged readings and a packaged predictor
@@ -56,7 +53,7 @@ class Summary:
     @property
     def parameters(self) -> int:
         """Elements of the model's parameters; shared ones count once."""
-        return sum(one.numel() for one in self.captured.model.parameters())
+        return sum(parameter.numel() for parameter in self.captured.model.parameters())
 
     @property
     def title(self) -> str:
@@ -69,19 +66,17 @@ class Summary:
     @property
     def cost(self) -> str:
         """The total time and energy with their card and source, or why they are unknown."""
-        found = self.estimate
-        if found is None:
+        estimate = self.estimate
+        if estimate is None:
             return f"time and energy unknown: {self.unknown}"
-        energy = quantity(found.energy.value, ENERGY) if found.energy else "energy unknown"
-        measured = (
-            "whole model measured"
-            if found.whole_time
-            else f"{found.covered_tuples} of {found.tuples} measured"
-        )
-        rest = "" if found.whole_time or not found.missing else ", ~ predicted"
-        return (
-            f"{quantity(found.time.value, TIME)}, {energy} on {found.card_model} ({measured}{rest})"
-        )
+        time = quantity(estimate.time.value, TIME)
+        energy = quantity(estimate.energy.value, ENERGY) if estimate.energy else "energy unknown"
+        if estimate.whole_time:
+            source = "whole model measured"
+        else:
+            source = f"{estimate.covered_tuples} of {estimate.tuples} measured"
+            source += ", ~ predicted" if estimate.missing else ""
+        return f"{time}, {energy} on {estimate.card_model} ({source})"
 
     def to_json(self) -> dict[str, Any]:
         cost = self.estimate.to_json() if self.estimate else None
@@ -147,16 +142,16 @@ def summary(
         >>> print(farm.summary(torch.nn.Linear(64, 8), torch.randn(4, 64)))
     """
     captured = model if isinstance(model, CapturedModel) else capture_model(model, args, kwargs)
-    found, unknown = None, ""
+    cost_estimate, unknown = None, ""
     try:
-        needed = needed_of(captured.extraction)
+        needed = captured.extraction.needed()
         if not card:
-            own_gpus = (one.model for one in discover(settings()) if one.is_gpu and not one.refusal)
+            own_gpus = (own.model for own in all_own_cards() if own.is_gpu and not own.refusal)
             card = next(own_gpus, _USUAL_CARD)
-        found = EstimateQuery(card).answer(captured.variant, needed, database=database)
+        cost_estimate = EstimateQuery(card).answer(captured.variant, needed, database=database)
     except FarmError as error:
         unknown = error.message
-    missing = {one.operator_id: one for one in found.missing} if found else {}
+    missing = {entry.operator_id: entry for entry in cost_estimate.missing} if cost_estimate else {}
     rows = []
     for call in captured.extraction.capture.calls:
         spec, cost = (
@@ -164,14 +159,16 @@ def summary(
             captured.extraction.costs[call.tuple_id],
         )
         time_us, energy_mj = (
-            found.measured.get(call.tuple_id, (None, None)) if found else (None, None)
+            cost_estimate.measured.get(call.tuple_id, (None, None))
+            if cost_estimate
+            else (None, None)
         )
         if predicted := missing.get(call.tuple_id):
             time_us, energy_mj = predicted.predicted_us, predicted.predicted_mj
         sizes = tuple(tuple(size) for size in cost.output_shapes or ())
-        held, _ = held_by(spec) or (0, 0)
-        about = call.module_path, call_of(spec), sizes, held, cost.flops
+        held_parameters, _ = spec.held_parameters
+        columns = call.module_path, call_of(spec), sizes, held_parameters, cost.flops
         rows.append(
-            SummaryRow(*about, time_us, energy_mj, predicted is not None and time_us is not None)
+            SummaryRow(*columns, time_us, energy_mj, predicted is not None and time_us is not None)
         )
-    return Summary(captured, tuple(rows), found, unknown)
+    return Summary(captured, tuple(rows), cost_estimate, unknown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,7 @@ _SHARES = {"unseen_types": "predicted for operator types without any reading"}
 def generation(found: Generation) -> RenderableType:
     """A generated text: the sum, the prompt, and a decode at some lengths of the cache."""
     prompt, level = found.prefill.variant, found.level
-    rows = [_row(str(one.variant), one, level) for one in found.phases]
+    rows = [_row(str(phase.variant), phase, level) for phase in found.phases]
     text = f"prompt and {found.tokens} generated tokens"
     total = (text, *_cells(found.time, found.energy, not found.is_lower_bound), "")
     per_token = str(
@@ -55,7 +56,7 @@ def generation(found: Generation) -> RenderableType:
     if found.incomplete_reason:
         notes.append(f"The total is incomplete. {found.incomplete_reason}")
     notes += _left_out(found.phases)
-    if too_large := [one for one in found.phases if one.memory and not one.memory.fits]:
+    if too_large := [phase for phase in found.phases if phase.memory and not phase.memory.fits]:
         notes.append(f"{too_large[-1].variant}: memory {_memory(too_large[-1])}")
     after = f"then {found.tokens} generated tokens per sequence, on {found.prefill.card_model}"
     title = Text(f"{prompt}, {after}", style="bold")
@@ -159,7 +160,11 @@ def _origin_lines(estimate: Estimate) -> dict[str, str]:
 
 
 def _left_out(estimates: Iterable[Estimate]) -> list[str]:
-    return [f"Left out of {one.variant}: {one.left_out}." for one in estimates if one.left_out]
+    return [
+        f"Left out of {estimate.variant}: {estimate.left_out}."
+        for estimate in estimates
+        if estimate.left_out
+    ]
 
 
 def _communication(found: Estimate) -> str:
@@ -202,15 +207,14 @@ def _memory(found: Estimate) -> str:
         "activations": need.activations_bytes,
     }
     listed = ", ".join(f"{name} {count_of(size, 'B')}" for name, size in parts.items() if size)
-    one = f"the {count_of(need.card_bytes, 'B')} of one {found.card_model}"
+    memory_of_card = f"the {count_of(need.card_bytes, 'B')} of one {found.card_model}"
     word = "about" if listed else "at least"
     text = f"{word} {count_of(need.needed_bytes, 'B')}{f' ({listed})' if listed else ''}"
     if need.fits:
-        return f"{text}, of {one}"
+        return f"{text}, of {memory_of_card}"
     return (
-        f"{text}: does not fit into {one}. The memory alone needs {need.cards} cards; the time is "
-        "for one card with "
-        "enough memory"
+        f"{text}: does not fit into {memory_of_card}. The memory alone needs {need.cards} cards; "
+        "the time is for one card with enough memory"
     )
 
 
@@ -247,12 +251,12 @@ def _far(found: Estimate, entries: Mapping[str, MissingTuple]) -> list[Text]:
     if not far:
         return []
     share = math.fsum((entry.predicted_us or 0.0) * entry.calls for entry in far) / found.time.value
-    about = (
+    summary = (
         f"far: no reading is similar, so the interval is wide ({len(far)} "
         f"{plural('tuple', len(far))}, "
     )
     first = f"{entries[found.narrowing[0]].label} narrows the total most (`--measure 1`)"
-    return [Text(f"  {about}{percent(share)} of the time). A reading of {first}.")]
+    return [Text(f"  {summary}{percent(share)} of the time). A reading of {first}.")]
 
 
 def _more(number: int) -> list[Text]:
@@ -287,14 +291,23 @@ def _predicted_call(entry: MissingTuple) -> str:
 
 def curve(found: Sequence[Estimate]) -> RenderableType:
     """A row for each size."""
-    level, incomplete = min(one.level for one in found), [one for one in found if not one.complete]
+    level, incomplete = (
+        min(estimate.level for estimate in found),
+        [estimate for estimate in found if not estimate.complete],
+    )
     too_large = too_large_from(found)
     rows = []
-    for one in found:
-        *cells, measured_share = _row(str(one.variant), one, level)
-        tokens = [count_of(one.per_token.tokens_per_s, "").strip()] if one.per_token.tokens else []
-        cards = [str(one.memory.cards) if one.memory else NOTHING] if too_large else []
-        predicted_share = percent(1 - _measured(one)) if one.shares or one.whole_time else NOTHING
+    for estimate in found:
+        *cells, measured_share = _row(str(estimate.variant), estimate, level)
+        tokens = (
+            [count_of(estimate.per_token.tokens_per_s, "").strip()]
+            if estimate.per_token.tokens
+            else []
+        )
+        cards = [str(estimate.memory.cards) if estimate.memory else NOTHING] if too_large else []
+        predicted_share = (
+            percent(1 - _measured(estimate)) if estimate.shares or estimate.whole_time else NOTHING
+        )
         rows.append((*cells, *tokens, measured_share, predicted_share, *cards))
     *heads, measured_head = _heads(level)
     heads += [">tokens/s"] if found[0].per_token.tokens else []
@@ -303,10 +316,10 @@ def curve(found: Sequence[Estimate]) -> RenderableType:
         ">predicted share",
         *([">cards needed\nfor memory"] if too_large else []),
     ]
-    notes = list(dict.fromkeys(note for one in found for note in one.notes))
+    notes = list(dict.fromkeys(itertools.chain.from_iterable(estimate.notes for estimate in found)))
     notes += [
-        f"The estimate of {one.variant} is incomplete. {one.incomplete_reason}"
-        for one in incomplete
+        f"The estimate of {estimate.variant} is incomplete. {estimate.incomplete_reason}"
+        for estimate in incomplete
     ]
     notes += _left_out(found)
     if too_large:
@@ -380,12 +393,12 @@ def evaluations(found: Sequence[Evaluation], about: str, left_out: str) -> Rende
         return ruled(
             heads,
             (
-                (name, str(one.count), percent(one.mean), percent(one.median))
-                for name, one in scores
+                (name, str(score.count), percent(score.mean), percent(score.median))
+                for name, score in scores
             ),
         )
 
-    folds = any(one.cross_validation for one in found)
+    folds = any(evaluation.cross_validation for evaluation in found)
     shown = [
         Text(about, style="bold"),
         *([_scores("ten random folds", found, "cross_validation")] if folds else []),
@@ -405,12 +418,15 @@ def evaluations(found: Sequence[Evaluation], about: str, left_out: str) -> Rende
         )
         unseen += percent(best.unseen.median)
         parts.append(Text(f"  {unseen}"))
-    if curves := [one for one in found if one.curve]:
+    if curves := [evaluation for evaluation in found if evaluation.curve]:
         heads = (
             "median error of time by training tuples",
             *(f">{number}" for number, _ in curves[0].curve),
         )
-        rows = ((one.predictor, *(percent(median) for _, median in one.curve)) for one in curves)
+        rows = (
+            (evaluation.predictor, *(percent(median) for _, median in evaluation.curve))
+            for evaluation in curves
+        )
         parts += [Text(""), ruled(heads, rows)]
     return Group(*parts)
 
@@ -431,7 +447,7 @@ def plan(found: MeasurementPlan) -> RenderableType:
         drops=["models"],
     )
     number = len(found.proposals)
-    gain = percent(min(1.0, sum(one.gain for one in found.proposals) / found.uncertain))
+    gain = percent(min(1.0, sum(proposal.gain for proposal in found.proposals) / found.uncertain))
     tuples = f"{number} {plural('tuple', number)}, {gain} of the uncertainty"
     return Group(
         table,
@@ -460,7 +476,7 @@ def _scores(title: str, found: Sequence[Evaluation], of: str) -> RenderableType:
         ">power",
         ">energy",
     )
-    return ruled(heads, (cells(one.predictor, getattr(one, of)) for one in found))
+    return ruled(heads, (cells(evaluation.predictor, vars(evaluation)[of]) for evaluation in found))
 
 
 def _models(best: Evaluation) -> RenderableType:
@@ -472,8 +488,8 @@ def _models(best: Evaluation) -> RenderableType:
     first = f"whole models, predictor {best.predictor}"
     heads = (first, ">predicted time", ">measured time", ">error", ">predicted energy", ">error")
     rows = (
-        (one["model"], *cells(one, "time_us", TIME), *cells(one, "energy_mj", ENERGY)[::2])
-        for one in best.models
+        (model["model"], *cells(model, "time_us", TIME), *cells(model, "energy_mj", ENERGY)[::2])
+        for model in best.models
     )
     return ruled(heads, rows)
 
@@ -482,14 +498,16 @@ def _sums(found: Sequence[Evaluation]) -> RenderableType:
     first = "error of sums, whole models: mean, median"
     heads = (first, ">time", ">energy", ">time, 5 tuples measured", ">time, 12 measured", ">models")
     rows = []
-    for one in found:
+    for evaluation in found:
         scores = (
-            one.sums["time_us"],
-            one.sums["energy_mj"],
-            one.narrowed.get(5),
-            one.narrowed.get(12),
+            evaluation.sums["time_us"],
+            evaluation.sums["energy_mj"],
+            evaluation.narrowed.get(5),
+            evaluation.narrowed.get(12),
         )
-        rows.append((one.predictor, *map(_pair, scores), str(scores[0].count if scores[0] else 0)))
+        rows.append(
+            (evaluation.predictor, *map(_pair, scores), str(scores[0].count if scores[0] else 0))
+        )
     return ruled(heads, rows)
 
 
@@ -502,10 +520,10 @@ def _intervals(found: Sequence[Evaluation]) -> RenderableType:
         ">energy of sums",
     )
     rows = []
-    for one in found:
-        singles = (one.intervals.get(name) for name in _TIME_AND_POWER)
-        sums = (one.sum_intervals.get(name) for name in ("time_us", "energy_mj"))
-        rows.append((one.predictor, *map(_interval, (*singles, *sums))))
+    for evaluation in found:
+        singles = (evaluation.intervals.get(name) for name in _TIME_AND_POWER)
+        sums = (evaluation.sum_intervals.get(name) for name in ("time_us", "energy_mj"))
+        rows.append((evaluation.predictor, *map(_interval, (*singles, *sums))))
     return ruled(heads, rows)
 
 
@@ -517,9 +535,9 @@ def _by_distance(best: Evaluation) -> RenderableType:
         ">power",
     )
     rows = []
-    for one in best.by_distance:
-        cells = (_interval(one.intervals.get(name)) for name in _TIME_AND_POWER)
-        rows.append((f"up to {one.distance:.2f}", str(one.count), *cells))
+    for distances in best.by_distance:
+        cells = (_interval(distances.intervals.get(name)) for name in _TIME_AND_POWER)
+        rows.append((f"up to {distances.distance:.2f}", str(distances.count), *cells))
     return ruled(heads, rows)
 
 

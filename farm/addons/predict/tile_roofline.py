@@ -16,8 +16,9 @@ from typing import Any
 from farm.addons.predict.kernel_rules import KernelPlan, constants
 from farm.operators.matrix_products import Products
 from farm.types.card_kind import OfCardKind
+from farm.types.data_sheets import data_sheet
 from farm.types.fingerprint import sound_fingerprint
-from farm.types.roofline import Roofline, data_sheet, roofline_of
+from farm.types.roofline import Roofline, roofline_of
 
 
 @dataclass(frozen=True)
@@ -49,30 +50,32 @@ def card_model(kind: str, model: str, fingerprints: Iterable[Mapping[str, Any]] 
     """Build a card model from the median of the fingerprints of its cards; the data sheet supplies
     what they lack.
     """
-    prints = [one for one in map(sound_fingerprint, fingerprints) if one]
+    prints = [fingerprint for fingerprint in map(sound_fingerprint, fingerprints) if fingerprint]
     sheet = data_sheet(kind, model)
 
     def middle(name: str, otherwise: float) -> float:
-        known = [
-            one[name] for one in prints if isinstance(one.get(name), int | float) and one[name] > 0
+        values = [
+            fingerprint[name]
+            for fingerprint in prints
+            if isinstance(fingerprint.get(name), int | float) and fingerprint[name] > 0
         ]
-        return float(statistics.median(known)) if known else otherwise
+        return float(statistics.median(values)) if values else otherwise
 
     rooflines = {
         dtype: [
-            roofline_of(kind, model, one, dtype=dtype, tf32=dtype == "tf32")
-            for one in prints or [{}]
+            roofline_of(kind, model, fingerprint, dtype=dtype, tf32=dtype == "tf32")
+            for fingerprint in prints or [{}]
         ]
         for dtype in ("float32", "tf32", "float16", "bfloat16")
     }
     rates = {
-        dtype: statistics.median(one.flops_per_s for one in found)
-        for dtype, found in rooflines.items()
+        dtype: statistics.median(peaks.flops_per_s for peaks in peaks_of_cards)
+        for dtype, peaks_of_cards in rooflines.items()
     }
     # Twice the rate of half precision on every card that multiplies in eight bits.
     rates |= dict.fromkeys(("float8_e4m3fn", "float8_e5m2"), 2 * rates["bfloat16"])
-    bytes_per_s = statistics.median(one.bytes_per_s for one in rooflines["float32"])
-    launch_us = statistics.median(one.launch_floor_us for one in rooflines["float32"])
+    bytes_per_s = statistics.median(peaks.bytes_per_s for peaks in rooflines["float32"])
+    launch_us = statistics.median(peaks.launch_floor_us for peaks in rooflines["float32"])
     limit_w = middle("power_limit_w", sheet.power_limit_w)
     base_w = middle("base_power_w", 0.2 * limit_w)
     return CardModel(
@@ -169,11 +172,11 @@ def _cut(
     if products.n < _FITTED.narrow and products.count > 1:
         tiles = math.ceil(products.m * products.n * products.count / 128)
         return products.flops / (flops_per_s * _FITTED.narrow_share) * 1e6, tiles
-    found = []
+    candidates = []
     for rows, columns, share in sizes:
         tiles = _tiles(products, rows, columns)
         flops = (
             math.ceil(tiles / card.multiprocessors) * 2 * rows * columns * products.k
         )  # of one multiprocessor
-        found.append((flops / (flops_per_s / card.multiprocessors * share) * 1e6, tiles))
-    return min(found)
+        candidates.append((flops / (flops_per_s / card.multiprocessors * share) * 1e6, tiles))
+    return min(candidates)

@@ -97,10 +97,10 @@ class Kernel:
         """
         return replace(
             self,
-            **{
-                one: factor * getattr(self, one)
-                for one in ("constant", "bound", "smooth", "family")
-            },
+            constant=factor * self.constant,
+            bound=factor * self.bound,
+            smooth=factor * self.smooth,
+            family=factor * self.family,
         )
 
     def covariance(self, one: Points, other: Points) -> Floats:
@@ -144,10 +144,10 @@ class Correction:
         """``deviations``: of each value, beside the noise of the kernel. Values that are NaN are
         left out.
         """
-        known = np.isfinite(values)
-        points, values = points.where(known), values[known]
+        is_known = np.isfinite(values)
+        points, values = points.where(is_known), values[is_known]
         covariance = kernel.covariance(points, points) + np.diag(
-            deviations[known] ** 2 + kernel.noise**2
+            deviations[is_known] ** 2 + kernel.noise**2
         )
         factor = np.linalg.inv(np.linalg.cholesky(covariance)) if len(values) else np.zeros((0, 0))
         return cls(kernel, points, factor, factor.T @ (factor @ values))
@@ -178,16 +178,15 @@ def distance(source: CardModel, target: CardModel) -> float:
     """Return how many times less alike two card models are than those of the constants; at least
     1.
     """
-    names = (
-        "bytes_per_s",
-        "launch_floor_us",
-        "multiprocessors",
-        "l2_bytes",
-        "power_limit_w",
-        "base_power_w",
-    )
-    ratios = [getattr(target, name) / getattr(source, name) for name in names]
-    ratios += [rate / source.flops_per_s[name] for name, rate in target.flops_per_s.items()]
+    ratios = [
+        target.bytes_per_s / source.bytes_per_s,
+        target.launch_floor_us / source.launch_floor_us,
+        target.multiprocessors / source.multiprocessors,
+        target.l2_bytes / source.l2_bytes,
+        target.power_limit_w / source.power_limit_w,
+        target.base_power_w / source.base_power_w,
+    ]
+    ratios += [rate / source.flops_per_s[dtype] for dtype, rate in target.flops_per_s.items()]
     return max(1.0, max(abs(math.log(ratio)) for ratio in ratios) / USUAL_DISTANCE)
 
 
@@ -195,16 +194,19 @@ def data_sheet_model(source: CardModel, name: str) -> CardModel:
     """Build a card model without measured rates: those of the source x the ratio of the data
     sheets.
     """
-    target, sheet = card_model(source.kind, name), card_model(source.kind, source.model)
-    names = ("bytes_per_s", "launch_floor_us", "base_power_w")
-    measured = {
-        key: getattr(target, key) * getattr(source, key) / getattr(sheet, key) for key in names
-    }
+    target = card_model(source.kind, name)
+    sheet = card_model(source.kind, source.model)
     rates = {
-        key: rate * source.flops_per_s[key] / sheet.flops_per_s[key]
-        for key, rate in target.flops_per_s.items()
+        dtype: rate * source.flops_per_s[dtype] / sheet.flops_per_s[dtype]
+        for dtype, rate in target.flops_per_s.items()
     }
-    return replace(target, flops_per_s=rates, **measured)
+    return replace(
+        target,
+        flops_per_s=rates,
+        bytes_per_s=target.bytes_per_s * source.bytes_per_s / sheet.bytes_per_s,
+        launch_floor_us=target.launch_floor_us * source.launch_floor_us / sheet.launch_floor_us,
+        base_power_w=target.base_power_w * source.base_power_w / sheet.base_power_w,
+    )
 
 
 def _bounds(
@@ -213,13 +215,10 @@ def _bounds(
     """Return what bounds each call on a card, at most 1: times of memory, computation and launch /
     its time.
     """
-    moved, weights, compute_us = (
-        np.array([getattr(call, name) for call in calls], dtype=float)
-        for name in ("bytes_moved", "parameter_bytes", "compute_us")
-    )
-    cold = np.minimum(
-        weights, moved
-    )  # a loop of calls fetches weights from memory, and finds the rest in L2
+    moved = np.array([call.bytes_moved for call in calls], dtype=float)
+    compute_us = np.array([call.compute_us for call in calls])
+    # A loop of calls fetches weights from memory, and finds the rest in L2.
+    cold = np.minimum([call.parameter_bytes for call in calls], moved)
     uncached = np.clip((moved - cold) / card.l2_bytes - 1, 0.0, 1.0)
     memory_us = (cold + uncached * (moved - cold)) / card.bytes_per_s * 1e6
     return tuple(
@@ -234,12 +233,11 @@ def _log_ratio(
     alone.
     """
     memory, compute, launch = _bounds(source, calls, times_us)
-    peaks = (
-        np.array([card.roofline(call.dtype).flops_per_s for call in calls])
-        for card in (source, target)
-    )
+    source_peaks = np.array([source.roofline(call.dtype).flops_per_s for call in calls])
+    target_peaks = np.array([target.roofline(call.dtype).flops_per_s for call in calls])
     rest = np.maximum(0.0, 1 - np.maximum(memory, compute) - launch)
-    parts = memory * (source.bytes_per_s / target.bytes_per_s) + compute * np.divide(*peaks) + rest
+    parts = memory * (source.bytes_per_s / target.bytes_per_s)
+    parts += compute * (source_peaks / target_peaks) + rest
     parts += launch * (target.launch_floor_us / source.launch_floor_us)
     return np.log(parts / (memory + compute + launch + rest))  # type: ignore[no-any-return]
 
@@ -260,35 +258,37 @@ class SourceCosts:
     """The costs of calls on the source card: its readings, else its predictions."""
 
     source: StoredPredictor
-    readings_of: Callable[
-        [set[str]], Iterable[TrainingRow]
-    ]  # of tuples by id, under the conditions of the predictor
+    #: Returns readings of tuples by id, under the conditions of the predictor.
+    readings_of: Callable[[set[str]], Iterable[TrainingRow]]
 
     def at(self, calls: Sequence[CallDescription]) -> tuple[CallCosts, Names]:
         """Return costs with standard deviations (0 for a reading), and the card of each reading."""
-        costs, wide = self.source.fitted.predict(calls), self.source.calibration
+        costs = self.source.fitted.predict(calls)
         for name, spread in (("time", costs.time_spread), ("power", costs.power_spread)):
-            spread[:] = np.nan_to_num(
-                wide.half_widths(name, spread, costs.known) / NORMAL_90, nan=1.0
-            )
+            half_widths = self.source.calibration.half_widths(name, spread, costs.known)
+            spread[:] = np.nan_to_num(half_widths / NORMAL_90, nan=1.0)
         cards = np.full(len(calls), "", dtype=object)
         readings = defaultdict[tuple[str, str], list[TrainingRow]](list)
         for row in self.readings_of({call.operator_id for call in calls}):
             for data in {row.call.data_class, ""}:  # "": a call whose class of data is unknown
                 readings[row.call.operator_id, data].append(row)
         for place, call in enumerate(calls):
-            rows = readings.get((call.operator_id, call.data_class)) or readings.get(
-                (call.operator_id, "")
-            )
+            of_any_data = readings.get((call.operator_id, ""))
+            rows = readings.get((call.operator_id, call.data_class)) or of_any_data
             if not rows:
                 continue
-            for name in ("time_us", "neighbours_us", "fetching_us", "power_w"):
-                values = [value for row in rows if (value := getattr(row, name)) is not None]
-                if values:
-                    getattr(costs, name)[place] = np.mean(values)
-            costs.time_spread[place], costs.known[place], costs.distance[place] = 0.0, True, 0.0
             cards[place] = rows[0].card_id
-            costs.power_spread[place] = 0.0 if rows[0].power_w else costs.power_spread[place]
+            costs.time_us[place] = np.mean([row.time_us for row in rows])
+            costs.neighbours_us[place] = np.mean([row.neighbours_us for row in rows])
+            costs.fetching_us[place] = np.mean([row.fetching_us for row in rows])
+            costs.time_spread[place] = 0.0
+            costs.known[place] = True
+            costs.distance[place] = 0.0
+            powers_w = [row.power_w for row in rows if row.power_w is not None]
+            if powers_w:
+                costs.power_w[place] = np.mean(powers_w)
+            if rows[0].power_w:
+                costs.power_spread[place] = 0.0
         return costs, cards.astype(np.str_)
 
 
@@ -310,27 +310,30 @@ class TransferredPredictor(StoredPredictor):
 
         If both are of one model, only the power is corrected: the times of these cards do not
         differ measurably."""
-        of, calls = source.source, [row.call for row in rows]
+        stored = source.source
+        calls = [row.call for row in rows]
         costs, source_cards = source.at(calls)
-        points = Points.of(
-            of.card,
-            calls,
-            costs,
-            np.array([row.card_id for row in rows], dtype=np.str_),
-            source_cards,
-        )
-        alike = of.card.model == target.model
+        cards = np.array([row.card_id for row in rows], dtype=np.str_)
+        points = Points.of(stored.card, calls, costs, cards, source_cards)
+
         log_times = np.log([row.time_us for row in rows]) - np.log(costs.time_us)
-        priors = _log_ratio(of.card, target, calls, costs.time_us)
-        watts = np.array([row.power_w or np.nan for row in rows], dtype=float)
-        log_powers = np.log(
-            watts / _powers_of_properties(of.card, target, costs.power_w, log_times)
-        )
-        apart = ALIKE if alike else distance(of.card, target)
-        log_times = np.full(len(rows), np.nan) if alike else log_times
-        conditions = replace(of.conditions, card_model=target.model)
+        priors = _log_ratio(stored.card, target, calls, costs.time_us)
+        powers_w = np.array([row.power_w or np.nan for row in rows])
+        expected_w = _powers_of_properties(stored.card, target, costs.power_w, log_times)
+        log_powers = np.log(powers_w / expected_w)
+        if stored.card.model == target.model:
+            apart = ALIKE
+            log_times = np.full(len(rows), np.nan)
+        else:
+            apart = distance(stored.card, target)
         return cls(
-            *(of.fitted, WIDTHS, target, conditions, of.key, len(rows), of.learned),
+            fitted=stored.fitted,
+            calibration=WIDTHS,
+            card=target,
+            conditions=replace(stored.conditions, card_model=target.model),
+            key=stored.key,
+            rows=len(rows),
+            learned=stored.learned,
             source=source,
             time=Correction.fit(TIME.times(apart), points, log_times - priors, costs.time_spread),
             power=Correction.fit(POWER.times(apart), points, log_powers, costs.power_spread),
@@ -360,12 +363,12 @@ class TransferredPredictor(StoredPredictor):
         powers = _powers_of_properties(card, self.card, costs.power_w, log_ratio) * np.exp(
             correction
         )
+        ratio = np.exp(log_ratio)
         return replace(
             costs,
-            **{
-                name: getattr(costs, name) * np.exp(log_ratio)
-                for name in ("time_us", "neighbours_us", "fetching_us")
-            },
+            time_us=costs.time_us * ratio,
+            neighbours_us=costs.neighbours_us * ratio,
+            fetching_us=costs.fetching_us * ratio,
             time_spread=NORMAL_90 * np.hypot(time_deviation, costs.time_spread),
             power_w=np.minimum(powers, self.card.power_limit_w),
             power_spread=NORMAL_90 * np.hypot(power_deviation, costs.power_spread),

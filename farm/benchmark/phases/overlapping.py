@@ -6,28 +6,27 @@ import contextlib
 import dataclasses
 
 from farm.benchmark.cache import InPlacePass
-from farm.benchmark.passes import Passes, operator_passes
+from farm.benchmark.passes import Passes
 from farm.benchmark.phases.base import Measurement, Phase
 from farm.benchmark.phases.restoring import time_restoring
 from farm.benchmark.policies import POLICIES
 from farm.benchmark.steady import silent
+from farm.benchmark.subjects.operator_tuple import operator_passes
 from farm.benchmark.workload import arrange
 from farm.subjects.collective_calls import alone, product_beside
 from farm.subjects.parsing import parse
-from farm.types.reading import Overlap, Reading
+from farm.types.details import Overlap
+from farm.types.reading import Reading
 
 
 class Overlapping(Phase):
-    """`Details.overlap`, of a collective beside a matrix product."""
+    """`SeveralCards.overlap`, of a collective beside a matrix product."""
 
     name = "overlap"
     listed = False
 
     def applies(self, measurement: Measurement) -> bool:
-        subject = measurement.subject
-        if subject.kind != "operator":
-            return False
-        return bool(subject.spec.get("parameters", {}).get("beside"))
+        return bool(measurement.subject.spec.get("parameters", {}).get("beside"))
 
     def run(self, measurement: Measurement, reading: Reading) -> Reading:
         subject, torch_device = measurement.subject, measurement.torch_device
@@ -40,7 +39,8 @@ class Overlapping(Phase):
         second = Passes(product, None, 0, 0)
         collective_us = _time_us(measurement, first)
         product_us = _time_us(measurement, second)
-        return reading.noting(overlap=Overlap.of(collective_us, product_us, reading.time_us))
+        overlap = Overlap.of(collective_us, product_us, reading.time_us.value)
+        return reading.noting(cards=dataclasses.replace(reading.details.cards, overlap=overlap))
 
 
 def _time_us(measurement: Measurement, passes: Passes) -> float:
@@ -51,4 +51,4 @@ def _time_us(measurement: Measurement, passes: Passes) -> float:
         if isinstance(passes.first, InPlacePass):
             copies = time_restoring(windows, passes.first, protocol, stopping, policy)
             reading = reading.without(copies)
-    return reading.time_us
+    return reading.time_us.value

@@ -9,7 +9,7 @@ from torch import nn
 
 from farm.addons.memory.memory_tier import FarNode, PinnedMemory, SlowMemory
 from farm.addons.memory.offload import _out_variant, offload
-from farm.benchmark.passes import operator_passes
+from farm.benchmark.subjects.operator_tuple import operator_passes
 from farm.devices.cpu import farthest_node, no_slow_memory
 from farm.devices.device import Card
 from farm.errors import Unmeasurable
@@ -86,7 +86,10 @@ def test_an_output_is_written_where_it_is_to_lie(module, inputs):
         assert len(slow.storages) == 1
         assert found.stride() == wanted.stride()
         torch.testing.assert_close(found, wanted)
-    assert (passes.details.slow_memory, passes.details.workspaces) == ("fake memory", "fast")
+    assert (passes.details.memory.slow_memory, passes.details.memory.workspaces) == (
+        "fake memory",
+        "fast",
+    )
 
 
 @torch.no_grad()

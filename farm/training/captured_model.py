@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from farm.api.notebook import table
 from farm.errors import CaptureError, UnseenOperators, UnsupportedTensor, UsageError, refused, told
 from farm.models.resolved import shape_of, titled_by
 from farm.models.user_code import captured_code
 from farm.subjects.label import label_of
 from farm.types.deciding import lacks_values
 from farm.types.format import count_of
+from farm.types.notebook import table
 from farm.types.protocol import Variant, content_id
 from farm.types.tuple import OperatorTuple
 

@@ -1,0 +1,276 @@
+"""Measured operator tuples: an operator, or a chain of equal layers, with data."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import TYPE_CHECKING
+
+import torch
+
+from farm.benchmark.cache import InPlacePass, write_again
+from farm.benchmark.host_steps import HostSteps
+from farm.benchmark.passes import (
+    MEMORY_SHARE,
+    Offload,
+    Offloaded,
+    Pass,
+    Passes,
+    check_cards,
+    free_bytes,
+    host_steps,
+    zero_out,
+)
+from farm.benchmark.policies import POLICIES, WindowPolicy
+from farm.benchmark.subjects.base import SubjectKind
+from farm.benchmark.subjects.compiled_model import compiled_pass_with
+from farm.errors import Unmeasurable
+from farm.operators.input_values import impose
+from farm.operators.rebuild import Rebuilt, needed_bytes, rebuild, written_inputs
+from farm.operators.trial import check_size
+from farm.subjects.parsing import parse
+from farm.subjects.registry import kind_of
+from farm.types.details import Details
+from farm.types.protocol import Placement, Protocol, Stopping, Subject
+from farm.types.value_profiles import HeldFilling, fillings, held_fillings
+
+if TYPE_CHECKING:
+    from farm.operators.compiled import CompiledPass
+
+MOST_CALL_S = 300.0  # of one call; as the time limit of an item
+
+
+class MeasuredTuple(SubjectKind):
+    """An operator tuple: hundreds belong to a model, so their windows are short."""
+
+    def passes(
+        self,
+        subject: Subject,
+        protocol: Protocol,
+        device: torch.device,
+        offload: Offload | None = None,
+    ) -> Passes:
+        return operator_passes(subject, protocol, device, offload)
+
+    def policy(self, protocol: Protocol, *, rough: bool = False) -> WindowPolicy:
+        if protocol.placement:
+            return POLICIES["timed"]
+        return POLICIES["rough" if rough else "operator"]
+
+    def has_canary(self, stopping: Stopping) -> bool:
+        """Precise readings have one."""
+        return not stopping.rough
+
+
+def operator_passes(
+    subject: Subject, protocol: Protocol, device: torch.device, offload: Offload | None = None
+) -> Passes:
+    """Rebuild an operator tuple with the data class, the residency and the placement of the
+    protocol.
+
+    Raises:
+        Unmeasurable: out_of_memory, rejected or not_available (the operator cannot be chained or
+            offloaded).
+        TupleRejected: the JSON is not a tuple.
+    """
+    spec = parse(subject.spec)
+    kind = kind_of(spec)
+    if kind.cards(spec) > 1:
+        check_cards("The collective", kind.cards(spec))
+    compiled = compiled_pass_with(subject, device) if subject.compiled else None
+    if protocol.data == "copied" and compiled is None:
+        raise Unmeasurable(
+            "not_available",
+            "--data copied needs a compiled model.",
+            "Give --data seen, or --compile.",
+        )
+    needed, free = needed_bytes(spec), free_bytes(device)
+    if (
+        needed > MEMORY_SHARE * free
+    ):  # check now: on a CPU, Linux kills a process that uses too much memory
+        most = f"{MEMORY_SHARE:.0%} of the {free / 2**30:.1f} GiB that are free"
+        text = (
+            f"The operator's inputs need {needed / 2**30:.1f} GiB of memory; they may use {most}."
+        )
+        raise Unmeasurable("out_of_memory", text, "Choose a smaller batch.")
+    check_size(spec, device, MEMORY_SHARE * free - needed, MOST_CALL_S)
+    rebuilt = rebuild(spec, device)
+    if compiled is not None:
+        _copy_values(rebuilt, compiled)
+    else:
+        set_values(rebuilt, protocol.data)
+    placement = Placement.parse(protocol.placement)
+    if protocol.residency == "chain":
+        if placement:
+            text = "--residency chain cannot use tensors in slow memory."
+            raise Unmeasurable("not_available", text, "Use --residency resident.")
+        return _chain(rebuilt)
+    if not placement:
+        offloaded = Offloaded(rebuilt, operator.attrgetter("run"), Details(), None, None)
+    elif offload is None:
+        raise Unmeasurable(
+            "not_available",
+            "This process cannot put tensors in slow memory: its host lacks the add-on 'memory'.",
+            "Install the farm on this host again with all its files.",
+        )
+    else:
+        offloaded = offload(rebuilt, placement)
+    rebuilt, run = offloaded.rebuilt, offloaded.run
+    if not kind.standalone:
+        run = _restoring
+    stream, copies_weights = protocol.residency == "stream", bool(rebuilt.weights)
+    without = not kind.standalone or placement
+    steps = HostSteps(device) if without else host_steps(run(rebuilt), protocol, device)
+    return Passes(
+        first=steps.around(run(rebuilt)),
+        copy=lambda index: steps.around(
+            run(rebuilt.replica(weights=copies_weights, activations=stream, index=index))
+        ),
+        weight_bytes=rebuilt.weight_bytes,
+        activation_bytes=rebuilt.activation_bytes,
+        inputs=rebuilt.read_memory,
+        written=[rebuilt.memory(index) for index in sorted(rebuilt.written)],
+        details=steps.noted(offloaded.details),
+        pool=offloaded.pool,
+        keep=offloaded.memory,
+    )
+
+
+def _chain(rebuilt: Rebuilt) -> Passes:
+    """Passes that are layers: each has its own weights and runs on the output of the layer before
+    it, in a cycle.
+    """
+    start: torch.Tensor | None = None
+    output: object = None
+    match rebuilt.spec.arguments:
+        case ({"tensor": number}, *_):
+            start = rebuilt.tensors[number]
+            output = None if rebuilt.written else rebuilt.run()
+    if (
+        start is None
+        or not isinstance(output, torch.Tensor)
+        or (output.shape, output.dtype, output.stride())
+        != (start.shape, start.dtype, start.stride())
+    ):
+        other = "its output has another shape, dtype or layout than its input"
+        why = "it writes its input" if rebuilt.written else other
+        text = f"--residency chain cannot measure this operator: {why}."
+        raise Unmeasurable("not_available", text, "Use --residency resident.")
+    passed_on = [start]
+
+    def layer(number: int) -> Pass:
+        one = rebuilt if number == 0 else rebuilt.replica(weights=True)
+
+        def run() -> object:
+            passed_on[0] = one.run_on(start if number == 0 else passed_on[0])
+            return passed_on[0]
+
+        return run
+
+    return Passes(
+        first=layer(0),
+        copy=layer,
+        weight_bytes=rebuilt.weight_bytes,
+        activation_bytes=rebuilt.activation_bytes,
+    )
+
+
+def _restoring(rebuilt: Rebuilt) -> Pass:
+    """A pass of a generated kernel or a collective. If it changes its inputs, they get their
+    present values again before each run. Before other collectives a small kernel runs, because long
+    graphs of collectives alone stall: an all-gather of 32 KB took 37 us on two H100s, and 11 us
+    with a kernel between any two."""
+    kept = [(base, base.clone()) for base in rebuilt.changed_memory]
+    if not kept and kind_of(rebuilt.spec).cards(rebuilt.spec) > 1:
+        return InPlacePass(rebuilt.run, functools.partial(write_again, [rebuilt.storages[0][:1]]))
+    if not kept:
+        return rebuilt.run
+
+    def restore() -> None:
+        for base, value in kept:
+            base.copy_(value)
+
+    return InPlacePass(rebuilt.run, restore)
+
+
+def _copy_values(rebuilt: Rebuilt, compiled: CompiledPass) -> None:
+    """Copy the values of the tensors from the running model, at the first launch of the tuple.
+
+    An aten operator that changes its inputs keeps values that do not drift
+    (`farm.subjects.values`)."""
+    if kind_of(rebuilt.spec).standalone and rebuilt.changed_memory:
+        return
+    values = compiled.copies_of(rebuilt.spec.id)
+    with torch.no_grad():
+        for mine, value in zip(rebuilt.tensors, values or (), strict=bool(values)):
+            if 0 not in mine.stride() and mine.numel():
+                mine.detach().copy_(value)
+
+
+def set_values(rebuilt: Rebuilt, data: str) -> None:
+    """Fill a rebuilt operator's activations, buffers and parameters with values of a data class, if
+    it accepts them.
+    """
+    if data == "normal":
+        return
+    spec = rebuilt.spec
+    written = written_inputs(spec)
+    if data == "zeros":
+        return zero_out(
+            rebuilt.tensors[index]
+            for index, known in enumerate(spec.tensors)
+            if known.role == "activation" and kind_of(spec).may_be_zero(spec, index, written)
+        )
+    indices = [index for index, tensor in enumerate(spec.tensors) if tensor.role == "activation"]
+    try:
+        wanted = fillings(data, len(indices))
+        kept = held_fillings(data, sum(one.held for one in spec.tensors))
+    except ValueError as error:
+        raise Unmeasurable("rejected", f"{error}.") from error
+    generator = torch.Generator(device=rebuilt.device).manual_seed(1)
+    done: set[int] = set()
+    with torch.no_grad():
+        for index, filling in zip(indices, wanted, strict=True):
+            storage = spec.tensors[index].storage
+            values = _values(rebuilt, index)
+            # Do not change values that the operator writes, divides by or uses as indices.
+            how = kind_of(spec).values(spec, index, written)
+            free = index not in written and how.form == "normal"
+            if free and storage not in done and values.is_floating_point():
+                done.add(storage)
+                if how.scale != 1:  # a data class has a standard deviation of one
+                    values.normal_(generator=generator)
+                impose(values, filling.zeros, filling.positive, filling.channels, generator)
+                if how.scale != 1:
+                    values.mul_(how.scale)
+        for index, held in zip(
+            [index for index, one in enumerate(spec.tensors) if one.held], kept, strict=True
+        ):
+            values = _values(rebuilt, index)
+            if values.is_floating_point() and index not in written:
+                _hold(values, held, generator)
+    return None
+
+
+def _hold(values: torch.Tensor, held: HeldFilling, generator: torch.Generator) -> None:
+    if held.same:
+        values.fill_(1)
+    elif held.zeros >= 1:
+        values.zero_()
+    elif held.dimension is not None and held.dimension < values.dim():
+        used = round((1 - held.zeros) * values.shape[held.dimension])
+        values.narrow(held.dimension, used, values.shape[held.dimension] - used).zero_()
+    elif held.zeros:
+        values.masked_fill_(
+            torch.rand(values.shape, device=values.device, generator=generator) < held.zeros, 0
+        )
+
+
+def _values(rebuilt: Rebuilt, index: int) -> torch.Tensor:
+    """The values to fill: the tensor's memory; or the tensor itself, if its memory is flat and it
+    alone uses that.
+    """
+    memory, tensor, spec = rebuilt.memory(index), rebuilt.tensors[index], rebuilt.spec
+    shared = sum(one.storage == spec.tensors[index].storage for one in spec.tensors) > 1
+    overlaps = tensor.numel() > memory.numel() or 0 in tensor.stride()
+    return memory if memory.dim() == tensor.dim() or shared or overlaps else tensor.detach()

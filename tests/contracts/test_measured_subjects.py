@@ -1,0 +1,71 @@
+"""The contract of `farm.benchmark.subjects.base`: every kind of measured subjects keeps it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from farm.benchmark.passes import applied
+from farm.benchmark.policies import POLICIES
+from farm.benchmark.subjects import COMPILED, MODEL, STEP, TUPLE, kind_of_subject, passes_of
+from farm.benchmark.subjects.base import SubjectKind
+from farm.types.protocol import Protocol, Stopping, Subject, Variant
+from tests.benchmark.operators import linear
+
+CPU = torch.device("cpu")
+EAGERLY = Protocol(launch="eager")
+SMALL = Variant("squeezenet1_1", 1, 32)
+
+
+def variant(**fields: object) -> Subject:
+    changed = Variant.from_json({**SMALL.to_json(), **fields})
+    return Subject("variant", changed.id, changed.to_json())
+
+
+#: A subject of each kind.
+EXAMPLES = {
+    TUPLE: linear(8, 16, 4),
+    MODEL: variant(),
+    STEP: variant(step="training", optimizer="sgd", mode="train"),
+    COMPILED: variant(compile="default"),
+}
+
+every_kind = pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: type(kind).__name__)
+
+
+@every_kind
+def test_a_subject_has_its_kind(kind: SubjectKind) -> None:
+    assert kind_of_subject(EXAMPLES[kind]) is kind
+
+
+def test_a_compiled_step_is_compiled() -> None:
+    assert kind_of_subject(variant(step="training", compile="default")) is COMPILED
+
+
+@every_kind
+def test_windows_follow_a_policy_of_the_table_and_keep_the_wanted_interval(
+    kind: SubjectKind,
+) -> None:
+    wanted = Stopping(time_half_width=0.02, energy_half_width=0.05)
+    assert kind.policy(EAGERLY) in POLICIES.values()
+    assert not kind.policy(EAGERLY.with_placement("in0")).energy
+    for ranks in (1, 2):
+        rule = kind.stopping(wanted, ranks)
+        assert (rule.time_half_width, rule.energy_half_width) == (0.02, 0.05)
+        assert rule.minimum_s <= rule.maximum_s
+
+
+def test_only_tuples_are_measured_roughly_and_have_a_canary() -> None:
+    rough = Stopping().allowing(0.05)
+    rough_policies = {kind for kind in EXAMPLES if kind.policy(EAGERLY, rough=True).rough}
+    assert rough_policies == {TUPLE}
+    assert {kind for kind in EXAMPLES if kind.has_canary(Stopping())} == {TUPLE}
+    assert not TUPLE.has_canary(rough)
+
+
+@pytest.mark.parametrize("kind", [TUPLE, MODEL, STEP], ids=lambda kind: type(kind).__name__)
+def test_a_pass_runs(kind: SubjectKind) -> None:
+    with applied(EAGERLY):
+        passes = passes_of(EXAMPLES[kind], EAGERLY, CPU)
+        passes.first()
+    assert (passes.order is not None) == EXAMPLES[kind].whole
