@@ -674,7 +674,7 @@ def _of_large_sweep(database: Database, job_id: str, number: int) -> Verdict | N
         if not _is_open(job, number) or not _is_complete(session, job):
             return None
         evidence = Evidence(session, job, number)
-        return evidence.verdict() if evidence.spans else None
+        return evidence.verdict() if evidence.is_large else None
 
 
 def _is_open(job: Job | None, number: int) -> TypeGuard[Job]:
@@ -709,7 +709,7 @@ def _close(session: Session, job: Job, verdict: Verdict | None) -> ClosedRound:
     request = Request.from_json(job.request)
     evidence = Evidence(session, job, job.round)
     if verdict is None:
-        if evidence.spans:
+        if evidence.is_large:
             # Its last item has just ended, and another aggregation is on its way.
             return ClosedRound(Closing.OPEN)
         verdict = evidence.verdict()

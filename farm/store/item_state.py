@@ -91,7 +91,7 @@ class Transition:
         """
         state = col(Item.state)
         found = state == self.found[0] if len(self.found) == 1 else state.in_(self.found)
-        if any(getattr(getattr(one, "left", None), "key", "") == "id" for one in which):
+        if any(getattr(getattr(condition, "left", None), "key", "") == "id" for condition in which):
             found = without_index(found)
         statement = update(Item).where(*which, found).values(**self.values(**given))
         return statement.execution_options(synchronize_session=False)

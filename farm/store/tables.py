@@ -119,10 +119,10 @@ def _columns_of(record: type) -> Any:
     (`farm.types.fields`).
     """
     columns: dict[str, Any] = {}
-    for one in fields_of(record):
-        if one.type in (str, int, float, bool):
-            kind = one.type | None if one.default is None else one.type
-            columns[one.name] = (kind, ... if one.default is MISSING else one.default)
+    for field in fields_of(record):
+        if field.type in (str, int, float, bool):
+            kind = field.type | None if field.default is None else field.type
+            columns[field.name] = (kind, ... if field.default is MISSING else field.default)
     return create_model(f"{record.__name__}Columns", __base__=Row, **columns)
 
 
