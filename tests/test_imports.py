@@ -52,6 +52,7 @@ TORCH_ROOMS = (
     "farm/subjects/collective_calls.py",
     "farm/subjects/encoding.py",
     "farm/subjects/leaf.py",
+    "farm/subjects/shapes.py",
     "farm/training/capture.py",
     "farm/training/step.py",
     "farm/training/extract.py",
