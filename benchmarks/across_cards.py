@@ -42,7 +42,7 @@ from farm.addons.predict.transfer import (
     TransferredPredictor,
 )
 from farm.exchange.packaged import FOLDER, packaged_database
-from farm.operators.sweep import calibration_tuples
+from farm.subjects.sweep import calibration_tuples
 
 CARDS = ("NVIDIA H200", "NVIDIA H100 80GB HBM3")
 #: The families of models from which calibration tuples are taken.

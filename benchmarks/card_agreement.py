@@ -18,6 +18,7 @@ from farm.errors import Unmeasurable
 from farm.settings import settings
 from farm.subjects.label import label_of
 from farm.subjects.parsing import parse
+from farm.types.figure import value_of
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
 
 TIMES = 5
@@ -108,10 +109,10 @@ def _read_again(
                 if number == 0:
                     continue
                 entry["temperature_c"].append(reading.temperature_c)
-                entry["time_us"].append(reading.time_us)
-                entry["energy_mj"].append(reading.energy_mj)
+                entry["time_us"].append(reading.time_us.value)
+                entry["energy_mj"].append(value_of(reading.energy_mj))
                 entry["effect_us"].append(
-                    reading.details.context and reading.details.context.effect_us
+                    reading.details.context and reading.details.context.effect_us.value
                 )
                 entry["flags"] += reading.flags
     return fingerprint, found
@@ -243,14 +244,14 @@ def _energy(variant: Variant, bench: Any) -> dict[str, Any]:
             begin_s = time.perf_counter()
             name, power_w = _other_power_w(lambda: loop(LOOP_S))
             end_s = time.perf_counter()
-        ours_w = window_power(sampler, begin_s, end_s).power_w or 0.0
+        ours_w = window_power(sampler, begin_s, end_s).power_w
         workload.close()
     return {
         "what": f"power of {variant}",
         "meter": name,
         "unit": "W",
         "theirs": power_w,
-        "ours": ours_w,
+        "ours": value_of(ours_w) or 0.0,
     }
 
 
@@ -332,7 +333,7 @@ def _times(subject: Subject, bench: Any) -> dict[str, Any]:
 
     cuda, protocol = bench.cuda, _protocol(bench)
     stopping = Stopping() if cuda else Stopping(warm_up_s=0.1, minimum_s=0.3, maximum_s=0.6)
-    ours_us = bench.measure(subject, protocol, stopping).time_us
+    ours_us = bench.measure(subject, protocol, stopping).time_us.value
     with numeric_flags(protocol), torch.set_grad_enabled(protocol.grad):
         workload = prepare(subject, protocol, bench.torch_device)
         one = workload.rounds[0]

@@ -26,6 +26,8 @@ from farm.settings import settings
 from farm.subjects.label import label_of
 from farm.subjects.parsing import parse
 from farm.types import intervals
+from farm.types.fields import figure_json
+from farm.types.figure import value_of
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
 from farm.types.reading import Reading
 
@@ -230,13 +232,12 @@ def data(form: str, seen: Any) -> Any:
 
 def brief(reading: Reading) -> dict[str, Any]:
     return {
-        "time_us": reading.time_us,
-        "power_w": reading.power_w,
-        "power_half_width_w": reading.power_half_width_w,
-        "energy_mj": reading.energy_mj,
+        "time_us": reading.time_us.value,
+        **figure_json("power", "w", reading.power_w),
+        "energy_mj": value_of(reading.energy_mj),
         "clock_mhz": reading.sm_clock_mhz,
         "temperature_c": reading.temperature_c,
-        "slope_c_per_s": reading.details.temperature_slope_c_per_s,
+        "slope_c_per_s": reading.details.conditions.temperature_slope_c_per_s,
         "flags": list(reading.flags),
         "burst": reading.details.to_json().get("burst"),
         "total_s": reading.cost_s["total"],

@@ -25,6 +25,7 @@ from farm.errors import Unmeasurable
 from farm.settings import settings
 from farm.subjects.label import label_of
 from farm.subjects.parsing import parse
+from farm.types.figure import value_of
 from farm.types.protocol import Protocol, Stopping, Subject, Variant, content_id
 from farm.types.reading import Reading
 
@@ -162,12 +163,12 @@ def plain(reading: Reading) -> dict[str, Any]:
 
 def show(word: str, reading: Reading) -> None:
     energy = (
-        f"{reading.energy_mj:.1f} mJ at {reading.power_w:.1f} W"
+        f"{reading.energy_mj.value:.1f} mJ at {value_of(reading.power_w):.1f} W"
         if reading.energy_mj
         else "no energy"
     )
     print(
-        f"{word:9} {reading.time_us:.1f} us ± {reading.time_half_width_us / reading.time_us:.2%}, "
+        f"{word:9} {reading.time_us.value:.1f} us ± {reading.time_us.relative:.2%}, "
         f"{energy}, "
         f"SM {reading.sm_clock_mhz} MHz, {reading.temperature_c} C, window {reading.window_s:.2f} "
         "s, "
@@ -178,8 +179,8 @@ def show(word: str, reading: Reading) -> None:
 def figures(reading: Reading, burst: bool) -> tuple[float, float]:
     kept = reading.details.burst if burst else None
     if kept:
-        return kept.time_us, kept.energy_mj or 0.0
-    return reading.time_us, reading.energy_mj or 0.0
+        return kept.time_us.value, value_of(kept.energy_mj) or 0.0
+    return reading.time_us.value, value_of(reading.energy_mj) or 0.0
 
 
 def compare(
@@ -188,12 +189,12 @@ def compare(
     time_us = sum(
         counts[tuple_id] * figures(reading, burst)[0] for tuple_id, reading in readings.items()
     )
-    line = f"SUM {word}  time {time_us / whole.time_us:.3f}"
+    line = f"SUM {word}  time {time_us / whole.time_us.value:.3f}"
     if whole.energy_mj:
         energy_mj = sum(
             counts[tuple_id] * figures(reading, burst)[1] for tuple_id, reading in readings.items()
         )
-        line += f", energy {energy_mj / whole.energy_mj:.3f}"
+        line += f", energy {energy_mj / whole.energy_mj.value:.3f}"
     print(line + " of the whole")
 
 
@@ -202,22 +203,26 @@ def by_type(readings: dict[str, Reading], counts: Counter[str], specs: dict[str,
     for tuple_id, reading in readings.items():
         entry = totals[specs[tuple_id].short_name]
         entry[0] += counts[tuple_id]
-        entry[1] += counts[tuple_id] * reading.time_us
-        entry[2] += counts[tuple_id] * (reading.energy_mj or 0.0)
+        entry[1] += counts[tuple_id] * reading.time_us.value
+        entry[2] += counts[tuple_id] * (value_of(reading.energy_mj) or 0.0)
     for name, (calls, time_us, energy_mj) in sorted(totals.items(), key=lambda pair: -pair[1][1]):
         print(f"  {name:28} {calls:5.0f} calls {time_us:12.1f} us {energy_mj:12.1f} mJ")
-    slowest = sorted(readings, key=lambda tuple_id: -counts[tuple_id] * readings[tuple_id].time_us)[
-        :6
-    ]
+    slowest = sorted(
+        readings, key=lambda tuple_id: -counts[tuple_id] * readings[tuple_id].time_us.value
+    )[:6]
     for tuple_id in slowest:
         reading = readings[tuple_id]
         burst = reading.details.burst
         print(
-            f"  {counts[tuple_id]:3}x {label_of(specs[tuple_id])[:70]:70} {reading.time_us:9.1f} "
+            f"  {counts[tuple_id]:3}x {label_of(specs[tuple_id])[:70]:70} {reading.time_us.value:9.1f} "
             "us "
-            f"{reading.power_w or 0:6.1f} W {reading.sm_clock_mhz or 0:6.0f} MHz "
+            f"{value_of(reading.power_w) or 0:6.1f} W {reading.sm_clock_mhz or 0:6.0f} MHz "
             f"{','.join(reading.flags)}"
-            + (f" | burst {burst.time_us:.1f} us {burst.power_w:.0f} W" if burst else "")
+            + (
+                f" | burst {burst.time_us.value:.1f} us {value_of(burst.power_w):.0f} W"
+                if burst
+                else ""
+            )
         )
 
 
@@ -231,8 +236,8 @@ def repeatability(
         )
         again = [bench.measure(subject, protocol, stopping) for _ in range(5)]
         for word, values in (
-            ("time", [reading.time_us for reading in again]),
-            ("energy", [reading.energy_mj or 0.0 for reading in again]),
+            ("time", [reading.time_us.value for reading in again]),
+            ("energy", [value_of(reading.energy_mj) or 0.0 for reading in again]),
         ):
             if min(values) > 0:
                 spreads[word].append((max(values) - min(values)) / statistics.median(values))

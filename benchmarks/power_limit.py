@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.subjects.label import label_of
+from farm.types.figure import value_of
 
 WINDOW_S = 2.0
 WARM_UP_S = 1.5
@@ -74,7 +75,12 @@ def compare(card: Any, options: argparse.Namespace) -> dict[str, Any]:
         "card": vars(card),
         "torch": torch.__version__,
         "product": label_of(spec),
-        "steady": _figures(reading.time_us, reading.power_w, reading.sm_clock_mhz, reading.flags),
+        "steady": _figures(
+            reading.time_us.value,
+            value_of(reading.power_w),
+            reading.sm_clock_mhz,
+            reading.flags,
+        ),
         "burst": reading.details.to_json().get("burst"),
         "company": [],
     }
@@ -88,7 +94,7 @@ def compare(card: Any, options: argparse.Namespace) -> dict[str, Any]:
 
         light_us = _read(bench, [light])["time_us"]
         for share in (float(text) for text in options.shares.split(",")):
-            times = max(1, round(reading.time_us * (1 / share - 1) / light_us))
+            times = max(1, round(reading.time_us.value * (1 / share - 1) / light_us))
             alone, both = _read(bench, [light] * times), _read(bench, [product, *[light] * times])
             out["company"].append(
                 {"lights": times, "alone": alone, "both": both, **_rest(both, alone)}
@@ -100,8 +106,8 @@ def compare(card: Any, options: argparse.Namespace) -> dict[str, Any]:
 
 def _chosen(out: dict[str, Any], both: dict[str, Any]) -> dict[str, Any]:
     """Return what a sum would take from the product's reading, given the card's state with both."""
+    from farm.types.details import Details
     from farm.types.figure import Figure, figure_of
-    from farm.types.reading import Details
     from farm.verdict.corrections import choose
     from farm.verdict.figures import ReadingView
 
@@ -157,7 +163,7 @@ def _read(bench: Any, calls: Sequence[Callable[[], object]]) -> dict[str, Any]:
     window = sampler.window(power.begin_s, power.end_s)
     time_us = math.fsum(entry.took_s for entry in rounds) / len(rounds) * 1e6
     limited = [name for name, share in window.throttle_shares.items() if share >= 0.05]
-    return _figures(time_us, power.power_w, window.sm_clock_mhz, limited)
+    return _figures(time_us, value_of(power.power_w), window.sm_clock_mhz, limited)
 
 
 def _figures(

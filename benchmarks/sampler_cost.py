@@ -142,10 +142,11 @@ def _compare(
         for bench in (sampled, silent) if number % 2 == 0 else (silent, sampled):
             pair[bench] = bench.measure(subject, protocol, stopping)
         with_it, without = pair[sampled], pair[silent]
-        figures["mean"].append(with_it.details.time_mean_us / without.details.time_mean_us - 1)
+        mean_us, silent_us = (one.details.timing.time_mean_us for one in (with_it, without))
+        figures["mean"].append(mean_us.value / silent_us.value - 1)
         figures["median"].append(with_it.time_median_us / without.time_median_us - 1)
-        busy.append(with_it.details.sampler_busy_share or 0.0)
-        time_us = with_it.time_us
+        busy.append(with_it.details.powering.sampler_busy_share or 0.0)
+        time_us = with_it.time_us.value
     row: dict[str, Any] = {
         "label": label,
         "subject": subject.id,

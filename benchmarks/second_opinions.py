@@ -98,7 +98,7 @@ def compare(subject: Subject, bench: Bench, monitor: Any, seconds: float) -> dic
         time_us = (
             timer.blocked_autorange(min_run_time=min(1.0, seconds)).median / 20 / one.passes * 1e6
         )
-        found = {"time_us": reading.time_us, "time": time_us / reading.time_us}
+        found = {"time_us": reading.time_us.value, "time": time_us / reading.time_us.value}
         if not isinstance(monitor, str):
             calls, begin_s = 0, time.perf_counter()
             monitor.begin_window("loop")
@@ -107,8 +107,8 @@ def compare(subject: Subject, bench: Bench, monitor: Any, seconds: float) -> dic
                 calls += 20 * one.passes
             measured = monitor.end_window("loop")
             if reading.power_w and reading.energy_mj:
-                found["power"] = measured.total_energy / measured.time / reading.power_w
-                found["energy"] = measured.total_energy * 1e3 / calls / reading.energy_mj
+                found["power"] = measured.total_energy / measured.time / reading.power_w.value
+                found["energy"] = measured.total_energy * 1e3 / calls / reading.energy_mj.value
         workload.close()
     return found
 

@@ -22,8 +22,8 @@ from farm.addons.predict.collectives import Size
 from farm.report.report import Report, build
 from farm.store.database import Database
 from farm.store.tables import Job, JobState, Operator, ReadingRow
+from farm.types.details import Details
 from farm.types.format import ENERGY, TIME, count_of, gap, quantity
-from farm.types.reading import Details
 from farm.types.request import Request
 
 
@@ -74,7 +74,7 @@ def _variants(reports: list[Report]) -> list[str]:
             gap(verdict.time.gap),
             quantity(energy.whole.value if energy and energy.whole else None, ENERGY),
             gap(energy.gap if energy else None),
-            ", ".join(quantity(rank.time_us, TIME) for rank in report.ranks) or "-",
+            ", ".join(quantity(rank.time_us.value, TIME) for rank in report.ranks) or "-",
             *(quantity(us, TIME) for us in communication),
             ", ".join(f"{name} {number}" for name, number in verdict.flags.items()) or "-",
         ]
@@ -99,9 +99,9 @@ def _collectives(rows: list[tuple[ReadingRow, Operator]]) -> list[str]:
         rows, key=lambda row: (row[1].short_name, _input_bytes(row[1]))
     ):
         details = Details.from_json(reading.details)
-        if details.overlap is not None:
+        if details.cards.overlap is not None:
             continue
-        bus, link = details.bus_bytes_per_s, details.link_bytes_per_s
+        bus, link = details.cards.bus_bytes_per_s, details.cards.link_bytes_per_s
         cells = [
             operator.label.partition(" | ")[0],
             count_of(_input_bytes(operator), "B"),
@@ -122,7 +122,7 @@ def _overlaps(rows: list[tuple[ReadingRow, Operator]]) -> list[str]:
     )
     lines = [f"| {heads} |", "| --- | --: | --: | --: | --: | --: |"]
     for reading, operator in rows:
-        if (found := Details.from_json(reading.details).overlap) is not None:
+        if (found := Details.from_json(reading.details).cards.overlap) is not None:
             times = (
                 found.collective_us,
                 found.product_us,

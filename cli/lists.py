@@ -184,7 +184,7 @@ def models(rows: Sequence[Row]) -> RenderableType:
 
 
 def readings(rows: Sequence[Row]) -> RenderableType:
-    """Keys as of `farm.report.lookup.LookupRow`."""
+    """Keys as of `farm.report.lookup.LookupRow.to_json`."""
 
     def label(row: Row) -> str:
         return row["label"] + ("" if row["data_class"] == "normal" else f", {row['data_class']}")
@@ -221,9 +221,9 @@ def history(rows: Sequence[HistoryRow]) -> RenderableType:
         ),
         ("torch", lambda row: row.torch.partition("+")[0]),
         ("measured", "measured_at_s", day),
-        *((">time", "time", lambda time: interval(time, TIME)), (">change", "time_change", gap)),
+        *((">time", lambda row: interval(row.cost.time_us, TIME)), (">change", "time_change", gap)),
         *(
-            (">energy", "energy", lambda energy: interval(energy, ENERGY)),
+            (">energy", lambda row: interval(row.cost.energy_mj, ENERGY)),
             (">change", "energy_change", gap),
         ),
         ("flags", lambda row: ", ".join(row.flags)),

@@ -32,7 +32,7 @@ def lookup(
         lambda session: lookups.lookup(session, filters, sort=sort, limit=limit),  # type: ignore[arg-type]
         lambda result: result[1] > 0,
     )
-    rows = [vars(row) for row in matches]
+    rows = [row.to_json() for row in matches]
     if as_json:
         emit_json({"total": total, "readings": rows})
     elif not rows:

@@ -7,7 +7,7 @@ Formatting, no logic; `farm.report` computes the values.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -35,8 +35,10 @@ from farm.types.format import (
     quantity,
     span,
 )
-from farm.verdict.cost_line import CostLine, merged
-from farm.verdict.verdict import Verdict
+
+if TYPE_CHECKING:
+    from farm.verdict.cost_line import CostLine
+    from farm.verdict.verdict import Verdict
 
 _MOST_UNMEASURED = 10
 _ON_A_GPU = "tmcks4gd"  # the packaged job that shows a result of a GPU
@@ -119,7 +121,7 @@ def _types(report: Report) -> RenderableType:
     rows, verdict = report.types, report.verdict
     in_model = [row.in_model_us for row in rows if row.in_model_us is not None]
     in_model_total = quantity(sum(in_model), TIME, 4) if len(in_model) == len(rows) else NOTHING
-    total = merged(row.cost for row in rows)
+    total = report.cost
     energy = quantity(verdict.energy.total.value, ENERGY, 4) if verdict.energy else "not available"
     of_energy = [
         (">energy", lambda row: quantity(row.cost.measured_mj, ENERGY), None, energy),
@@ -333,8 +335,8 @@ def _rounds(report: Report) -> RenderableType:
             ("why", lambda row: row.reason),
             ("operators added", "operators", new_operators),
             (">items", "items"),
-            (">accuracy\ntime", "accuracy_time", percent),
-            (">accuracy\nenergy", "accuracy_energy", percent),
+            (">accuracy\ntime", lambda row: percent(row.accuracies.get("time"))),
+            (">accuracy\nenergy", lambda row: percent(row.accuracies.get("energy"))),
             (">coverage", "coverage", percent),
             (
                 "outcome",
@@ -414,14 +416,18 @@ def layer_table(layers: Layers) -> RenderableType:
     columns: list[Any] = [
         *([("module", "module_path", _path)] if by == "call" else []),
         (head, lambda row: _layer_name(row, layers)),
-        *([(">calls", lambda row: part_of(row.measured_calls, row.calls))] if by != "call" else []),
+        *(
+            [(">calls", lambda row: part_of(row.measured_calls, row.cost.calls))]
+            if by != "call"
+            else []
+        ),
         *(sizes if by in ("call", "tuple") else []),
         (
             ">weights",
             lambda row: count_of(row.held_parameters, "") if row.held_parameters != 0 else NOTHING,
         ),
-        (">FLOP", lambda row: count_of(row.flops, "")),
-        (">bytes", "bytes_moved", "B"),
+        (">FLOP", lambda row: count_of(row.cost.flops, "")),
+        (">bytes", lambda row: count_of(row.cost.bytes_moved, "B")),
         (">time", "time_us", TIME),
         (">share", "time_share", percent),
         *(energies if any(row.energy_mj is not None for row in layers.rows) else []),
@@ -435,6 +441,10 @@ def layer_table(layers: Layers) -> RenderableType:
         rest="; --csv and --json list all",
     )
     return Group(Text(f"{layers.title}  (job {layers.job_id})", style="bold"), Text(), table)
+
+
+def _calls_of(row: LayerRow) -> str:
+    return part_of(row.measured_calls, row.cost.calls)
 
 
 def _path(path: str) -> str:

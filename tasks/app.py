@@ -22,10 +22,9 @@ from celery.loaders.app import AppLoader
 from kombu.exceptions import OperationalError
 from kombu.utils.url import parse_url
 
-from farm.benchmark_process.client import START_TIMEOUT_S
 from farm.errors import BrokerUnreachable, SettingsError
 from farm.errors.safe_text import UNREADABLE_URL, shown_url
-from farm.settings import Settings, settings
+from farm.settings import START_TIMEOUT_S, Settings, settings
 from tasks import message_filter
 from tasks.message_filter import CONTROL_QUEUE
 from tasks.transport import BACKEND_OPTIONS, TRANSPORT_OPTIONS

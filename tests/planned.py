@@ -19,22 +19,22 @@ from farm.models import catalog
 from farm.operators.captured import CapturedCall
 from farm.store import content, tables
 from farm.store.database import Database
+from farm.types.details import Details
+from farm.types.figure import Figure
 from farm.types.protocol import Protocol, Stopping, Variant
-from farm.types.reading import METHOD, Details, Reading, method_of
+from farm.types.reading import METHOD, Reading, method_of
 from farm.types.request import Request, Sweep
 from tests.farms import store_operators
 
 READING = Reading(
-    time_us=10.0,
-    time_half_width_us=0.01,
+    time_us=Figure(10.0, 0.01),
     time_median_us=10.0,
     time_trimmed_us=10.0,
     passes=100,
     window_s=0.7,
     warm_up_s=0.3,
-    power_w=100.0,
-    energy_mj=1.0,
-    energy_half_width_mj=0.001,
+    power_w=Figure(100.0),
+    energy_mj=Figure(1.0, 0.001),
     details=Details(method=METHOD),
 )
 

@@ -26,7 +26,8 @@ from benchmarks.studies.results import (
 )
 from farm.addons.pages.plots import Chart, Line
 from farm.store import tables
-from farm.types.reading import Details
+from farm.types.details import Details
+from farm.types.figure import value_of
 from farm.verdict.aggregate import aggregate
 from farm.verdict.cost_line import TupleView
 from farm.verdict.figures import Part, ReadingView, Whole
@@ -170,7 +171,8 @@ def averaging(laboratory: Laboratory, options: StudyOptions) -> Findings:
 
 
 def _averages(row: tables.ReadingRow) -> dict[str, float]:
-    mean_us = Details.from_json(row.details).time_mean_us or row.time_us
+    mean_us = Details.from_json(row.details).timing.time_mean_us
+    mean_us = value_of(mean_us) or row.time_us
     return dict(zip(AVERAGES, (mean_us, row.time_median_us, row.time_trimmed_us), strict=True))
 
 

@@ -200,7 +200,7 @@ class _Session:
                     "checkout.",
                     4,
                 )
-            self.append({"benchmark": vars(measured)})
+            self.append({"benchmark": measured.to_json()})
         elif measured.disturbed:
             pytest.skip(f"the host is busy: {measured.disturbed}")
         return measured
@@ -412,7 +412,7 @@ def _outcome(entries: list[dict[str, Any]]) -> _Outcome:
 def _benchmark(fields: Mapping[str, Any]) -> Any:
     from farm.jobs.named_benchmark import Benchmark  # late: it imports torch
 
-    return Benchmark(**fields)
+    return Benchmark.from_json(fields)
 
 
 @contextlib.contextmanager

@@ -33,8 +33,9 @@ from farm.benchmark.torch_device import one_stream
 from farm.benchmark.workload import Workload, prepare, why_it_raised
 from farm.devices.device import Device
 from farm.errors import Unmeasurable
+from farm.types.details import CanaryNote
 from farm.types.protocol import OnPhase, Protocol, Stopping, Subject
-from farm.types.reading import CPU_METHOD, CanaryNote, Reading
+from farm.types.reading import CPU_METHOD, Reading
 
 # how often to repeat a reading that a hot card, other processes, drift or a slow host disturbed
 REPEATS = 2
@@ -208,7 +209,7 @@ class Bench:
                 reading = reading.flagged("values_moved")
 
         counts_energy = "energy_counter_mj" in self.device.capabilities
-        pass_s = ranks.largest(reading.time_us / 1e6)
+        pass_s = ranks.largest(reading.time_us.value / 1e6)
         limited = bool(ranks.largest("throttled_power" in reading.flags and counts_energy))
         measurement = Measurement(
             subject, protocol, stopping, policy, workload, self.windows, pass_s, limited

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from farm.devices.device import Card
 from farm.devices.host import open_device
+from farm.types.figure import Figure, value_of
 from farm.types.format import ENERGY, POWER, TIME, quantity
 
 
@@ -32,11 +33,24 @@ class Window:
 
     card: Card
     time_s: float | None = None
-    energy_mj: float | None = None
-    power_w: float | None = None
-    power_half_width_w: float | None = None  # of a 95 % interval
+    power: Figure | None = None  # mean power of the card, in W
     power_source: str = ""
     shared: bool | None = None
+
+    @property
+    def power_w(self) -> float | None:
+        return value_of(self.power)
+
+    @property
+    def power_half_width_w(self) -> float | None:
+        """Half-width of the 95 % interval of `power_w`."""
+        return self.power.half_width if self.power else None
+
+    @property
+    def energy_mj(self) -> float | None:
+        if self.power is None or self.time_s is None:
+            return None
+        return self.power.value * self.time_s * 1e3
 
     def __repr__(self) -> str:
         if self.time_s is None:
@@ -71,9 +85,7 @@ def measured_block(card: Card) -> Iterator[Window]:
             end_s = time.perf_counter()
             found.time_s = end_s - begin_s
             power = window_power(sampler, begin_s, end_s)
-            found.power_w, found.power_half_width_w = power.power_w, power.half_width_w
-            found.power_source = power.source
-            found.energy_mj = None if power.power_w is None else power.power_w * found.time_s * 1e3
+            found.power, found.power_source = power.power_w, power.source
             if "compute_processes" in device.capabilities:
                 found.shared = bool(sampler.window(begin_s, end_s).foreign_processes)
 

@@ -21,7 +21,8 @@ import torch
 from farm.benchmark import ranks
 from farm.benchmark.torch_device import cache_bytes, capture_graph
 from farm.types import intervals
-from farm.types.reading import InContext
+from farm.types.details import InContext
+from farm.types.figure import Figure
 
 PIECES = 64  # the cache size is divided into this many pieces
 LEAST_PIECE_BYTES = 2**16
@@ -170,9 +171,7 @@ def time_among_others(
         rough: a less precise time is enough.
     """
     if pass_s > LONGEST_S:
-        return InContext(
-            alone_us=pass_s * 1e6, effect_us=0.0, effect_half_width_us=UNSEEN_US, passes=0
-        )
+        return InContext(alone_us=pass_s * 1e6, effect_us=Figure(0.0, UNSEEN_US), passes=0)
     # Writing the inputs is limited by the memory bandwidth; all kernels of `others` take about 70
     # us together.
     around_s = 1e-4 + sum(memory.nbytes for memory in memories) / 1e12
@@ -203,7 +202,7 @@ def time_among_others(
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for replay in range(REPLAYS + 1):  # alternate the graphs, so that all run at the same clocks
         precise = replay > LEAST_REPLAYS and (
-            rough or _effect_us(alone_us, among_us)[1] <= PRECISE * bare_us[-1]
+            rough or _effect_us(alone_us, among_us).half_width <= PRECISE * bare_us[-1]
         )
         if not ranks.largest(not precise):
             break
@@ -219,17 +218,19 @@ def time_among_others(
             alone_us += [first.elapsed_time(second) * 1e3 for first, second in alone_events[1:]]
             among_us += [first.elapsed_time(second) * 1e3 for first, second in among_events[1:]]
     return InContext(
-        statistics.median(bare_us), *_effect_us(alone_us, among_us), passes=len(among_us)
+        alone_us=statistics.median(bare_us),
+        effect_us=_effect_us(alone_us, among_us),
+        passes=len(among_us),
     )
 
 
-def _effect_us(alone_us: Sequence[float], among_us: Sequence[float]) -> tuple[float, float]:
-    """How much longer passes take among other operators, and the half-width of this time."""
+def _effect_us(alone_us: Sequence[float], among_us: Sequence[float]) -> Figure:
+    """How much longer passes take among other operators."""
     effect_us = intervals.midmean(among_us) - intervals.midmean(alone_us)
     each_us = (
         intervals.batch_half_width(values, intervals.midmean) for values in (alone_us, among_us)
     )
-    return effect_us, math.hypot(*each_us)
+    return Figure(effect_us, math.hypot(*each_us))
 
 
 def replay_us(graph: torch.cuda.CUDAGraph, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:

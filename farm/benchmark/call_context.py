@@ -43,7 +43,8 @@ from farm.subjects.encoding import dtype_of, tensors_in
 from farm.subjects.registry import kind_of
 from farm.types import intervals
 from farm.types.deciding import DecidingInput, deciding_input
-from farm.types.reading import Place
+from farm.types.details import Place
+from farm.types.figure import Figure
 from farm.types.tuple import OperatorTuple
 
 BUDGET_S = 0.25  # for all replays together
@@ -219,7 +220,8 @@ def shared_out(
     for tuple_id, weight in weights.items():
         share, calls = weight / sum_us if sum_us else 1 / len(weights), counts[tuple_id]
         half_width = half_width_us * math.sqrt(share) / calls
-        places[tuple_id] = Place(round(share * total_us / calls, 4), round(half_width, 4), calls)
+        effect_us = Figure(round(share * total_us / calls, 4), round(half_width, 4))
+        places[tuple_id] = Place(effect_us, calls)
     return places
 
 
@@ -261,7 +263,8 @@ def _replays(seconds: float) -> int:
 
 def _place(values_us: list[float], calls: int) -> Place:
     half_width_us = intervals.batch_half_width(values_us, intervals.midmean)
-    return Place(round(intervals.midmean(values_us), 4), round(half_width_us, 4), calls)
+    effect_us = Figure(round(intervals.midmean(values_us), 4), round(half_width_us, 4))
+    return Place(effect_us, calls)
 
 
 class Player:

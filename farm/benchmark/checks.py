@@ -24,8 +24,10 @@ from farm.benchmark import ranks
 from farm.benchmark.passes import numeric_flags
 from farm.benchmark.torch_device import synchronize
 from farm.benchmark.workload import Workload, prepare_canary
+from farm.types.details import CanaryNote
+from farm.types.figure import Figure, exact, value_of
 from farm.types.protocol import OnPhase, Protocol, Stopping
-from farm.types.reading import REPEATED, CanaryNote, Reading
+from farm.types.reading import REPEATED, Reading
 
 _log = logging.getLogger(__name__)
 
@@ -42,14 +44,6 @@ EVERY = 25  # tuples between two readings of the canary
 SIZE = 2048  # rows and columns of the matrices that the canary multiplies
 # a larger relative change of the canary's energy or time makes the readings after it doubtful
 OFF = 0.03
-NOTED = (
-    "time_us",
-    "power_w",
-    "energy_mj",
-    "temperature_c",
-    "sm_clock_mhz",
-    "flags",
-)  # kept of a canary's reading
 STOPPING = Stopping(warm_up_s=0.2, minimum_s=0.6, maximum_s=0.8)
 # later canaries run on a card that tuples have warmed: the first one must be warm, too
 FIRST_WARM_UP_S = 2.0
@@ -136,9 +130,14 @@ class Canary:
             time_change, energy_change = _changes(reading, first)
             self._notes.append(
                 CanaryNote(
+                    time_us=Figure(reading.time_us.value),
+                    energy_mj=exact(reading.energy_mj),
                     number=len(self._notes) + 1,
                     process=os.getpid(),
-                    **{name: getattr(reading, name) for name in NOTED},
+                    power_w=value_of(reading.power_w),
+                    temperature_c=reading.temperature_c,
+                    sm_clock_mhz=reading.sm_clock_mhz,
+                    flags=reading.flags,
                     time_change=time_change,
                     energy_change=energy_change,
                     cost_s=round(time.perf_counter() - started_s, 3),
@@ -172,12 +171,11 @@ def _changes(reading: Reading, first: CanaryNote | None) -> tuple[float, float |
     """Relative changes of time and energy since the process's first undisturbed canary."""
     if first is None:
         return 0.0, None
-    energy = (
-        reading.energy_mj / first.energy_mj - 1 if reading.energy_mj and first.energy_mj else None
-    )
-    return round(reading.time_us / first.time_us - 1, 5), None if energy is None else round(
-        energy, 5
-    )
+    time_change = round(reading.time_us.value / first.time_us.value - 1, 5)
+    energy_mj, first_mj = value_of(reading.energy_mj), value_of(first.energy_mj)
+    if not energy_mj or not first_mj:
+        return time_change, None
+    return time_change, round(energy_mj / first_mj - 1, 5)
 
 
 def _off(time_change: float | None, energy_change: float | None) -> bool:

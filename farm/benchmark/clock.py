@@ -24,7 +24,8 @@ from farm.benchmark.sampler import SampledWindow, Sampler
 from farm.benchmark.workload import Workload, WorkloadRound
 from farm.devices.device import Device
 from farm.types import intervals
-from farm.types.reading import Burst
+from farm.types.details import Burst
+from farm.types.figure import Figure
 
 PAUSES_PER_S = 8.0  # mean number of pauses between rounds
 LONGEST_PAUSE_S = 0.01  # a pause is at most as long as a pass, and as this
@@ -149,10 +150,8 @@ def starved_share(rounds: Sequence[TimedRound]) -> float:
     return lost_s / math.fsum(entry.took_s + entry.paused_s for entry in rounds)
 
 
-def eager_time_us(run: Pass, device: torch.device) -> tuple[float, float]:
-    """Time eagerly launched passes, one directly after the other. Return the median pass time and
-    its half-width.
-    """
+def eager_time_us(run: Pass, device: torch.device) -> Figure:
+    """Time eagerly launched passes, one directly after the other. Return the median pass time."""
     clock = Clock(Workload([WorkloadRound(run, 1)], device, round_s=EAGER_S))
     begin_s = time.perf_counter()
     while ranks.largest(time.perf_counter() - begin_s < EAGER_S or len(clock.done) < EAGER_LEAST):
@@ -160,7 +159,7 @@ def eager_time_us(run: Pass, device: torch.device) -> tuple[float, float]:
     clock.finish()
     values = pass_times_us(clock.done[1:])  # the first waits for earlier work
     half_width_us = intervals.batch_half_width(values, statistics.median)
-    return statistics.median(values), intervals.finite(half_width_us, statistics.median(values))
+    return intervals.finite_figure(statistics.median(values), half_width_us)
 
 
 def measure_bursts(workload: Workload, device: Device) -> Burst | None:
@@ -208,25 +207,20 @@ def measure_bursts(workload: Workload, device: Device) -> Burst | None:
         return None
     # The line through both points has the value P_op at duty 1 and P_pause at duty 0.
     weights = (1 - low) / (high - low), (1 - high) / (high - low)
-    power_w = weights[0] * high_w - weights[1] * low_w
-    power_half_width_w = math.hypot(
-        *(weight * power.half_width for weight, power in zip(weights, powers, strict=True))
-    )
+    half_widths_w = [
+        weight * power.half_width for weight, power in zip(weights, powers, strict=True)
+    ]
+    power_w = Figure(weights[0] * high_w - weights[1] * low_w, math.hypot(*half_widths_w))
     times_us = pass_times_us(rounds)
-    time_us = statistics.fmean(times_us)
-    time_half_width_us = intervals.finite(intervals.batch_half_width(times_us), time_us)
-    energy_mj, energy_half_width_mj = intervals.pass_energy(
-        power_w, power_half_width_w, time_us, time_half_width_us
+    time_us = intervals.finite_figure(
+        statistics.fmean(times_us), intervals.batch_half_width(times_us)
     )
     clocks_mhz = [one.sm_clock_mhz for one in seen if one.sm_clock_mhz is not None]
     reasons = [name for one in seen for name in one.throttle_shares]
     return Burst(
         time_us=time_us,
-        time_half_width_us=time_half_width_us,
+        energy_mj=intervals.pass_energy(power_w, time_us),
         power_w=power_w,
-        power_half_width_w=power_half_width_w,
-        energy_mj=energy_mj,
-        energy_half_width_mj=energy_half_width_mj,
         sm_clock_mhz=statistics.fmean(clocks_mhz) if clocks_mhz else None,
         pause_power_w=low_w - (high_w - low_w) / (high - low) * low,
         duties=(round(high, 4), round(low, 4)),

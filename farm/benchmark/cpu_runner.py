@@ -133,19 +133,22 @@ class CpuRunner:
         steady = window.SteadyWindow(
             workload=timer.workload,
             rounds=timer.rounds,
-            power=window.WindowPower(None, None, "", 0.0, timer.elapsed_s),
+            power=window.WindowPower(None, "", 0.0, timer.elapsed_s),
             converged=timer.converged(),
             ceiling_s=timer.longest_s,
             waited_share=timer.waited_share,
             fastest_us=timer.time_us(),
         )
-        reading = steady.reading(
-            self._windows.levels,
-            None,
-            threads=torch.get_num_threads(),
+        reading = steady.reading(self._windows.levels, None)
+        details = reading.details
+        timing = dataclasses.replace(
+            details.timing,
             turns_group=timer.group,
             without_turn_us=tuple(timer.without_turn_us()),
         )
+        threads = torch.get_num_threads()
+        launching = dataclasses.replace(details.launching, threads=threads)
+        reading = reading.noting(timing=timing, launching=launching)
         return reading.flagged("values_moved") if timer.moved else reading
 
 

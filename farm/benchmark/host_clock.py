@@ -40,6 +40,7 @@ from farm.models.building import replaced
 from farm.subjects import kernel as kernels
 from farm.subjects.encoding import tensors_in
 from farm.types import intervals
+from farm.types.figure import Figure
 from farm.types.protocol import Protocol, Stopping
 
 TURNS = 22  # most turns: in a turn each subject has a visit
@@ -146,11 +147,10 @@ class HostTimer:
         """The share of the visits' time in which the CPU did not run this thread, 0 to 1."""
         return max(0.0, 1 - self.cpu_s / self.elapsed_s) if self.elapsed_s else 0.0
 
-    def time_us(self) -> tuple[float, float]:
-        """The time of a pass, and the half-width of its interval from the differences between
-        turns. Unit: us.
-        """
-        return fastest_us(self.rounds), intervals.jackknife_half_width(self.without_turn_us())
+    def time_us(self) -> Figure:
+        """The time of a pass, with an interval from the differences between turns. Unit: us."""
+        half_width_us = intervals.jackknife_half_width(self.without_turn_us())
+        return Figure(fastest_us(self.rounds), half_width_us)
 
     def without_turn_us(self) -> list[float]:
         """For each turn, the time of a pass without the passes of this turn. Unit: us."""
@@ -163,8 +163,10 @@ class HostTimer:
 
     def converged(self) -> bool:
         """True if the interval is narrow enough for the stopping rule."""
-        time_us, half_width_us = self.time_us()
-        return intervals.relative(half_width_us, time_us) <= self.stopping.time_half_width
+        time_us = self.time_us()
+        return (
+            intervals.relative(time_us.half_width, time_us.value) <= self.stopping.time_half_width
+        )
 
 
 def take_turns(timers: Sequence[HostTimer], on_turn: Callable[[], None] = lambda: None) -> None:

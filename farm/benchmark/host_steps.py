@@ -14,7 +14,7 @@ import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from farm.models.building import replaced
 from farm.operators.capture import WatchedOperators
 from farm.operators.grouped_products import multiply, needs_host
 from farm.subjects.encoding import storage_key, tensors_in, written_tensors
+from farm.types.details import Details
 
 _aten: Any = torch.ops.aten
 #: The same values in other tensors: autograd attaches the graph of a pass to what an operator
@@ -90,8 +91,8 @@ class HostSteps:
 
         return call if self.steps else run
 
-    def details(self) -> dict[str, Any]:
-        """The fields of a reading's details."""
+    def noted(self, details: Details) -> Details:
+        """Return the details of a reading with the steps of its passes."""
         copies, took_us = Counter[str](), Counter[str]()
         for step in self.steps:
             if step.pinned is None:
@@ -99,7 +100,11 @@ class HostSteps:
             else:
                 copies[step.operator] += 1
         left_out_us = {name: round(value, 1) for name, value in took_us.items()}
-        return {"host_copies": dict(copies) or None, "left_out_us": left_out_us or None}
+        return replace(
+            details,
+            launching=replace(details.launching, host_copies=dict(copies) or None),
+            timing=replace(details.timing, left_out_us=left_out_us or None),
+        )
 
 
 class _Pass:

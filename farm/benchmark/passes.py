@@ -21,8 +21,8 @@ from farm.models.tensor_kinds import bytes_of
 from farm.operators.captured import CapturedPass
 from farm.operators.deciding_values import with_values
 from farm.operators.rebuild import Rebuilt
+from farm.types.details import Details, MemoryUse
 from farm.types.protocol import Placement, Protocol
-from farm.types.reading import Details
 
 if TYPE_CHECKING:
     pass
@@ -99,13 +99,13 @@ def as_launched(
 
 def working_set(
     run: Pass, model: torch.nn.Module, protocol: Protocol, device: torch.device
-) -> Details:
+) -> MemoryUse:
     """Measure the bytes that one pass of a model touches, and the share that the cache keeps until
     the next pass.
     """
     parameter_bytes = bytes_of([*model.parameters(), *model.buffers()])
     if device.type != "cuda" or not protocol.measures_context:
-        return Details(parameter_bytes=parameter_bytes)
+        return MemoryUse(parameter_bytes=parameter_bytes)
     run()  # libraries allocate their workspaces in the first run
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -114,7 +114,7 @@ def working_set(
     torch.cuda.synchronize(device)
     activation_bytes = torch.cuda.max_memory_allocated(device) - before_bytes
     share = found_again(parameter_bytes + activation_bytes, device)
-    return Details(
+    return MemoryUse(
         parameter_bytes=parameter_bytes,
         activation_peak_bytes=activation_bytes,
         found_again=None if share is None else round(share, 3),

@@ -104,7 +104,8 @@ class Windows:
                 time.sleep(1.0)  # let the card cool
             if ranks.largest("starved" in poor):
                 self._queues = min(MOST_QUEUES, 2 * self._queues)
-        return reading.noting(attempts=attempt + 1 if attempt else None)
+        attempts = attempt + 1 if attempt else None
+        return reading.noting(timing=dataclasses.replace(reading.details.timing, attempts=attempts))
 
     def measure(
         self, workload: Workload, stopping: Stopping, policy: WindowPolicy, on_phase: OnPhase
@@ -139,15 +140,17 @@ class Windows:
             lacking=tuple(sorted(SENSORS - known_sensors)) if self.device.card.is_gpu else (),
         )
         paused_share = opened.pauses.share(power.begin_s, power.end_s)
-        return steady.reading(
-            self.levels,
-            sampler.trace((power.begin_s, power.end_s)),
-            threads=None if self.cuda else torch.get_num_threads(),
+        trace = sampler.trace((power.begin_s, power.end_s))
+        reading = steady.reading(self.levels, trace)
+        sampled_s = max(1e-9, time.perf_counter() - sampler.began_s)
+        powering = dataclasses.replace(
+            reading.details.powering,
             paused_share=round(paused_share, 4) or None,
-            sampler_busy_share=round(
-                sampler.busy_s / max(1e-9, time.perf_counter() - sampler.began_s), 4
-            ),
+            sampler_busy_share=round(sampler.busy_s / sampled_s, 4),
         )
+        threads = None if self.cuda else torch.get_num_threads()
+        launching = dataclasses.replace(reading.details.launching, threads=threads)
+        return reading.noting(powering=powering, launching=launching)
 
     def _warm_up_and_run(
         self,
@@ -328,8 +331,8 @@ class Windows:
         rounds = clock.between(power.begin_s, power.end_s)
         if len(rounds) < 3:
             return False
-        time_us, half_width_us, _ = window.figure_of(rounds, power)
-        time_share = intervals.relative(half_width_us, time_us)
+        time_us, _ = window.figure_of(rounds, power)
+        time_share = intervals.relative(time_us.half_width, time_us.value)
         if time_share > stopping.time_half_width:
             return False
         if power.power_w is None:
@@ -345,7 +348,7 @@ def _power_of(
 ) -> window.WindowPower:
     """The power of a window; without figures if the policy measures time only."""
     if not policy.energy:
-        return window.WindowPower(None, None, "", begin_s, end_s)
+        return window.WindowPower(None, "", begin_s, end_s)
     return window.window_power(sampler, begin_s, end_s, rough=policy.rough, pauses=pauses)
 
 

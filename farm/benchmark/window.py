@@ -11,15 +11,17 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from farm.benchmark.clock import TimedRound, pass_times_us, starved_share
 from farm.benchmark.policies import FLOOR_TICKS
 from farm.benchmark.sampler import PowerLevels, SampledWindow, Sampler
 from farm.benchmark.workload import Workload
 from farm.types import intervals
+from farm.types.details import Conditions, Details, Powering, TimeFigure, Timing
+from farm.types.figure import Figure, value_of
 from farm.types.measured_constants import MEASURED
-from farm.types.reading import CPU_METHOD, METHOD, Details, Reading, TimeFigure, Trace
+from farm.types.reading import CPU_METHOD, METHOD, Reading, Trace
 
 STARVED = 0.005  # flag it if the card waited for the host during a larger share of the window
 BUSY = 0.5  # flag it if a CPU did other work during a larger share of the window
@@ -50,8 +52,7 @@ OTHER_SLOWDOWNS = ("hardware_slowdown", "power_brake", "sync_boost")
 class WindowPower:
     """Mean power of a window; `power_w` is None if the card has no power source. Unit: W."""
 
-    power_w: float | None
-    half_width_w: float | None
+    power_w: Figure | None
     source: str
     begin_s: float  # a tick of the energy counter if the card has one
     end_s: float
@@ -65,11 +66,7 @@ class WindowPower:
         """Half-width as a share of the power."""
         if self.power_w is None:
             return 0.0
-        return (
-            math.inf
-            if self.half_width_w is None
-            else intervals.relative(self.half_width_w, self.power_w)
-        )
+        return intervals.relative(self.power_w.half_width, self.power_w.value)
 
 
 class Pauses(NamedTuple):
@@ -118,7 +115,11 @@ def window_power(
         (first_s, first_mj), (last_s, last_mj) = pairs
         power_w = (last_mj - first_mj) / (last_s - first_s) / 1e3
         return WindowPower(
-            power_w, FIRST_STEP * power_w, "energy_counter", ticks_s[0], ticks_s[1], ticks=2
+            power_w=Figure(power_w, FIRST_STEP * power_w),
+            source="energy_counter",
+            begin_s=ticks_s[0],
+            end_s=ticks_s[1],
+            ticks=2,
         )
     if len(pairs) >= 3:
         dropped = _ramp(pairs)
@@ -130,9 +131,8 @@ def window_power(
         window = sampler.window(begin_s, end_s)
         checks = window.power_source == "power_instant" and not pauses.share(begin_s, end_s)
         return WindowPower(
-            power_w=fit.rate,
             # If the power drifts, its uncertainty is at least half of the drift.
-            half_width_w=math.hypot(fit.half_width, fit.rate * drift / 2),
+            power_w=Figure(fit.rate, math.hypot(fit.half_width, fit.rate * drift / 2)),
             source="rapl" if sampler.device.card.is_cpu else "energy_counter",
             begin_s=begin_s,
             end_s=end_s,
@@ -143,7 +143,7 @@ def window_power(
         )
     window = sampler.window(begin_s, end_s)
     if window.power_w is None:
-        return WindowPower(None, None, "", begin_s, end_s)
+        return WindowPower(None, "", begin_s, end_s)
     values = sampler.power_values(begin_s, end_s)
     # A sensor may keep its value for a tenth of a second: batches must be longer.
     half_width = intervals.batch_half_width(
@@ -154,7 +154,7 @@ def window_power(
     ]
     share = pauses.share(begin_s, end_s)
     power_w = (window.power_w - share * pauses.power_w) / (1 - share)
-    return WindowPower(power_w, half_width / (1 - share), source, begin_s, end_s)
+    return WindowPower(Figure(power_w, half_width / (1 - share)), source, begin_s, end_s)
 
 
 def _ramp(pairs: list[tuple[float, float]]) -> int:
@@ -222,8 +222,7 @@ class SteadyWindow:
     lacking: tuple[str, ...] = ()  # sensors that the card lacks and a good reading needs
     # share of the window in which a CPU did other work; None: not a CPU
     waited_share: float | None = None
-    # time and half-width of a CPU; None: from the rounds
-    fastest_us: tuple[float, float] | None = None
+    fastest_us: Figure | None = None  # of a CPU; None: from the rounds
 
     @property
     def starved_share(self) -> float:
@@ -237,9 +236,8 @@ class SteadyWindow:
         """The names of the conditions that make the figures doubtful, sorted."""
         power = self.power
         known = power.power_w is not None
-        apart = (
-            abs(power.integral_w / power.power_w - 1) if power.power_w and power.integral_w else 0.0
-        )
+        mean_w = value_of(power.power_w)
+        apart = abs(power.integral_w / mean_w - 1) if mean_w and power.integral_w else 0.0
         holds = {
             "not_converged": not self.converged,
             "few_passes": len(self.rounds) < LEAST_ROUNDS,
@@ -261,41 +259,36 @@ class SteadyWindow:
         return tuple(sorted(name for name, so in holds.items() if so))
 
     @property
-    def time_us(self) -> tuple[float, float, TimeFigure]:
-        """The time of a pass, the half-width of its interval, and the name of the figure."""
-        return (
-            (*self.fastest_us, "fastest") if self.fastest_us else figure_of(self.rounds, self.power)
-        )
+    def time_us(self) -> tuple[Figure, TimeFigure]:
+        """The time of a pass, and the name of the figure."""
+        if self.fastest_us:
+            return self.fastest_us, "fastest"
+        return figure_of(self.rounds, self.power)
 
-    def reading(self, levels: PowerLevels, trace: Trace | None, **details: Any) -> Reading:
-        """The reading of the window. Its details combine the workload's details, the window's and
-        `details`.
+    def reading(self, levels: PowerLevels, trace: Trace | None) -> Reading:
+        """The reading of the window. Its details combine the workload's details and the
+        window's.
         """
         power, seen, flags = self.power, self.seen, self.flags
         values, passes = pass_times_us(self.rounds), sum(one.passes for one in self.rounds)
-        time_us, time_half_width_us, _ = self.time_us
-        time_half_width_us = intervals.finite(time_half_width_us, time_us)
+        time, _ = self.time_us
+        time_us = intervals.finite_figure(time.value, time.half_width)
 
         window_s = power.end_s - power.begin_s
-        power_half_width_w = energy_mj = energy_half_width_mj = None
+        power_w = energy_mj = None
         if power.power_w is not None:
-            power_half_width_w = intervals.finite(power.half_width_w or 0.0, power.power_w)
-            energy_mj, energy_half_width_mj = intervals.pass_energy(
-                power.power_w, power_half_width_w, time_us, time_half_width_us
-            )
+            power_w = intervals.finite_figure(power.power_w.value, power.power_w.half_width)
+            energy_mj = intervals.pass_energy(power_w, time_us)
         return Reading(
             time_us=time_us,
-            time_half_width_us=time_half_width_us,
             time_median_us=statistics.median(values),
             time_trimmed_us=intervals.trimmed_mean(values),
             passes=passes,
             window_s=window_s,
             warm_up_s=self.warm_up_s,
-            power_w=power.power_w,
-            power_half_width_w=power_half_width_w,
+            power_w=power_w,
             power_source=power.source,
             energy_mj=energy_mj,
-            energy_half_width_mj=energy_half_width_mj,
             idle_power_w=levels.idle_power_w,
             base_power_w=levels.base_power_w,
             sm_clock_mhz=seen.sm_clock_mhz,
@@ -305,38 +298,55 @@ class SteadyWindow:
                 name for name in seen.throttle_shares if name != "idle" and seen.throttled(name)
             ),
             flags=flags,
-            details=dataclasses.replace(self._details(values), **details),
+            details=self._details(values),
             cost_s={"warm_up": self.warm_up_s, "window": window_s},
             trace=trace,
         )
 
     def _details(self, values: Sequence[float]) -> Details:
         """The workload's details with those of the window. ``values``: times of passes in us."""
-        power, seen, flags = self.power, self.seen, self.flags
-        time_us, _, time_figure = self.time_us
+        details = self.workload.details
+        return dataclasses.replace(
+            details,
+            method=METHOD if self.waited_share is None else CPU_METHOD,
+            timing=self._timing(values, details.timing),
+            powering=self._powering(),
+            conditions=self._conditions(),
+        )
+
+    def _timing(self, values: Sequence[float], of_workload: Timing) -> Timing:
+        time, time_figure = self.time_us
 
         def half_width_us(figure: Callable[[Sequence[float]], float]) -> float:
-            return intervals.finite(intervals.batch_half_width(values, figure), time_us)
+            return intervals.finite(intervals.batch_half_width(values, figure), time.value)
 
         return dataclasses.replace(
-            self.workload.details,
-            method=METHOD if self.waited_share is None else CPU_METHOD,
+            of_workload,
             rounds=len(self.rounds),
             late_rounds=sum(one.late for one in self.rounds) or None,
-            starved_share=round(self.starved_share, 4) if "starved" in flags else None,
+            starved_share=round(self.starved_share, 4) if "starved" in self.flags else None,
             time_figure=time_figure,
-            time_mean_us=statistics.fmean(values),
-            time_mean_half_width_us=half_width_us(statistics.fmean),
+            time_mean_us=Figure(statistics.fmean(values), half_width_us(statistics.fmean)),
             time_median_half_width_us=half_width_us(statistics.median),
             time_trimmed_half_width_us=half_width_us(intervals.trimmed_mean),
             ceiling_s=None if self.converged else self.ceiling_s,
+        )
+
+    def _powering(self) -> Powering:
+        power = self.power
+        return Powering(
             ticks=power.ticks,
             ramp_ticks_dropped=power.ramp_ticks_dropped,
             power_integral_w=power.integral_w,
-            power_drift=round(power.drift, 4) if "drifting" in flags else None,
+            power_drift=round(power.drift, 4) if "drifting" in self.flags else None,
+        )
+
+    def _conditions(self) -> Conditions:
+        seen = self.seen
+        throttle_shares = {name: round(share, 3) for name, share in seen.throttle_shares.items()}
+        return Conditions(
             lacks=self.lacking or None,
-            throttle_shares={name: round(share, 3) for name, share in seen.throttle_shares.items()}
-            or None,
+            throttle_shares=throttle_shares or None,
             foreign_processes=tuple(sorted(self.foreign)[:16]) or None,
             waited_share=_rounded(self.waited_share, 3),
             temperature_slope_c_per_s=_rounded(seen.temperature_slope_c_per_s, 2),
@@ -345,61 +355,45 @@ class SteadyWindow:
         )
 
 
-def figure_of(rounds: Sequence[TimedRound], power: WindowPower) -> tuple[float, float, TimeFigure]:
-    """The time of a pass that a reading states, the half-width of its interval, and its name. Unit:
-    us.
-    """
+def figure_of(rounds: Sequence[TimedRound], power: WindowPower) -> tuple[Figure, TimeFigure]:
+    """The time of a pass that a reading states, in us, and the name of the figure."""
     values = pass_times_us(rounds)
     if power.power_w is None:
-        return (
-            statistics.median(values),
-            intervals.batch_half_width(values, statistics.median),
-            "median",
-        )
+        half_width_us = intervals.batch_half_width(values, statistics.median)
+        return Figure(statistics.median(values), half_width_us), "median"
     # Energy is mean power times pass time, so the pass time must be a mean, too.
     time_us = sum(one.took_s for one in rounds) / sum(one.passes for one in rounds) * 1e6
-    return time_us, intervals.batch_half_width(values), "mean"
+    return Figure(time_us, intervals.batch_half_width(values)), "mean"
 
 
 def with_power(timed: Reading, powered: Reading) -> Reading:
     """Return the first reading with the power of the second, whose window has nothing but passes of
     the subject.
     """
-    energy_mj = energy_half_width_mj = None
+    energy_mj = None
     if powered.power_w is not None:
-        energy_mj, energy_half_width_mj = intervals.pass_energy(
-            powered.power_w,
-            powered.power_half_width_w or 0.0,
-            timed.time_us,
-            timed.time_half_width_us,
-        )
-    figures = (
-        "power_w",
-        "power_half_width_w",
-        "power_source",
-        "idle_power_w",
-        "base_power_w",
-        "trace",
-    )
-    details = (
-        "ticks",
-        "ramp_ticks_dropped",
-        "power_integral_w",
-        "power_drift",
-        "sampler_busy_share",
+        energy_mj = intervals.pass_energy(powered.power_w, timed.time_us)
+    powering = dataclasses.replace(
+        timed.details.powering,
+        ticks=powered.details.powering.ticks,
+        ramp_ticks_dropped=powered.details.powering.ramp_ticks_dropped,
+        power_integral_w=powered.details.powering.power_integral_w,
+        power_drift=powered.details.powering.power_drift,
+        sampler_busy_share=powered.details.powering.sampler_busy_share,
     )
     flags = (set(timed.flags) - {"no_energy"}) | (
         set(powered.flags) & {"no_energy", "drifting", "power_disagrees"}
     )
     return dataclasses.replace(
         timed,
-        **{name: getattr(powered, name) for name in figures},
+        power_w=powered.power_w,
+        power_source=powered.power_source,
+        idle_power_w=powered.idle_power_w,
+        base_power_w=powered.base_power_w,
+        trace=powered.trace,
         energy_mj=energy_mj,
-        energy_half_width_mj=energy_half_width_mj,
         flags=tuple(sorted(flags)),
-        details=dataclasses.replace(
-            timed.details, **{name: getattr(powered.details, name) for name in details}
-        ),
+        details=dataclasses.replace(timed.details, powering=powering),
         cost_s={name: seconds + powered.cost_s[name] for name, seconds in timed.cost_s.items()},
     )
 

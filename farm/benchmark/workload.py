@@ -35,8 +35,8 @@ from farm.benchmark.subjects import passes_of
 from farm.benchmark.torch_device import cache_bytes, capture_graph, run_all, synchronize
 from farm.errors import TupleRejected, Unmeasurable, error_text
 from farm.subjects.encoding import tensors_in
+from farm.types.details import Details
 from farm.types.protocol import Launch, Protocol, Subject
-from farm.types.reading import Details
 
 ROUND_S = 0.003  # target duration of a round on a GPU
 CPU_ROUND_S = 0.005
@@ -249,17 +249,18 @@ def arrange(passes: Passes, protocol: Protocol, device: torch.device) -> Workloa
         rounds.append(WorkloadRound(launch, len(group)))
     if graph:
         torch.cuda.synchronize(device)
+    launching = dataclasses.replace(
+        passes.details.launching,
+        copies=len(calls),
+        passes_per_round=len(groups[0]),
+        copies_wanted_more=None if reached else True,
+    )
     return Workload(
         rounds,
         device,
         round_s=pass_s * len(groups[0]),
         passes=passes,
-        details=dataclasses.replace(
-            passes.details,
-            copies=len(calls),
-            passes_per_round=len(groups[0]),
-            copies_wanted_more=None if reached else True,
-        ),
+        details=dataclasses.replace(passes.details, launching=launching),
         keep=keep,
         replayed=graph,
         not_cold=protocol.residency == "stream" and not reached,

@@ -18,6 +18,7 @@ from farm.devices.device import Card, Device
 from farm.devices.vendor import Vendor
 from farm.errors import Unmeasurable
 from farm.settings import Settings
+from farm.types.figure import Figure
 from farm.types.protocol import OnPhase, Placement, Protocol, Software, Subject
 from farm.types.reading import Reading
 
@@ -113,18 +114,15 @@ def measure(
     energy_mj = sum(part_us * device.power_w(id) * 1e-3 for id, part_us in times_us.items())
     power_w = energy_mj / time_us * 1e3 if time_us else 0.0
     return Reading(
-        time_us=time_us,
-        time_half_width_us=time_us * 0.002,
+        time_us=Figure(time_us, time_us * 0.002),
         time_median_us=time_us,
         time_trimmed_us=time_us,
         passes=100,
         window_s=item_s(),
         warm_up_s=0.0,
-        power_w=power_w,
-        power_half_width_w=power_w * 0.005,
+        power_w=Figure(power_w, power_w * 0.005),
         power_source="simulated",
-        energy_mj=energy_mj,
-        energy_half_width_mj=energy_mj * 0.006,
+        energy_mj=Figure(energy_mj, energy_mj * 0.006),
         idle_power_w=80.0,
         base_power_w=120.0,
         sm_clock_mhz=1980.0,

@@ -27,7 +27,9 @@ from farm.store import content
 from farm.store.data_columns import Column
 from farm.subjects.parsing import parse
 from farm.types import card_kind
-from farm.types.reading import Burst, CanaryNote, InContext, Launches, Verification
+from farm.types.details import Burst, CanaryNote, InContext
+from farm.types.reading import Launches, Verification
+from farm.types.stored import json_model
 from farm.types.value_profiles import class_of, is_class
 
 MOST_JSON = 16 << 20  # largest length of a JSON document, in characters
@@ -146,9 +148,12 @@ Shapes = document(list[list[Count]] | None) | None
 #: The details of a reading that a sum needs.
 _NUMBERS = dict.fromkeys(["copies", "found_again", "ceiling_s", "eager_time_us"], float)
 _OTHERS: Any = {"method": Annotated[int, Field(ge=0, lt=10**6)], "looped_us": dict[str, float]}
-Details = document(
-    _some("details", **_NUMBERS, **_OTHERS, burst=Burst, context=InContext, canary=CanaryNote)
-)
+_RECORDS = {
+    "burst": json_model(Burst),
+    "context": json_model(InContext),
+    "canary": json_model(CanaryNote),
+}
+Details = document(_some("details", **_NUMBERS, **_OTHERS, **_RECORDS))
 #: Tuple id -> kernel -> launches in one pass: the numbers of a verification that reports need.
 _KERNELS = dict[str, Annotated[dict[str, float], Field(max_length=10_000)]]
 _CALLS = _some("calls", calls_us=dict[str, list[float | None]])

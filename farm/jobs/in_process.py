@@ -24,7 +24,7 @@ from farm.devices.device import Card
 from farm.devices.host import discover, open_device
 from farm.errors import Unmeasurable, UsageError
 from farm.jobs import cards, items, jobs
-from farm.jobs.create import Tuples, capture_all_layers, open_job
+from farm.jobs.create import capture_all_layers, open_job
 from farm.jobs.item_driver import (
     ItemDriver,
     check_health,
@@ -49,8 +49,9 @@ from farm.subjects.parsing import parse
 from farm.training.captured_model import CapturedModel, no_model
 from farm.training.version import versioned
 from farm.types.card_kind import device_type_of
-from farm.types.format import ENERGY, POWER, TIME
-from farm.types.notebook import measured, table
+from farm.types.figure import value_of
+from farm.types.format import ENERGY, POWER, TIME, interval
+from farm.types.notebook import table
 from farm.types.protocol import QUICK, Protocol, Software, Stopping, Subject, Variant
 from farm.types.reading import Reading
 from farm.types.request import Request
@@ -79,23 +80,23 @@ class TupleReading:
     @property
     def time_us(self) -> float:
         """Time of one call. Unit: us."""
-        return self.reading.time_us
+        return self.reading.time_us.value
 
     @property
     def energy_mj(self) -> float | None:
         """Energy of one call, None if the card does not report it. Unit: mJ."""
-        return self.reading.energy_mj
+        return value_of(self.reading.energy_mj)
 
     def __repr__(self) -> str:
-        time = measured(self.reading.time_us, self.reading.time_half_width_us, TIME)
+        time = interval(self.reading.time_us, TIME)
         return f"<TupleReading {label_of(self.spec)}: {time} on {self.card.model}>"
 
     def _repr_html_(self) -> str:
         reading = self.reading
         rows = [
-            ("time", measured(reading.time_us, reading.time_half_width_us, TIME)),
-            ("power", measured(reading.power_w, reading.power_half_width_w, POWER)),
-            ("energy", measured(reading.energy_mj, reading.energy_half_width_mj, ENERGY)),
+            ("time", interval(reading.time_us, TIME)),
+            ("power", interval(reading.power_w, POWER)),
+            ("energy", interval(reading.energy_mj, ENERGY)),
             ("flags", ", ".join(reading.flags) or "none"),
         ]
         return table(f"{label_of(self.spec)} on {self.card.model}", ("", "one call"), rows)
@@ -248,11 +249,11 @@ def _run_job(
         torch = driver.ready().torch
         try:
             capture_all_layers(database, resolved)
-            tuples = None
+            capture_id = None
             if captured is not None:
                 protocol = resolved.request.protocol
-                tuples = _store(database, captured, protocol, card.kind, torch)
-            plan = open_job(database, resolved, tuples=tuples, farm=farm, pinned=True)
+                capture_id = _store(database, captured, protocol, card.kind, torch)
+            plan = open_job(database, resolved, capture_id=capture_id, farm=farm, pinned=True)
             try:
                 with heartbeat(beat):
                     driver.run_rounds(plan.job_id, plan.round)
@@ -394,9 +395,9 @@ def _torch_state_restored() -> Iterator[None]:
 
 def _store(
     database: Database, model: CapturedModel, how: Protocol, card_kind: str, torch: str
-) -> Tuples:
-    """Store the model's tuples and calls. With the data policy `seen`, also store observed values
-    of its tensors.
+) -> int:
+    """Store the model's tuples and calls, and return the id of the capture. With the data policy
+    `seen`, also store observed values of its tensors.
     """
     extraction, device_type = model.extraction, device_type_of(card_kind)
     capture = tables.Capture(
@@ -415,7 +416,7 @@ def _store(
             seen = watch_values(copy.deepcopy(model.model), model.args, dict(model.kwargs))
         with database.write() as session:
             store_values(session, capture_id, seen)
-    return Tuples(extraction.capture.counts, capture_id)
+    return capture_id
 
 
 def own_card(text: str) -> Card:

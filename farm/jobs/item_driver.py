@@ -22,10 +22,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from farm.benchmark_process.client import BenchmarkProcess, Measured
-from farm.benchmark_process.requests import TurnsRequest, VerifyRequest
+from farm.benchmark_process.requests import FingerprintRequest, TurnsRequest, VerifyRequest
 from farm.devices.device import Card
 from farm.devices.host import open_device
 from farm.devices.lock import CardLock, locked_within
@@ -239,6 +239,11 @@ class ItemDriver:
     #: Items whose turns were lost: their readings get the flag `timed_alone`.
     _lost: set[tuple[str, ...]] = field(default_factory=set, init=False, repr=False)
 
+    @classmethod
+    def with_process(cls, card_id: str, holder: str, database: Database, **fields: Any) -> Self:
+        """A driver with a benchmark process of its own, which has not started."""
+        return cls(card_id, holder, database, BenchmarkProcess(card_id), **fields)
+
     def close(self) -> None:
         """End all processes that measure."""
         self._group.close()
@@ -264,6 +269,12 @@ class ItemDriver:
             self.software = software
             self.registered(card)
         return software
+
+    def take_fingerprint(self, card: Card) -> None:
+        """Store a fingerprint of the card if it has none for its driver."""
+        if cards.needs_fingerprint(self.database, card.id, card.driver):
+            fingerprint = self.benchmark.call(FingerprintRequest(), timeout_s=60.0)
+            cards.keep_fingerprint(self.database, card.id, fingerprint)
 
     def ready(self) -> Software:
         """Register the card and return its software. If the card cannot measure, put it in

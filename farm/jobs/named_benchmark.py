@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +21,9 @@ from farm.store.content import UNSOUND, store_variant
 from farm.store.database import Database
 from farm.store.upgrades import writable_database
 from farm.training.captured_model import variant_named
-from farm.types.format import ENERGY, TIME
-from farm.types.notebook import measured
+from farm.types.fields import cost_from_json, cost_json
+from farm.types.figure import PassCost, value_of
+from farm.types.format import ENERGY, TIME, interval
 from farm.types.protocol import Protocol
 from farm.types.reading import Reading
 from farm.verdict.judging import DISTURBED
@@ -34,23 +36,43 @@ class Benchmark:
     """
 
     name: str
-    time_us: float
-    time_half_width_us: float
-    energy_mj: float | None = None
-    energy_half_width_mj: float | None = None
+    cost: PassCost
     flags: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, name: str, reading: Reading) -> Benchmark:
         """The cost of one call in a reading."""
-        return cls(
-            name,
-            time_us=reading.time_us,
-            time_half_width_us=reading.time_half_width_us,
-            energy_mj=reading.energy_mj,
-            energy_half_width_mj=reading.energy_half_width_mj,
-            flags=reading.flags,
-        )
+        return cls(name, PassCost(reading.time_us, reading.energy_mj), reading.flags)
+
+    @property
+    def time_us(self) -> float:
+        return self.cost.time_us.value
+
+    @property
+    def time_half_width_us(self) -> float:
+        return self.cost.time_us.half_width
+
+    @property
+    def energy_mj(self) -> float | None:
+        return value_of(self.cost.energy_mj)
+
+    @property
+    def energy_half_width_mj(self) -> float | None:
+        return self.cost.energy_mj.half_width if self.cost.energy_mj else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON with units in the key names."""
+        return {
+            "name": self.name,
+            **cost_json(self.cost),
+            "flags": list(self.flags),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Benchmark:
+        cost = cost_from_json(data)
+        assert cost is not None
+        return cls(data["name"], cost, tuple(data["flags"]))
 
     @property
     def disturbed(self) -> str:
@@ -58,15 +80,8 @@ class Benchmark:
         return "; ".join(DISTURBED.get(name, name) for name in self.flags if name in UNSOUND)
 
     def __repr__(self) -> str:
-        energy = (
-            f", {measured(self.energy_mj, self.energy_half_width_mj, ENERGY)}"
-            if self.energy_mj
-            else ""
-        )
-        return (
-            f"<Benchmark {self.name}: "
-            f"{measured(self.time_us, self.time_half_width_us, TIME)}{energy}>"
-        )
+        energy = f", {interval(self.cost.energy_mj, ENERGY)}" if self.energy_mj else ""
+        return f"<Benchmark {self.name}: {interval(self.cost.time_us, TIME)}{energy}>"
 
 
 def measure_benchmark(

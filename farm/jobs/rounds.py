@@ -51,6 +51,7 @@ from farm.store.database import (
     fetch_values,
     locked,
     read_clock_s,
+    remembered,
 )
 from farm.store.tables import (
     OPEN,
@@ -598,7 +599,8 @@ def card_for_each(
     now_s, ids = time.monotonic(), [card.id for card in cards]
     if len(ids) == 1:
         return ids * len(items)
-    read_s, free_at_s = _loads.pop(growing, (-math.inf, {}))
+    loads = remembered(session, "loads of the cards of growing jobs")
+    read_s, free_at_s = loads.pop(growing, (-math.inf, {}))
     if now_s - read_s > 30.0 or list(free_at_s) != ids:
         query = select(Item.card_id, func.sum(Item.expected_s)).group_by(col(Item.card_id))
         ahead = dict(
@@ -616,14 +618,9 @@ def card_for_each(
     if growing:
         for number, card_id in chosen.items():
             free_at_s[card_id] += items[number].expected_s
-        _loads.clear()
-        _loads[growing] = read_s, free_at_s
+        loads.clear()
+        loads[growing] = read_s, free_at_s
     return [chosen[number] for number in range(len(items))]
-
-
-_loads: dict[
-    str, tuple[float, dict[str, float]]
-] = {}  # growing job -> when its cards' loads were queried; the loads
 
 
 # ---- closing a round

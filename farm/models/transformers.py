@@ -20,8 +20,9 @@ from farm.models import config_file, config_folder, configurations
 from farm.models.configurations import NAME, TABLE, specials_of, vocabulary_of
 from farm.models.entry import ModelEntry
 from farm.models.source import Source
-from farm.models.texts import Specials, token_ids, tokens_of_text, user_text
+from farm.models.texts import Specials, token_ids, user_text
 from farm.models.torchvision import imported_after_torchvision
+from farm.types.tokens import tokens_of_text
 
 if TYPE_CHECKING:
     import torch

@@ -2,8 +2,12 @@
 
 The owner of an aten operator is the leaf module of ``torch.nn`` that runs it, or the outermost call
 of a function of PyTorch's public API. The owner has the *slot* until it returns; calls inside it
-belong to it. `Recorder` watches a forward pass or a training step; `farm.operators.profiler`
-compares a watched pass with an unwatched one.
+belong to it. If no tuple can describe the owner's call (a function that is not in the allow-list,
+an argument of another type, autocast, a transform such as `torch.vmap`), the capture goes *one
+level down*: each of its aten operators is a call of the owner's module.
+
+`Recorder` watches a forward pass or a training step; `farm.operators.profiler` compares a watched
+pass with an unwatched one.
 
 The device and the grad mode decide which operators run, so a capture records both. `predict`
 computes nothing: it runs the model on fake tensors of that device. On meta tensors PyTorch would
@@ -31,7 +35,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-from farm.errors import CaptureError, UnseenOperators, error_text, told
+from farm.errors import CaptureError, TupleRejected, UnseenOperators, error_text, told
 from farm.models import torch_settings
 from farm.models.building import replaced
 from farm.models.tensor_kinds import WRAPPERS, is_plain, only_views, refusal
@@ -53,12 +57,15 @@ from farm.subjects.encoding import (
     Layout,
     NotEncodable,
     TensorTable,
+    is_encodable,
     storage_key,
     tensors_in,
 )
-from farm.subjects.registry import KINDS, recorded_as
+from farm.subjects.registry import KINDS, kind_of, recorded_as
 from farm.types.tuple import OperatorTuple
 
+#: Operators that PyTorch runs as another one.
+_AS_RUN = {torch.ops.aten.__or__.Tensor: torch.ops.aten.bitwise_or.Tensor}
 #: Called after each operator call with its module path, its operator, its activations, and the
 #: buffers and parameters among its arguments (such as caches; not a leaf module's own). Each tensor
 #: comes with True if the call wrote to it.
@@ -80,7 +87,7 @@ class Recorder:
         around: Around | None = None,
         fakes: FakeTensors | None = None,
     ) -> None:
-        self.device_type, self.fakes = device_type, fakes
+        self.model, self.device_type, self.fakes = model, device_type, fakes
         self.on_host = (
             fakes.on_host if fakes else lambda one: one.device.type == "cpu" != device_type
         )
@@ -163,6 +170,22 @@ class Recorder:
         spec = deciding_values.recorded(self._specs[key], table.tensors, self._knows)
         return DescribedCall(key, spec, table.tensors, storages)
 
+    def describe_operator(self, func: Any, args: Any, kwargs: Any) -> DescribedCall:
+        """Describes a call of an aten operator as a tuple.
+
+        Raises:
+            NotEncodable: a tuple cannot contain one of the arguments.
+        """
+        roles = {id(tensor): self.role_of(tensor) for tensor in tensors_in((args, kwargs))}
+        name = str(_AS_RUN.get(func, func))
+        return self.describe(name, "aten", args, kwargs, TensorTable(roles))
+
+    def role_of(self, tensor: torch.Tensor) -> str:
+        """The role of a tensor in the tuple of an aten operator. Also views of a weight are
+        weights.
+        """
+        raise NotImplementedError
+
     def _number_of_host(self, tensor: torch.Tensor) -> torch.Tensor | float:
         """The value of a number in the memory of the host: an operator of a card runs as with a
         Python number.
@@ -235,6 +258,13 @@ class Recorder:
             integers=self.storages.integers,
             **more,
         )
+
+
+def _name_of(function: Any) -> str:
+    """The name of a function that is not in the allow-list, for messages."""
+    name = getattr(function, "__name__", "") or str(function)
+    qualified: str = getattr(function, "__qualname__", "")
+    return qualified if qualified and not qualified.startswith("pybind11") else name
 
 
 def _place(what: str, path: str) -> str:
@@ -352,7 +382,6 @@ class FunctionAsModel(nn.Module):
         return self.function(*inputs)
 
 
-UNDER_AUTOCAST = "it runs under autocast, which a tuple cannot describe"
 _READ_VALUE = "aten._local_scalar_dense.default"
 
 
@@ -443,6 +472,7 @@ def _captured(
     _refuse_opaque(model)
     try:
         operators = WatchedOperators(recorder.call_aten)
+        recorder.is_watching = True
         modes = (
             recorder.unseen.watching(),
             torch.set_grad_enabled(grad_enabled),
@@ -484,11 +514,14 @@ def _refuse_opaque(model: nn.Module) -> None:
 
 @dataclass(slots=True)
 class _OpenCall:
-    """The call that has the slot; it owns the aten operators that run inside it."""
+    """The call that has the slot; it owns the aten operators that run inside it.
+
+    ``is_divided``: no tuple describes it, so each of its aten operators is a call."""
 
     what: str
     path: str
     number: int
+    is_divided: bool = False
     costly: list[str] = field(default_factory=list)  # aten operators that cost anything
     flops: int = 0
     written: set[int] = field(default_factory=set)  # addresses of the storages that it wrote
@@ -510,11 +543,21 @@ class ForwardRecorder(Recorder):
         self.open_calls: list[_OpenCall] = []
         self.operators: Counter[str] = Counter()
         self.roles: dict[int, str] = {}
+        self.is_watching = False  # aten operators
         self.leaves: dict[int, dict[str, Any] | None] = {}
         for module in model.modules():
             self.roles.update((id(tensor), "parameter") for tensor in module._parameters.values())
             self.roles.update((id(tensor), "buffer") for tensor in module._buffers.values())
             self.leaves[id(module)] = leaf.describe_leaf(module)
+
+    @functools.cached_property
+    def _roles_of_storages(self) -> dict[int, str]:
+        named = [(tensor, "buffer") for tensor in self.model.buffers()]
+        named += [(tensor, "parameter") for tensor in self.model.parameters()]
+        return {storage_key(tensor): role for tensor, role in named if is_plain(tensor)}
+
+    def role_of(self, tensor: torch.Tensor) -> str:
+        return self._roles_of_storages.get(storage_key(tensor), "activation")
 
     @contextlib.contextmanager
     def watching_calls(self) -> Iterator[None]:
@@ -536,7 +579,9 @@ class ForwardRecorder(Recorder):
             out = original(module, *args, **kwargs)
         else:
             name = type(module).__name__
-            with self._slot(name) as call, torch._C.DisableTorchFunction():
+            is_divided = self._is_divided(name, args, kwargs)
+            slot = self._slot(name, is_divided=is_divided)
+            with slot as call, torch._C.DisableTorchFunction():
                 describe = functools.partial(
                     self._describe,
                     call,
@@ -547,7 +592,7 @@ class ForwardRecorder(Recorder):
                     parameters=parameters,
                     module=module,
                 )
-                repeated = None if leaf.is_changed(module) else self.repeated
+                repeated = None if is_divided or leaf.is_changed(module) else self.repeated
                 described = describe() if repeated is not None else None
                 is_repeated, out = self._run(
                     call, described, functools.partial(original, module, *args, **kwargs)
@@ -573,12 +618,11 @@ class ForwardRecorder(Recorder):
             )
         kind, name = recorded_as(func)
         run = functools.partial(self.placed, func, args, kwargs)
-        called = (
-            name or getattr(func, "__qualname__", "") or getattr(func, "__name__", "") or str(func)
-        )
-        with self._slot(called) as call:
+        called = name or _name_of(func)
+        is_divided = self._is_divided(name, args, kwargs)
+        with self._slot(called, is_divided=is_divided) as call:
             described = None
-            if self.repeated is not None and name in self.repeated.functions:
+            if not is_divided and self.repeated is not None and name in self.repeated.functions:
                 described = self._describe(call, kind, name, args, kwargs)
             is_repeated, out = self._run(call, described, run)
             if is_repeated and described is not None:
@@ -586,9 +630,7 @@ class ForwardRecorder(Recorder):
             elif call.costly:
                 if call.values_read and name not in RETURNS_TO_HOST:
                     (args, kwargs), described = self._split_off_reads(call, args, kwargs), None
-                if not name:
-                    self._gap(call, "the function is not in the allow-list of operators")
-                elif call.costly and (
+                if call.costly and (
                     described := described or self._describe(call, kind, name, args, kwargs)
                 ):
                     self._close(call, described, out)
@@ -599,10 +641,16 @@ class ForwardRecorder(Recorder):
                         repeated.functions.add(name)
         return out
 
+    def _is_divided(self, name: str, args: Any, kwargs: Any) -> bool:
+        """True if no tuple can describe a call."""
+        is_autocast = torch.is_autocast_enabled(self.device_type)
+        return not name or is_autocast or not is_encodable((args, kwargs))
+
     @contextlib.contextmanager
-    def _slot(self, what: str) -> Iterator[_OpenCall]:
-        call = _OpenCall(what, self.path, len(self.slots))
-        self.slots.append(None)
+    def _slot(self, what: str, *, is_divided: bool) -> Iterator[_OpenCall]:
+        call = _OpenCall(what, self.path, len(self.slots), is_divided)
+        if not is_divided:
+            self.slots.append(None)
         self.open_calls.append(call)
         try:
             yield call
@@ -618,6 +666,10 @@ class ForwardRecorder(Recorder):
         effect = (
             self.repeated.repeat(given) if self.repeated is not None and given is not None else None
         )
+        if effect is None and call.is_divided:
+            watches = not self.is_watching  # `run_with_owners` watches only these operators
+            with WatchedOperators(self.call_aten) if watches else contextlib.nullcontext():
+                return False, run()
         if effect is None:
             with self.around(call.number):
                 return False, run()
@@ -630,6 +682,8 @@ class ForwardRecorder(Recorder):
     def call_aten(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self.views_special(func, (args, kwargs)):
             return func(*args, **kwargs)
+        if self.open_calls and self.open_calls[-1].is_divided:
+            return self._run_operator(self.open_calls[-1], func, args, kwargs)
         out, name = func(*args, **kwargs), str(func)
         self.views_special(func, out)
         with torch._C.DisableTorchFunction():
@@ -653,6 +707,30 @@ class ForwardRecorder(Recorder):
             call.costly.append(name)
             call.flops += operator_flops(func, args, kwargs, out)
             call.written.update(map(storage_key, encoding.written_tensors(func, args, kwargs)))
+        return out
+
+    def _run_operator(self, owner: _OpenCall, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs and records an aten operator of a call that no tuple describes."""
+        call = _OpenCall(str(func), owner.path, len(self.slots))
+        self.slots.append(None)
+        with self.around(call.number):
+            out = func(*args, **kwargs)
+        self.views_special(func, out)
+        with torch._C.DisableTorchFunction():
+            if not self.costs_something(func, args, kwargs, out):
+                return out
+            self.operators[call.what] += 1
+            call.costly.append(call.what)
+            call.flops = operator_flops(func, args, kwargs, out)
+            call.written.update(map(storage_key, encoding.written_tensors(func, args, kwargs)))
+            try:
+                described = self.describe_operator(func, args, kwargs)
+                kind_of(described.spec).admit(described.spec)
+            except (NotEncodable, TupleRejected) as error:
+                reason = error.message if isinstance(error, TupleRejected) else error_text(error)
+                self.gaps.append(f"{call.what} at '{owner.path}' in {owner.what}: {reason}")
+            else:
+                self._close(call, described, out)
         return out
 
     def place(self, func: Any) -> str:
@@ -710,9 +788,6 @@ class ForwardRecorder(Recorder):
         """Describes the call as a tuple; None if no tuple can: its aten operators become gaps of
         the capture.
         """
-        if torch.is_autocast_enabled(self.device_type):
-            self._gap(call, UNDER_AUTOCAST)
-            return None
         table = TensorTable(self.roles)
         kwargs = {key: value for key, value in kwargs.items() if key != "_stacklevel"}
         try:

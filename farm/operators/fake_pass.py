@@ -312,9 +312,22 @@ class FakeTensors:
         def capability(device: Any = None) -> tuple[int, int]:
             return _SHOWN_CAPABILITY
 
+        begin_autocast = torch.autocast.__init__
+
+        def autocast(
+            context: Any, device_type: str, dtype: Any = None, *rest: Any, **options: Any
+        ) -> None:
+            """Autocast of the card, by the rules of a CPU: the fake tensors are on one."""
+            if device_type == "cuda":
+                device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
+            begin_autocast(context, device_type, dtype, *rest, **options)
+
         shown = property(device, original.fset)
-        shown_capability = replaced(torch.cuda, "get_device_capability", capability)
-        with replaced(FakeTensor, "device", shown), shown_capability:
+        with (
+            replaced(FakeTensor, "device", shown),
+            replaced(torch.cuda, "get_device_capability", capability),
+            replaced(torch.autocast, "__init__", autocast),
+        ):
             yield
 
     def originals(self) -> dict[int, torch.Tensor]:

@@ -17,8 +17,8 @@ from farm.store import tables
 from farm.store.columns import OPERATOR, PROTOCOL
 from farm.store.content import plain_ids
 from farm.store.database import by_key, fetch_values
-from farm.types.fields import figure_json
-from farm.types.figure import Figure, figure_of, share_of, value_of
+from farm.types.fields import cost_json, figure_json
+from farm.types.figure import Figure, PassCost, figure_of, share_of, value_of
 from farm.types.protocol import Placement, Variant
 from farm.types.roofline import Roofline
 from farm.types.tuple import NeededTuple
@@ -127,10 +127,15 @@ class PlacementRow:
     line: CostLine  # of one call, measured in a loop; its count is in all data classes
     placement: str  # the slow tensors: `farm.types.protocol`
     tensors: str  # the names of the slow tensors: "weight, output"
-    fast_time_us: float | None  # time with all tensors in fast memory
+    fast: CostLine | None  # the same tuple with all tensors in fast memory
     slow_memory: str  # kind of the slow memory
     workspaces: str  # where the workspaces are: fast, or possibly with the output
     message: str  # details of `line.reason`
+
+    @property
+    def fast_time_us(self) -> float | None:
+        """The time with all tensors in fast memory."""
+        return value_of(self.fast.time_us) if self.fast else None
 
     @property
     def times_fast(self) -> float | None:
@@ -209,10 +214,11 @@ def _placements_of(
     tensors: Sequence[Mapping[str, Any]],
 ) -> list[PlacementRow]:
     """Return the placements of one tuple, in planned order."""
-    fast = {}  # data class -> reading with all tensors in fast memory
+    fast = {}  # data class -> the tuple with all tensors in fast memory
     for entry in placed:
         if not entry.placement and entry.item.reading_id in readings:
-            fast[entry.data] = readings[entry.item.reading_id]
+            reading = readings[entry.item.reading_id]
+            fast[entry.data] = _line_of(subject, count, entry.item, reading)
     most = max(len(Placement.parse(entry.placement)) for entry in placed)
 
     rows = []
@@ -220,14 +226,13 @@ def _placements_of(
         if not entry.placement:
             continue
         item, reading = entry.item, readings.get(entry.item.reading_id or "")
-        beside = fast.get(entry.data)
         details = reading.details if reading else {}
         rows.append(
             PlacementRow(
                 line=_line_of(subject, count, item, reading),
                 placement=entry.placement,
                 tensors=_names(entry.placement, tensors, most),
-                fast_time_us=beside.time_us if beside else None,
+                fast=fast.get(entry.data),
                 slow_memory=details.get("slow_memory") or "",
                 workspaces=details.get("workspaces") or "",
                 message="" if reading else item.message,
@@ -270,30 +275,28 @@ def _names(word: str, tensors: Sequence[Mapping[str, Any]], most: int) -> str:
 
 @dataclass(frozen=True)
 class AllLayers:
-    """The estimated cost of one pass of the complete model, in µs and mJ with 95 % half-widths."""
+    """The estimated cost of one pass of the complete model."""
 
     variant: Variant
     layers: int
     tuples: int
     covered_tuples: int
     coverage: float  # share of the estimated cost
-    time: Figure | None  # None: there are no readings
-    energy: Figure | None
+    cost: PassCost | None  # None: there are no readings
     lacking: tuple[Unmeasured, ...]
 
     @property
     def per_token(self) -> PerToken:
         """Cost per token; unknown (None) unless readings cover all tuples."""
-        if self.covered_tuples < self.tuples:
+        if self.cost is None or self.covered_tuples < self.tuples:
             return PerToken.of(self.variant, None, None)
-        return PerToken.of(self.variant, self.time, self.energy)
+        return PerToken.of(self.variant, self.cost.time_us, self.cost.energy_mj)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON with units in the key names; shares are fractions."""
         return {
             "layers": self.layers,
-            **figure_json("time", "us", self.time),
-            **figure_json("energy", "mj", self.energy),
+            **cost_json(self.cost),
             "tuples": self.tuples,
             "covered_tuples": self.covered_tuples,
             "covered": self.coverage,
@@ -352,14 +355,18 @@ def all_layers(
     summed = aggregate(
         parts, wholes, evidence.canaries, target=0.95, launch=evidence.protocol.launch
     )
+    time_us = _of_complete_model(summed.time, measured.time, "time")
+    energy_mj = _of_complete_model(summed.energy, measured.energy, "energy")
+    cost = None
+    if summed.measured and time_us is not None:
+        cost = PassCost(time_us, energy_mj)
     return AllLayers(
         variant=whole,
         layers=layers,
         tuples=len(needed),
         covered_tuples=len(needed) - len({entry.operator_id for entry in summed.unmeasured}),
         coverage=summed.coverage or 0.0,
-        time=_of_complete_model(summed.time, measured.time, "time") if summed.measured else None,
-        energy=_of_complete_model(summed.energy, measured.energy, "energy"),
+        cost=cost,
         lacking=summed.unmeasured,
     )
 

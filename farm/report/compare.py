@@ -29,7 +29,7 @@ from farm.store.content import PlacedCall, counts, placed_calls
 from farm.store.database import by_key, fetch, fetch_values, values
 from farm.store.query import Filters, parse, select_readings
 from farm.types.fields import figure_json, names_of
-from farm.types.figure import Figure, figure_of, share_of, total_of, value_of
+from farm.types.figure import Figure, PassCost, figure_of, share_of, total_of, value_of
 from farm.types.format import percent
 from farm.types.protocol import Variant, software_values
 from farm.verdict.cost_line import Change, CostLine, TupleView
@@ -60,9 +60,10 @@ class Side:
 
 @dataclass(frozen=True)
 class RowSide:
-    """What one side has of a row. Figures are for all calls, in us and mJ; None: unknown.
+    """What one side has of a row.
 
     Attributes:
+        cost: of all calls; None: unknown.
         calls, tuples: the number of them in the figures.
         share: of the side's sum (time), with the side's own number of calls.
         coverage: share of the time that the row would have with all tuples of the side.
@@ -71,8 +72,7 @@ class RowSide:
         lacks: what the figures lack, in words; "" if nothing.
     """
 
-    time: Figure | None = None
-    energy: Figure | None = None
+    cost: PassCost | None = None
     calls: int = 0
     tuples: int = 0
     share: float | None = None
@@ -80,6 +80,14 @@ class RowSide:
     job: str = ""
     note: str = ""
     lacks: str = ""
+
+    @property
+    def time_us(self) -> Figure | None:
+        return self.cost.time_us if self.cost else None
+
+    @property
+    def energy_mj(self) -> Figure | None:
+        return self.cost.energy_mj if self.cost else None
 
 
 @dataclass(frozen=True)
@@ -98,11 +106,11 @@ class ComparedRow:
 
     @property
     def time(self) -> Change:
-        return Change(self.a.time, self.b.time, self.between_cards.get("time", 0.0))
+        return Change(self.a.time_us, self.b.time_us, self.between_cards.get("time", 0.0))
 
     @property
     def energy(self) -> Change:
-        return Change(self.a.energy, self.b.energy, self.between_cards.get("energy", 0.0))
+        return Change(self.a.energy_mj, self.b.energy_mj, self.between_cards.get("energy", 0.0))
 
     def change_of(self, quantity: Quantity) -> Change:
         return self.time if quantity == "time" else self.energy
@@ -553,8 +561,7 @@ def _side_of_row(
     """Sum tuples of a side. `every`: all tuples that the row would have."""
     lines = [entry.line for entry in counted]
     side = RowSide(
-        time=_time(counted),
-        energy=_energy(counted),
+        cost=_cost(_time(counted), _energy(counted)),
         calls=sum(entry.calls for entry in counted),
         tuples=len(counted),
         share=loaded.share(lines),
@@ -566,6 +573,10 @@ def _side_of_row(
     if len(lines) < len(every):
         lacks = f"{len(lines)} of {len(every)} tuples, {percent(coverage)}"
     return replace(side, coverage=coverage, lacks=lacks)
+
+
+def _cost(time_us: Figure | None, energy_mj: Figure | None) -> PassCost | None:
+    return None if time_us is None else PassCost(time_us, energy_mj)
 
 
 def _time(counted: Sequence[Counted]) -> Figure | None:
@@ -731,8 +742,7 @@ def _whole_of(model: _Model, verdict: Verdict) -> RowSide:
         reasons = dict.fromkeys(whole.short_reason for whole in verdict.wholes if whole.reason)
         lacks = f"no reading{''.join(f' ({reason})' for reason in reasons)}"
     return RowSide(
-        time=time,
-        energy=verdict.energy.whole if verdict.energy else None,
+        cost=_cost(time, verdict.energy.whole if verdict.energy else None),
         coverage=1.0 if time else None,
         job=model.job_id,
         note=model.note,
@@ -748,8 +758,10 @@ def _sum_of(session: Session, model: _Model, verdict: Verdict) -> RowSide:
         number = f"{verdict.measured} of {verdict.parts} tuples{scope}"
         lacks = f"{number}, {percent(verdict.coverage)}"
     return RowSide(
-        time=verdict.time.total if verdict.measured else None,
-        energy=verdict.energy.total if verdict.energy else None,
+        cost=_cost(
+            verdict.time.total if verdict.measured else None,
+            verdict.energy.total if verdict.energy else None,
+        ),
         calls=_calls(session, model.job_id, verdict),
         tuples=verdict.measured,
         coverage=verdict.coverage,

@@ -19,8 +19,8 @@ from farm.errors import NoReadings, did_you_mean
 from farm.report.gate import student_t
 from farm.store.content import UNSOUND, stored_variant
 from farm.store.tables import Job, ModelVariant, ProtocolRow, ReadingRow, SoftwareRow
-from farm.types.fields import figure_json
-from farm.types.figure import Figure, figure_of
+from farm.types.fields import cost_json, figure_json
+from farm.types.figure import Figure, PassCost, figure_of
 from farm.types.protocol import Protocol
 
 
@@ -51,8 +51,7 @@ class HistoryRow:
     measured_at_s: float  # of the newest reading
     readings: int
     flags: tuple[str, ...]
-    time: Figure | None  # of one pass, in us
-    energy: Figure | None  # of one pass, in mJ
+    cost: PassCost  # of one pass
     # relative to the row before in the series, b / a - 1
     time_change: Figure | None = None
     energy_change: Figure | None = None
@@ -70,8 +69,8 @@ class HistoryRow:
             return self
         return replace(
             self,
-            time_change=_change(before.time, self.time),
-            energy_change=_change(before.energy, self.energy),
+            time_change=_change(before.cost.time_us, self.cost.time_us),
+            energy_change=_change(before.cost.energy_mj, self.cost.energy_mj),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -89,8 +88,7 @@ class HistoryRow:
             "measured_at_s": self.measured_at_s,
             "readings": self.readings,
             "flags": list(self.flags),
-            **figure_json("time", "us", self.time),
-            **figure_json("energy", "mj", self.energy),
+            **cost_json(self.cost),
             **figure_json("time_change", "", self.time_change),
             **figure_json("energy_change", "", self.energy_change),
         }
@@ -189,6 +187,8 @@ def _row(series: Series, code: _Code, readings: Sequence[ReadingRow]) -> History
         energy = figure_of(reading.energy_mj, reading.energy_half_width_mj)
         if energy and energy.value:
             energies.append(energy)
+    time_us = mean_of([Figure(row.time_us, row.time_half_width_us) for row in sound])
+    assert time_us is not None, "a row has at least one reading"
     return HistoryRow(
         series=series,
         torch=code.torch,
@@ -198,8 +198,7 @@ def _row(series: Series, code: _Code, readings: Sequence[ReadingRow]) -> History
         measured_at_s=readings[-1].created_at_s,
         readings=len(sound),
         flags=tuple(sorted(flags)),
-        time=mean_of([Figure(row.time_us, row.time_half_width_us) for row in sound]),
-        energy=mean_of(energies),
+        cost=PassCost(time_us, mean_of(energies)),
     )
 
 

@@ -29,10 +29,9 @@ from farm.store.content import PlacedCall, placed_calls
 from farm.store.database import by_key, fetch_values
 from farm.subjects.label import call_of
 from farm.subjects.parsing import parse
-from farm.types.fields import names_of
 from farm.types.figure import share_of
 from farm.types.tuple import OperatorTuple
-from farm.verdict.cost_line import CostLine
+from farm.verdict.cost_line import CostGroup, CostLine
 
 By = Literal["type", "tuple", "call", "module"]
 BY: tuple[By, ...] = ("type", "tuple", "call", "module")
@@ -47,8 +46,8 @@ class LayerRow:
     """A row for one call, tuple, operator type or module: its description, and the cost of all its
     calls.
 
-    Sizes and parameters are empty if the calls differ. Time and energy are sums over the measured
-    calls; `measured_calls` is their number. They are None if no call is measured."""
+    Sizes and parameters are empty if the calls differ. `cost` counts each call as a tuple, and
+    `total` is the cost of all calls of the model."""
 
     name: (
         str  # the call without its inputs, the label of a tuple, the type, or the module's own name
@@ -64,24 +63,70 @@ class LayerRow:
     parameters: Mapping[str, Any]  # arguments of the constructor and the call, without tensors
     held_parameters: int | None  # elements of the parameters; shared weights count once in a module
     held_bytes: int | None
-    calls: int
-    measured_calls: int
-    flops: int
-    bytes_moved: int
-    estimated_us: float
-    time_us: float | None
-    time_share: float | None
-    energy_mj: float | None
-    energy_share: float | None
+    cost: CostGroup
+    total: CostGroup
     reason: str = ""  # why it is not measured
     call: str = ""  # the call without its inputs, for tables with size columns; not in JSON and CSV
 
+    @property
+    def measured_calls(self) -> int:
+        return self.cost.measured_tuples
+
+    @property
+    def time_us(self) -> float | None:
+        """The time of the measured calls; None if there are none."""
+        return self.cost.measured_us
+
+    @property
+    def time_share(self) -> float | None:
+        return share_of(self.time_us, self.total.measured_us)
+
+    @property
+    def energy_mj(self) -> float | None:
+        """The energy of the calls that have one; None if there are none."""
+        has_energy = self.cost.measured_tuples > self.cost.without_energy
+        return self.cost.energy_mj if has_energy else None
+
+    @property
+    def energy_share(self) -> float | None:
+        """The share of the energy; None if a measured call of the model has no energy."""
+        return share_of(self.energy_mj, self.total.measured_mj)
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON with units in the keys; shares are fractions."""
-        return {name: value for name, value in vars(self).items() if name != "call"}
+        return {
+            "name": self.name,
+            "module_path": self.module_path,
+            "depth": self.depth,
+            "operator": self.operator,
+            "operator_id": self.operator_id,
+            "call_index": self.call_index,
+            "input_sizes": self.input_sizes,
+            "output_sizes": self.output_sizes,
+            "kernel_size": self.kernel_size,
+            "parameters": self.parameters,
+            "held_parameters": self.held_parameters,
+            "held_bytes": self.held_bytes,
+            "calls": self.cost.calls,
+            "measured_calls": self.measured_calls,
+            "flops": self.cost.flops,
+            "bytes_moved": self.cost.bytes_moved,
+            "estimated_us": self.cost.estimated_us,
+            "time_us": self.time_us,
+            "time_share": self.time_share,
+            "energy_mj": self.energy_mj,
+            "energy_share": self.energy_share,
+            "reason": self.reason,
+        }
 
 
-COLUMNS = [name for name in names_of(LayerRow) if name != "call"]
+#: The keys of `LayerRow.to_json`, in order.
+COLUMNS = (
+    *("name", "module_path", "depth", "operator", "operator_id", "call_index", "input_sizes"),
+    *("output_sizes", "kernel_size", "parameters", "held_parameters", "held_bytes", "calls"),
+    *("measured_calls", "flops", "bytes_moved", "estimated_us", "time_us", "time_share"),
+    *("energy_mj", "energy_share", "reason"),
+)
 
 
 @dataclass(frozen=True)
@@ -141,10 +186,7 @@ def layers(
     if by == "module" and report.is_sweep:
         raise UsageError(f"{report.title} has no modules: it is a sweep.", "Use `--by tuple`.")
     calls = _calls(session, report, outputs=outputs and by != "type")
-    times, energies = _costs(calls)
-    # Without the energy of one measured call, there are no energy shares.
-    totals = math.fsum(times), math.fsum(energies) if len(energies) == len(times) else None
-    row_of, rows = functools.partial(_row, totals=totals), list[LayerRow]()
+    row_of, rows = functools.partial(_row, total=_cost(calls)), list[LayerRow]()
     if by == "module":
         for steps, group in _modules(calls):
             if depth is None or len(steps) <= depth:
@@ -168,7 +210,7 @@ def layers(
             line = group[0].line
             label = line.subject.label if line and by == "tuple" else group[0].short_name
             rows.append(row_of(group, name=label, alike=by == "tuple"))
-        rows.sort(key=lambda row: (-(row.time_us or 0.0), -row.estimated_us))
+        rows.sort(key=lambda row: (-(row.time_us or 0.0), -row.cost.estimated_us))
     of = (
         f", the {len(report.tuples)} heaviest of {report.verdict.parts} tuples"
         if report.verdict.types
@@ -212,7 +254,7 @@ def _calls(session: Session, report: Report, *, outputs: bool) -> list[_LayerCal
 def _row(
     calls: Sequence[_LayerCall],
     *,
-    totals: tuple[float, float | None],
+    total: CostGroup,
     name: str,
     alike: bool = True,
     steps: tuple[str, ...] = (),
@@ -225,15 +267,11 @@ def _row(
     single = len(calls) == 1 and alike
     types = {call.short_name for call in calls}
     flat = spec.parameters_for_query() if spec else {}
-    lines = [call.line for call in calls if call.line]
-    times, energies = _costs(calls)
-    time_us = math.fsum(times) if times else None
-    energy_mj = math.fsum(energies) if energies else None
     # If a module is called twice, its weights count once.
     weights = {}
     for call in calls:
         place = call.place.module_path if call.is_module else call.place.index
-        weights[place] = held_by(call.spec)
+        weights[place] = call.spec.held_parameters if call.spec is not None else None
     held_parameters, held_bytes = _total_weights([*weights.values()])
     return LayerRow(
         name=name,
@@ -249,33 +287,19 @@ def _row(
         parameters=flat,
         held_parameters=held_parameters,
         held_bytes=held_bytes,
-        calls=len(calls),
-        measured_calls=len(times),
-        flops=sum(line.subject.flops for line in lines),
-        bytes_moved=sum(line.subject.bytes_moved for line in lines),
-        estimated_us=math.fsum(line.subject.estimated_us for line in lines),
-        time_us=time_us,
-        time_share=share_of(time_us, totals[0]),
-        energy_mj=energy_mj,
-        energy_share=share_of(energy_mj, totals[1]),
-        reason=", ".join(dict.fromkeys(line.reason for line in lines if line.reason)),
+        cost=_cost(calls),
+        total=total,
+        reason=", ".join(
+            dict.fromkeys(call.line.reason for call in calls if call.line and call.line.reason)
+        ),
         call=first.name,
     )
-
-
-def held_by(spec: OperatorTuple | None) -> tuple[int, int] | None:
-    """Return the number of elements of the parameters, and their size in bytes."""
-    if spec is None:
-        return None
-    parameters = [tensor for tensor in spec.tensors if tensor.role == "parameter"]
-    size_bytes = sum(tensor.numel * tensor.itemsize_bytes for tensor in parameters)
-    return sum(tensor.numel for tensor in parameters), size_bytes
 
 
 def _total_weights(
     weights: Sequence[tuple[int, int] | None],
 ) -> tuple[int, int] | tuple[None, None]:
-    """Add the results of `held_by`; None if one is unknown."""
+    """Add elements and bytes of parameters; None if one is unknown."""
     total_elements = total_bytes = 0
     for entry in weights:
         if entry is None:
@@ -285,11 +309,22 @@ def _total_weights(
     return total_elements, total_bytes
 
 
-def _costs(calls: Iterable[_LayerCall]) -> tuple[list[float], list[float]]:
-    """Return the times (µs) and the energies (mJ) of the measured calls."""
+def _cost(calls: Sequence[_LayerCall]) -> CostGroup:
+    """Return the sums over calls, each of which counts as a tuple."""
     lines = [call.line for call in calls if call.line]
-    times = [line.time_us.value for line in lines if line.time_us]
-    return times, [line.energy_mj.value for line in lines if line.energy_mj]
+    times_us = [line.time_us.value for line in lines if line.time_us]
+    energies_mj = [line.energy_mj.value for line in lines if line.energy_mj]
+    return CostGroup(
+        time_us=math.fsum(times_us),
+        energy_mj=math.fsum(energies_mj),
+        flops=sum(line.subject.flops for line in lines),
+        bytes_moved=sum(line.subject.bytes_moved for line in lines),
+        estimated_us=math.fsum(line.subject.estimated_us for line in lines),
+        tuples=len(calls),
+        measured_tuples=len(times_us),
+        without_energy=len(times_us) - len(energies_mj),
+        calls=len(calls),
+    )
 
 
 def _modules(calls: Iterable[_LayerCall]) -> Iterator[tuple[tuple[str, ...], list[_LayerCall]]]:

@@ -17,10 +17,12 @@ from farm.store.columns import OPERATOR, PROTOCOL, READING, SOFTWARE, VARIANT
 from farm.store.content import stored_variant
 from farm.store.database import read_clock_s
 from farm.store.query import Filters, Selection, select_readings
-from farm.types.fields import names_of
+from farm.types.fields import figure_json, names_of
+from farm.types.figure import Figure, figure_of, value_of
 from farm.types.format import ENERGY, TIME, quantity
 from farm.types.protocol import Variant
 from farm.types.reading import Trace
+from farm.verdict.cost_line import CostLine, TupleView
 
 Sort = Literal["time", "energy", "power", "age"]
 
@@ -32,35 +34,95 @@ _BY = {
 }
 
 
+#: The columns of a reading that a row needs.
+_COLUMNS = (
+    "id",
+    "subject_id",
+    "time_us",
+    "time_half_width_us",
+    "energy_mj",
+    "energy_half_width_mj",
+    "power_w",
+    "card_id",
+    "card_model",
+    "flags",
+    "method",
+    "created_at_s",
+    "origin",
+)
+
+
 @dataclass(frozen=True)
 class LookupRow:
-    """One reading. Figures are for one call, or one pass of a whole model, with 95 %
-    half-widths.
-    """
+    """One reading. `line` has its figures: of one call, or of one pass of a whole model."""
 
-    reading_id: str
-    operator: str  # "" for a whole model
-    operator_id: str
-    label: str
-    flops: int
-    bytes_moved: int
-    time_us: float
-    time_half_width_us: float
-    energy_mj: float | None
-    energy_half_width_mj: float | None
+    line: CostLine
     power_w: float | None
-    card_id: str
     card_model: str
     torch: str
     driver: str
     launch: str
     residency: str
-    data_class: str
-    flags: tuple[str, ...]
     method: int | None
     created_at_s: float
     age_s: float
     origin: str  # the farm from which it was imported; "" if measured here
+
+    @property
+    def reading_id(self) -> str:
+        return self.line.reading_id or ""
+
+    @property
+    def operator(self) -> str:
+        """The operator type; "" for a whole model."""
+        return self.line.subject.short_name
+
+    @property
+    def label(self) -> str:
+        return self.line.subject.label
+
+    @property
+    def data_class(self) -> str:
+        return self.line.subject.data
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return self.line.flags
+
+    @property
+    def time_us(self) -> float | None:
+        return value_of(self.line.time_us)
+
+    @property
+    def energy_mj(self) -> float | None:
+        return value_of(self.line.energy_mj)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON with units in the key names."""
+        subject = self.line.subject
+        return {
+            "reading_id": self.line.reading_id,
+            "operator": subject.short_name,
+            "operator_id": subject.operator_id,
+            "label": subject.label,
+            "flops": subject.flops,
+            "bytes_moved": subject.bytes_moved,
+            **figure_json("time", "us", self.line.time_us),
+            **figure_json("energy", "mj", self.line.energy_mj),
+            "power_w": self.power_w,
+            "card_id": self.line.card_id,
+            "card_model": self.card_model,
+            "torch": self.torch,
+            "driver": self.driver,
+            "launch": self.launch,
+            "residency": self.residency,
+            "data_class": subject.data,
+            "flags": self.line.flags,
+            "method": self.method,
+            "created_at_s": self.created_at_s,
+            "age_s": self.age_s,
+            "origin": self.origin,
+        }
 
     def __repr__(self) -> str:
         cost = f"{quantity(self.time_us, TIME)}, {quantity(self.energy_mj, ENERGY)}"
@@ -136,14 +198,11 @@ def _first_ids(session: Session, selection: Selection, by: Any, limit: int) -> l
 
 
 def _rows(session: Session, ids: list[str]) -> dict[str, LookupRow]:
-    names = names_of(LookupRow)
     flops = sqlalchemy.func.coalesce(OPERATOR.flops, VARIANT.flops, 0)
     bytes_moved = sqlalchemy.func.coalesce(OPERATOR.bytes_moved, VARIANT.bytes_moved, 0)
     query = (
         sqlalchemy.select(
-            READING.id.label("reading_id"),
-            READING.subject_id,
-            *(READING[name] for name in names if name in READING),
+            *(READING[name] for name in _COLUMNS),
             OPERATOR.short_name,
             OPERATOR.label,
             flops.label("flops"),
@@ -167,13 +226,37 @@ def _rows(session: Session, ids: list[str]) -> dict[str, LookupRow]:
     titles = _titles(stored)
     rows = {}
     for row in stored:
-        fields = {name: row[name] for name in names if name in row}
-        fields["operator"] = row["short_name"] or ""
-        fields["operator_id"] = row["subject_id"]
-        fields["label"] = titles.get(row["subject_id"]) or row["label"] or row["subject_id"]
-        fields["flags"] = tuple(row["flags"] or ())
-        fields["age_s"] = max(0.0, now_s - row["created_at_s"])
-        rows[row["reading_id"]] = LookupRow(**fields)
+        subject = TupleView(
+            operator_id=row["subject_id"],
+            short_name=row["short_name"] or "",
+            label=titles.get(row["subject_id"]) or row["label"] or row["subject_id"],
+            data=row["data_class"],
+            flops=row["flops"],
+            bytes_moved=row["bytes_moved"],
+        )
+        line = CostLine(
+            subject,
+            count=1,
+            origin="measured",
+            time_us=Figure(row["time_us"], row["time_half_width_us"]),
+            energy_mj=figure_of(row["energy_mj"], row["energy_half_width_mj"]),
+            flags=tuple(row["flags"] or ()),
+            reading_id=row["id"],
+            card_id=row["card_id"],
+        )
+        rows[row["id"]] = LookupRow(
+            line=line,
+            power_w=row["power_w"],
+            card_model=row["card_model"],
+            torch=row["torch"],
+            driver=row["driver"],
+            launch=row["launch"],
+            residency=row["residency"],
+            method=row["method"],
+            created_at_s=row["created_at_s"],
+            age_s=max(0.0, now_s - row["created_at_s"]),
+            origin=row["origin"],
+        )
     return rows
 
 

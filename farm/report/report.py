@@ -12,7 +12,7 @@ import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,12 @@ from farm.store.database import fetch
 from farm.store.tables import CLOSED, ItemState, JobState
 from farm.types import format as formats
 from farm.types.card_kind import OfCardKind
+from farm.types.details import RankFigures
 from farm.types.figure import share_of, value_of
 from farm.types.protocol import Protocol
-from farm.types.reading import OtherCalls, RankFigures, Verification, inside_s
+from farm.types.reading import OtherCalls, Verification, inside_s
 from farm.types.request import Request
+from farm.types.stored import plain
 from farm.verdict.aggregate import launch_gap_us, sums_of
 from farm.verdict.corrections import choose
 from farm.verdict.cost_line import CostGroup, CostLine, merged
@@ -128,9 +130,21 @@ class RoundView:
     operators: tuple[str, ...]
     items: int
     outcome: str | None = None
-    accuracy_time: float | None = None
-    accuracy_energy: float | None = None
+    #: Quantity -> accuracy, for time and energy.
+    accuracies: Mapping[str, float | None] = field(default_factory=dict)
     coverage: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "number": self.number,
+            "reason": self.reason,
+            "operators": self.operators,
+            "items": self.items,
+            "outcome": self.outcome,
+            "accuracy_time": self.accuracies.get("time"),
+            "accuracy_energy": self.accuracies.get("energy"),
+            "coverage": self.coverage,
+        }
 
 
 @dataclass(frozen=True)
@@ -190,6 +204,11 @@ class Report:
     ranks: tuple[RankFigures, ...] = ()  # of the whole model on several cards
 
     @property
+    def cost(self) -> CostGroup:
+        """The cost of all operator types together."""
+        return merged(row.cost for row in self.types)
+
+    @property
     def is_sweep(self) -> bool:
         """True if the job measures a grid of one operator, without a model."""
         return self.kind == "sweep"
@@ -215,7 +234,7 @@ class Report:
             "placements": [row.to_json() for row in self.placements],
             "all_layers": self.all_layers and self.all_layers.to_json(),
             "compiled": self.compiled and self.compiled.to_json(),
-            "ranks": [vars(rank) for rank in self.ranks],
+            "ranks": [plain(rank) for rank in self.ranks],
         }
         data: dict[str, Any] = {"schema": SCHEMA}
         data |= {name: value for name, value in vars(self).items() if name not in optional}
@@ -223,7 +242,7 @@ class Report:
         data |= asdict(self.per_token)
         data["cards"] = [vars(card) for card in self.cards]
         data["types"] = [row.to_json() for row in self.types]
-        data["rounds"] = [vars(view) for view in self.rounds]
+        data["rounds"] = [view.to_json() for view in self.rounds]
         data["eagerly"] = [row.to_json() for row in self.eagerly]
         data["tuples"] = [line.to_json() for line in self.tuples]
         data["software"] = list(self.software)
@@ -320,8 +339,8 @@ def _without_single_tuples(seen: Verification) -> Verification:
 def _ranks(evidence: Evidence) -> tuple[RankFigures, ...]:
     """Return the figures of the ranks of the first whole that has some."""
     for whole in evidence.wholes:
-        if whole.reading and whole.reading.details.ranks:
-            return whole.reading.details.ranks
+        if whole.reading and whole.reading.details.cards.ranks:
+            return whole.reading.details.cards.ranks
     return ()
 
 
@@ -478,8 +497,7 @@ def _rounds(evidence: Evidence, verdicts: Mapping[int, tables.VerdictRow]) -> tu
             view = replace(
                 view,
                 outcome=verdict.outcome,
-                accuracy_time=verdict.accuracy_time,
-                accuracy_energy=verdict.accuracy_energy,
+                accuracies={"time": verdict.accuracy_time, "energy": verdict.accuracy_energy},
                 coverage=verdict.coverage,
             )
         views.append(view)

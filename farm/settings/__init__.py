@@ -35,6 +35,10 @@ from farm.errors.safe_text import keep_secret
 #: containers and users.
 SERVICE_LOCK_DIR = Path("/run/farm-card-locks")
 
+#: The longest start of a benchmark process: importing torch from a cold network disk takes minutes.
+#: Unit: s.
+START_TIMEOUT_S = 180.0
+
 MOST_NAME_BYTES = 255  # of a name in a path, on all usual file systems
 MOST_PATH_BYTES = 3500  # of a folder, so that the files in it have names of at most 4,096 bytes
 MOST_CONFIG_BYTES = 1 << 20  # of the settings file

@@ -20,7 +20,6 @@ from sqlalchemy import insert, update
 from sqlmodel import Session, SQLModel, col, func, select
 
 from farm.errors import TupleRejected, Unreadable, UsageError
-from farm.models.texts import hold_tokens, holds_tokens, tokens_of_text
 from farm.operators.captured import CapturedCall
 from farm.store import tables
 from farm.store.columns import READING, columns_of
@@ -29,11 +28,12 @@ from farm.store.tables import CardRow, Job, ReadingRow, SoftwareRow
 from farm.subjects.label import label_of
 from farm.subjects.parsing import parse
 from farm.types.deciding import declared_operators, lacks_values
+from farm.types.details import Details
 from farm.types.fields import names_of
 from farm.types.protocol import Protocol, Software, Stopping, Subject, Variant
-from farm.types.reading import Details, Reading, Verification, method_of
+from farm.types.reading import Reading, Verification, method_of
 from farm.types.request import Request
-from farm.types.tokens import Tokens, TokensRejected
+from farm.types.tokens import Tokens, TokensRejected, hold_tokens, holds_tokens, tokens_of_text
 from farm.types.tuple import Cost, OperatorTuple
 from farm.types.value_profiles import class_of
 
@@ -246,10 +246,7 @@ def mismatches(session: Session, capture_id: int) -> Mapping[str, str]:
 
 def reading_row(reading: Reading) -> dict[str, Any]:
     """Return the columns of a reading, without ids and origin."""
-    row = {
-        f.name: getattr(reading, f.name) for f in dataclasses.fields(reading) if f.name != "trace"
-    }
-    row |= {"details": reading.details.to_json(), "method": reading.details.method}
+    row = {**reading.columns(), "method": reading.details.method}
     columns = columns_of(tables.ReadingRow)
     # A required number stays even if it is not finite: the database then refuses the row.
     return {
@@ -663,5 +660,7 @@ def satisfies(reading: ReadingRow, wanted: Stopping) -> bool:
         or (reading.energy_half_width_mj <= wanted.energy_half_width * reading.energy_mj * 1.001)
     )
     # A window ends with a tick, so it may be a little shorter than its limit.
-    given_s = max(reading.window_s / 0.9, Details.from_json(reading.details).ceiling_s or 0.0)
+    given_s = max(
+        reading.window_s / 0.9, Details.from_json(reading.details).timing.ceiling_s or 0.0
+    )
     return (time_ok and energy_ok) or given_s >= wanted.maximum_s

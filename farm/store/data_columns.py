@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from farm.types.fields import fields_of, names_of
 from farm.types.protocol import Protocol, Software, Variant
-from farm.types.reading import Burst, Reading
+from farm.types.reading import Reading
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -68,9 +68,6 @@ def _of_records() -> dict[str, tuple[Column, ...]]:
             replace(one, name="data_class") if one.name == "data" else one
             for one in _declared(Protocol)
         ),
-        "Burst": tuple(
-            Column(f"burst_{one.name}", "number", one.description, one.unit) for one in _OF_BURST
-        ),
     }
 
 
@@ -104,10 +101,14 @@ def _read() -> dict[str, tuple[Column, ...]]:
     return {name: tuple(columns.values()) for name, columns in groups.items()}
 
 
-_OF_BURST = [one for one in fields_of(Burst) if one.description]
 #: Columns from a reading's details: column -> (part of the details or "", key).
 IN_DETAILS: Mapping[str, tuple[str, str]] = {
-    **{f"burst_{one.name}": ("burst", one.name) for one in _OF_BURST},
+    "burst_time_us": ("burst", "time_us"),
+    "burst_time_half_width_us": ("burst", "time_half_width_us"),
+    "burst_power_w": ("burst", "power_w"),
+    "burst_energy_mj": ("burst", "energy_mj"),
+    "burst_energy_half_width_mj": ("burst", "energy_half_width_mj"),
+    "burst_sm_clock_mhz": ("burst", "sm_clock_mhz"),
     "alone_time_us": ("context", "alone_us"),
     "neighbours_effect_us": ("context", "effect_us"),
     "neighbours_effect_half_width_us": ("context", "effect_half_width_us"),

@@ -104,6 +104,13 @@ def long_ago(time_s: Any, limit_s: float) -> ColumnElement[bool]:
     return or_(time_s < database_now() - limit_s, time_s > database_now() + limit_s)
 
 
+def remembered(session: Session, about: str) -> dict[Any, Any]:
+    """What this process remembers about the contents of a session's database, by subject. It saves
+    queries only: the process that remembers nothing does the same."""
+    memory: dict[str, dict[Any, Any]] = session.info.get("remembered", {})
+    return memory.setdefault(about, {})
+
+
 class Database:
     """One engine and its sessions. All methods raise `DatabaseUnreachable` if the database does not
     answer, is read-only or refuses its user, or its file is damaged."""
@@ -121,11 +128,12 @@ class Database:
                 "Restore the file from a backup, or set FARM_DATABASE_URL to another file."
             )
         self._is_sqlite = self.url.get_backend_name() == "sqlite"
+        self._remembered: dict[str, dict[Any, Any]] = {}
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Session]:
         """Open a session for reading. Objects stay usable after it closes."""
-        with self._explained(), Session(self.engine, expire_on_commit=False) as session:
+        with self._explained(), self._session(self.engine) as session:
             yield session
 
     @contextlib.contextmanager
@@ -136,10 +144,13 @@ class Database:
         with self._explained(), self.engine.connect() as connection:
             connection.execution_options(sqlite_begin="IMMEDIATE")
             self._limit_silence(connection)
-            with Session(connection, expire_on_commit=False) as session:
+            with self._session(connection) as session:
                 session.connection()
                 yield session
                 session.commit()
+
+    def _session(self, bind: Engine | Connection) -> Session:
+        return Session(bind, expire_on_commit=False, info={"remembered": self._remembered})
 
     def _limit_silence(self, connection: Connection) -> None:
         """Set the limit at the first write of a connection. A command that only reads may wait for

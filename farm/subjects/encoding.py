@@ -120,6 +120,8 @@ def encode(value: Any, table: TensorTable | None = None) -> Any:
     """
     if value is None or isinstance(value, bool | str):
         return value
+    if isinstance(value, torch.Generator):  # a worker uses the generator of its device
+        return None
     if isinstance(value, torch.Tensor):
         if table is None:
             raise NotEncodable(
@@ -166,6 +168,39 @@ def encode(value: Any, table: TensorTable | None = None) -> Any:
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return {"dict": [[key, encode(entry, table)] for key, entry in value.items()]}
     raise NotEncodable(f"an argument of type {type(value).__name__} cannot be described")
+
+
+_ENCODABLE = (
+    str,
+    torch.Generator,
+    enum.Enum,
+    numbers.Number,
+    torch.SymInt,
+    torch.SymFloat,
+    torch.dtype,
+    torch.memory_format,
+    torch.layout,
+    torch.device,
+    type(Ellipsis),
+    type(None),
+)
+
+
+def is_encodable(value: Any) -> bool:
+    """False if `encode` refuses a value of this type, whatever its tensors are, and for tensors
+    that a transform has wrapped, such as `torch.vmap`: they have no memory."""
+    if isinstance(value, torch.Tensor):
+        return not _is_wrapped(value)
+    if isinstance(value, PackedSequence | tuple | list):
+        return all(map(is_encodable, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and is_encodable(entry) for key, entry in value.items())
+    if isinstance(value, slice):
+        return all(map(is_encodable, (value.start, value.stop, value.step)))
+    return isinstance(value, _ENCODABLE)
+
+
+_is_wrapped: Any = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 @dataclass(frozen=True)

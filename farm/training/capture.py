@@ -58,8 +58,6 @@ from farm.training.step import ForwardPass, TrainingStep
 from farm.training.streams import Streams
 from farm.types.tuple import OperatorTuple
 
-#: Operators that PyTorch runs as another one.
-_AS_RUN = {torch.ops.aten.__or__.Tensor: torch.ops.aten.bitwise_or.Tensor}
 _ACCUMULATES = "torch::autograd::AccumulateGrad"
 #: Reference count of a storage that one tensor refers to, such as that in autograd's buffer.
 _HELD_BY_AUTOGRAD = torch._C._storage_Use_Count(storage_key(_ALONE := torch.empty(0)))
@@ -378,8 +376,7 @@ class StepRecorder(Recorder):
         self, func: Any, args: Any, kwargs: Any, out: Any, *, returned: bool = True
     ) -> None:
         is_attention = func is _ATTENTION
-        kind = "function" if is_attention else "aten"
-        name = FUNCTION_NAMES[func] if is_attention else str(_AS_RUN.get(func, func))
+        name = FUNCTION_NAMES[func] if is_attention else str(func)
         found = self._part()
         if found is None:
             where = self.node.name() if self.node is not None else f"'{self.path}'"
@@ -387,23 +384,25 @@ class StepRecorder(Recorder):
                 f"{name} in the {self.now} at {where}: belongs to no module or function"
             )
             return
-        inputs, stored = list(tensors_in((args, kwargs))), self.storages
-        places = {id(tensor): stored.numbers.get(storage_key(tensor)) for tensor in inputs}
-        roles = {
-            one: "" if place is None else stored.tensors[place].role
-            for one, place in places.items()
-        }
-        table = TensorTable({one: role_in_tuple(role) for one, role in roles.items()})
+        inputs = list(tensors_in((args, kwargs)))
         try:
-            described = self.describe(name, kind, args, kwargs, table)
+            if is_attention:
+                table = TensorTable({id(tensor): self.role_of(tensor) for tensor in inputs})
+                described = self.describe(name, "function", args, kwargs, table)
+            else:
+                described = self.describe_operator(func, args, kwargs)
         except NotEncodable as error:
             self.gaps.append(f"{name} in the {self.now}: {error}")
             return
         if returned:
             flops = 0 if is_attention else operator_flops(func, args, kwargs, out)
-            self.note_trace(described, (name,), out, flops)
+            self.note_trace(described, (described.spec.operator,), out, flops)
         changed = () if is_attention else written_tensors(func, args, kwargs)
         self._add(described.spec, func, inputs, itertools.chain(changed, tensors_in(out)), found)
+
+    def role_of(self, tensor: torch.Tensor) -> str:
+        number = self.storages.numbers.get(storage_key(tensor))
+        return role_in_tuple("" if number is None else self.storages.tensors[number].role)
 
     def _add(
         self,

@@ -22,16 +22,18 @@ from farm.models.resolved import ResolvedModel
 from farm.models.tensor_kinds import bytes_of, is_plain
 from farm.models.user_code import captured_code
 from farm.operators import self_check
-from farm.operators.capture import UNDER_AUTOCAST, WatchedOperators, capture, predict
+from farm.operators.capture import WatchedOperators, capture, predict
 from farm.operators.captured import CapturedPass
 from farm.operators.cost import Cost, costs_of, model_flops
 from farm.operators.fake_pass import STANDS_FOR_A_CARD, fake_pass
 from farm.subjects.encoding import tensors_in
+from farm.subjects.needed import needed_tuple
 from farm.training.capture import as_computed, capture_step, dropout, scaled_dot_product_attention
 from farm.training.split import build, completed_works, fake_group, split
 from farm.training.step import ForwardPass, Loss, TrainingStep, checkpoint_modules, loss_of
 from farm.training.tensor_lifetime import least_peak_bytes
 from farm.types.protocol import Variant
+from farm.types.tuple import NeededTuple
 
 MEASURABLE_ALONE = (
     "Write this part so that its result depends on its arguments only, not on PyTorch's settings."
@@ -63,6 +65,15 @@ class Extraction:
         """The minimum of bytes that all calls read and write."""
         return sum(self.costs[call.tuple_id].bytes for call in self.capture.calls)
 
+    def needed(self) -> list[NeededTuple]:
+        """The tuples, all with the data class of the protocol."""
+        counts, mismatches = self.capture.counts, self.capture.mismatches
+        tuples = []
+        for id_, spec in self.capture.tuples.items():
+            needed = needed_tuple(spec, self.costs[id_], counts[id_])
+            tuples.append(dataclasses.replace(needed, mismatch=mismatches.get(id_, "")))
+        return tuples
+
     def refusal(self, name: str) -> CaptureError | None:
         """An error if the model ``name`` cannot be summed from its operators; else None."""
         gaps, overlaps = self.capture.gaps, self.capture.overlaps
@@ -71,11 +82,6 @@ class Extraction:
                 "The sum would miss these calls. Write this part with public PyTorch functions "
                 "and modules."
             )
-            if gaps and all(UNDER_AUTOCAST in gap for gap in gaps):
-                step = (
-                    "Remove torch.autocast from the model, and choose one dtype for all of it: "
-                    "--dtype bfloat16."
-                )
             return CaptureError(
                 f"{name} cannot be extracted completely: {_by_reason(gaps + overlaps)}.", step
             )

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from farm.errors import UsageError
-from farm.types.figure import Figure, figure_of
+from farm.types.figure import Figure, PassCost, figure_of
 
 #: The largest value of an integer column in the database.
 LARGEST_NUMBER = 2**31 - 1
@@ -108,16 +108,29 @@ def texts() -> dict[str, dict[str, dict[str, str]]]:
 
 @functools.cache
 def fields_of(kind: Any) -> tuple[Field, ...]:
-    """The fields of a dataclass, in order."""
+    """The fields of a dataclass, in order. A figure has two: its value and its half-width."""
     hints, of_kind = typing.get_type_hints(kind), texts().get(kind.__name__, {})
     found = []
     for one in dataclasses.fields(kind):
         more = {"always": one.default is MISSING, **of_kind.get(one.name, {}), **one.metadata}
         option = tuple(more.pop("option", "").split())
-        found.append(
-            Field(one.name, _plain_type(hints[one.name]), one.default, option=option, **more)
-        )
+        plain_type = _plain_type(hints[one.name])
+        if plain_type is Figure:
+            found += _fields_of_figure(one, more)
+        else:
+            found.append(Field(one.name, plain_type, one.default, option=option, **more))
     return tuple(found)
+
+
+def _fields_of_figure(figure: dataclasses.Field[Any], more: Mapping[str, Any]) -> list[Field]:
+    """The two numbers of a figure: its value and its half-width."""
+    quantity, _, unit = figure.name.rpartition("_")
+    value_name, half_width_name = figure_keys(quantity, unit)
+    half_width = {**more, "description": "half of its 95 % interval"}
+    return [
+        Field(value_name, float, figure.default, **more),
+        Field(half_width_name, float, figure.default, **half_width),
+    ]
 
 
 @functools.cache
@@ -130,11 +143,17 @@ def _plain_type(hint: Any) -> Any:
     """Return ``int`` for ``int | None``, ``tuple`` for ``tuple[str, ...]``, ``str`` for
     ``Literal["a", "b"]``.
     """
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        hint = next(one for one in typing.get_args(hint) if one is not types.NoneType)
+    hint = without_none(hint)
     if typing.get_origin(hint) is typing.Literal:
         return type(typing.get_args(hint)[0])
     return typing.get_origin(hint) or hint
+
+
+def without_none(hint: Any) -> Any:
+    """Return ``int`` for ``int | None``."""
+    if not isinstance(hint, types.UnionType) and typing.get_origin(hint) is not typing.Union:
+        return hint
+    return next(member for member in typing.get_args(hint) if member is not types.NoneType)
 
 
 def content_id(data: Any) -> str:
@@ -147,23 +166,39 @@ def content_id(data: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+def figure_keys(name: str, unit: str) -> tuple[str, str]:
+    """Return the keys of a stored figure: ``name_unit`` and ``name_half_width_unit`` (without a
+    unit: ``name`` and ``name_half_width``).
+    """
+    end = f"_{unit}" if unit else ""
+    return f"{name}{end}", f"{name}_half_width{end}"
+
+
 def figure_json(name: str, unit: str, figure: Figure | None) -> dict[str, float | None]:
-    """Return the keys ``name_unit`` and ``name_half_width_unit`` (without a unit: ``name`` and
-    ``name_half_width``) with a figure's values; None without a figure."""
+    """Return the keys of `figure_keys` with a figure's values; None without a figure."""
     value, half_width = (figure.value, figure.half_width) if figure else (None, None)
-    value_key, half_width_key = _keys_of_figure(name, unit)
+    value_key, half_width_key = figure_keys(name, unit)
     return {value_key: value, half_width_key: half_width}
+
+
+def cost_json(cost: PassCost | None) -> dict[str, float | None]:
+    """Return the time and the energy of a cost under the keys of `figure_json`."""
+    time_us, energy_mj = (cost.time_us, cost.energy_mj) if cost else (None, None)
+    return {**figure_json("time", "us", time_us), **figure_json("energy", "mj", energy_mj)}
+
+
+def cost_from_json(data: Mapping[str, Any]) -> PassCost | None:
+    """Return the cost that `cost_json` wrote, or that columns of the same names hold; None without
+    a time.
+    """
+    time_us = figure_from_json(data, "time", "us")
+    return PassCost(time_us, figure_from_json(data, "energy", "mj")) if time_us else None
 
 
 def figure_from_json(data: Mapping[str, Any], name: str, unit: str) -> Figure | None:
     """Return the figure that `figure_json` wrote; None without a value."""
-    value_key, half_width_key = _keys_of_figure(name, unit)
+    value_key, half_width_key = figure_keys(name, unit)
     return figure_of(data[value_key], data[half_width_key])
-
-
-def _keys_of_figure(name: str, unit: str) -> tuple[str, str]:
-    end = f"_{unit}" if unit else ""
-    return f"{name}{end}", f"{name}_half_width{end}"
 
 
 @functools.cache

@@ -30,6 +30,10 @@ class Figure:
         """Return the figure multiplied by an exact number that is not negative."""
         return Figure(self.value * number, self.half_width * number)
 
+    def minus(self, other: Figure) -> Figure:
+        """Return ``self - other`` for independent errors."""
+        return Figure(self.value - other.value, math.hypot(self.half_width, other.half_width))
+
     def deviation_from(self, reference: Figure) -> Figure:
         """Return ``self / reference - 1`` for independent errors. The value of the reference must
         not be 0.
@@ -38,11 +42,26 @@ class Figure:
         return Figure(ratio - 1, abs(ratio) * math.hypot(self.relative, reference.relative))
 
 
+@dataclass(frozen=True)
+class PassCost:
+    """The time and energy of one pass of a subject. `energy_mj` is None if it is unknown.
+
+    Records of a cost in one state (bursts, a replay, a rank) add their own fields to these two."""
+
+    time_us: Figure
+    energy_mj: Figure | None = None
+
+
 def figure_of(value: float | None, half_width: float | None) -> Figure | None:
     """Return the figure of two stored numbers; None without a value. An unknown half-width counts
     as 0.
     """
     return None if value is None else Figure(value, half_width or 0.0)
+
+
+def exact(figure: Figure | None) -> Figure | None:
+    """Return the figure without its interval."""
+    return Figure(figure.value) if figure else None
 
 
 def value_of(figure: Figure | None) -> float | None:

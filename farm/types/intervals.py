@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
+from farm.types.figure import Figure
+
 #: Degrees of freedom -> two-sided 95 % quantile of Student's t. For missing degrees use the next
 #: lower entry.
 _T_95 = dict(
@@ -171,15 +173,17 @@ def finite(half_width: float, figure: float) -> float:
     return half_width if math.isfinite(half_width) else abs(figure)
 
 
-def pass_energy(
-    power_w: float, power_half_width_w: float, time_us: float, time_half_width_us: float
-) -> tuple[float, float]:
-    """Energy of a pass and its half-width in mJ. The errors of the mean power and of the time must
-    be independent.
-    """
-    energy_mj = power_w * time_us * 1e-3
-    share = math.hypot(relative(power_half_width_w, power_w), relative(time_half_width_us, time_us))
-    return energy_mj, abs(energy_mj) * share
+def finite_figure(value: float, half_width: float) -> Figure:
+    """A figure with a half-width that JSON can hold, see `finite`."""
+    return Figure(value, finite(half_width, value))
+
+
+def pass_energy(power_w: Figure, time_us: Figure) -> Figure:
+    """Energy of a pass in mJ. The errors of the mean power and of the time must be independent."""
+    energy_mj = power_w.value * time_us.value * 1e-3
+    power_share = relative(power_w.half_width, power_w.value)
+    time_share = relative(time_us.half_width, time_us.value)
+    return Figure(energy_mj, abs(energy_mj) * math.hypot(power_share, time_share))
 
 
 def power_of_ticks(times_s: Sequence[float], energies_mj: Sequence[float]) -> Slope:

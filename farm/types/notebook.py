@@ -7,14 +7,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from farm.errors.safe_text import printable
-from farm.types.figure import Figure
-from farm.types.format import Units, interval, quantity
-
-
-def measured(value: float | None, half_width: float | None, units: Units) -> str:
-    """Format a value with its unit, and with its interval if there is one."""
-    known = value is not None and half_width is not None
-    return interval(Figure(value, half_width), units) if known else quantity(value, units)  # type: ignore[arg-type]
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], note: str = "") -> str:

@@ -1,5 +1,4 @@
-"""The result of a measurement (`Reading` with `Trace` and `Details`), and the `Verification` of a
-capture.
+"""The result of a measurement (`Reading` with `Trace`), and the `Verification` of a capture.
 
 The benchmark process sends a reading to the farm, which stores its figures as columns and its
 details as JSON. Only this module writes and parses that JSON. Field names end with the unit. None
@@ -8,21 +7,31 @@ means "not examined" or "the card cannot report it", never zero."""
 from __future__ import annotations
 
 import base64
-import dataclasses
+import functools
+import itertools
 import json
 import math
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field
-from typing import Any, Literal, Self, cast, get_args, get_type_hints
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, replace
+from typing import Any, Self, get_type_hints
 
 from farm.errors import Unmeasurable, Unreadable
-from farm.types.fields import adapter, declared, names_of
+from farm.types.details import Absent, Burst, CallOrder, Details, Place, RankFigures
+from farm.types.fields import (
+    adapter,
+    declared,
+    figure_from_json,
+    figure_json,
+    figure_keys,
+    names_of,
+)
+from farm.types.figure import Figure, exact, total_of, value_of
+from farm.types.stored import plain
 
 METHOD = 5  # increased if a code change changes results; readings of another method are not reused
 # the same for readings of a CPU. 5 and earlier: like a GPU; 6: one window; 7: outputs in the cache
 CPU_METHOD = 8
-TimeFigure = Literal["mean", "median", "fastest"]  # the figure of a window in `Reading.time_us`
 REPEATED = frozenset(
     {"throttled_thermal", "shared", "drifting", "starved"}
 )  # flags: the measurement repeats at once
@@ -91,317 +100,16 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class Burst:
-    """The measurement of a power-limited operator in bursts with pauses, which allow higher clocks.
-    Figures are for one pass. Half-widths are absolute, for the 95 % interval. See
-    `farm.benchmark.clock`."""
-
-    time_us: float = declared(
-        MISSING,
-        "time of one pass in bursts at full clocks, if the loop reaches the power limit",
-        unit="µs",
-    )
-    time_half_width_us: float | None = declared(
-        None, "half-width of the 95 % interval of burst_time_us", unit="µs"
-    )
-    power_w: float | None = declared(
-        None, "mean power in bursts", unit="W"
-    )  # during a pass, without the pauses
-    power_half_width_w: float | None = None
-    energy_mj: float | None = declared(None, "energy of one pass in bursts", unit="mJ")
-    energy_half_width_mj: float | None = declared(
-        None, "half-width of the 95 % interval of burst_energy_mj", unit="mJ"
-    )
-    # The mean over both duty cycles:
-    sm_clock_mhz: float | None = declared(
-        None, "mean clock of the multiprocessors in bursts", unit="MHz"
-    )
-    pause_power_w: float | None = None  # power between two bursts
-    # duty cycles (share of time with work), the higher first
-    duties: tuple[float, ...] | None = None
-    duty_power_w: tuple[float, ...] | None = None  # mean power at each duty cycle
-    # reason -> share of samples, the larger of both duty cycles
-    throttle_shares: Mapping[str, float] | None = None
-    passes: int | None = None  # number of passes in both duty cycles
-
-
-@dataclass(frozen=True)
-class InContext:
-    """The time of an operator in a loop, and how much longer it takes among other operators. Unit:
-    µs per pass. Both are measured on the same memory at the same clocks
-    (`farm.benchmark.cache`)."""
-
-    alone_us: float  # time in a loop, with as much of weights and inputs in the cache as possible
-    effect_us: float  # time that the other operators add
-    effect_half_width_us: float | None = None  # of the 95 % interval
-    # passes among others; 0: not timed, as the effect on a long pass is negligible
-    passes: int | None = None
-
-
-@dataclass(frozen=True)
-class Place:
-    """The time that a call takes longer at its place in a model than in a loop on warm data: mean
-    over the calls. See `farm.benchmark.call_context`."""
-
-    effect_us: float
-    half_width_us: float  # of the 95 % interval
-    calls: int
-
-
-@dataclass(frozen=True)
-class InOrder:
-    """One pass of all calls of a model, replayed in order from its tuples, without events between
-    them. Its energy shows the power while kernels wait for code and data
-    (`farm.verdict.replay.WaitingPower`)."""
-
-    time_us: float
-    time_half_width_us: float
-    energy_mj: float
-    energy_half_width_mj: float
-    temperature_c: float | None = None
-
-
-@dataclass(frozen=True)
-class CanaryNote:
-    """The last measurement of the reference operator before a reading, in the same process
-    (`farm.benchmark.checks`). Figures are for one pass. Changes are relative to the first
-    undisturbed canary of the process."""
-
-    number: int  # number of the canary in its process, from 1
-    time_us: float
-    process: int | None = None  # the process's id on its host
-    power_w: float | None = None
-    energy_mj: float | None = None
-    temperature_c: float | None = None
-    sm_clock_mhz: float | None = None
-    flags: tuple[str, ...] = ()
-    time_change: float | None = None
-    energy_change: float | None = None
-    cost_s: float | None = None  # total card time of the canary
-
-
-@dataclass(frozen=True)
-class Overlap:
-    """A collective and a matrix product that run at the same time, and each alone. Times of one
-    pass, in µs.
-
-    What the pair takes longer than the product is the exposed communication. The rest of the
-    collective is hidden."""
-
-    collective_us: float
-    product_us: float
-    together_us: float
-    exposed_us: float
-    hidden_us: float
-
-    @classmethod
-    def of(cls, collective_us: float, product_us: float, together_us: float) -> Self:
-        exposed_us = together_us - product_us
-        return cls(collective_us, product_us, together_us, exposed_us, collective_us - exposed_us)
-
-
-@dataclass(frozen=True)
-class RankFigures:
-    """The figures of one rank in a reading on several cards. Figures are for one pass."""
-
-    card: str
-    time_us: float
-    energy_mj: float | None = None
-    power_w: float | None = None
-    sm_clock_mhz: float | None = None
-    temperature_c: float | None = None
-    flags: tuple[str, ...] = ()
-
-
-class _Stored:
-    """A record that is stored as JSON. `other` contains the keys that this version does not
-    know.
-    """
-
-    other: Mapping[str, Any]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON: field name -> value, without fields that are None."""
-        values = {name: getattr(self, name) for name in names_of(type(self)) if name != "other"}  # type: ignore[arg-type]
-        return {
-            **self.other,
-            **{name: _plain(value) for name, value in values.items() if value is not None},
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any] | None) -> Self:
-        """Parse JSON of any version. Missing keys become None; unknown keys are stored in
-        `other`.
-        """
-        data = data or {}
-        names = frozenset(names_of(cls)) - {"other"}  # type: ignore[arg-type]
-        values = {name: _parsed(name, value) for name, value in data.items() if name in names}
-        # A job has tens of thousands of readings, and few of the fifty fields of `Details` are set.
-        # So only these are assigned; the other fields use the defaults of the class.
-        found = cls.__new__(cls)
-        vars(found).update(values, other={name: data[name] for name in data.keys() - names})
-        return found
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple) and value and isinstance(value[0], RankFigures):
-        return [dataclasses.asdict(one) for one in value]
-    if isinstance(value, Mapping):
-        return {name: _plain(one) for name, one in value.items()}
-    if isinstance(value, InModelTimes):
-        return {name: one for name, one in dataclasses.asdict(value).items() if one is not None}
-    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
-
-
-def _parsed(name: str, value: Any) -> Any:
-    """Parse a field's value: lists become tuples, objects become records; an incomplete record
-    becomes None.
-    """
-    if value is None or name not in _PARTS:
-        return tuple(value) if isinstance(value, list) else value
-    try:
-        return adapter(_PARTS[name]).validate_python(value)
-    except ValueError:
-        if name in names_of(Verification):
-            raise
-        return None
-
-
-@dataclass(frozen=True)
-class Details(_Stored):
-    """The details of a reading. Times are for one pass. Half-widths are absolute, for the 95 %
-    interval.
-    """
-
-    method: int | None = None  # `METHOD` or `CPU_METHOD` of the code that measured
-
-    # what ran on the card
-    copies: int | None = None  # copies of the tensors: the passes use one after the other
-    passes_per_round: int | None = None  # a round is launched and timed as one
-    copies_wanted_more: bool | None = None  # True: too few copies for the requested residency
-    parameter_bytes: int | None = None  # of a whole model, with buffers
-    # of a whole model: peak memory that one pass allocates
-    activation_peak_bytes: int | None = None
-    # of a training step on a GPU: peak of all allocated memory
-    allocated_peak_bytes: int | None = None
-    # of a training step: memory that PyTorch's allocator reserved
-    reserved_peak_bytes: int | None = None
-    # part of the allocated memory: workspaces that cuBLAS keeps between calls
-    workspace_bytes: int | None = None
-    # share of a pass's data that is still in the cache at the next pass, 0 to 1
-    found_again: float | None = None
-    threads: int | None = None  # of a CPU
-    slow_memory: str | None = None  # of a tuple with a placement: which memory was slow
-    # where library workspaces were: fast, or possibly with the output
-    workspaces: str | None = None
-    # of a kernel or collective: what restored its inputs before each pass; subtracted
-    restore_us: float | None = None
-    # Of a CUDA graph, by operator (`farm.benchmark.host_steps`):
-    # copies between host and card in a pass, with values recorded before
-    host_copies: Mapping[str, int] | None = None
-    # eager time of the operators that the pass leaves out
-    left_out_us: Mapping[str, float] | None = None
-    # number of windows, if the first was hot, shared, drifting or starved
-    attempts: int | None = None
-
-    # the window: time
-    rounds: int | None = None
-    late_rounds: int | None = None  # rounds launched when the card was already idle
-    starved_share: float | None = None  # share of the window in which the card waited for the host
-    time_figure: TimeFigure | None = None  # the figure in `Reading.time_us`
-    time_mean_us: float | None = None
-    time_mean_half_width_us: float | None = None
-    time_median_half_width_us: float | None = None
-    time_trimmed_half_width_us: float | None = None
-    turns_group: str | None = None  # of a CPU: id of the readings whose subjects were timed in turn
-    # of a CPU: for each turn, `time_us` without its passes
-    without_turn_us: tuple[float, ...] | None = None
-    # longest allowed window, if the window ended before it converged
-    ceiling_s: float | None = None
-
-    # the window: power
-    ticks: int | None = None  # ticks of the energy counter within the window
-    ramp_ticks_dropped: int | None = None  # first ticks, which still belong to the warm-up
-    power_integral_w: float | None = None  # mean of the power sensor, to compare with the counter
-    paused_share: float | None = None  # share of the window in which the card paused between passes
-    power_drift: float | None = None  # relative change between the halves of the window, if large
-
-    # the card during the window
-    # sensors that the card lacks, but that checks of a reading need
-    lacks: tuple[str, ...] | None = None
-    throttle_shares: Mapping[str, float] | None = None  # reason -> share of the samples
-    foreign_processes: tuple[int, ...] | None = None  # ids of other processes on the card
-    # of a CPU: share of the window in which it did other work, 0 to 1
-    waited_share: float | None = None
-    temperature_slope_c_per_s: float | None = None  # during the window
-    # before the window of a whole, at the end of the window of a tuple
-    warm_up_slope_c_per_s: float | None = None
-    memory_temperature_c: float | None = None
-    # share of the time that the sampler's thread spent in the driver
-    sampler_busy_share: float | None = None
-
-    # of a reading on several cards
-    ranks: tuple[RankFigures, ...] | None = None  # in order
-    bus_bytes_per_s: float | None = None  # of a collective: bus bandwidth as nccl-tests defines it
-    link_bytes_per_s: float | None = None  # peak of the link between the cards, in one direction
-    overlap: Overlap | None = None  # of a collective beside a matrix product
-
-    # other states, and cross-checks
-    burst: Burst | None = None
-    context: InContext | None = None
-    context_missing: str | None = None  # why it is missing
-    # of a whole in a CUDA graph: the median pass with eager launch
-    eager_time_us: float | None = None
-    eager_time_half_width_us: float | None = None
-    eager_time_missing: str | None = None  # why it is missing
-    places: Mapping[str, Place] | None = None  # of a whole in a CUDA graph: by tuple id
-    # of a whole on several cards: loops of the tuples, by tuple id
-    looped_us: Mapping[str, float] | None = None
-    # of collectives: effect relative to a pass without them, not to a loop
-    added: Mapping[str, Place] | None = None
-    # with the places, if the card has an energy counter and is below its power limit
-    in_order: InOrder | None = None
-    # of a pass whose data lie at other addresses; with `in_order`
-    layouts_half_width_us: float | None = None
-    places_missing: str | None = None  # why they are missing
-    added_missing: str | None = None  # why it is missing
-    in_order_missing: str | None = None  # why it is missing
-    canary: CanaryNote | None = None
-    unverified: str | None = None  # why a whole could not be verified on its card
-    study: Mapping[str, Any] | None = None  # its study: id, name, circumstances
-    # of an own model or a test: commit, its time in s, and dirty or clean
-    revision: str | None = None
-
-    other: Mapping[str, Any] = field(default_factory=dict)  # keys of other versions
-
-    def to_json(self) -> dict[str, Any]:
-        data = super().to_json()
-        if self.activation_peak_bytes is not None:
-            data["found_again"] = (
-                self.found_again
-            )  # examined: null means that it could not be determined
-        return data
-
-
-def canary_of(details: Mapping[str, Any]) -> CanaryNote | None:
-    """Return the canary's note from the JSON of a reading's details. Much faster than parsing all
-    details.
-    """
-    return cast("CanaryNote | None", _parsed("canary", details.get("canary")))
-
-
-@dataclass(frozen=True)
 class Reading:
     """The result for a tuple or model, card, software and protocol: time, power, energy, their
     intervals, and flags.
 
-    Times are of one pass, in microseconds. Half-widths are absolute, of the 95 % interval. If the
-    card cannot report a value, the value is None and a flag says so."""
+    Times are of one pass, in microseconds. If the card cannot report a value, the value is None and
+    a flag says so."""
 
-    time_us: float = declared(
+    time_us: Figure = declared(
         MISSING, "one pass: the mean over the window (the median if there is no power)", unit="µs"
     )
-    time_half_width_us: float = declared(MISSING, "half of its 95 % interval", unit="µs")
     time_median_us: float = declared(MISSING, "median over the window", unit="µs")
     time_trimmed_us: float = declared(
         MISSING, "mean without values beyond three standard deviations", unit="µs"
@@ -409,15 +117,13 @@ class Reading:
     passes: int = declared(MISSING, "passes in the window")
     window_s: float = declared(MISSING, "length of the window", unit="s")
     warm_up_s: float = declared(MISSING, "length of the warm-up", unit="s")
-    power_w: float | None = declared(
+    power_w: Figure | None = declared(
         None, "mean over the window; empty if the card has no sensor", unit="W"
     )
-    power_half_width_w: float | None = declared(None, "half of its 95 % interval", unit="W")
     power_source: str = declared(
         "", "energy_counter, instant_power, average_power, rapl or simulated"
     )
-    energy_mj: float | None = declared(None, "one pass, gross", unit="mJ")
-    energy_half_width_mj: float | None = declared(None, "half of its 95 % interval", unit="mJ")
+    energy_mj: Figure | None = declared(None, "one pass, gross", unit="mJ")
     idle_power_w: float | None = declared(None, "the card at rest", unit="W")
     base_power_w: float | None = declared(None, "the card at full clocks without work", unit="W")
     sm_clock_mhz: float | None = declared(None, "mean clock of the multiprocessors", unit="MHz")
@@ -426,14 +132,17 @@ class Reading:
     throttle_reasons: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     details: Details = field(default_factory=Details)  # other states, cross-checks
-    cost_s: dict[str, float] = field(
-        default_factory=dict
-    )  # card time by phase: rebuild, warm_up, window ...
+    # card time by phase: rebuild, warm_up, window ...
+    cost_s: dict[str, float] = field(default_factory=dict)
     trace: Trace | None = None
 
-    def noting(self, **found: Any) -> Self:
+    def noting(self, **changed: Any) -> Self:
         """Return a copy of the reading with these fields changed in its details."""
-        return dataclasses.replace(self, details=dataclasses.replace(self.details, **found))
+        return replace(self, details=replace(self.details, **changed))
+
+    def lacking(self, figure: Absent, because: str) -> Self:
+        """Return a copy of the reading whose details say why a figure is missing."""
+        return replace(self, details=self.details.lacking(figure, because))
 
     def without(self, other: Self) -> Self:
         """Return the reading of a pass without the work of another reading, which each pass
@@ -441,86 +150,107 @@ class Reading:
 
         Bursts are at most a little faster than the other reading's window, because that work is
         limited by memory."""
-        values: dict[str, Any] = {
-            "time_us": self.time_us - other.time_us,
-            "time_median_us": self.time_median_us - other.time_median_us,
-            "time_trimmed_us": self.time_trimmed_us - other.time_trimmed_us,
-            "time_half_width_us": math.hypot(self.time_half_width_us, other.time_half_width_us),
-        }
-        details = dataclasses.replace(self.details, restore_us=round(other.time_us, 4))
+        time_us = self.time_us.minus(other.time_us)
+        energy_mj, power_w = self.energy_mj, self.power_w
         if self.energy_mj is not None and other.energy_mj is not None:
-            values["energy_mj"] = self.energy_mj - other.energy_mj
-            half_widths_mj = self.energy_half_width_mj or 0.0, other.energy_half_width_mj or 0.0
-            values["energy_half_width_mj"] = math.hypot(*half_widths_mj)
-            values["power_w"] = (
-                values["energy_mj"] / values["time_us"] * 1e3 if values["time_us"] > 0 else 0.0
-            )
-        if (burst := details.burst) is not None and burst.time_us:
-            energy_mj = (
-                None if burst.energy_mj is None else burst.energy_mj - (other.energy_mj or 0.0)
-            )
-            burst = dataclasses.replace(
-                burst, time_us=burst.time_us - other.time_us, energy_mj=energy_mj
-            )
-            details = dataclasses.replace(details, burst=burst)
-        flags = tuple(sorted({*self.flags, *other.flags}))
-        return dataclasses.replace(self, **values, details=details, flags=flags)
+            energy_mj = self.energy_mj.minus(other.energy_mj)
+            mean_w = energy_mj.value / time_us.value * 1e3 if time_us.value > 0 else 0.0
+            power_w = Figure(mean_w, power_w.half_width if power_w else 0.0)
+
+        burst = self.details.burst
+        if burst is not None and burst.time_us.value:
+            burst = _burst_without(burst, other)
+        timing = replace(self.details.timing, restore_us=round(other.time_us.value, 4))
+        return replace(
+            self,
+            time_us=time_us,
+            time_median_us=self.time_median_us - other.time_median_us,
+            time_trimmed_us=self.time_trimmed_us - other.time_trimmed_us,
+            power_w=power_w,
+            energy_mj=energy_mj,
+            details=replace(self.details, timing=timing, burst=burst),
+            flags=tuple(sorted({*self.flags, *other.flags})),
+        )
 
     def plausible(self) -> Self:
         """Return the reading without powers and energies that are not positive. The flag
         `no_energy` replaces them. Further figures in its details that are not positive are left
         out, with the reason. Raises `Unmeasurable` if a time of the reading is not positive."""
         for name, value in (
-            ("time_us", self.time_us),
+            ("time_us", self.time_us.value),
             ("time_median_us", self.time_median_us),
             ("time_trimmed_us", self.time_trimmed_us),
         ):
             if value <= 0:
                 text = f"The measured time of a pass is not positive: {name} is {value:.6g}."
                 raise Unmeasurable("not_positive", text, "Measure it again, with a longer window.")
-        found, why = self, "the measured figures are not positive"
-        burst, replay, eager_us = (
-            self.details.burst,
-            self.details.in_order,
-            self.details.eager_time_us,
-        )
+
+        details, why = self.details, "the measured figures are not positive"
+        burst, replay = details.burst, details.order.in_order
         if burst is not None and _is_not_positive(burst.time_us, burst.power_w, burst.energy_mj):
-            found = found.noting(burst=None)
+            details = replace(details, burst=None)
         if replay is not None and _is_not_positive(replay.time_us, replay.energy_mj):
-            found = found.noting(in_order=None, in_order_missing=why)
-        if _is_not_positive(eager_us):
-            found = found.noting(eager_time_us=None, eager_time_missing=why)
+            order = replace(details.order, in_order=None)
+            details = replace(details, order=order).lacking("in_order", why)
+        if _is_not_positive(details.timing.eager_time_us):
+            timing = replace(details.timing, eager_time_us=None)
+            details = replace(details, timing=timing).lacking("eager_time", why)
+
+        plausible = replace(self, details=details)
         if _is_not_positive(self.power_w, self.energy_mj):
-            absent: dict[str, Any] = dict.fromkeys(
-                ("power_w", "power_half_width_w", "energy_mj", "energy_half_width_mj")
-            )
-            found = dataclasses.replace(found, **absent).flagged("no_energy")
-        return found
+            plausible = replace(plausible, power_w=None, energy_mj=None).flagged("no_energy")
+        return plausible
 
     def flagged(self, *flags: str) -> Self:
         """Return a copy of the reading with more flags. The flags are sorted."""
-        return dataclasses.replace(self, flags=tuple(sorted({*self.flags, *flags})))
+        return replace(self, flags=tuple(sorted({*self.flags, *flags})))
+
+    def columns(self) -> dict[str, Any]:
+        """Return the values by the names of their columns, without the trace. A figure is two
+        numbers.
+        """
+        values: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if name in _FIGURES:
+                values |= figure_json(*_FIGURES[name], value)
+            elif name != "trace":
+                values[name] = value
+        values["details"] = self.details.to_json()
+        return values
 
     def to_json(self) -> dict[str, Any]:
-        data = dict(vars(self))
-        data["details"] = self.details.to_json()
+        data = self.columns()
         data["trace"] = base64.b64encode(self.trace.pack()).decode() if self.trace else None
         return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
+        values: dict[str, Any] = dict(data)
+        for name, (quantity, unit) in _FIGURES.items():
+            values[name] = figure_from_json(data, quantity, unit)
+            del values[figure_keys(quantity, unit)[1]]
         packed = data.get("trace")
-        parsed = {
-            "throttle_reasons": tuple(data.get("throttle_reasons", ())),
-            "flags": tuple(data.get("flags", ())),
-            "details": Details.from_json(data.get("details")),
-            "trace": Trace.unpack(base64.b64decode(packed)) if packed else None,
-        }
-        return cls(**{**data, **parsed})
+        values["throttle_reasons"] = tuple(data.get("throttle_reasons", ()))
+        values["flags"] = tuple(data.get("flags", ()))
+        values["details"] = Details.from_json(data.get("details"))
+        values["trace"] = Trace.unpack(base64.b64decode(packed)) if packed else None
+        return cls(**values)
 
 
-def _is_not_positive(*values: float | None) -> bool:
-    return any(value is not None and value <= 0 for value in values)
+#: Figure of a reading -> its quantity and unit.
+_FIGURES = {"time_us": ("time", "us"), "power_w": ("power", "w"), "energy_mj": ("energy", "mj")}
+
+
+def _burst_without(burst: Burst, other: Reading) -> Burst:
+    time_us = replace(burst.time_us, value=burst.time_us.value - other.time_us.value)
+    energy_mj = burst.energy_mj
+    if energy_mj is not None and other.energy_mj is not None:
+        energy_mj = replace(energy_mj, value=energy_mj.value - other.energy_mj.value)
+    return replace(burst, time_us=time_us, energy_mj=energy_mj)
+
+
+def _is_not_positive(*figures: Figure | None) -> bool:
+    return any(figure is not None and figure.value <= 0 for figure in figures)
 
 
 def of_ranks(readings: Sequence[Reading], card_ids: Sequence[str]) -> Reading:
@@ -529,59 +259,92 @@ def of_ranks(readings: Sequence[Reading], card_ids: Sequence[str]) -> Reading:
 
     Ranks that share a card, such as the CPU, have measured the same power: it counts once.
     """
-    slowest = max(readings, key=lambda one: one.time_us)
-    of_card = {card_id: one for one, card_id in zip(readings, card_ids, strict=True)}.values()
-    summed = ("power_w", "power_half_width_w", "energy_mj", "energy_half_width_mj")
-    bursts = [one.details.burst for one in of_card if one.details.burst is not None]
-    burst = max(bursts, key=lambda one: one.time_us) if len(bursts) == len(of_card) else None
-    if burst is not None:
-        burst = dataclasses.replace(burst, **_totals(bursts, *summed, "pause_power_w"))
-    replays = [one.details.in_order for one in of_card if one.details.in_order is not None]
-    in_order = max(replays, key=lambda one: one.time_us) if len(replays) == len(of_card) else None
-    if in_order is not None:
-        in_order = dataclasses.replace(in_order, **_totals(replays, *summed[2:]))
-    clocks = [one.sm_clock_mhz for one in readings if one.sm_clock_mhz is not None]
-    ranks = tuple(
+    slowest = max(readings, key=lambda reading: reading.time_us.value)
+    of_card = list(dict(zip(card_ids, readings, strict=True)).values())
+    ranks = [
         RankFigures(
-            card_id,
-            reading.time_us,
-            reading.energy_mj,
-            reading.power_w,
-            reading.sm_clock_mhz,
-            reading.temperature_c,
-            reading.flags,
+            time_us=Figure(reading.time_us.value),
+            energy_mj=exact(reading.energy_mj),
+            card=card_id,
+            power_w=value_of(reading.power_w),
+            sm_clock_mhz=reading.sm_clock_mhz,
+            temperature_c=reading.temperature_c,
+            flags=reading.flags,
         )
         for reading, card_id in zip(readings, card_ids, strict=True)
+    ]
+    details = replace(
+        slowest.details,
+        cards=replace(slowest.details.cards, ranks=tuple(ranks)),
+        burst=_burst_of_cards([reading.details.burst for reading in of_card]),
+        order=_order_of_ranks(
+            slowest.details.order, [reading.details.order for reading in readings], of_card
+        ),
     )
-    about: dict[str, Any] = {"ranks": ranks, "burst": burst, "in_order": in_order}
-    loops = [one.details.looped_us or {} for one in readings]
-    shared = set.intersection(*map(set, loops))
-    about["looped_us"] = {
-        key: math.fsum(one[key] for one in loops) / len(loops) for key in loops[0] if key in shared
-    } or None
-    about["in_order_missing"] = next(
-        (why for one in readings if (why := one.details.in_order_missing)), None
-    )
-    about["places"] = _mean_places([reading.details.places or {} for reading in readings])
-    about["added"] = _mean_places([reading.details.added or {} for reading in readings])
-    traces = [one.trace for one in readings]
-    series = {
-        f"rank_{rank}_{name}" if rank else name: values
-        for rank, trace in enumerate(traces)
-        for name, values in (trace.series.items() if trace else ())
-    }
-    return dataclasses.replace(
+    reasons = [reading.details.missing.get("in_order") for reading in readings]
+    because = next(filter(None, reasons), None)
+    missing = dict(details.missing)
+    missing.pop("in_order", None)
+    details = replace(details, missing=missing)
+    if because is not None:
+        details = details.lacking("in_order", because)
+
+    clocks = [reading.sm_clock_mhz for reading in readings if reading.sm_clock_mhz is not None]
+    temperatures = [
+        reading.temperature_c for reading in readings if reading.temperature_c is not None
+    ]
+    return replace(
         slowest,
-        **_totals(list(of_card), *summed, "base_power_w"),
+        power_w=total_of((reading.power_w, 1) for reading in of_card),
+        energy_mj=total_of((reading.energy_mj, 1) for reading in of_card),
+        base_power_w=_sum_of([reading.base_power_w for reading in of_card]),
         idle_power_w=None,  # a card with ranks does not reach its idle power
         sm_clock_mhz=math.fsum(clocks) / len(clocks) if clocks else None,
-        temperature_c=max(
-            (one.temperature_c for one in readings if one.temperature_c is not None), default=None
-        ),
-        throttle_reasons=tuple(sorted({name for one in readings for name in one.throttle_reasons})),
-        flags=tuple(sorted({name for one in readings for name in one.flags})),
-        details=dataclasses.replace(slowest.details, **about),
-        trace=Trace(traces[0].window_s, series) if traces[0] else None,
+        temperature_c=max(temperatures, default=None),
+        throttle_reasons=_union(reading.throttle_reasons for reading in readings),
+        flags=_union(reading.flags for reading in readings),
+        details=details,
+        trace=_trace_of_ranks([reading.trace for reading in readings]),
+    )
+
+
+def _burst_of_cards(bursts: Sequence[Burst | None]) -> Burst | None:
+    """The slowest burst, with the power and energy of all cards; None if one card has none."""
+    known = [burst for burst in bursts if burst is not None]
+    if len(known) < len(bursts):
+        return None
+    return replace(
+        max(known, key=lambda burst: burst.time_us.value),
+        power_w=total_of((burst.power_w, 1) for burst in known),
+        energy_mj=total_of((burst.energy_mj, 1) for burst in known),
+        pause_power_w=_sum_of([burst.pause_power_w for burst in known]),
+    )
+
+
+def _order_of_ranks(
+    slowest: CallOrder, orders: Sequence[CallOrder], of_card: Sequence[Reading]
+) -> CallOrder:
+    replays = []
+    for reading in of_card:
+        if reading.details.order.in_order is not None:
+            replays.append(reading.details.order.in_order)
+    in_order = None
+    if len(replays) == len(of_card):
+        in_order = replace(
+            max(replays, key=lambda replay: replay.time_us.value),
+            energy_mj=total_of((replay.energy_mj, 1) for replay in replays),
+        )
+    loops = [order.looped_us or {} for order in orders]
+    looped_us = {}
+    for tuple_id in loops[0]:
+        if all(tuple_id in loop for loop in loops):
+            looped_us[tuple_id] = math.fsum(loop[tuple_id] for loop in loops) / len(loops)
+    return replace(
+        slowest,
+        in_order=in_order,
+        looped_us=looped_us or None,
+        places=_mean_places([order.places or {} for order in orders]),
+        added=_mean_places([order.added or {} for order in orders]),
     )
 
 
@@ -589,26 +352,33 @@ def _mean_places(of_ranks: Sequence[Mapping[str, Place]]) -> dict[str, Place] | 
     """The mean over the ranks, because a rank that is early waits in a collective for the
     others.
     """
-    found = {}
-    for tuple_id, one in of_ranks[0].items():
-        each = [places[tuple_id] for places in of_ranks if tuple_id in places]
-        half_width_us = math.hypot(*(place.half_width_us for place in each)) / len(each)
-        found[tuple_id] = Place(
-            math.fsum(place.effect_us for place in each) / len(each), half_width_us, one.calls
-        )
-    return found or None
+    means = {}
+    for tuple_id, place in of_ranks[0].items():
+        effects_us = [places[tuple_id].effect_us for places in of_ranks if tuple_id in places]
+        value_us = math.fsum(effect.value for effect in effects_us) / len(effects_us)
+        half_width_us = math.hypot(*(effect.half_width for effect in effects_us)) / len(effects_us)
+        means[tuple_id] = replace(place, effect_us=Figure(value_us, half_width_us))
+    return means or None
 
 
-def _totals(figures: Sequence[Any], *names: str) -> dict[str, Any]:
-    """The sums of fields over all cards; None if one card lacks the figure. Half-widths add up in
-    squares.
-    """
-    values = {name: [getattr(one, name) for one in figures] for name in names}
-    add = {
-        name: math.hypot if "half_width" in name else lambda *each: math.fsum(each)
-        for name in names
-    }
-    return {name: None if None in each else add[name](*each) for name, each in values.items()}
+def _trace_of_ranks(traces: Sequence[Trace | None]) -> Trace | None:
+    if traces[0] is None:
+        return None
+    series = {}
+    for rank, trace in enumerate(traces):
+        for name, values in trace.series.items() if trace else ():
+            series[f"rank_{rank}_{name}" if rank else name] = values
+    return Trace(traces[0].window_s, series)
+
+
+def _sum_of(values: Sequence[float | None]) -> float | None:
+    """The sum; None if a value is unknown."""
+    known = [value for value in values if value is not None]
+    return math.fsum(known) if len(known) == len(values) else None
+
+
+def _union(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(sorted(set(itertools.chain.from_iterable(names))))
 
 
 # ----- the verification of a capture on a card (`farm.benchmark.verification`), stored as JSON with
@@ -660,7 +430,7 @@ class Eagerly:
 
 
 @dataclass(frozen=True)
-class Verification(_Stored):
+class Verification:
     """The comparison of a capture with a pass of the model on a card. None: not examined."""
 
     # of the examined run, graph or eager; None in old records, which are eager
@@ -693,6 +463,31 @@ class Verification(_Stored):
     simulated: bool | None = None  # True if no model ran
     other: Mapping[str, Any] = field(default_factory=dict)  # keys of other versions
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON: field name -> value, without fields that are None."""
+        data: dict[str, Any] = dict(self.other)
+        for name, value in vars(self).items():
+            if name != "other" and value is not None:
+                data[name] = plain(value)
+        if self.in_model is not None:
+            known = vars(self.in_model).items()
+            data["in_model"] = {name: value for name, value in known if value is not None}
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any] | None) -> Self:
+        """Parse JSON of any version. Missing keys become None; unknown keys are stored in `other`.
+        Raises ValueError for an incomplete record.
+        """
+        values, other = {}, {}
+        names = frozenset(names_of(cls)) - {"other"}  # type: ignore[arg-type]
+        for name, value in (data or {}).items():
+            if name in names:
+                values[name] = _parsed(name, value)
+            else:
+                other[name] = value
+        return cls(**values, other=other)
+
     def ran_as(self, request: Mapping[str, Any]) -> bool:
         """True if the pass had the numeric flags of a job's request."""
         protocol = request.get("protocol") or {}
@@ -701,10 +496,17 @@ class Verification(_Stored):
         )
 
 
-def _holds_record(hint: Any) -> bool:
-    return dataclasses.is_dataclass(hint) or any(map(_holds_record, get_args(hint)))
+def _parsed(name: str, value: Any) -> Any:
+    """Parse a field's value: lists become tuples, and objects become records."""
+    if value is not None and name in _RECORDS:
+        return adapter(_hints()[name]).validate_python(value)
+    return tuple(value) if isinstance(value, list) else value
 
 
-#: Field -> type, for the fields of details and verifications that are or contain records.
-_HINTS = get_type_hints(Details) | get_type_hints(Verification)
-_PARTS = {name: hint for name, hint in _HINTS.items() if _holds_record(hint)}
+#: The fields of a verification that are or contain records.
+_RECORDS = frozenset({"eagerly", "kernels", "in_model"})
+
+
+@functools.cache
+def _hints() -> Mapping[str, Any]:
+    return get_type_hints(Verification)

@@ -42,7 +42,7 @@ class Sweep(ContentAddressed):
     tuple.
 
     ``grid`` maps a name to its values, for example ``{"in_channels": [64, 128], "kernel_size": [1,
-    3]}``. `farm.operators.sweep` knows the names of each operator and makes the tuples."""
+    3]}``. `farm.subjects.sweep` knows the names of each operator and makes the tuples."""
 
     operator: str  # short name, such as Conv2d
     grid: dict[str, tuple[Any, ...]]

@@ -24,10 +24,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from farm.types.collective import COLLECTIVES
-from farm.types.figure import Figure, total_of
+from farm.types.details import SeveralCards
+from farm.types.figure import Figure, total_of, value_of
 from farm.types.format import TIME, count_of, percent, quantity
 from farm.types.intervals import paired_half_width
-from farm.types.reading import Details, Verification
+from farm.types.reading import Verification
 from farm.verdict.corrections import weights_in_cache
 from farm.verdict.cost_line import CostLine, group
 from farm.verdict.figures import (
@@ -252,7 +253,7 @@ class _Sums:
         self.with_context = any(entry.reading.details.context is not None for entry in measured)
         self.weights = _weights(measured, wholes)
 
-        layouts_us = wholes[0].details.layouts_half_width_us if replay else None
+        layouts_us = wholes[0].details.order.layouts_half_width_us if replay else None
         self.job = JobEvidence(
             among_others=self.with_context,
             addresses=None if layouts_us is None else layouts_us / wholes[0].time_us.value,
@@ -361,13 +362,13 @@ def _timed_in_turn(measured: Sequence[Measured], wholes: Sequence[ReadingView]) 
     if len(wholes) != 1 or not measured:
         return None
 
-    whole = wholes[0].details
+    whole = wholes[0].details.timing
     of_whole = whole.without_turn_us or ()
     terms = []
     for entry in measured:
-        details = entry.reading.details
-        turns_us = details.without_turn_us or ()
-        if details.turns_group != whole.turns_group or len(turns_us) != len(of_whole):
+        timing = entry.reading.details.timing
+        turns_us = timing.without_turn_us or ()
+        if timing.turns_group != whole.turns_group or len(turns_us) != len(of_whole):
             return None
         terms.append((entry.count, turns_us))
     return paired_half_width(terms, of_whole) if len(of_whole) >= 3 else None
@@ -488,16 +489,16 @@ def _line(part: Part, chosen: Chosen | None) -> CostLine:
         card_id=part.card_id,
         used=chosen.used,
         context_us=chosen.context_us,
-        bus=_bus(reading.details),
+        bus=_bus(reading.details.cards),
     )
 
 
-def _bus(details: Details) -> str:
+def _bus(cards: SeveralCards) -> str:
     """Text about a collective: its bus bandwidth, and how much of it a matrix product hides; "" for
     other operators.
     """
     texts = []
-    bus, link, overlap = details.bus_bytes_per_s, details.link_bytes_per_s, details.overlap
+    bus, link, overlap = cards.bus_bytes_per_s, cards.link_bytes_per_s, cards.overlap
     if bus:
         share = f" ({percent(bus / link)} of the link)" if link else ""
         texts.append(f"bus {count_of(bus, 'B/s')}{share}")
@@ -555,7 +556,7 @@ def _collectives_alone_us(
     """The time of all collectives in loops; None unless the sum has what they add to a pass
     instead.
     """
-    if not any(whole.details.added for whole in wholes):
+    if not any(whole.details.order.added for whole in wholes):
         return None
     times_us = []
     for entry in measured:
@@ -628,7 +629,7 @@ def launch_gap_us(wholes: Sequence[Whole]) -> float | None:
         if reading is None:
             continue
         of_card = times[reading.card_id or whole.card_id]
-        eager_us = reading.details.eager_time_us
+        eager_us = value_of(reading.details.timing.eager_time_us)
         if eager_us:
             of_card["graph"] = reading.time_us.value
             of_card.setdefault("eager", eager_us)
@@ -646,7 +647,8 @@ def _host_steps(whole: ReadingView) -> str:
     """Say what a graph does with the operators for which an eager pass waits
     (`farm.benchmark.host_steps`).
     """
-    copied, left_out = whole.details.host_copies, whole.details.left_out_us
+    copied = whole.details.launching.host_copies
+    left_out = whole.details.timing.left_out_us
     texts = []
     if copied:
         number = sum(copied.values())

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from farm.types.figure import Figure, figure_of
+from farm.types.details import Burst, InContext, Place
+from farm.types.figure import Figure
 from farm.types.measured_constants import MEASURED
-from farm.types.reading import Burst, InContext, Place
 from farm.verdict.figures import Chosen, ReadingView
 
 #: The power while a kernel waits for code or data, if it is not measured: between the card without
@@ -87,12 +87,12 @@ class Call:
     @property
     def place(self) -> Figure | None:
         """How much longer the call takes at its place in the model, in us."""
-        return _mean_place([whole.details.places for whole in self.wholes], self.operator_id)
+        return _mean_place([whole.details.order.places for whole in self.wholes], self.operator_id)
 
     @property
     def added(self) -> Figure | None:
         """What a collective adds to a pass, in us."""
-        return _mean_place([whole.details.added for whole in self.wholes], self.operator_id)
+        return _mean_place([whole.details.order.added for whole in self.wholes], self.operator_id)
 
     @property
     def among_others(self) -> bool:
@@ -139,7 +139,7 @@ def choose(
 def _mean_loop_us(wholes: Sequence[ReadingView], operator_id: str) -> float | None:
     loops = []
     for whole in wholes:
-        looped_us = (whole.details.looped_us or {}).get(operator_id)
+        looped_us = (whole.details.order.looped_us or {}).get(operator_id)
         if looped_us is not None:
             loops.append(looped_us)
     return sum(loops) / len(loops) if loops else None
@@ -153,7 +153,8 @@ def _with_bursts_of(reading: ReadingView, looped_us: float) -> ReadingView:
     instead of 1,210 us for a matrix product on H200s."""
     if reading.details.burst is None:
         return reading
-    burst = replace(reading.details.burst, time_us=looped_us)
+    burst = reading.details.burst
+    burst = replace(burst, time_us=replace(burst.time_us, value=looped_us))
     return replace(reading, details=replace(reading.details, burst=burst))
 
 
@@ -161,8 +162,9 @@ def _mean_place(of_wholes: Iterable[Mapping[str, Place] | None], operator_id: st
     places = [places[operator_id] for places in of_wholes if places and operator_id in places]
     if not places:
         return None
-    mean_us = sum(place.effect_us for place in places) / len(places)
-    return Figure(mean_us, max(place.half_width_us for place in places))
+    effects_us = [place.effect_us for place in places]
+    mean_us = sum(effect.value for effect in effects_us) / len(effects_us)
+    return Figure(mean_us, max(effect.half_width for effect in effects_us))
 
 
 # ---- short windows
@@ -197,7 +199,7 @@ class ModelClock:
     `benchmarks/power_limit.py`, which puts one product among lighter operators."""
 
     def applies(self, chosen: Chosen, call: Call) -> bool:
-        return call.burst is not None and bool(call.burst.time_us)
+        return call.burst is not None and bool(call.burst.time_us.value)
 
     def correct(self, chosen: Chosen, call: Call) -> Chosen:
         burst = call.burst
@@ -206,8 +208,7 @@ class ModelClock:
             why = "the clock in the model is unknown: the whole model has no reading"
             return replace(chosen, why=why)
 
-        time = Figure(burst.time_us, burst.time_half_width_us or 0.0)
-        energy = figure_of(burst.energy_mj, burst.energy_half_width_mj)
+        time, energy = burst.time_us, burst.energy_mj
         if not any(whole.power_throttled for whole in call.wholes):
             why = "the whole model is below the power limit"
             return Chosen(time, energy or chosen.energy, "burst", why)
@@ -293,7 +294,7 @@ class Temperature:
             return False
         if all(whole.temperature_c is None for whole in call.wholes):
             return False
-        first_step = "rough" in reading.flags and reading.details.ticks == 2
+        first_step = "rough" in reading.flags and reading.details.powering.ticks == 2
         return not first_step and not any(view.power_throttled for view in (reading, *call.wholes))
 
     def correct(self, chosen: Chosen, call: Call) -> Chosen:
@@ -397,8 +398,7 @@ class Neighbours:
         place = call.place
         if place is None:
             assert context
-            unrelated = Figure(context.effect_us, context.effect_half_width_us or 0.0)
-            return Effect(unrelated, at_place=False, in_cache=in_cache)
+            return Effect(context.effect_us, at_place=False, in_cache=in_cache)
 
         # The effect was measured with weights as cold as in the model, so it contains the time to
         # fetch them. The loops in the ranks had their weights in the cache.
@@ -414,9 +414,9 @@ class Neighbours:
         """Return the time to fetch the weights in the loop. With one copy, they stay in the cache
         in the loop, too.
         """
-        if call.context is None or (call.reading.details.copies or 1) <= 1:
+        if call.context is None or (call.reading.details.launching.copies or 1) <= 1:
             return 0.0
-        burst_us = call.burst.time_us if call.burst else None
+        burst_us = call.burst.time_us.value if call.burst else None
         return (burst_us or call.reading.time_us.value) - call.context.alone_us
 
 
@@ -429,7 +429,7 @@ def _bounded(place: Figure, context: InContext | None, in_cache: float) -> Figur
     weights differ between processes."""
     if context is None:
         return place
-    excess_us = max(0.0, place.value - max(0.0, context.effect_us))
+    excess_us = max(0.0, place.value - max(0.0, context.effect_us.value))
     return replace(place, value=place.value - in_cache * excess_us)
 
 
@@ -437,9 +437,11 @@ def weights_in_cache(wholes: Sequence[ReadingView]) -> float | None:
     """Return the share of a model's weights that the next pass finds in the card's cache, 0 to 1.
     It is measured with the whole (`farm.benchmark.cache`). None if no whole has it; then all
     weights count as cold."""
-    shares = [
-        whole.details.found_again for whole in wholes if whole.details.found_again is not None
-    ]
+    shares = []
+    for whole in wholes:
+        found_again = whole.details.memory.found_again
+        if found_again is not None:
+            shares.append(found_again)
     return sum(shares) / len(shares) if shares else None
 
 

@@ -21,10 +21,10 @@ from farm.store.columns import ITEM, OPERATOR, READING
 from farm.store.content import classes, counts, lacking_values, sound
 from farm.store.database import fetch, id_ranges, values
 from farm.store.tables import ItemState
-from farm.subjects.label import told_apart
-from farm.types.figure import Figure, figure_of
+from farm.types.details import CanaryNote, canary_of
+from farm.types.format import told_apart
 from farm.types.protocol import Protocol, Variant, software_values
-from farm.types.reading import CanaryNote, Verification, canary_of
+from farm.types.reading import Verification
 from farm.types.request import named
 from farm.types.roofline import Roofline, roofline_of
 from farm.verdict.aggregate import added, aggregate, cost_lines
@@ -358,11 +358,11 @@ class Evidence:
             note = canary_of(row.details)
             if note is None:
                 continue
-            view = ReadingView(
-                Figure(note.time_us), figure_of(note.energy_mj, None), card_id=row.card_id
-            )
+            view = ReadingView(note.time_us, note.energy_mj, card_id=row.card_id)
             place = _place(row.card_id, note)
-            noted[place, note.time_us] = CanaryReading("reference operator", row.card_id, view)
+            noted[place, note.time_us.value] = CanaryReading(
+                "reference operator", row.card_id, view
+            )
         return noted.values()
 
     @cached_property

@@ -8,10 +8,10 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, Self
 
-from farm.types.figure import Figure, figure_of
+from farm.types.details import Details
+from farm.types.figure import Figure, PassCost, figure_of
 from farm.types.format import ENERGY, count_of, plural, quantity
 from farm.types.protocol import Variant
-from farm.types.reading import Details
 from farm.verdict.cost_line import TupleView
 
 Used = Literal["steady", "burst", "interpolated"]
@@ -38,13 +38,11 @@ VIEW_COLUMNS = (
 
 
 @dataclass(frozen=True)
-class ReadingView:
+class ReadingView(PassCost):
     """The columns of a stored reading that a verdict uses. Figures are for one call, or one pass of
     the whole model.
     """
 
-    time_us: Figure
-    energy_mj: Figure | None = None
     idle_power_w: float | None = None
     base_power_w: float | None = None
     sm_clock_mhz: float | None = None
@@ -78,19 +76,15 @@ class ReadingView:
 
         A tuple of a split model is measured on one card, and each card runs it. A group's reading
         is unchanged."""
-        factor = cards / len(self.details.ranks or (None,))
+        factor = cards / len(self.details.cards.ranks or (None,))
         if factor == 1:
             return self
 
         details = self.details
         burst = details.burst
         if burst:
-            burst = replace(
-                burst,
-                energy_mj=_times(burst.energy_mj, factor),
-                energy_half_width_mj=_times(burst.energy_half_width_mj, factor),
-            )
-            details = replace(details, burst=burst)
+            burst_mj = burst.energy_mj.times(factor) if burst.energy_mj else None
+            details = replace(details, burst=replace(burst, energy_mj=burst_mj))
         return replace(
             self,
             energy_mj=self.energy_mj.times(factor) if self.energy_mj else None,
@@ -104,13 +98,13 @@ class ReadingView:
         bursts.
         """
         burst = self.details.burst
-        if burst is None or not burst.time_us:
+        if burst is None or not burst.time_us.value:
             return self
 
-        time_us = self.time_us.value + share * (burst.time_us - self.time_us.value)
+        time_us = self.time_us.value + share * (burst.time_us.value - self.time_us.value)
         energy = self.energy_mj
         if energy is not None and burst.energy_mj is not None:
-            energy_mj = energy.value + share * (burst.energy_mj - energy.value)
+            energy_mj = energy.value + share * (burst.energy_mj.value - energy.value)
             energy = replace(energy, value=energy_mj)
         return replace(
             self,
@@ -167,7 +161,8 @@ class Whole:
     def without_replay(self) -> Whole:
         if self.reading is None:
             return self
-        details = replace(self.reading.details, in_order=None)
+        details = self.reading.details
+        details = replace(details, order=replace(details.order, in_order=None))
         return replace(self, reading=replace(self.reading, details=details))
 
 

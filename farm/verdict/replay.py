@@ -107,7 +107,7 @@ class WaitingPower:
         half_width = max(LEAST_WAITING, error_mj / abs(swing_mj))
         missing_mj = replay.energy_mj.value - math.fsum(energies_mj)
         measured = WAITING.value + missing_mj / swing_mj
-        if wholes[0].details.ranks:
+        if wholes[0].details.cards.ranks:
             # No upper limit: the share was 2.4 to 2.7 in four decodings on two H100s and two H200s.
             return Figure(max(0.0, measured), half_width + max(0.0, -measured))
         if half_width >= WAITING.half_width:
@@ -122,16 +122,19 @@ CORRECTIONS_OF_CALLS: tuple[CorrectionOfCalls, ...] = (WaitingPower(),)
 
 def replayed(wholes: Sequence[ReadingView]) -> Replayed | None:
     """Return the replay of all calls; None if not exactly one whole has it."""
-    if len(wholes) != 1 or wholes[0].details.in_order is None:
+    if len(wholes) != 1:
+        return None
+    whole, replay = wholes[0], wholes[0].details.order.in_order
+    if replay is None or replay.energy_mj is None:
         return None
 
-    whole, replay = wholes[0], wholes[0].details.in_order
     colder_c = 0.0
     if replay.temperature_c is not None and whole.temperature_c is not None:
         colder_c = whole.temperature_c - replay.temperature_c
-    unsure_mj = POWER_PER_C.half_width * abs(colder_c) * replay.energy_mj
-    energy = Figure(
-        replay.energy_mj * (1 + POWER_PER_C.value * colder_c),
-        math.hypot(replay.energy_half_width_mj, unsure_mj),
+    energy_mj = replay.energy_mj
+    unsure_mj = POWER_PER_C.half_width * abs(colder_c) * energy_mj.value
+    energy_mj = Figure(
+        energy_mj.value * (1 + POWER_PER_C.value * colder_c),
+        math.hypot(energy_mj.half_width, unsure_mj),
     )
-    return Replayed(Figure(replay.time_us, replay.time_half_width_us), energy)
+    return Replayed(replay.time_us, energy_mj)

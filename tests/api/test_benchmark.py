@@ -47,7 +47,7 @@ def test_a_reading_that_cannot_be_stored_is_kept_and_the_error_says_where(failin
         measure()
     (file,) = settings().state_dir.glob("kept-*.db")
     assert f"It is kept in the database {file}." in caught.value.message
-    assert readings_of(f"sqlite:///{file}") == [READING.time_us]
+    assert readings_of(f"sqlite:///{file}") == [READING.time_us.value]
 
     assert f"FARM_DATABASE_URL=sqlite:///{file} farm export" in caught.value.next_step
     with contextlib.closing(Database(f"sqlite:///{file}")) as kept, kept.read() as session:
@@ -56,7 +56,7 @@ def test_a_reading_that_cannot_be_stored_is_kept_and_the_error_says_where(failin
     with contextlib.closing(Database(repaired)) as database:
         database.create_or_check()
         import_export(database, tmp_path / "kept", origin="")
-    assert readings_of(repaired) == [READING.time_us]
+    assert readings_of(repaired) == [READING.time_us.value]
 
 
 def test_a_reading_that_cannot_be_kept_either_is_in_the_error(failing, monkeypatch, tmp_path):

@@ -206,7 +206,7 @@ def test_what_all_collectives_add_is_shared_out_by_what_each_adds():
     shares = shared_out(
         [100.0, 102.0, 98.0, 100.0], {"a": 30.0, "b": 10.0, "c": 0.0}, {"a": 5, "b": 1, "c": 2}
     )
-    assert [round(shares[one].effect_us, 1) for one in "abc"] == [15.0, 25.0, 0.0]
+    assert [round(shares[one].effect_us.value, 1) for one in "abc"] == [15.0, 25.0, 0.0]
     half_width_us = intervals.batch_half_width([100.0, 102.0, 98.0, 100.0], intervals.midmean)
-    together_us = math.hypot(*(one.calls * one.half_width_us for one in shares.values()))
+    together_us = math.hypot(*(one.calls * one.effect_us.half_width for one in shares.values()))
     assert together_us == pytest.approx(half_width_us, rel=1e-3)

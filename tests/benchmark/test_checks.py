@@ -14,8 +14,10 @@ from farm.benchmark import checks
 from farm.benchmark.bench import Bench
 from farm.benchmark.workload import Workload
 from farm.benchmark_process import server
+from farm.types.details import CanaryNote
+from farm.types.figure import Figure
 from farm.types.protocol import Protocol, Stopping
-from farm.types.reading import CanaryNote, Reading
+from farm.types.reading import Reading
 from tests.benchmark.fake_device import FakeDevice
 from tests.benchmark.operators import linear
 
@@ -38,7 +40,8 @@ def test_the_reference_is_read_again_every_few_tuples() -> None:
     notes = [reading.details.canary for reading in readings]
     assert [note.number for note in notes] == [1, 1, 2]
     assert notes[0].time_change == 0
-    assert notes[2].time_change == pytest.approx(notes[2].time_us / notes[0].time_us - 1, abs=1e-4)
+    change = notes[2].time_us.value / notes[0].time_us.value - 1
+    assert notes[2].time_change == pytest.approx(change, abs=1e-4)
     inside = [reading.cost_s.get("canary_window", 0.0) for reading in readings]
     assert inside[0] > 0.1 < inside[2]
     assert inside[1] == 0
@@ -87,7 +90,9 @@ def test_the_reference_is_the_same_for_jobs_with_other_numeric_flags(
 @pytest.mark.usefixtures("virtual_time", "small")
 def test_a_disturbed_reference_is_read_again_and_none_is_held_against_one_that_stays_so() -> None:
     def reading(power_w: float, *flags: str) -> Reading:
-        return dataclasses.replace(calm, energy_mj=power_w, power_w=power_w, flags=flags)
+        return dataclasses.replace(
+            calm, energy_mj=Figure(power_w), power_w=Figure(power_w), flags=flags
+        )
 
     calm = Bench(FakeDevice(), "cpu", idle_power_w=80.0).measure(linear(8, 32, 32), EAGER, SHORT)
     bird = checks.Canary(torch.device("cpu"), 1)
@@ -102,7 +107,7 @@ def test_a_disturbed_reference_is_read_again_and_none_is_held_against_one_that_s
 def test_readings_around_a_changed_reference_are_flagged() -> None:
     reading = Bench(FakeDevice(), "cpu", idle_power_w=80.0).measure(linear(8, 32, 32), EAGER, SHORT)
     assert reading.details.canary is None, "a shared CPU has none"
-    note = CanaryNote(1, 10.0, time_change=0.0, energy_change=-0.04)
+    note = CanaryNote(Figure(10.0), number=1, time_change=0.0, energy_change=-0.04)
     assert "canary_off" in checks.with_canary(reading, note).flags
     assert (
         "canary_off"

@@ -26,6 +26,7 @@ from farm.operators.rebuild import rebuild
 from farm.training.capture import capture_step
 from farm.training.extract import extract
 from farm.training.step import Loss, TrainingStep
+from farm.types.details import Details
 from tests.benchmark import pretend_card
 from tests.benchmark.pretend_card import CARD, capture, on_card, present
 from tests.operators.routed import routed
@@ -104,8 +105,8 @@ def test_a_graph_with_recorded_values_computes_the_same_in_each_replay(waiting):
         moved, given = pretend_card.moved(model), on_card(x)
         steps = HostSteps.of(lambda: moved(given), CARD)
         replay = capture([steps.around(lambda: found.append(moved(given)))] * 2)
-    details = steps.details()
-    assert details["host_copies"] == {
+    details = steps.noted(Details())
+    assert details.launching.host_copies == {
         "aten._local_scalar_dense.default": 2,
         "aten._to_copy.default": 1,
     }
@@ -115,7 +116,7 @@ def test_a_graph_with_recorded_values_computes_the_same_in_each_replay(waiting):
         "aten.masked_select.default",
         "aten._to_copy.default",
     }
-    assert set(details["left_out_us"]) == left_out
+    assert set(details.timing.left_out_us) == left_out
     for _ in range(2):
         for out in found:
             out.inner.zero_()
@@ -132,7 +133,7 @@ def test_a_graph_multiplies_groups_whose_ends_the_host_reads():
         moved, given = pretend_card.moved(model), on_card(x)
         steps = HostSteps.of(lambda: moved(given), CARD)
         replay = capture([steps.around(lambda: found.append(moved(given)))])
-    assert steps.details()["host_copies"] == {"aten._grouped_mm.default": 1}
+    assert steps.noted(Details()).launching.host_copies == {"aten._grouped_mm.default": 1}
     found[0].inner.zero_()
     replay()
     assert torch.equal(found[0].inner, expected)
@@ -169,13 +170,13 @@ def test_a_training_step_with_host_steps_computes_the_same_gradients_in_each_rep
         observed: list[CapturedPass] = []
         observe = functools.partial(capture_step, step, device_type="cuda", warmed_up=True)
         capture([steps.around(lambda: observed.append(observe()))])
-    details = steps.details()
+    details = steps.noted(Details())
     # Also in the backward: the gradient on the host is copied to it.
-    assert details["host_copies"] == {
+    assert details.launching.host_copies == {
         "aten._local_scalar_dense.default": 1,
         "aten._to_copy.default": 2,
     }
-    assert {"aten.nonzero.default", "aten.masked_select.default"} <= set(details["left_out_us"])
+    assert {"aten.nonzero.default", "aten.masked_select.default"} <= set(details.timing.left_out_us)
     assert not observed[0].gaps
     for gradient in gradients:
         gradient.zero_()
@@ -190,7 +191,7 @@ def test_a_pass_without_host_steps_is_not_changed():
         steps = HostSteps.of(lambda: x + 1, CARD)
     run = lambda: x + 1  # noqa: E731
     assert steps.around(run) is run
-    assert steps.details() == {"host_copies": None, "left_out_us": None}
+    assert steps.noted(Details()) == Details()
 
 
 def test_a_pass_of_which_everything_is_left_out_is_refused():
@@ -258,7 +259,7 @@ def test_a_list_in_an_index_is_part_of_the_tuple():
         )
     assert Counter(found[0].counts) == Counter(predicted.counts)
     assert not found[0].gaps
-    assert set(steps.details()["left_out_us"]) == {"torch.tensor"}
+    assert set(steps.noted(Details()).timing.left_out_us) == {"torch.tensor"}
 
 
 def test_a_tuple_with_a_list_in_its_index_is_a_graph():
@@ -268,7 +269,7 @@ def test_a_tuple_with_a_list_in_its_index_is_a_graph():
         steps = HostSteps.of(lambda: one.run_on(given), CARD)
         replay = capture([steps.around(lambda: one.run_on(given))])
     replay()
-    assert set(steps.details()["left_out_us"]) == {"torch.tensor"}
+    assert set(steps.noted(Details()).timing.left_out_us) == {"torch.tensor"}
 
 
 def test_a_training_step_on_a_card_leaves_out_what_the_host_computes():

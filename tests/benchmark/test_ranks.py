@@ -229,7 +229,7 @@ def measure(rank: int) -> dict[str, object]:
     reading = bench.measure(
         Subject("operator", spec.id, spec.to_json()), Protocol(launch="eager"), STOPPING
     )
-    burst, repeated = reading.details.burst is not None, reading.details.attempts
+    burst, repeated = reading.details.burst is not None, reading.details.timing.attempts
     return {**seen, "flags": reading.flags, "burst": burst, "repeated": repeated}
 
 

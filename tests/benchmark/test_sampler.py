@@ -164,12 +164,12 @@ class Paused:
 def test_the_power_of_the_passes_is_without_the_pauses_wherever_they_fall():
     card = Paused((0.03, 0.041), (0.42, 0.425), (0.495, 0.506), (0.93, 0.94))
     power = window_power(card, 0.0, 1.0, pauses=Pauses(card.until_s, 100.0))
-    assert power.power_w == pytest.approx(500)
-    assert power.half_width_w == pytest.approx(0, abs=1e-6)
+    assert power.power_w.value == pytest.approx(500)
+    assert power.power_w.half_width == pytest.approx(0, abs=1e-6)
     assert (power.begin_s, power.end_s, power.ticks) == (0.0, 1.0, 11)
     with_pauses = window_power(card, 0.0, 1.0)
-    assert with_pauses.power_w < 495
-    assert with_pauses.half_width_w > 5
+    assert with_pauses.power_w.value < 495
+    assert with_pauses.power_w.half_width > 5
 
 
 def test_the_power_of_a_sensor_is_without_the_pauses():
@@ -177,13 +177,13 @@ def test_the_power_of_a_sensor_is_without_the_pauses():
     power = window_power(
         card, 0.0, 0.15, pauses=Pauses(card.until_s, 100.0)
     )  # too short for three steps
-    assert (power.source, power.power_w) == ("instant_power", pytest.approx(500))
+    assert (power.source, power.power_w.value) == ("instant_power", pytest.approx(500))
 
 
 def test_a_step_of_the_counter_in_which_the_card_only_paused_does_not_count():
     card = Paused((0.38, 0.62))
     power = window_power(card, 0.0, 1.0, pauses=Pauses(card.until_s, 100.0))
-    assert (power.power_w, power.ticks) == (pytest.approx(500), 9)
+    assert (power.power_w.value, power.ticks) == (pytest.approx(500), 9)
 
 
 Changes = tuple[list[float], list[float], set[float]]
@@ -307,11 +307,15 @@ def test_a_driver_that_other_programs_use_does_not_blur_the_power(
         for k in range(len(times_s) - 1)
     ]
     steps = [window_power(sampler, a, b, rough=True) for a, b in itertools.pairwise(times_s)]
-    used = [step.power_w for step in steps if step.ticks == 2]  # others wait for a further step
+    used = [
+        step.power_w.value for step in steps if step.ticks == 2
+    ]  # others wait for a further step
     assert max(abs(power_w / 300 - 1) for power_w in seen) > 0.02
     assert len(used) >= len(steps) - 7
     assert used == pytest.approx([300] * len(used), rel=0.002)
-    assert window_power(sampler, times_s[0], times_s[-1]).power_w == pytest.approx(300, rel=0.001)
+    assert window_power(sampler, times_s[0], times_s[-1]).power_w.value == pytest.approx(
+        300, rel=0.001
+    )
 
 
 def test_all_samplers_of_a_card_learn_the_period_of_its_counter(virtual_time: VirtualTime) -> None:

@@ -42,7 +42,7 @@ def test_what_a_card_allocates_for_a_step_is_what_its_tensors_are_and_workspaces
     card = torch.device("cuda")
     step = catalog.variant(model, 16, step="training", optimizer="adamw-fused", amp=amp)
     with torch.cuda.stream(torch.cuda.Stream(card)):
-        told = step_passes(step, Protocol(), card).details
+        told = step_passes(step, Protocol(), card).details.memory
         torch.cuda.empty_cache()
         built = build_step(step, card, launch="graph")
         seen = capture_step(built, device_type="cuda", warmed_up=True)

@@ -47,7 +47,7 @@ def test_reuse_copies_nothing() -> None:
 def test_a_chain_feeds_each_layer_with_the_one_before() -> None:
     protocol = Protocol(launch="eager", residency="chain")
     workload = prepare(linear(4, 16, 16), protocol, torch.device("cpu"))
-    assert workload.details.copies == CHAIN_LAYERS
+    assert workload.details.launching.copies == CHAIN_LAYERS
     assert workload.rounds[0].passes % CHAIN_LAYERS == 0
     first_layer, second_layer = workload.keep[0][:2]
     fed = first_layer()

@@ -76,11 +76,13 @@ def all_gone(pids, within_s: float = 10.0) -> bool:
 def test_each_collective_has_a_reading_of_all_ranks(pair, name):
     subject = collective(name)
     answer = pair.measure(subject, EAGER, SHORT, timeout_s=60.0)
-    reading, ranks = answer.reading, answer.reading.details.ranks
+    reading, ranks = answer.reading, answer.reading.details.cards.ranks
     assert len(ranks) == 2
-    assert reading.time_us == max(rank.time_us for rank in ranks)
+    assert reading.time_us.value == max(rank.time_us.value for rank in ranks)
     moved = COLLECTIVES[name].bus(2) * 256 * 4
-    assert reading.details.bus_bytes_per_s == pytest.approx(moved / reading.time_us * 1e6, rel=1e-3)
+    assert reading.details.cards.bus_bytes_per_s == pytest.approx(
+        moved / reading.time_us.value * 1e6, rel=1e-3
+    )
     assert answer.software.communication == "gloo"
     assert links_of(answer.card)["communication"] == "gloo", (
         "as the worker of the card registers it"
@@ -92,7 +94,7 @@ def test_each_collective_has_a_reading_of_all_ranks(pair, name):
 def test_a_pair_of_collective_and_product_says_how_much_is_hidden(pair):
     overlap = pair.measure(
         collective("all_gather", beside=64), EAGER, SHORT, timeout_s=60.0
-    ).reading.details.overlap
+    ).reading.details.cards.overlap
     assert overlap.exposed_us == pytest.approx(overlap.together_us - overlap.product_us)
     assert overlap.hidden_us == pytest.approx(overlap.collective_us - overlap.exposed_us)
 
@@ -104,7 +106,9 @@ def test_a_split_model_is_one_subject_of_all_ranks(pair, models, monkeypatch):
     variant = versioned(catalog.variant("tiny", 2, phase="prefill", tensor_parallel=2))
     subject = Subject("variant", variant.id, variant.to_json())
     assert variant.cards == 2
-    assert len(pair.measure(subject, EAGER, SHORT, timeout_s=120.0).reading.details.ranks) == 2
+    assert (
+        len(pair.measure(subject, EAGER, SHORT, timeout_s=120.0).reading.details.cards.ranks) == 2
+    )
 
 
 def test_rank_0_compares_the_operators_of_a_split_model_or_step_with_the_prediction(
@@ -123,7 +127,7 @@ def test_rank_0_compares_the_operators_of_a_split_model_or_step_with_the_predict
         protocol = dataclasses.replace(EAGER, grad=bool(variant.step))
         predicted = dict(extract(variant).capture.counts)
         answer = pair.measure(subject, protocol, SHORT, predicted=predicted, timeout_s=120.0)
-        assert len(answer.reading.details.ranks) == 2
+        assert len(answer.reading.details.cards.ranks) == 2
         found = answer.verification
         assert not found.missing
         # gloo copies the result of each reduce-scatter; NCCL does not
@@ -133,7 +137,7 @@ def test_rank_0_compares_the_operators_of_a_split_model_or_step_with_the_predict
     answer = pair.measure(subject, protocol, SHORT, predicted=predicted, timeout_s=120.0)
     assert list(answer.verification.unexpected) == [left_out]
     assert left_out in answer.observed["tuples"]
-    assert len(answer.reading.details.ranks) == 2
+    assert len(answer.reading.details.cards.ranks) == 2
 
 
 def test_what_needs_another_number_of_cards_is_refused_and_the_ranks_end(pair):
@@ -184,7 +188,8 @@ def test_a_cancelled_measurement_ends_the_group(pair):
 
     assert isinstance(ending(pair, cancel), KeyboardInterrupt)
     assert (
-        pair.measure(collective("broadcast"), EAGER, SHORT, timeout_s=60.0).reading.time_us > 0
+        pair.measure(collective("broadcast"), EAGER, SHORT, timeout_s=60.0).reading.time_us.value
+        > 0
     )  # a new group
 
 
@@ -196,9 +201,9 @@ def test_a_group_of_simulated_cards_sums_their_energies():
     with contextlib.closing(BenchmarkGroup(cards, env)) as group:
         assert group.wait_ready().communication == "simulated"
         reading = group.measure(subject, Protocol(cards=3), Stopping()).reading
-        assert [rank.card for rank in reading.details.ranks] == cards
-        assert reading.energy_mj == pytest.approx(
-            sum(rank.energy_mj for rank in reading.details.ranks)
+        assert [rank.card for rank in reading.details.cards.ranks] == cards
+        assert reading.energy_mj.value == pytest.approx(
+            sum(rank.energy_mj.value for rank in reading.details.cards.ranks)
         )
         folder = group._folder
         left = tempfile.mkdtemp(prefix="farm-group-")  # of a process that was killed

@@ -84,11 +84,13 @@ def test_two_cards_agree_on_a_subject(process: BenchmarkProcess) -> None:
 
 def test_a_whole_is_the_sum_of_its_predicted_tuples(process: BenchmarkProcess) -> None:
     parts = [subject(number=number) for number in range(3)]
-    sum_us = sum(2 * process.measure(part, PROTOCOL, STOPPING).reading.time_us for part in parts)
+    sum_us = sum(
+        2 * process.measure(part, PROTOCOL, STOPPING).reading.time_us.value for part in parts
+    )
     answer = process.measure(
         subject("variant"), PROTOCOL, STOPPING, predicted={part.id: 2 for part in parts}
     )
-    assert answer.reading.time_us == pytest.approx(sum_us)
+    assert answer.reading.time_us.value == pytest.approx(sum_us)
     assert answer.verification == Verification(
         launch="graph", matches=True, differences=(), simulated=True
     )
@@ -152,12 +154,16 @@ def test_slow_readings_of_a_host_take_turns(own_process: BenchmarkProcess) -> No
     placed = Protocol(placement="in0")
     with turn("slow-memory", settings().lock_dir, 10.0):
         assert (
-            own_process.measure(subject(), Protocol(), Stopping(), timeout_s=10.0).reading.time_us
+            own_process.measure(
+                subject(), Protocol(), Stopping(), timeout_s=10.0
+            ).reading.time_us.value
             > 0
         )
         with pytest.raises(Unmeasurable, match=r"slow-memory was in use for 0\.1 s"):
             own_process.measure(subject(), placed, Stopping(), timeout_s=0.1)
-    assert own_process.measure(subject(), placed, Stopping(), timeout_s=10.0).reading.time_us > 0
+    assert (
+        own_process.measure(subject(), placed, Stopping(), timeout_s=10.0).reading.time_us.value > 0
+    )
 
 
 def test_a_crash_quotes_nothing_that_an_item_before_it_wrote(own_process: BenchmarkProcess) -> None:
@@ -219,7 +225,7 @@ def test_a_variant_that_cannot_be_verified_apart_is_measured_and_says_so(
     verifying._verifier.close()
     answer = verifying.measure(subject("variant"), PROTOCOL, STOPPING, predicted={"a": 1})
     assert answer.verification is None
-    assert answer.reading.details.unverified.startswith("not_available: ")
+    assert answer.reading.details.missing.get("verification").startswith("not_available: ")
 
 
 def test_a_verifier_that_was_lost_is_started_again(verifying: BenchmarkProcess) -> None:

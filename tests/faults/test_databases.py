@@ -15,7 +15,7 @@ from farm.errors import DatabaseUnreachable
 from farm.jobs import items
 from farm.jobs.item_driver import Spool
 from farm.store.database import Database
-from farm.types.reading import Details
+from farm.types.details import Details
 from tests.clock import hide_server_clock, set_server_clock_back
 from tests.disks import SmallDisk, why_not
 from tests.farms import SharedFarm

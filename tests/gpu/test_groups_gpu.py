@@ -52,16 +52,20 @@ def read(pair, subject, protocol=GRAPH) -> Reading:
     began_s = time.monotonic()
     answer = pair.measure(subject, protocol, Stopping(), timeout_s=180.0)
     reading, details = answer.reading, answer.reading.details
-    rate = f", {details.bus_bytes_per_s / 1e9:.1f} GB/s" if details.bus_bytes_per_s else ""
+    rate = (
+        f", {details.cards.bus_bytes_per_s / 1e9:.1f} GB/s" if details.cards.bus_bytes_per_s else ""
+    )
     print(
-        f"\n{answer.software.communication}\n{reading.time_us:.1f} us ± "
-        f"{reading.time_half_width_us:.2f}{rate}, "
-        f"{reading.energy_mj} mJ = {[one.energy_mj for one in details.ranks]}, {reading.flags}, "
-        f"{details.foreign_processes}, {time.monotonic() - began_s:.1f} s: {reading.cost_s}"
+        f"\n{answer.software.communication}\n{reading.time_us.value:.1f} us ± "
+        f"{reading.time_us.half_width:.2f}{rate}, "
+        f"{reading.energy_mj.value} mJ = {[one.energy_mj.value for one in details.cards.ranks]}, {reading.flags}, "
+        f"{details.conditions.foreign_processes}, {time.monotonic() - began_s:.1f} s: {reading.cost_s}"
     )
     assert answer.software.communication.startswith("nccl 2.")
-    assert len({one.card for one in details.ranks}) == 2
-    assert reading.energy_mj == pytest.approx(sum(one.energy_mj for one in details.ranks))
+    assert len({one.card for one in details.cards.ranks}) == 2
+    assert reading.energy_mj.value == pytest.approx(
+        sum(one.energy_mj.value for one in details.cards.ranks)
+    )
     assert not {"shared", "lacks_sensors"} & set(reading.flags)
     return reading
 
@@ -70,9 +74,9 @@ def read(pair, subject, protocol=GRAPH) -> Reading:
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_collectives_in_a_graph(pair, name, elements):
     reading = read(pair, collective(name, elements))
-    assert reading.details.context is not None, reading.details.context_missing
+    assert reading.details.context is not None, reading.details.missing.get("context")
     if elements == 2**24:
-        assert reading.details.bus_bytes_per_s > 20e9, (
+        assert reading.details.cards.bus_bytes_per_s > 20e9, (
             "slower than PCI Express: the cards have no direct access"
         )
 
@@ -80,12 +84,12 @@ def test_collectives_in_a_graph(pair, name, elements):
 def test_the_ranks_stay_for_the_next_item(pair):
     read(pair, collective("all_reduce", 2**20))
     pids = pair.pids
-    assert read(pair, collective("all_reduce", 2**20), EAGER).time_us > 0
+    assert read(pair, collective("all_reduce", 2**20), EAGER).time_us.value > 0
     assert pair.pids == pids
 
 
 def test_a_collective_beside_a_matrix_product(pair):
-    overlap = read(pair, collective("all_reduce", 2**26, beside=8192)).details.overlap
+    overlap = read(pair, collective("all_reduce", 2**26, beside=8192)).details.cards.overlap
     print(overlap)
     assert overlap.collective_us > 0
     assert overlap.together_us < overlap.collective_us + overlap.product_us
@@ -97,10 +101,10 @@ def test_a_language_model_on_two_cards(pair, phase):
     variant = versioned(catalog.variant("llama-3.1-8b", 4, **said))
     reading = read(pair, Subject("variant", variant.id, variant.to_json()))
     details = reading.details
-    assert details.eager_time_us is not None, details.eager_time_missing
-    assert details.places, details.places_missing
-    assert details.added, details.added_missing
-    assert set(details.looped_us) == set(details.places)
+    assert details.timing.eager_time_us is not None, details.missing.get("eager_time")
+    assert details.order.places, details.missing.get("places")
+    assert details.order.added, details.missing.get("added")
+    assert set(details.order.looped_us) == set(details.order.places)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +129,7 @@ def test_rank_0_verifies_the_operators(pair, variant):
     )
     predicted = dict(extract(variant, device_type="cuda").capture.counts)
     answer = pair.measure(subject, protocol, Stopping(), predicted=predicted, timeout_s=180.0)
-    assert answer.reading.details.unverified is None
+    assert answer.reading.details.missing.get("verification") is None
     print(answer.verification.differences)
     assert answer.verification.launch == "graph"
     if not variant.step:
@@ -161,4 +165,4 @@ def test_a_rank_that_dies_or_hangs_inside_nccl_ends_the_group(pair, sent, reason
     assert caught.value.reason == reason
     assert time.monotonic() - ended[0] < 40.0
     assert not pair.alive
-    assert read(pair, collective("broadcast", 2**20)).time_us > 0, "a new group measures"
+    assert read(pair, collective("broadcast", 2**20)).time_us.value > 0, "a new group measures"

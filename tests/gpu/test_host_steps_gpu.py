@@ -16,6 +16,7 @@ from farm.errors import Unmeasurable
 from farm.models import catalog
 from farm.settings import settings
 from farm.training.extract import extract
+from farm.types.details import Details
 from farm.types.protocol import Protocol, Stopping, Subject
 from farm.types.tuple import OperatorTuple, TensorSpec
 from tests.benchmark.operators import subject
@@ -38,7 +39,9 @@ def test_replays_compute_what_an_eager_pass_computes() -> None:
     model, x = Waiting().to(CARD), torch.randn(6, 8, device=CARD)
     expected = model(x)
     steps = HostSteps.of(lambda: model(x), CARD)
-    assert None not in steps.details().values()
+    details = steps.noted(Details())
+    assert details.launching.host_copies
+    assert details.timing.left_out_us
     found: list[Any] = []
     graph = capture_graph([steps.around(lambda: found.append(model(x)))] * 2, CARD)
     for _ in range(3):
@@ -52,8 +55,8 @@ def test_replays_compute_what_an_eager_pass_computes() -> None:
 def test_a_read_of_a_value_is_measured_and_an_operator_that_is_left_out_is_not() -> None:
     bench = Bench(open_device(discover(settings())[0]), CARD)
     reading = bench.measure(of_one_tensor("torch.Tensor.item"), Protocol(), Stopping(maximum_s=1))
-    assert reading.details.host_copies == {"aten._local_scalar_dense.default": 1}
-    assert reading.time_us > 0
+    assert reading.details.launching.host_copies == {"aten._local_scalar_dense.default": 1}
+    assert reading.time_us.value > 0
     with pytest.raises(Unmeasurable, match="nothing else runs on the card"):
         bench.measure(of_one_tensor("torch.nonzero"), Protocol(), Stopping(maximum_s=1))
 
@@ -80,5 +83,7 @@ def test_wholes_with_host_steps_are_verified_and_measured_as_graphs() -> None:
                 {},
                 {},
             )
-            assert bool(answer.reading.details.left_out_us) == ("deberta" not in variant.model)
-            assert answer.reading.details.places
+            assert bool(answer.reading.details.timing.left_out_us) == (
+                "deberta" not in variant.model
+            )
+            assert answer.reading.details.order.places

@@ -102,7 +102,7 @@ def test_what_is_slow_is_read_and_written_where_it_lies(name: str, placement: st
     found = next(tensors_in(results))
     torch.testing.assert_close(found, wanted)
     assert slow.holds(found) == ("out0" in placement)
-    print(name, placement, passes.details.workspaces)
+    print(name, placement, passes.details.memory.workspaces)
     results.clear()
     del found, graph
 
@@ -127,5 +127,8 @@ def test_a_placed_workload_is_made_and_let_go_of(name: str) -> None:
         for _ in range(3):
             workload.next_round().launch()
         torch.cuda.synchronize()
-        assert (workload.details.slow_memory, workload.replayed) == ("pinned host memory", True)
+        assert (workload.details.memory.slow_memory, workload.replayed) == (
+            "pinned host memory",
+            True,
+        )
         workload.close()

@@ -166,7 +166,7 @@ def test_what_is_slow_is_read_and_written_on_the_other_gpu_and_a_graph_replays_i
         CARD,
         partial(offload, memory=slow),
     )
-    assert passes.details.slow_memory == "memory of another GPU"
+    assert passes.details.memory.slow_memory == "memory of another GPU"
     assert (passes.pool is not None) == (TUPLES[name][3] and "out0" in placement)
     if (
         which == "all" or placement == f"in{TUPLES[name][2] - 1}"
@@ -251,7 +251,7 @@ def test_a_benchmark_process_with_a_peer_measures_its_own_card_and_takes_slow_me
                 reading = process.measure(
                     subject, Protocol(placement=word), Stopping(0.1, 0.2, 0.4)
                 ).reading
-                assert reading.details.slow_memory == (name if word else None)
+                assert reading.details.memory.slow_memory == (name if word else None)
                 times[name, word] = reading.time_median_us
                 print(name, word or "all fast", f"{reading.time_median_us:.1f} us", reading.flags)
     for word in ("in0", "out0"):

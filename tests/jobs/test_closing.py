@@ -14,6 +14,7 @@ from farm.jobs.rounds import Closing, close_round, significant
 from farm.operators.captured import CapturedCall
 from farm.report import report
 from farm.store import content, tables
+from farm.types.figure import Figure
 from farm.types.reading import Verification
 from tests.planned import READING, claim, complete, items_of, plan, plan_model, register
 from tests.statements import meanwhile
@@ -216,7 +217,7 @@ def test_the_accuracy_loop_adds_operators_until_there_are_none_left(any_database
         assert session.get(tables.SignificantOperator, "ReLU") is not None
 
 
-@pytest.mark.parametrize("changes", [{"flags": ("busy_host",)}, {"time_us": 20.0}])
+@pytest.mark.parametrize("changes", [{"flags": ("busy_host",)}, {"time_us": Figure(20.0, 0.01)}])
 def test_the_accuracy_loop_adds_nothing_to_a_sum_that_says_nothing_or_is_too_large(
     database, changes
 ):

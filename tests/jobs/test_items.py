@@ -17,8 +17,9 @@ from farm.jobs.items import Claim, DeclineReason
 from farm.store import tables
 from farm.store.database import Database
 from farm.store.tables import ItemState
+from farm.types.details import Details
+from farm.types.figure import Figure
 from farm.types.protocol import Stopping
-from farm.types.reading import Details
 from tests.farms import store_operators
 from tests.planned import READING, claim, complete, items_of, plan, readings, register, sweep
 from tests.statements import meanwhile, values_at_once
@@ -57,7 +58,9 @@ def test_a_completed_item_asks_for_its_aggregation_and_is_not_measured_again(any
 @pytest.mark.parametrize("value", [-28_000.0, 0.0])
 def test_a_time_that_is_not_positive_is_a_reason_and_no_reading(any_database, card, figure, value):
     item = only(any_database, plan(any_database, [card]))
-    wrong = dataclasses.replace(READING, **{figure: value})
+    wrong = dataclasses.replace(
+        READING, **{figure: Figure(value) if figure == "time_us" else value}
+    )
     closed = complete(any_database, claim(any_database, item), card, reading=wrong)
     assert (closed.accepted, closed.rounds) == (True, ((item.job_id, 1),))
     item = only(any_database, item.job_id)
@@ -66,7 +69,9 @@ def test_a_time_that_is_not_positive_is_a_reason_and_no_reading(any_database, ca
     assert readings(any_database) == 0
 
 
-@pytest.mark.parametrize("wrong", [{"energy_mj": -3.0}, {"energy_mj": 0.0, "power_w": 0.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"energy_mj": Figure(-3.0)}, {"energy_mj": Figure(0.0), "power_w": Figure(0.0)}]
+)
 def test_an_energy_that_is_not_positive_is_absent_and_flagged(any_database, card, wrong):
     item = only(any_database, plan(any_database, [card]))
     found = dataclasses.replace(READING, **wrong)
@@ -179,7 +184,7 @@ def test_two_jobs_that_share_a_tuple_measure_it_once(any_database, card):
     assert (second.state, second.reused, readings(any_database)) == (ItemState.DONE, True, 1)
 
 
-LOOSE = dataclasses.replace(READING, time_half_width_us=0.3, flags=("not_converged",))
+LOOSE = dataclasses.replace(READING, time_us=Figure(10.0, 0.3), flags=("not_converged",))
 SHARED = dataclasses.replace(READING, flags=("shared",))
 
 
@@ -409,7 +414,9 @@ def test_a_reading_with_figures_that_are_none_is_kept_without_them(any_database)
     (card,) = register(any_database, 0)
     (item,) = items_of(any_database, plan(any_database, [card]))
     details = {"nan": math.nan, "deep": [{"inf": -math.inf, "text": "\0\ud800"}], "one": 1.0}
-    read = dataclasses.replace(READING, power_w=math.nan, details=Details.from_json(details))
+    read = dataclasses.replace(
+        READING, power_w=Figure(math.nan), details=Details.from_json(details)
+    )
     held = claim(any_database, item)
     assert items.complete(any_database, held, read, card_id=card, software_id=SOFTWARE.id).accepted
     with any_database.read() as session:

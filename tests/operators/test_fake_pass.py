@@ -223,3 +223,15 @@ def test_a_model_on_the_host_sees_the_host_in_a_pass_on_a_card():
             return x + on_host.to(x.device)
 
     predict(OnHost(), (torch.zeros(4),), device_type="cuda")
+
+
+def test_autocast_of_a_card_is_predicted_on_a_host_without_one():
+    class Mixed(nn.Linear):
+        def forward(self, x):
+            with torch.autocast(x.device.type, torch.bfloat16, enabled=True):
+                return super().forward(x)
+
+    found = predict(Mixed(4, 4), (torch.zeros(2, 4),), device_type="cuda")
+    assert found.gaps == ()
+    product = next(spec for spec in found.tuples.values() if spec.short_name == "addmm")
+    assert {tensor.dtype for tensor in product.tensors} == {"bfloat16"}

@@ -14,7 +14,7 @@ from sqlmodel import select
 
 from farm.errors import UsageError
 from farm.report import report
-from farm.report.layers import BY, csv_lines, layers
+from farm.report.layers import BY, COLUMNS, csv_lines, layers
 from farm.store.database import Database
 from farm.store.tables import Operator
 from tests.report import rows
@@ -45,7 +45,7 @@ def test_a_call_has_its_place_sizes_parameters_and_cost(resnet18):
     assert first.output_sizes == ((32, 64, 112, 112),)
     assert (first.kernel_size, first.parameters["stride"]) == ([7, 7], [2, 2])
     assert (first.held_parameters, first.held_bytes) == (9408, 4 * 9408)
-    assert first.flops == 2 * 9408 * 32 * 112 * 112
+    assert first.cost.flops == 2 * 9408 * 32 * 112 * 112
     assert first.energy_mj > 0
     added = calls["layer1.0", "add_"]
     assert added.input_sizes == ((32, 64, 56, 56),) * 2
@@ -58,7 +58,7 @@ def test_shares_of_what_is_apart_add_to_all(resnet18, by):
     apart = [row for row in found if row.depth == (1 if by == "module" else 0)]
     assert sum(row.time_share for row in apart) == pytest.approx(1)
     assert sum(row.energy_share for row in apart) == pytest.approx(1)
-    assert sum(row.calls for row in apart) == 68
+    assert sum(row.cost.calls for row in apart) == 68
     built = report.build(resnet18, "job1")
     assert sum(row.time_us for row in apart) == pytest.approx(built.verdict.time.total.value)
 
@@ -75,8 +75,8 @@ def test_a_module_costs_what_stands_under_it(resnet18):
             and (name.startswith(start) or name.startswith(f"{path}:"))
         ]
         assert sum(row.time_us for row in under) == pytest.approx(tree[path].time_us)
-    assert tree["layer1.0:add_"].calls == 1
-    assert tree["layer1.0.relu"].calls == 2
+    assert tree["layer1.0:add_"].cost.calls == 1
+    assert tree["layer1.0.relu"].cost.calls == 2
     assert {row.depth for row in grouped(resnet18, "module", depth=1).rows} == {0, 1}
 
 
@@ -125,7 +125,7 @@ def test_what_was_not_measured_has_no_time_and_says_why(database):
         found = {
             row.operator: row for row in layers(session, report.build(session, job_id), "type").rows
         }
-    assert (found["ReLU"].time_us, found["ReLU"].measured_calls, found["ReLU"].calls) == (
+    assert (found["ReLU"].time_us, found["ReLU"].measured_calls, found["ReLU"].cost.calls) == (
         None,
         0,
         2,
@@ -139,6 +139,11 @@ def test_a_sweep_has_tuples_and_no_modules(database):
     job_id = rows.sweep_job(database)
     with database.read() as session:
         built = report.build(session, job_id)
-        assert [row.calls for row in layers(session, built, "tuple").rows] == [1, 1]
+        assert [row.cost.calls for row in layers(session, built, "tuple").rows] == [1, 1]
         with pytest.raises(UsageError, match="no modules"):
             layers(session, built, "module")
+
+
+def test_rows_in_json_have_the_columns_of_the_csv(resnet18):
+    rows = grouped(resnet18, "type").rows
+    assert all(tuple(row.to_json()) == COLUMNS for row in rows)

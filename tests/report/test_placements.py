@@ -16,6 +16,7 @@ from farm.report.lookup import lookup
 from farm.requests.resolved import ResolvedRequest
 from farm.store.query import parse
 from farm.store.tables import ProtocolRow
+from farm.types.details import MemoryUse
 from farm.types.figure import value_of
 from farm.types.protocol import Protocol
 from farm.types.request import Request, Sweep
@@ -38,10 +39,10 @@ def job(database):
         words = {row.id: row.spec.get("placement", "") for row in session.exec(select(ProtocolRow))}
     for item in items_of(database, opened.job_id, "tuple"):
         if (word := words[item.protocol_id]) in TIMES_US:
-            details = dataclasses.replace(
-                READING.details, slow_memory="fake memory" if word else None, workspaces="fast"
-            )
-            reading = dataclasses.replace(READING, time_us=TIMES_US[word], details=details)
+            slow_memory = "fake memory" if word else None
+            memory = MemoryUse(slow_memory=slow_memory, workspaces="fast")
+            time_us = dataclasses.replace(READING.time_us, value=TIMES_US[word])
+            reading = dataclasses.replace(READING, time_us=time_us).noting(memory=memory)
             complete(database, claim(database, item), item.card_id, reading=reading)
     return opened.job_id
 

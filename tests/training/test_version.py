@@ -151,7 +151,9 @@ def test_a_benchmark_process_refuses_another_version_and_measures_the_edited_fil
         return Subject("variant", one.id, one.to_json())
 
     with BenchmarkProcess(cpu_card(settings()).id) as process:
-        assert process.measure(subject(variant), EAGER, SHORT, predicted={}).reading.time_us > 0
+        assert (
+            process.measure(subject(variant), EAGER, SHORT, predicted={}).reading.time_us.value > 0
+        )
         edit(folder, "LAYERS = 1", "LAYERS = 8")
         with pytest.raises(
             Unmeasurable,

@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 
 import pytest
 
+from farm.types.figure import Figure
 from farm.types.intervals import (
     batch_half_width,
     fastest,
@@ -109,7 +110,8 @@ def test_the_average_over_time_weighs_uneven_samples() -> None:
 
 
 def test_relative_widths_of_a_product_add_in_quadrature() -> None:
-    assert pass_energy(10, 0.3, 20e3, 800) == pytest.approx((200, 200 * 0.05))
+    energy_mj = pass_energy(Figure(10, 0.3), Figure(20e3, 800))
+    assert (energy_mj.value, energy_mj.half_width) == pytest.approx((200, 200 * 0.05))
 
 
 def test_leaving_out_groups_gives_a_mean_the_interval_of_batches_and_the_fastest_values_a_narrow_one():

@@ -1,22 +1,29 @@
 """What a reading and a verification found, as JSON of this version and of others."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from farm.errors import Unmeasurable, Unreadable
-from farm.types.reading import (
-    Burst,
-    CanaryNote,
-    Details,
-    InContext,
-    InOrder,
-    Place,
-    Reading,
-    Trace,
-    Verification,
-    of_ranks,
-)
+from farm.types.details import Burst, CanaryNote, Details, InContext, InOrder, Place
+from farm.types.figure import Figure
+from farm.types.reading import Reading, Trace, Verification, of_ranks
+from tests.details import details_with
+
+
+def reading_of(time_us: Figure, **figures) -> Reading:
+    """A reading whose median and trimmed mean are its time."""
+    return Reading(
+        time_us,
+        time_us.value,
+        time_us.value,
+        passes=100,
+        window_s=0.5,
+        warm_up_s=0.1,
+        **figures,
+    )
+
 
 NOT_POSITIVE = "the measured figures are not positive"
 STORED = {
@@ -50,11 +57,11 @@ FOUND = {
 
 def test_details_of_a_stored_reading_have_types():
     details = Details.from_json(STORED)
-    assert details.burst == Burst(80.0, energy_mj=50.0, duties=(0.6, 0.3))
-    assert details.context == InContext(80.0, 5.0, 0.5, 144)
-    assert details.canary == CanaryNote(2, 27.0, process=7, flags=("shared",))
-    assert details.lacks == ("temperature_c",)
-    assert (details.starved_share, details.eager_time_us) == (None, None)
+    assert details.burst == Burst(Figure(80.0), Figure(50.0), duties=(0.6, 0.3))
+    assert details.context == InContext(80.0, Figure(5.0, 0.5), 144)
+    assert details.canary == CanaryNote(Figure(27.0), number=2, process=7, flags=("shared",))
+    assert details.conditions.lacks == ("temperature_c",)
+    assert (details.timing.starved_share, details.timing.eager_time_us) == (None, None)
 
 
 def test_details_are_written_under_the_keys_that_they_were_read_from():
@@ -72,37 +79,41 @@ def test_details_of_another_version_are_read_as_far_as_they_are_known():
         "canary": {"number": 1},
     }
     details = Details.from_json(data)
-    assert details.burst == Burst(1.0)
+    assert details.burst == Burst(Figure(1.0))
     assert details.canary is None, "a canary without a time is none"
     assert details.to_json()["humidity_percent"] == 40
     assert Details.from_json(None) == Details.from_json({}) == Details()
 
 
-PLAIN = Reading(10.0, 0.1, 10.0, 10.0, 100, 0.5, 0.1, power_w=100.0, energy_mj=1.0)
+PLAIN = reading_of(Figure(10.0, 0.1), power_w=Figure(100.0), energy_mj=Figure(1.0))
 
 
 @pytest.mark.parametrize(
     ("noted", "left"),
     [
-        ({"burst": Burst(-1.0)}, {}),
-        ({"burst": Burst(9.0, energy_mj=0.0)}, {}),
-        ({"eager_time_us": 0.0}, {"eager_time_missing": NOT_POSITIVE}),
-        ({"in_order": InOrder(9.0, 0.1, -2.0, 0.1)}, {"in_order_missing": NOT_POSITIVE}),
+        ({"burst": Burst(Figure(-1.0))}, {}),
+        ({"burst": Burst(Figure(9.0), Figure(0.0))}, {}),
+        ({"eager_time_us": Figure(0.0)}, {"eager_time_missing": NOT_POSITIVE}),
+        (
+            {"in_order": InOrder(Figure(9.0, 0.1), Figure(-2.0, 0.1))},
+            {"in_order_missing": NOT_POSITIVE},
+        ),
     ],
 )
 def test_further_figures_that_are_not_positive_are_left_out_with_the_reason(noted, left):
-    found = PLAIN.noting(**noted).plausible()
+    found = replace(PLAIN, details=details_with(**noted)).plausible()
     assert found.details.to_json() == left
-    assert (found.time_us, found.energy_mj, found.flags) == (10.0, 1.0, ())
+    assert (found.time_us, found.energy_mj, found.flags) == (PLAIN.time_us, PLAIN.energy_mj, ())
 
 
 def test_what_is_positive_stays():
-    found = PLAIN.noting(burst=Burst(9.0, energy_mj=1.0), eager_time_us=20.0)
+    noted = details_with(burst=Burst(Figure(9.0), Figure(1.0)), eager_time_us=Figure(20.0))
+    found = replace(PLAIN, details=noted)
     assert found.plausible() == found
 
 
 def test_a_pass_that_takes_no_longer_than_the_copies_in_it_has_no_time():
-    copies = Reading(10.0, 0.1, 10.0, 10.0, 100, 0.5, 0.1, power_w=90.0, energy_mj=0.9)
+    copies = reading_of(Figure(10.0, 0.1), power_w=Figure(90.0), energy_mj=Figure(0.9))
     with pytest.raises(Unmeasurable, match="time_us is 0") as caught:
         PLAIN.without(copies).plausible()
     assert caught.value.reason == "not_positive"
@@ -129,51 +140,37 @@ def test_an_older_record_names_the_launches_of_a_kernel():
     }
 
 
-def of(burst=None, **details):
-    figures = dict.fromkeys(
-        ("time_us", "time_half_width_us", "time_median_us", "time_trimmed_us"), 100.0
-    )
-    return Reading(
-        **figures, passes=9, window_s=1.0, warm_up_s=1.0, details=Details(burst=burst, **details)
-    )
+def of(burst=None, **noted):
+    return reading_of(Figure(100.0, 100.0), details=details_with(burst=burst, **noted))
 
 
 def test_ranks_replay_in_order_together_and_wait_for_each_other():
     one = of(
-        in_order=InOrder(50.0, 1.0, 20.0, 3.0),
-        places={"a": Place(2.0, 0.3, 4)},
+        in_order=InOrder(Figure(50.0, 1.0), Figure(20.0, 3.0)),
+        places={"a": Place(Figure(2.0, 0.3), 4)},
         looped_us={"a": 5.0},
     )
     other = of(
-        in_order=InOrder(51.0, 1.0, 22.0, 4.0),
-        places={"a": Place(1.0, 0.4, 4)},
+        in_order=InOrder(Figure(51.0, 1.0), Figure(22.0, 4.0)),
+        places={"a": Place(Figure(1.0, 0.4), 4)},
         looped_us={"a": 6.0},
     )
-    details = of_ranks([one, other], ["a", "b"]).details
-    assert (details.in_order.time_us, details.in_order.energy_mj) == (51.0, 42.0)
-    assert details.in_order.energy_half_width_mj == 5.0
-    assert details.places == {"a": Place(1.5, 0.25, 4)}
-    assert details.looped_us == {"a": 5.5}
-    assert of_ranks([one, of()], ["a", "b"]).details.in_order is None
-    assert (
-        of_ranks([one, of(in_order_missing="its flags")], ["a", "b"]).details.in_order_missing
-        == "its flags"
-    )
+    order = of_ranks([one, other], ["a", "b"]).details.order
+    assert order.in_order == InOrder(Figure(51.0, 1.0), Figure(42.0, 5.0))
+    assert order.places == {"a": Place(Figure(1.5, 0.25), 4)}
+    assert order.looped_us == {"a": 5.5}
+    assert of_ranks([one, of()], ["a", "b"]).details.order.in_order is None
+    without = of_ranks([one, of(in_order_missing="its flags")], ["a", "b"])
+    assert without.details.missing == {"in_order": "its flags"}
 
 
 def test_a_reading_of_several_cards_has_the_energy_of_all_cards_in_bursts_too():
-    one = Burst(80.0, power_w=300.0, energy_mj=24.0, energy_half_width_mj=3.0, pause_power_w=100.0)
-    other = Burst(
-        90.0, power_w=400.0, energy_mj=36.0, energy_half_width_mj=4.0, pause_power_w=120.0
-    )
+    one = Burst(Figure(80.0), Figure(24.0, 3.0), power_w=Figure(300.0), pause_power_w=100.0)
+    other = Burst(Figure(90.0), Figure(36.0, 4.0), power_w=Figure(400.0), pause_power_w=120.0)
     burst = of_ranks([of(one), of(other)], ["a", "b"]).details.burst
-    assert (burst.time_us, burst.energy_mj, burst.power_w, burst.pause_power_w) == (
-        90.0,
-        60.0,
-        700.0,
-        220.0,
+    assert burst == Burst(
+        Figure(90.0), Figure(60.0, 5.0), power_w=Figure(700.0), pause_power_w=220.0
     )
-    assert burst.energy_half_width_mj == 5.0
     assert of_ranks([of(one), of(None)], ["a", "b"]).details.burst is None
 
 

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farm.types.details import Burst, Overlap, RankFigures
 from farm.types.figure import Figure, figure_of
-from farm.types.reading import Burst, Details, Overlap, RankFigures
 from farm.verdict.aggregate import aggregate, coverage_of, next_operators
 from farm.verdict.corrections import choose
 from farm.verdict.cost_line import TupleView
 from farm.verdict.figures import CanaryReading, Part, ReadingView, Whole
 from farm.verdict.verdict import Verdict
+from tests.details import details_with
 
 
 def reading(
@@ -101,7 +102,7 @@ def test_what_was_timed_in_the_same_turns_has_the_interval_of_the_gap_in_each_tu
             time_us,
             half * time_us,
             None,
-            details=Details(turns_group=group, without_turn_us=without),
+            details=details_with(turns_group=group, without_turn_us=without),
             flags=("not_converged",),
         )
 
@@ -343,11 +344,11 @@ def test_a_gap_that_is_hardly_known_says_what_would_help():
     assert any("uncertain by ± 70.7 %. Longer windows" in reason for reason in verdict.reasons)
 
 
-BURST = Burst(time_us=80.0, time_half_width_us=1.0, energy_mj=70.0, sm_clock_mhz=1980.0)
+BURST = Burst(Figure(80.0, 1.0), Figure(70.0), sm_clock_mhz=1980.0)
 
 
 def limited(**more) -> ReadingView:
-    details = Details(burst=BURST)
+    details = details_with(burst=BURST)
     return reading(
         100.0,
         0.5,
@@ -405,7 +406,9 @@ def test_the_other_launch_gives_only_the_launch_gap():
 
 def test_a_verdict_says_what_sum_and_whole_leave_out():
     left_out = {"aten.nonzero.default": 1.0, "torch.tensor": 2.0}
-    details = Details(host_copies={"aten._local_scalar_dense.default": 4}, left_out_us=left_out)
+    details = details_with(
+        host_copies={"aten._local_scalar_dense.default": 4}, left_out_us=left_out
+    )
     verdict = aggregate(
         [part(read=reading(100))],
         [Whole("A", reading(100, details=details))],
@@ -420,7 +423,7 @@ def test_a_verdict_says_what_sum_and_whole_leave_out():
 
 
 def test_a_replayed_whole_that_was_timed_eagerly_too_tells_its_launch_gap():
-    timed = reading(100, details=Details(eager_time_us=140.0))
+    timed = reading(100, details=details_with(eager_time_us=Figure(140.0)))
     verdict = aggregate([part(read=reading(100))], [Whole("A", timed)], target=0.95, launch="graph")
     assert verdict.launch_gap_us == 40
     both = [Whole("A", timed, launch="graph"), Whole("A", reading(130), launch="eager")]
@@ -528,10 +531,16 @@ class TestNextOperators:
 
 
 def test_a_split_model_has_the_energy_of_all_cards_and_says_how_much_communication_is_hidden():
-    ranks = Details(ranks=(RankFigures("GPU-1", 30.0), RankFigures("GPU-2", 30.0)))
-    burst = Details(burst=Burst(9.0, energy_mj=1.5))
+    ranks = details_with(
+        ranks=(RankFigures(Figure(30.0), card="GPU-1"), RankFigures(Figure(30.0), card="GPU-2"))
+    )
+    burst = details_with(burst=Burst(Figure(9.0), Figure(1.5)))
     product = reading(10, energy_mj=2.0, details=burst).on_cards(2)
-    assert (product.energy_mj.value, product.idle_power_w, product.details.burst.energy_mj) == (
+    assert (
+        product.energy_mj.value,
+        product.idle_power_w,
+        product.details.burst.energy_mj.value,
+    ) == (
         4.0,
         160.0,
         3.0,
@@ -547,7 +556,7 @@ def test_a_split_model_has_the_energy_of_all_cards_and_says_how_much_communicati
     assert verdict.energy.total.value == pytest.approx(10 * 4.0 + 5.0)
     assert verdict.communication_us == pytest.approx((30.0, 10.0))
     assert judge(parts[:1], reading(100)).communication_us is None
-    bus = Details(
+    bus = details_with(
         bus_bytes_per_s=9e10, link_bytes_per_s=4.5e11, overlap=Overlap.of(30.0, 100.0, 110.0)
     )
     (row,) = judge([part("all_reduce", read=reading(30, details=bus))], None).tuples

@@ -7,8 +7,8 @@ import math
 
 import pytest
 
+from farm.types.details import Burst, InContext, InOrder, Place, RankFigures
 from farm.types.figure import Figure, figure_of
-from farm.types.reading import Burst, Details, InContext, InOrder, Place, RankFigures
 from farm.verdict.aggregate import aggregate
 from farm.verdict.corrections import (
     BUILD_UNSURE_US,
@@ -27,8 +27,9 @@ from farm.verdict.cost_line import TupleView
 from farm.verdict.figures import Chosen, Part, ReadingView, Whole
 from farm.verdict.gap_errors import BETWEEN_JOBS
 from farm.verdict.replay import WaitingPower, choices_of
+from tests.details import details_with
 
-CONTEXT = InContext(alone_us=80.0, effect_us=5.0, effect_half_width_us=0.5, passes=144)
+CONTEXT = InContext(alone_us=80.0, effect_us=Figure(5.0, 0.5), passes=144)
 
 
 def reading(time_us: float = 100.0, **more) -> ReadingView:
@@ -44,7 +45,7 @@ def part_of(id_: str, count: int, reading: ReadingView) -> Part:
 
 
 def whole(found_again: float, **more) -> ReadingView:
-    return reading(details=Details(found_again=found_again), **more)
+    return reading(details=details_with(found_again=found_again), **more)
 
 
 def test_a_reading_without_a_context_stands_as_it_is():
@@ -54,12 +55,17 @@ def test_a_reading_without_a_context_stands_as_it_is():
 
 def test_each_correction_applies_only_under_its_conditions():
     loop, cool = reading(), reading(temperature_c=50.0)
-    limited = reading(details=Details(burst=Burst(80.0, energy_mj=40.0)))
-    placed = reading(details=Details(found_again=0.0, places={"conv": Place(12.0, 0.3, calls=2)}))
+    limited = reading(details=details_with(burst=Burst(Figure(80.0), Figure(40.0))))
+    placed = reading(
+        details=details_with(found_again=0.0, places={"conv": Place(Figure(12.0, 0.3), 2)})
+    )
     assert applied(loop, [loop]) == []
     assert applied(limited, [loop]) == ["ModelClock"]
     assert applied(reading(temperature_c=60.0), [cool]) == ["Temperature"]
-    assert applied(reading(details=Details(context=CONTEXT)), [placed]) == ["Neighbours", "Builds"]
+    assert applied(reading(details=details_with(context=CONTEXT)), [placed]) == [
+        "Neighbours",
+        "Builds",
+    ]
 
 
 def test_rough_readings_share_an_error_of_the_energy():
@@ -71,7 +77,7 @@ def test_rough_readings_share_an_error_of_the_energy():
 
 
 def test_each_build_of_an_operator_takes_another_time():
-    tuple_reading = reading(details=Details(context=CONTEXT))
+    tuple_reading = reading(details=details_with(context=CONTEXT))
     call = Call.of(tuple_reading, [whole(0)], "conv", WAITING)
     chosen = Chosen(tuple_reading.time_us, tuple_reading.energy_mj, "steady")
     assert Builds().applies(chosen, call)
@@ -89,7 +95,7 @@ def applied(tuple_reading: ReadingView, wholes: list[ReadingView]) -> list[str]:
 
 
 def test_the_neighbours_add_time_and_power_between_waiting_and_working():
-    chosen = choose(reading(details=Details(context=CONTEXT)), [whole(0)])
+    chosen = choose(reading(details=details_with(context=CONTEXT)), [whole(0)])
     assert chosen.time.value == pytest.approx(105)
     assert chosen.time.half_width == pytest.approx(
         math.hypot(1.0, 0.5, BUILD_UNSURE_US * 10)
@@ -118,22 +124,22 @@ def test_the_neighbours_add_time_and_power_between_waiting_and_working():
 def test_the_power_of_a_waiting_kernel_follows_from_the_replay_in_order(
     energy_mj, share, half_width
 ):
-    context = InContext(alone_us=9.0, effect_us=0.5, effect_half_width_us=0.0, passes=144)
+    context = InContext(alone_us=9.0, effect_us=Figure(0.5), passes=144)
     each = reading(10.0, time_half_width_us=0.0, energy_mj=4.0, energy_half_width_mj=0.001)
     parts = [
         part_of(
             "relu",
             10,
-            dataclasses.replace(each, details=Details(context=context)),
+            dataclasses.replace(each, details=details_with(context=context)),
         ),
         part_of("add", 1, each),
     ]
-    places = {"relu": Place(0.5, 0.0, calls=10)}
-    replay = InOrder(115.0, 0.1, energy_mj, 0.01)
+    places = {"relu": Place(Figure(0.5, 0.0), 10)}
+    replay = InOrder(Figure(115.0, 0.1), Figure(energy_mj, 0.01))
     measured = reading(
-        115.0, energy_mj=46.0, details=Details(found_again=0.0, places=places, in_order=replay)
+        115.0, energy_mj=46.0, details=details_with(found_again=0.0, places=places, in_order=replay)
     )
-    bare = dataclasses.replace(measured, details=Details(found_again=0.0, places=places))
+    bare = dataclasses.replace(measured, details=details_with(found_again=0.0, places=places))
     waiting = WaitingPower().share(choices_of(parts, [Whole("GPU-1", bare)], "graph"), [measured])
     assert waiting.value == pytest.approx(share)
     assert waiting.half_width == pytest.approx(half_width)
@@ -149,13 +155,15 @@ def test_the_power_of_a_waiting_kernel_follows_from_the_replay_in_order(
 
 
 def test_a_replay_of_all_calls_in_order_bounds_the_error_of_the_sum():
-    context = InContext(alone_us=9.0, effect_us=0.5, effect_half_width_us=0.0, passes=144)
-    part = part_of("relu", 10, reading(10.0, details=Details(context=context)))
-    places = {"relu": Place(0.5, 0.0, calls=10)}
+    context = InContext(alone_us=9.0, effect_us=Figure(0.5), passes=144)
+    part = part_of("relu", 10, reading(10.0, details=details_with(context=context)))
+    places = {"relu": Place(Figure(0.5, 0.0), 10)}
 
     def half_width(replay_us: float | None) -> float:
-        replay = replay_us and InOrder(replay_us, 0.2, 400.0, 2.0)
-        whole = reading(105.0, details=Details(found_again=0.0, places=places, in_order=replay))
+        replay = replay_us and InOrder(Figure(replay_us, 0.2), Figure(400.0, 2.0))
+        whole = reading(
+            105.0, details=details_with(found_again=0.0, places=places, in_order=replay)
+        )
         return aggregate(
             [part], [Whole("GPU-1", whole)], target=0.95, launch="graph"
         ).time.total.half_width
@@ -168,10 +176,12 @@ def test_a_replay_of_all_calls_in_order_bounds_the_error_of_the_sum():
 
 
 def test_the_addresses_of_a_replay_count_in_the_sum_and_those_of_the_whole_in_the_gap():
-    part = part_of("relu", 10, reading(10.0, details=Details(context=CONTEXT)))
-    places = {"relu": Place(0.5, 0.0, calls=10)}
-    replay = InOrder(105.0, 0.0, 400.0, 0.0)
-    details = Details(found_again=0.0, places=places, in_order=replay, layouts_half_width_us=2.1)
+    part = part_of("relu", 10, reading(10.0, details=details_with(context=CONTEXT)))
+    places = {"relu": Place(Figure(0.5, 0.0), 10)}
+    replay = InOrder(Figure(105.0, 0.0), Figure(400.0, 0.0))
+    details = details_with(
+        found_again=0.0, places=places, in_order=replay, layouts_half_width_us=2.1
+    )
     whole = reading(105.0, time_half_width_us=0.0, details=details)
     verdict = aggregate([part], [Whole("GPU-1", whole)], target=0.95, launch="graph")
     off = abs(verdict.time.total.value - 105)
@@ -184,17 +194,17 @@ def test_the_addresses_of_a_replay_count_in_the_sum_and_those_of_the_whole_in_th
 
 def test_weights_that_stay_in_the_cache_are_not_fetched():
     assert choose(
-        reading(details=Details(context=CONTEXT, copies=9)), [whole(1)]
+        reading(details=details_with(context=CONTEXT, copies=9)), [whole(1)]
     ).time.value == pytest.approx(105 - 20)
     assert choose(
-        reading(details=Details(context=CONTEXT, copies=1)), [whole(1)]
+        reading(details=details_with(context=CONTEXT, copies=1)), [whole(1)]
     ).time.value == pytest.approx(105)
 
 
 def test_an_operator_at_the_power_limit_is_compared_with_itself_at_full_clocks():
-    burst = Burst(time_us=82.0, time_half_width_us=1.0, energy_mj=50.0)
+    burst = Burst(Figure(82.0, 1.0), Figure(50.0))
     limited = reading(
-        details=Details(context=CONTEXT, burst=burst, copies=9), flags=("throttled_power",)
+        details=details_with(context=CONTEXT, burst=burst, copies=9), flags=("throttled_power",)
     )
     assert choose(limited, [whole(0)]).time.value == pytest.approx(82 + 5)
     assert choose(limited, [whole(1)]).time.value == pytest.approx(82 + 5 - 2)
@@ -202,32 +212,39 @@ def test_an_operator_at_the_power_limit_is_compared_with_itself_at_full_clocks()
 
 def test_bursts_that_hit_the_limit_themselves_are_unsure_by_what_their_clock_lacks():
     burst = Burst(
-        time_us=90.0, energy_mj=50.0, sm_clock_mhz=1485.0, throttle_shares={"power_cap": 1.0}
+        time_us=Figure(90.0),
+        energy_mj=Figure(50.0),
+        sm_clock_mhz=1485.0,
+        throttle_shares={"power_cap": 1.0},
     )
-    limited = reading(details=Details(burst=burst), flags=("throttled_power",), sm_clock_mhz=1400.0)
+    limited = reading(
+        details=details_with(burst=burst), flags=("throttled_power",), sm_clock_mhz=1400.0
+    )
     chosen = choose(limited, [whole(0, sm_clock_mhz=1980.0)])
     assert chosen.time.value == pytest.approx(90)
     assert (chosen.unsure_us, chosen.unsure_mj) == (pytest.approx(90 / 4), pytest.approx(50 / 4))
     assert "too slow" in chosen.why
     at_full = dataclasses.replace(burst, sm_clock_mhz=1980.0)
     assert (
-        choose(reading(details=Details(burst=at_full)), [whole(0, sm_clock_mhz=1980.0)]).unsure_us
+        choose(
+            reading(details=details_with(burst=at_full)), [whole(0, sm_clock_mhz=1980.0)]
+        ).unsure_us
         == 0
     )
 
 
 def test_of_weights_that_stay_in_part_that_part_is_not_fetched():
     assert choose(
-        reading(details=Details(context=CONTEXT, copies=9)), [whole(0.4)]
+        reading(details=details_with(context=CONTEXT, copies=9)), [whole(0.4)]
     ).time.value == pytest.approx(105 - 8)
     assert weights_in_cache([whole(0.4), whole(0.6)]) == pytest.approx(0.5)
 
 
 def test_without_a_whole_that_tells_weights_are_cold():
     assert weights_in_cache([]) is None
-    assert weights_in_cache([reading(details=Details(found_again=None))]) is None
+    assert weights_in_cache([reading(details=details_with(found_again=None))]) is None
     assert choose(
-        reading(details=Details(context=CONTEXT, copies=9)), [reading()]
+        reading(details=details_with(context=CONTEXT, copies=9)), [reading()]
     ).time.value == pytest.approx(105)
 
 
@@ -235,7 +252,7 @@ def test_a_verdict_says_how_much_of_the_sum_is_the_neighbours():
     part = part_of(
         "a",
         3,
-        reading(details=Details(context=CONTEXT)),
+        reading(details=details_with(context=CONTEXT)),
     )
     verdict = aggregate([part], [Whole("GPU-1", whole(0))], target=0.9, launch="graph")
     assert verdict.time.total.value == pytest.approx(315)
@@ -270,7 +287,7 @@ def test_a_gap_that_is_unsure_for_its_neighbours_does_not_ask_for_longer_windows
     part = part_of(
         "a",
         3,
-        reading(details=Details(context=CONTEXT)),
+        reading(details=details_with(context=CONTEXT)),
     )
     verdict = aggregate(
         [part], [Whole("GPU-1", whole(0, time_us=310.0))], target=0.99, launch="graph"
@@ -288,7 +305,7 @@ def test_a_gap_that_is_unsure_for_its_neighbours_does_not_ask_for_longer_windows
 
 def test_a_sum_of_both_kinds_of_readings_says_so():
     parts = [
-        part_of("a", 1, reading(details=Details(context=CONTEXT))),
+        part_of("a", 1, reading(details=details_with(context=CONTEXT))),
         part_of("b", 1, reading()),
     ]
     verdict = aggregate(parts, [Whole("GPU-1", whole(0))], target=0.9, launch="graph")
@@ -298,8 +315,10 @@ def test_a_sum_of_both_kinds_of_readings_says_so():
 
 
 def test_in_its_place_in_the_model_a_tuple_takes_what_it_takes_warm_and_what_the_place_adds():
-    placed = reading(details=Details(found_again=0.0, places={"conv": Place(12.0, 0.3, calls=2)}))
-    copied = reading(details=Details(context=CONTEXT, copies=9))
+    placed = reading(
+        details=details_with(found_again=0.0, places={"conv": Place(Figure(12.0, 0.3), 2)})
+    )
+    copied = reading(details=details_with(context=CONTEXT, copies=9))
     chosen = choose(copied, [placed], "conv")
     assert chosen.time.value == pytest.approx(80 + 12)  # the place's own weights were fetched
     assert chosen.context_us == pytest.approx(12 - 20)
@@ -308,11 +327,11 @@ def test_in_its_place_in_the_model_a_tuple_takes_what_it_takes_warm_and_what_the
 
 
 def test_where_the_cache_holds_all_a_place_adds_no_more_than_strangers_do():
-    places = {"conv": Place(12.0, 0.3, calls=2), "relu": Place(2.0, 0.1, calls=1)}
-    copied = reading(details=Details(context=CONTEXT, copies=9))
+    places = {"conv": Place(Figure(12.0, 0.3), 2), "relu": Place(Figure(2.0, 0.1), 1)}
+    copied = reading(details=details_with(context=CONTEXT, copies=9))
     times = [
         choose(
-            copied, [reading(details=Details(found_again=share, places=places))], name
+            copied, [reading(details=details_with(found_again=share, places=places))], name
         ).time.value
         for name, share in (("conv", 1), ("conv", 0.5), ("relu", 1))
     ]
@@ -320,30 +339,35 @@ def test_where_the_cache_holds_all_a_place_adds_no_more_than_strangers_do():
 
 
 def test_in_a_split_model_a_tuple_takes_as_long_as_in_a_loop_of_the_ranks():
-    details = Details(
+    details = details_with(
         found_again=0.0,
-        places={"conv": Place(12.0, 0.3, calls=2)},
+        places={"conv": Place(Figure(12.0, 0.3), 2)},
         looped_us={"conv": 80.4},
-        added={"sum": Place(130.0, 0.2, calls=4)},
+        added={"sum": Place(Figure(130.0, 0.2), 4)},
     )
-    copied = reading(details=Details(context=CONTEXT, copies=9))
+    copied = reading(details=details_with(context=CONTEXT, copies=9))
     assert choose(copied, [reading(details=details)], "conv").time.value == pytest.approx(80.4 + 12)
-    chosen = choose(reading(details=Details(context=CONTEXT)), [reading(details=details)], "sum")
+    chosen = choose(
+        reading(details=details_with(context=CONTEXT)), [reading(details=details)], "sum"
+    )
     assert chosen.time.value == pytest.approx(130)  # what the collective adds to a pass
     assert chosen.context_us == pytest.approx(30)
     assert choose(copied, [reading(details=details)], "sum").time.value == pytest.approx(130)
 
 
 def test_ranks_may_draw_more_between_kernels_than_the_kernels_themselves():
-    ranks = (RankFigures("GPU-1", 115.0), RankFigures("GPU-2", 115.0))
-    context = InContext(alone_us=10.0, effect_us=0.5, effect_half_width_us=0.0, passes=144)
+    ranks = (RankFigures(Figure(115.0), card="GPU-1"), RankFigures(Figure(115.0), card="GPU-2"))
+    context = InContext(alone_us=10.0, effect_us=Figure(0.5), passes=144)
     each = reading(
-        10.0, energy_mj=4.0, energy_half_width_mj=0.001, details=Details(context=context)
+        10.0, energy_mj=4.0, energy_half_width_mj=0.001, details=details_with(context=context)
     )
     part = part_of("relu", 10, each)
-    replay, places = InOrder(105.0, 0.1, 44.0, 0.01), {"relu": Place(0.5, 0.0, calls=10)}
+    replay, places = (
+        InOrder(Figure(105.0, 0.1), Figure(44.0, 0.01)),
+        {"relu": Place(Figure(0.5, 0.0), 10)},
+    )
     whole = reading(
-        105.0, details=Details(found_again=0.0, places=places, in_order=replay, ranks=ranks)
+        105.0, details=details_with(found_again=0.0, places=places, in_order=replay, ranks=ranks)
     )
     energy = aggregate([part], [Whole("GPU-1", whole)], target=0.95, launch="graph").energy
     assert energy.total.value == pytest.approx(44.0)
@@ -353,8 +377,10 @@ def test_ranks_may_draw_more_between_kernels_than_the_kernels_themselves():
     ("clock", "unsure_us", "unsure_mj"), [(1400, 0, 0), (1690, 20 / 4, 12 / 4), (1980, 0, 0)]
 )
 def test_between_steady_and_bursts_a_sum_is_least_sure_half_way(clock, unsure_us, unsure_mj):
-    burst = Burst(time_us=80.0, energy_mj=52.0, sm_clock_mhz=1980.0)
-    limited = reading(details=Details(burst=burst), flags=("throttled_power",), sm_clock_mhz=1400.0)
+    burst = Burst(Figure(80.0), Figure(52.0), sm_clock_mhz=1980.0)
+    limited = reading(
+        details=details_with(burst=burst), flags=("throttled_power",), sm_clock_mhz=1400.0
+    )
     chosen = choose(limited, [whole(0, sm_clock_mhz=clock, flags=("throttled_power",))])
     assert (chosen.unsure_us, chosen.unsure_mj) == (
         pytest.approx(unsure_us),
@@ -374,7 +400,7 @@ def test_energies_are_restated_to_the_temperature_of_the_whole_model_below_the_p
         (2, 0),
         (3, chosen.warmth_mj),
     ):  # one step of the counter is compared with long runs
-        rough = dataclasses.replace(warm, flags=("rough",), details=Details(ticks=ticks))
+        rough = dataclasses.replace(warm, flags=("rough",), details=details_with(ticks=ticks))
         assert choose(rough, [cool]).warmth_mj == pytest.approx(warmth_mj)
     verdict = aggregate([part_of("a", 3, warm)], [Whole("GPU-1", cool)], target=0.9, launch="graph")
     assert verdict.temperature_energy_mj == pytest.approx(3 * chosen.warmth_mj)

@@ -34,8 +34,8 @@ from farm.benchmark.passes import Offloaded, Pass
 from farm.errors import Unmeasurable
 from farm.operators.rebuild import Rebuilt, new_storages
 from farm.subjects.encoding import storage_key, tensors_in
+from farm.types.details import Details, MemoryUse
 from farm.types.protocol import Placement
-from farm.types.reading import Details
 
 Write = Callable[
     [Sequence[torch.Tensor]], object
@@ -69,7 +69,7 @@ def offload(rebuilt: Rebuilt, placement: Placement, memory: SlowMemory | None = 
     outputs = Outputs(operator.attrgetter("run"), "fast")
     if placement.outputs:
         outputs = slow_outputs(moved, sorted(placement.outputs), memory)
-    details = Details(slow_memory=memory.name, workspaces=outputs.workspaces)
+    details = Details(memory=MemoryUse(slow_memory=memory.name, workspaces=outputs.workspaces))
     return Offloaded(moved, outputs.run, details, outputs.pool, memory)
 
 

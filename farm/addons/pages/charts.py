@@ -253,14 +253,13 @@ def modules(rows: Sequence[LayerRow], title: str) -> Chart | None:
 
 def _module_text(row: LayerRow, root: str) -> str:
     lines = [_text(row.module_path or root), _text(row.operator)]
-    lines.append(
-        f"{row.calls} calls, {quantity(row.time_us, TIME)}, {percent(row.time_share)} of the time"
-    )
+    time = quantity(row.time_us, TIME)
+    lines.append(f"{row.cost.calls} calls, {time}, {percent(row.time_share)} of the time")
     if row.energy_mj:
         lines.append(
             f"{quantity(row.energy_mj, ENERGY)}, {percent(row.energy_share)} of the energy"
         )
-    lines.append(f"{count_of(row.flops, 'FLOP')}, {count_of(row.bytes_moved, 'B')}")
+    lines.append(f"{count_of(row.cost.flops, 'FLOP')}, {count_of(row.cost.bytes_moved, 'B')}")
     return "<br>".join(filter(None, lines))
 
 
@@ -389,7 +388,7 @@ def _scatter(points: Sequence[_Point], colours: Mapping[str, str], what: str, un
 
 def history(rows: Sequence[HistoryRow]) -> Chart:
     """Draw the time of each row of a series of `farm.report.history`, in order."""
-    times = [row.time for row in rows if row.time]
+    times = [row.cost.time_us for row in rows]
     unit, factor = fitting_unit(times[-1].value, TIME)
     names = [f"{n}: {_text(row.revision[:12] or row.torch)}" for n, row in enumerate(rows, 1)]
     error = {"type": "data", "array": [time.half_width / factor for time in times], "thickness": 1}

@@ -103,7 +103,7 @@ def counted_us(reading: ReadingView) -> float:
     operators.
     """
     context = reading.details.context
-    return reading.time_us.value + (context.effect_us if context else 0.0)
+    return reading.time_us.value + (context.effect_us.value if context else 0.0)
 
 
 def predicted(

@@ -28,9 +28,9 @@ from farm.addons.predict.tile_roofline import CardModel, card_model
 from farm.store.columns import CALL, CAPTURE, CARD, OPERATOR, PROTOCOL, READING, VARIANT
 from farm.store.content import sound_readings, stored_software, stored_variant
 from farm.store.database import among
+from farm.types.details import Details
 from farm.types.fields import Record, adapter
 from farm.types.protocol import Protocol, Software, Variant
-from farm.types.reading import Details
 
 
 @dataclass(frozen=True)
@@ -225,10 +225,10 @@ def _training_row(
 ) -> TrainingRow:
     details, rough = Details.from_json(row.details), "rough" in (row.flags or ())
     context, fetching_us = details.context, 0.0
-    if context is not None and (details.copies or 1) > 1:
+    if context is not None and (details.launching.copies or 1) > 1:
         # As in `farm.verdict.corrections`: time of a loop over copies minus time of a loop with all
         # tensors in the cache.
-        looped_us = (details.burst.time_us if details.burst else None) or row.time_us
+        looped_us = (details.burst.time_us.value if details.burst else None) or row.time_us
         fetching_us = max(-0.3 * row.time_us, min(0.9 * row.time_us, looped_us - context.alone_us))
     return TrainingRow(
         reading_id=row.id,
@@ -240,7 +240,7 @@ def _training_row(
         energy_mj=None if rough else row.energy_mj,
         energy_half_width_mj=row.energy_half_width_mj,
         # A negative effect larger than this is noise of operators that take a microsecond.
-        neighbours_us=max(context.effect_us, -0.5 * row.time_us) if context else 0.0,
+        neighbours_us=max(context.effect_us.value, -0.5 * row.time_us) if context else 0.0,
         fetching_us=fetching_us,
         flags=tuple(row.flags or ()),
         kernels=tuple(sorted(row.kernels or ())),

@@ -47,11 +47,11 @@ from farm.types.tuple import NeededTuple
 from farm.verdict.model_readings import (
     SelectedReadings,
     card_bytes,
+    known_tuples,
     left_out,
     peaks_of,
     protocols_like,
     select_for_model,
-    tuples_of,
 )
 
 
@@ -69,7 +69,7 @@ def estimate(
 ) -> Estimate:
     """Estimate the cost of one pass of a model from the readings of its tuples and from
     predictions. Raises `NoReadings` if no tuple of the model has a reading and there is no
-    prediction, and as `tuples_of`.
+    prediction, and as `_tuples_of`.
 
     Args:
         card_model: the whole name of a card model; it may be without readings.
@@ -81,12 +81,11 @@ def estimate(
         unfilled: why there is no predictor, for `Estimate.incomplete_reason`.
         notes: notes about the predictor, such as why it cannot be read; used only if tuples are
             missing.
-        needed: the tuples of the model; None: see `tuples_of`.
+        needed: the tuples of the model; None: see `_tuples_of`.
     """
     kind, roofline = peaks_of(session, card_model, variant.computes_in, protocol.tf32)
     if needed is None:
-        launch = protocol.launch
-        needed = tuples_of(session, variant, device_type_of(kind), launch, card_model)
+        needed = _tuples_of(session, variant, device_type_of(kind), protocol.launch, card_model)
     model = _ModelOnCard(session, variant, card_model, kind, protocol, roofline, needed)
     selected = model.selected(torch)
     doubtful = model.doubtful(selected)
@@ -118,6 +117,20 @@ def estimate(
         reason = f"{len(result.missing)} of {result.tuples} tuples ({share}) {why}."
         result = replace(result, incomplete_reason=reason)
     return model.with_routing(result)
+
+
+def _tuples_of(
+    session: Session, variant: Variant, device_type: str, launch: str, card_model: str
+) -> list[NeededTuple]:
+    """The tuples of a stored capture, with the data classes of their calls; without one, the
+    extracted tuples. Raises `CaptureError` if the model cannot be extracted, and as
+    `known_tuples`."""
+    known = known_tuples(session, variant, device_type, launch, card_model)
+    if known:
+        return known
+    from farm.training.extract import extract
+
+    return extract(variant, device_type=device_type).needed()
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from farm.addons.predict.stored_predictor import PredictedValue, Predictions
-from farm.types.roofline import data_sheet, sheet_of
+from farm.types.data_sheets import data_sheet, sheet_of
 from farm.types.tuple import NeededTuple
 
 #: Operators whose FLOPs are no bound of their arithmetic.

@@ -22,7 +22,7 @@ import yaml
 
 from farm.addons.predict.estimate import SECONDS_A_TUPLE, Estimate, MissingTuple
 from farm.errors import FarmError
-from farm.operators.sweep import RECIPES
+from farm.subjects.sweep import RECIPES
 from farm.types.protocol import Variant
 from farm.types.request import Sweep
 from farm.types.tuple import plain, shapes_passed

@@ -17,10 +17,10 @@ from sqlmodel import Session
 from farm.addons.predict.collectives import counted_us
 from farm.store.columns import OPERATOR, VARIANT
 from farm.types.collective import COLLECTIVES
+from farm.types.details import CallOrder, Details
 from farm.types.figure import Figure
 from farm.types.format import plural
 from farm.types.protocol import Protocol, Software
-from farm.types.reading import Details
 from farm.types.tuple import NeededTuple
 from farm.verdict.figures import ReadingView
 from farm.verdict.model_readings import most_similar, newest_readings, protocols_like
@@ -51,11 +51,12 @@ def rank_effects(
     )
     split = {row.id: row for row in session.execute(query)}
     conditions = card_model, list(protocols_like(session, protocol))
-    sets: dict[tuple[int, str], dict[str, Details]] = defaultdict(dict)
+    sets: dict[tuple[int, str], dict[str, CallOrder]] = defaultdict(dict)
     for key, rows in newest_readings(session, list(split), *conditions).items():
         for (variant_id, _), row in rows.items():
-            if (details := Details.from_json(row.details)).looped_us:
-                sets[key][variant_id] = details
+            order = Details.from_json(row.details).order
+            if order.looped_us:
+                sets[key][variant_id] = order
     if not sets:
         return None
     wholes = sets[key := most_similar(session, sets, software)]
@@ -81,11 +82,11 @@ def rank_effects(
         ):
             if (
                 (loop := loops.get(id_))
-                and place.effect_us
-                and place.half_width_us < UNSURE * loop.time_us.value
+                and place.effect_us.value
+                and place.effect_us.half_width < UNSURE * loop.time_us.value
             ):
                 call_kind = kind_of(names[id_], loop.time_us.value)
-                added_us[call_kind].append(place.effect_us - counted_us(loop))
+                added_us[call_kind].append(place.effect_us.value - counted_us(loop))
     if not added_us:
         return None
     effects = {

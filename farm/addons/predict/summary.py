@@ -10,16 +10,13 @@ from typing import Any
 
 from farm.addons.predict.estimate import Estimate
 from farm.addons.predict.query import EstimateQuery
-from farm.devices.host import discover
 from farm.errors import FarmError
-from farm.report.layers import held_by
-from farm.settings import settings
+from farm.jobs.cards import all_own_cards
 from farm.store.database import Database
 from farm.subjects.label import call_of
 from farm.training.captured_model import CapturedModel, capture_model
 from farm.types.format import ENERGY, NOTHING, TIME, count_of, quantity
 from farm.types.notebook import table
-from farm.verdict.model_readings import needed_of
 
 _COLUMNS = ("module", "call", "output", "parameters", "FLOPs", "time", "energy")
 _USUAL_CARD = "H200"  # has packaged readings and a packaged predictor
@@ -147,13 +144,9 @@ def summary(
     captured = model if isinstance(model, CapturedModel) else capture_model(model, args, kwargs)
     cost_estimate, unknown = None, ""
     try:
-        needed = needed_of(captured.extraction)
+        needed = captured.extraction.needed()
         if not card:
-            own_gpus = (
-                card_here.model
-                for card_here in discover(settings())
-                if card_here.is_gpu and not card_here.refusal
-            )
+            own_gpus = (own.model for own in all_own_cards() if own.is_gpu and not own.refusal)
             card = next(own_gpus, _USUAL_CARD)
         cost_estimate = EstimateQuery(card).answer(captured.variant, needed, database=database)
     except FarmError as error:
@@ -173,7 +166,7 @@ def summary(
         if predicted := missing.get(call.tuple_id):
             time_us, energy_mj = predicted.predicted_us, predicted.predicted_mj
         sizes = tuple(tuple(size) for size in cost.output_shapes or ())
-        held_parameters, _ = held_by(spec) or (0, 0)
+        held_parameters, _ = spec.held_parameters
         columns = call.module_path, call_of(spec), sizes, held_parameters, cost.flops
         rows.append(
             SummaryRow(*columns, time_us, energy_mj, predicted is not None and time_us is not None)

@@ -8,16 +8,18 @@ A phase adds figures to a reading whose window has ended, or corrects it. Exampl
         def applies(self, measurement: Measurement) -> bool:
             return measurement.limited and not measurement.whole
 
-        def figures(self, measurement: Measurement) -> dict[str, Any]:
-            return {"burst": measure_bursts(measurement.workload, measurement.windows.device)}
+        def measure(self, measurement: Measurement, details: Details) -> Details:
+            burst = measure_bursts(measurement.workload, measurement.windows.device)
+            return replace(details, burst=burst)
 """
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -28,6 +30,7 @@ from farm.benchmark.policies import WindowPolicy
 from farm.benchmark.steady import Windows
 from farm.benchmark.workload import Workload
 from farm.errors import error_text
+from farm.types.details import Absent, Details
 from farm.types.protocol import Protocol, Stopping, Subject
 from farm.types.reading import Reading
 
@@ -94,32 +97,36 @@ class FigurePhase(Phase):
     A tuple that runs alone has other clocks and caches than in its model. The reading is valid
     without the figures: if they fail, the details say why."""
 
-    #: The field of the details that says why the figures are missing. None: a failure raises.
-    missing: ClassVar[str | None] = None
+    #: The figure that can be missing, with the reason in the details. None: a failure raises.
+    figure: ClassVar[Absent | None] = None
 
     @abstractmethod
-    def figures(self, measurement: Measurement) -> dict[str, Any]:
-        """Measure, and return fields of the details."""
+    def measure(self, measurement: Measurement, details: Details) -> Details:
+        """Measure, and return the details with the figures."""
 
     def run(self, measurement: Measurement, reading: Reading) -> Reading:
         return with_figures(
-            reading, lambda: self.figures(measurement), self.missing, measurement.torch_device
+            reading,
+            lambda: self.measure(measurement, reading.details),
+            self.figure,
+            measurement.torch_device,
         )
 
 
 def with_figures(
     reading: Reading,
-    figures: Callable[[], dict[str, Any]],
-    missing: str | None,
+    measure: Callable[[], Details],
+    figure: Absent | None,
     torch_device: torch.device,
 ) -> Reading:
-    """Add figures to the details. If they fail, add the error as `missing`; raise it if `missing`
-    is None, if other ranks do not fail, or if the CUDA context is unusable."""
+    """Return the reading with the details of `measure`. If that fails, the details say why the
+    figure is missing. Raise the error if `figure` is None, if other ranks do not fail, or if the
+    CUDA context is unusable."""
     try:
-        return reading.noting(**figures())
+        return dataclasses.replace(reading, details=measure())
     except Exception as error:
-        if missing is None or not ranks.failed_everywhere():
+        if figure is None or not ranks.failed_everywhere():
             raise
         torch.cuda.synchronize(torch_device)
         reason = f"{type(error).__name__}: {error_text(error)}".split("\n")[0][:200]
-        return reading.noting(**{missing: reason})
+        return reading.lacking(figure, reason)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 from farm.benchmark.clock import measure_bursts
 from farm.benchmark.phases.base import FigurePhase, Measurement
+from farm.types.details import Details
 
 
 class Bursts(FigurePhase):
@@ -16,5 +17,6 @@ class Bursts(FigurePhase):
     def applies(self, measurement: Measurement) -> bool:
         return measurement.limited and not measurement.whole
 
-    def figures(self, measurement: Measurement) -> dict[str, Any]:
-        return {"burst": measure_bursts(measurement.workload, measurement.windows.device)}
+    def measure(self, measurement: Measurement, details: Details) -> Details:
+        burst = measure_bursts(measurement.workload, measurement.windows.device)
+        return replace(details, burst=burst)

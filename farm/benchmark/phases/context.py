@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 from farm.benchmark.cache import other_operators, time_among_others
 from farm.benchmark.phases.base import FigurePhase, Measurement
+from farm.types.details import Details
 
 
 class Context(FigurePhase):
     """`Details.context`, of a tuple."""
 
     name = "context"
-    missing = "context_missing"
+    figure = "context"
 
     def applies(self, measurement: Measurement) -> bool:
         return measurement.in_context and not measurement.whole
 
-    def figures(self, measurement: Measurement) -> dict[str, Any]:
+    def measure(self, measurement: Measurement, details: Details) -> Details:
         others = other_operators(measurement.torch_device)
         context = time_among_others(
             measurement.passes.first,
@@ -27,4 +28,4 @@ class Context(FigurePhase):
             measurement.torch_device,
             rough=measurement.stopping.rough,
         )
-        return {"context": context}
+        return replace(details, context=context)

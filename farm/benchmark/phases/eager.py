@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 from farm.benchmark.clock import eager_time_us
 from farm.benchmark.phases.base import FigurePhase, Measurement
+from farm.types.details import Details
 
 
 class EagerLaunch(FigurePhase):
-    """`Details.eager_time_us`, of a whole model whose rounds are graphs."""
+    """`Timing.eager_time_us`, of a whole model whose rounds are graphs."""
 
     name = "eager"
-    missing = "eager_time_missing"
+    figure = "eager_time"
 
     def applies(self, measurement: Measurement) -> bool:
         return measurement.windows.cuda and measurement.whole and measurement.workload.replayed
 
-    def figures(self, measurement: Measurement) -> dict[str, Any]:
-        time_us, half_width_us = eager_time_us(measurement.passes.first, measurement.torch_device)
-        return {"eager_time_us": time_us, "eager_time_half_width_us": half_width_us}
+    def measure(self, measurement: Measurement, details: Details) -> Details:
+        time_us = eager_time_us(measurement.passes.first, measurement.torch_device)
+        return replace(details, timing=replace(details.timing, eager_time_us=time_us))

@@ -15,11 +15,12 @@ from farm.benchmark.subjects.operator_tuple import operator_passes
 from farm.benchmark.workload import arrange
 from farm.subjects.collective_calls import alone, product_beside
 from farm.subjects.parsing import parse
-from farm.types.reading import Overlap, Reading
+from farm.types.details import Overlap
+from farm.types.reading import Reading
 
 
 class Overlapping(Phase):
-    """`Details.overlap`, of a collective beside a matrix product."""
+    """`SeveralCards.overlap`, of a collective beside a matrix product."""
 
     name = "overlap"
     listed = False
@@ -38,7 +39,8 @@ class Overlapping(Phase):
         second = Passes(product, None, 0, 0)
         collective_us = _time_us(measurement, first)
         product_us = _time_us(measurement, second)
-        return reading.noting(overlap=Overlap.of(collective_us, product_us, reading.time_us))
+        overlap = Overlap.of(collective_us, product_us, reading.time_us.value)
+        return reading.noting(cards=dataclasses.replace(reading.details.cards, overlap=overlap))
 
 
 def _time_us(measurement: Measurement, passes: Passes) -> float:
@@ -49,4 +51,4 @@ def _time_us(measurement: Measurement, passes: Passes) -> float:
         if isinstance(passes.first, InPlacePass):
             copies = time_restoring(windows, passes.first, protocol, stopping, policy)
             reading = reading.without(copies)
-    return reading.time_us
+    return reading.time_us.value

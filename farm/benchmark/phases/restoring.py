@@ -18,7 +18,7 @@ from farm.types.reading import Reading
 
 
 class Restoring(Phase):
-    """Subtracts the copies (`Details.restore_us`)."""
+    """Subtracts the copies (`Timing.restore_us`)."""
 
     name = "restoring"
     listed = False

@@ -19,6 +19,7 @@ from farm.benchmark.subjects.model_variant import Observation, WholeModel, build
 from farm.errors import Unmeasurable
 from farm.models.tensor_kinds import bytes_of, is_plain
 from farm.subjects import kernel as kernels
+from farm.types.details import Details
 from farm.types.protocol import Protocol, Subject
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def compiled_passes(subject: Subject, protocol: Protocol, device: torch.device) 
         first=compiled.run,
         activation_bytes=bytes_of(compiled.inputs),
         written=list(filter(is_plain, model.parameters())) if model.training else [],
-        details=working_set(compiled.run, model, protocol, device),
+        details=Details(memory=working_set(compiled.run, model, protocol, device)),
         order=lambda: as_launched(compiled.capture, protocol, device),
     )
 

@@ -28,6 +28,7 @@ from farm.errors import Unmeasurable
 from farm.models.tensor_kinds import bytes_of
 from farm.operators.capture import Around, run_with_owners
 from farm.operators.captured import CapturedPass
+from farm.types.details import Details
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def variant_passes(variant: Variant, protocol: Protocol, device: torch.device) -
         # No copies of weights: each pass of the whole model itself decides which weights the cache
         # still has.
         activation_bytes=bytes_of(entry for entry in arguments if isinstance(entry, torch.Tensor)),
-        details=dataclasses.replace(working_set(run, model, protocol, device), **steps.details()),
+        details=steps.noted(Details(memory=working_set(run, model, protocol, device))),
         order=lambda: as_launched(steps.around(observe), protocol, device),
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import operator
 from typing import TYPE_CHECKING
@@ -30,8 +29,8 @@ from farm.operators.input_values import impose
 from farm.operators.rebuild import Rebuilt, needed_bytes, rebuild, written_inputs
 from farm.subjects.parsing import parse
 from farm.subjects.registry import kind_of
+from farm.types.details import Details
 from farm.types.protocol import Placement, Protocol, Stopping, Subject
-from farm.types.reading import Details
 from farm.types.value_profiles import HeldFilling, fillings, held_fillings
 
 if TYPE_CHECKING:
@@ -127,7 +126,7 @@ def operator_passes(
         activation_bytes=rebuilt.activation_bytes,
         inputs=rebuilt.read_memory,
         written=[rebuilt.memory(index) for index in sorted(rebuilt.written)],
-        details=dataclasses.replace(offloaded.details, **steps.details()),
+        details=steps.noted(offloaded.details),
         pool=offloaded.pool,
         keep=offloaded.memory,
     )

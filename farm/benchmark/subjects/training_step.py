@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,6 +23,7 @@ from farm.models.tensor_kinds import bytes_of, is_plain
 from farm.operators.captured import CapturedPass
 from farm.subjects.collective_calls import local_part
 from farm.subjects.encoding import tensors_in
+from farm.types.details import Details, MemoryUse
 from farm.types.protocol import Protocol, Subject, Variant
 
 if TYPE_CHECKING:
@@ -85,14 +86,20 @@ def step_passes(variant: Variant, protocol: Protocol, device: torch.device) -> P
     step = build_step(variant, device, launch=protocol.launch)
     if protocol.data == "zeros":
         zero_out(tensors_in(step.inputs))
-    memory = _memory_of_step(step.run, elsewhere_bytes, device)
-    details = working_set(step.run, step.model, protocol, device)
+    peaks = _memory_of_step(step.run, elsewhere_bytes, device)
+    in_cache = working_set(step.run, step.model, protocol, device)
+    memory = dataclasses.replace(
+        peaks,
+        parameter_bytes=in_cache.parameter_bytes,
+        activation_peak_bytes=in_cache.activation_peak_bytes,
+        found_again=in_cache.found_again,
+    )
     observe = functools.partial(capture_step, step, device_type=device.type, warmed_up=True)
     steps = host_steps(step.run, protocol, device)
     return Passes(
         first=steps.around(step.run),
         activation_bytes=bytes_of(tensors_in(step.inputs)),
-        details=dataclasses.replace(details, **memory, **steps.details()),
+        details=steps.noted(Details(memory=memory)),
         written=[local_part(tensor) for tensor in step.model.parameters() if is_plain(tensor)],
         order=lambda: as_launched(steps.around(observe), protocol, device),
     )
@@ -109,14 +116,14 @@ def _allocated_without_workspaces(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device)
 
 
-def _memory_of_step(run: Pass, elsewhere_bytes: int, device: torch.device) -> dict[str, Any]:
+def _memory_of_step(run: Pass, elsewhere_bytes: int, device: torch.device) -> MemoryUse:
     """The memory of an eager step by PyTorch's allocator: its peaks, and the workspaces of
-    libraries. {} on a CPU.
+    libraries. Empty on a CPU.
 
     `elsewhere_bytes` were allocated before the step was built; they do not count.
     """
     if device.type != "cuda":
-        return {}
+        return MemoryUse()
     run()  # libraries allocate their workspaces in the first run
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
@@ -125,8 +132,8 @@ def _memory_of_step(run: Pass, elsewhere_bytes: int, device: torch.device) -> di
     torch.cuda.synchronize(device)
     after_bytes = torch.cuda.memory_allocated(device)
     peaks = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
-    return {
-        "allocated_peak_bytes": peaks[0] - elsewhere_bytes,
-        "reserved_peak_bytes": peaks[1],
-        "workspace_bytes": after_bytes - _allocated_without_workspaces(device),
-    }
+    return MemoryUse(
+        allocated_peak_bytes=peaks[0] - elsewhere_bytes,
+        reserved_peak_bytes=peaks[1],
+        workspace_bytes=after_bytes - _allocated_without_workspaces(device),
+    )

@@ -86,7 +86,10 @@ def test_an_output_is_written_where_it_is_to_lie(module, inputs):
         assert len(slow.storages) == 1
         assert found.stride() == wanted.stride()
         torch.testing.assert_close(found, wanted)
-    assert (passes.details.slow_memory, passes.details.workspaces) == ("fake memory", "fast")
+    assert (passes.details.memory.slow_memory, passes.details.memory.workspaces) == (
+        "fake memory",
+        "fast",
+    )
 
 
 @torch.no_grad()

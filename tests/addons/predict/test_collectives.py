@@ -16,10 +16,12 @@ from farm.errors import NoReadings, UsageError
 from farm.models import catalog
 from farm.store import tables
 from farm.subjects.collective_calls import collective_tuple
+from farm.subjects.needed import needed_tuple
+from farm.types.details import Place
+from farm.types.figure import Figure
 from farm.types.format import TIME, quantity
-from farm.types.reading import Place
+from farm.types.stored import plain
 from farm.types.tuple import Cost
-from farm.verdict.model_readings import needed_tuple
 from tests.report import filled
 
 LINK = "nccl 2.28.9 over NVLink x18"
@@ -186,7 +188,9 @@ def store_effects(database, split, taken, later_us, added_us):
             "looped_us": {
                 id_: 0.9 * us + later_us for id_, us in loops.items()
             },  # a loop alone takes 0.9 of the time
-            "added": {id_: vars(Place(us + added_us, 0.1, 1)) for id_, us in added.items()},
+            "added": {
+                id_: plain(Place(Figure(us + added_us, 0.1), 1)) for id_, us in added.items()
+            },
         }
         of[split.id].details = {**of[split.id].details, **details}
 

@@ -21,14 +21,14 @@ from farm.models import catalog
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import newest_schema, read_clock_s
+from farm.types.details import Burst, Details
 from farm.types.figure import Figure
 from farm.types.protocol import Protocol
-from farm.types.reading import Burst, Details
 from farm.types.roofline import roofline_of
 from farm.verdict.cost_line import TupleView
 from farm.verdict.figures import Part, ReadingView
 from farm.verdict.gap_errors import BETWEEN_JOBS
-from farm.verdict.model_readings import SelectedReadings, card_model_named, tuples_of
+from farm.verdict.model_readings import SelectedReadings, card_model_named, known_tuples
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import filled
 
@@ -394,9 +394,9 @@ def test_readings_of_every_data_class_count_for_flags_origins_and_age(database, 
 
     def needed(*arguments):
         classes = {"zeros": 1, "normal": 1}
-        return [dataclasses.replace(one, calls=classes) for one in tuples_of(*arguments)]
+        return [dataclasses.replace(one, calls=classes) for one in known_tuples(*arguments)]
 
-    monkeypatch.setattr("farm.addons.predict.estimating.tuples_of", needed)
+    monkeypatch.setattr("farm.addons.predict.estimating.known_tuples", needed)
     found = asked(database)
     assert found.origins == {"elsewhere": found.tuples, "": found.tuples}
     assert found.flags["unstable_clock"] == found.tuples
@@ -411,7 +411,7 @@ def test_tuples_at_the_power_limit_count_as_in_bursts_as_far_as_the_mean_power_a
     """A product at the limit of 700 W takes 1,000 us in a loop and 800 us in bursts of 1,000 W;
     others draw 400 W.
     """
-    burst = Burst(time_us=800.0, energy_mj=800.0)
+    burst = Burst(Figure(800.0), Figure(800.0))
     product = ReadingView(Figure(1000.0), Figure(700.0), details=Details(burst=burst))
     other = ReadingView(Figure(others_us), Figure(0.4 * others_us))
     parts = [

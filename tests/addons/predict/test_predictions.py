@@ -617,8 +617,8 @@ def test_readings_with_another_torch_calibrate_nothing_and_are_named(transferred
 
 
 def test_a_card_without_a_data_sheet_needs_measured_rates(transferred, database):
-    calibrate(database, "NVIDIA RTX 4090")
-    arguments = (*MODEL[:-1], "4090")
+    calibrate(database, "NVIDIA RTX 4090 D")
+    arguments = (*MODEL[:-1], "4090 D")
     assert json.loads(transferred(*arguments, "--json").stdout)["transfer"]["readings"] > 5
     with database.write() as session:
         session.get_one(tables.CardRow, "GPU-1").fingerprint = None

@@ -1,0 +1,185 @@
+"""A call that no tuple describes is taken apart into its aten operators, each a call of the module."""
+
+import pytest
+import torch
+from torch import nn
+
+import farm
+from farm.benchmark.verification import time_in_model
+from farm.errors import CaptureError
+from farm.models import catalog
+from farm.operators.capture import capture, predict, run_with_owners
+from farm.operators.cost import costs_of, model_flops
+from farm.operators.profiler import verify_on_device
+from farm.operators.rebuild import rebuild
+
+
+class Net(nn.Module):
+    """A layer, then a function."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.layer, self.function = nn.Linear(16, 16), function
+
+    def forward(self, values):
+        return self.function(self.layer(values))
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(context, values):
+        return torch.ops.aten.mul(values, values)
+
+
+def forces(values):
+    with torch.enable_grad():
+        places = values.detach().requires_grad_()
+        return torch.autograd.grad((places @ places.mT).sin().sum(), places)[0]
+
+
+def under_autocast(values):
+    with torch.autocast("cpu", torch.bfloat16):
+        return (values @ values.mT).float()
+
+
+#: Function -> the operators of its calls, after the layer.
+FUNCTIONS = {
+    "an operator of aten": (
+        lambda values: torch.ops.aten.gelu(values),
+        ["aten.gelu.default"],
+    ),
+    "a custom autograd function": (Square.apply, ["aten.mul.Tensor"]),
+    "a list of tensors": (
+        lambda values: torch._foreach_mul([values, values], 2.0)[0],
+        ["aten._foreach_mul.Scalar"],
+    ),
+    "vmap": (
+        torch.vmap(lambda row: row.sin() * row),
+        ["aten.sin.default", "aten.mul.Tensor"],
+    ),
+    "jvp": (
+        lambda values: torch.func.jvp(torch.sin, (values,), (values,))[1],
+        ["aten.sin.default", "aten.cos.default", "aten.mul.Tensor"],
+    ),
+    "gradients in the forward pass": (
+        forces,
+        [
+            "torch.Tensor.matmul",
+            "torch.Tensor.sin",
+            "torch.Tensor.sum",
+            "aten.ones_like.default",
+            "aten.cos.default",
+            "aten.mul.Tensor",
+            "aten.mm.default",
+            "aten.mm.default",
+            "aten.add.Tensor",
+        ],
+    ),
+    "autocast": (
+        under_autocast,
+        [
+            "aten._to_copy.default",
+            "aten._to_copy.default",
+            "aten.mm.default",
+            "aten._to_copy.default",
+        ],
+    ),
+    "a generator": (
+        lambda values: values + torch.randn(4, 16, generator=torch.Generator()),
+        ["torch.randn", "torch.Tensor.add"],
+    ),
+}
+
+
+@pytest.fixture(params=FUNCTIONS)
+def case(request):
+    function, operators = FUNCTIONS[request.param]
+    return Net(function).eval(), (torch.randn(4, 16),), operators
+
+
+def test_its_operators_are_calls_with_the_path_of_the_module(case):
+    model, inputs, operators = case
+    nested = nn.Sequential(model)
+    found = predict(nested, inputs)
+    assert (found.gaps, found.overlaps) == ((), ())
+    calls = [(call.module_path, found.tuples[call.tuple_id].operator) for call in found.calls]
+    assert calls[0] == ("0.layer", "torch.nn.Linear")
+    assert [operator for _, operator in calls[1:]] == operators
+    assert {path for path, _ in calls[1:]} == {"0"}
+
+
+def test_a_pass_with_values_has_the_same_tuples_which_run_alone(case):
+    model, inputs, _ = case
+    real, fake = capture(model, inputs), predict(model, inputs)
+    assert real.counts == fake.counts
+    assert farm.capture_model(model, inputs).mismatches == {}
+    for spec in real.tuples.values():
+        rebuild(spec, "cpu").run()
+
+
+def test_the_sum_has_the_flops_of_the_model_and_watching_changes_nothing(case):
+    model, inputs, _ = case
+    found = predict(model, inputs)
+    costs = costs_of(found)
+    assert sum(costs[call.tuple_id].flops for call in found.calls) == model_flops(model, inputs)
+    assert verify_on_device(model, inputs, "cpu").differences == []
+
+
+def test_each_call_is_timed_in_the_model(case):
+    model, inputs, _ = case
+    found = capture(model, inputs)
+
+    def run(around):
+        run_with_owners(model, inputs, device_type="cpu", around=around)
+
+    timed = time_in_model(run, found, torch.device("cpu"))
+    times_us = [time_us for times in timed.calls_us.values() for time_us in times]
+    assert len(times_us) == len(found.calls)
+    assert all(times_us)
+
+
+def test_a_weight_and_its_views_stay_weights_one_level_down():
+    def forward(values):
+        with torch.autocast("cpu", torch.bfloat16):
+            return nn.functional.linear(values, model.layer.weight)
+
+    model = Net(forward)
+    found = predict(model, (torch.randn(4, 16),))
+    casts = [spec for spec in found.tuples.values() if spec.short_name == "_to_copy"]
+    assert [spec.tensors[0].role for spec in casts] == ["parameter", "activation"]
+
+
+def test_a_leaf_under_autocast_is_taken_apart():
+    class Mixed(nn.Sequential):
+        def forward(self, values):
+            with torch.autocast("cpu", torch.bfloat16):
+                return super().forward(values)
+
+    found = predict(Mixed(nn.Linear(16, 16), nn.ReLU()), (torch.randn(4, 16),))
+    assert found.gaps == ()
+    operators = [found.tuples[call.tuple_id].operator for call in found.calls]
+    assert operators == [
+        "aten._to_copy.default",
+        "aten._to_copy.default",
+        "aten._to_copy.default",
+        "aten.addmm.default",
+        "aten.relu.default",
+    ]
+    assert {call.module_path for call in found.calls} == {"0", "1"}
+
+
+def test_an_operator_that_is_not_in_the_allow_list_is_a_gap_with_its_reason():
+    model = Net(lambda values: values + torch._efficientzerotensor((4, 16)))
+    with pytest.raises(CaptureError, match=r"_efficientzerotensor.* is not in .* allow-list"):
+        farm.capture_model(model, torch.randn(4, 16))
+
+
+def test_an_argument_that_no_operator_can_have_is_a_gap_with_its_reason():
+    model = Net(lambda values: torch.quantize_per_tensor(values, 0.1, 0, torch.qint8))
+    with pytest.raises(CaptureError, match="qint8"):
+        farm.capture_model(model, torch.randn(4, 16))
+
+
+def test_a_call_that_a_tuple_describes_has_the_tuple_that_it_has_always_had():
+    found = predict(catalog.build("resnet18"), catalog.example_inputs("resnet18"))
+    assert {spec.kind for spec in found.tuples.values()} == {"module", "function"}
