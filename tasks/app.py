@@ -138,15 +138,15 @@ def broker_unreachable(
 ) -> BrokerUnreachable:
     """Return the error that says what an error of the broker's client means, and what to do.
     ``about`` replaces the error's own text; ``then`` is added to the next step."""
-    found = (
+    codes = (
         code
         for kind, code in _CODES.items()
-        if any(isinstance(one, kind) for one in (error, error.__cause__))
+        if any(isinstance(cause, kind) for cause in (error, error.__cause__))
     )
     reason = str(error).rpartition("caused error: ")[
         2
     ]  # of a pipeline: "Command # 1 (...) of pipeline caused error: "
-    code = next(found, reason.partition(" ")[0])
+    code = next(codes, reason.partition(" ")[0])
     code = (
         "READONLY" if code == "UNBLOCKED" else code
     )  # a BRPOP ends so if its server becomes a replica

@@ -276,9 +276,9 @@ class BenchmarkProcess:
             deadline_s = time.monotonic() + timeout_s
             try:
                 asked = self.ask(request, deadline_s, on_phase)
-                while (found := asked()) is None:
+                while (answer := asked()) is None:
                     pass
-                return found
+                return answer
             except Unmeasurable:
                 raise
             except (

@@ -264,11 +264,11 @@ def settings_but_wrong_ones() -> tuple[Settings, list[str]]:
             if isinstance(error, ValidationError)
             else []
         )
-        fields, names = Settings.model_fields, {str(one["loc"][0]) for one in wrong}
+        fields, names = Settings.model_fields, {str(problem["loc"][0]) for problem in wrong}
         if not names or not names <= fields.keys():
             raise _explained(error) from error
         defaults = {name: fields[name].get_default(call_default_factory=True) for name in names}
-        return Settings(**defaults), [_problem(one) for one in wrong]
+        return Settings(**defaults), [_problem(problem) for problem in wrong]
 
 
 def die_with_parent(signum: int = signal.SIGKILL, parent: int = 0) -> None:

@@ -78,13 +78,13 @@ class Tokens:
         """The ids: shape (batch, length), int64, read-only. `torch.from_numpy` needs a copy."""
         import numpy as np
 
-        found = (
+        ids = (
             np.frombuffer(self.packed, dtype="<i4")
             .reshape(self.batch, self.length)
             .astype(np.int64)
         )
-        found.flags.writeable = False
-        return found
+        ids.flags.writeable = False
+        return ids
 
     @property
     def mask(self) -> np.ndarray:
@@ -158,12 +158,12 @@ class Tokens:
             "ids", __config__={"extra": "forbid"}, **sizes, ids=Base64Bytes
         )
         try:
-            found = form.model_validate(data)
+            values = form.model_validate(data)
         except ValidationError as error:
             first = error.errors()[0]
             raise TokensRejected(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
         return cls.of_compressed(
-            **{name: getattr(found, name) for name in _SIZES}, compressed=found.ids
+            **{name: getattr(values, name) for name in _SIZES}, compressed=values.ids
         )
 
 
