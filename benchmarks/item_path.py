@@ -147,11 +147,12 @@ class Passed:
         self.calls.update((tuple(source), tuple(target)) for source, target in noted["calls"])
 
     def print_totals(self, title: str) -> None:
-        modules = {(source[0], target[0]) for source, target in self.calls}
+        pairs = {(source[0], target[0]) for source, target in self.calls}
+        passed = {module for pair in pairs for module in pair}
         print(
-            f"{title}: {len(self.modules)} modules, {len(self.classes)} dataclasses, "
-            f"{len(self.representations)} representations of the item, {len(self.calls)} hand-overs "
-            f"between functions, {len(modules)} pairs of modules"
+            f"{title}: {len(self.modules)} modules ran, {len(passed)} passed the item on; "
+            f"{len(self.classes)} dataclasses, {len(self.representations)} representations of the "
+            f"item; {len(self.calls)} hand-overs between functions, {len(pairs)} pairs of modules"
         )
 
     def print_list(self) -> None:

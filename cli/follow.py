@@ -67,7 +67,7 @@ def follow(
         while True:
             progresses = next_progress(database, job_ids)
             show_progress(progresses)
-            if all(one.over for one in progresses):
+            if all(progress.over for progress in progresses):
                 return
             time.sleep(POLL_S)
             tend()
@@ -162,7 +162,7 @@ def conclude(database: Database, submissions: Submissions, *, as_json: bool, che
         built = [reports.build(session, job_id) for job_id in submissions.shown_ids]
     from cli import report_tables
 
-    shown = {"reports": [one.to_json() for one in built], **left_out(submissions)}
+    shown = {"reports": [report.to_json() for report in built], **left_out(submissions)}
     answer(as_json, shown, lambda: Group(*map(report_tables.report, built)))
     if check:
         check_verdicts(built, submissions.refusals(len(built)))
@@ -173,9 +173,9 @@ def check_verdicts(reports: Sequence[Report], refused: str = "") -> None:
     """Raise `BelowTarget` if a verdict did not pass, or if something was refused and has none."""
     # Neither a sweep nor a few operators of a model can be compared with a whole model, so neither
     # can fail.
-    failing = [one for one in reports if not one.is_sweep and one.verdict.missed]
+    failing = [report for report in reports if not report.is_sweep and report.verdict.missed]
     if failing:
-        titles = ", ".join(one.title for one in failing)
+        titles = ", ".join(report.title for report in failing)
         failed = f"{len(failing)} of {len(reports)} verdicts did not pass: {titles}."
         raise BelowTarget(
             "\n".join(filter(None, [failed, refused])),

@@ -30,13 +30,13 @@ def jobs(
     from farm.jobs import listing
     from farm.store.database import read_clock_s
 
-    wanted = listing.JobFilter(tuple(words or ()), state, verdict, imported)
+    selected = listing.JobFilter(tuple(words or ()), state, verdict, imported)
     with output.open_database().read() as session:
-        rows, now_s = listing.jobs(session, limit, wanted), read_clock_s(session)
+        rows, now_s = listing.jobs(session, limit, selected), read_clock_s(session)
     answer(
         as_json,
         {"jobs": rows},
-        lambda: lists.jobs(rows, now_s, filtered=wanted != listing.JobFilter()),
+        lambda: lists.jobs(rows, now_s, filtered=selected != listing.JobFilter()),
     )
 
 

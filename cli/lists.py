@@ -254,14 +254,14 @@ def comparison(found: SideComparison, limit: int) -> RenderableType:
     """
     parts: list[RenderableType] = []
     for name, side in (("A", found.a), ("B", found.b)):
-        about = (
+        source = (
             f"{', '.join(side.card_models) or NOTHING}, torch {', '.join(side.software) or NOTHING}"
         )
-        text = f"{name}  {side.text}  ({about}; {side.tuples} {plural('tuple', side.tuples)})"
+        text = f"{name}  {side.text}  ({source}; {side.tuples} {plural('tuple', side.tuples)})"
         parts.append(Text(text, style="bold"))
-    own, total = found.weights == "own calls", found.total
+    counts_own_calls, total = found.weights == "own calls", found.total
     models = list(zip(found.wholes or found.sums, found.sums, strict=True))[: limit or SHOWN]
-    if own:
+    if counts_own_calls:
         rows = [*(replace(row, name="whole model") for row in found.wholes)]
         rows += [replace(row, name="sum of all tuples") for row in found.sums]
         rows += (
@@ -279,7 +279,7 @@ def comparison(found: SideComparison, limit: int) -> RenderableType:
     if total is None:
         parts += [Text(), Text("A and B have no tuple in common.")]
     if found.types:
-        last = replace(found.sums[0], name="sum") if own else total
+        last = replace(found.sums[0], name="sum") if counts_own_calls else total
         parts += [
             Text(),
             Text(_WEIGHTS[found.weights]),
@@ -291,7 +291,7 @@ def comparison(found: SideComparison, limit: int) -> RenderableType:
         parts += [Text(), _differences("tuple", found.tuples[:limit])]
         parts += _more(len(found.tuples) - limit, "tuple", " with smaller changes")
     every = (*found.wholes, *found.sums, *found.types, *found.tuples[:limit])
-    if any(one.change and not one.apart for row in every for one in (row.time, row.energy)):
+    if any(value.change and not value.apart for row in every for value in (row.time, row.energy)):
         parts += [
             Text(),
             Text("  A change in parentheses: the intervals of A and B overlap.", style="dim"),

@@ -206,13 +206,17 @@ def _usage_error(error: Any, outer: Any = None) -> tuple[str, str]:
     if required := _required_value(error):
         return required, step
     if error_type == "NoSuchOption":
-        known = (
-            [name for one in context.command.params for name in (*one.opts, *one.secondary_opts)]
+        names = (
+            [
+                name
+                for parameter in context.command.params
+                for name in (*parameter.opts, *parameter.secondary_opts)
+            ]
             if context
             else []
         )
         return f"There is no option '{error.option_name}'.", did_you_mean(
-            error.option_name, known
+            error.option_name, names
         ) or step
     if error_type == "MissingParameter" and parameter is not None:
         return f"{_name(parameter)} is missing.", step

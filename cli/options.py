@@ -68,9 +68,11 @@ class Declared:
 
         declared = GIVEN if self.of == "request" else VARIANT
         if isinstance(self.of, type):
-            declared = {one.name: one for one in fields_of(self.of)}
+            declared = {field.name: field for field in fields_of(self.of)}
         return {
-            name: one for name, one in declared.items() if one.option and name not in self.without
+            name: field
+            for name, field in declared.items()
+            if field.option and name not in self.without
         }
 
 
@@ -86,27 +88,33 @@ VariantFields = Annotated[dict[str, Any], Declared()]
 def flat(command: Callable[..., None]) -> Callable[..., None]:
     """The command with a parameter for each option, in place of its groups of options."""
     name = command.__name__
-    given = inspect.signature(command, eval_str=True).parameters.values()
+    parameters = inspect.signature(command, eval_str=True).parameters.values()
     texts = _texts(command).get(name.rstrip("_"), {})
-    own = {one.name: _with_text(texts, one) for one in given}
+    options_by_name = {parameter.name: _with_text(texts, parameter) for parameter in parameters}
     # A declared field may have an own option, in any group.
-    names = {one.name for one in _flat(own) if isinstance(one, inspect.Parameter)}
+    names = {
+        option.name for option in _flat(options_by_name) if isinstance(option, inspect.Parameter)
+    }
     options = [
         parameter
-        for one in _flat(own)
+        for option in _flat(options_by_name)
         for parameter in (
-            [_parameter(field, one) for field in one.fields().values() if field.name not in names]
-            if isinstance(one, Declared)
-            else [one.replace(kind=_KEYWORD)]
+            [
+                _parameter(field, option)
+                for field in option.fields().values()
+                if field.name not in names
+            ]
+            if isinstance(option, Declared)
+            else [option.replace(kind=_KEYWORD)]
         )
     ]
 
     def flattened(**values: Any) -> None:
-        command(**_grouped(own, values))
+        command(**_grouped(options_by_name, values))
 
     flattened.__name__, flattened.__doc__ = name, command.__doc__
     flattened.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
-    flattened.__annotations__ = {one.name: one.annotation for one in options}
+    flattened.__annotations__ = {option.name: option.annotation for option in options}
     return flattened
 
 
@@ -115,7 +123,12 @@ def _group(annotation: Any) -> Any:
     if dataclasses.is_dataclass(annotation):
         return annotation
     return next(
-        (one for one in getattr(annotation, "__metadata__", ()) if isinstance(one, Declared)), None
+        (
+            metadata
+            for metadata in getattr(annotation, "__metadata__", ())
+            if isinstance(metadata, Declared)
+        ),
+        None,
     )
 
 
@@ -132,29 +145,29 @@ def texts_at(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
 
 def _with_text(texts: dict[str, dict[str, Any]], one: inspect.Parameter) -> inspect.Parameter:
     """The parameter of a command or a group, with its option if `texts` has one."""
-    if not (about := dict(texts.get(one.name, {}))):
+    if not (text := dict(texts.get(one.name, {}))):
         return one
-    made = typer.Argument if about.pop("argument", False) else typer.Option
-    about |= {"parser": number_of} if one.annotation == float | None else {}
-    return one.replace(annotation=Annotated[one.annotation, made(*about.pop("flags", ()), **about)])
+    made = typer.Argument if text.pop("argument", False) else typer.Option
+    text |= {"parser": number_of} if one.annotation == float | None else {}
+    return one.replace(annotation=Annotated[one.annotation, made(*text.pop("flags", ()), **text)])
 
 
 def _members(group: Any) -> dict[str, inspect.Parameter]:
     """The parameters of a dataclass of options."""
-    found, hints = {}, get_type_hints(group, include_extras=True)
+    members, hints = {}, get_type_hints(group, include_extras=True)
     texts = _texts(group).get(group.__name__, {})
-    for one in dataclasses.fields(group):
-        default = inspect.Parameter.empty if one.default is dataclasses.MISSING else one.default
-        of = {"default": default, "annotation": hints[one.name]}
-        found[one.name] = _with_text(texts, inspect.Parameter(one.name, _KEYWORD, **of))
-    return found
+    for field in dataclasses.fields(group):
+        default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+        of = {"default": default, "annotation": hints[field.name]}
+        members[field.name] = _with_text(texts, inspect.Parameter(field.name, _KEYWORD, **of))
+    return members
 
 
 def _flat(parameters: Mapping[str, inspect.Parameter]) -> Iterator[inspect.Parameter | Declared]:
-    for one in parameters.values():
-        group = _group(one.annotation)
+    for parameter in parameters.values():
+        group = _group(parameter.annotation)
         if group is None or isinstance(group, Declared):
-            yield group or one
+            yield group or parameter
         else:
             yield from _flat(_members(group))
 
@@ -163,19 +176,19 @@ def _grouped(parameters: Mapping[str, inspect.Parameter], values: dict[str, Any]
     """The values of parameters. Declared fields come last: one that has an own option is not in
     their dict.
     """
-    found: dict[str, Any] = {}
-    groups = {name: _group(one.annotation) for name, one in parameters.items()}
+    arguments: dict[str, Any] = {}
+    groups = {name: _group(parameter.annotation) for name, parameter in parameters.items()}
     for name, group in sorted(
         groups.items(), key=lambda item: (isinstance(item[1], Declared), item[1] is not None)
     ):
         if group is None:
-            found[name] = values.pop(name)
+            arguments[name] = values.pop(name)
         elif isinstance(group, Declared):
             pairs = ((field, values.pop(field, None)) for field in group.fields())
-            found[name] = {field: value for field, value in pairs if value is not None}
+            arguments[name] = {field: value for field, value in pairs if value is not None}
         else:
-            found[name] = group(**_grouped(_members(group), values))
-    return found
+            arguments[name] = group(**_grouped(_members(group), values))
+    return arguments
 
 
 def _parameter(field: Field, group: Declared) -> inspect.Parameter:
@@ -189,7 +202,7 @@ def _parameter(field: Field, group: Declared) -> inspect.Parameter:
         what = field.name in VARIANT or field.name == "operators"
         panel = _WHAT if what else _WHERE if field.name in ("reuse", "target") else _HOW
     number = {"parser": number_of} if field.type is float else {}
-    one = typer.Option(
+    option = typer.Option(
         *field.option,
         **number,  # type: ignore[arg-type]
         metavar=field.metavar or ("NUMBER" if number else None)
@@ -201,7 +214,7 @@ def _parameter(field: Field, group: Declared) -> inspect.Parameter:
     )
     kind = str if several or field.type is tuple else field.type
     return inspect.Parameter(
-        field.name, _KEYWORD, default=None, annotation=Annotated[kind | None, one]
+        field.name, _KEYWORD, default=None, annotation=Annotated[kind | None, option]
     )
 
 
@@ -248,12 +261,12 @@ class CliOptions:
                 "There is nothing to measure: no model and no file is given.",
                 "Give a model, e.g. `farm run resnet18`, or a measurement file with -f.",
             )
-        given = {**(QUICK if self.quick else {}), **self.given}
-        if "operators" in given:
-            given["operators"] = operator_names(given["operators"])
-        several = [name for name, one in GIVEN.items() if one.several and name in given]
+        options = {**(QUICK if self.quick else {}), **self.given}
+        if "operators" in options:
+            options["operators"] = operator_names(options["operators"])
+        several = [name for name, field in GIVEN.items() if field.several and name in options]
         grid = [
-            [(name, number) for number in sizes(f"--{name}", given.pop(name))] for name in several
+            [(name, number) for number in sizes(f"--{name}", options.pop(name))] for name in several
         ]
         if not locations and (wrong := next(filter(is_location, self.models or ()), None)):
             raise UsageError(
@@ -265,11 +278,11 @@ class CliOptions:
         for text in self.models or ():
             names += matching(text)
         models = {name: resolve(name) for name in names}
-        cells = [PartialRequest(**{**given, **dict(cell)}) for cell in itertools.product(*grid)]
-        found = []
+        cells = [PartialRequest(**{**options, **dict(cell)}) for cell in itertools.product(*grid)]
+        requests = []
         for name, model in models.items():
             partial = PartialRequest(model=name, resolved=model)
-            found += [cell.over(partial) for cell in cells]
+            requests += [cell.over(partial) for cell in cells]
         for entry in (
             measurement_file.load(self.files, resolve_model=resolve_given if locations else resolve)
             if self.files
@@ -281,20 +294,20 @@ class CliOptions:
                     resolved=entry.resolved,
                     **{**entry.given, "within": None, "budget_s": None},
                 )
-            found += [
+            requests += [
                 cell.over(entry) for cell in (cells if entry.model else cells[:1])
             ]  # a sweep has its own grid
-        return found
+        return requests
 
 
 def options_of_run(text: str) -> CliOptions:
     """Parse a text with arguments and options of `farm run`, such as "resnet50 -b 32 --dtype
     bfloat16". Raises `UsageError` if a quotation mark is missing, and Typer's errors if an option
     is wrong."""
-    given: list[CliOptions] = []
+    run_options: list[CliOptions] = []
 
     def run(options: CliOptions) -> None:
-        given.append(options)
+        run_options.append(options)
 
     program = typer.Typer(add_completion=False)
     program.command()(flat(run))
@@ -307,19 +320,19 @@ def options_of_run(text: str) -> CliOptions:
     typer.main.get_command(program).main(
         with_compile_mode(words), prog_name="farm run", standalone_mode=False
     )
-    return given[0]
+    return run_options[0]
 
 
 def with_compile_mode(words: list[str]) -> list[str]:
     """Insert the mode `default` after each `--compile` without a mode: Typer has no options with an
     optional value.
     """
-    found: list[str] = []
+    completed: list[str] = []
     for word, following in itertools.zip_longest(words, words[1:]):
-        found.append(word)
+        completed.append(word)
         if word == "--compile" and following not in WITH_MODES:
-            found.append("default")
-    return found
+            completed.append("default")
+    return completed
 
 
 def sizes(flag: str, text: str | None) -> list[int | None]:
@@ -327,15 +340,15 @@ def sizes(flag: str, text: str | None) -> list[int | None]:
     (None). Raises `UsageError` for any other text."""
     if text is None:
         return [None]
-    found: list[int | None] = []
+    numbers: list[int | None] = []
     with contextlib.suppress(ValueError):
         first, dots, last = text.partition("..")
         if not dots:
-            found = [int(part) for part in text.split(",")]
+            numbers = [int(part) for part in text.split(",")]
         elif 0 < int(first) <= int(last):
             doubled = (int(first) << number for number in range(64))
-            found = [*itertools.takewhile(lambda size: size < int(last), doubled), int(last)]
-    if not found:
+            numbers = [*itertools.takewhile(lambda size: size < int(last), doubled), int(last)]
+    if not numbers:
         step = f"Give one number, a list or a range: {flag} 32, {flag} 1,8,32 or {flag} 1..256."
         raise UsageError(f"{flag} '{text}' is not a size.", step)
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(numbers))

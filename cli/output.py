@@ -94,21 +94,32 @@ def answer(as_json: bool, data: Any, view: Callable[[], Any]) -> None:
         show(view())
 
 
-_quiet = False
+class _Stderr:
+    """What a command prints on stderr beside errors.
+
+    Attributes:
+        is_quiet: only results and errors are printed: no notes, no progress.
+        log: gets the notes instead of stderr, if it is set.
+        note: what the command does, while it prints nothing.
+    """
+
+    def __init__(self) -> None:
+        self.is_quiet = False
+        self.log: Callable[[str], object] | None = None
+        self.note: _Note | None = None
+
+
+_STDERR = _Stderr()
 
 
 def set_quiet(quiet: bool) -> None:
     """Print only results and errors: no notes, no progress."""
-    global _quiet
-    _quiet = quiet
-
-
-_instead: Callable[[str], object] | None = None
+    _STDERR.is_quiet = quiet
 
 
 def say(line: str) -> None:
     """Print a note on stderr, separate from results. Further lines of it are indented."""
-    if not _quiet:
+    if not _STDERR.is_quiet:
         _tell(line)
 
 
@@ -125,8 +136,8 @@ def say_differences(variants: Iterable[Variant]) -> None:
 
 def _tell(line: str) -> None:
     line = without_secrets(line)
-    if _instead is not None:
-        _instead(line)
+    if _STDERR.log is not None:
+        _STDERR.log(line)
     else:
         # A closed or full stderr is no reason to stop.
         with contextlib.suppress(OSError, ValueError):
@@ -134,14 +145,14 @@ def _tell(line: str) -> None:
 
 
 @contextlib.contextmanager
-def said_through(instead: Callable[[str], object]) -> Iterator[None]:
+def said_through(log: Callable[[str], object]) -> Iterator[None]:
     """A context in which notes go to this function, as of a log with its own line format."""
-    global _instead
-    before, _instead = _instead, instead
+    before = _STDERR.log
+    _STDERR.log = log
     try:
         yield
     finally:
-        _instead = before
+        _STDERR.log = before
 
 
 # ---- what a command does while it prints nothing
@@ -172,13 +183,10 @@ class _Note:
                 say(f"{(said := self.text)} ...")
 
 
-_note: _Note | None = None
-
-
 def end_note() -> None:
     """End the note: from here on, the command shows its own output or progress."""
-    global _note
-    note, _note = _note, None
+    note = _STDERR.note
+    _STDERR.note = None
     if note is not None:
         note.over.set()
         note.thread.join()
@@ -189,8 +197,7 @@ def noted(text: str) -> Iterator[None]:
     """A context with a note of what the command does, if there is none. It ends with the first
     output on stdout.
     """
-    global _note
-    _note = _note or _Note(text)
+    _STDERR.note = _STDERR.note or _Note(text)
     try:
         yield
     finally:
@@ -199,8 +206,8 @@ def noted(text: str) -> Iterator[None]:
 
 def doing(text: str) -> None:
     """Change the text of the note."""
-    if _note is not None:
-        _note.text = text
+    if _STDERR.note is not None:
+        _STDERR.note.text = text
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -210,7 +217,10 @@ def console(*, stderr: bool = False) -> Console:
     # A pipe has no width: its reader needs complete lines. COLUMNS, which Rich reads, sets a width.
     endless = not stream.isatty() and not os.environ.get("COLUMNS", "").isdigit()
     return PlainConsole(
-        file=stream, width=_ENDLESS if endless else None, highlight=False, quiet=stderr and _quiet
+        file=stream,
+        width=_ENDLESS if endless else None,
+        highlight=False,
+        quiet=stderr and _STDERR.is_quiet,
     )
 
 

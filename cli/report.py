@@ -29,8 +29,8 @@ def report(
     """Show the results of jobs: cost by operator type, sum against whole, coverage and verdict; or
     cost by layer.
     """
+    from farm.extensions import result_pages
     from farm.report import layers
-    from farm.report.pages import result_pages
     from farm.report.report import build
     from farm.store.job_ids import find_job
 
@@ -97,8 +97,8 @@ def _check_options(
 
 
 def _show_trace(reading: str, png: Path | None, *, as_json: bool) -> None:
+    from farm.extensions import result_pages
     from farm.report.lookup import find_traced
-    from farm.report.pages import result_pages
 
     with output.open_database().read() as session:
         traced = find_traced(session, reading)
@@ -127,8 +127,8 @@ def history(model: str, html: Path | None = None, as_json: AsJson = False) -> No
     first.
     """
     from cli import lists
+    from farm.extensions import result_pages
     from farm.report.history import history
-    from farm.report.pages import result_pages
 
     if html is not None:
         result_pages("--html").check_page(html)

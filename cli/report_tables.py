@@ -7,7 +7,7 @@ Formatting, no logic; `farm.report` computes the values.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -35,8 +35,10 @@ from farm.types.format import (
     quantity,
     span,
 )
-from farm.verdict.cost_line import CostLine, merged
-from farm.verdict.verdict import Verdict
+
+if TYPE_CHECKING:
+    from farm.verdict.cost_line import CostLine
+    from farm.verdict.verdict import Verdict
 
 _MOST_UNMEASURED = 10
 _ON_A_GPU = "tmcks4gd"  # the packaged job that shows a result of a GPU
@@ -119,7 +121,7 @@ def _types(report: Report) -> RenderableType:
     rows, verdict = report.types, report.verdict
     in_model = [row.in_model_us for row in rows if row.in_model_us is not None]
     in_model_total = quantity(sum(in_model), TIME, 4) if len(in_model) == len(rows) else NOTHING
-    total = merged(row.cost for row in rows)
+    total = report.cost
     energy = quantity(verdict.energy.total.value, ENERGY, 4) if verdict.energy else "not available"
     of_energy = [
         (">energy", lambda row: quantity(row.cost.measured_mj, ENERGY), None, energy),

@@ -112,6 +112,7 @@ class Ending:
 
 
 def _run(options: CliOptions, ending: Ending) -> None:
+    from farm.jobs.cards import check_placements
     from farm.settings import settings
     from farm.store.database import is_there
     from tasks.submissions import Submissions, resolve_all
@@ -120,7 +121,8 @@ def _run(options: CliOptions, ending: Ending) -> None:
     cards = output.chosen_own_cards(options.card or [])
     jobs = resolve_all(partials, cards, target=settings().target)
     say_differences(jobs)
-    check_placements(jobs, cards)
+    for job in jobs:
+        check_placements(job.request, cards)
     submissions = Submissions(say)
     if options.dry_run:
         database = output.open_database() if is_there(settings().database) else None
@@ -143,18 +145,6 @@ def say_differences(jobs: Iterable[ResolvedRequest]) -> None:
         lines.update(dict.fromkeys(job.differences))
     for line in lines:
         say(line)
-
-
-def check_placements(jobs: Iterable[ResolvedRequest], cards: Iterable[Card]) -> None:
-    """Raise `UsageError` if a job measures tensors in slow memory and a card has none."""
-    from farm.devices.cpu import no_slow_memory
-
-    if all(job.request.placements == "none" for job in jobs):
-        return
-    for card in cards:
-        why = no_slow_memory(card)
-        if why:
-            raise UsageError(why, "Leave --placements out, or choose another card with --card.")
 
 
 def measure(

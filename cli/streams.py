@@ -40,8 +40,8 @@ def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
     character = error.object[error.start]
     if character in _PLAIN:
         return _PLAIN[character], error.start + 1
-    one = UnicodeEncodeError(error.encoding, character, 0, 1, error.reason)
-    escaped, _ = codecs.backslashreplace_errors(one)
+    unencodable = UnicodeEncodeError(error.encoding, character, 0, 1, error.reason)
+    escaped, _ = codecs.backslashreplace_errors(unencodable)
     return escaped, error.start + 1
 
 

@@ -215,11 +215,11 @@ def filled(
         most: the number of rows to show; a line with their number and `rest` replaces the others.
     """
     table = ruled([head for head, *_ in columns], drops=drops)
-    for one in rows[:most]:
+    for values in rows[:most]:
         row(
             table,
-            *(_cell_of(one, *column[1:]) for column in columns),
-            style="dim" if dim(one) else "",
+            *(_cell_of(values, *column[1:]) for column in columns),
+            style="dim" if dim(values) else "",
         )
     if total:
         table.add_section()

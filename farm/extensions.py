@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from farm.errors import SettingsError
+from farm.errors import SettingsError, UsageError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -145,10 +145,16 @@ def offload() -> Any:
     return at(places[0]) if places else None
 
 
-def pages() -> Any:
-    """Return the module that writes pages; None if no add-on has one."""
+def result_pages(option: str) -> Any:
+    """Return the module that writes pages, a `farm.report.pages.ResultPages`. Raises `UsageError`,
+    which names the option, if no add-on has one."""
     modules = [add_on.pages for add_on in add_ons().values() if add_on.pages]
-    return importlib.import_module(modules[0]) if modules else None
+    if not modules:
+        raise UsageError(
+            f"{option} needs the add-on 'pages', which is not installed.",
+            f"Omit {option}, or install the farm again with all its files.",
+        )
+    return importlib.import_module(modules[0])
 
 
 def at(place: str) -> Any:

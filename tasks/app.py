@@ -22,10 +22,9 @@ from celery.loaders.app import AppLoader
 from kombu.exceptions import OperationalError
 from kombu.utils.url import parse_url
 
-from farm.benchmark_process.client import START_TIMEOUT_S
 from farm.errors import BrokerUnreachable, SettingsError
 from farm.errors.safe_text import UNREADABLE_URL, shown_url
-from farm.settings import Settings, settings
+from farm.settings import START_TIMEOUT_S, Settings, settings
 from tasks import message_filter
 from tasks.message_filter import CONTROL_QUEUE
 from tasks.transport import BACKEND_OPTIONS, TRANSPORT_OPTIONS
@@ -139,15 +138,15 @@ def broker_unreachable(
 ) -> BrokerUnreachable:
     """Return the error that says what an error of the broker's client means, and what to do.
     ``about`` replaces the error's own text; ``then`` is added to the next step."""
-    found = (
+    codes = (
         code
         for kind, code in _CODES.items()
-        if any(isinstance(one, kind) for one in (error, error.__cause__))
+        if any(isinstance(cause, kind) for cause in (error, error.__cause__))
     )
     reason = str(error).rpartition("caused error: ")[
         2
     ]  # of a pipeline: "Command # 1 (...) of pipeline caused error: "
-    code = next(found, reason.partition(" ")[0])
+    code = next(codes, reason.partition(" ")[0])
     code = (
         "READONLY" if code == "UNBLOCKED" else code
     )  # a BRPOP ends so if its server becomes a replica

@@ -99,9 +99,9 @@ def _checks_certificate(query: str) -> bool:
     """True if a URL's query leaves certificate checks on. To turn them off, Redis uses "none",
     Celery "CERT_NONE".
     """
-    given = {name.lower(): values[-1].lower() for name, values in parse_qs(query).items()}
-    wanted = given.get("ssl_cert_reqs", "required").removeprefix("cert_")
-    return wanted == "required" and given.get("ssl_check_hostname", "true") not in (
+    options = {name.lower(): values[-1].lower() for name, values in parse_qs(query).items()}
+    requirement = options.get("ssl_cert_reqs", "required").removeprefix("cert_")
+    return requirement == "required" and options.get("ssl_check_hostname", "true") not in (
         "0",
         "f",
         "false",
@@ -137,19 +137,19 @@ def _listeners(current: Settings) -> Iterator[Check]:
     """Check which workers answer over the broker: a worker with heartbeats in the database may not
     read its queue.
     """
-    found: set[str] = set()
+    listeners: set[str] = set()
     try:
         for _ in range(PINGS):
-            found |= {name for answer in app.control.ping(timeout=1.0) or () for name in answer}
-            if any(name.startswith("control@") for name in found):
+            listeners |= {name for answer in app.control.ping(timeout=1.0) or () for name in answer}
+            if any(name.startswith("control@") for name in listeners):
                 break  # a busy host answers late, so only the last ping decides that nobody answers
     except (OperationalError, CeleryError, RedisError) as error:
         yield problem(
             "workers", f"the workers cannot be queried: {error}", "Read the log of the broker."
         )
         return
-    controls = sum(name.startswith("control@") for name in found)
-    if not found:
+    controls = sum(name.startswith("control@") for name in listeners)
+    if not listeners:
         waiting = _waiting(current)
         items = f", but {waiting} {plural('item', waiting)} must be measured" if waiting else ""
         result = problem if waiting else warning
@@ -158,23 +158,23 @@ def _listeners(current: Settings) -> Iterator[Check]:
     elif not controls:
         yield problem(
             "workers",
-            f"{len(found)} {plural('card worker', len(found))} listen, but no control worker: no "
-            "job ends, and lost "
-            "messages are not published again",
+            f"{len(listeners)} {plural('card worker', len(listeners))} listen, but no control "
+            "worker: no job ends, and lost messages are not published again",
             "Every `farm worker` starts a control worker: look for its errors in the logs of the "
             "hosts.",
         )
     else:
         of_cards, of_control = (
-            plural("card worker", len(found) - controls),
+            plural("card worker", len(listeners) - controls),
             plural("control worker", controls),
         )
         yield ok(
             "workers",
-            f"{len(found) - controls} {of_cards} and {controls} {of_control} listen to the broker",
+            f"{len(listeners) - controls} {of_cards} and {controls} {of_control} listen to the "
+            "broker",
         )
         yield _reconciler(current)
-    if found:
+    if listeners:
         yield from _answers()
 
 
@@ -216,19 +216,25 @@ def _answers() -> Iterator[Check]:
     """Check that supervisors run, and that all workers and this host have the same versions of the
     programs.
     """
-    found = {"this host": program_versions()}
+    versions = {"this host": program_versions()}
     try:
         for answer in app.control.broadcast(QUESTION, reply=True, timeout=1.0) or ():
-            found |= {
-                name: its for name, its in answer.items() if isinstance(its, dict) and "farm" in its
+            versions |= {
+                name: program
+                for name, program in answer.items()
+                if isinstance(program, dict) and "farm" in program
             }
     except (OperationalError, CeleryError, RedisError) as error:
         yield Check("programs", "warning", f"the workers' versions cannot be queried: {error}")
         return
-    if len(found) > 1:
-        yield programs(found)
+    if len(versions) > 1:
+        yield programs(versions)
     hosts = sorted(
-        {name.rpartition("@")[2] for name, its in found.items() if its.get(SUPERVISOR) == "stopped"}
+        {
+            name.rpartition("@")[2]
+            for name, program in versions.items()
+            if program.get(SUPERVISOR) == "stopped"
+        }
     )
     for host in hosts:
         yield problem(
@@ -244,7 +250,9 @@ def programs(found: Mapping[str, Mapping[str, str]]) -> Check:
     missing program is not a difference, since the broker's host may have no torch."""
     names = ("farm", "torch", "torchvision", "Python")
     differing = [
-        name for name in names if len({one[name] for one in found.values() if name in one}) > 1
+        name
+        for name in names
+        if len({program[name] for program in found.values() if name in program}) > 1
     ]
     if not differing:
         return ok(
@@ -252,8 +260,8 @@ def programs(found: Mapping[str, Mapping[str, str]]) -> Check:
             f"the same versions of {', '.join(names)} here and on all workers that answer",
         )
     hosts: dict[str, set[str]] = {}
-    for worker, its in found.items():
-        if versions := " ".join(f"{name} {its[name]}" for name in differing if name in its):
+    for worker, program in found.items():
+        if versions := " ".join(f"{name} {program[name]}" for name in differing if name in program):
             hosts.setdefault(versions, set()).add(worker.rpartition("@")[2])
     return warning(
         "programs",

@@ -31,8 +31,8 @@ def check_broker_works(current: Settings) -> None:
         first = next(iter(refused.values()))
         denied = [
             name
-            for name, one in refused.items()
-            if isinstance(one, redis.exceptions.NoPermissionError)
+            for name, error in refused.items()
+            if isinstance(error, redis.exceptions.NoPermissionError)
         ]
         raise broker_unreachable(current.broker_url, first, about=", ".join(denied)) from first
 

@@ -53,11 +53,39 @@ LONGEST_PAUSE_S = 300.0
 
 WORKING = (CardState.IDLE, CardState.BUSY)
 
-_outage = Outage(log, "A round is not closed")
-_raised: Counter[str] = Counter()  # round -> failed aggregations in this process
-_requested: dict[
-    tuple[str, int], tuple[int, float]
-] = {}  # round -> (requests by this process, time of the next one)
+
+class Aggregations:
+    """What this process knows about the aggregations that failed in it."""
+
+    def __init__(self) -> None:
+        self.outage = Outage(log, "A round is not closed")
+        self.failures: Counter[str] = Counter()  # by round
+
+
+class AggregationRequests:
+    """The rounds whose aggregation a reconciler has requested."""
+
+    def __init__(self) -> None:
+        #: round -> (number of requests, time of the next one)
+        self._requested: dict[tuple[str, int], tuple[int, float]] = {}
+
+    def due(self, unfinished: Sequence[tuple[str, int]], pause_s: float) -> list[tuple[str, int]]:
+        """Return the rounds whose aggregation is requested now. The pause doubles after each
+        request of a round.
+        """
+        for key in self._requested.keys() - set(unfinished):
+            del self._requested[key]
+        due, now_s = [], time.monotonic()
+        for key in unfinished:
+            times, not_before_s = self._requested.get(key, (0, 0.0))
+            if now_s >= not_before_s:
+                next_s = now_s + min(pause_s * 2**times, LONGEST_PAUSE_S)
+                self._requested[key] = times + 1, next_s
+                due.append(key)
+        return due
+
+
+_AGGREGATIONS = Aggregations()
 
 
 @functools.cache
@@ -80,9 +108,9 @@ def aggregate(round_id: str) -> dict[str, str]:
     try:
         found = _aggregate(round_id)
     except FarmUnavailable as error:
-        _outage.note(error)
+        _AGGREGATIONS.outage.note(error)
         raise Ignore from error
-    _outage.over()
+    _AGGREGATIONS.outage.over()
     return found
 
 
@@ -101,8 +129,8 @@ def _aggregate(round_id: str) -> dict[str, str]:
         raise
     except Exception as error:
         unreadable = isinstance(error, Unreadable)  # another try would fail too
-        _raised[round_id] += 1
-        if _raised[round_id] < TRIES and not unreadable:
+        _AGGREGATIONS.failures[round_id] += 1
+        if _AGGREGATIONS.failures[round_id] < TRIES and not unreadable:
             raise
         log.error(
             "Job %s ends without a verdict: round %s could not be summed",
@@ -113,7 +141,7 @@ def _aggregate(round_id: str) -> dict[str, str]:
         raised = f"The sum of the parts could not be computed: {type(error).__name__}: {error}"
         why = str(error) if unreadable else raised
         closed = close_round(database(), job_id, int(number), failed=why[:1000])
-    _raised.pop(round_id, None)
+    _AGGREGATIONS.failures.pop(round_id, None)
     if closed.closing is Closing.NEXT and closed.next_round is not None:
         queues.publish_round(database(), job_id, closed.next_round)
     return {"round": round_id, "closing": str(closed.closing), "outcome": closed.outcome}
@@ -125,7 +153,12 @@ def lost_after_s(current: Settings) -> float:
 
 
 def reconcile_now(
-    store: Database, current: Settings, farm: str, *, answers: SteadyAnswers | None = None
+    store: Database,
+    current: Settings,
+    farm: str,
+    *,
+    answers: SteadyAnswers | None = None,
+    requests: AggregationRequests | None = None,
 ) -> None:
     """Repair the jobs of one embedded farm ("": the shared farm) after crashes, lost messages and
     lost cards.
@@ -133,7 +166,9 @@ def reconcile_now(
     Args:
         answers: those of the database. For some time after an outage no item moves: all cards look
             lost until their workers have written a heartbeat again. None: there was no outage.
+        requests: those of earlier passes. None: there was no earlier pass.
     """
+    requests = requests or AggregationRequests()
     awaited = contextlib.nullcontext() if answers is None else answers.awaited()
     with awaited:
         with _continuing("correcting times after the clock was set back"):
@@ -167,7 +202,7 @@ def reconcile_now(
     for job_id, number in unpublished:
         with _continuing(f"publishing job {job_id}"):
             queues.publish_round(store, job_id, number)
-    for job_id, number in _due(unfinished, current.reconcile_s):
+    for job_id, number in requests.due(unfinished, current.reconcile_s):
         queues.publish_aggregate(job_id, number)
 
 
@@ -198,21 +233,6 @@ def _continuing(doing: str) -> Iterator[None]:
         raise
     except Exception:
         log.exception("The reconciler failed at %s; it continues with its next step", doing)
-
-
-def _due(unfinished: Sequence[tuple[str, int]], pause_s: float) -> list[tuple[str, int]]:
-    """Return the rounds whose aggregation is requested now. The pause doubles after each request of
-    a round.
-    """
-    for key in _requested.keys() - set(unfinished):
-        del _requested[key]
-    due, now_s = [], time.monotonic()
-    for key in unfinished:
-        times, not_before_s = _requested.get(key, (0, 0.0))
-        if now_s >= not_before_s:
-            _requested[key] = times + 1, now_s + min(pause_s * 2**times, LONGEST_PAUSE_S)
-            due.append(key)
-    return due
 
 
 def _views(store: Database, current: Settings, farm: str) -> list[CardStatus]:

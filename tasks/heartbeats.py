@@ -56,29 +56,33 @@ class HostHeartbeat:
         if PULSE.silent_s >= SILENT_AFTER_S:
             return
         now_s, lease_s, period_s = time.monotonic(), self.current.lease_s, self.current.beat_s
-        first, held, renewed = False, dict[str, Any](), set[str]()
+        first, live_workers, renewed = False, dict[str, Any](), set[str]()
         with contextlib.suppress(*_UNUSABLE), self._notes() as notes:
-            own = {
+            own_note = {
                 "pid": os.getpid(),
                 "started": process_started(str(os.getpid())),
                 "items": sorted(item_ids),
             }
-            notes["workers"].setdefault(self.holder, {}).update(own, at_s=now_s)
-            for holder, one in list(notes["workers"].items()):
+            notes["workers"].setdefault(self.holder, {}).update(own_note, at_s=now_s)
+            for holder, note in list(notes["workers"].items()):
                 if (
-                    0 <= now_s - one["at_s"] < 1.5 * period_s
-                    and process_started(str(one["pid"])) == one["started"]
+                    0 <= now_s - note["at_s"] < 1.5 * period_s
+                    and process_started(str(note["pid"])) == note["started"]
                 ):
-                    held[holder] = one
+                    live_workers[holder] = note
                 else:
                     del notes["workers"][holder]
             if first := not 0 <= now_s - notes["begun_at_s"] < 0.9 * period_s:
                 notes["begun_at_s"] = now_s
         if first:
             renewed = items.renew_together(
-                database, {holder: one["items"] for holder, one in held.items()}, lease_s
+                database, {holder: note["items"] for holder, note in live_workers.items()}, lease_s
             )
-        elif 0 <= now_s - held.get(self.holder, {}).get("renewed_at_s", -math.inf) < 1.2 * period_s:
+        elif (
+            0
+            <= now_s - live_workers.get(self.holder, {}).get("renewed_at_s", -math.inf)
+            < 1.2 * period_s
+        ):
             return
         if self.holder not in renewed:
             items.renew(database, self.holder, lease_s, item_ids)
@@ -100,9 +104,9 @@ class HostHeartbeat:
     def _read(self, folder: Folder) -> dict[str, Any]:
         """The notes; without workers if they do not exist or are damaged."""
         with contextlib.suppress(FileNotFoundError, ValueError, RecursionError):
-            found = json.loads(folder.read(self.path.name, MOST_BYTES))
-            if isinstance(found, dict) and _are_notes(found):
-                return found
+            notes = json.loads(folder.read(self.path.name, MOST_BYTES))
+            if isinstance(notes, dict) and _are_notes(notes):
+                return notes
         return {"begun_at_s": -self.current.beat_s, "workers": {}}
 
 

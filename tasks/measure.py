@@ -24,8 +24,6 @@ from celery.worker.request import Request
 from kombu.exceptions import OperationalError
 from redis import RedisError
 
-from farm.benchmark_process.client import BenchmarkProcess
-from farm.benchmark_process.requests import FingerprintRequest
 from farm.devices.device import Card
 from farm.errors import CardUnavailable, DatabaseUnreachable, FarmError, UnhealthyCard
 from farm.jobs import cards
@@ -53,13 +51,9 @@ class CardWorker(ItemDriver):
     )
 
     def registered(self, card: Card) -> None:
-        """Store a fingerprint of the card if it has none for its driver. Without one, the card can
-        measure too.
-        """
+        """Store a fingerprint of the card. Without one, the card can measure too."""
         try:
-            if cards.needs_fingerprint(self.database, card.id, card.driver):
-                found = self.benchmark.call(FingerprintRequest(), timeout_s=60.0)
-                cards.keep_fingerprint(self.database, card.id, found)
+            self.take_fingerprint(card)
         except FarmError as error:
             log.warning(
                 "The fingerprint of card %s could not be measured: %s", card.id, error.message
@@ -96,14 +90,10 @@ class CardWorker(ItemDriver):
             self._events.note(broker_unreachable(settings().broker_url, error))
 
     def ending(self) -> bool:
-        return (
-            _ended.is_set()
-            or self.stop_requested()
-            or (_parent is not None and os.getppid() != _parent)
-        )
+        return _PROCESS.ended.is_set() or self.stop_requested() or _PROCESS.is_orphan
 
     def stop_requested(self) -> bool:
-        return bool(_stop_signals)
+        return bool(_PROCESS.stop_signals)
 
     def stay_registered(self, heartbeat_s: float) -> None:
         """Register the card; register it again after its release from quarantine, or if registering
@@ -112,7 +102,7 @@ class CardWorker(ItemDriver):
         This runs in a thread until the process ends, since a benchmark process ends with the thread
         that started it."""
         self._register_again()
-        while not _ended.wait(heartbeat_s):
+        while not _PROCESS.ended.wait(heartbeat_s):
             if time.monotonic() - self.claimed_at_s < heartbeat_s:
                 continue  # the claim read the state of the card
             try:
@@ -126,7 +116,7 @@ class CardWorker(ItemDriver):
 
     def _register_again(self) -> None:
         try:
-            with _lock:
+            with _PROCESS.lock:
                 self.software = None  # with None, `ready` writes the card's row again
                 self.ready()
         except FarmError as error:
@@ -137,14 +127,34 @@ class CardWorker(ItemDriver):
             log.exception("The card %s cannot measure", self.card_id)
 
 
-_worker: CardWorker | None = None
-# The thread that registers the card and the Celery tasks use the same benchmark process, one at a
-# time.
-_lock = threading.Lock()
-_ended = threading.Event()
-# A list, not an Event: the signal handler may interrupt code that holds the lock of an Event.
-_stop_signals: list[int] = []
-_parent: int | None = None  # the worker's main process
+class PoolProcess:
+    """The state of a pool process. Celery calls functions of this module without an argument that
+    could have it.
+
+    Attributes:
+        worker: measures on the card; None before `begin`.
+        parent: the process id of the worker's main process; None before `begin`.
+        ended: set when the process ends.
+        stop_signals: the signals to stop. A list, not an Event: the signal handler may interrupt
+            code that holds the lock of an Event.
+        lock: the thread that registers the card and the Celery tasks use the same benchmark
+            process, one at a time.
+    """
+
+    def __init__(self) -> None:
+        self.worker: CardWorker | None = None
+        self.parent: int | None = None
+        self.ended = threading.Event()
+        self.stop_signals: list[int] = []
+        self.lock = threading.Lock()
+
+    @property
+    def is_orphan(self) -> bool:
+        """True if the worker's main process has ended."""
+        return self.parent is not None and os.getppid() != self.parent
+
+
+_PROCESS = PoolProcess()
 
 
 @worker_process_init.connect(weak=False)
@@ -152,35 +162,34 @@ def begin(**_: Any) -> None:
     """Prepare a pool process: let it end with its worker, start the benchmark process, register the
     card.
     """
-    global _worker, _parent
     card_id = os.environ.get(CARD_VARIABLE)
     if not card_id:
         return
-    _parent = os.getppid()
+    _PROCESS.parent = os.getppid()
     die_with_parent()
-    signal.signal(STOPPING, lambda number, _frame: _stop_signals.append(number))
+    signal.signal(STOPPING, lambda number, _frame: _PROCESS.stop_signals.append(number))
     current = settings()
-    _worker = CardWorker(
+    worker = CardWorker.with_process(
         card_id,
         os.environ[HOLDER_VARIABLE],
         Database(current.database),
-        BenchmarkProcess(card_id),
-        Spool(current.state_dir / "spool"),
+        spool=Spool(current.state_dir / "spool"),
         queue=card_queue(card_id),
     )
-    _worker.benchmark.start()
+    _PROCESS.worker = worker
+    worker.benchmark.start()
     threading.Thread(
-        target=_worker.stay_registered, args=(current.heartbeat_s,), name="register", daemon=True
+        target=worker.stay_registered, args=(current.heartbeat_s,), name="register", daemon=True
     ).start()
 
 
 @worker_process_shutdown.connect(weak=False)
 def end(**_: Any) -> None:
     """End the benchmark process when its pool process ends."""
-    _ended.set()
-    if _worker is not None:
-        _worker.close()
-        _worker.database.close()
+    _PROCESS.ended.set()
+    if _PROCESS.worker is not None:
+        _PROCESS.worker.close()
+        _PROCESS.worker.database.close()
 
 
 class ItemRequest(Request):  # type: ignore[misc]
@@ -240,9 +249,9 @@ def measure(self: Task, item_id: int) -> dict[str, Any]:
         {"item": id, "status": a status of `farm.jobs.item_driver.ItemOutcome`}. If the item
         failed, also "reason" and "message".
     """
-    assert _worker is not None, "card queues are consumed by pinned workers only"
-    with _lock:
-        return run_item(self, _worker, item_id)
+    assert _PROCESS.worker is not None, "card queues are consumed by pinned workers only"
+    with _PROCESS.lock:
+        return run_item(self, _PROCESS.worker, item_id)
 
 
 def run_item(task: Task | None, worker: CardWorker, item_id: int) -> dict[str, Any]:

@@ -161,25 +161,25 @@ class FarmCollector(Collector):
         """
         with self._checking:
             if time.monotonic() - self._checked_s > CHECK_EVERY_S:
-                found = dict.fromkeys(
+                problems = dict.fromkeys(
                     ("broker", "cards", "database", "reconciler", "supervisor"), 0
                 )
                 try:
                     for check in database_checks(self._settings):
-                        found["cards" if check.name.startswith("card") else "database"] += (
+                        problems["cards" if check.name.startswith("card") else "database"] += (
                             check.level == "problem"
                         )
                 except SQLAlchemyError:
-                    found["database"] = 1
+                    problems["database"] = 1
                 try:
                     check_broker_works(self._settings)
                     starts = time.monotonic() - self._began_s < FIRST_PASS_S
-                    found["reconciler"] = int(not starts and not reconciler_works())
+                    problems["reconciler"] = int(not starts and not reconciler_works())
                 except FarmError:
-                    found["broker"] = 1
+                    problems["broker"] = 1
                 if self._supervisor:
-                    found["supervisor"] = int(state_of_supervisor(self._supervisor) != "running")
-                self._problems, self._checked_s = found, time.monotonic()
+                    problems["supervisor"] = int(state_of_supervisor(self._supervisor) != "running")
+                self._problems, self._checked_s = problems, time.monotonic()
             return self._problems
 
     def _now(self, entries: list[CardCounts]) -> Iterator[Metric]:

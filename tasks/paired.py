@@ -110,22 +110,22 @@ def _jobs(session: Session, paired: PairedRounds) -> dict[int, dict[tuple[int, s
     asked = select(tables.Job).where(
         col(tables.Job.request_id).in_(ids), tables.Job.state == JobState.DONE
     )
-    found: dict[int, dict[tuple[int, str], str]] = {}
+    jobs: dict[int, dict[tuple[int, str], str]] = {}
     for job in session.exec(asked.order_by(col(tables.Job.created_at_s))):
         key, *place = str(job.asked.get("comparison", "")).split("/")
         if key == paired.key:
             serial, number, side = place
-            found.setdefault(int(serial), {})[int(number), side] = job.id
-    return found
+            jobs.setdefault(int(serial), {})[int(number), side] = job.id
+    return jobs
 
 
 def _newest(session: Session, paired: PairedRounds) -> tuple[int, dict[int, tuple[str, str]]]:
     """Return the number of the comparison to continue, and its complete rounds; a new number after
     a complete one.
     """
-    found = _jobs(session, paired)
-    serial = max(found, default=1)
-    jobs = found.get(serial, {})
+    series = _jobs(session, paired)
+    serial = max(series, default=1)
+    jobs = series.get(serial, {})
     sides = {number: tuple(jobs.get((number, side), "") for side in SIDES) for number, _ in jobs}
     complete = {number: (ids[0], ids[1]) for number, ids in sides.items() if all(ids)}
     return (serial + 1, {}) if len(complete) == paired.rounds else (serial, complete)

@@ -255,8 +255,10 @@ def _marked(database: Database, job_id: str, number: int) -> tuple[list[int], li
         )
         most = min(AHEAD, AHEAD_IN_ALL // max(1, len(depths)) or 1)
         room = {card_id: most - depth for card_id, depth in depths.items() if depth <= most // 2}
-        one = select(Item.id).where(*_unsent(job_id), col(Item.card_id) == col(tables.CardRow.id))
-        needed = one.order_by(col(Item.id)).limit(1).scalar_subquery().is_not(None)
+        first_unsent = select(Item.id).where(
+            *_unsent(job_id), col(Item.card_id) == col(tables.CardRow.id)
+        )
+        needed = first_unsent.order_by(col(Item.id)).limit(1).scalar_subquery().is_not(None)
         chance, rows = random.Random(f"{job_id}/{number}"), list[Any]()
         for (card_id,) in list(
             among(session, select(tables.CardRow.id).where(needed), tables.CardRow.id, room)
@@ -266,11 +268,11 @@ def _marked(database: Database, job_id: str, number: int) -> tuple[list[int], li
                 .where(*_unsent(job_id), Item.card_id == card_id)
                 .order_by(col(Item.id))
             )
-            found: list[Any] = list(session.exec(query.limit(CHOSEN_FROM)))
-            chance.shuffle(found)
-            found.sort(key=lambda row: row.role != "whole")
-            rows += found[: room[card_id]]
-            room[card_id] -= len(found)
+            chosen: list[Any] = list(session.exec(query.limit(CHOSEN_FROM)))
+            chance.shuffle(chosen)
+            chosen.sort(key=lambda row: row.role != "whole")
+            rows += chosen[: room[card_id]]
+            room[card_id] -= len(chosen)
     chance.shuffle(rows)
     rows.sort(key=lambda row: row.role != "whole")
     return [row.id for row in rows], [card_id for card_id, left in room.items() if left > 0]
@@ -295,8 +297,8 @@ def _rows(database: Database, item_ids: Sequence[int]) -> list[Any]:
         .where(col(Item.id).in_(item_ids))
     )
     with database.read() as session:
-        found = {row.id: row for row in session.execute(query)}
-    return [found[item_id] for item_id in item_ids if item_id in found]
+        row_of_item = {row.id: row for row in session.execute(query)}
+    return [row_of_item[item_id] for item_id in item_ids if item_id in row_of_item]
 
 
 def _send_chord(job_id: str, number: int, rows: Sequence[Any]) -> None:

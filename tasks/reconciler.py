@@ -14,7 +14,7 @@ from farm.jobs.outage import LATE_HEARTBEATS, Outage, SteadyAnswers
 from farm.settings import Settings
 from farm.store.database import Database
 from tasks.broker_probe import check_broker_works
-from tasks.control import reconcile_now
+from tasks.control import AggregationRequests, reconcile_now
 from tasks.queues import note_completed_pass, own_farm, takes_turn
 
 log = logging.getLogger("farm.worker")
@@ -54,6 +54,7 @@ class Reconciler:
     database: Database
     _answers: SteadyAnswers = field(init=False)
     _outage: Outage = field(init=False)
+    _requests: AggregationRequests = field(default_factory=AggregationRequests, init=False)
     _pace: Pace = field(default_factory=Pace, init=False)
 
     def __post_init__(self) -> None:
@@ -71,7 +72,13 @@ class Reconciler:
             return
         begin_s = time.monotonic()
         try:
-            reconcile_now(self.database, self.current, own_farm(), answers=self._answers)
+            reconcile_now(
+                self.database,
+                self.current,
+                own_farm(),
+                answers=self._answers,
+                requests=self._requests,
+            )
             if self._outage.lasts:
                 check_broker_works(
                     self.current

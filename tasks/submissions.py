@@ -209,9 +209,11 @@ class Submissions:
         ready = []
         for job in self.fitting(jobs_to_do):
             with self._or_refused(job):
-                tuples = create.tuples_of(database, job) if _is_captured_first(job) else None
-                ready.append((job, tuples))
-        for job, tuples in ready:
+                capture_id = None
+                if _is_captured_first(job):
+                    capture_id = create.stored_capture(database, job)
+                ready.append((job, capture_id))
+        for job, capture_id in ready:
             is_registered = farm is not None and bool(job.done_by) and farm.registered()
             if farm is not None and not is_registered:
                 farm.start()
@@ -220,7 +222,7 @@ class Submissions:
                     plan = submit(
                         database,
                         job,
-                        tuples=tuples,
+                        capture_id=capture_id,
                         pinned=pinned,
                         ready=farm.wait_ready if farm else lambda: None,
                         is_registered=is_registered,
@@ -284,7 +286,7 @@ def submit(
     database: Database,
     resolved: ResolvedRequest,
     *,
-    tuples: create.Tuples | None = None,
+    capture_id: int | None = None,
     pinned: bool = False,
     ready: Callable[[], None] = lambda: None,
     is_registered: bool = False,
@@ -294,7 +296,7 @@ def submit(
     the job at once.
 
     Args:
-        tuples: see `farm.jobs.create.open_job`.
+        capture_id: see `farm.jobs.create.open_job`.
         pinned: a person named the cards, and no other card measures items of the job.
         ready: starts the workers of an embedded farm and returns when they listen. It is called
             before the first message is published; unless
@@ -315,7 +317,7 @@ def submit(
     plan = create.open_job(
         database,
         resolved,
-        tuples=tuples,
+        capture_id=capture_id,
         farm=queues.own_farm(),
         pinned=pinned,
         ready=(lambda: None) if is_registered else ready,

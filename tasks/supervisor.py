@@ -90,7 +90,7 @@ class Supervisor:
         last call.
         """
         now = time.monotonic()
-        found = []
+        children = []
         for child in self.children:
             if child.running:
                 continue
@@ -99,7 +99,7 @@ class Supervisor:
                 child.deaths = 1 if now - child.started_s > STEADY_AFTER_S else child.deaths + 1
                 pause_s = BACK_OFF_S[min(child.deaths, len(BACK_OFF_S)) - 1]
                 child.not_before_s, child.process = now + pause_s, None
-                found.append(child)
+                children.append(child)
                 log.warning(
                     "Worker %s ended with exit code %s; it starts again in %.1f s",
                     child.name,
@@ -108,7 +108,7 @@ class Supervisor:
                 )
             elif now >= child.not_before_s:
                 self._start(child)
-        return found
+        return children
 
     def stop(self, grace_s: float, at_once: Callable[[], bool] = lambda: False) -> None:
         """Send SIGTERM: each worker finishes its item. After `grace_s`, or if `at_once()` is True,

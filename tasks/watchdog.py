@@ -132,8 +132,8 @@ class StallWatchdog:
     def exit_if_stalled(self, current: Settings) -> None:
         """End this process at once if it has stalled, unless the broker is the cause."""
         now_s = time.monotonic()
-        taken, at_work = worker_state.all_total_count[0], bool(worker_state.active_requests)
-        if not self.stalled(taken=taken, at_work=at_work, now_s=now_s):
+        messages, at_work = worker_state.all_total_count[0], bool(worker_state.active_requests)
+        if not self.stalled(taken=messages, at_work=at_work, now_s=now_s):
             return
         self._progress_at_s = now_s
         try:

@@ -18,9 +18,9 @@ from cli import main
 from cli.commands import all_commands
 from cli.main import app
 from cli.options import with_compile_mode
-from farm.operators.sweep import RECIPES
 from farm.requests.partial_request import GIVEN
 from farm.settings import Settings
+from farm.subjects.sweep import RECIPES
 from tests.test_imports import ORDER
 
 DOCS = Path(__file__).parent.parent / "docs"

@@ -26,11 +26,11 @@ from benchmarks.studies.results import (
     scatter_chart,
     tabulated,
 )
-from farm.benchmark_process.client import START_TIMEOUT_S, BenchmarkProcess
+from farm.benchmark_process.client import BenchmarkProcess
 from farm.devices.device import Card
 from farm.errors import FarmError, Unmeasurable
 from farm.jobs.item_driver import check_health
-from farm.settings import settings
+from farm.settings import START_TIMEOUT_S, settings
 from farm.store import tables
 from farm.subjects.parsing import parse
 from farm.types.format import percent

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from farm.api.notebook import JobReport, job_report
 from farm.jobs.in_process import run_model
 from farm.store.database import Database
-from farm.training.captured_model import CapturedModel
 from farm.types.protocol import Placements, Protocol, Stopping, Variant
 from farm.types.request import Reuse
+
+if TYPE_CHECKING:
+    from farm.training.captured_model import CapturedModel
 
 
 def measure_model(

@@ -74,12 +74,12 @@ def _frame(
 ) -> Any:
     meant = filters.parse(wanted, [card] if card else ())
     with database.read() as session:
-        found = exports.as_table(session, table, meant or None)
+        rows = exports.as_table(session, table, meant or None)
     try:
         import pandas  # noqa: F401
     except ImportError:
-        return found
-    return found.to_pandas()
+        return rows
+    return rows.to_pandas()
 
 
 def lookup(

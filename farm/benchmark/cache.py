@@ -66,10 +66,10 @@ def found_again(footprint_bytes: int, device: torch.device) -> float | None:
     try:
         memory = torch.zeros(COLD_TIMES * cache // piece_bytes, piece_bytes // 4, device=device)
         pieces = list(memory.unbind())
-        wanted = max(1, round(footprint_bytes / piece_bytes))
+        number = max(1, round(footprint_bytes / piece_bytes))
         warm_us = _piece_us(pieces[: max(1, cache // WARM_SHARE // piece_bytes)], device)
         cold_us = _piece_us(pieces, device)
-        here_us = _piece_us(pieces[:wanted], device)
+        here_us = _piece_us(pieces[:number], device)
     except torch.OutOfMemoryError:  # the model leaves too little memory
         return None
     if cold_us <= 1.02 * warm_us:  # the cache makes no difference to this kernel

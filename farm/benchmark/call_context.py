@@ -174,7 +174,7 @@ def time_added(player: Player, pass_s: float) -> dict[str, Place]:
     received: dict[
         str, torch.Tensor | None
     ] = {}  # made in the eager pass of `HostSteps.of`, not in a graph
-    for left_out in ((), collectives, *([one] for one in largest)):
+    for left_out in ((), collectives, *([key] for key in largest)):
 
         def step(
             call: CapturedCall, operator: Rebuilt, left_out: Collection[str] = left_out
@@ -199,8 +199,8 @@ def time_added(player: Player, pass_s: float) -> dict[str, Place]:
         for tuple_id, us in zip(largest, without_one_us, strict=True):
             each_us[tuple_id].append(with_us - us)
     weights = {
-        one: max(0.0, intervals.midmean(each_us[one])) if one in each_us else 0.0
-        for one in collectives
+        key: max(0.0, intervals.midmean(each_us[key])) if key in each_us else 0.0
+        for key in collectives
     }
     return shared_out(all_us, weights, capture.counts)
 
@@ -295,12 +295,12 @@ class Player:
         self._corrected: set[int] = set()
         made: set[int] = set()
         outside: set[int] = set()
-        wanted: dict[str, list[CapturedCall]] = defaultdict(list)
+        calls_of_tuple: dict[str, list[CapturedCall]] = defaultdict(list)
         for call in capture.calls:
             if new := {storage for storage in call.reads if storage not in made} - self._outputs(
                 call
             ):
-                wanted[call.tuple_id].append(call)
+                calls_of_tuple[call.tuple_id].append(call)
             outside |= new
             made.update(new, call.writes)
         size_bytes = sum(capture.tensors[storage].size_bytes for storage in outside)
@@ -308,7 +308,7 @@ class Player:
             raise torch.OutOfMemoryError(
                 "The inputs of the tuples do not fit in the card's memory beside the model."
             )
-        for tuple_id, calls in wanted.items():
+        for tuple_id, calls in calls_of_tuple.items():
             pristine = rebuild(capture.tuples[tuple_id], device)
             for call in calls:
                 for base, storage in zip(pristine.storages, self._numbers(call), strict=True):
@@ -401,11 +401,11 @@ class Player:
             for counter, kept in counters:
                 counter.copy_(kept)
             operator.run()
-        held = {tensor.untyped_storage()._cdata for tensor in storages}
+        held_storages = {tensor.untyped_storage()._cdata for tensor in storages}
         fresh = {
-            one._cdata: one
-            for one in map(torch.Tensor.untyped_storage, tensors_in(out))
-            if one._cdata not in held
+            storage._cdata: storage
+            for storage in map(torch.Tensor.untyped_storage, tensors_in(out))
+            if storage._cdata not in held_storages
         }
         # A collective may write the memory of which its input is a part.
         spec = self.capture.tuples[call.tuple_id]
@@ -421,12 +421,12 @@ class Player:
         if segments is None:
             return
 
-        given, values = segments
-        target = operator.tensors[given.index]
+        deciding, values = segments
+        target = operator.tensors[deciding.index]
         if not is_recorded(self.device):
             with _disable_current_modes():  # this copy to the host is no host step of the pass
-                computed = describe(given, target.cpu().numpy())
-            if computed != operator.spec.tensors[given.index].values:
+                computed = describe(deciding, target.cpu().numpy())
+            if computed != operator.spec.tensors[deciding.index].values:
                 self._corrected.add(call.index)
         if call.index in self._corrected:
             target.copy_(values)
@@ -461,14 +461,14 @@ def _segments(
     """The input of a call that divides a dimension, with its values; None if its tuple describes
     none.
     """
-    given = deciding_input(spec)
-    values = spec.tensors[given.index].values if given else None
-    if given is None or values is None or not given.is_needed:
+    deciding = deciding_input(spec)
+    values = spec.tensors[deciding.index].values if deciding else None
+    if deciding is None or values is None or not deciding.is_needed:
         return None
-    made = values_of(given, values)
+    made = values_of(deciding, values)
     assert made is not None
-    tensor = spec.tensors[given.index]
-    return given, made[: tensor.numel].view(tensor.shape).to(device, dtype_of(tensor.dtype))
+    tensor = spec.tensors[deciding.index]
+    return deciding, made[: tensor.numel].view(tensor.shape).to(device, dtype_of(tensor.dtype))
 
 
 class _Lanes:

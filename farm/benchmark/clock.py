@@ -215,8 +215,8 @@ def measure_bursts(workload: Workload, device: Device) -> Burst | None:
     time_us = intervals.finite_figure(
         statistics.fmean(times_us), intervals.batch_half_width(times_us)
     )
-    clocks_mhz = [one.sm_clock_mhz for one in seen if one.sm_clock_mhz is not None]
-    reasons = [name for one in seen for name in one.throttle_shares]
+    clocks_mhz = [window.sm_clock_mhz for window in seen if window.sm_clock_mhz is not None]
+    reasons = [name for window in seen for name in window.throttle_shares]
     return Burst(
         time_us=time_us,
         energy_mj=intervals.pass_energy(power_w, time_us),
@@ -226,7 +226,7 @@ def measure_bursts(workload: Workload, device: Device) -> Burst | None:
         duties=(round(high, 4), round(low, 4)),
         duty_power_w=(round(high_w, 2), round(low_w, 2)),
         throttle_shares={
-            name: round(max(one.throttle_shares.get(name, 0.0) for one in seen), 3)
+            name: round(max(window.throttle_shares.get(name, 0.0) for window in seen), 3)
             for name in reasons
         },
         passes=sum(entry.passes for entry in rounds),

@@ -58,8 +58,8 @@ class CounterPeriod:
         error_s, usual_s = math.sqrt(rest / self._numbers), PERIODS_S * round(period_s / PERIODS_S)
         if error_s <= PERIODS_S / 8 and abs(period_s - usual_s) <= USUAL * usual_s:
             return usual_s
-        known = self._degrees >= LEAST_DEGREES and error_s <= PERIOD_ERROR * period_s
-        return period_s if known else None
+        is_known = self._degrees >= LEAST_DEGREES and error_s <= PERIOD_ERROR * period_s
+        return period_s if is_known else None
 
     def learn(
         self, times_s: Sequence[float], energies_mj: Sequence[float], sharp_s: Collection[float]
@@ -83,9 +83,9 @@ class CounterPeriod:
             return
         numbers = range(len(times_s))
         number, time_s = fmean(numbers), fmean(times_s)
-        self._numbers += math.fsum((one - number) ** 2 for one in numbers)
+        self._numbers += math.fsum((tick - number) ** 2 for tick in numbers)
         self._products += math.fsum(
-            (one - number) * (at - time_s) for one, at in zip(numbers, times_s, strict=True)
+            (tick - number) * (at - time_s) for tick, at in zip(numbers, times_s, strict=True)
         )
         self._times += math.fsum((at - time_s) ** 2 for at in times_s)
         self._degrees += len(times_s) - 2

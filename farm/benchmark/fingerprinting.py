@@ -39,21 +39,24 @@ def take(bench: Bench) -> dict[str, Any]:
     missing.
     """
     began_s = time.perf_counter()
-    found: dict[str, Any] = {"version": FINGERPRINT_VERSION, "driver": bench.device.card.driver}
+    fingerprint: dict[str, Any] = {
+        "version": FINGERPRINT_VERSION,
+        "driver": bench.device.card.driver,
+    }
     if bench.cuda:
         bench.levels.refresh()
-        found |= _sensors(bench)  # before other work warms the card
-        found["launch_floor_us"] = _launch_floor_us(bench)
-    found["copy_bytes_per_s"] = _copy_bytes_per_s(bench)
-    found["matmul_flops_per_s"] = _matmul_flops_per_s(bench)
+        fingerprint |= _sensors(bench)  # before other work warms the card
+        fingerprint["launch_floor_us"] = _launch_floor_us(bench)
+    fingerprint["copy_bytes_per_s"] = _copy_bytes_per_s(bench)
+    fingerprint["matmul_flops_per_s"] = _matmul_flops_per_s(bench)
     if bench.cuda:
-        found["idle_power_w"], found["base_power_w"] = (
+        fingerprint["idle_power_w"], fingerprint["base_power_w"] = (
             bench.levels.idle_power_w,
             bench.levels.base_power_w,
         )
-        found["power_limit_w"] = bench.device.power_limit_w()
-    found["taken_in_s"] = time.perf_counter() - began_s
-    return {name: _rounded(value) for name, value in found.items() if value is not None}
+        fingerprint["power_limit_w"] = bench.device.power_limit_w()
+    fingerprint["taken_in_s"] = time.perf_counter() - began_s
+    return {name: _rounded(value) for name, value in fingerprint.items() if value is not None}
 
 
 def _rounded(value: Any) -> Any:
@@ -92,7 +95,7 @@ def _matmul_flops_per_s(bench: Bench) -> dict[str, float]:
     kinds = {"float32": torch.float32}
     if bench.cuda:
         kinds |= {"tf32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-    found: dict[str, float] = {}
+    rates: dict[str, float] = {}
     for name, dtype in kinds.items():
         # suppress: the card may not support the dtype
         with numeric_flags(Protocol(tf32=name == "tf32")), contextlib.suppress(RuntimeError):
@@ -101,8 +104,8 @@ def _matmul_flops_per_s(bench: Bench) -> dict[str, float]:
             )
             out = torch.empty_like(left)
             each_s = _seconds_each(lambda a=left, b=right, c=out: torch.mm(a, b, out=c), bench)  # type: ignore[misc]
-            found[name] = 2 * size**3 / each_s
-    return found
+            rates[name] = 2 * size**3 / each_s
+    return rates
 
 
 def _launch_floor_us(bench: Bench) -> float:

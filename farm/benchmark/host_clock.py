@@ -140,7 +140,7 @@ class HostTimer:
 
     @property
     def rounds(self) -> list[TimedRound]:
-        return [one for turn in self.turns for one in turn]
+        return [round_ for turn in self.turns for round_ in turn]
 
     @property
     def waited_share(self) -> float:
@@ -157,7 +157,9 @@ class HostTimer:
         if len(self.turns) < 2:
             return []
         return [
-            fastest_us([one for other in self.turns if other is not left_out for one in other])
+            fastest_us(
+                [round_ for other in self.turns if other is not left_out for round_ in other]
+            )
             for left_out in self.turns
         ]
 
@@ -213,9 +215,9 @@ def fastest_us(rounds: Sequence[TimedRound]) -> float:
 
     If the passes have different numbers of sections, a pass counts as one section.
     """
-    sections = [one.sections_s for one in rounds]
+    sections = [round_.sections_s for round_ in rounds]
     if len({len(each) for each in sections}) > 1:
-        sections = [(one.took_s,) for one in rounds]
+        sections = [(round_.took_s,) for round_ in rounds]
     return math.fsum(intervals.fastest(values) for values in zip(*sections, strict=True)) * 1e6
 
 

@@ -61,18 +61,18 @@ class HostSteps:
 
         Raises `Unmeasurable` (not_capturable) if nothing else runs on the card.
         """
-        found = cls(device)
+        steps = cls(device)
         with (
             replaced(torch.cuda, "is_current_stream_capturing", lambda: True),
-            _Pass(found, recording=True).watching(),
+            _Pass(steps, recording=True).watching(),
         ):
             run()
         synchronize(device)
-        if found.steps and not found.launches:
+        if steps.steps and not steps.launches:
             raise not_capturable(
-                f"{found.steps[0].operator} depends on values, and nothing else runs on the card."
+                f"{steps.steps[0].operator} depends on values, and nothing else runs on the card."
             )
-        return found
+        return steps
 
     def around(self, run: Callable[[], Any]) -> Callable[[], Any]:
         """The same pass. While a graph is captured, it uses the recorded values; otherwise it is

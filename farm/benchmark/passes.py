@@ -92,9 +92,9 @@ def as_launched(
     work a call does."""
     if device.type != "cuda" or protocol.launch != "graph":
         return observe()
-    found: list[CapturedPass] = []
-    capture_graph([lambda: found.append(observe())], device)
-    return with_values(found[0], observe)
+    observed: list[CapturedPass] = []
+    capture_graph([lambda: observed.append(observe())], device)
+    return with_values(observed[0], observe)
 
 
 def working_set(

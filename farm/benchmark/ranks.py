@@ -7,7 +7,6 @@ process that is no rank decides alone."""
 from __future__ import annotations
 
 import datetime
-import itertools
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -20,7 +19,6 @@ from farm.errors import Unmeasurable
 
 T = TypeVar("T")
 FAILURE_S = 10.0  # longest time between the failures of two ranks that fail for the same reason
-_failures = itertools.count()
 
 
 def join(device: torch.device, rank: int, world: int, rendezvous: str) -> str:
@@ -97,7 +95,8 @@ def failed_everywhere(wait_s: float = FAILURE_S) -> bool:
     if world() == 1:
         return True
     store, until_s = dist.distributed_c10d._get_default_store(), time.monotonic() + wait_s
-    key = f"failure {next(_failures)}"
+    # Each rank counts its failures in the store: equal numbers mean the same failure.
+    key = f"failure {store.add(f'failures of rank {dist.get_rank()}', 1)}"
     failed = store.add(key, 1)
     while failed < world() and time.monotonic() < until_s:
         time.sleep(0.05)

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Self
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -76,9 +75,6 @@ class SampledWindow:
         return any(self.throttle_shares.get(name, 0.0) >= THROTTLED_SHARE for name in reasons)
 
 
-_periods: WeakKeyDictionary[Device, CounterPeriod] = WeakKeyDictionary()
-
-
 class Sampler:
     """While active, samples one device's sensors in its own thread.
 
@@ -97,7 +93,9 @@ class Sampler:
         self.counts_energy = (
             "energy_counter_mj" in capabilities
         )  # then windows begin and end at ticks
-        self.period = _periods.setdefault(device, CounterPeriod())
+        if device.counter_period is None:
+            device.counter_period = CounterPeriod()
+        self.period: CounterPeriod = device.counter_period
         self._throttles = "throttle_reasons" in capabilities
         self._series: dict[str, _Series] = {
             name: _Series() for name in ("energy_mj", self._power_field, *self._slow_fields) if name

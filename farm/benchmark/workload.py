@@ -128,7 +128,7 @@ def copies_wanted(
         if weight_bytes <= 0:
             return 1, True
         missing = max(0, CACHE_TIMES * cache - activation_bytes - output_bytes)
-        wanted = 1 + math.ceil(missing / weight_bytes)
+        copies = 1 + math.ceil(missing / weight_bytes)
         if MAX_COPIES * weight_bytes + activation_bytes + output_bytes < cache:
             return (
                 1,
@@ -137,10 +137,10 @@ def copies_wanted(
     elif residency == "chain":
         return CHAIN_LAYERS, True
     elif residency == "stream":
-        wanted = max(2, math.ceil(STREAM_TIMES * cache / max(1, weight_bytes + activation_bytes)))
+        copies = max(2, math.ceil(STREAM_TIMES * cache / max(1, weight_bytes + activation_bytes)))
     else:
         return 1, True
-    return min(wanted, MAX_COPIES), wanted <= MAX_COPIES
+    return min(copies, MAX_COPIES), copies <= MAX_COPIES
 
 
 def prepare(

@@ -34,13 +34,12 @@ from farm.devices.device import Card
 from farm.devices.host import visible_only
 from farm.devices.lock import turn
 from farm.errors import CardBusy, HostBusy, SettingsError, Unmeasurable
-from farm.settings import environment_of_children, settings
+from farm.settings import START_TIMEOUT_S, environment_of_children, settings
 from farm.types.protocol import OnPhase, Protocol, Software, Stopping, Subject
 from farm.types.reading import Reading, Verification
 
 A = TypeVar("A")
 
-START_TIMEOUT_S = 180.0  # importing torch from a cold network disk takes minutes
 KEPT_LINES = 40  # last lines of standard error
 POLL_S = 0.005
 
@@ -277,9 +276,9 @@ class BenchmarkProcess:
             deadline_s = time.monotonic() + timeout_s
             try:
                 asked = self.ask(request, deadline_s, on_phase)
-                while (found := asked()) is None:
+                while (answer := asked()) is None:
                     pass
-                return found
+                return answer
             except Unmeasurable:
                 raise
             except (

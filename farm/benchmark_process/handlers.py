@@ -27,7 +27,7 @@ Example::
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from farm.benchmark_process.requests import ProcessRequest
@@ -47,6 +47,8 @@ class OpenCard:
     device: Device  # its sensors
     torch_device: torch.device
     bench: Bench  # measures subjects on it
+    #: What handlers keep from one request to the next, by name. The process may end in between.
+    kept: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

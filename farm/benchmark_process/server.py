@@ -34,6 +34,7 @@ import json
 import os
 import platform
 import queue
+import resource
 import signal
 import sys
 import threading
@@ -42,6 +43,8 @@ import traceback
 from collections.abc import Callable, Mapping
 from importlib import import_module, metadata
 from typing import Any, TextIO
+
+import psutil
 
 from farm.benchmark_process import requests as kinds
 from farm.benchmark_process.handlers import Handler, OpenCard
@@ -54,17 +57,16 @@ from farm.devices.lock import register_process
 from farm.errors import FarmError, Unmeasurable, error_text
 from farm.extensions import handlers as handlers_of_add_ons
 from farm.extensions import offload
-from farm.models.own import source_of
-from farm.models.revision import revision_of
-from farm.models.texts import hold_tokens
 from farm.settings import die_with_parent, settings
-from farm.training.version import check_version
+from farm.training.version import check_version, model_revision
 from farm.types.protocol import OnPhase, Software, Subject
 from farm.types.reading import Reading, Verification
-from farm.types.tokens import Tokens
+from farm.types.tokens import Tokens, hold_tokens
 
 #: The process checks the card before an item if the last health check is older than this. Unit: s.
 CHECK_EVERY_S = 60.0
+#: The process of a CPU may take this share of the host's memory.
+MEMORY_LIMIT_SHARE = 0.8
 
 #: Called with the request and the function that announces phases.
 Answering = Callable[[Any, OnPhase], Any]
@@ -324,7 +326,6 @@ class TorchVerifier(Runner):
         import torch
 
         from farm.benchmark import verification
-        from farm.operators import capture, rebuild  # noqa: F401 - imported now, not during the first item
 
         self.device = device
         self._torch = torch
@@ -347,18 +348,14 @@ class TorchVerifier(Runner):
         }
 
     def answer(self, request: ProcessRequest[Any], on_phase: OnPhase) -> Any:
-        source = None
-        for subject in _subjects(request):
-            variant = subject.built_variant
-            if variant is not None:
-                check_version(variant)
-                source = source_of(variant.model) if variant.version else None
+        built = [subject.built_variant for subject in _subjects(request)]
+        variants = [variant for variant in built if variant is not None]
+        for variant in variants:
+            check_version(variant)
         answer = super().answer(request, on_phase)
-        return (
-            answer.noting(revision=revision_of(source))
-            if source and isinstance(answer, Reading)
-            else answer
-        )
+        if not variants or not isinstance(answer, Reading):
+            return answer
+        return answer.noting(revision=model_revision(variants[-1]))
 
     def join(self, rank: int, world: int, rendezvous: str) -> None:
         from farm.benchmark import ranks
@@ -407,8 +404,21 @@ class TorchRunner(TorchVerifier):
             handlers[handler.request] = _on_card(handler, open_card)
         self.handlers = handlers
 
+        if device.card.is_cpu:
+            _limit_memory()
+
     def unhealthy(self) -> str:
         return self._health().run()
+
+
+def _limit_memory() -> None:
+    """Let Linux refuse memory beyond a share of the host's. Otherwise it ends processes, of which
+    any may be the largest.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = int(MEMORY_LIMIT_SHARE * psutil.virtual_memory().total)
+    if hard == resource.RLIM_INFINITY or most < hard:
+        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 
 
 def _on_card(handler: Handler, card: OpenCard) -> Answering:

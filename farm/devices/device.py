@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from farm.types.card_kind import CardKind, OfCardKind
 
@@ -78,6 +78,9 @@ class Device(ABC):
     #: True if a pause inside a graph has a known length: the card's clock for it is the same on all
     #: cards of the vendor.
     times_pauses: ClassVar[bool] = True
+    #: What the samplers of this device have learned: a
+    #: `farm.benchmark.counter_period.CounterPeriod`.
+    counter_period: Any = None
 
     card: Card
 

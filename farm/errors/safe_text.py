@@ -45,11 +45,11 @@ def shown_url(url: str) -> str:
     sqlite = _SQLITE_FILE.match(url)
     if sqlite:
         return sqlite[0]
-    found = _URL.fullmatch(url)
-    if not found or not _is_clear(found["host"], found["path"] or ""):
+    match = _URL.fullmatch(url)
+    if not match or not _is_clear(match["host"], match["path"] or ""):
         return UNREADABLE_URL
-    place = found["host"] + (found["port"] or "") + (found["path"] or "")
-    return f"{found['scheme']}://{_shown_account(found)}{place}"
+    place = match["host"] + (match["port"] or "") + (match["path"] or "")
+    return f"{match['scheme']}://{_shown_account(match)}{place}"
 
 
 def _is_clear(host: str, path: str) -> bool:
@@ -119,7 +119,8 @@ def _pattern_of_secrets() -> re.Pattern[str]:
     longest_first = sorted(_secrets, key=len, reverse=True)
     return re.compile(
         "|".join(
-            re.escape(one) if len(one) > 5 else rf"\b{re.escape(one)}\b" for one in longest_first
+            re.escape(secret) if len(secret) > 5 else rf"\b{re.escape(secret)}\b"
+            for secret in longest_first
         )
     )
 

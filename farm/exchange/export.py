@@ -92,7 +92,7 @@ def export(
     with writing_to(target, "Give another path, or free disk space."):
         folder = target.parent if alone else target
         folder.mkdir(parents=True, exist_ok=True)
-        about = {
+        metadata = {
             "format": FORMAT,
             "farm_version": __version__,
             "exported_at_s": round(time.time(), 3),
@@ -100,7 +100,7 @@ def export(
         files = {}
         for table, make in makers.items():
             path = target if alone else folder / f"{table}.{form}"
-            files[table] = (path, _write(path, form, table, make(session, selection), about))
+            files[table] = (path, _write(path, form, table, make(session, selection), metadata))
         dictionary = target.with_suffix(".dictionary.md") if alone else folder / "dictionary.md"
         with replacing_file(dictionary) as file:
             file.write(as_markdown().encode())

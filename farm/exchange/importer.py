@@ -114,7 +114,7 @@ def import_export(database: Database, path: Path, *, origin: str = "") -> list[I
             "Give a file or folder that `farm export` wrote.",
         )
     files.sort(key=lambda file: list(_IMPORTS).index(file.table))
-    about = files[0].about
+    metadata = files[0].about
     left_out: list[Imported] = []
     if not any(file.table == "captures" for file in files):
         why = "calls need the table of their captures, captures.parquet of the same export"
@@ -127,7 +127,7 @@ def import_export(database: Database, path: Path, *, origin: str = "") -> list[I
     with contextlib.ExitStack() as stack:
         stack.enter_context(_rare_garbage_collection())
         checked = [(file, stack.enter_context(_spooled(_checked(file, origin)))) for file in files]
-        _store_origin(database, origin, path, about)
+        _store_origin(database, origin, path, metadata)
         return [*(_write(database, file, batches) for file, batches in checked), *left_out]
 
 
@@ -183,46 +183,46 @@ def _opened(path: Path) -> ExportFile:
         raise ImportRefused(f"{path} is not a regular file.", NEXT_STEP)
     limits = {"thrift_string_size_limit": 100 << 20, "thrift_container_size_limit": 1 << 20}
     try:
-        found = pq.ParquetFile(path, **limits)
+        file = pq.ParquetFile(path, **limits)
     except FileNotFoundError:
         raise ImportRefused(f"There is no file {path}.", NEXT_STEP) from None
     except (pa.ArrowException, OSError, ValueError) as error:
         raise ImportRefused(f"{path} is not a complete Parquet file.", NEXT_STEP) from error
     try:
-        about = json.loads((found.schema_arrow.metadata or {}).get(METADATA, b"null"))
+        metadata = json.loads((file.schema_arrow.metadata or {}).get(METADATA, b"null"))
     except ValueError:
-        about = None
+        metadata = None
     if (
-        not isinstance(about, dict)
-        or type(about.get("format")) is not int
-        or about.get("table") not in TABLES
+        not isinstance(metadata, dict)
+        or type(metadata.get("format")) is not int
+        or metadata.get("table") not in TABLES
     ):
         raise ImportRefused(f"{path} was not written by `farm export`.", NEXT_STEP)
-    if about["format"] > FORMAT:
+    if metadata["format"] > FORMAT:
         raise ImportRefused(
-            f"{path} has format {about['format']}; this program reads formats up to {FORMAT}.",
+            f"{path} has format {metadata['format']}; this program reads formats up to {FORMAT}.",
             "Update this program, or export again with an older program.",
         )
-    table = about["table"]
+    table = metadata["table"]
     for field in schema_of(table):
-        at = found.schema_arrow.get_field_index(field.name)
+        at = file.schema_arrow.get_field_index(field.name)
         if at < 0 and field.name in ADDED.get(table, ()):
             continue
-        if at < 0 or found.schema_arrow.field(at).type != field.type:
+        if at < 0 or file.schema_arrow.field(at).type != field.type:
             raise ImportRefused(
                 f"{path} lacks the column {field.name} of type {field.type}.", NEXT_STEP
             )
-    _check_size(path, found.metadata)
-    _check_pages(path, found.metadata)
+    _check_size(path, file.metadata)
+    _check_pages(path, file.metadata)
     # Dictionary encoding: a text that repeats is in memory once, as in the file.
-    leaves = [found.schema.column(index) for index in range(found.metadata.num_columns)]
+    leaves = [file.schema.column(index) for index in range(file.metadata.num_columns)]
     texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
     options = {
-        "metadata": found.metadata,
+        "metadata": file.metadata,
         "read_dictionary": texts,
         "page_checksum_verification": True,
     }
-    return ExportFile(path, table, about, pq.ParquetFile(path, **limits, **options))
+    return ExportFile(path, table, metadata, pq.ParquetFile(path, **limits, **options))
 
 
 def _check_size(path: Path, metadata: pq.FileMetaData) -> None:
@@ -660,12 +660,12 @@ def _shapes(cost: Cost) -> list[list[int]] | None:
 
 def _is_own(session: Session, subject_id: str) -> bool:
     """True if this farm has captured or measured an operator or a variant."""
-    own = CAPTURE.origin.in_(content.OWN_CAPTURES)
+    is_own = CAPTURE.origin.in_(content.OWN_CAPTURES)
     calling = sqlalchemy.select(CAPTURE.id).join(tables.Call, CALL.capture_id == CAPTURE.id)
     queries = (
         sqlalchemy.select(READING.id).where(READING.subject_id == subject_id, READING.origin == ""),
-        sqlalchemy.select(CAPTURE.id).where(CAPTURE.variant_id == subject_id, own),
-        calling.where(CALL.operator_id == subject_id, own),
+        sqlalchemy.select(CAPTURE.id).where(CAPTURE.variant_id == subject_id, is_own),
+        calling.where(CALL.operator_id == subject_id, is_own),
     )
     return any(session.execute(query.limit(1)).first() is not None for query in queries)
 
@@ -924,7 +924,9 @@ def _known_capture(session: Session, row: Row, farm: str) -> int | None:
     """Return the id of a verdict's capture in this database: preferably that of the verdict's farm,
     then one of this farm. The order of imports has no influence."""
     query = sqlalchemy.select(tables.Capture).where(CAPTURE.variant_id == row["variant_id"])
-    same = [found for found in session.scalars(query) if capture_key(found) == row["capture_id"]]
+    same = [
+        capture for capture in session.scalars(query) if capture_key(capture) == row["capture_id"]
+    ]
     best = min(same, key=lambda found: (_farm_of(found) != farm, _farm_of(found)), default=None)
     return None if best is None else best.id
 

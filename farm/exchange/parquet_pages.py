@@ -66,17 +66,17 @@ class _Header:
         """Read the structure. Return the number of a field -> its value, for fields that are
         integers.
         """
-        found: dict[int, int] = {}
+        integers: dict[int, int] = {}
         number = 0
         while True:
             first = self._byte()
             field_type = first & 15
             if field_type == _STOP:
-                return found
+                return integers
             step = first >> 4
             number = number + step if step else _signed(self._varint())
             if field_type in _INTEGERS:
-                found[number] = _signed(self._varint())
+                integers[number] = _signed(self._varint())
             elif field_type not in _BOOLEANS:  # the type of a boolean is its value
                 self._skip(field_type, 0)
 

@@ -495,13 +495,13 @@ def _made_of(
 
 def _rounds(session: Session, job_ids: Iterable[str]) -> dict[tuple[str, int], dict[str, Any]]:
     """Return (job id, round number) -> the columns `operators` and `capture_id`."""
-    found = {}
+    rounds = {}
     query = sqlalchemy.select(ROUND.job_id, ROUND.number, ROUND.operators, *CAPTURE)
     query = query.outerjoin(tables.Capture, CAPTURE.id == ROUND.capture_id)
     for row in among(session, query, ROUND.job_id, job_ids):
         capture = None if row.id is None else capture_key(row)
-        found[row.job_id, row.number] = {"capture_id": capture, "operators": list(row.operators)}
-    return found
+        rounds[row.job_id, row.number] = {"capture_id": capture, "operators": list(row.operators)}
+    return rounds
 
 
 def _batch_of(row: Mapping[str, Any]) -> dict[str, Sequence[Any]]:

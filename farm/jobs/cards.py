@@ -8,7 +8,7 @@ holder names of its workers contain."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ import sqlalchemy
 from sqlalchemy import case, update
 from sqlmodel import Session, and_, col, func, select
 
-from farm.devices.cpu import cpu_card
+from farm.devices.cpu import cpu_card, no_slow_memory
 from farm.devices.device import Card
 from farm.devices.host import discover, is_installed, links_of
-from farm.errors import FarmUnavailable, NoSuchCard, NoWorker
+from farm.errors import FarmUnavailable, NoSuchCard, NoWorker, UsageError
 from farm.requests.card_selection import choose_cards, matching_cards
 from farm.settings import settings
 from farm.store.content import storable_text, store_software
@@ -29,6 +29,7 @@ from farm.store.item_state import has_message
 from farm.store.tables import CardRow, CardState, Item, ItemState, Job, Operator, SoftwareRow
 from farm.types.fingerprint import FINGERPRINT_VERSION, sound_fingerprint
 from farm.types.protocol import Software
+from farm.types.request import Request
 
 #: A card is lost if its worker has not been seen for this many heartbeats.
 LOST_AFTER_HEARTBEATS = 3
@@ -315,6 +316,7 @@ def views(
         Item.state == ItemState.DONE,
         col(Item.ended_at_s) >= now - 3600,
         col(Item.reused).is_(False),
+        col(Item.reading_id).is_not(None),
     )
     counted |= _counts(session, *lately) if hourly else {}
     measuring = measured_now(session)
@@ -494,6 +496,16 @@ def _usable(found: Sequence[Card], say: Say) -> list[Card]:
         if card.refusal:
             say(f"Not usable: {card}: {card.refusal}")
     return [card for card in found if not card.refusal]
+
+
+def check_placements(request: Request, cards: Iterable[Card]) -> None:
+    """Raise `UsageError` if a request measures tensors in slow memory and a card has none."""
+    if request.placements == "none":
+        return
+    for card in cards:
+        why = no_slow_memory(card)
+        if why:
+            raise UsageError(why, "Leave --placements out, or choose another card with --card.")
 
 
 def kind_of_cards() -> str:

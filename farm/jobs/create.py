@@ -10,8 +10,7 @@ import dataclasses
 import functools
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 
 from sqlmodel import Session, col, func, select
 
@@ -43,14 +42,6 @@ from farm.verdict.evidence import unscoped_parts
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Tuples:
-    """The operator tuples of a model, which the database contains."""
-
-    calls: Mapping[str, int]  # tuple id -> number of calls in one pass
-    capture_id: int
-
-
 #: Called after each batch of a sweep: the job as planned so far, and the number of combinations
 #: tried.
 OnGrown = Callable[[JobPlan, int], None]
@@ -60,7 +51,7 @@ def open_job(
     database: Database,
     resolved: ResolvedRequest,
     *,
-    tuples: Tuples | None = None,
+    capture_id: int | None = None,
     farm: str = "",
     pinned: bool = False,
     ready: Callable[[], None] = lambda: None,
@@ -73,14 +64,14 @@ def open_job(
     is interrupted in another way, `continue_planning` continues.
 
     Args:
-        tuples: the tuples of a model, if the caller has called `tuples_of`.
+        capture_id: the capture of a model, if the caller has called `stored_capture`.
         farm, pinned: see `farm.jobs.jobs.create`.
         ready: called between the capture and the query of the cards. It may wait for workers to
             start.
         grown: see `OnGrown`.
 
     Raises:
-        UnknownOperator, CaptureError: see `tuples_of`.
+        UnknownOperator, CaptureError: see `stored_capture`.
         NoSuchCard, UsageError: see `jobs.create`.
     """
     request = resolved.request
@@ -94,8 +85,8 @@ def open_job(
             return create(operator_ids=operator_ids, whole=False)
 
         return _plan_sweep(database, request, begin, grown)
-    if tuples is None:
-        tuples = tuples_of(database, resolved)
+    if capture_id is None:
+        capture_id = stored_capture(database, resolved)
     ready()
     variant, title = resolved.variant, resolved.title
     assert variant is not None, "a request without a sweep has a variant"
@@ -103,17 +94,18 @@ def open_job(
         others = content.other_versions(session, variant)
         if others:
             title = variant.with_version(title)
-        changed = _changed(session, variant, others, tuples.capture_id)
-        scope = _first_scope(session, request, tuples.capture_id, resolved.card_ids)
+        changed = _changed(session, variant, others, capture_id)
+        scope = _first_scope(session, request, capture_id, resolved.card_ids)
+        calls = content.counts(session, capture_id)
         if request.placements != "none":
-            _look_at_outputs(tuples_with_ids(session, tuples.calls).values())
-    plan = create(scope=scope, capture_id=tuples.capture_id, title=title)
+            _look_at_outputs(tuples_with_ids(session, calls).values())
+    plan = create(scope=scope, capture_id=capture_id, title=title)
     return dataclasses.replace(
         plan,
         state=PlanState.OPENED,
         title=title,
-        tuples=len(tuples.calls),
-        calls=sum(tuples.calls.values()),
+        tuples=len(calls),
+        calls=sum(calls.values()),
         changed=changed,
     )
 
@@ -242,11 +234,11 @@ def _add(database: Database, job_id: str, operator_ids: Sequence[str]) -> JobPla
         return add_tuples(session, job, operator_ids)
 
 
-def tuples_of(database: Database, resolved: ResolvedRequest) -> Tuples:
-    """Return the tuples of a model and check the operators of the request. Capture the model if the
-    database has none. Raises `UnknownOperator` if none of the named operators is in the model;
-    `CaptureError` if the model cannot be captured without gaps; `UsageError` if a training step
-    needs more memory than a card has."""
+def stored_capture(database: Database, resolved: ResolvedRequest) -> int:
+    """Return the id of the capture of a model, and check the operators of the request. Capture the
+    model if the database has no capture. Raises `UnknownOperator` if none of the named operators is
+    in the model; `CaptureError` if the model cannot be captured without gaps; `UsageError` if a
+    training step needs more memory than a card has."""
     card = resolved.smallest_card
     if card is None:
         with database.read() as session:
@@ -262,9 +254,8 @@ def tuples_of(database: Database, resolved: ResolvedRequest) -> Tuples:
         model=resolved.model,
     )
     with database.read() as session:
-        calls = content.counts(session, capture_id)
         _check_operators(session, resolved.request, capture_id)
-    return Tuples(calls, capture_id)
+    return capture_id
 
 
 def _check_operators(session: Session, request: Request, capture_id: int) -> None:

@@ -20,10 +20,11 @@ from farm.devices.device import Card
 from farm.devices.host import links_of
 from farm.jobs.balance import together_s
 from farm.jobs.cards import ensure_card, has_installed_software
-from farm.jobs.create import Tuples, open_job, tuples_of
+from farm.jobs.create import open_job, stored_capture
 from farm.jobs.plan import JobPlan, PlanState
 from farm.requests.resolved import ResolvedRequest
 from farm.store import tables
+from farm.store.content import counts
 from farm.store.database import Database, in_batches
 from farm.store.tables import Item, ItemState
 from farm.types.protocol import Variant
@@ -75,12 +76,12 @@ class DryRun:
 
     def preview(self, resolved: ResolvedRequest) -> JobPlan:
         """Plan a job and return the plan. Raises the errors of `open_job`."""
-        tuples = None
+        capture_id = None
         if resolved.variant is not None:
-            tuples = self._tuples_of_model(resolved, resolved.variant)
+            capture_id = self._capture_of_model(resolved, resolved.variant)
         elif resolved.request.sweep is not None:
             self._copy_readings_of_sweep(resolved.request.sweep)
-        plan = open_job(self.scratch, resolved, tuples=tuples)
+        plan = open_job(self.scratch, resolved, capture_id=capture_id)
         new, left_s = self._new_items(plan, remeasured=resolved.request.reuse == "none")
         return dataclasses.replace(
             plan,
@@ -91,7 +92,7 @@ class DryRun:
             expected_s=self._expected_s(left_s),
         )
 
-    def _tuples_of_model(self, resolved: ResolvedRequest, variant: Variant) -> Tuples:
+    def _capture_of_model(self, resolved: ResolvedRequest, variant: Variant) -> int:
         """Copy what the database knows of a model, and capture it if the database does not have
         it."""
         captures = select(tables.Capture.id).where(tables.Capture.variant_id == variant.id)
@@ -100,10 +101,12 @@ class DryRun:
         self._copy(tables.Operator, col(tables.Operator.id).in_(called))
         self._copy(tables.Capture, tables.Capture.variant_id == variant.id)
         self._copy(tables.Call, col(tables.Call.capture_id).in_(captures))
-        tuples = tuples_of(self.scratch, resolved)
-        for subject_ids in in_batches([*tuples.calls, variant.id]):
+        capture_id = stored_capture(self.scratch, resolved)
+        with self.scratch.read() as session:
+            calls = counts(session, capture_id)
+        for subject_ids in in_batches([*calls, variant.id]):
             self._copy(tables.ReadingRow, col(tables.ReadingRow.subject_id).in_(subject_ids))
-        return tuples
+        return capture_id
 
     def _copy_readings_of_sweep(self, sweep: Sweep) -> None:
         of_operator = select(tables.Operator.id).where(tables.Operator.short_name == sweep.operator)

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from sqlmodel import col, select
 
+from farm.benchmark.block import Window, measured_block
 from farm.benchmark_process.client import Measured
 from farm.devices.device import Card
 from farm.devices.host import discover, open_device
 from farm.errors import Unmeasurable, UsageError
 from farm.jobs import cards, items, jobs
-from farm.jobs.create import Tuples, capture_all_layers, open_job
+from farm.jobs.create import capture_all_layers, open_job
 from farm.jobs.item_driver import (
     ItemDriver,
     check_health,
@@ -100,6 +101,28 @@ class TupleReading:
             ("flags", ", ".join(reading.flags) or "none"),
         ]
         return table(f"{label_of(self.spec)} on {self.card.model}", ("", "one call"), rows)
+
+
+@contextlib.contextmanager
+def window(card: str = "") -> Iterator[Window]:
+    """Measure the time and energy of a block of code, once. The GPU is synchronized at the begin
+    and the end.
+
+    This is not a reading: nothing is repeated or stored, and no other process is kept off the card.
+
+    Args:
+        card: as in ``--card``. Default: the first GPU of this host, or the CPU if there is no GPU.
+
+    Raises:
+        NoSuchCard, UsageError: there is no such card.
+
+    Example:
+        >>> with farm.window() as w:
+        ...     train_one_epoch()
+        >>> w.time_s, w.energy_mj
+    """
+    with measured_block(own_card(card)) as measured:
+        yield measured
 
 
 def measure_tuples(
@@ -249,11 +272,11 @@ def _run_job(
         torch = driver.ready().torch
         try:
             capture_all_layers(database, resolved)
-            tuples = None
+            capture_id = None
             if captured is not None:
                 protocol = resolved.request.protocol
-                tuples = _store(database, captured, protocol, card.kind, torch)
-            plan = open_job(database, resolved, tuples=tuples, farm=farm, pinned=True)
+                capture_id = _store(database, captured, protocol, card.kind, torch)
+            plan = open_job(database, resolved, capture_id=capture_id, farm=farm, pinned=True)
             try:
                 with heartbeat(beat):
                     driver.run_rounds(plan.job_id, plan.round)
@@ -395,9 +418,9 @@ def _torch_state_restored() -> Iterator[None]:
 
 def _store(
     database: Database, model: CapturedModel, how: Protocol, card_kind: str, torch: str
-) -> Tuples:
-    """Store the model's tuples and calls. With the data policy `seen`, also store observed values
-    of its tensors.
+) -> int:
+    """Store the model's tuples and calls, and return the id of the capture. With the data policy
+    `seen`, also store observed values of its tensors.
     """
     extraction, device_type = model.extraction, device_type_of(card_kind)
     capture = tables.Capture(
@@ -416,7 +439,7 @@ def _store(
             seen = watch_values(copy.deepcopy(model.model), model.args, dict(model.kwargs))
         with database.write() as session:
             store_values(session, capture_id, seen)
-    return Tuples(extraction.capture.counts, capture_id)
+    return capture_id
 
 
 def own_card(text: str) -> Card:

@@ -22,10 +22,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from farm.benchmark_process.client import BenchmarkProcess, Measured
-from farm.benchmark_process.requests import TurnsRequest, VerifyRequest
+from farm.benchmark_process.requests import FingerprintRequest, TurnsRequest, VerifyRequest
 from farm.devices.device import Card
 from farm.devices.host import open_device
 from farm.devices.lock import CardLock, locked_within
@@ -43,7 +43,6 @@ from farm.jobs.items import Claim, Closed, DeclineReason, complete
 from farm.jobs.outage import Outage
 from farm.settings import settings
 from farm.settings.shared_files import PRIVATE, Folder, UntrustedPath, open_folder
-from farm.store import item_state
 from farm.store.content import (
     add_reading,
     predicted_counts,
@@ -239,6 +238,11 @@ class ItemDriver:
     #: Items whose turns were lost: their readings get the flag `timed_alone`.
     _lost: set[tuple[str, ...]] = field(default_factory=set, init=False, repr=False)
 
+    @classmethod
+    def with_process(cls, card_id: str, holder: str, database: Database, **fields: Any) -> Self:
+        """A driver with a benchmark process of its own, which has not started."""
+        return cls(card_id, holder, database, BenchmarkProcess(card_id), **fields)
+
     def close(self) -> None:
         """End all processes that measure."""
         self._group.close()
@@ -264,6 +268,12 @@ class ItemDriver:
             self.software = software
             self.registered(card)
         return software
+
+    def take_fingerprint(self, card: Card) -> None:
+        """Store a fingerprint of the card if it has none for its driver."""
+        if cards.needs_fingerprint(self.database, card.id, card.driver):
+            fingerprint = self.benchmark.call(FingerprintRequest(), timeout_s=60.0)
+            cards.keep_fingerprint(self.database, card.id, fingerprint)
 
     def ready(self) -> Software:
         """Register the card and return its software. If the card cannot measure, put it in
@@ -544,11 +554,7 @@ class ItemDriver:
         assert claimed.capture_id is not None
         found = (claimed.capture_id, verified.observed, verified.verification)
         self.ask(store_observed, self.database, *found, card_id=self.card_id)
-        why = (
-            item_state.KERNELS_LISTED,
-            "The model was compiled; its kernels are measured in the next round.",
-        )
-        self.follow_up(self.ask(items.fail, self.database, claimed, *why))
+        self.follow_up(self.ask(items.listed, self.database, claimed))
         return ItemOutcome("listed")
 
     def _time_in_turn(self, claimed: Claim) -> None:

@@ -39,8 +39,16 @@ from farm.store.content import (
     satisfies,
     software_of_groups,
 )
-from farm.store.database import Database, database_now, fetch, in_batches, lock_items, without_index
-from farm.store.tables import Item, ItemState, Job, JobState
+from farm.store.database import (
+    Database,
+    database_now,
+    fetch,
+    in_batches,
+    lock_items,
+    remembered,
+    without_index,
+)
+from farm.store.tables import Item, ItemRole, ItemState, Job, JobState
 from farm.types.protocol import Protocol, Stopping, Subject
 from farm.types.reading import Reading
 from farm.types.request import Request
@@ -82,12 +90,8 @@ class Claim:
 
     @property
     def lists_kernels(self) -> bool:
-        """True for a compiled whole model whose kernels on this card model are unknown."""
-        return (
-            self.role == "whole"
-            and self.subject.compiled is not None
-            and not self.subject.compiled["choices"]
-        )
+        """True if the item compiles a model, whose kernels on this card model are unknown."""
+        return self.role == ItemRole.COMPILE
 
 
 @dataclass(frozen=True)
@@ -294,6 +298,8 @@ def _subject_key(item: Any, reuse: str, software_id: str) -> str:
         item.card_model if item.role == "tuple" and reuse in ("model", "imported") else item.card_id
     )
     key = f"{item.subject_id}:{scope}:{software_id}:{item.protocol_id}"
+    if item.role == ItemRole.COMPILE:  # no reading closes it
+        key = f"{key}:{item.role}"
     return key if reuse != "none" else f"{key}:{item.job_id}:{item.role}"
 
 
@@ -351,16 +357,15 @@ def _describe(session: Session, item: Any, request: Request, token: str) -> Clai
     )
 
 
-_protocols: dict[str, Protocol] = {}  # cache: stored protocols never change
-
-
 def _protocol(session: Session, protocol_id: str) -> Protocol | None:
-    if protocol_id not in _protocols:
+    protocols = remembered(session, "protocols")  # stored protocols never change
+    if protocol_id not in protocols:
         row = session.get(tables.ProtocolRow, protocol_id)
         if row is None or not row.spec:
             return None
-        _protocols[protocol_id] = Protocol.from_json(row.spec)
-    return _protocols[protocol_id]
+        protocols[protocol_id] = Protocol.from_json(row.spec)
+    protocol: Protocol = protocols[protocol_id]
+    return protocol
 
 
 def _key_of(session: Session, item_id: int, software_id: str) -> str | None:
@@ -513,9 +518,26 @@ def fail(
         session.exec((item_state.LET_GO if cancelled else closing).update(its_own, **why))
         if again and not cancelled:
             return Closed(False)
-        woken = _wake_behind(session, item) if deferred else ()
-        ended = {(item.job_id, item.round)} if item.other is None else set()
-        return Closed(True, _finished(session, ended), woken)
+        return _without_reading(session, item, deferred)
+
+
+def listed(database: Database, claimed: Claim) -> Closed:
+    """Close an item that compiled its model: the kernels are stored, and it has no reading."""
+    with database.write() as session:
+        item, deferred = _held(session, claimed)
+        if item is None:
+            return Closed(False)
+        cancelled = item.state == ItemState.CANCELLED
+        closing = item_state.LET_GO if cancelled else item_state.LIST
+        session.exec(closing.update(col(Item.id) == item.id))
+        return _without_reading(session, item, deferred)
+
+
+def _without_reading(session: Session, item: Any, deferred: Sequence[Any]) -> Closed:
+    """The result of closing an item without a reading: what waits for it wakes."""
+    woken = _wake_behind(session, item) if deferred else ()
+    ended = {(item.job_id, item.round)} if item.other is None else set()
+    return Closed(True, _finished(session, ended), woken)
 
 
 def put_off(
@@ -555,7 +577,7 @@ def _held(session: Session, claimed: Claim) -> tuple[Any, Sequence[Any]]:
     key = select(col(Item.subject_key)).where(Item.id == claimed.item_id).scalar_subquery()
     behind = and_(col(Item.subject_key) == key, col(Item.state) == ItemState.DEFERRED)
     there = aliased(Item)
-    known = _waiting.get((claimed.job_id, claimed.round), 0)
+    known = remembered(session, _WAITING_ITEMS).get((claimed.job_id, claimed.round), 0)
     other = (
         select(there.id)
         .where(there.id == known, there.state == ItemState.WAITING)
@@ -764,9 +786,9 @@ def _wake_behind(session: Session, item: Any) -> tuple[int, ...]:
     return _wake(session, col(Item.subject_key) == item.subject_key)
 
 
-#: Round -> one of its items that waited when this process last looked, so that most closed items
-#: need no search.
-_waiting: dict[tuple[str, int], int] = {}
+#: What `remembered` has: round -> one of its items that waited when this process last looked, so
+#: that most closed items need no search.
+_WAITING_ITEMS = "waiting items"
 
 
 def _finished(session: Session, rounds: set[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
@@ -805,8 +827,9 @@ def open_items(session: Session, job_id: str, number: int) -> bool:
     that waits.
     """
     waiting, others = queries_of_open(job_id, number)
-    if (found := session.exec(waiting).first()) is not None:
-        _waiting[job_id, number] = found
+    waiting_item_id = session.exec(waiting).first()
+    if waiting_item_id is not None:
+        remembered(session, _WAITING_ITEMS)[job_id, number] = waiting_item_id
         return True
-    _waiting.pop((job_id, number), None)
+    remembered(session, _WAITING_ITEMS).pop((job_id, number), None)
     return session.exec(others).first() is not None

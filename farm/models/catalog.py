@@ -187,7 +187,7 @@ def variant(name: str, batch: int = 1, **fields: Any) -> Variant:
     Args:
         fields: fields of a `Variant`; None means the default. ``text`` (a file) and ``tokenizer``
             (a folder with a `tokenizer.json`) give the input text; this process then stores its ids
-            (`farm.models.texts.tokens_of_text`).
+            (`farm.types.tokens.tokens_of_text`).
 
     Raises:
         UsageError: the model does not accept or use one of the fields; see

@@ -211,25 +211,25 @@ def _accepted(
 ) -> Accepted:
     refuse_loading(config, folder)
     usable = _keys_of(declaring)
-    found: dict[str, Any] = {}
+    accepted: dict[str, Any] = {}
     ignored: list[str] = []
     for key, value in config.items():
         name = f"{prefix}{key}"
         part = declaring.sub_configs.get(key.removesuffix("_dict"))
         if key in _CHOICES:
-            found[key.removeprefix("_").removesuffix("_internal")] = value
+            accepted[key.removeprefix("_").removesuffix("_internal")] = value
         elif key in _SILENT:
             continue
         elif part is not None and isinstance(value, dict):
             within = _accepted(value, part, folder, f"{name}.", silent)
-            found[key] = within.config
+            accepted[key] = within.config
             ignored += within.ignored
         elif key in usable:
             _check(value, key, name, folder)
-            found[key] = value
+            accepted[key] = value
         elif key not in silent and not key.startswith("_"):
             ignored.append(name)
-    return Accepted(found, tuple(ignored))
+    return Accepted(accepted, tuple(ignored))
 
 
 @functools.cache

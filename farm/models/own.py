@@ -434,10 +434,10 @@ class Own(Source):
             entries[name] = ModelEntry(name, "user", IMAGE_PX, smallest_size=1, origin=NAME)
         for name in config_folder.folders():
             entries[name] = config_folder.entry(name)
-        taken = entries.keys() & torchvision.all_names()
-        if taken:
+        names = entries.keys() & torchvision.all_names()
+        if names:
             raise SettingsError(
-                f"The setting 'models' gives your model the name '{min(taken)}', which is a model "
+                f"The setting 'models' gives your model the name '{min(names)}', which is a model "
                 "of torchvision.",
                 "Choose another name for your model.",
             )

@@ -16,8 +16,8 @@ from farm.errors import SettingsError, UnsupportedModel, UsageError
 from farm.models.entry import ModelEntry
 from farm.models.own import batched
 from farm.models.source import Source, install_line, is_installed
-from farm.models.texts import hold_tokens
 from farm.types.protocol import Variant
+from farm.types.tokens import hold_tokens
 
 if TYPE_CHECKING:
     import torch

@@ -20,8 +20,9 @@ from farm.models import config_file, config_folder, configurations
 from farm.models.configurations import NAME, TABLE, specials_of, vocabulary_of
 from farm.models.entry import ModelEntry
 from farm.models.source import Source
-from farm.models.texts import Specials, token_ids, tokens_of_text, user_text
+from farm.models.texts import Specials, token_ids, user_text
 from farm.models.torchvision import imported_after_torchvision
+from farm.types.tokens import tokens_of_text
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +61,7 @@ class Transformers(Source):
 
         from farm.models.building import Decoding, replaced
 
-        about = _about(entry)
+        architecture = _about(entry)
         made = _class_of(entry)
         if variant.mode == "train" and variant.phase == "encode":  # its training task
             made = getattr(_package(), f"{made.__name__.removesuffix('Model')}ForMaskedLM", made)
@@ -69,9 +70,9 @@ class Transformers(Source):
         unfilled = replaced(_package().PreTrainedModel, "initialize_weights", lambda model: None)
         placed = unfilled if on_meta else torch.device(device)
         with _quietly(), _nothing_fetched(), placed:
-            model = _built(made, about, variant, on_meta=on_meta)
+            model = _built(made, architecture, variant, on_meta=on_meta)
             if variant.phase == "decode":
-                growing = about["kind"] == "growing"
+                growing = architecture["kind"] == "growing"
                 if growing:  # the mask for a static cache is always made
                     model.forward = _masked_by_padding_alone(model.forward, padded=False)
                 return Decoding(
@@ -95,15 +96,15 @@ class Transformers(Source):
     def tokens_of(self, entry: ModelEntry, variant: Variant, text: Path, tokenizer: Path) -> Tokens:
         if not variant.phase:
             return super().tokens_of(entry, variant, text, tokenizer)
-        about = _about(entry)
+        architecture = _about(entry)
         return user_text.tokenize(
             text,
             tokenizer,
-            vocabulary_of(about["config"]),
+            vocabulary_of(architecture["config"]),
             _rows(entry, variant),
             variant.length,
             padded=variant.padded,
-            specials=specials_of(about),
+            specials=specials_of(architecture),
             bare=variant.phase == "decode",  # in decode the input is one token of the text
         )
 
@@ -127,7 +128,9 @@ class Transformers(Source):
 
 @functools.cache
 def _entries() -> Mapping[str, ModelEntry]:
-    return {name: configurations.entry_of(name, about) for name, about in TABLE.items()}
+    return {
+        name: configurations.entry_of(name, architecture) for name, architecture in TABLE.items()
+    }
 
 
 def _about(entry: ModelEntry) -> dict[str, Any]:
@@ -227,16 +230,16 @@ def _note_ignored(keys: tuple[str, ...], folder: str) -> None:
 def _call(entry: ModelEntry, variant: Variant, device: torch.device) -> dict[str, Any]:
     from farm.models.building import dtype_of, images, random_normal
 
-    about = _about(entry)
-    model_kind = about["kind"]
+    architecture = _about(entry)
+    model_kind = architecture["kind"]
     dtype = dtype_of(variant)
     if model_kind == "image":
         return {"pixel_values": images(variant, device)}
     if model_kind == "sound":
         return {"input_values": random_normal((variant.batch, variant.length), dtype, device)}
     if model_kind == "frames":
-        folder = about.get("folder", NAME)
-        bins = config_file.whole_number(about["config"], "num_mel_bins", folder) or _MEL_BINS
+        folder = architecture.get("folder", NAME)
+        bins = config_file.whole_number(architecture["config"], "num_mel_bins", folder) or _MEL_BINS
         shape = (variant.batch, bins, variant.length)
         return {"input_features": random_normal(shape, dtype, device)}
     ids, mask = _texts(entry, variant, device)
@@ -286,9 +289,9 @@ def _texts(
     """Ids and mask (0 for padding) of the rows of a text, both of shape (rows, length), int64."""
     import torch
 
-    about = _about(entry)
+    architecture = _about(entry)
     rows = _rows(entry, variant)
-    vocabulary = vocabulary_of(about["config"])
+    vocabulary = vocabulary_of(architecture["config"])
     if device.type == "meta":
         empty = torch.empty((rows, variant.length), dtype=torch.int64, device=device)
         return empty, empty
@@ -302,12 +305,12 @@ def _texts(
             )
     else:
         tokens = token_ids(
-            about["tokenizer"],
+            architecture["tokenizer"],
             vocabulary,
             rows,
             variant.length,
             padded=variant.padded,
-            specials=Specials() if variant.phase == "decode" else specials_of(about),
+            specials=Specials() if variant.phase == "decode" else specials_of(architecture),
         )
     order = [row % tokens.batch for row in range(rows)]  # a larger batch starts the text again
     ids = torch.tensor(tokens.ids[order], device=device)

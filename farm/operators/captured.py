@@ -258,11 +258,12 @@ class CapturedPass:
 
     def to_json(self) -> dict[str, Any]:
         """The capture as JSON, without ``traces``, ``slots``, ``integers`` and ``launches``."""
-        data = {one.name: getattr(self, one.name) for one in fields(self)}
+        data = {field.name: getattr(self, field.name) for field in fields(self)}
         for name in ("traces", "slots", "integers", "launches"):
             del data[name]
         lists = {
-            name: [asdict(one) for one in data[name]] for name in ("calls", "tensors", "owners")
+            name: [asdict(record) for record in data[name]]
+            for name in ("calls", "tensors", "owners")
         }
         return data | lists | {"tuples": [spec.to_json() for spec in self.tuples.values()]}
 
@@ -270,7 +271,7 @@ class CapturedPass:
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Raises `TupleRejected` if one of its tuples is malformed."""
         values: dict[str, Any] = {
-            name: tuple(one) if isinstance(one, list) else one for name, one in data.items()
+            name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
         }
         for name, kind in {
             "calls": CapturedCall,

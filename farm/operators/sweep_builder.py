@@ -25,7 +25,6 @@ from farm.models.texts import spreading_step
 from farm.operators.capture import FunctionAsModel, capture
 from farm.operators.cost import Cost, cost, cost_of_run
 from farm.operators.rebuild import MOST_BYTES, needed_bytes, written_inputs
-from farm.operators.sweep import RECIPES, SweepRecipe, calibration_tuples, check_names
 from farm.subjects.allow_list import ALLOWED_OPERATORS
 from farm.subjects.collective_calls import collective_tuple
 from farm.subjects.encoding import (
@@ -35,6 +34,7 @@ from farm.subjects.encoding import (
     tensor_spec,
 )
 from farm.subjects.leaf import leaf_parameters
+from farm.subjects.sweep import RECIPES, SweepRecipe, calibration_tuples, check_names
 from farm.types.collective import problem_of
 from farm.types.request import CALIBRATION, Sweep
 from farm.types.tuple import OperatorTuple

@@ -262,9 +262,9 @@ def _names(word: str, tensors: Sequence[Mapping[str, Any]], most: int) -> str:
     named: dict[int, str] = {}
     for tensor in tensors:
         named.setdefault(tensor["storage"], tensor.get("name", ""))
-    given = [storage for storage, name in named.items() if not name]
-    for place, storage in enumerate(given):
-        named[storage] = "input" if len(given) == 1 else f"input {place}"
+    inputs = [storage for storage, name in named.items() if not name]
+    for place, storage in enumerate(inputs):
+        named[storage] = "input" if len(inputs) == 1 else f"input {place}"
     if placement.inputs == named.keys() and len(placement) == most > 1:
         return "all"
     outputs = (f"output {number}" if number else "output" for number in sorted(placement.outputs))
@@ -302,12 +302,12 @@ class AllLayers:
             "covered": self.coverage,
             "lacking": [
                 {
-                    "operator_id": one.operator_id,
-                    "label": one.label,
-                    "calls": one.count,
-                    "share": one.share,
+                    "operator_id": line.operator_id,
+                    "label": line.label,
+                    "calls": line.count,
+                    "share": line.share,
                 }
-                for one in self.lacking
+                for line in self.lacking
             ],
             **asdict(self.per_token),
         }

@@ -271,7 +271,7 @@ def _row(
     weights = {}
     for call in calls:
         place = call.place.module_path if call.is_module else call.place.index
-        weights[place] = held_by(call.spec)
+        weights[place] = call.spec.held_parameters if call.spec is not None else None
     held_parameters, held_bytes = _total_weights([*weights.values()])
     return LayerRow(
         name=name,
@@ -296,19 +296,10 @@ def _row(
     )
 
 
-def held_by(spec: OperatorTuple | None) -> tuple[int, int] | None:
-    """Return the number of elements of the parameters, and their size in bytes."""
-    if spec is None:
-        return None
-    parameters = [tensor for tensor in spec.tensors if tensor.role == "parameter"]
-    size_bytes = sum(tensor.numel * tensor.itemsize_bytes for tensor in parameters)
-    return sum(tensor.numel for tensor in parameters), size_bytes
-
-
 def _total_weights(
     weights: Sequence[tuple[int, int] | None],
 ) -> tuple[int, int] | tuple[None, None]:
-    """Add the results of `held_by`; None if one is unknown."""
+    """Add elements and bytes of parameters; None if one is unknown."""
     total_elements = total_bytes = 0
     for entry in weights:
         if entry is None:

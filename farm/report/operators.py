@@ -17,14 +17,14 @@ from farm.store import tables
 from farm.store.columns import OPERATOR
 from farm.store.content import PlacedCall
 from farm.store.database import by_key, fetch_values
-from farm.subjects.label import fused_names, told_apart
+from farm.subjects.label import fused_names
 from farm.types.figure import share_of, value_of
-from farm.types.format import count_of, percent
+from farm.types.format import count_of, percent, told_apart
 from farm.types.protocol import Variant
 from farm.types.roofline import Roofline, roofline_of
 from farm.types.tuple import NeededTuple
 from farm.verdict.cost_line import CostLine
-from farm.verdict.model_readings import needed_of, tuples_of
+from farm.verdict.model_readings import known_tuples
 
 # A kernel has room for improvement if it has at least this share of the sum, and less than this
 # share of the roofline.
@@ -88,7 +88,7 @@ def operators(variant: Variant, roofline: Roofline | None = None) -> Operators:
     peaks = roofline or roofline_of("cuda", "", dtype=variant.computes_in)
     extracted = extract(variant)
     gaps, refusal = extracted.capture.gaps, extracted.refusal(variant.model)
-    needed = needed_of(extracted)
+    needed = extracted.needed()
     mismatches = {entry.label: entry.mismatch for entry in needed if entry.mismatch}
     return Operators(
         variant, _rows(needed, peaks), extracted.model_flops, gaps, refusal, mismatches=mismatches
@@ -109,7 +109,7 @@ def compiled_operators(session: Session, variant: Variant, device_type: str) -> 
     card_model = ""
     if newest:
         card_model, device_type = newest.card_model, newest.device_type
-    needed = tuples_of(session, variant, device_type, "", card_model)
+    needed = known_tuples(session, variant, device_type, "", card_model)
     peaks = roofline_of(device_type, card_model, dtype=variant.computes_in)
     model_flops = session.get_one(tables.ModelVariant, variant.id).model_flops
     return Operators(variant, _rows(needed, peaks), model_flops, card_model=card_model)

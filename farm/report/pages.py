@@ -8,8 +8,6 @@ from typing import Protocol
 
 from sqlmodel import Session
 
-from farm.errors import UsageError
-from farm.extensions import pages
 from farm.report.history import HistoryRow
 from farm.report.report import Report
 from farm.types.reading import Trace
@@ -21,7 +19,7 @@ class ResultPages(Protocol):
     A function that writes a file raises `UsageError` if it cannot, or if a package is missing.
 
     Example:
-        >>> writer = result_pages("--html")
+        >>> writer = extensions.result_pages("--html")
         >>> writer.check_page(Path("report.html"))  # before the work that the page shows
         >>> writer.write_jobs(session, Path("report.html"), [report])
     """
@@ -39,16 +37,3 @@ class ResultPages(Protocol):
         self, trace: Trace, path: Path, title: str, levels_w: Mapping[str, float]
     ) -> None:
         """Draw the sampled series of a reading. `levels_w`: name -> power level to mark in W."""
-
-
-def result_pages(option: str) -> ResultPages:
-    """Return the writer of pages. Raises `UsageError`, which names the option, if this host has no
-    add-on that writes pages.
-    """
-    writer: ResultPages | None = pages()
-    if writer is None:
-        raise UsageError(
-            f"{option} needs the add-on 'pages', which is not installed.",
-            f"Omit {option}, or install the farm again with all its files.",
-        )
-    return writer

@@ -380,7 +380,7 @@ class _File:
             yield PartialRequest(where=f"{self.tree.name}:{line}", resolved=model, **values)
 
     def _sweep(self, keys: dict[str, Any], place: Place) -> Sweep:
-        from farm.operators.sweep import check_names
+        from farm.subjects.sweep import check_names
 
         grid = {name: tuple(values) for name, values in keys.pop("grid", {}).items()}
         sweep = Sweep(keys["sweep"], grid, keys.pop("name", ""))

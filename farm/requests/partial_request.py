@@ -256,7 +256,7 @@ def check_kernel_names(names: Iterable[str]) -> None:
 def check_operator_names(names: Iterable[str], variants: Iterable[Variant] = ()) -> None:
     """Raise `UnknownOperator` if PyTorch has no operator with one of these short names, such as
     Conv2d. The error suggests operators of the models `variants` first."""
-    from farm.operators.sweep import RECIPES
+    from farm.subjects.sweep import RECIPES
 
     # Every PyTorch has the operators of `RECIPES`; the other names need its import.
     names = sorted({*names} - RECIPES.keys())

@@ -35,6 +35,10 @@ from farm.errors.safe_text import keep_secret
 #: containers and users.
 SERVICE_LOCK_DIR = Path("/run/farm-card-locks")
 
+#: The longest start of a benchmark process: importing torch from a cold network disk takes minutes.
+#: Unit: s.
+START_TIMEOUT_S = 180.0
+
 MOST_NAME_BYTES = 255  # of a name in a path, on all usual file systems
 MOST_PATH_BYTES = 3500  # of a folder, so that the files in it have names of at most 4,096 bytes
 MOST_CONFIG_BYTES = 1 << 20  # of the settings file
@@ -260,11 +264,11 @@ def settings_but_wrong_ones() -> tuple[Settings, list[str]]:
             if isinstance(error, ValidationError)
             else []
         )
-        fields, names = Settings.model_fields, {str(one["loc"][0]) for one in wrong}
+        fields, names = Settings.model_fields, {str(problem["loc"][0]) for problem in wrong}
         if not names or not names <= fields.keys():
             raise _explained(error) from error
         defaults = {name: fields[name].get_default(call_default_factory=True) for name in names}
-        return Settings(**defaults), [_problem(one) for one in wrong]
+        return Settings(**defaults), [_problem(problem) for problem in wrong]
 
 
 def die_with_parent(signum: int = signal.SIGKILL, parent: int = 0) -> None:

@@ -84,8 +84,8 @@ class Folder:
         )
         try:
             with os.scandir(descriptor) as entries:
-                found = (entry.name for entry in entries if entry.name.endswith(suffix))
-                return sorted(itertools.islice(found, MOST_ENTRIES))
+                names = (entry.name for entry in entries if entry.name.endswith(suffix))
+                return sorted(itertools.islice(names, MOST_ENTRIES))
         finally:
             os.close(descriptor)
 

@@ -20,12 +20,11 @@ from sqlalchemy import insert, update
 from sqlmodel import Session, SQLModel, col, func, select
 
 from farm.errors import TupleRejected, Unreadable, UsageError
-from farm.models.texts import hold_tokens, holds_tokens, tokens_of_text
 from farm.operators.captured import CapturedCall
 from farm.store import tables
 from farm.store.columns import READING, columns_of
 from farm.store.database import Database, among, database_now, fetch, fetch_values, read_clock_s
-from farm.store.tables import CardRow, Job, ReadingRow, SoftwareRow
+from farm.store.tables import CardRow, ItemRole, Job, ReadingRow, SoftwareRow
 from farm.subjects.label import label_of
 from farm.subjects.parsing import parse
 from farm.types.deciding import declared_operators, lacks_values
@@ -34,7 +33,7 @@ from farm.types.fields import names_of
 from farm.types.protocol import Protocol, Software, Stopping, Subject, Variant
 from farm.types.reading import Reading, Verification, method_of
 from farm.types.request import Request
-from farm.types.tokens import Tokens, TokensRejected
+from farm.types.tokens import Tokens, TokensRejected, hold_tokens, holds_tokens, tokens_of_text
 from farm.types.tuple import Cost, OperatorTuple
 from farm.types.value_profiles import class_of
 
@@ -78,7 +77,7 @@ def store_protocol(session: Session, protocol: Protocol) -> str:
 
 
 def store_operators(session: Session, operators: Mapping[OperatorTuple, Cost]) -> None:
-    known = fetch_values(session, [col(tables.Operator.id)], (spec.id for spec in operators))
+    stored_ids = fetch_values(session, [col(tables.Operator.id)], (spec.id for spec in operators))
     rows = [
         {
             **{name: getattr(spec, name) for name in ("id", "short_name", "kind", "training")},
@@ -92,7 +91,7 @@ def store_operators(session: Session, operators: Mapping[OperatorTuple, Cost]) -
             "output_shapes": cost.output_shapes,
         }
         for spec, cost in operators.items()
-        if spec.id not in known
+        if spec.id not in stored_ids
     ]
     insert_new(session, tables.Operator, rows)
 
@@ -110,9 +109,9 @@ def other_versions(session: Session, variant: Variant) -> Sequence[str]:
     """
     if not variant.version:
         return []
-    own = tables.ModelVariant
+    variants = tables.ModelVariant
     return session.exec(
-        select(own.id).where(*_same(variant, "version"), own.id != variant.id)
+        select(variants.id).where(*_same(variant, "version"), variants.id != variant.id)
     ).all()
 
 
@@ -122,9 +121,11 @@ def other_dtypes(session: Session, variant: Variant) -> Sequence[str]:
     """
     if not variant.version:
         return []
-    own = tables.ModelVariant
+    variants = tables.ModelVariant
     return session.exec(
-        select(own.id).where(*_same(variant, "version", "dtype"), own.dtype != variant.dtype)
+        select(variants.id).where(
+            *_same(variant, "version", "dtype"), variants.dtype != variant.dtype
+        )
     ).all()
 
 
@@ -164,14 +165,14 @@ def find_tokens(session: Session, tokens_id: str) -> Tokens:
             f"The database does not have the text with the token ids {tokens_id}.", step
         )
     try:
-        found = Tokens.of_compressed(
+        tokens = Tokens.of_compressed(
             row.batch, row.length, row.row_lengths, row.padding, row.packed
         )
     except (TokensRejected, UsageError, TypeError) as error:
         reason = str(error)
     else:
-        if found.id == tokens_id:
-            return found
+        if tokens.id == tokens_id:
+            return tokens
         reason = "the stored token ids are different"
     raise Unreadable(
         f"The stored token ids {tokens_id} were changed: {reason}.",
@@ -184,9 +185,9 @@ def find_capture(session: Session, like: tables.Capture) -> int | None:
     launch of ``like``. Prefer an observed capture to a predicted one. Imported captures are not
     used. None if there is no capture."""
     same = [getattr(tables.Capture, name) == getattr(like, name) for name in CAPTURE_KEY]
-    own = col(tables.Capture.origin).in_(OWN_CAPTURES)
+    is_own = col(tables.Capture.origin).in_(OWN_CAPTURES)
     return session.exec(
-        select(tables.Capture.id).where(*same, own).order_by(col(tables.Capture.origin))
+        select(tables.Capture.id).where(*same, is_own).order_by(col(tables.Capture.origin))
     ).first()
 
 
@@ -197,8 +198,8 @@ def store_capture(session: Session, calls: Iterable[CapturedCall], capture: tabl
     same = [
         getattr(tables.Capture, name) == getattr(capture, name) for name in (*CAPTURE_KEY, "origin")
     ]
-    if (known := session.exec(select(tables.Capture.id).where(*same)).first()) is not None:
-        return known
+    if (stored_id := session.exec(select(tables.Capture.id).where(*same)).first()) is not None:
+        return stored_id
     capture.created_at_s = database_now()  # type: ignore[assignment]
     session.add(capture)
     session.flush()
@@ -224,15 +225,15 @@ def store_extraction(
     """Store a variant with its operators and its predicted capture; return the id of the
     capture.
     """
-    taken = extraction.capture
+    captured = extraction.capture
     store_operators(
-        session, {spec: extraction.costs[tuple_id] for tuple_id, spec in taken.tuples.items()}
+        session, {spec: extraction.costs[tuple_id] for tuple_id, spec in captured.tuples.items()}
     )
     costs = {name: getattr(extraction, name) for name in ("flops", "model_flops", "bytes_moved")}
     store_variant(session, variant, **costs)
-    if taken.mismatches:
-        capture.verification = Verification(mismatches=taken.mismatches).to_json()
-    return store_capture(session, taken.calls, capture)
+    if captured.mismatches:
+        capture.verification = Verification(mismatches=captured.mismatches).to_json()
+    return store_capture(session, captured.calls, capture)
 
 
 def mismatches(session: Session, capture_id: int) -> Mapping[str, str]:
@@ -313,13 +314,15 @@ def store_values(
     query = _calls(capture_id, tables.Operator.spec, tables.Call.call_index)
     for path, name, spec, index in session.execute(query).all():
         key = (path, name)
-        there = seen.get(key, ())
-        data = list(there[met[key]]) if met[key] < len(there) else []
+        profiles = seen.get(key, ())
+        data = list(profiles[met[key]]) if met[key] < len(profiles) else []
         met[key] += 1
         tensors = spec.get("tensors", ())
         activations = sum(tensor["role"] == "activation" for tensor in tensors)
-        held = sum(tensor["role"] != "activation" and not tensor.get("name") for tensor in tensors)
-        fits = len(data) in (activations, activations + held)
+        held_tensors = sum(
+            tensor["role"] != "activation" and not tensor.get("name") for tensor in tensors
+        )
+        fits = len(data) in (activations, activations + held_tensors)
         rows.append({"capture_id": capture_id, "call_index": index, "data": data if fits else []})
     if rows:
         session.execute(update(tables.Call), rows)
@@ -338,11 +341,11 @@ def _calls(capture_id: int, *columns: Any) -> Any:
 def stored_values(
     session: Session, capture_id: int
 ) -> dict[tuple[str, str], list[list[dict[str, Any] | None]]]:
-    known = _calls(capture_id, tables.Call.data).where(col(tables.Call.data).is_not(None))
-    found: dict[tuple[str, str], list[list[dict[str, Any] | None]]] = defaultdict(list)
-    for path, name, data in session.execute(known):
-        found[path, name].append(list(data or []))
-    return found
+    with_data = _calls(capture_id, tables.Call.data).where(col(tables.Call.data).is_not(None))
+    data_of: dict[tuple[str, str], list[list[dict[str, Any] | None]]] = defaultdict(list)
+    for path, name, data in session.execute(with_data):
+        data_of[path, name].append(list(data or []))
+    return data_of
 
 
 @dataclass(frozen=True)
@@ -391,19 +394,23 @@ def predicted_counts(
     whole model. A job with ``--within`` or ``--budget`` saves this time if a card of the same model
     has ever verified the calls."""
     with database.read() as session:
-        found = Verification.from_json(session.get_one(tables.Capture, capture_id).verification)
-        job, before = session.get_one(Job, job_id), session.get(CardRow, found.card or "")
+        verification = Verification.from_json(
+            session.get_one(tables.Capture, capture_id).verification
+        )
+        job, before = session.get_one(Job, job_id), session.get(CardRow, verification.card or "")
         card = session.get_one(CardRow, card_id)
         short = job.request.get("within") or job.request.get("budget_s")
-        known = (
+        verified_before = (
             short
             and before is not None
             and before.model == card.model
-            and found.ran_as(job.request)
+            and verification.ran_as(job.request)
         )
         # A time in the future is of before the clock was set back.
         since_s, now_s = job.created_at_s, read_clock_s(session)
-        verified = found.read_at_s is not None and (known or since_s <= found.read_at_s <= now_s)
+        verified = verification.read_at_s is not None and (
+            verified_before or since_s <= verification.read_at_s <= now_s
+        )
         old = not verified
         if card.is_simulated:
             return counts(session, capture_id), old
@@ -414,10 +421,10 @@ def predicted_counts(
 
 def _counts_without_values(session: Session, capture_id: int) -> dict[str, int]:
     """Return id of a tuple without values that decide its work -> number of calls in a capture."""
-    found, plain = Counter[str](), plain_ids(session, capture_id)
+    numbers, plain = Counter[str](), plain_ids(session, capture_id)
     for tuple_id, number in counts(session, capture_id).items():
-        found[plain.get(tuple_id, tuple_id)] += number
-    return dict(found)
+        numbers[plain.get(tuple_id, tuple_id)] += number
+    return dict(numbers)
 
 
 def plain_ids(session: Session, capture_id: int) -> dict[str, str]:
@@ -471,11 +478,11 @@ def store_observed(
     with database.write() as session:
         predicted = session.get_one(tables.Capture, capture_id)
         seen = [CapturedCall(**call) for call in observed["calls"]] if observed else []
-        known = [
+        stored_calls = [
             call.operator_id
             for call in session.execute(_calls(capture_id, tables.Call.operator_id))
         ]
-        is_same = not seen or known == [call.tuple_id for call in seen]
+        is_same = not seen or stored_calls == [call.tuple_id for call in seen]
         found = _labelled(session, found)
         if not is_same and predicted.origin == "observed" and found.matches:
             found = _with_other_values(found)
@@ -583,14 +590,16 @@ def _best(
     """Return the reading to reuse for an item, or None. Readings of chosen cards come first, then
     the newest.
     """
+    if item.role == ItemRole.COMPILE:
+        return None
     if item.role != "tuple":
         serving = [reading for reading in readings if reading.card_id == item.card_id]
     elif request.reuse == "card":
         serving = [reading for reading in readings if reading.card_id in card_ids]
     else:
         serving = [reading for reading in readings if reading.card_model == item.card_model]
-    wanted = request.stopping.allowing(item.half_width)
-    serving = [reading for reading in serving if satisfies(reading, wanted)]
+    stopping = request.stopping.allowing(item.half_width)
+    serving = [reading for reading in serving if satisfies(reading, stopping)]
     return max(
         serving,
         key=lambda reading: (reading.card_id in card_ids, reading.created_at_s),

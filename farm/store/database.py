@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import itertools
 import json
 import os
 import sqlite3
@@ -104,6 +105,13 @@ def long_ago(time_s: Any, limit_s: float) -> ColumnElement[bool]:
     return or_(time_s < database_now() - limit_s, time_s > database_now() + limit_s)
 
 
+def remembered(session: Session, about: str) -> dict[Any, Any]:
+    """What this process remembers about the contents of a session's database, by subject. It saves
+    queries only: the process that remembers nothing does the same."""
+    memory: dict[str, dict[Any, Any]] = session.info.get("remembered", {})
+    return memory.setdefault(about, {})
+
+
 class Database:
     """One engine and its sessions. All methods raise `DatabaseUnreachable` if the database does not
     answer, is read-only or refuses its user, or its file is damaged."""
@@ -121,11 +129,12 @@ class Database:
                 "Restore the file from a backup, or set FARM_DATABASE_URL to another file."
             )
         self._is_sqlite = self.url.get_backend_name() == "sqlite"
+        self._remembered: dict[str, dict[Any, Any]] = {}
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Session]:
         """Open a session for reading. Objects stay usable after it closes."""
-        with self._explained(), Session(self.engine, expire_on_commit=False) as session:
+        with self._explained(), self._session(self.engine) as session:
             yield session
 
     @contextlib.contextmanager
@@ -136,10 +145,13 @@ class Database:
         with self._explained(), self.engine.connect() as connection:
             connection.execution_options(sqlite_begin="IMMEDIATE")
             self._limit_silence(connection)
-            with Session(connection, expire_on_commit=False) as session:
+            with self._session(connection) as session:
                 session.connection()
                 yield session
                 session.commit()
+
+    def _session(self, bind: Engine | Connection) -> Session:
+        return Session(bind, expire_on_commit=False, info={"remembered": self._remembered})
 
     def _limit_silence(self, connection: Connection) -> None:
         """Set the limit at the first write of a connection. A command that only reads may wait for
@@ -217,18 +229,18 @@ class Database:
                 connection
             ):  # first: another process may create the tables, and their version, at any time
                 return None
-        version, known = self.schema_version(), known_schemas()
-        if version in known:
+        version, schemas = self.schema_version(), known_schemas()
+        if version in schemas:
             return version
         if version is None:
             raise SchemaMismatch(
                 f"The database {self} has tables of another program.",
                 "Set FARM_DATABASE_URL to a database for the farm alone. Nothing was changed.",
             )
-        if version < min(known):
+        if version < min(schemas):
             raise SchemaMismatch(
                 f"The database {self} has the old schema {version}; this program reads "
-                f"{min(known)} and newer.",
+                f"{min(schemas)} and newer.",
                 "Run `farm export` with the program that wrote the database, then `farm import` "
                 "with this program.",
             )
@@ -629,9 +641,9 @@ Row = TypeVar("Row", bound=SQLModel)
 
 def in_batches(values: Iterable[T], size: int = AT_ONCE) -> Iterator[Sequence[T]]:
     """Yield the values without repetitions, in order, in batches."""
-    wanted = list(dict.fromkeys(values))
-    for start in range(0, len(wanted), size):
-        yield wanted[start : start + size]
+    distinct = list(dict.fromkeys(values))
+    for start in range(0, len(distinct), size):
+        yield distinct[start : start + size]
 
 
 def by_key(key: Callable[[Any], Any], rows: Iterable[Any]) -> dict[Any, list[Any]]:
@@ -675,8 +687,35 @@ def values(
     """Return columns of all matching rows as named tuples, whose fields are ten times as fast as
     those of SQLAlchemy."""
     query = sqlalchemy.select(*columns).where(*where).group_by(*grouped_by)
-    found = session.execute(query if in_order_of is None else query.order_by(in_order_of)).all()
-    return list(map(_named(tuple(column.name for column in columns))._make, found))
+    rows = session.execute(query if in_order_of is None else query.order_by(in_order_of)).all()
+    return list(map(_named(tuple(column.name for column in columns))._make, rows))
+
+
+def streamed(
+    session: Session, tables: Sequence[Sequence[Any]], query: sqlalchemy.Select[Any], size: int
+) -> Iterator[list[tuple[Any, ...]]]:
+    """Yield the rows of a query in lists of at most `size`, while the database still reads.
+
+    Args:
+        tables: the columns of each joined table, its id first.
+        query: the join, without columns.
+
+    A row is one named tuple for each table, or None for a table without a matching row."""
+    columns = list(itertools.chain.from_iterable(tables))
+    bounds: list[tuple[int, int, Any]] = []
+    for of_table in tables:
+        start = bounds[-1][1] if bounds else 0
+        make = _named(tuple(column.name for column in of_table))._make
+        bounds.append((start, start + len(of_table), make))
+
+    def divided(row: Any) -> tuple[Any, ...]:
+        return tuple(
+            None if row[start] is None else make(row[start:end]) for start, end, make in bounds
+        )
+
+    selected = query.with_only_columns(*columns, maintain_column_froms=True)
+    for rows in session.execute(selected.execution_options(yield_per=size)).partitions():
+        yield [divided(row) for row in rows]
 
 
 @functools.cache
@@ -693,7 +732,7 @@ def locked(session: Session, table: type[Row], key: str) -> Row | None:
 
 def lock_open_jobs(session: Session, job_ids: Iterable[str]) -> dict[str, Job]:
     """Lock jobs and return the open ones, which stay open until the end of the transaction."""
-    found: dict[str, Job] = {}
+    locked: dict[str, Job] = {}
     for batch in in_batches(sorted(job_ids)):
         query = (
             select(Job)
@@ -701,10 +740,10 @@ def lock_open_jobs(session: Session, job_ids: Iterable[str]) -> dict[str, Job]:
             .order_by(col(Job.id))
             .with_for_update(key_share=True)
         )
-        found.update(
+        locked.update(
             (job.id, job) for job in session.exec(query.execution_options(populate_existing=True))
         )
-    return {job_id: job for job_id, job in found.items() if job.state == JobState.OPEN}
+    return {job_id: job for job_id, job in locked.items() if job.state == JobState.OPEN}
 
 
 def lock_with_open_jobs(session: Session, *which: Any) -> tuple[dict[str, Job], list[Item]]:

@@ -30,10 +30,10 @@ def check_package_files(paths: Iterable[Path]) -> None:
 def _check(path: Path) -> None:
     expected = _checksums().get(path.relative_to(DATA).as_posix())
     try:
-        found = checksum_of(path)
+        checksum = checksum_of(path)
     except OSError as error:
         raise DamagedPackage.of(path, f"cannot be read: {error.strerror or error}") from error
-    if found != expected:
+    if checksum != expected:
         raise DamagedPackage.of(path, "differs from the file that was published")
 
 
@@ -46,12 +46,12 @@ def checksum_of(path: Path) -> str:
 @functools.cache
 def _checksums() -> dict[str, str]:
     try:
-        found = json.loads(CHECKSUMS.read_text(encoding="utf-8"))
+        checksums = json.loads(CHECKSUMS.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DamagedPackage.of(CHECKSUMS, "cannot be read") from error
-    if not isinstance(found, dict):
+    if not isinstance(checksums, dict):
         raise DamagedPackage.of(CHECKSUMS, "has no checksums")
-    return found
+    return checksums
 
 
 def checked_files() -> list[Path]:
@@ -66,5 +66,5 @@ def write_checksums() -> None:
     """Write the checksums of the present files. Only a maintainer does this, after a change of the
     files.
     """
-    found = {path.relative_to(DATA).as_posix(): checksum_of(path) for path in checked_files()}
-    CHECKSUMS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    checksums = {path.relative_to(DATA).as_posix(): checksum_of(path) for path in checked_files()}
+    CHECKSUMS.write_text(json.dumps(checksums, indent=1) + "\n", encoding="utf-8")

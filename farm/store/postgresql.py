@@ -54,16 +54,16 @@ def _limited(
     """Pass on what psycopg waits for. It resumes this generator several times per second."""
     heard_at_s = time.monotonic()
     try:
-        wanted = next(waiting)
+        waited_for = next(waiting)
         while True:
-            ready = yield wanted
+            ready = yield waited_for
             if ready:
                 heard_at_s = time.monotonic()
             elif time.monotonic() - heard_at_s > ANSWER_TIMEOUT_S:
                 if not (asks and _server_works(connection)):
                     _give_up(connection)
                 heard_at_s = time.monotonic()
-            wanted = waiting.send(ready)
+            waited_for = waiting.send(ready)
     except StopIteration as end:
         return end.value
 

@@ -43,14 +43,14 @@ def prune(database: Database, older_than_s: float) -> Prunable:
     """Delete old rows in small transactions, so that other writers do not wait long; return what
     was deleted.
     """
-    found = prunable(database, older_than_s)
+    unused = prunable(database, older_than_s)
     with database.read() as session:
         ids = session.exec(select(TraceRow.reading_id).where(_of_old_readings(older_than_s))).all()
     for reading_ids in in_batches(ids):
         with database.write() as session:
             session.execute(delete(TraceRow).where(col(TraceRow.reading_id).in_(reading_ids)))
     gone = []
-    for job_id in found.jobs:
+    for job_id in unused.jobs:
         still = select(Job.id).where(Job.id == job_id, *_without_reading(older_than_s))
         with database.write() as session:
             # A retry may have opened the job again meanwhile.
@@ -59,7 +59,7 @@ def prune(database: Database, older_than_s: float) -> Prunable:
                     delete(Job).where(col(Job.id) == job_id)
                 )  # rounds, items, verdicts with it
                 gone.append(job_id)
-    return Prunable(len(ids), found.traces_bytes, tuple(gone))
+    return Prunable(len(ids), unused.traces_bytes, tuple(gone))
 
 
 def _of_old_readings(older_than_s: float) -> Any:

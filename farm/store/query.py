@@ -88,7 +88,7 @@ class Filter:
             return bool(self.values[0] <= value <= self.values[1])
         if self.sign in _ORDER:
             return bool(_ORDER[self.sign](value, self.values[0]))
-        return any(self._equal(value, wanted) for wanted in self.values) == (self.sign == "=")
+        return any(self._equal(value, expected) for expected in self.values) == (self.sign == "=")
 
     def _equal(self, value: Any, wanted: Any) -> bool:
         if self.column.type == "integers":
@@ -409,10 +409,10 @@ def _operators(session: Session, names: Sequence[str], filters: Sequence[Filter]
 def _no_card(filters: Sequence[Filter], models: Iterable[str]) -> UsageError:
     models = sorted(models)
     text = " ".join(entry.text for entry in filters)
-    known = f"There are readings of {', '.join(models[:8])}." if models else NO_READINGS
+    models_text = f"There are readings of {', '.join(models[:8])}." if models else NO_READINGS
     return UsageError(
         f"The database has no readings of a card with {text}.",
-        did_you_mean(str(filters[0].values[0]), models) or known,
+        did_you_mean(str(filters[0].values[0]), models) or models_text,
     )
 
 
@@ -491,7 +491,7 @@ def operator_values(row: Any) -> dict[str, Any]:
     from farm.operators.matrix_products import matrix_product  # late: it loads numpy
 
     spec: Mapping[str, Any] = row.spec or {}
-    given: Mapping[str, Any] = row.parameters or {}
+    parameters: Mapping[str, Any] = row.parameters or {}
     inputs, outputs = shapes_passed(spec), row.output_shapes
     product = matrix_product(row.short_name, spec)
     return {
@@ -506,9 +506,10 @@ def operator_values(row: Any) -> dict[str, Any]:
         **{name: getattr(product, name, None) for name in ("m", "n", "k")},
         "products": product.count if product else None,
         **{
-            column.name: _parameter(column, given.get(column.name)) for column in columns.PARAMETERS
+            column.name: _parameter(column, parameters.get(column.name))
+            for column in columns.PARAMETERS
         },
-        "parameters": given,
+        "parameters": parameters,
         "flops_per_byte": row.flops / row.bytes_moved if row.bytes_moved else None,
     }
 

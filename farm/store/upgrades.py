@@ -141,10 +141,10 @@ def _back_up(database: Database, backup: Path) -> None:
             driver: Any = source.driver_connection
             driver.backup(copy)
             copy.execute("PRAGMA journal_mode=DELETE")  # one file, without a write-ahead log
-            (found,) = copy.execute("PRAGMA integrity_check(1)").fetchone()
-        if found != "ok":
+            (answer,) = copy.execute("PRAGMA integrity_check(1)").fetchone()
+        if answer != "ok":
             raise DatabaseUnreachable(
-                f"The database {database} is damaged: {found}.",
+                f"The database {database} is damaged: {answer}.",
                 "Restore the file from a backup, or set FARM_STATE_DIR to another folder. Nothing "
                 "was changed.",
             )

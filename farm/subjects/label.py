@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from farm.subjects.registry import kind_of
 from farm.types.distribution import LENGTH_STEP, PARTS, Distribution
+from farm.types.format import MARK
 from farm.types.tuple import (
     DTYPES,
     OperatorTuple,
@@ -25,7 +25,6 @@ from farm.types.tuple import (
 )
 
 LENGTH = 80
-_MARK = 6  # characters of the id at the end of a label
 _LEAST = 6  # characters: if less of a text is left after a cut, it is left out
 _LISTED = 4  # largest number of inputs in a label
 # Names of aten operators that contain an underscore, without the leading one.
@@ -52,7 +51,7 @@ def label_of(spec: OperatorTuple) -> str:
         return f"{head}{tail}"
     if len(whole := f"{head} {called}{tail}") <= LENGTH:
         return whole
-    mark = f"#{spec.id[:_MARK]}"
+    mark = f"#{spec.id[:MARK]}"
     room = LENGTH - len(f"{head} … {mark}{tail}")
     return f"{head} {called[:room]}… {mark}{tail}" if room >= _LEAST else f"{head} {mark}{tail}"
 
@@ -61,16 +60,6 @@ def call_of(spec: OperatorTuple) -> str:
     """Return the operator and its arguments without tensors: 'Conv2d 64->128 k3 s2'."""
     text = " ".join([spec.short_name, *_parameter_words(spec), *_words_of_call(spec)])
     return text if len(text) <= LENGTH else f"{text[: LENGTH - 1]}…"
-
-
-def told_apart(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return id -> label. If several tuples have the same label, the beginning of the id is
-    appended.
-    """
-    number = Counter(labels.values())
-    return {
-        id_: text if number[text] == 1 else f"{text} #{id_[:_MARK]}" for id_, text in labels.items()
-    }
 
 
 def fused_names(text: str) -> list[str]:

@@ -378,8 +378,8 @@ class StepRecorder(Recorder):
     ) -> None:
         is_attention = func is _ATTENTION
         name = FUNCTION_NAMES[func] if is_attention else str(func)
-        found = self._part()
-        if found is None:
+        part = self._part()
+        if part is None:
             where = self.node.name() if self.node is not None else f"'{self.path}'"
             self.gaps.append(
                 f"{name} in the {self.now} at {where}: belongs to no module or function"
@@ -399,7 +399,7 @@ class StepRecorder(Recorder):
             flops = 0 if is_attention else operator_flops(func, args, kwargs, out)
             self.note_trace(described, (described.spec.operator,), out, flops)
         changed = () if is_attention else written_tensors(func, args, kwargs)
-        self._add(described.spec, func, inputs, itertools.chain(changed, tensors_in(out)), found)
+        self._add(described.spec, func, inputs, itertools.chain(changed, tensors_in(out)), part)
 
     def role_of(self, tensor: torch.Tensor) -> str:
         number = self.storages.numbers.get(storage_key(tensor))

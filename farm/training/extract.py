@@ -27,11 +27,13 @@ from farm.operators.captured import CapturedPass
 from farm.operators.cost import Cost, costs_of, model_flops
 from farm.operators.fake_pass import STANDS_FOR_A_CARD, fake_pass
 from farm.subjects.encoding import tensors_in
+from farm.subjects.needed import needed_tuple
 from farm.training.capture import as_computed, capture_step, dropout, scaled_dot_product_attention
 from farm.training.split import build, completed_works, fake_group, split
 from farm.training.step import ForwardPass, Loss, TrainingStep, checkpoint_modules, loss_of
 from farm.training.tensor_lifetime import least_peak_bytes
 from farm.types.protocol import Variant
+from farm.types.tuple import NeededTuple
 
 MEASURABLE_ALONE = (
     "Write this part so that its result depends on its arguments only, not on PyTorch's settings."
@@ -62,6 +64,15 @@ class Extraction:
     def bytes_moved(self) -> int:
         """The minimum of bytes that all calls read and write."""
         return sum(self.costs[call.tuple_id].bytes for call in self.capture.calls)
+
+    def needed(self) -> list[NeededTuple]:
+        """The tuples, all with the data class of the protocol."""
+        counts, mismatches = self.capture.counts, self.capture.mismatches
+        tuples = []
+        for id_, spec in self.capture.tuples.items():
+            needed = needed_tuple(spec, self.costs[id_], counts[id_])
+            tuples.append(dataclasses.replace(needed, mismatch=mismatches.get(id_, "")))
+        return tuples
 
     def refusal(self, name: str) -> CaptureError | None:
         """An error if the model ``name`` cannot be summed from its operators; else None."""

@@ -9,8 +9,9 @@ import contextlib
 import dataclasses
 
 from farm.errors import FarmError, Unmeasurable, UsageError
-from farm.models import catalog
+from farm.models import catalog, own
 from farm.models.resolved import ResolvedModel
+from farm.models.revision import revision_of
 from farm.types.fields import content_id
 from farm.types.protocol import Variant
 
@@ -58,3 +59,10 @@ def check_version(variant: Variant) -> None:
             "Copy the source file from the submitting host (and use the same PyTorch and Python), "
             "or submit again.",
         )
+
+
+def model_revision(variant: Variant) -> str | None:
+    """The git revision of the source of a user's model that this process has loaded; see
+    `farm.models.revision`. None for all other models."""
+    source = own.source_of(variant.model) if variant.version else None
+    return revision_of(source) if source else None

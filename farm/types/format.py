@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 
@@ -25,6 +26,7 @@ POWER: Units = (("W", 1.0),)
 _COUNT = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
 
 NOTHING = "–"
+MARK = 6  # characters of an id at the end of a label
 
 
 def quantity(value: float | None, units: Units, digits: int = 3) -> str:
@@ -129,3 +131,13 @@ def _rounded(value: float, digits: int) -> str:
     if not value or not math.isfinite(value):
         return f"{value:.0f}"
     return f"{value:.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
+
+
+def told_apart(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return id -> label. If several tuples have the same label, the beginning of the id is
+    appended.
+    """
+    number = Counter(labels.values())
+    return {
+        id_: text if number[text] == 1 else f"{text} #{id_[:MARK]}" for id_, text in labels.items()
+    }

@@ -29,7 +29,7 @@ _T_95 |= {12: 2.179, 15: 2.131, 20: 2.086, 25: 2.060, 30: 2.042, 40: 2.021, 60: 
 
 def student_t_95(degrees: int) -> float:
     """Two-sided 95 % quantile of Student's t; infinite for less than one degree of freedom."""
-    return _T_95[max(known for known in _T_95 if known <= degrees)] if degrees >= 1 else math.inf
+    return _T_95[max(listed for listed in _T_95 if listed <= degrees)] if degrees >= 1 else math.inf
 
 
 def trimmed_mean(values: Sequence[float]) -> float:

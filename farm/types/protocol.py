@@ -359,7 +359,9 @@ def software_values(of: Iterable[Any], name: str) -> set[str]:
     """The values of a field that readings differ in. Only readings on several cards have a
     communication library.
     """
-    return {str(getattr(one, name)) for one in of} - ({""} if name == "communication" else set())
+    return {str(getattr(software, name)) for software in of} - (
+        {""} if name == "communication" else set()
+    )
 
 
 # ---- placement in memory tiers
@@ -389,13 +391,13 @@ class Placement:
         Raises:
             UsageError: the word is not a placement in canonical form.
         """
-        found: dict[str, set[int]] = {"in": set(), "out": set()}
+        numbers_of: dict[str, set[int]] = {"in": set(), "out": set()}
         for part in word.split("+") if word else ():
             if (match := _PART.fullmatch(part)) is None:
                 raise _unknown(word)
             side, first, last = match[1], int(match[2]), int(match[3] or match[2])
-            found[side].update(range(first, last + 1))
-        placement = cls(frozenset(found["in"]), frozenset(found["out"]))
+            numbers_of[side].update(range(first, last + 1))
+        placement = cls(frozenset(numbers_of["in"]), frozenset(numbers_of["out"]))
         if str(placement) != word:
             raise _unknown(word)
         return placement
@@ -434,8 +436,8 @@ def configurations(inputs: Collection[int], outputs: int, how: str) -> list[str]
         itertools.combinations(tensors, size) for size in sizes
     ):
         slow = {
-            wanted: frozenset(number for side, number in chosen if side == wanted)
-            for wanted in ("in", "out")
+            direction: frozenset(number for side, number in chosen if side == direction)
+            for direction in ("in", "out")
         }
         words.append(str(Placement(slow["in"], slow["out"])))
     return words

@@ -42,7 +42,7 @@ class Sweep(ContentAddressed):
     tuple.
 
     ``grid`` maps a name to its values, for example ``{"in_channels": [64, 128], "kernel_size": [1,
-    3]}``. `farm.operators.sweep` knows the names of each operator and makes the tuples."""
+    3]}``. `farm.subjects.sweep` knows the names of each operator and makes the tuples."""
 
     operator: str  # short name, such as Conv2d
     grid: dict[str, tuple[Any, ...]]
@@ -167,13 +167,13 @@ class Request(ContentAddressed):
 
     def as_precise_as(self, other: Request) -> bool:
         """True if readings that this request accepts are precise enough for another request."""
-        mine, its = self.stopping, other.stopping
+        mine, theirs = self.stopping, other.stopping
         narrow = (
-            mine.time_half_width <= its.time_half_width
-            and mine.energy_half_width <= its.energy_half_width
+            mine.time_half_width <= theirs.time_half_width
+            and mine.energy_half_width <= theirs.energy_half_width
         )
         rough = (self.within, self.budget_s) not in ((0.0, 0.0), (other.within, other.budget_s))
-        return (narrow or mine.maximum_s >= its.maximum_s) and not rough
+        return (narrow or mine.maximum_s >= theirs.maximum_s) and not rough
 
     @property
     def title(self) -> str:

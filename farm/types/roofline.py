@@ -7,14 +7,13 @@ calls fairly; by FLOPs alone additions and tiny calls would be free."""
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from farm.types.data_sheets import data_sheet
 from farm.types.fingerprint import sound_fingerprint
 
 
@@ -38,41 +37,6 @@ class Roofline:
             max(flops / self.flops_per_s, bytes_moved / self.bytes_per_s) * 1e6
             + self.launch_floor_us
         )
-
-
-@dataclass(frozen=True)
-class DataSheet:
-    float32: float  # FLOP/s without tensor cores
-    tf32: float  # FLOP/s, dense
-    half: float  # FLOP/s of float16 and bfloat16, dense
-    bytes_per_s: float
-    launch_floor_us: float
-    multiprocessors: int
-    l2_bytes: int  # the last cache before the memory
-    power_limit_w: float
-
-
-# Dense data-sheet peaks (SXM if there is a choice). The first name found in the card's model
-# counts, so longer names come first. The measured values of a card's fingerprint override them.
-_CARDS: dict[str, DataSheet] = {
-    name: DataSheet(**peaks)
-    for name, peaks in json.loads(Path(__file__).with_name("data_sheets.json").read_text()).items()
-}
-#: The names of the cards with a data sheet here.
-KNOWN_CARDS = tuple(_CARDS)
-_GENERIC_GPU = DataSheet(20e12, 80e12, 160e12, 1.0e12, 2.5, 80, 32 << 20, 300.0)
-# A few server cores, as for a small CPU job, not a whole socket.
-_CPU = DataSheet(1e11, 1e11, 1e11, 2e10, 8.0, 1, 32 << 20, 200.0)
-
-
-def sheet_of(model: str) -> str:
-    """The name of the data sheet for a card model; "" if there is none."""
-    return next((name for name in KNOWN_CARDS if name.lower() in model.lower()), "")
-
-
-def data_sheet(card_kind: str, card_model: str) -> DataSheet:
-    """The data sheet of a card model; typical values for unknown ones."""
-    return _CPU if card_kind == "cpu" else _CARDS.get(sheet_of(card_model), _GENERIC_GPU)
 
 
 def roofline_of(

@@ -78,13 +78,13 @@ class Tokens:
         """The ids: shape (batch, length), int64, read-only. `torch.from_numpy` needs a copy."""
         import numpy as np
 
-        found = (
+        ids = (
             np.frombuffer(self.packed, dtype="<i4")
             .reshape(self.batch, self.length)
             .astype(np.int64)
         )
-        found.flags.writeable = False
-        return found
+        ids.flags.writeable = False
+        return ids
 
     @property
     def mask(self) -> np.ndarray:
@@ -158,12 +158,12 @@ class Tokens:
             "ids", __config__={"extra": "forbid"}, **sizes, ids=Base64Bytes
         )
         try:
-            found = form.model_validate(data)
+            values = form.model_validate(data)
         except ValidationError as error:
             first = error.errors()[0]
             raise TokensRejected(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
         return cls.of_compressed(
-            **{name: getattr(found, name) for name in _SIZES}, compressed=found.ids
+            **{name: getattr(values, name) for name in _SIZES}, compressed=values.ids
         )
 
 
@@ -184,3 +184,35 @@ def check_size(batch: int, length: int) -> None:
             f"{MOST_TOKENS} are allowed.",
             "Choose a smaller batch or length.",
         )
+
+
+#: Content id -> token ids of a user's text, from a new text, the database or a request. A variant
+#: has only the id.
+_held: dict[str, Tokens] = {}
+
+
+def hold_tokens(tokens: Tokens, *, alone: bool = False) -> str:
+    """Store the token ids of a text in this process, and return their content id. With ``alone``,
+    first remove the texts that this process has stored: a long-lived process sets it, because each
+    request contains the token ids."""
+    if alone:
+        _held.clear()
+    _held[tokens.id] = tokens
+    return tokens.id
+
+
+def holds_tokens(text: str) -> bool:
+    return text in _held
+
+
+def tokens_of_text(text: str) -> Tokens:
+    """The stored token ids with this content id; raises `UsageError` if this process has not stored
+    them.
+    """
+    if text not in _held:
+        step = "Give the text again, with --text and --tokenizer."
+        raise UsageError(
+            f"The token ids of the text {text} are not stored here; exports do not contain them.",
+            step,
+        )
+    return _held[text]

@@ -275,6 +275,13 @@ class OperatorTuple:
         """The shapes of the tensors passed in the call."""
         return tuple(tensor.shape for tensor in self.passed_tensors)
 
+    @property
+    def held_parameters(self) -> tuple[int, int]:
+        """The number of elements of the parameters, and their size in bytes."""
+        parameters = [tensor for tensor in self.tensors if tensor.role == "parameter"]
+        size_bytes = sum(tensor.numel * tensor.itemsize_bytes for tensor in parameters)
+        return sum(tensor.numel for tensor in parameters), size_bytes
+
     def parameters_for_query(self) -> dict[str, Any]:
         """The parameters as a flat object for a JSON column: ``{"in_channels": 64, "kernel_size":
         [3, 3]}``.

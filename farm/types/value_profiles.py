@@ -117,8 +117,8 @@ def class_of(seen: Sequence[Mapping[str, Any] | None] | None) -> str:
             activations.append(entry)
     if len(activations) > SINGLE:
         activations = [_pooled(activations)]
-    word, held = _joined(list(map(_word, activations))), _joined(held_words)
-    return word if held == NORMAL else f"{word}/{held}"
+    word, held_word = _joined(list(map(_word, activations))), _joined(held_words)
+    return word if held_word == NORMAL else f"{word}/{held_word}"
 
 
 def _pooled(entries: Sequence[Mapping[str, Any] | None]) -> Mapping[str, Any] | None:

@@ -5,12 +5,11 @@ of the model."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import sqlalchemy
 from sqlmodel import Session
@@ -21,18 +20,13 @@ from farm.store.columns import CAPTURE, CARD, OPERATOR, PROTOCOL, READING
 from farm.store.content import DOUBTFUL, classes, mismatches, sound_readings, stored_software
 from farm.store.database import among, fetch_values, in_batches
 from farm.store.query import NO_READINGS
-from farm.subjects.label import label_of
 from farm.types.format import plural
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.request import Request
 from farm.types.roofline import Roofline, median_fingerprint, roofline_of
-from farm.types.tuple import NeededTuple, OperatorTuple
+from farm.types.tuple import NeededTuple
 from farm.verdict.cost_line import TupleView
 from farm.verdict.figures import VIEW_COLUMNS, Part, ReadingView, Whole
-
-if TYPE_CHECKING:
-    from farm.operators.cost import Cost
-    from farm.training.extract import Extraction
 
 
 def card_model_named(session: Session, word: str) -> str:
@@ -82,48 +76,20 @@ def peaks_of(
     return kind, roofline_of(kind, card_model, fingerprint, dtype=dtype, tf32=tf32)
 
 
-def tuples_of(
+def known_tuples(
     session: Session, variant: Variant, device_type: str, launch: str, card_model: str = ""
 ) -> list[NeededTuple]:
-    """Return the tuples of a stored capture, with the data classes of their calls; without one,
-    extract the tuples. Only the kernels of a compiled model depend on `card_model`. Raises
-    `CaptureError` if the model cannot be extracted, `NoReadings` if no card of this model has
-    compiled it."""
-    if stored := stored_tuples(session, variant, device_type, launch, card_model):
+    """As `stored_tuples`; only a card can list the kernels of a compiled model, so `NoReadings` is
+    raised if no card of this model has compiled it."""
+    stored = stored_tuples(session, variant, device_type, launch, card_model)
+    if stored or not variant.compile:
         return stored
-    if variant.compile:
-        command = (
-            Request(variant=variant, protocol=Protocol(data="copied"))
-            .command()
-            .partition(" --launch")[0]
-        )
-        raise NoReadings(
-            f"The kernels of {variant} are unknown: no {card_model or 'card'} has compiled it.",
-            f"Compile and measure it on such a card: {command}",
-        )
-    from farm.training.extract import extract
-
-    return needed_of(extract(variant, device_type=device_type))
-
-
-def needed_of(extracted: Extraction) -> list[NeededTuple]:
-    """Return the tuples of an extraction, all with the data class of the protocol."""
-    costs, counts, mismatches = (
-        extracted.costs,
-        extracted.capture.counts,
-        extracted.capture.mismatches,
+    request = Request(variant=variant, protocol=Protocol(data="copied"))
+    command = request.command().partition(" --launch")[0]
+    raise NoReadings(
+        f"The kernels of {variant} are unknown: no {card_model or 'card'} has compiled it.",
+        f"Compile and measure it on such a card: {command}",
     )
-    found = []
-    for id_, spec in extracted.capture.tuples.items():
-        needed = needed_tuple(spec, costs[id_], counts[id_])
-        found.append(dataclasses.replace(needed, mismatch=mismatches.get(id_, "")))
-    return found
-
-
-def needed_tuple(spec: OperatorTuple, cost: Cost, calls: int = 1) -> NeededTuple:
-    """Describe a tuple for estimates and predictions, with the data class of the protocol."""
-    about = spec.id, spec.short_name, label_of(spec), cost.flops, cost.bytes
-    return NeededTuple(*about, {"": calls}, spec.to_json(), cost.output_shapes)
 
 
 def stored_tuples(

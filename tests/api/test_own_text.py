@@ -12,10 +12,10 @@ from sqlmodel import select
 import farm
 from farm.errors import Unreadable
 from farm.jobs.create import open_job
-from farm.models import texts
 from farm.requests.resolved import ResolvedRequest
 from farm.store.content import find_tokens, store_variant
 from farm.store.tables import TokenInput
+from farm.types import tokens
 from farm.types.protocol import Protocol
 from farm.types.request import Request
 from tests.own_text import write_own_text
@@ -59,7 +59,7 @@ def test_workers_find_the_ids_in_the_database(
     any_database: farm.Database, variant: farm.Variant
 ) -> None:
     cards = register(any_database, 0)
-    ids = texts.tokens_of_text(variant.text)
+    ids = tokens.tokens_of_text(variant.text)
     opened = open_job(
         any_database,
         ResolvedRequest.of(
@@ -71,20 +71,20 @@ def test_workers_find_the_ids_in_the_database(
     (whole,) = items_of(any_database, opened.job_id, "whole")
     assert claim(any_database, whole).subject.tokens == ids.to_json()
 
-    texts._held.clear()  # another process takes it apart, for another kind of card
+    tokens._held.clear()  # another process takes it apart, for another kind of card
     open_job(
         any_database,
         ResolvedRequest.of(
             Request(variant=variant, protocol=Protocol(launch="graph", data="seen")), cards
         ),
     )
-    assert texts.tokens_of_text(variant.text) == ids
+    assert tokens.tokens_of_text(variant.text) == ids
 
 
 def test_a_variant_of_another_farm_whose_ids_are_not_here_is_refused_when_it_is_to_run(
     database: farm.Database, variant: farm.Variant
 ) -> None:
-    texts._held.clear()
+    tokens._held.clear()
     with database.write() as session:
         store_variant(session, variant)  # as an import does
     with pytest.raises(Unreadable, match="does not have the text with the token ids") as caught:

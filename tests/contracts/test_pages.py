@@ -4,9 +4,10 @@ import inspect
 
 import pytest
 
+from farm import extensions
 from farm.errors import UsageError
-from farm.report import pages
-from farm.report.pages import ResultPages, result_pages
+from farm.extensions import result_pages
+from farm.report.pages import ResultPages
 
 METHODS = [name for name in vars(ResultPages) if not name.startswith("_")]
 
@@ -18,6 +19,6 @@ def test_the_writer_of_pages_has_the_functions_of_the_interface(name):
 
 
 def test_without_a_writer_the_option_is_refused(monkeypatch):
-    monkeypatch.setattr(pages, "pages", lambda: None)
+    monkeypatch.setattr(extensions, "add_ons", dict)
     with pytest.raises(UsageError, match="--png needs the add-on 'pages'"):
         result_pages("--png")

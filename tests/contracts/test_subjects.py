@@ -243,11 +243,9 @@ def report_of(database: Database, model: nn.Module) -> Report:
     this process."""
     captured = capture_model(model, torch.ones(8, 8))
     (card,) = register(database, 0)
-    planned = in_process._store(database, captured, EAGERLY, "simulated", "t")
+    capture_id = in_process._store(database, captured, EAGERLY, "simulated", "t")
     request = Request(variant=captured.variant, protocol=EAGERLY, stopping=SHORT)
-    job_id = jobs.create(
-        database, request, [card], scope=("all",), capture_id=planned.capture_id
-    ).job_id
+    job_id = jobs.create(database, request, [card], scope=("all",), capture_id=capture_id).job_id
     bench = Bench(FakeDevice(), "cpu", idle_power_w=80.0)
     for item in items_of(database, job_id):
         claimed = claim(database, item)

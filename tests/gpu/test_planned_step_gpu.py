@@ -151,8 +151,8 @@ def test_slow_tensors_and_moves_go_together_and_moves_run_beside_the_step(
 
 
 def test_the_wire_is_measured_alone_and_beside_the_step() -> None:
-    extract_step(SUBJECT, Protocol(), CARD)
-    found = measure_wire(SUBJECT, Protocol(), CARD)
+    step = extract_step(SUBJECT, Protocol(), CARD)
+    found = measure_wire(step, Protocol(), CARD)
     print(found)
     assert [len(one.rates) for one in (*found.alone, *found.beside)] == [1, 1, 2, 1, 1, 2]
     for alone, beside in zip(found.alone, found.beside, strict=True):
@@ -168,9 +168,7 @@ def test_a_step_is_run_as_the_benchmark_process_is_asked_to(step: CapturedPass) 
     parameters = [one.number for one in step.tensors if one.role == "parameter"]
     apart = extract_step(SUBJECT, Protocol(), CARD)
     assert [call.tuple_id for call in apart.calls] == [call.tuple_id for call in step.calls]
-    found = compare(
-        SUBJECT, Protocol(), CARD, [call.tuple_id for call in apart.calls], [parameters]
-    )
+    found = compare(apart, Protocol(), CARD, [call.tuple_id for call in apart.calls], [parameters])
     (slow,) = found.plans
     assert isinstance(slow, Run), slow
     assert slow.stayed_fast == ()

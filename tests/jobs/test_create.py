@@ -8,7 +8,7 @@ from sqlmodel import select
 
 from farm.errors import NoSuchJob, UnknownOperator, UsageError
 from farm.jobs import jobs
-from farm.jobs.create import continue_planning, open_job, tuples_of
+from farm.jobs.create import continue_planning, open_job, stored_capture
 from farm.jobs.rounds import LEAST_PRECISE, Closing, close_round
 from farm.models import catalog
 from farm.operators import sweep_builder as sweeps
@@ -56,11 +56,11 @@ def test_operators_that_a_model_lacks_are_refused_before_there_is_a_job(database
 def test_a_model_is_extracted_once_and_its_job_has_all_its_calls(database):
     cards = register(database, 0)
     request = MODEL.replace(operators=("Linear",))
-    tuples = tuples_of(database, ResolvedRequest.of(request, cards))
-    assert tuples_of(database, ResolvedRequest.of(request, cards)).capture_id == tuples.capture_id
-    opened = open_job(database, ResolvedRequest.of(request, cards), tuples=tuples)
+    capture_id = stored_capture(database, ResolvedRequest.of(request, cards))
+    assert stored_capture(database, ResolvedRequest.of(request, cards)) == capture_id
+    opened = open_job(database, ResolvedRequest.of(request, cards), capture_id=capture_id)
     with database.read() as session:
-        calls = counts(session, tuples.capture_id)
+        calls = counts(session, capture_id)
     assert (opened.tuples, opened.calls) == (len(calls), sum(calls.values()))
     assert opened.new == 3 + 1, "three kinds of Linear, and the whole"
 

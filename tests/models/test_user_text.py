@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 
 from farm.errors import UsageError
-from farm.models import catalog, texts
+from farm.models import catalog
+from farm.types import tokens
 from farm.types.protocol import Variant
 from tests.own_text import WORDS, write_own_text
 
@@ -112,6 +113,6 @@ def test_a_process_that_is_given_ids_each_time_keeps_the_last(own):
     first, second = (
         catalog.variant("bert-base", 2, length=length, **own).text for length in (6, 7)
     )
-    texts.hold_tokens(texts.tokens_of_text(second), alone=True)
-    assert texts.holds_tokens(second)
-    assert not texts.holds_tokens(first)
+    tokens.hold_tokens(tokens.tokens_of_text(second), alone=True)
+    assert tokens.holds_tokens(second)
+    assert not tokens.holds_tokens(first)

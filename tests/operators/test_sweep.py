@@ -10,10 +10,10 @@ from farm.operators import sweep_builder as sweeps
 from farm.operators.capture import capture
 from farm.operators.cost import cost
 from farm.operators.rebuild import rebuild
-from farm.operators.sweep import RECIPES, REQUIRED, check_names
 from farm.operators.sweep_builder import Builder, Expansion, Impossible, with_zeros
 from farm.subjects.label import label_of
 from farm.subjects.parsing import parse
+from farm.subjects.sweep import RECIPES, REQUIRED, check_names
 from farm.types.request import Sweep
 
 

@@ -19,7 +19,7 @@ from farm.report.operators import compiled_operators, fused_groups, shortened
 from farm.report.report import build, remarks
 from farm.store.content import PlacedCall
 from farm.subjects.label import fused_names
-from farm.verdict.model_readings import tuples_of
+from farm.verdict.model_readings import known_tuples
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import compiled
 from tests.report.compiled import COMPILED, EAGER, EAGER_CALLS, MODEL, compiled_calls
@@ -186,7 +186,7 @@ def test_predictors_learn_nothing_from_a_compiled_model(jobs):
 def test_without_a_list_of_kernels_the_command_says_what_to_do(jobs, farm):
     other = dataclasses.replace(COMPILED, batch=3)
     with jobs.read() as session, pytest.raises(NoReadings) as error:
-        tuples_of(session, other, "cuda", "graph", MODEL)
+        known_tuples(session, other, "cuda", "graph", MODEL)
     assert "farm run resnet18 --batch 3" in error.value.next_step
     assert "--compile default" in error.value.next_step
     said = farm("operators", "resnet18", "--compile", "-b", 3)

@@ -105,15 +105,15 @@ def test_a_round_that_was_answered_from_the_database_is_not_missed_in_the_broker
 
 def test_an_aggregation_that_is_asked_for_in_vain_is_asked_for_ever_more_seldom(monkeypatch):
     now_s = [1000.0]
-    monkeypatch.setattr(control, "_requested", {})
+    requests = control.AggregationRequests()
     monkeypatch.setattr(control.time, "monotonic", lambda: now_s[0])
     asked = []
     for _ in range(40):
-        asked += [now_s[0] - 1000.0 for _ in control._due([("job", 1)], 5.0)]
+        asked += [now_s[0] - 1000.0 for _ in requests.due([("job", 1)], 5.0)]
         now_s[0] += 5.0
     assert asked == [0.0, 5.0, 15.0, 35.0, 75.0, 155.0]
-    assert control._due([("other", 1)], 5.0) == [("other", 1)]
-    assert control._due([("job", 1)], 5.0) == [("job", 1)], "it was closed, and begins anew"
+    assert requests.due([("other", 1)], 5.0) == [("other", 1)]
+    assert requests.due([("job", 1)], 5.0) == [("job", 1)], "it was closed, and begins anew"
 
 
 def test_what_goes_wrong_with_one_job_ends_the_pass_for_no_other(any_database, monkeypatch):

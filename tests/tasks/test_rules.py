@@ -116,7 +116,6 @@ class Desk:
 @pytest.fixture
 def desk(any_database, clock, broker, monkeypatch):
     monkeypatch.setattr(control, "database", lambda: any_database)
-    monkeypatch.setattr(control, "_requested", {})
     with monkeypatch.context() as patched:
         patched.setenv("FARM_BROKER_URL", broker.url)
         patched.setenv("FARM_MAX_ATTEMPTS", "2")

@@ -3,7 +3,8 @@
 import pytest
 
 from farm.report.operators import operators
-from farm.subjects.label import LENGTH, label_of, told_apart
+from farm.subjects.label import LENGTH, label_of
+from farm.types.format import told_apart
 from farm.types.protocol import Variant
 from farm.types.tuple import OperatorTuple, TensorSpec
 from tests.types.test_tuple import addition, convolution

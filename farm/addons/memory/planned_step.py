@@ -47,14 +47,9 @@ WARM_UP_S = 0.3  # duration of the warm-up replays
 WINDOW_S = 1.0  # duration of all timed replays
 RUNS = (10, 100)  # least and most number of timed replays
 
-_last_step: dict[
-    tuple[str, str], CapturedPass
-] = {}  # the last extracted step, until `compare` runs it
-
 
 def extract_step(subject: Subject, protocol: Protocol, device: torch.device) -> CapturedPass:
-    """Capture a training step on this card; on a GPU, during graph capture. `compare` later runs
-    the same step.
+    """Capture a training step on this card; on a GPU, during graph capture.
 
     Raises `Unmeasurable`: not_available (the card has no slow memory), rejected (no tuple describes
     a call) or out_of_memory; and as `farm.training.extract.build_step`."""
@@ -63,7 +58,6 @@ def extract_step(subject: Subject, protocol: Protocol, device: torch.device) -> 
 
     slow_memory_of(device)
     one_stream(device)
-    _last_step.clear()
     with numeric_flags(protocol), _translated_out_of_memory():
         step = build_step(Variant.from_json(subject.spec), device, launch=protocol.launch)
         step.run()
@@ -73,15 +67,13 @@ def extract_step(subject: Subject, protocol: Protocol, device: torch.device) -> 
         raise Unmeasurable(
             "rejected", f"The step cannot be run again call by call: {capture.gaps[0]}."
         )
-    _last_step[subject.id, protocol.id] = capture
     return capture
 
 
-def measure_wire(subject: Subject, protocol: Protocol, device: torch.device) -> Wire:
-    """Measure the bandwidth of copies alone and during the extracted step, and its time. Raises as
+def measure_wire(capture: CapturedPass, protocol: Protocol, device: torch.device) -> Wire:
+    """Measure the bandwidth of copies alone and during an extracted step, and its time. Raises as
     `extract_step`.
     """
-    capture = _last_step.get((subject.id, protocol.id)) or extract_step(subject, protocol, device)
     with applied(protocol), _translated_out_of_memory():
         one_stream(device)
         _release_memory(device)
@@ -99,19 +91,17 @@ def measure_wire(subject: Subject, protocol: Protocol, device: torch.device) -> 
 
 
 def compare(
-    subject: Subject,
+    capture: CapturedPass,
     protocol: Protocol,
     device: torch.device,
     calls: Sequence[str],
     plans: Sequence[Collection[int]],
     moves: Sequence[Sequence[Move]] = (),
 ) -> AsRun:
-    """Run the extracted step with all tensors in fast memory and under each plan, see
+    """Run an extracted step with all tensors in fast memory and under each plan, see
     `run_planned`. ``calls``: the tuple ids of the calls in the planned step, in order. Raises
     `Unmeasurable` (rejected) if the extracted step has other calls, and as `extract_step` and
     `run_planned`."""
-    capture = _last_step.get((subject.id, protocol.id)) or extract_step(subject, protocol, device)
-    _last_step.clear()
     here = [call.tuple_id for call in capture.calls]
     if here != list(calls):
         first = next(

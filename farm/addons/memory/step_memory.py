@@ -23,16 +23,18 @@ from farm.operators.captured import CapturedCall, CapturedPass, CapturedTensor
 from farm.report import report as reports
 from farm.store import tables
 from farm.store.job_ids import find_job
+from farm.subjects.needed import needed_tuple
 from farm.training.tensor_lifetime import Life, PeriodInterval, allocated_peak_bytes
 from farm.types.card_kind import OfCardKind
+from farm.types.data_sheets import data_sheets, sheet_of
 from farm.types.details import Details
 from farm.types.format import count_of, percent
 from farm.types.protocol import LARGEST_NUMBER, Protocol, Variant
 from farm.types.request import Request
-from farm.types.roofline import KNOWN_CARDS, median_fingerprint, roofline_of, sheet_of
+from farm.types.roofline import median_fingerprint, roofline_of
 from farm.types.tuple import DTYPES, OperatorTuple
 from farm.verdict.corrections import choose
-from farm.verdict.model_readings import needed_tuple, peaks_of, select_for_model
+from farm.verdict.model_readings import peaks_of, select_for_model
 
 if TYPE_CHECKING:
     from farm.operators.cost import Cost
@@ -465,9 +467,10 @@ def card_named(word: str) -> str:
     """
     if name := sheet_of(word):
         return name
-    near = did_you_mean(word, KNOWN_CARDS)
+    near = did_you_mean(word, data_sheets())
     raise UsageError(
-        f"There is no data sheet for '{word}'.", near or f"Choose one of {', '.join(KNOWN_CARDS)}."
+        f"There is no data sheet for '{word}'.",
+        near or f"Choose one of {', '.join(data_sheets())}.",
     )
 
 

@@ -17,11 +17,12 @@ from farm.models import catalog
 from farm.operators.cost import cost
 from farm.requests.partial_request import usual_variant
 from farm.store.database import Database
+from farm.subjects.needed import needed_tuple
 from farm.training.captured_model import CapturedModel, as_captured_for, no_model
 from farm.training.version import versioned
 from farm.types.protocol import Variant
 from farm.types.tuple import OperatorTuple
-from farm.verdict.model_readings import needed_of, needed_tuple, peaks_of
+from farm.verdict.model_readings import peaks_of
 
 
 def estimate(
@@ -59,7 +60,7 @@ def estimate(
     query = EstimateQuery(card, torch=torch, fill=fill)
     if isinstance(model, CapturedModel):
         extraction = as_captured_for(model, query.kind(database))
-        return query.answer(model.variant, needed_of(extraction), database=database)
+        return query.answer(model.variant, extraction.needed(), database=database)
     if isinstance(model, str):
         model = usual_variant(catalog.known(model), query.kind(database), batch=batch, **fields)
     if not isinstance(model, Variant):

@@ -51,8 +51,8 @@ from farm.store.columns import OPERATOR, PROTOCOL, READING
 from farm.store.content import sound_readings
 from farm.store.database import Database, open_database
 from farm.types.card_kind import usual_launch
+from farm.types.data_sheets import data_sheets, sheet_of
 from farm.types.protocol import Protocol, Variant
-from farm.types.roofline import KNOWN_CARDS, sheet_of
 from farm.types.tuple import NeededTuple
 from farm.verdict.model_readings import card_model_named, peaks_of
 
@@ -165,7 +165,7 @@ class EstimateQuery:
                 raise
             step = (
                 f"{error.next_step} Without readings, a card needs a data sheet: "
-                f"{', '.join(KNOWN_CARDS)}."
+                f"{', '.join(data_sheets())}."
             )
             raise UsageError(error.message, step) from error
 
@@ -206,7 +206,7 @@ def transferred(
         return (
             None,
             ", and no data sheet, so no other card predicts it (there are sheets of "
-            f"{', '.join(KNOWN_CARDS)})",
+            f"{', '.join(data_sheets())})",
         )
     folders, sources = stored_predictor.folders(), list[StoredPredictor]()
     for name in stored_predictor.card_models(folders):

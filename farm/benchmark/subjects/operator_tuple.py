@@ -27,6 +27,7 @@ from farm.benchmark.subjects.compiled_model import compiled_pass_with
 from farm.errors import Unmeasurable
 from farm.operators.input_values import impose
 from farm.operators.rebuild import Rebuilt, needed_bytes, rebuild, written_inputs
+from farm.operators.trial import check_size
 from farm.subjects.parsing import parse
 from farm.subjects.registry import kind_of
 from farm.types.details import Details
@@ -35,6 +36,8 @@ from farm.types.value_profiles import HeldFilling, fillings, held_fillings
 
 if TYPE_CHECKING:
     from farm.operators.compiled import CompiledPass
+
+MOST_CALL_S = 300.0  # of one call; as the time limit of an item
 
 
 class MeasuredTuple(SubjectKind):
@@ -90,6 +93,7 @@ def operator_passes(
             f"The operator's inputs need {needed / 2**30:.1f} GiB of memory; they may use {most}."
         )
         raise Unmeasurable("out_of_memory", text, "Choose a smaller batch.")
+    check_size(spec, device, MEMORY_SHARE * free - needed, MOST_CALL_S)
     rebuilt = rebuild(spec, device)
     if compiled is not None:
         _copy_values(rebuilt, compiled)
@@ -155,10 +159,10 @@ def _chain(rebuilt: Rebuilt) -> Passes:
     passed_on = [start]
 
     def layer(number: int) -> Pass:
-        one = rebuilt if number == 0 else rebuilt.replica(weights=True)
+        operator = rebuilt if number == 0 else rebuilt.replica(weights=True)
 
         def run() -> object:
-            passed_on[0] = one.run_on(start if number == 0 else passed_on[0])
+            passed_on[0] = operator.run_on(start if number == 0 else passed_on[0])
             return passed_on[0]
 
         return run
@@ -214,19 +218,19 @@ def set_values(rebuilt: Rebuilt, data: str) -> None:
     if data == "zeros":
         return zero_out(
             rebuilt.tensors[index]
-            for index, known in enumerate(spec.tensors)
-            if known.role == "activation" and kind_of(spec).may_be_zero(spec, index, written)
+            for index, tensor in enumerate(spec.tensors)
+            if tensor.role == "activation" and kind_of(spec).may_be_zero(spec, index, written)
         )
     indices = [index for index, tensor in enumerate(spec.tensors) if tensor.role == "activation"]
     try:
-        wanted = fillings(data, len(indices))
-        kept = held_fillings(data, sum(one.held for one in spec.tensors))
+        filling_of = fillings(data, len(indices))
+        kept = held_fillings(data, sum(tensor.held for tensor in spec.tensors))
     except ValueError as error:
         raise Unmeasurable("rejected", f"{error}.") from error
     generator = torch.Generator(device=rebuilt.device).manual_seed(1)
     done: set[int] = set()
     with torch.no_grad():
-        for index, filling in zip(indices, wanted, strict=True):
+        for index, filling in zip(indices, filling_of, strict=True):
             storage = spec.tensors[index].storage
             values = _values(rebuilt, index)
             # Do not change values that the operator writes, divides by or uses as indices.
@@ -239,12 +243,12 @@ def set_values(rebuilt: Rebuilt, data: str) -> None:
                 impose(values, filling.zeros, filling.positive, filling.channels, generator)
                 if how.scale != 1:
                     values.mul_(how.scale)
-        for index, held in zip(
-            [index for index, one in enumerate(spec.tensors) if one.held], kept, strict=True
+        for index, held_filling in zip(
+            [index for index, tensor in enumerate(spec.tensors) if tensor.held], kept, strict=True
         ):
             values = _values(rebuilt, index)
             if values.is_floating_point() and index not in written:
-                _hold(values, held, generator)
+                _hold(values, held_filling, generator)
     return None
 
 
@@ -267,6 +271,6 @@ def _values(rebuilt: Rebuilt, index: int) -> torch.Tensor:
     alone uses that.
     """
     memory, tensor, spec = rebuilt.memory(index), rebuilt.tensors[index], rebuilt.spec
-    shared = sum(one.storage == spec.tensors[index].storage for one in spec.tensors) > 1
+    shared = sum(tensor.storage == spec.tensors[index].storage for tensor in spec.tensors) > 1
     overlaps = tensor.numel() > memory.numel() or 0 in tensor.stride()
     return memory if memory.dim() == tensor.dim() or shared or overlaps else tensor.detach()

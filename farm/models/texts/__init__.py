@@ -146,7 +146,9 @@ def _ids(places: np.ndarray, text: _Corpus, vocabulary: int, specials: Specials)
     """
     import numpy as np
 
-    free = np.setdiff1d(np.arange(vocabulary), sorted(specials.all))
+    is_free = np.ones(vocabulary, bool)
+    is_free[[number for number in specials.all if 0 <= number < vocabulary]] = False
+    free = np.flatnonzero(is_free)
     if not len(free):
         problem = f"A vocabulary of {vocabulary} ids has only special ids and none for a text."
         raise UsageError(problem, "Give the size of the model's vocabulary.")
@@ -198,35 +200,3 @@ def row_spans(ends: np.ndarray, batch: int, room: int, *, padded: bool) -> list[
         passes, within = divmod(row * together, paragraphs)
         begins.append(passes * tokens + (int(ends[within - 1]) if within else 0))
     return [(begin, min(end, begin + room)) for begin, end in itertools.pairwise(begins)]
-
-
-#: Content id -> token ids of a user's text, from a new text, the database or a request. A variant
-#: has only the id.
-_held: dict[str, Tokens] = {}
-
-
-def hold_tokens(tokens: Tokens, *, alone: bool = False) -> str:
-    """Store the token ids of a text in this process, and return their content id. With ``alone``,
-    first remove the texts that this process has stored: a long-lived process sets it, because each
-    request contains the token ids."""
-    if alone:
-        _held.clear()
-    _held[tokens.id] = tokens
-    return tokens.id
-
-
-def holds_tokens(text: str) -> bool:
-    return text in _held
-
-
-def tokens_of_text(text: str) -> Tokens:
-    """The stored token ids with this content id; raises `UsageError` if this process has not stored
-    them.
-    """
-    if text not in _held:
-        step = "Give the text again, with --text and --tokenizer."
-        raise UsageError(
-            f"The token ids of the text {text} are not stored here; exports do not contain them.",
-            step,
-        )
-    return _held[text]

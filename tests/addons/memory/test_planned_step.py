@@ -139,7 +139,7 @@ def test_a_run_says_what_was_moved(step):
 
 def test_the_wire_is_measured_beside_a_step(step, monkeypatch):
     monkeypatch.setattr(planned_step, "WINDOW_S", 0.01)
-    found = planned_step.measure_wire(SUBJECT, EAGERLY, CPU)
+    found = planned_step.measure_wire(step, EAGERLY, CPU)
     assert found.bytes_per_s == min(found.alone[0].rates) > 0
     assert found.beside == ()  # a CPU copies between calls
     assert from_json(Wire, json.loads(json.dumps(to_json(found)))) == found
@@ -168,7 +168,7 @@ def test_a_plan_of_other_calls_is_refused_in_a_line(step):
     with pytest.raises(
         Unmeasurable, match=r"does not fit the step of this card: .* they differ from call 1 on"
     ):
-        planned_step.compare(SUBJECT, EAGERLY, CPU, [calls[0], *calls[2:], calls[1]], [])
+        planned_step.compare(step, EAGERLY, CPU, [calls[0], *calls[2:], calls[1]], [])
 
 
 def test_a_card_without_slow_memory_is_refused_in_a_line(monkeypatch):

@@ -1,0 +1,73 @@
+"""Peaks of cards by their makers' data sheets (``data_sheets.toml``).
+
+A sheet belongs to the exact model of a card: an A10 is not an A100, and an L40S is not an L40. A
+card of another model has no sheet, and gets typical values."""
+
+from __future__ import annotations
+
+import functools
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+#: Words of a card's model that say nothing about its figures.
+_MAKERS = frozenset({"nvidia", "tesla", "geforce", "amd", "instinct", "radeon", "graphics"})
+
+
+@dataclass(frozen=True)
+class DataSheet:
+    """The peaks of a card. All rates are dense."""
+
+    float32: float  # FLOP/s without a loss of precision
+    tf32: float  # FLOP/s
+    half: float  # FLOP/s of float16 and bfloat16
+    bytes_per_s: float
+    launch_floor_us: float
+    multiprocessors: int
+    l2_bytes: int  # the last cache before the memory
+    power_limit_w: float
+    names: tuple[str, ...] = ()  # of the card models, as drivers and people write them
+    source: str = ""
+
+
+GENERIC_GPU = DataSheet(20e12, 80e12, 160e12, 1.0e12, 2.5, 80, 32 << 20, 300.0)
+#: A few server cores, as for a small CPU job, not a whole socket.
+CPU = DataSheet(1e11, 1e11, 1e11, 2e10, 8.0, 1, 32 << 20, 200.0)
+
+
+@functools.cache
+def data_sheets() -> Mapping[str, DataSheet]:
+    """All data sheets by their names, such as ``RTX 4090``."""
+    file = Path(__file__).with_name("data_sheets.toml")
+    sheets = {}
+    for name, table in tomllib.loads(file.read_text(encoding="utf-8")).items():
+        sheets[name] = DataSheet(**table | {"names": tuple(table["names"])})
+    return sheets
+
+
+@functools.cache
+def sheet_of(model: str) -> str:
+    """The name of the data sheet for a card's model or its short name; "" if there is none.
+
+    >>> sheet_of("NVIDIA A100-SXM4-40GB"), sheet_of("A10"), sheet_of("NVIDIA A10G")
+    ('A100 40GB', 'A10', '')
+    """
+    words = _words(model)
+    for name, sheet in data_sheets().items():
+        if any(_words(listed) == words for listed in sheet.names):
+            return name
+    return ""
+
+
+def data_sheet(card_kind: str, card_model: str) -> DataSheet:
+    """The data sheet of a card model; typical values for unknown ones."""
+    if card_kind == "cpu":
+        return CPU
+    return data_sheets().get(sheet_of(card_model), GENERIC_GPU)
+
+
+def _words(model: str) -> frozenset[str]:
+    """The words of a model without those of makers: 'NVIDIA A100-SXM4-80GB' -> a100, sxm4, 80gb."""
+    return frozenset(re.findall(r"[a-z0-9]+", model.lower())) - _MAKERS
