@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import math
 import numbers
+import operator
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +27,7 @@ from farm.types.tuple import (
     TensorSpec,
     canonical_stride,
     table_named,
+    words,
 )
 
 # Kernels choose their vector width by the alignment of the first element; a larger alignment
@@ -328,6 +331,18 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(entry)
 
 
+def fields_of(value: Any) -> Any:
+    """The fields of an object as a dictionary; lists, tuples, tensors and numbers as they are."""
+    if isinstance(value, torch.Tensor | list | tuple):
+        return value
+    if hasattr(value, "items"):
+        return dict(value)
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+        return {name: operator.attrgetter(name)(value) for name in names}
+    return dict(vars(value)) if hasattr(value, "__dict__") else value
+
+
 def texts_of_outputs(out: Any) -> tuple[str, ...]:
     """Shape, stride, dtype and layout of each tensor in an output: what the next operator depends
     on.
@@ -393,10 +408,10 @@ def written_tensors(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]
             )
 
 
-# These operators return new memory but run no kernel: allocations, and `lift_fresh`, which fake
-# tensors run on a Python constant. Schemas do not show this.
-_NO_KERNEL = frozenset(
-    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh"}
+# These operators return new memory but run no kernel: allocations, and what fake tensors run on a
+# Python constant (`lift_fresh`, and views of its bits). Schemas do not show this.
+_NO_KERNEL = words(
+    "empty empty_like empty_strided new_empty new_empty_strided lift_fresh _conj _neg_view"
 )
 
 
