@@ -1,4 +1,5 @@
-"""Make the list of overloads of aten that a tuple may name: farm/subjects/aten_overloads.txt.
+"""Make the list of overloads of aten that a tuple may name, farm/subjects/aten_overloads.txt, and the table
+of the forward calls of backward operators, farm/subjects/backward_calls.toml.
 
 The list is made from PyTorch's own registry, `native_functions.yaml` with its tags and kernels, as
 `torchgen` reads it. Each overload is either allowed or denied with a reason. A reason is a property of the
@@ -23,11 +24,16 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import torch
+
+from farm.subjects.overloads import BY_ELEMENT, listed
+
 LIST = Path(__file__).resolve().parent.parent / "farm/subjects/aten_overloads.txt"
+CALLS = LIST.with_name("backward_calls.toml")
 HEADER = """\
 # The overloads of aten, of PyTorch {versions}. Made by benchmarks/operator_registry.py: do not edit.
 # A name without a dot means the overload `default`. What no line names is refused, too.
@@ -100,7 +106,7 @@ REVIEWED = re.compile(
 #: Public ones that check little, because other operators call them: also denied.
 UNCHECKED = re.compile(
     r"cudnn_(?!batch_norm)|\w+_overrideable|conv_depthwise|batch_norm_(elemt|stats|update|gather"
-    "|backward_elemt|backward_reduce)|(ccol|col|crow|row)_indices_copy|(indices|values)_copy|glu_\\w*jvp"
+    "|backward_elemt|backward_reduce)|(ccol|col|crow|row)_indices_copy|(indices|values)_copy|segment_reduce|glu_\\w*jvp"
 )
 
 Rule = Callable[[Overload], object]
@@ -143,6 +149,18 @@ RULES: dict[str, Rule] = {
 def reason_of(overload: Overload) -> str:
     """Why the overload is denied; "" if it is allowed."""
     return next((reason for reason, applies in RULES.items() if applies(overload)), "")
+
+
+def computes_by_element(overload: Overload, tagged: Collection[str]) -> bool:
+    """True if its integers are only operands. ``tagged``: the packets with such a tag; variants in place
+    and on lists of tensors have none."""
+    plain = overload.packet.removeprefix("_foreach_").rstrip("_")
+    return (plain in tagged and "backward" not in plain) or "view_copy" in overload.tags
+
+
+def tagged_packets(overloads: Iterable[Overload]) -> set[str]:
+    tags = {"pointwise", "reduction"}
+    return {one.packet.rstrip("_") for one in overloads if tags & set(one.tags)}
 
 
 def overloads_of_this_torch() -> list[Overload]:
@@ -213,18 +231,96 @@ def merged(versions: Mapping[str, list[Overload]], present: Mapping[str, str]) -
     return reasons
 
 
-def text_of(reasons: Mapping[str, str], versions: str) -> str:
+def text_of(reasons: Mapping[str, str], by_element: Collection[str], versions: str) -> str:
     names = defaultdict(list)
     for name, reason in sorted(reasons.items()):
-        names[reason].append(name)
-    parts = [HEADER.format(versions=versions)]
-    for reason in ("", *RULES):
         title = f"denied: {reason}" if reason else "allowed"
+        names[BY_ELEMENT if not reason and name in by_element else title].append(name)
+    parts = [HEADER.format(versions=versions)]
+    for title in (BY_ELEMENT, "allowed", *(f"denied: {reason}" for reason in RULES)):
         wrapped = textwrap.fill(
-            " ".join(names[reason]), 120, break_long_words=False, break_on_hyphens=False
+            " ".join(names[title]), 120, break_long_words=False, break_on_hyphens=False
         )
         parts.append(f"[{title}]\n{wrapped}\n")
     return "\n".join(parts)
+
+
+def backward_calls() -> dict[str, list[str]]:
+    """Backward operator -> its forward, and what each of its arguments is there: an argument
+    (`input`), its sizes (`sizes input`), or an output (`output 1`). From `derivatives.yaml`."""
+    import torchgen
+    import yaml
+
+    file = Path(torchgen.__file__).parent / "packaged/autograd/derivatives.yaml"
+    names = {overload.packet for overload in overloads_of_this_torch() if not reason_of(overload)}
+    calls: dict[str, list[str]] = {}
+    for entry in yaml.safe_load(file.read_text()):
+        forward = entry["name"].partition("(")[0]
+        formulas = [value for key, value in entry.items() if key not in ("name", "dispatch")]
+        formulas += [
+            text for texts in entry.get("dispatch", {}).values() for text in texts.values()
+        ]
+        for formula in filter(lambda value: isinstance(value, str), formulas):
+            for name, arguments in _calls(formula):
+                if name in names and "backward" not in forward:
+                    found = [forward, *_meaning(entry["name"], name, arguments)]
+                    is_own = forward == re.sub("_backward.*", "", name)
+                    if len(found) + is_own > len(calls.get(name, ())):
+                        calls[name] = found
+    return dict(sorted(calls.items()))
+
+
+def text_of_calls(calls: Mapping[str, list[str]]) -> str:
+    lines = [
+        "# Backward operator -> its forward, and what its arguments are in the forward's call: an argument, its sizes",
+        "# or rows, or an output. Made by benchmarks/operator_registry.py from PyTorch's derivatives: do not edit.",
+    ]
+    for name, (forward, *meaning) in calls.items():
+        pairs = ", ".join('{} = "{}"'.format(*pair.split(": ")) for pair in meaning)
+        lines += ["", f"[{name}]", f'forward = "{forward}"', pairs.replace(", ", "\n")]
+    return "\n".join(lines) + "\n"
+
+
+def _calls(formula: str) -> Iterator[tuple[str, list[str]]]:
+    """The calls of backward operators in a formula of C++, each with its arguments."""
+    for match in re.finditer(r"\b(\w*_backward\w*?)(_symint)?\(", formula):
+        depth, arguments, text = 1, [], ""
+        for letter in formula[match.end() :]:
+            depth += {"(": 1, "{": 1, ")": -1, "}": -1}.get(letter, 0)
+            if depth == 0:
+                break
+            if letter == "," and depth == 1:
+                arguments.append(text.strip())
+                text = ""
+            else:
+                text += letter
+        yield match[1], [*arguments, text.strip()]
+
+
+def _meaning(forward: str, backward: str, arguments: list[str]) -> list[str]:
+    """What the arguments of a backward are, as `mean: output 1`; those that are none are left out."""
+    import torch
+
+    taken = getattr(torch.ops.aten, backward).default._schema.arguments
+    name, _, overload = forward.partition("(")[0].partition(".")
+    schema = getattr(getattr(torch.ops.aten, name), overload or "default")._schema
+    inputs = {argument.name for argument in schema.arguments}
+    outputs = {value.name: number for number, value in enumerate(schema.returns) if value.name}
+    outputs |= {f"result{number}": number for number in range(len(schema.returns))}
+    outputs |= {"result": 0, "grad": 0, "grads[0]": 0}
+    meaning = []
+    for argument, text in zip(taken, arguments, strict=False):
+        text = re.sub(r"/\*.*?\*/", "", text).replace("->", ".").strip()
+        word, _, rest = text.partition(".")
+        if word in inputs and rest.startswith("sym_sizes()"):
+            meaning.append(f"{argument.name}: sizes {word}")
+        elif word in inputs and rest == "sym_size(0)":
+            meaning.append(f"{argument.name}: rows {word}")
+        elif word in inputs and (not rest or "Tensor" in str(argument.type)):
+            meaning.append(f"{argument.name}: {word}")
+        elif word in outputs:
+            meaning.append(f"{argument.name}: output {outputs[word]}")
+    return meaning
 
 
 def main() -> None:
@@ -236,10 +332,6 @@ def main() -> None:
     if given.print_registry:
         print(json.dumps([asdict(one) for one in overloads_of_this_torch()]))
         return
-    import torch
-
-    from farm.subjects.overloads import listed
-
     versions = {}
     for other in given.others:
         version, _, folder = other.partition("=")
@@ -251,7 +343,11 @@ def main() -> None:
     for reason, count in Counter(reasons.values()).most_common():
         print(f"{count:5} {reason or 'allowed'}")
     if given.write:
-        LIST.write_text(text_of(reasons, ", ".join(sorted({*known, *versions}))))
+        CALLS.write_text(text_of_calls(backward_calls()))
+        newest = overloads_of_this_torch()
+        tagged = tagged_packets(newest)
+        by_element = {one.name for one in newest if computes_by_element(one, tagged)}
+        LIST.write_text(text_of(reasons, by_element, ", ".join(sorted({*known, *versions}))))
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ import json
 import os
 import platform
 import queue
+import resource
 import signal
 import sys
 import threading
@@ -42,6 +43,8 @@ import traceback
 from collections.abc import Callable, Mapping
 from importlib import import_module, metadata
 from typing import Any, TextIO
+
+import psutil
 
 from farm.benchmark_process import requests as kinds
 from farm.benchmark_process.handlers import Handler, OpenCard
@@ -62,6 +65,8 @@ from farm.types.tokens import Tokens, hold_tokens
 
 #: The process checks the card before an item if the last health check is older than this. Unit: s.
 CHECK_EVERY_S = 60.0
+#: The process of a CPU may take this share of the host's memory.
+MEMORY_LIMIT_SHARE = 0.8
 
 #: Called with the request and the function that announces phases.
 Answering = Callable[[Any, OnPhase], Any]
@@ -399,8 +404,21 @@ class TorchRunner(TorchVerifier):
             handlers[handler.request] = _on_card(handler, open_card)
         self.handlers = handlers
 
+        if device.card.is_cpu:
+            _limit_memory()
+
     def unhealthy(self) -> str:
         return self._health().run()
+
+
+def _limit_memory() -> None:
+    """Let Linux refuse memory beyond a share of the host's. Otherwise it ends processes, of which
+    any may be the largest.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = int(MEMORY_LIMIT_SHARE * psutil.virtual_memory().total)
+    if hard == resource.RLIM_INFINITY or most < hard:
+        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 
 
 def _on_card(handler: Handler, card: OpenCard) -> Answering:

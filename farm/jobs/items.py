@@ -48,7 +48,7 @@ from farm.store.database import (
     remembered,
     without_index,
 )
-from farm.store.tables import Item, ItemState, Job, JobState
+from farm.store.tables import Item, ItemRole, ItemState, Job, JobState
 from farm.types.protocol import Protocol, Stopping, Subject
 from farm.types.reading import Reading
 from farm.types.request import Request
@@ -90,12 +90,8 @@ class Claim:
 
     @property
     def lists_kernels(self) -> bool:
-        """True for a compiled whole model whose kernels on this card model are unknown."""
-        return (
-            self.role == "whole"
-            and self.subject.compiled is not None
-            and not self.subject.compiled["choices"]
-        )
+        """True if the item compiles a model, whose kernels on this card model are unknown."""
+        return self.role == ItemRole.COMPILE
 
 
 @dataclass(frozen=True)
@@ -302,6 +298,8 @@ def _subject_key(item: Any, reuse: str, software_id: str) -> str:
         item.card_model if item.role == "tuple" and reuse in ("model", "imported") else item.card_id
     )
     key = f"{item.subject_id}:{scope}:{software_id}:{item.protocol_id}"
+    if item.role == ItemRole.COMPILE:  # no reading closes it
+        key = f"{key}:{item.role}"
     return key if reuse != "none" else f"{key}:{item.job_id}:{item.role}"
 
 
@@ -520,9 +518,26 @@ def fail(
         session.exec((item_state.LET_GO if cancelled else closing).update(its_own, **why))
         if again and not cancelled:
             return Closed(False)
-        woken = _wake_behind(session, item) if deferred else ()
-        ended = {(item.job_id, item.round)} if item.other is None else set()
-        return Closed(True, _finished(session, ended), woken)
+        return _without_reading(session, item, deferred)
+
+
+def listed(database: Database, claimed: Claim) -> Closed:
+    """Close an item that compiled its model: the kernels are stored, and it has no reading."""
+    with database.write() as session:
+        item, deferred = _held(session, claimed)
+        if item is None:
+            return Closed(False)
+        cancelled = item.state == ItemState.CANCELLED
+        closing = item_state.LET_GO if cancelled else item_state.LIST
+        session.exec(closing.update(col(Item.id) == item.id))
+        return _without_reading(session, item, deferred)
+
+
+def _without_reading(session: Session, item: Any, deferred: Sequence[Any]) -> Closed:
+    """The result of closing an item without a reading: what waits for it wakes."""
+    woken = _wake_behind(session, item) if deferred else ()
+    ended = {(item.job_id, item.round)} if item.other is None else set()
+    return Closed(True, _finished(session, ended), woken)
 
 
 def put_off(

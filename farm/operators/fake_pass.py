@@ -85,6 +85,7 @@ _OPAQUE = (
 _OWN_ATTRIBUTES = frozenset(nn.Module().__dict__)  # they hold parameters and children
 _DEPENDS_ON_VALUES = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 _IS_LEFT_ALIGNED = torch.ops.aten._nested_tensor_from_mask_left_aligned.default
+_CTC_LOSS = torch.ops.aten._ctc_loss.default
 #: Operators that accept a boolean mask as an index; it selects the places that it marks.
 _INDEXING = frozenset(
     {
@@ -481,6 +482,8 @@ class _RealIntegers(TorchDispatchMode):
         made = _made_on_card(func, args, kwargs)
         if made is not None and (self.fakes.stands or func is _GROUPED_PRODUCT):
             return self.fakes.fresh(*made, args[0].dtype)
+        if func is _CTC_LOSS:
+            return self._run_ctc_loss(*args)
         if len(real) < len(inputs) or not self._computes(func, args, kwargs, real):
             return (
                 self._run_fake(func, args, kwargs)
@@ -494,6 +497,17 @@ class _RealIntegers(TorchDispatchMode):
                     out
                 )  # also for `a.type_as(b)`, which names the device of a real `b`, a CPU
             return out
+
+    def _run_ctc_loss(
+        self, scores: Any, targets: Any, lengths: Any, target_lengths: Any, *_: Any
+    ) -> Any:
+        """Its tags say that sizes depend on values, but the lengths are numbers here."""
+        batch = scores.shape[1]
+        steps = 2 * max(target_lengths, default=0) + 1
+        shape = (batch, max(lengths, default=0), steps)
+        strides = (shape[1] * steps, steps, 1)
+        loss = self.fakes.fresh((batch,), (1,), scores.dtype)
+        return loss, self.fakes.fresh(shape, strides, scores.dtype)
 
     def _run_special(self, func: Any, args: Any, kwargs: Any, special: torch.Tensor) -> Any:
         """Runs an operator on a special tensor, which is real. Raises `UnsupportedTensor` if it

@@ -25,6 +25,10 @@ def fill(base: torch.Tensor, tensor: TensorSpec, how: Fill, generator: torch.Gen
             base.copy_(
                 torch.randint(first, last, base.shape, device=base.device, generator=generator)
             )
+    elif how.form == "starts":
+        count = base.numel()
+        starts = torch.arange(count, device=base.device).mul_(max(0, how.bound))
+        base.copy_(starts.div_(count, rounding_mode="floor").view(base.shape))
     elif base.dtype.itemsize == 1:  # eight-bit floats: few kernels support them
         wider = torch.empty(base.shape, device=base.device)
         fill(wider, tensor, how, generator)

@@ -24,9 +24,9 @@ from farm.errors import NoSuchJob
 from farm.report.breakdowns import AllLayers, OwnerRow, PlacementRow, all_layers, owners, placements
 from farm.report.operators import CompiledJob, compiled_job
 from farm.store import item_state, tables
-from farm.store.columns import ITEM
-from farm.store.database import fetch
-from farm.store.tables import CLOSED, ItemState, JobState
+from farm.store.columns import ITEM, READING
+from farm.store.database import fetch, values
+from farm.store.tables import CLOSED, ItemRole, ItemState, JobState
 from farm.types import format as formats
 from farm.types.card_kind import OfCardKind
 from farm.types.details import RankFigures
@@ -439,26 +439,31 @@ class Origins:
 
     Attributes:
         readings: card id -> number of readings.
-        costs_s: the card time by phase of each reading that was measured for this job.
+        totals_s, windows_s: the card time of each reading that was measured for this job, and the
+            part of it in warm-ups and windows.
     """
 
     readings: Counter[str]
     software_ids: set[str]
-    costs_s: list[Mapping[str, float]]
+    totals_s: list[float]
+    windows_s: list[float]
 
 
 def _origins(evidence: Evidence) -> Origins:
-    origins = Origins(Counter(), set(), [])
-    for chunk in evidence.chunks():
-        rows = chunk.origins_of_readings
-        origins.readings.update(row.card_id for row in rows.values())
-        origins.software_ids.update(row.software_id for row in rows.values())
-        measured = sqlalchemy.select(ITEM.reading_id).where(
-            *chunk.of_items, ITEM.state == ItemState.DONE, ITEM.reused.is_(False)
-        )
-        for reading_id in evidence.session.scalars(measured.distinct()):
-            if reading_id in rows:
-                origins.costs_s.append(rows[reading_id].cost_s)
+    session, origins = evidence.session, Origins(Counter(), set(), [], [])
+    of_items = sqlalchemy.select(ITEM.reading_id).where(*evidence.of_items)
+    keys = (READING.card_id, READING.software_id)
+    columns = (*keys, sqlalchemy.func.count().label("readings"))
+    for group in values(session, columns, READING.id.in_(of_items), grouped_by=keys):
+        origins.readings[group.card_id] += group.readings
+        origins.software_ids.add(group.software_id)
+
+    measured = of_items.where(ITEM.state == ItemState.DONE, ITEM.reused.is_(False))
+    costs = sqlalchemy.select(READING.cost_s).where(READING.id.in_(measured))
+    for cost_s in session.scalars(costs.execution_options(yield_per=5000)):
+        total_s = cost_s["total"] if "total" in cost_s else sum(cost_s.values())
+        origins.totals_s.append(total_s)
+        origins.windows_s.append(inside_s(cost_s))
     return origins
 
 
@@ -511,6 +516,8 @@ def _rounds(evidence: Evidence, verdicts: Mapping[int, tables.VerdictRow]) -> tu
 
 def _counts(evidence: Evidence, origins: Origins) -> ReadingCounts:
     states = _number_by(evidence, lambda tally: tally.state)
+    roles = _number_by(evidence, lambda tally: (tally.role, tally.state))
+    listed = roles[ItemRole.COMPILE, ItemState.DONE]  # such an item has no reading
     not_run = _number_by(evidence, lambda tally: tally.reason)[item_state.NOT_RUN]
     reused = repeated = 0
     for tally in evidence.tallies:
@@ -518,12 +525,10 @@ def _counts(evidence: Evidence, origins: Origins) -> ReadingCounts:
         if tally.state == ItemState.DONE and tally.reused:
             reused += tally.items
 
-    totals_s = []
-    for cost_s in origins.costs_s:
-        totals_s.append(cost_s["total"] if "total" in cost_s else sum(cost_s.values()))
+    totals_s = origins.totals_s
     return ReadingCounts(
-        items=states.total(),
-        measured=states[ItemState.DONE] - reused,
+        items=states.total() - listed,
+        measured=states[ItemState.DONE] - reused - listed,
         reused=reused,
         failed=states[ItemState.FAILED],
         open=sum(number for state, number in states.items() if state not in CLOSED),
@@ -531,7 +536,7 @@ def _counts(evidence: Evidence, origins: Origins) -> ReadingCounts:
         not_run=not_run,
         repeated=repeated,
         card_time_s=math.fsum(totals_s),
-        window_time_s=math.fsum(map(inside_s, origins.costs_s)),
+        window_time_s=math.fsum(origins.windows_s),
         card_time_median_s=statistics.median(totals_s) if totals_s else None,
     )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import itertools
 import json
 import os
 import sqlite3
@@ -688,6 +689,33 @@ def values(
     query = sqlalchemy.select(*columns).where(*where).group_by(*grouped_by)
     rows = session.execute(query if in_order_of is None else query.order_by(in_order_of)).all()
     return list(map(_named(tuple(column.name for column in columns))._make, rows))
+
+
+def streamed(
+    session: Session, tables: Sequence[Sequence[Any]], query: sqlalchemy.Select[Any], size: int
+) -> Iterator[list[tuple[Any, ...]]]:
+    """Yield the rows of a query in lists of at most `size`, while the database still reads.
+
+    Args:
+        tables: the columns of each joined table, its id first.
+        query: the join, without columns.
+
+    A row is one named tuple for each table, or None for a table without a matching row."""
+    columns = list(itertools.chain.from_iterable(tables))
+    bounds: list[tuple[int, int, Any]] = []
+    for of_table in tables:
+        start = bounds[-1][1] if bounds else 0
+        make = _named(tuple(column.name for column in of_table))._make
+        bounds.append((start, start + len(of_table), make))
+
+    def divided(row: Any) -> tuple[Any, ...]:
+        return tuple(
+            None if row[start] is None else make(row[start:end]) for start, end, make in bounds
+        )
+
+    selected = query.with_only_columns(*columns, maintain_column_froms=True)
+    for rows in session.execute(selected.execution_options(yield_per=size)).partitions():
+        yield [divided(row) for row in rows]
 
 
 @functools.cache

@@ -10,6 +10,8 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,14 @@ from torch import nn
 from torch.overrides import get_overridable_functions, resolve_name
 
 from farm.errors import TupleRejected
-from farm.subjects.overloads import listed
-from farm.types.tuple import OperatorTuple, names_listed, tensor_references, words
+from farm.subjects.overloads import BY_ELEMENT, listed, sections
+from farm.types.tuple import (
+    OperatorTuple,
+    names_listed,
+    table_named,
+    tensor_references,
+    words,
+)
 
 # Not leaves: modules that only combine other modules, choose by data which child runs, or have
 # state that a tuple cannot store. The capture descends into them and records their children and the
@@ -49,14 +57,53 @@ _NOT_OPERATORS = {"", "torch.autocast", "torch.from_file"} | {
     f"torch.Tensor.{name}" for name in names_listed("methods_that_are_no_operators")
 }
 
+_LIST = Path(__file__).with_name("aten_overloads.txt")
+
+
+def _full_name(name: str) -> str:
+    return f"aten.{name}" if "." in name else f"aten.{name}.default"
+
+
+#: Overload of aten -> why it is denied; "" if a tuple may name it.
+_ATEN: dict[str, str] = {_full_name(name): reason for name, reason in listed(_LIST).items()}
+_BY_ELEMENT = frozenset(map(_full_name, sections(_LIST)[BY_ELEMENT]))
+ATEN_OVERLOADS: frozenset[str] = frozenset(name for name, reason in _ATEN.items() if not reason)
+
+
+def _builtin_functions() -> Iterator[tuple[Any, str]]:
+    """Builtin functions that torch does not list as overridable, such as ``torch.randn_like``, and
+    their names. The list of aten allows all that they call."""
+    taken_apart = "consists of other operators, which are tuples"
+    never_called = "is a variant that PyTorch generates and does not call"
+    dimension_names = "takes an argument that a tuple cannot contain"
+    reasons: defaultdict[str, set[str]] = defaultdict(set)
+    for overload, reason in _ATEN.items():
+        reasons[overload.split(".")[1]].add(reason)
+    with_integers = table_named("integer_values")
+    for short_name, function in (vars(torch) | vars(torch._C._fft) | vars(torch._C._nn)).items():
+        of_function = reasons.get(short_name, set())
+        name = resolve_name(function) if inspect.isbuiltin(function) else None
+        if short_name.startswith("_foreach_"):
+            name = f"torch.{short_name}"
+        computes = of_function & {"", taken_apart}
+        is_allowed = of_function <= {"", taken_apart, never_called, dimension_names}
+        is_public = name and not short_name.startswith("cudnn_")
+        if is_public and computes and is_allowed and short_name not in with_integers:
+            yield function, name
+
+
 #: function -> its name
-FUNCTION_NAMES: dict[Any, str] = {
-    function: name
-    for functions in get_overridable_functions().values()
-    for function in functions
-    if (name := resolve_name(function) or "") not in _NOT_OPERATORS
-    and not name.endswith((".__set__", ".__delete__"))
-} | {operator.attrgetter(name)(torch): f"torch.{name}" for name in sorted(_NOT_LISTED)}
+FUNCTION_NAMES: dict[Any, str] = (
+    dict(_builtin_functions())
+    | {
+        function: name
+        for functions in get_overridable_functions().values()
+        for function in functions
+        if (name := resolve_name(function) or "") not in _NOT_OPERATORS
+        and not name.endswith((".__set__", ".__delete__"))
+    }
+    | {operator.attrgetter(name)(torch): f"torch.{name}" for name in sorted(_NOT_LISTED)}
+)
 
 #: name -> leaf class or function
 ALLOWED_OPERATORS: dict[str, Any] = {
@@ -82,12 +129,9 @@ RETURNS_TO_HOST = {
 }
 
 
-#: Overload of aten -> why it is denied; "" if a tuple may name it.
-_ATEN: dict[str, str] = {
-    f"aten.{name}" if "." in name else f"aten.{name}.default": reason
-    for name, reason in listed(Path(__file__).with_name("aten_overloads.txt")).items()
-}
-ATEN_OVERLOADS: frozenset[str] = frozenset(name for name, reason in _ATEN.items() if not reason)
+def computes_by_element(name: str) -> bool:
+    """True if the integers of an overload are only operands: no value of them is invalid."""
+    return name in _BY_ELEMENT
 
 
 @functools.cache
@@ -99,12 +143,17 @@ def overload_of(name: str) -> Any:
         why = f": it {reason}" if reason else ""
         text = f"'{name}' is not in this version's allow-list of operators{why}."
         raise TupleRejected(text, "Capture the model again with this version.")
-    _, packet, overload = name.split(".")
     try:
-        return getattr(getattr(torch.ops.aten, packet), overload)
+        return registered(name.removeprefix("aten."))
     except AttributeError:
         text = f"PyTorch {torch.__version__} on this host has no operator '{name}'."
         raise TupleRejected(text, "Install a newer PyTorch on this host.") from None
+
+
+def registered(name: str) -> Any:
+    """The overload of aten with a name of the lists: ``mul.Tensor``, ``relu`` for ``default``."""
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
 @functools.lru_cache(maxsize=8192)

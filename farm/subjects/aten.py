@@ -35,8 +35,10 @@ class Aten(Kind):
 
     def admit(self, spec: OperatorTuple) -> None:
         from farm.subjects.aten_values import aten_fills
+        from farm.subjects.shapes import check_shapes
 
         aten_fills(spec)
+        check_shapes(spec)
 
     def target(
         self, spec: OperatorTuple, tensors: list[torch.Tensor], device: torch.device

@@ -14,11 +14,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from farm.errors import TupleRejected
-from farm.subjects.allow_list import arguments_of, tensor_arguments, written_by_schema
+from farm.subjects.allow_list import (
+    arguments_of,
+    computes_by_element,
+    tensor_arguments,
+    written_by_schema,
+)
 from farm.subjects.values import (
     MANTISSA_BITS,
     NOTHING,
     POSITIVE,
+    PROBABILITY,
     Fill,
     adding_nothing,
     are_integers,
@@ -43,6 +49,10 @@ _STAYS_ZERO = Fill("near", scale=0.0)
 
 #: Operators without indices: their integers are only operands, and any value is valid.
 _COMPUTE = names_listed("without_indices")
+_DIVIDING = names_listed("dividing")
+#: Operator -> integer argument -> the rule for its values.
+_DECLARED: dict[str, dict[str, str]] = table_named("integer_values")
+_PROBABILITIES = names_listed("of_probabilities")
 #: Arguments that are not indices, of operators with indices.
 _INDEXED = frozenset({"self", "src", "source", "values", "value"})
 _ALONG = names_listed("indexed_along_a_dimension")
@@ -69,7 +79,7 @@ def aten_fills(spec: OperatorTuple) -> tuple[Fill, ...]:
     fill_of: dict[int, Fill] = {}
     for storage, indices in storage_users(spec).items():
         fills = [_aten_fill(spec, index, over) for index in indices]
-        if any(fill.form == "index" for fill in fills):
+        if any(fill.form in ("index", "starts") for fill in fills):
             if len({spec.tensors[index].dtype for index in indices}) > 1:
                 raise _refused(spec, indices[0], "shares its memory with a tensor of another dtype")
             if indices[0] in over and any(fill != _ANYTHING and fill.bound > 0 for fill in fills):
@@ -118,8 +128,10 @@ def _aten_fill(spec: OperatorTuple, index: int, over: frozenset[int]) -> Fill:
                 return beside
     if name == "_amp_update_scale_":
         return Fill("near", scale=0.0, shift=2.0**127)  # doubling it overflows, so it stays
-    if name == "bernoulli":
-        return Fill("near", scale=0.0, shift=0.5)
+    if name in _PROBABILITIES:
+        return PROBABILITY
+    if name == "normal":  # its deviations
+        return POSITIVE
     if "output" in arguments and "softmax_backward" in name and tensor.shape:
         classes = max(1, tensor.shape[plain(arguments_of(spec)["dim"])])
         shift = -math.log(classes) if name.startswith("_log") else 0.0
@@ -217,36 +229,58 @@ def _rule(spec: OperatorTuple, argument: str, position: int) -> Fill | None:
     name = spec.short_name
     if argument in _STATES:
         return NOTHING
-    if argument == "out" or name in _COMPUTE:
+    if name.rstrip("_") in _DIVIDING and argument == "other":
+        return Fill("index", bound=100, shift=1.0)
+    if argument == "out" or computes_by_element(spec.operator) or name in _COMPUTE:
         return _ANYTHING
-    if name == "div":
-        return Fill("index", bound=100, shift=1.0) if argument == "other" else _ANYTHING
     if argument in _INDEXED and name in _ALONG | _BY_POSITION:
         return _ANYTHING
+    declared = _DECLARED.get(name, {}).get(argument)
+    if declared is not None:
+        return _declared(spec, declared)
     bound = _bound(spec, argument, position)
     return None if bound is None else Fill("index", bound=bound)
+
+
+def _declared(spec: OperatorTuple, rule: str) -> Fill:
+    """The values of a rule of the table ``integer_values``."""
+    form, _, rest = rule.partition(" ")
+    argument, _, number = rest.partition(" ")
+    if form == "any":
+        return _ANYTHING
+    if form == "positive":
+        return Fill("index", bound=8, shift=1.0)
+    if form == "number":
+        tree = plain(arguments_of(spec)[argument])
+        return Fill("index", bound=math.prod(tree) if isinstance(tree, list) else int(tree))
+    tensor = spec.tensors[_tensors(spec, argument)[0]]
+    match form:
+        case "size":
+            return Fill("index", bound=tensor.shape[int(number)])
+        case "cells":
+            return Fill("index", bound=math.prod(tensor.shape[-int(number) :]))
+        case "elements":
+            return Fill("index", bound=tensor.numel)
+        case "from_1":
+            return Fill("index", bound=tensor.shape[int(number)], shift=1.0)
+        case "starts":
+            return Fill("starts", bound=tensor.numel)
+        case "starts_of_rows":
+            return Fill("starts", bound=tensor.shape[0])
+    raise ValueError(f"The rule '{rule}' has an unknown form.")
 
 
 def _bound(spec: OperatorTuple, argument: str, position: int) -> int | None:
     """The exclusive upper bound of valid indices; None if no rule applies."""
     name, call = spec.short_name, arguments_of(spec)
-
-    def shape(of: str) -> tuple[int, ...]:
-        return spec.tensors[_tensors(spec, of)[0]].shape
-
-    if argument == "indices" and name == "embedding":
-        return shape("weight")[0]
-    if argument == "indices" and name == "embedding_dense_backward":
-        return int(call["num_weights"])
-    if argument == "target" and name.startswith("nll_loss"):
-        return shape("self")[1 if len(shape("self")) > 1 else 0]
-    if argument == "indices" and "max_pool" in name and name.endswith("_backward"):
-        return math.prod(shape("self")[-3 if "3d" in name else -2 :])
+    indexed = _tensors(spec, "self")
+    if not indexed:
+        return None
+    sizes = spec.tensors[indexed[0]].shape
     if argument == "index" and name in _ALONG:
-        sizes = shape("self")
         return sizes[int(call["dim"])] if sizes else 1
     if argument == "indices" and name in _BY_POSITION:
-        sizes, dimension = shape("self"), 0
+        dimension = 0
         for entry in call["indices"][:position]:  # a mask covers as many dimensions as it has
             masks = [spec.tensors[number] for number in tensor_references(entry)]
             is_mask = masks and masks[0].dtype in ("bool", "uint8")

@@ -25,6 +25,7 @@ from farm.types.tuple import (
     TensorSpec,
     canonical_stride,
     table_named,
+    words,
 )
 
 # Kernels choose their vector width by the alignment of the first element; a larger alignment
@@ -393,10 +394,10 @@ def written_tensors(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]
             )
 
 
-# These operators return new memory but run no kernel: allocations, and `lift_fresh`, which fake
-# tensors run on a Python constant. Schemas do not show this.
-_NO_KERNEL = frozenset(
-    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh"}
+# These operators return new memory but run no kernel: allocations, and what fake tensors run on a
+# Python constant (`lift_fresh`, and views of its bits). Schemas do not show this.
+_NO_KERNEL = words(
+    "empty empty_like empty_strided new_empty new_empty_strided lift_fresh _conj _neg_view"
 )
 
 

@@ -7,14 +7,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
+#: Operators that compute element by element, or reduce: their integers are only operands.
+BY_ELEMENT = "allowed: computes by element"
+
+
+def sections(file: Path) -> dict[str, list[str]]:
+    """Title of each section of a list -> its names."""
+    names: dict[str, list[str]] = {}
+    title = ""
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            title = line.strip("[]")
+        elif not line.startswith("#"):
+            names.setdefault(title, []).extend(line.split())
+    return names
+
 
 def listed(file: Path) -> dict[str, str]:
     """Name in the file -> the reason for which it is denied; "" if it is allowed."""
     reasons: dict[str, str] = {}
-    reason = ""
-    for line in file.read_text(encoding="utf-8").splitlines():
-        if line.startswith("["):
-            reason = line.strip("[]").removeprefix("denied: ")
-        elif not line.startswith("#"):
-            reasons |= dict.fromkeys(line.split(), "" if reason == "allowed" else reason)
+    for title, names in sections(file).items():
+        reason = "" if title.startswith("allowed") else title.removeprefix("denied: ")
+        reasons |= dict.fromkeys(names, reason)
     return reasons

@@ -46,6 +46,7 @@ class Fill:
         positive    ``shift + scale * |N(0, 1)|``
         sign        plus or minus one
         index       integers from ``shift`` to below ``shift + bound``
+        starts      ascending integers from 0 to below ``bound``, evenly spaced
         boolean     random, half of them True
     """
 
@@ -57,6 +58,7 @@ class Fill:
 
 _SPREAD = Fill("positive", scale=0.2, shift=0.9)
 POSITIVE = Fill("positive", shift=0.5)
+PROBABILITY = Fill("near", scale=0.0, shift=0.5)
 NOTHING = Fill("index", bound=0)  # integers that are zero
 
 
@@ -104,6 +106,7 @@ _NEEDS_POSITIVE = words(
 _NEEDS_PROBABILITY = words("bernoulli binomial binary_cross_entropy BCELoss")
 _PROBABILITY = Fill(scale=0.02, shift=0.5)
 _DIVIDING = names_listed("dividing")
+_PROBABILITIES = names_listed("of_probabilities")
 
 
 def public_values(spec: OperatorTuple, index: int, written: frozenset[int]) -> Fill:
@@ -120,6 +123,8 @@ def public_values(spec: OperatorTuple, index: int, written: frozenset[int]) -> F
         if in_place is not None:
             return in_place
     name = spec.operator.rsplit(".", 1)[-1]
+    if name in _PROBABILITIES:
+        return PROBABILITY
     if tensor.role != "activation":
         leaf = tensor.name.rsplit(".", 1)[-1]
         is_variance = spec.operator.endswith("batch_norm") and spec.arguments[2:3] == (
@@ -128,7 +133,7 @@ def public_values(spec: OperatorTuple, index: int, written: frozenset[int]) -> F
         if leaf == "running_var" or name in _NEEDS_POSITIVE or is_variance:
             return _SPREAD
         return trained(tensor, leaf == "weight")
-    if {name, name.rstrip("_")} & _NEEDS_POSITIVE:
+    if {name, name.rstrip("_")} & _NEEDS_POSITIVE or spec.operator == "torch.normal":
         return POSITIVE
     if name in _NEEDS_PROBABILITY:
         return _PROBABILITY

@@ -129,7 +129,6 @@ def aggregate(
         flags=_flags(every),
         launch_gap_us=launch_gap_us(wholes),
         kernels=audit_kernels(seen, parts) if seen and seen.kernels else None,
-        temperature_energy_mj=sums.total(lambda chosen: chosen.warmth_mj) or None,
         between_jobs_time=sums.job.between_jobs("time"),
         between_jobs_energy=sums.job.between_jobs("energy"),
         host_steps=next(filter(None, map(_host_steps, readings)), ""),

@@ -8,7 +8,7 @@ left out."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -16,11 +16,11 @@ from typing import Any
 import sqlalchemy
 from sqlmodel import Session, col, func, select
 
-from farm.store import tables
+from farm.store import item_state, tables
 from farm.store.columns import ITEM, OPERATOR, READING
 from farm.store.content import classes, counts, lacking_values, sound
-from farm.store.database import fetch, id_ranges, values
-from farm.store.tables import ItemState
+from farm.store.database import fetch, streamed, values
+from farm.store.tables import ItemRole, ItemState
 from farm.types.details import CanaryNote, canary_of
 from farm.types.format import told_apart
 from farm.types.protocol import Protocol, Variant, software_values
@@ -88,10 +88,9 @@ _SOFTWARE = {
     "communication": "communication",
 }
 
-#: The most tuples in a verdict of a sweep, and entries in its other lists. The items in a part of a
-#: larger sweep: for the readings of 20,000 items, PostgreSQL reads its whole table of a million
-#: readings.
-MOST_TUPLES, IN_PART = 20_000, 5000
+#: The most tuples in a verdict of a sweep, and entries in its other lists. A larger sweep is read
+#: in batches of `IN_BATCH` items.
+MOST_TUPLES, IN_BATCH = 20_000, 5000
 
 #: Where a canary was measured: card, process and its number there.
 CanaryPlace = tuple[str, int | None, int]
@@ -101,44 +100,36 @@ class Evidence:
     """The database rows of a job up to one of its rounds. Each attribute is loaded at its first
     use.
 
-    A large sweep has `spans`, conditions that divide its items. Its rows are never all in memory:
-    use `chunks`.
+    The rows of a large sweep are never all in memory: its verdict reads them in batches.
 
     Attributes:
         of_items: the conditions that select the items.
     """
 
-    def __init__(self, session: Session, job: tables.Job, number: int, *span: Any) -> None:
+    def __init__(self, session: Session, job: tables.Job, number: int) -> None:
         self.session, self.job, self.number = session, job, number
-        self.of_items = (*(span or (ITEM.job_id == job.id,)), ITEM.round <= number)
+        self.of_items = (ITEM.job_id == job.id, ITEM.round <= number)
         self.round = session.get(tables.Round, (job.id, number))
         self.capture_id = self.round.capture_id if self.round else None
-        self.spans: Sequence[Any] = ()
-        if job.is_sweep and not span and not job.asked.get("placements"):
-            items = select(func.count()).where(ITEM.job_id == job.id)
-            if session.exec(items).one() > MOST_TUPLES:
-                self.spans = id_ranges(session, job.id, IN_PART)
 
-    def chunks(self) -> Iterator[Evidence]:
-        """Yield the evidence of each span of a large sweep; else this evidence."""
-        for span in self.spans:
-            yield Evidence(self.session, self.job, self.number, span)
-        if not self.spans:
-            yield self
+    @cached_property
+    def is_large(self) -> bool:
+        """True for a sweep of more than `MOST_TUPLES` items."""
+        if self.job.kind != "sweep" or self.job.asked.get("placements"):
+            return False
+        items = select(func.count()).where(ITEM.job_id == self.job.id)
+        return self.session.exec(items).one() > MOST_TUPLES
 
     # ---- rows
 
     @cached_property
     def tallies(self) -> list[Any]:
-        """The number of items and of their late results (`repeated`) by round, state, reused,
+        """The number of items and of their late results (`repeated`) by round, role, state, reused,
         reason and card.
         """
-        keys = (ITEM.round, ITEM.state, ITEM.reused, ITEM.reason, ITEM.card_id)
+        keys = (ITEM.round, ITEM.role, ITEM.state, ITEM.reused, ITEM.reason, ITEM.card_id)
         columns = (*keys, func.count().label("items"), func.sum(ITEM.repeated).label("repeated"))
-        tallies: list[Any] = []
-        for chunk in self.chunks():
-            tallies += values(self.session, columns, *chunk.of_items, grouped_by=keys)
-        return tallies
+        return values(self.session, columns, *self.of_items, grouped_by=keys)
 
     @cached_property
     def items(self) -> Sequence[Any]:
@@ -146,19 +137,13 @@ class Evidence:
         return values(self.session, _OF_ITEM, *self.of_items, in_order_of=ITEM.id)
 
     def items_of(self, role: str) -> list[Any]:
-        """Return the items with a role: tuple, whole or canary."""
+        """Return the items with a role, see `ItemRole`."""
         return [item for item in self.items if item.role == role]
 
     @cached_property
     def readings(self) -> dict[str, Any]:
         """Reading id -> reading, for the readings of the items."""
         return self.columns_of_readings(_OF_READING)
-
-    @property
-    def origins_of_readings(self) -> dict[str, Any]:
-        """Reading id -> its card, software and card time. Loads much less than `readings`."""
-        loaded = self.__dict__.get("readings")
-        return loaded or self.columns_of_readings(("id", "card_id", "software_id", "cost_s"))
 
     def columns_of_readings(
         self, names: Sequence[str], *of: Any, reading: Any = True
@@ -180,9 +165,12 @@ class Evidence:
         """The roofline of the most frequent card. It is used for all tuples, so that weights are
         comparable.
         """
-        if self.spans:
-            return next(self.chunks()).roofline
-        cards = Counter(item.card_id for item in self.items_of("whole") or self.items)
+        if self.is_large:
+            cards = Counter[str]()
+            for tally in self.tallies:
+                cards[tally.card_id] += tally.items
+        else:
+            cards = Counter(item.card_id for item in self.items_of("whole") or self.items)
         card = None
         if cards:
             most_frequent, _ = cards.most_common(1)[0]
@@ -201,9 +189,7 @@ class Evidence:
     def parts(self) -> Sequence[Part]:
         """The tuples of the model with their number of calls. In a sweep, the number is 1."""
         operators = self._operators()
-        labels = {operator.id: operator.label for operator in operators.values()}
-        if len(set(labels.values())) < len(labels):
-            labels = told_apart(labels)
+        labels = _labels(operators.values())
         items = _preferred(self.items_of("tuple"))
         usual_data = (self.protocol.of_whole.data, "copied")
         protocol_ids: dict[str, str] = {}
@@ -217,7 +203,8 @@ class Evidence:
                 label = f"{label}, {data}"
             subject = _subject(operators[operator_id], self.roofline, label, data)
             item = items.get((operator_id, protocol_ids[data]))
-            parts.append(self._part(subject, count, item))
+            row = self.readings.get(item.reading_id or "") if item else None
+            parts.append(self._part(subject, count, item, row))
         return parts
 
     def _calls(self) -> Mapping[tuple[str, str], int]:
@@ -229,14 +216,11 @@ class Evidence:
         data = self.protocol.of_whole.data
         return dict.fromkeys(((item.subject_id, data) for item in self.items_of("tuple")), 1)
 
-    def _part(self, subject: TupleView, count: int, item: Any) -> Part:
-        """Build the part of a tuple from its item, which may be None."""
+    def _part(self, subject: TupleView, count: int, item: Any, row: Any) -> Part:
+        """Build the part of a tuple from its item and its reading, which may be None."""
         in_scope = item is not None or self._selects(subject.short_name)
         mismatch = (self.seen.mismatches or {}).get(subject.operator_id, "")
-        row = None
-        if item and not mismatch:
-            row = self.readings.get(item.reading_id or "")
-        if row is None:
+        if row is None or mismatch:
             return Part(
                 subject,
                 count,
@@ -302,7 +286,7 @@ class Evidence:
             return ()
         launch, wholes = self.protocol.launch, []
         rows = self.columns_of_readings(_OF_READING, ITEM.role == "whole")
-        for item in self.items_of("whole"):
+        for item in self._items_of_wholes():
             row = rows.get(item.reading_id or "")
             if row is None:
                 wholes.append(Whole(item.card_id, None, _reason(item, True, whole=True), launch))
@@ -310,6 +294,18 @@ class Evidence:
             wholes.append(Whole(row.card_id, ReadingView.of(row), "", launch))
             wholes += self._with_other_launch(row)
         return wholes
+
+    def _items_of_wholes(self) -> list[Any]:
+        """Return the item of the whole model on each card: of a card that has only compiled it,
+        that item.
+        """
+        measuring = {item.card_id for item in self.items_of(ItemRole.WHOLE)}
+        return [
+            item
+            for item in self.items
+            if item.role == ItemRole.WHOLE
+            or (item.role == ItemRole.COMPILE and item.card_id not in measuring)
+        ]
 
     def _with_other_launch(self, row: Any) -> list[Whole]:
         """Return the newest sound reading of the whole on the same card and software, with the
@@ -371,14 +367,9 @@ class Evidence:
         unknown, so readings after it are doubtful. A reading stores only the canary before it, so
         later rows show the change."""
         off = sqlalchemy.cast(READING.flags, sqlalchemy.String).contains("canary_off")
-        changed = set()
-        for chunk in self.chunks():
-            rows = chunk.columns_of_readings(("id", "card_id", "details"), reading=off)
-            for row in rows.values():
-                note = canary_of(row.details)
-                if note:
-                    changed.add(_place(row.card_id, note, -1))
-        return changed
+        rows = self.columns_of_readings(("id", "card_id", "details"), reading=off)
+        notes = [(row.card_id, canary_of(row.details)) for row in rows.values()]
+        return {_place(card_id, note, -1) for card_id, note in notes if note}
 
     @cached_property
     def seen(self) -> Verification:
@@ -409,19 +400,20 @@ class Evidence:
     def verdict(self) -> Verdict:
         """Compute the verdict from the readings so far. While items are open, it is preliminary.
         The intervals of a large sweep do not include the differences of canaries."""
-        verdict, software = None, Counter[str]()
-        for chunk in self.chunks():
-            if self.spans:
-                chunk.roofline, chunk.changed = self.roofline, self.changed
-            of_chunk = chunk._verdict_of_chunk(() if self.spans else chunk.canaries)
-            verdict = added(verdict, of_chunk, MOST_TUPLES) if verdict else of_chunk
-            software += chunk._software()
-        assert verdict is not None
+        if self.is_large:
+            return self._verdict_of_batches()
+        verdict = self._verdict_of(self.parts, self.canaries)
+        views = [part.reading for part in self.parts] + [whole.reading for whole in self.wholes]
+        software = Counter[str]()
+        for view in views:
+            row = self.readings.get(view.reading_id) if view else None
+            if row:
+                software[row.software_id] += 1
         return self._of_one_software(verdict, software)
 
-    def _verdict_of_chunk(self, canaries: Sequence[CanaryReading]) -> Verdict:
+    def _verdict_of(self, parts: Sequence[Part], canaries: Sequence[CanaryReading] = ()) -> Verdict:
         return aggregate(
-            self.parts,
+            parts,
             self.wholes,
             canaries,
             target=self.job.request.get("target", 0.95),
@@ -430,15 +422,31 @@ class Evidence:
             seen=self.seen,
         )
 
-    def _software(self) -> Counter[str]:
-        """Return software id -> number of the readings that the verdict uses."""
-        views = [part.reading for part in self.parts] + [whole.reading for whole in self.wholes]
-        numbers = Counter[str]()
-        for view in views:
-            row = self.readings.get(view.reading_id) if view else None
-            if row:
-                numbers[row.software_id] += 1
-        return numbers
+    def _verdict_of_batches(self) -> Verdict:
+        """Compute the verdict of a large sweep: one statement reads its rows, and each batch is
+        added to the sums of those before.
+        """
+        of_readings = [READING[name] for name in _OF_READING]
+        data = self.protocol.of_whole.data
+        tuples = (
+            sqlalchemy.select(ITEM.id)
+            .join(tables.Operator, OPERATOR.id == ITEM.subject_id)
+            .outerjoin(tables.ReadingRow, READING.id == ITEM.reading_id)
+            .where(*self.of_items, ITEM.role == "tuple")
+        )  # without an order: a sort of all rows would precede the first one
+        verdict, software = None, Counter[str]()
+        for rows in streamed(self.session, (_OF_ITEM, _OF_OPERATOR, of_readings), tuples, IN_BATCH):
+            labels = _labels(operator for _, operator, _ in rows)
+            parts = []
+            for item, operator, reading in rows:
+                subject = _subject(operator, self.roofline, labels[operator.id], data)
+                parts.append(self._part(subject, 1, item, reading))
+                if reading:
+                    software[reading.software_id] += 1
+            of_batch = self._verdict_of(parts)
+            verdict = added(verdict, of_batch, MOST_TUPLES) if verdict else of_batch
+        assert verdict is not None
+        return self._of_one_software(verdict, software)
 
     def _of_one_software(self, verdict: Verdict, numbers: Counter[str]) -> Verdict:
         """Remove the outcome if the readings are of different software, because such readings are
@@ -477,6 +485,14 @@ def unscoped_parts(session: Session, capture_id: int, roofline: Roofline) -> lis
     return parts
 
 
+def _labels(operators: Iterable[Any]) -> Mapping[str, str]:
+    """Return operator id -> label. Equal labels are told apart."""
+    labels = {operator.id: operator.label for operator in operators}
+    if len(set(labels.values())) < len(labels):
+        return told_apart(labels)
+    return labels
+
+
 def _subject(operator: Any, roofline: Roofline, label: str, data: str) -> TupleView:
     return TupleView(
         operator_id=operator.id,
@@ -508,6 +524,8 @@ def _reason(item: Any, in_scope: bool, whole: bool = False) -> str:
         message = item.message.strip()
         text = message if whole else message.partition("\n")[0][:200]
         return f"{item.reason}: {text}" if text else item.reason or "failed"
+    if item.role == ItemRole.COMPILE and item.state == ItemState.DONE:
+        return f"{item_state.KERNELS_LISTED}: {item_state.KERNELS_LISTED_MESSAGE}"
     return _STATES.get(ItemState(item.state), item.state)
 
 

@@ -59,7 +59,7 @@ def test_the_report_of_a_sweep_without_energy(request, database):
 
 def test_the_report_of_a_large_sweep_says_how_many_of_its_tuples_are_listed(database, monkeypatch):
     monkeypatch.setattr(evidence, "MOST_TUPLES", 2)
-    monkeypatch.setattr(evidence, "IN_PART", 2)
+    monkeypatch.setattr(evidence, "IN_BATCH", 2)
     monkeypatch.setattr(report_tables, "_MOST_SWEEP_ROWS", 1)
     job_id = rows.sweep_job(database)
     with database.write() as session:

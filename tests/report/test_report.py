@@ -316,7 +316,7 @@ def test_a_large_sweep_without_failed_items_is_covered_completely(database, monk
     with database.write() as session:
         session.delete(session.exec(select(tables.Item).where(tables.Item.state == "failed")).one())
     monkeypatch.setattr(evidence, "MOST_TUPLES", 4)
-    monkeypatch.setattr(evidence, "IN_PART", 1)
+    monkeypatch.setattr(evidence, "IN_BATCH", 1)
     assert built(database, job_id).verdict.coverage == 1.0
 
 
@@ -332,7 +332,7 @@ def test_a_large_sweep_is_summed_in_parts_with_the_same_result(
             ).one().energy_mj = None
     whole = built(any_database, job_id).to_json()
     monkeypatch.setattr(evidence, "MOST_TUPLES", 4)
-    monkeypatch.setattr(evidence, "IN_PART", 3)
+    monkeypatch.setattr(evidence, "IN_BATCH", 3)
     large = built(any_database, job_id)
     parts = large.to_json()
     assert (len(parts.pop("tuples")), parts["verdict"]["parts"]) == (4, 11)
@@ -373,7 +373,7 @@ def test_a_large_sweep_is_judged_before_other_writers_have_to_wait(database, mon
     with database.write() as session:
         session.get_one(tables.Job, job_id).state = "open"
     monkeypatch.setattr(evidence, "MOST_TUPLES", 4)
-    monkeypatch.setattr(evidence, "IN_PART", 3)
+    monkeypatch.setattr(evidence, "IN_BATCH", 3)
     summed, writes = rounds.Evidence.verdict, []
 
     def verdict(self):

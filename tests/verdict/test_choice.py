@@ -15,7 +15,6 @@ from farm.verdict.corrections import (
     CORRECTIONS,
     PLACE_UNSURE,
     PLACE_UNSURE_US,
-    POWER_PER_C,
     ROUGH_POWER,
     WAITING,
     Builds,
@@ -54,14 +53,13 @@ def test_a_reading_without_a_context_stands_as_it_is():
 
 
 def test_each_correction_applies_only_under_its_conditions():
-    loop, cool = reading(), reading(temperature_c=50.0)
+    loop = reading()
     limited = reading(details=details_with(burst=Burst(Figure(80.0), Figure(40.0))))
     placed = reading(
         details=details_with(found_again=0.0, places={"conv": Place(Figure(12.0, 0.3), 2)})
     )
     assert applied(loop, [loop]) == []
     assert applied(limited, [loop]) == ["ModelClock"]
-    assert applied(reading(temperature_c=60.0), [cool]) == ["Temperature"]
     assert applied(reading(details=details_with(context=CONTEXT)), [placed]) == [
         "Neighbours",
         "Builds",
@@ -208,29 +206,6 @@ def test_an_operator_at_the_power_limit_is_compared_with_itself_at_full_clocks()
     )
     assert choose(limited, [whole(0)]).time.value == pytest.approx(82 + 5)
     assert choose(limited, [whole(1)]).time.value == pytest.approx(82 + 5 - 2)
-
-
-def test_bursts_that_hit_the_limit_themselves_are_unsure_by_what_their_clock_lacks():
-    burst = Burst(
-        time_us=Figure(90.0),
-        energy_mj=Figure(50.0),
-        sm_clock_mhz=1485.0,
-        throttle_shares={"power_cap": 1.0},
-    )
-    limited = reading(
-        details=details_with(burst=burst), flags=("throttled_power",), sm_clock_mhz=1400.0
-    )
-    chosen = choose(limited, [whole(0, sm_clock_mhz=1980.0)])
-    assert chosen.time.value == pytest.approx(90)
-    assert (chosen.unsure_us, chosen.unsure_mj) == (pytest.approx(90 / 4), pytest.approx(50 / 4))
-    assert "too slow" in chosen.why
-    at_full = dataclasses.replace(burst, sm_clock_mhz=1980.0)
-    assert (
-        choose(
-            reading(details=details_with(burst=at_full)), [whole(0, sm_clock_mhz=1980.0)]
-        ).unsure_us
-        == 0
-    )
 
 
 def test_of_weights_that_stay_in_part_that_part_is_not_fetched():
@@ -385,26 +360,4 @@ def test_between_steady_and_bursts_a_sum_is_least_sure_half_way(clock, unsure_us
     assert (chosen.unsure_us, chosen.unsure_mj) == (
         pytest.approx(unsure_us),
         pytest.approx(unsure_mj),
-    )
-
-
-def test_energies_are_restated_to_the_temperature_of_the_whole_model_below_the_power_limit():
-    warm, cool = reading(temperature_c=60.0, energy_mj=100.0), whole(1, temperature_c=50.0)
-    chosen = choose(warm, [cool])
-    assert chosen.energy.value == pytest.approx(100 * (1 - 10 * POWER_PER_C.value))
-    assert chosen.warmth_mj == pytest.approx(-100 * 10 * POWER_PER_C.value)
-    assert chosen.unsure_mj == pytest.approx(100 * 10 * POWER_PER_C.half_width)
-    assert choose(warm, [whole(1, temperature_c=50.0, flags=("throttled_power",))]).warmth_mj == 0
-    assert choose(warm, [whole(1)]).warmth_mj == 0, "the temperature of the whole model is unknown"
-    for ticks, warmth_mj in (
-        (2, 0),
-        (3, chosen.warmth_mj),
-    ):  # one step of the counter is compared with long runs
-        rough = dataclasses.replace(warm, flags=("rough",), details=details_with(ticks=ticks))
-        assert choose(rough, [cool]).warmth_mj == pytest.approx(warmth_mj)
-    verdict = aggregate([part_of("a", 3, warm)], [Whole("GPU-1", cool)], target=0.9, launch="graph")
-    assert verdict.temperature_energy_mj == pytest.approx(3 * chosen.warmth_mj)
-    assert (
-        type(verdict).from_json(verdict.to_json()).temperature_energy_mj
-        == verdict.temperature_energy_mj
     )

@@ -21,7 +21,7 @@ from typing import Any
 from sqlmodel import Session, select
 
 from farm.addons.predict.estimate import Estimate, cost_json
-from farm.addons.predict.stored_predictor import PredictedValue
+from farm.addons.predict.stored_predictor import PredictedCost, PredictedValue
 from farm.errors import FarmError, UsageError
 from farm.store import tables
 from farm.store.content import stored_variant
@@ -38,11 +38,20 @@ class Generation:
     prefill: Estimate
     decodes: tuple[Estimate, ...]  # in the order of cache length
     tokens: int  # generated tokens of each sequence after the first one
-    time: PredictedValue
-    energy: PredictedValue | None
+    cost: PredictedCost
     level: float  # level of the intervals, 0 to 1
     incomplete_reason: str  # see `Estimate`
     notes: tuple[str, ...]
+
+    @property
+    def time(self) -> PredictedValue:
+        """Unit: µs."""
+        return self.cost.time_us
+
+    @property
+    def energy(self) -> PredictedValue | None:
+        """Unit: mJ."""
+        return self.cost.energy_mj
 
     @property
     def phases(self) -> tuple[Estimate, ...]:
@@ -127,13 +136,13 @@ def generation(
         f"{phase.variant}: {phase.incomplete_reason}" for phase in phases if not phase.complete
     ]
     time = _summed(caches, [phase.time_at(level) for phase in phases], first, last)
+    energy = _summed(caches, [phase.energy_at(level) for phase in phases], first, last)
     assert time is not None
     return Generation(
         prefill=prefill,
         decodes=phases[1:],
         tokens=tokens,
-        time=time,
-        energy=_summed(caches, [phase.energy_at(level) for phase in phases], first, last),
+        cost=PredictedCost(time, energy),
         level=level,
         incomplete_reason=" ".join(reasons),
         notes=tuple(_notes(caches, first, last)),
@@ -148,7 +157,7 @@ def _measured_decodes(
     for variant in _stored_decodes(session, alike):
         with contextlib.suppress(UsageError):  # no reading on this card
             decode = estimate_of(variant)
-            if decode.whole_time or decode.coverage > MEASURED or not decode.predictor:
+            if decode.whole or decode.coverage > MEASURED or not decode.predictor:
                 decodes[variant.cache] = decode
     complete = {cache: decode for cache, decode in decodes.items() if decode.complete}
     return complete or decodes

@@ -27,6 +27,7 @@ from farm.benchmark.subjects.compiled_model import compiled_pass_with
 from farm.errors import Unmeasurable
 from farm.operators.input_values import impose
 from farm.operators.rebuild import Rebuilt, needed_bytes, rebuild, written_inputs
+from farm.operators.trial import check_size
 from farm.subjects.parsing import parse
 from farm.subjects.registry import kind_of
 from farm.types.details import Details
@@ -35,6 +36,8 @@ from farm.types.value_profiles import HeldFilling, fillings, held_fillings
 
 if TYPE_CHECKING:
     from farm.operators.compiled import CompiledPass
+
+MOST_CALL_S = 300.0  # of one call; as the time limit of an item
 
 
 class MeasuredTuple(SubjectKind):
@@ -90,6 +93,7 @@ def operator_passes(
             f"The operator's inputs need {needed / 2**30:.1f} GiB of memory; they may use {most}."
         )
         raise Unmeasurable("out_of_memory", text, "Choose a smaller batch.")
+    check_size(spec, device, MEMORY_SHARE * free - needed, MOST_CALL_S)
     rebuilt = rebuild(spec, device)
     if compiled is not None:
         _copy_values(rebuilt, compiled)

@@ -1,0 +1,123 @@
+"""A trial of a call on meta, before it runs on a card.
+
+The scalars of a tuple decide how large its outputs are and how much it computes: ``torch.full`` of
+a size, a number of classes, an exponent. On meta the call computes nothing and allocates nothing,
+so its outputs and FLOPs are known before any memory is used."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from farm.errors import FarmError, TupleRejected, Unmeasurable, told
+from farm.operators.cost import flop_counter, new_bytes
+from farm.operators.fake_pass import MetaRules
+from farm.operators.rebuild import rebuild
+from farm.subjects.encoding import storage_key
+from farm.subjects.label import label_of
+from farm.subjects.registry import kind_of
+from farm.types.tuple import OperatorTuple, plain, tensor_references
+
+#: More tensors than a model splits one into; each takes memory of the host.
+MOST_OUTPUTS = 100_000
+#: FLOPs in a second that no card, and no core, computes.
+FASTEST_FLOPS = {"cuda": 1e17, "cpu": 1e13}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a call on meta shows."""
+
+    flops: int
+    new_bytes: int  # of the tensors that it returns and that share no memory with an input
+
+
+@functools.lru_cache(maxsize=8192)
+def trial(spec: OperatorTuple) -> Trial | None:
+    """Run a call on meta; None if PyTorch cannot run it without values, as if its outputs' sizes
+    depend on them.
+
+    Raises:
+        TupleRejected: it returns too many tensors, or changes the shape or the memory of an input.
+        Unmeasurable: "raised": an overload of aten does not accept its arguments."""
+    kind = kind_of(spec)
+    if not kind.standalone or kind.cost(spec) is not None:
+        return None
+    parts = _parts(spec)
+    if parts > MOST_OUTPUTS:
+        raise TupleRejected(
+            f"{label_of(spec)} returns {parts} tensors; at most {MOST_OUTPUTS} are measured.",
+            "Choose fewer parts.",
+        )
+    built = rebuild(spec, "meta")
+    before = _layouts(built.tensors)
+    try:
+        with torch.no_grad(), MetaRules(), flop_counter() as counter:
+            out = kind.run_on_meta(spec, built)
+    except FarmError:
+        raise
+    except NotImplementedError:
+        return None
+    except Exception as error:
+        if kind.public or _reads_values(error):
+            return None
+        raise Unmeasurable("raised", f"{type(error).__name__}: {told(error)}"[:400]) from error
+    if _layouts(built.tensors) != before:
+        raise TupleRejected(
+            f"{label_of(spec)} changes the shape or the memory of an input.",
+            "Give an output of the right shape.",
+        )
+    inputs = {storage_key(tensor) for tensor in built.inputs}
+    return Trial(counter.get_total_flops(), new_bytes(out, inputs))
+
+
+def check_size(spec: OperatorTuple, device: torch.device, most_bytes: float, most_s: float) -> None:
+    """Raise `Unmeasurable` if a call needs more memory or time than it may take.
+
+    Args:
+        most_bytes: of the inputs and outputs together.
+        most_s: of one call."""
+    shown = trial(spec)
+    if shown is None:
+        return
+    if shown.new_bytes > most_bytes:
+        needed, left = shown.new_bytes / 2**30, max(0.0, most_bytes) / 2**30
+        text = f"The operator's outputs need {needed:.1f} GiB of memory; {left:.1f} GiB are left."
+        raise Unmeasurable("out_of_memory", text, "Choose a smaller batch.")
+    least_s = shown.flops / FASTEST_FLOPS[device.type]
+    if least_s > most_s:
+        text = f"One call computes {shown.flops:.2g} FLOPs, which takes at least {least_s:.0f} s."
+        raise Unmeasurable("rejected", text, "Choose smaller sizes.")
+
+
+def _layouts(tensors: list[torch.Tensor]) -> list[tuple[Any, ...]]:
+    return [
+        (tensor.shape, tensor.stride(), storage_key(tensor), tensor.untyped_storage().nbytes())
+        for tensor in tensors
+    ]
+
+
+def _reads_values(error: Exception) -> bool:
+    return "meta tensor" in str(error)
+
+
+def _parts(spec: OperatorTuple) -> int:
+    """The number of tensors that a call of a function that splits returns; 1 for others."""
+    name = kind_of(spec).called_name(spec).removesuffix("_copy")
+    split = next(tensor_references(spec.arguments), None)
+    if name not in ("unbind", "split", "chunk", "tensor_split") or split is None:
+        return 1
+    shape = spec.tensors[split].shape
+    numbers = [tree for tree in (*spec.arguments[1:], *spec.keywords.values()) if type(tree) is int]
+    if name in ("chunk", "tensor_split"):
+        return max(map(abs, numbers), default=1)
+    longest = max(shape, default=1)
+    if name == "unbind":
+        dimension = plain(spec.keywords.get("dim", numbers[0] if numbers else 0))
+        is_valid = type(dimension) is int and -len(shape) <= dimension < len(shape)
+        return shape[dimension] if is_valid else longest
+    return math.ceil(longest / max(1, min(map(abs, numbers), default=longest)))

@@ -1,0 +1,240 @@
+"""Checks of shapes that aten's operators leave to their callers.
+
+The kernel of a backward trusts that its tensors belong together: with a saved mean of too few
+elements it reads beyond its memory. So the forward runs on meta with the arguments that the
+backward shares with it, and the gradient and all saved outputs must have the shapes that it
+returns. PyTorch's `derivatives.yaml` says which argument is which;
+`benchmarks/operator_registry.py` makes the table."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from farm.errors import TupleRejected
+from farm.subjects.allow_list import arguments_of, registered, written_by_schema
+from farm.subjects.encoding import decode, dtype_of
+from farm.types.tuple import OperatorTuple, TensorSpec, names_listed, table_named
+
+_META = torch.device("meta")
+#: Backward operator -> its forward, and the meaning of its arguments there.
+_CALLS: dict[str, dict[str, str]] = tomllib.loads(
+    Path(__file__).with_name("backward_calls.toml").read_text(encoding="utf-8")
+)
+#: Operator -> the public operator that checks its arguments.
+_CHECKED_BY: dict[str, str] = table_named("checked_by")
+#: Values of arguments that only the forward has; they change no shape.
+_NEUTRAL: dict[str, Any] = table_named("neutral_arguments")
+
+
+@functools.lru_cache(maxsize=8192)
+def check_shapes(spec: OperatorTuple) -> None:
+    """Raises `TupleRejected` if the tensors of a call of kind `aten` do not belong together."""
+    for index in sorted(_must_not_overlap(spec)):
+        if _overlaps(spec.tensors[index]):
+            raise _refused(spec, f"the tensor {index} has elements that share memory")
+    name = spec.short_name
+    if name not in _CALLS and name not in _CHECKED_BY and name not in _RULES:
+        return
+    with _disable_current_modes(), torch.no_grad():
+        tensors = [
+            torch.empty(tensor.shape, dtype=dtype_of(tensor.dtype), device=_META)
+            for tensor in spec.tensors
+        ]
+        passed = {name: decode(tree, tensors, _META) for name, tree in arguments_of(spec).items()}
+        problem = _RULES[name](passed) if name in _RULES else ""
+        if problem:
+            raise _refused(spec, problem)
+        try:
+            _check_as_public(name, passed)
+            if name in _CALLS:
+                _check_saved(spec, _CALLS[name], passed)
+        except TupleRejected:
+            raise
+        except Exception as error:
+            first = str(error).partition("\n")[0][:200]
+            raise _refused(spec, f"PyTorch does not accept them: {first}") from error
+
+
+def _check_as_public(name: str, passed: Mapping[str, Any]) -> None:
+    """Run the public operator whose checks an operator leaves out, on meta."""
+    if name not in _CHECKED_BY:
+        return
+    public = registered(_CHECKED_BY[name])
+    arguments = {}
+    for argument in public._schema.arguments:
+        if argument.name in passed:
+            arguments[argument.name] = passed[argument.name]
+        elif not argument.has_default_value():
+            arguments[argument.name] = _NEUTRAL.get(argument.name)
+    public(**arguments)
+
+
+def _check_saved(spec: OperatorTuple, call: Mapping[str, str], passed: Mapping[str, Any]) -> None:
+    """Compare the gradient and the saved outputs of a backward with those of its forward."""
+    outputs = _outputs(call, passed, spec)
+    for name, meaning in call.items():
+        kind, _, number = meaning.partition(" ")
+        saved = passed.get(name)
+        if kind != "output" or not isinstance(saved, torch.Tensor):
+            continue
+        made = outputs[int(number)]
+        if name == "offset2bag" and not saved.numel():
+            continue  # the operator computes it from the offsets
+        if isinstance(made, torch.Tensor) and not _fits(saved, made, is_gradient=number == "0"):
+            shapes = f"{name} has the shape {tuple(saved.shape)}, not {tuple(made.shape)}"
+            raise _refused(spec, shapes)
+
+
+def _must_not_overlap(spec: OperatorTuple) -> frozenset[int]:
+    """The tensors that a kernel may write or read as one piece of memory."""
+    if spec.short_name.startswith("_fused_"):
+        return frozenset(range(len(spec.tensors)))
+    return written_by_schema(spec)
+
+
+def _overlaps(tensor: TensorSpec) -> bool:
+    """True if two elements may have the same address."""
+    end = 0
+    for step, size in sorted(zip(tensor.strides, tensor.shape, strict=True)):
+        if size > 1:
+            if step <= end:
+                return True
+            end += step * (size - 1)
+    return False
+
+
+def _outputs(call: Mapping[str, str], passed: Mapping[str, Any], spec: OperatorTuple) -> list[Any]:
+    """What the forward returns on meta."""
+    forward = registered(call["forward"])
+    arguments = _shared(call, passed)
+    gradient = next(passed[name] for name, meaning in call.items() if meaning == "output 0")
+    for argument in forward._schema.arguments:
+        if argument.name in arguments or argument.has_default_value():
+            continue
+        if argument.name == "output_size":
+            arguments["output_size"] = gradient.shape[-_pooled_dimensions(spec) :]
+        elif argument.name in ("self", "input"):  # the operator keeps the shape
+            arguments[argument.name] = torch.empty_like(gradient)
+        elif argument.name == "random_samples":
+            sizes = passed["self"].shape
+            batch = sizes[:1] if len(sizes) > _pooled_dimensions(spec) + 1 else (1,)
+            channels = sizes[-_pooled_dimensions(spec) - 1]
+            shape = (*batch, channels, _pooled_dimensions(spec))
+            arguments["random_samples"] = torch.empty(
+                shape, dtype=passed["self"].dtype, device=_META
+            )
+        else:
+            arguments[argument.name] = _NEUTRAL.get(argument.name)
+    _check_as_public(call["forward"], arguments)
+    returned = forward(**arguments)
+    return list(returned) if isinstance(returned, tuple | list) else [returned]
+
+
+def _shared(call: Mapping[str, str], passed: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of the forward that the backward has."""
+    gradient = next(passed[name] for name, meaning in call.items() if meaning == "output 0")
+    shared: dict[str, Any] = {}
+    for name, meaning in call.items():
+        kind, _, of = meaning.rpartition(" ")
+        value = passed.get(name)
+        if name == "forward" or kind == "output":
+            continue
+        if kind == "sizes" and value is not None:
+            shared[of] = torch.empty(value, dtype=gradient.dtype, device=_META)
+        elif kind == "rows":
+            shape = (value, *gradient.shape[1:])
+            shared[of] = torch.empty(shape, dtype=gradient.dtype, device=_META)
+        elif value is not None:
+            shared[of] = value
+    return shared
+
+
+def _fits(saved: torch.Tensor, made: torch.Tensor, *, is_gradient: bool) -> bool:
+    """A saved output may be larger than in the call on meta: kernels keep statistics of a mode that
+    they do not read."""
+    return saved.shape == made.shape or (not is_gradient and saved.numel() >= made.numel())
+
+
+def _pooled_dimensions(spec: OperatorTuple) -> int:
+    return 3 if "3d" in spec.short_name else 2
+
+
+def _sizes_of_attention(passed: Mapping[str, Any]) -> str:
+    query, key, value = passed["query"], passed["key"], passed["value"]
+    if not query.dim() == key.dim() == value.dim() == 4:
+        return "query, key and value must have four dimensions"
+    batch, heads, rows, features = query.shape
+    if key.shape[:3] != value.shape[:3] or key.shape[0] != batch or key.shape[3] != features:
+        return "query, key and value have different sizes"
+    if heads % max(1, key.shape[1]):
+        return "the heads of the queries are no multiple of those of the keys"
+    mask = passed.get("attn_mask", passed.get("attn_bias"))
+    expected = (batch, heads, rows, key.shape[2])
+    if mask is not None and not _expands_to(mask.shape, expected):
+        return f"the mask has the shape {tuple(mask.shape)}, which does not expand to {expected}"
+    return ""
+
+
+def _expands_to(shape: torch.Size, expected: tuple[int, ...]) -> bool:
+    ends = zip(reversed(shape), reversed(expected), strict=False)
+    return len(shape) <= len(expected) and all(size in (1, whole) for size, whole in ends)
+
+
+def _sizes_of_optimizer(passed: Mapping[str, Any]) -> str:
+    """All lists have one tensor per parameter, with its shape; a count of steps has one element."""
+    parameters = passed["self"]
+    for name, tensors in passed.items():
+        if not isinstance(tensors, list) or not tensors:
+            continue
+        if len(tensors) != len(parameters):
+            return f"{name} has {len(tensors)} tensors, not {len(parameters)}"
+        for parameter, tensor in zip(parameters, tensors, strict=True):
+            expected = torch.Size(()) if name == "state_steps" else parameter.shape
+            if tensor.shape != expected and not (name == "state_steps" and tensor.numel() == 1):
+                return f"{name} has the shape {tuple(tensor.shape)}, not {tuple(expected)}"
+    alone = ("lr", "grad_scale", "found_inf")
+    if any(
+        isinstance(passed.get(name), torch.Tensor) and passed[name].numel() != 1 for name in alone
+    ):
+        return "a scale has more than one element"
+    return ""
+
+
+def _sizes_of_weight_norm(passed: Mapping[str, Any]) -> str:
+    direction, length, dim = passed["v"], passed["g"], passed.get("dim", 0)
+    if not direction.dim() or dim not in (0, direction.dim() - 1):
+        return "the dimension must be the first or the last one"
+    expected = [1] * direction.dim()
+    expected[dim] = direction.shape[dim]
+    return "" if list(length.shape) == expected else f"g has the shape {tuple(length.shape)}"
+
+
+def _sizes_of_inverse_transform(passed: Mapping[str, Any]) -> str:
+    """Half of the last dimension of the result is the input."""
+    dims, size, shape = passed["dim"], passed["last_dim_size"], passed["self"].shape
+    is_valid = dims and all(-len(shape) <= dim < len(shape) for dim in dims)
+    if not is_valid or size < 1 or shape[dims[-1]] != size // 2 + 1:
+        return f"the result of {size} elements does not belong to the input {tuple(shape)}"
+    return ""
+
+
+_RULES: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "_fft_c2r": _sizes_of_inverse_transform,
+    "_weight_norm_interface": _sizes_of_weight_norm,
+    **dict.fromkeys(names_listed("attention_operators"), _sizes_of_attention),
+    **dict.fromkeys(names_listed("fused_optimizers"), _sizes_of_optimizer),
+}
+
+
+def _refused(spec: OperatorTuple, why: str) -> TupleRejected:
+    return TupleRejected(
+        f"The tensors of '{spec.operator}' do not belong together: {why}.",
+        "Capture the model again with this version. Do not edit a tuple by hand.",
+    )
