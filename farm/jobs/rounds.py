@@ -29,7 +29,7 @@ from farm.errors import (
     UsageError,
     did_you_mean,
 )
-from farm.jobs.balance import QueuedItem, place
+from farm.jobs.balance import QueuedItem, assign
 from farm.jobs.groups import leading_cards
 from farm.jobs.items import open_items
 from farm.jobs.plan import JobPlan, PlanState
@@ -640,7 +640,7 @@ def card_for_each(
         )
         read_s, free_at_s = now_s, {card_id: float(ahead.get(card_id) or 0.0) for card_id in ids}
     in_order = sorted(range(len(items)), key=lambda number: items[number].subject_id)
-    placed = place(
+    placed = assign(
         (QueuedItem(key, items[number].expected_s) for key, number in enumerate(in_order)),
         free_at_s,
     )

@@ -337,7 +337,7 @@ class _ModelOnCard:
             total_time=sum_of([interval_at(result.measured_time, PREDICTED_LEVEL), time]),
             total_energy=sum_of([interval_at(measured_energy, PREDICTED_LEVEL), energy]),
             narrowing=(
-                *(missing[place].operator_id for place in predicted.narrowing),
+                *(missing[position].operator_id for position in predicted.narrowing),
                 *of_collectives,
             ),
             missing=tuple(_predicted(entry, calls[entry.operator_id]) for entry in result.missing),
