@@ -306,6 +306,7 @@ def _subject_key(item: Any, reuse: str, software_id: str) -> str:
 def _describe(session: Session, item: Any, request: Request, token: str) -> Claim:
     """Return the claim on an item. ``item``: a row of `_described`."""
     capture_id = tokens = compiled = None
+    is_whole = item.subject_kind == "variant"
     if request.variant is not None and request.variant.compile:
         capture = tables.Capture
         numbered = tables.Round.job_id == item.job_id, tables.Round.number == item.round
@@ -315,7 +316,7 @@ def _describe(session: Session, item: Any, request: Request, token: str) -> Clai
             or {}
         )
         compiled = {"variant": request.variant.to_json(), "choices": stored.get("choices")}
-    if item.subject_kind == "operator":
+    if not is_whole:
         assert item.label is not None, "foreign data: an item's operator is stored before the item"
         spec, label, short_name = item.spec, item.label, item.short_name
         if not isinstance(spec, dict):
@@ -325,13 +326,9 @@ def _describe(session: Session, item: Any, request: Request, token: str) -> Clai
     else:
         assert request.variant is not None
         spec, label, short_name = request.variant.to_json(), str(request.variant), "whole model"
-    if (
-        request.variant is not None
-        and request.variant.text
-        and (compiled or item.subject_kind == "variant")
-    ):
+    if request.variant is not None and request.variant.text and (compiled or is_whole):
         tokens = find_tokens(session, request.variant.text).to_json()
-    if item.subject_kind == "variant":
+    if is_whole:
         newest = session.get(tables.Round, (item.job_id, item.round))
         capture_id = newest.capture_id if newest else None
     return Claim(
@@ -343,7 +340,7 @@ def _describe(session: Session, item: Any, request: Request, token: str) -> Clai
         label,
         short_name,
         Subject(
-            "operator" if item.subject_kind == "operator" else "variant",
+            "variant" if is_whole else "operator",
             item.subject_id,
             spec,
             tokens,

@@ -54,11 +54,10 @@ def profiled(run: Callable[[], object], device: torch.device) -> Counts:
             event.name.startswith("aten::")
             and not _has_aten_below(event)
             and not _is_view(event.name)
-            and not _is_seen_by_mode(event)
         ):
             # With a mode active, linear adds its bias out of place: the same arithmetic under
             # another name.
-            counts[f"{event.name.rstrip('_')} {event.input_shapes}"] += 1
+            counts[f"{event.name.rstrip('_')} {_input_shapes(event)}"] += 1
     return counts, times_us
 
 
@@ -103,22 +102,19 @@ def _is_view(name: str) -> bool:
 
 
 def _has_aten_below(event: Any) -> bool:
-    """True if an operator runs others; a mode runs the same operator again, which is none."""
-    for child in event.cpu_children:
-        if _has_aten_below(child):
-            return True
-        if child.name.startswith("aten::") and not _is_seen_by_mode(child):
-            return True
-    return False
+    return any(
+        child.name.startswith("aten::") or _has_aten_below(child) for child in event.cpu_children
+    )
 
 
-def _is_seen_by_mode(event: Any) -> bool:
-    """True for the second event of an operator, which a dispatch mode runs. Under a transform such
-    as `torch.vmap` it has other shapes."""
+def _input_shapes(event: Any) -> Any:
+    """The shapes with which the model calls an operator. A dispatch mode runs the operator again,
+    under a transform such as `torch.vmap` with other shapes."""
     mode = event.cpu_parent
     if mode is None or mode.name != "PythonDispatchMode" or mode.cpu_parent is None:
-        return False
-    return bool(mode.cpu_parent.name == event.name)
+        return event.input_shapes
+    is_same = mode.cpu_parent.name == event.name
+    return _input_shapes(mode.cpu_parent) if is_same else event.input_shapes
 
 
 @dataclass(frozen=True)
@@ -183,8 +179,8 @@ def compare_with_unwatched(
     capture, of which the last counts; for ``record`` see `verify_on_device`. Values that decide how
     much work a call does cannot be read while a graph is recorded, so ``watch`` then runs once
     more."""
-    found: list[CapturedPass] = []
-    runs: list[Callable[[], object]] = [run, lambda: found.append(watch())]
+    passes: list[CapturedPass] = []
+    runs: list[Callable[[], object]] = [run, lambda: passes.append(watch())]
     with torch.set_grad_enabled(grad_enabled):
         run()
         eager = unwatched = profiled(run, device)
@@ -192,7 +188,7 @@ def compare_with_unwatched(
             runs = list(map(record, runs))
             unwatched = profiled(runs[0], device)
         after, _ = profiled(runs[1], device)
-        captured = found[-1] if record is None else with_values(found[-1], watch)
+        captured = passes[-1] if record is None else with_values(passes[-1], watch)
         otherwise = EagerPass(watch(), *eager) if eager[0] != unwatched[0] else None
     before, times_us = unwatched
     differences = [

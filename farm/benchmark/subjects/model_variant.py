@@ -45,6 +45,7 @@ class WholeModel(SubjectKind):
     """A whole model or step. Its windows are longer than those of tuples, because every sum is
     compared with this reading. A card verifies its calls (`farm.benchmark.verification`)."""
 
+    phases = frozenset({"eager", "places", "added", "in_order"})
     #: A pass may have host steps (`farm.benchmark.host_steps`).
     has_host_steps: ClassVar = True
 
@@ -107,10 +108,10 @@ class ModelVariant(WholeModel):
         from farm.training.extract import capture_forward
 
         model, arguments = build_variant(variant, device)
-        about: Any = {"grad": protocol.grad, "device_type": device.type}
+        options: Any = {"grad": protocol.grad, "device_type": device.type}
         with torch.set_grad_enabled(protocol.grad):
             model(*arguments)  # libraries initialize in the first pass
-        return as_launched(lambda: capture_forward(model, arguments, **about), protocol, device)
+        return as_launched(lambda: capture_forward(model, arguments, **options), protocol, device)
 
 
 def variant_passes(variant: Variant, protocol: Protocol, device: torch.device) -> Passes:
