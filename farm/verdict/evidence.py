@@ -115,7 +115,7 @@ class Evidence:
     @cached_property
     def is_large(self) -> bool:
         """True for a sweep of more than `MOST_TUPLES` items."""
-        if self.job.kind != "sweep" or self.job.asked.get("placements"):
+        if not self.job.is_sweep or self.job.asked.get("placements"):
             return False
         items = select(func.count()).where(ITEM.job_id == self.job.id)
         return self.session.exec(items).one() > MOST_TUPLES
