@@ -186,6 +186,8 @@ def _sizes_of_attention(passed: Mapping[str, Any]) -> str:
     query, key, value = passed["query"], passed["key"], passed["value"]
     if not query.dim() == key.dim() == value.dim() == 4:
         return "query, key and value must have four dimensions"
+    if not query.numel() or not key.numel() or not value.numel():
+        return "a tensor is empty"
     batch, heads, rows, features = query.shape
     if key.shape[:3] != value.shape[:3] or key.shape[0] != batch or key.shape[3] != features:
         return "query, key and value have different sizes"
