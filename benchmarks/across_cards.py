@@ -43,6 +43,7 @@ from farm.addons.predict.transfer import (
 )
 from farm.exchange.packaged import FOLDER, packaged_database
 from farm.subjects.sweep import calibration_tuples
+from farm.types.figure import value_of
 
 CARDS = ("NVIDIA H200", "NVIDIA H100 80GB HBM3")
 #: The families of models from which calibration tuples are taken.
@@ -52,6 +53,13 @@ MOST_US, MOST_BYTES = 2000.0, 1 << 30  # of one call of a calibration tuple
 NUMBERS = (0, 10, 30, 100)
 LEAST_OF_CARD = 60  # readings of a card whose offset is evaluated
 LEAST_MEASURED = 0.75  # share of the tuples of a model that both cards have readings of
+
+#: Target -> its measured value in a row of a data set.
+VALUES = {
+    "time_us": lambda row: row.cost.time_us.value,
+    "power_w": lambda row: row.power_w,
+    "energy_mj": lambda row: value_of(row.cost.energy_mj),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +103,11 @@ def chosen_order(session: Session) -> list[str]:
     uses = Counter(id_ for model in source.models for id_ in model.operator_ids)
     data = dataclasses.replace(source.data, rows=tuple(rows))
     times, watts = (
-        np.array([getattr(row, name) or np.nan for row in rows]) for name in ("time_us", "power_w")
+        np.array(values, dtype=float)
+        for values in (
+            [row.cost.time_us.value for row in rows],
+            [row.power_w or np.nan for row in rows],
+        )
     )
     costs = dataclasses.replace(CallCosts.empty(len(rows)), time_us=times, power_w=watts)
     nobody = np.full(len(rows), "", dtype=np.str_)
@@ -105,7 +117,7 @@ def chosen_order(session: Session) -> list[str]:
     candidates = [
         place for place, row in enumerate(rows)
         if row.call.operator_id in allowed and row.call.data_class == "normal" and not row.flags
-        and row.time_us <= MOST_US and max(row.call.bytes_moved, row.call.parameter_bytes) <= MOST_BYTES
+        and row.cost.time_us.value <= MOST_US and max(row.call.bytes_moved, row.call.parameter_bytes) <= MOST_BYTES
     ]  # fmt: skip
     kernels = [(kernel, kernel.covariance(points, points)) for kernel in (TIME, POWER)]
     order: list[str] = []
@@ -209,7 +221,7 @@ class Comparison:
         measured = wanted | listed
         models = [
             one for one in self.target.models
-            if one.family in families and one.time_us
+            if one.family in families and one.cost
             and len(one.operator_ids & measured) >= LEAST_MEASURED * len(one.operator_ids)
         ]  # fmt: skip
         own_models = {one.title: one for one in self.own.models}
@@ -228,7 +240,7 @@ class Comparison:
             found = predict(calls_of)
             for target, spread in (("time_us", "time_spread"), ("power_w", "power_spread"),
                                    ("energy_mj", "energy_spread")):  # fmt: skip
-                measured = np.array([getattr(row, target) or np.nan for row in rows], dtype=float)
+                measured = np.array([VALUES[target](row) or np.nan for row in rows], dtype=float)
                 errors.add(target, getattr(found, target), measured, getattr(found, spread), names)
             for model in models:
                 of = own_models[model.title] if own else model
@@ -237,8 +249,13 @@ class Comparison:
                 total = costs.sum(of.calls, of.counts, of.cached_share)
                 wide = WIDTHS.sum_time * np.array([total.time_spread, total.energy_spread])
                 for name, value, width, whole in (
-                    ("sum time", time_us, wide[0], model.time_us),
-                    ("sum energy", energy_mj, wide[1], model.energy_mj),
+                    ("sum time", time_us, wide[0], model.cost and model.cost.time_us.value),
+                    (
+                        "sum energy",
+                        energy_mj,
+                        wide[1],
+                        model.cost and value_of(model.cost.energy_mj),
+                    ),
                 ):
                     errors.add(
                         name,

@@ -69,8 +69,12 @@ def left_out(
         without_values(group)
     )
     found = {"tuples": float(len(group)), "distance": float(np.median(costs.distance))}
+    values_of = {
+        "time_us": [row.cost.time_us.value for row in group.rows],
+        "power_w": [row.power_w for row in group.rows],
+    }
     for name, target in (("time", "time_us"), ("power", "power_w")):
-        measured = np.array([getattr(row, target) for row in group.rows], dtype=float)
+        measured = np.array(values_of[target], dtype=float)
         errors = np.log(measured / getattr(costs, target))
         widths, has = (
             calibration.half_widths(name, getattr(costs, f"{name}_spread"), costs.known),

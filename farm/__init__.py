@@ -25,10 +25,9 @@ if TYPE_CHECKING:
         open_database,
         readings,
     )
-    from farm.api.window import window
     from farm.benchmark.block import Window
     from farm.errors import FarmError
-    from farm.jobs.in_process import TupleReading, measure_tuples
+    from farm.jobs.in_process import TupleReading, measure_tuples, window
     from farm.models.catalog import variant
     from farm.store.database import Database
     from farm.training.captured_model import CapturedModel, capture_model
@@ -41,10 +40,9 @@ _MODULES = {
     "farm.api.measure": "measure_model",
     "farm.api.notebook": "JobReport job_report",
     "farm.api.queries": "calls compare export import_readings lookup open_database readings",
-    "farm.api.window": "window",
     "farm.benchmark.block": "Window",
     "farm.errors": "FarmError",
-    "farm.jobs.in_process": "TupleReading measure_tuples",
+    "farm.jobs.in_process": "TupleReading measure_tuples window",
     "farm.models.catalog": "variant",
     "farm.store.database": "Database",
     "farm.training.captured_model": "CapturedModel capture_model",

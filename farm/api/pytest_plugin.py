@@ -253,6 +253,7 @@ class _Session:
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
         if reporter:
             reporter.write_line(text)
+            reporter.flush()
 
     def keep(self, base: _Outcome, head: _Outcome) -> None:
         """Keep what one round has shown. A test that fails at the head is told at once."""

@@ -215,7 +215,7 @@ class Bench:
             subject, protocol, stopping, policy, workload, self.windows, pass_s, limited
         )
         for phase in PHASES:
-            applies = phase.applies(measurement)
+            applies = phase.name in kind.phases and phase.applies(measurement)
             if not (applies or phase.listed):
                 continue
             with ledger.charged(phase.name):

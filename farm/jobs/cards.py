@@ -316,6 +316,7 @@ def views(
         Item.state == ItemState.DONE,
         col(Item.ended_at_s) >= now - 3600,
         col(Item.reused).is_(False),
+        col(Item.reading_id).is_not(None),
     )
     counted |= _counts(session, *lately) if hourly else {}
     measuring = measured_now(session)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlmodel import col, select
 
+from farm.benchmark.block import Window, measured_block
 from farm.benchmark_process.client import Measured
 from farm.devices.device import Card
 from farm.devices.host import discover, open_device
@@ -100,6 +101,28 @@ class TupleReading:
             ("flags", ", ".join(reading.flags) or "none"),
         ]
         return table(f"{label_of(self.spec)} on {self.card.model}", ("", "one call"), rows)
+
+
+@contextlib.contextmanager
+def window(card: str = "") -> Iterator[Window]:
+    """Measure the time and energy of a block of code, once. The GPU is synchronized at the begin
+    and the end.
+
+    This is not a reading: nothing is repeated or stored, and no other process is kept off the card.
+
+    Args:
+        card: as in ``--card``. Default: the first GPU of this host, or the CPU if there is no GPU.
+
+    Raises:
+        NoSuchCard, UsageError: there is no such card.
+
+    Example:
+        >>> with farm.window() as w:
+        ...     train_one_epoch()
+        >>> w.time_s, w.energy_mj
+    """
+    with measured_block(own_card(card)) as measured:
+        yield measured
 
 
 def measure_tuples(

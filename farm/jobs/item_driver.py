@@ -43,7 +43,6 @@ from farm.jobs.items import Claim, Closed, DeclineReason, complete
 from farm.jobs.outage import Outage
 from farm.settings import settings
 from farm.settings.shared_files import PRIVATE, Folder, UntrustedPath, open_folder
-from farm.store import item_state
 from farm.store.content import (
     add_reading,
     predicted_counts,
@@ -555,11 +554,7 @@ class ItemDriver:
         assert claimed.capture_id is not None
         found = (claimed.capture_id, verified.observed, verified.verification)
         self.ask(store_observed, self.database, *found, card_id=self.card_id)
-        why = (
-            item_state.KERNELS_LISTED,
-            "The model was compiled; its kernels are measured in the next round.",
-        )
-        self.follow_up(self.ask(items.fail, self.database, claimed, *why))
+        self.follow_up(self.ask(items.listed, self.database, claimed))
         return ItemOutcome("listed")
 
     def _time_in_turn(self, claimed: Claim) -> None:

@@ -48,7 +48,7 @@ from farm.store.database import (
     remembered,
     without_index,
 )
-from farm.store.tables import Item, ItemState, Job, JobState
+from farm.store.tables import Item, ItemRole, ItemState, Job, JobState
 from farm.types.protocol import Protocol, Stopping, Subject
 from farm.types.reading import Reading
 from farm.types.request import Request
@@ -90,12 +90,8 @@ class Claim:
 
     @property
     def lists_kernels(self) -> bool:
-        """True for a compiled whole model whose kernels on this card model are unknown."""
-        return (
-            self.role == "whole"
-            and self.subject.compiled is not None
-            and not self.subject.compiled["choices"]
-        )
+        """True if the item compiles a model, whose kernels on this card model are unknown."""
+        return self.role == ItemRole.COMPILE
 
 
 @dataclass(frozen=True)
@@ -302,12 +298,15 @@ def _subject_key(item: Any, reuse: str, software_id: str) -> str:
         item.card_model if item.role == "tuple" and reuse in ("model", "imported") else item.card_id
     )
     key = f"{item.subject_id}:{scope}:{software_id}:{item.protocol_id}"
+    if item.role == ItemRole.COMPILE:  # no reading closes it
+        key = f"{key}:{item.role}"
     return key if reuse != "none" else f"{key}:{item.job_id}:{item.role}"
 
 
 def _describe(session: Session, item: Any, request: Request, token: str) -> Claim:
     """Return the claim on an item. ``item``: a row of `_described`."""
     capture_id = tokens = compiled = None
+    is_whole = item.subject_kind == "variant"
     if request.variant is not None and request.variant.compile:
         capture = tables.Capture
         numbered = tables.Round.job_id == item.job_id, tables.Round.number == item.round
@@ -317,7 +316,7 @@ def _describe(session: Session, item: Any, request: Request, token: str) -> Clai
             or {}
         )
         compiled = {"variant": request.variant.to_json(), "choices": stored.get("choices")}
-    if item.subject_kind == "operator":
+    if not is_whole:
         assert item.label is not None, "foreign data: an item's operator is stored before the item"
         spec, label, short_name = item.spec, item.label, item.short_name
         if not isinstance(spec, dict):
@@ -327,13 +326,9 @@ def _describe(session: Session, item: Any, request: Request, token: str) -> Clai
     else:
         assert request.variant is not None
         spec, label, short_name = request.variant.to_json(), str(request.variant), "whole model"
-    if (
-        request.variant is not None
-        and request.variant.text
-        and (compiled or item.subject_kind == "variant")
-    ):
+    if request.variant is not None and request.variant.text and (compiled or is_whole):
         tokens = find_tokens(session, request.variant.text).to_json()
-    if item.subject_kind == "variant":
+    if is_whole:
         newest = session.get(tables.Round, (item.job_id, item.round))
         capture_id = newest.capture_id if newest else None
     return Claim(
@@ -345,7 +340,7 @@ def _describe(session: Session, item: Any, request: Request, token: str) -> Clai
         label,
         short_name,
         Subject(
-            "operator" if item.subject_kind == "operator" else "variant",
+            "variant" if is_whole else "operator",
             item.subject_id,
             spec,
             tokens,
@@ -520,9 +515,26 @@ def fail(
         session.exec((item_state.LET_GO if cancelled else closing).update(its_own, **why))
         if again and not cancelled:
             return Closed(False)
-        woken = _wake_behind(session, item) if deferred else ()
-        ended = {(item.job_id, item.round)} if item.other is None else set()
-        return Closed(True, _finished(session, ended), woken)
+        return _without_reading(session, item, deferred)
+
+
+def listed(database: Database, claimed: Claim) -> Closed:
+    """Close an item that compiled its model: the kernels are stored, and it has no reading."""
+    with database.write() as session:
+        item, deferred = _held(session, claimed)
+        if item is None:
+            return Closed(False)
+        cancelled = item.state == ItemState.CANCELLED
+        closing = item_state.LET_GO if cancelled else item_state.LIST
+        session.exec(closing.update(col(Item.id) == item.id))
+        return _without_reading(session, item, deferred)
+
+
+def _without_reading(session: Session, item: Any, deferred: Sequence[Any]) -> Closed:
+    """The result of closing an item without a reading: what waits for it wakes."""
+    woken = _wake_behind(session, item) if deferred else ()
+    ended = {(item.job_id, item.round)} if item.other is None else set()
+    return Closed(True, _finished(session, ended), woken)
 
 
 def put_off(

@@ -240,9 +240,12 @@ def retry_failed(database: Database, job_id: str) -> int:
             begun += session.exec(again).rowcount
     with database.write() as session:
         job = locked(session, Job, job_id)
-        newest = session.get(tables.Round, (job_id, job.round)) if job is not None else None
+        if job is None:
+            return begun
+        newest = session.get(tables.Round, (job_id, job.round))
         unplanned = newest is not None and newest.planned_at_s is None
-        if job is not None and (kept or unplanned or open_items(session, job_id, job.round)):
+        goes_on = kept or unplanned or _has_listed(session, job)
+        if goes_on or open_items(session, job_id, job.round):
             job.state, job.ended_at_s = JobState.OPEN, None
             note_planning(session, job)  # if planning was interrupted, the caller continues it now
             judged = (
@@ -251,6 +254,16 @@ def retry_failed(database: Database, job_id: str) -> int:
             )
             session.execute(sqlalchemy.delete(tables.VerdictRow).where(*judged))
     return begun
+
+
+def _has_listed(session: Session, job: Job) -> bool:
+    """True if the newest round listed the kernels of a model: the round that measures them was not
+    planned.
+    """
+    listed = select(Item.id).where(
+        Item.job_id == job.id, Item.round == job.round, item_state.has_listed()
+    )
+    return session.exec(listed).first() is not None
 
 
 def take_over(database: Database, job_id: str, farm: str, heartbeat_s: float) -> bool:

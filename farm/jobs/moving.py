@@ -168,7 +168,7 @@ def _close_absent(
     for item in items:
         item_state.GIVE_UP.apply(item)
     session.flush()
-    wholes = wholes_of(session, job.id)
+    wholes = wholes_of(session, job)
     # If a whole failed for another reason, it would fail on another card as well.
     if not wholes or any(item.reason != item_state.CARD_LEFT for item in wholes):
         return ()

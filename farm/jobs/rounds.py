@@ -57,6 +57,7 @@ from farm.store.tables import (
     OPEN,
     CardRow,
     Item,
+    ItemRole,
     ItemState,
     Job,
     JobState,
@@ -173,7 +174,8 @@ def add_round(
     tuples = planner.tuples(measurements)
     extra: list[Item] = []
     if planner.request.variant is not None and job.round == 1:
-        extra = planner.wholes(tuples, again=bool(later)) + planner.canaries(tuples)
+        role = role_of_wholes(session, capture_id)
+        extra = planner.wholes(tuples, role, again=bool(later)) + planner.canaries(tuples)
     elif planner.request.variant is not None:
         extra = planner.wholes_again(tuples)
     planner.insert(tuples)
@@ -393,11 +395,12 @@ class _Planner:
             for item, card_id in zip(alike, card_ids, strict=True):
                 item.card_id = card_id
 
-    def wholes(self, tuples: Sequence[Item], *, again: bool) -> list[Item]:
+    def wholes(self, tuples: Sequence[Item], role: ItemRole, *, again: bool) -> list[Item]:
         """Create a whole item for every card that measures tuples or whose readings are reused; one
         for a split model.
 
         Args:
+            role: of these items, see `role_of_wholes`.
             again: do not reuse readings of the whole model, because a card has to run it.
         """
         session, request, cards = self.session, self.request, self.cards
@@ -410,7 +413,7 @@ class _Planner:
         }
         number = max(request.variant.cards, request.protocol.cards)
         if number > 1:
-            split = new_item(self.job, cards[0], "whole", **subject)
+            split = new_item(self.job, cards[0], role, **subject)
             split.cards = number
             self._put_on_cards([split])
             if not again:
@@ -420,13 +423,13 @@ class _Planner:
         wholes = []
         for card_id in sorted({item.card_id for item in tuples}) or [cards[0].id]:
             card = by_id.get(card_id) or session.get_one(CardRow, card_id)
-            whole = new_item(self.job, card, "whole", **subject)
+            whole = new_item(self.job, card, role, **subject)
             if not again:
                 self.reuse([whole], [card])
             # A card that was not chosen measures nothing; only its readings are reused.
             if whole.state == ItemState.DONE or card_id in by_id:
                 wholes.append(whole)
-        return wholes or [new_item(self.job, cards[0], "whole", **subject)]
+        return wholes or [new_item(self.job, cards[0], role, **subject)]
 
     def canaries(self, tuples: Sequence[Item]) -> list[Item]:
         """Create an item of the longest tuple for each card that measures tuples, if several do."""
@@ -444,9 +447,7 @@ class _Planner:
     def wholes_again(self, tuples: Sequence[Item]) -> list[Item]:
         """Request the whole model on the cards that measure tuples of a further round, and on those
         that have listed kernels."""
-        listed = select(Item.card_id).where(
-            Item.job_id == self.job.id, Item.reason == item_state.KERNELS_LISTED
-        )
+        listed = select(Item.card_id).where(Item.job_id == self.job.id, item_state.has_listed())
         busy = {item.card_id for item in tuples if item.state == ItemState.WAITING}
         wholes: list[Item] = []
         for card_id in sorted(busy.union(self.session.exec(listed))):
@@ -516,33 +517,62 @@ def _whole_s(cards: Sequence[CardRow]) -> float:
 def wait_on_card(session: Session, job: Job, card_id: str) -> list[Item]:
     """Request a job's whole model on a card, and return the items to publish.
 
-    The wholes and canaries of the card that ended with `card_left` or `kernels_listed` are opened
-    again and returned too."""
+    The wholes and canaries of the card that ended with `card_left` are opened again and returned
+    too."""
+    role = _role_in_newest_round(session, job)
     # Use the rows of given-up items again: a new row would violate the unique key.
-    reopened = col(Item.reason).in_((item_state.CARD_LEFT, item_state.KERNELS_LISTED))
     given_up = (
         col(Item.job_id) == job.id,
-        col(Item.role) != "tuple",
+        col(Item.role).in_((role, ItemRole.CANARY)),
         col(Item.card_id) == card_id,
-        reopened,
+        col(Item.reason) == item_state.CARD_LEFT,
     )
     reopen = item_state.AGAIN.update(*given_up, round=job.round).returning(col(Item.id))
     reopened_ids = session.exec(reopen).scalars().all()
     items = _fresh(session, col(Item.id).in_(reopened_ids))
-    wholes = wholes_of(session, job.id)
-    if wholes and all(item.card_id != card_id and item.cards == 1 for item in wholes):
-        subject = wholes[0].model_dump(include=_SUBJECT)
-        items.append(new_item(job, session.get_one(CardRow, card_id), "whole", **subject))
+    of_variant = _fresh(session, *_runs_variant(job.id))
+    wholes = [item for item in of_variant if item.role == role]
+    if of_variant and all(item.card_id != card_id and item.cards == 1 for item in wholes):
+        like = of_variant[0]
+        whole = new_item(
+            job, session.get_one(CardRow, card_id), role, **like.model_dump(include=_SUBJECT)
+        )
+        whole.cards = like.cards
+        if like.cards == 1 or like.card_id == card_id:  # a group keeps its leading card
+            items.append(whole)
     session.add_all(items)
     session.flush()
     return items
 
 
-def wholes_of(session: Session, job_id: str) -> list[Item]:
-    """Return the whole models of a job. Only they measure a variant: the database reads few entries
-    of an index.
+def wholes_of(session: Session, job: Job) -> list[Item]:
+    """Return the whole models of a job; before its kernels are listed, the items that compile."""
+    role = _role_in_newest_round(session, job)
+    return _fresh(session, *_runs_variant(job.id), Item.role == role)
+
+
+def role_of_wholes(session: Session, capture_id: int | None) -> ItemRole:
+    """The role of the items that run the whole model in a round with this capture. The kernels of a
+    compiled model are listed first."""
+    capture, variant = tables.Capture, tables.ModelVariant
+    unlisted = (
+        select(capture.id)
+        .join(variant, col(variant.id) == col(capture.variant_id))
+        .where(capture.id == capture_id, variant.compile != "", col(capture.compiled).is_(None))
+    )
+    is_unlisted = session.exec(unlisted).first() is not None
+    return ItemRole.COMPILE if is_unlisted else ItemRole.WHOLE
+
+
+def _role_in_newest_round(session: Session, job: Job) -> ItemRole:
+    return role_of_wholes(session, session.get_one(Round, (job.id, job.round)).capture_id)
+
+
+def _runs_variant(job_id: str) -> tuple[Any, ...]:
+    """Conditions of a job's items that run the whole model: the database reads few entries of an
+    index.
     """
-    return _fresh(session, Item.job_id == job_id, Item.subject_kind == "variant")
+    return Item.job_id == job_id, Item.subject_kind == "variant"
 
 
 def _fresh(session: Session, *conditions: Any) -> list[Item]:

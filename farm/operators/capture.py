@@ -47,6 +47,7 @@ from farm.operators.fake_pass import (
     STANDS_FOR_A_CARD,
     FakeTensors,
     RepeatedCalls,
+    actual_device,
     fake_pass,
 )
 from farm.operators.unseen import NOT_COMPILED, Unseen
@@ -350,7 +351,7 @@ class WatchedOperators(TorchDispatchMode):
         if (
             func is torch.ops.prim.device.default
         ):  # the most frequent call on fake tensors; it runs nothing
-            return args[0].device
+            return actual_device(args[0])
         return self.call(func, args, kwargs or {})
 
 

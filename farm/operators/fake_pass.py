@@ -57,6 +57,7 @@ MOST_MADE_BYTES = 2**20
 #: The device of a pass on a card without a CUDA context. PyTorch runs the operators of a CPU, but
 #: tensors that a model makes on the host say "cpu".
 STANDS_FOR_A_CARD = "cpu:0"
+_FAKE_DEVICE: Any = FakeTensor.__dict__["device"]
 #: The device that a model sees in such a pass.
 _SHOWN_CARD = torch.device("cuda", 0)
 #: The compute capability that a model sees: that of an H100 or H200.
@@ -303,10 +304,9 @@ class FakeTensors:
         if not self.stands:
             yield
             return
-        original = FakeTensor.__dict__["device"]
 
         def device(tensor: FakeTensor) -> torch.device:
-            actual: torch.device = original.__get__(tensor)
+            actual = actual_device(tensor)
             is_shown = actual == self.device and tensor.fake_mode is self.mode
             return _SHOWN_CARD if is_shown and _is_code_of_model() else actual
 
@@ -323,7 +323,7 @@ class FakeTensors:
                 device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
             begin_autocast(context, device_type, dtype, *rest, **options)
 
-        shown = property(device, original.fset)
+        shown = property(device, _FAKE_DEVICE.fset)
         with (
             replaced(FakeTensor, "device", shown),
             replaced(torch.cuda, "get_device_capability", capability),
@@ -368,6 +368,14 @@ class FakeTensors:
         finally:
             for place, name, value in reversed(undo):
                 place[name] = value
+
+
+def actual_device(tensor: torch.Tensor) -> torch.device:
+    """The device of a tensor, for PyTorch itself, whatever the model sees."""
+    if not isinstance(tensor, FakeTensor):
+        return tensor.device
+    device: torch.device = _FAKE_DEVICE.__get__(tensor)
+    return device
 
 
 def _is_code_of_model() -> bool:

@@ -54,11 +54,10 @@ def profiled(run: Callable[[], object], device: torch.device) -> Counts:
             event.name.startswith("aten::")
             and not _has_aten_below(event)
             and not _is_view(event.name)
-            and not _is_seen_by_mode(event)
         ):
             # With a mode active, linear adds its bias out of place: the same arithmetic under
             # another name.
-            counts[f"{event.name.rstrip('_')} {event.input_shapes}"] += 1
+            counts[f"{event.name.rstrip('_')} {_input_shapes(event)}"] += 1
     return counts, times_us
 
 
@@ -103,22 +102,19 @@ def _is_view(name: str) -> bool:
 
 
 def _has_aten_below(event: Any) -> bool:
-    """True if an operator runs others; a mode runs the same operator again, which is none."""
-    for child in event.cpu_children:
-        if _has_aten_below(child):
-            return True
-        if child.name.startswith("aten::") and not _is_seen_by_mode(child):
-            return True
-    return False
+    return any(
+        child.name.startswith("aten::") or _has_aten_below(child) for child in event.cpu_children
+    )
 
 
-def _is_seen_by_mode(event: Any) -> bool:
-    """True for the second event of an operator, which a dispatch mode runs. Under a transform such
-    as `torch.vmap` it has other shapes."""
+def _input_shapes(event: Any) -> Any:
+    """The shapes with which the model calls an operator. A dispatch mode runs the operator again,
+    under a transform such as `torch.vmap` with other shapes."""
     mode = event.cpu_parent
     if mode is None or mode.name != "PythonDispatchMode" or mode.cpu_parent is None:
-        return False
-    return bool(mode.cpu_parent.name == event.name)
+        return event.input_shapes
+    is_same = mode.cpu_parent.name == event.name
+    return _input_shapes(mode.cpu_parent) if is_same else event.input_shapes
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from farm.report.operators import CompiledJob, compiled_job
 from farm.store import item_state, tables
 from farm.store.columns import ITEM, READING
 from farm.store.database import fetch, values
-from farm.store.tables import CLOSED, ItemState, JobState
+from farm.store.tables import CLOSED, ItemRole, ItemState, JobState
 from farm.types import format as formats
 from farm.types.card_kind import OfCardKind
 from farm.types.details import RankFigures
@@ -516,6 +516,8 @@ def _rounds(evidence: Evidence, verdicts: Mapping[int, tables.VerdictRow]) -> tu
 
 def _counts(evidence: Evidence, origins: Origins) -> ReadingCounts:
     states = _number_by(evidence, lambda tally: tally.state)
+    roles = _number_by(evidence, lambda tally: (tally.role, tally.state))
+    listed = roles[ItemRole.COMPILE, ItemState.DONE]  # such an item has no reading
     not_run = _number_by(evidence, lambda tally: tally.reason)[item_state.NOT_RUN]
     reused = repeated = 0
     for tally in evidence.tallies:
@@ -525,8 +527,8 @@ def _counts(evidence: Evidence, origins: Origins) -> ReadingCounts:
 
     totals_s = origins.totals_s
     return ReadingCounts(
-        items=states.total(),
-        measured=states[ItemState.DONE] - reused,
+        items=states.total() - listed,
+        measured=states[ItemState.DONE] - reused - listed,
         reused=reused,
         failed=states[ItemState.FAILED],
         open=sum(number for state, number in states.items() if state not in CLOSED),

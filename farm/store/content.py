@@ -24,7 +24,7 @@ from farm.operators.captured import CapturedCall
 from farm.store import tables
 from farm.store.columns import READING, columns_of
 from farm.store.database import Database, among, database_now, fetch, fetch_values, read_clock_s
-from farm.store.tables import CardRow, Job, ReadingRow, SoftwareRow
+from farm.store.tables import CardRow, ItemRole, Job, ReadingRow, SoftwareRow
 from farm.subjects.label import label_of
 from farm.subjects.parsing import parse
 from farm.types.deciding import declared_operators, lacks_values
@@ -590,6 +590,8 @@ def _best(
     """Return the reading to reuse for an item, or None. Readings of chosen cards come first, then
     the newest.
     """
+    if item.role == ItemRole.COMPILE:
+        return None
     if item.role != "tuple":
         serving = [reading for reading in readings if reading.card_id == item.card_id]
     elif request.reuse == "card":

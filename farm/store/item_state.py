@@ -21,7 +21,7 @@ from sqlmodel import and_, col, or_
 
 from farm.store.content import storable_text
 from farm.store.database import database_now, without_index
-from farm.store.tables import OPEN, Item, ItemState
+from farm.store.tables import OPEN, Item, ItemRole, ItemState
 
 WAITING, CLAIMED, DEFERRED, DONE, FAILED, CANCELLED = ItemState
 IN_WORK = (
@@ -32,9 +32,10 @@ IN_WORK = (
 #: The reason of a whole or canary item whose card left the farm. The row is used again if the card
 #: is needed again.
 CARD_LEFT = "card_left"
-#: The whole of a compiled model: it was compiled and its kernels were stored; the next round
-#: measures them with it.
+#: What the verdict of a round says about a whole model that was compiled, and the reason of its
+#: items before schema 0019.
 KERNELS_LISTED = "kernels_listed"
+KERNELS_LISTED_MESSAGE = "The model was compiled; its kernels are measured in the next round."
 CARD_LEFT_MESSAGE = "The card left the farm before it measured this item."
 
 #: The reason of a predicted tuple that is not measured because the card does not run it.
@@ -143,6 +144,7 @@ SERVE = Transition("serve", OPEN, DONE, {"reused": True, **_ENDED}, given=("read
 DEFER = Transition("defer", (WAITING,), DEFERRED, given=("subject_key",))
 WAKE = Transition("wake", (DEFERRED,), WAITING)
 READ = Transition("read", (CLAIMED,), DONE, {"reused": False, **_ENDED}, given=("reading_id",))
+LIST = Transition("list", (CLAIMED,), DONE, {"reused": False, **_ENDED})
 FAIL = Transition("fail", (CLAIMED,), FAILED, _ENDED, given=_WHY)
 EXHAUST = Transition("exhaust", OPEN, FAILED, _ENDED, given=_WHY)
 HAND_BACK = Transition(
@@ -198,6 +200,13 @@ REMOVE_CLAIM_KEY = Transition("remove claim key", IN_WORK, None, {"claim_key": N
 REPEAT = Transition("repeat", tuple(ItemState), None, {"repeated": col(Item.repeated) + 1})
 
 TABLE = tuple(value for value in list(globals().values()) if isinstance(value, Transition))
+
+
+def has_listed(item: Any = Item) -> ColumnElement[bool]:
+    """SQL condition: the item has compiled its model, and the kernels are stored. A worker of an
+    older version closed such items as failed."""
+    closed = or_(col(item.state) == DONE, col(item.reason) == KERNELS_LISTED)
+    return and_(col(item.role) == ItemRole.COMPILE, closed)
 
 
 def in_work() -> ColumnElement[bool]:

@@ -47,9 +47,19 @@ class ItemState(StrEnum):
     WAITING = "waiting"  # not measured yet; its card's queue has a message for it, or will have one
     CLAIMED = "claimed"  # a worker measures it until its lease ends
     DEFERRED = "deferred"  # waits for the reading of another item with the same subject
-    DONE = "done"  # has an accepted reading
+    DONE = "done"  # has an accepted reading, or has compiled its model
     FAILED = "failed"  # ended without a reading; see `reason`
     CANCELLED = "cancelled"
+
+
+class ItemRole(StrEnum):
+    """What an item is for."""
+
+    TUPLE = "tuple"  # an operator tuple of the sum
+    WHOLE = "whole"  # the whole model, with which the sum is compared
+    CANARY = "canary"  # a tuple on each card, to compare the cards
+    # compiles a model and lists its kernels, which the next round measures; it has no reading
+    COMPILE = "compile"
 
 
 #: The origin of an imported capture begins with this text. Jobs of this farm do not use imported
@@ -368,7 +378,7 @@ class Item(Row, table=True):
     )
     job_id: str = Field(foreign_key="job.id", ondelete="CASCADE")
     round: int
-    role: str  # tuple | whole | canary
+    role: str  # see `ItemRole`
     subject_kind: str  # operator | variant
     subject_id: str
     protocol_id: str = Field(foreign_key="protocol.id")
@@ -390,8 +400,7 @@ class Item(Row, table=True):
     repeated: int = 0  # results that came too late to be accepted
     reading_id: str | None = Field(default=None, foreign_key="reading.id", index=True)
     reused: bool = False  # the reading existed before, or belongs to another item
-    # One of `farm.errors.Unmeasurable.REASONS`, or a reason of its job (`kernels_listed`,
-    # `not_run`).
+    # One of `farm.errors.Unmeasurable.REASONS`, or a reason of its job (`card_left`, `not_run`).
     reason: str = ""
     message: str = ""
     created_at_s: float = 0.0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import math
 import numbers
+import operator
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -327,6 +329,18 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
     elif isinstance(tree, dict):
         for entry in tree.values():
             yield from tensors_in(entry)
+
+
+def fields_of(value: Any) -> Any:
+    """The fields of an object as a dictionary; lists, tuples, tensors and numbers as they are."""
+    if isinstance(value, torch.Tensor | list | tuple):
+        return value
+    if hasattr(value, "items"):
+        return dict(value)
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+        return {name: operator.attrgetter(name)(value) for name in names}
+    return dict(vars(value)) if hasattr(value, "__dict__") else value
 
 
 def texts_of_outputs(out: Any) -> tuple[str, ...]:

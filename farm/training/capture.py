@@ -50,6 +50,7 @@ from farm.subjects.encoding import (
     NotEncodable,
     TensorTable,
     costs_something,
+    fields_of,
     storage_key,
     tensors_in,
     written_tensors,
@@ -558,7 +559,7 @@ class _StepStorages(Storages):
             self._add_first(scaler._growth_tracker, "scaler.growth_tracker", "optimizer state")
         for name, parameter in _with_gradients(step.model):
             self._add_first(parameter.grad, f"{name}.grad", "gradient")
-        for number, tensor in enumerate(tensors_in(step.inputs)):
+        for number, tensor in enumerate(tensors_in(list(map(fields_of, step.inputs)))):
             self._add_first(tensor, f"input {number}", "input")
         targets = step.loss.targets if step.loss else ()
         for number, tensor in enumerate(targets):

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from farm.errors import UnsupportedModel, UsageError
-from farm.subjects.encoding import tensors_in
+from farm.subjects.encoding import fields_of, tensors_in
 
 #: So small that weights of every dtype stay unchanged over thousands of steps.
 LEARNING_RATE = 1e-12
@@ -225,6 +225,9 @@ def loss_of(output: Any, *, causal: bool, masked: bool, device: torch.device) ->
             "Register a loss function for the model: "
             'FARM_LOSSES=\'{"my_net": "my_package.models:my_loss"}\'.',
         )
+    own_losses = _own_losses(output)
+    if own_losses:
+        return Loss(own_losses, (), _sum_of_own_losses)
     logits = getattr(output, "logits", None)
     if isinstance(logits, torch.Tensor) and logits.dim() == 3 and (causal or masked):
         return _of_tokens(logits, causal, device)
@@ -239,6 +242,28 @@ def loss_of(output: Any, *, causal: bool, masked: bool, device: torch.device) ->
         return functools.reduce(operator.add, means)
 
     return Loss("mean of squares of its outputs", (), mean_of_squares)
+
+
+def _own_losses(output: Any) -> str:
+    """The name of the loss of a model that returns its losses; "" if it does not."""
+    entries = fields_of(output)
+    if isinstance(entries, dict) and _is_scalar(entries.get("loss")):
+        return "loss of the model"
+    trained = _trained(output)
+    return "sum of the losses of the model" if all(map(_is_scalar, trained)) else ""
+
+
+def _sum_of_own_losses(output: Any, targets: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    entries = fields_of(output)
+    if isinstance(entries, dict) and _is_scalar(entries.get("loss")):
+        loss: torch.Tensor = entries["loss"]
+        return loss
+    return functools.reduce(operator.add, _trained(output))
+
+
+def _is_scalar(value: Any) -> bool:
+    """True for a tensor without dimensions that requires a gradient."""
+    return isinstance(value, torch.Tensor) and value.requires_grad and not value.dim()
 
 
 def _of_tokens(logits: torch.Tensor, causal: bool, device: torch.device) -> Loss:
@@ -281,5 +306,5 @@ def _heads(output: Any) -> tuple[Any, ...]:
 
 def _trained(output: Any) -> list[torch.Tensor]:
     """The tensors of a model's output that require gradients."""
-    tensors = tensors_in(dict(output) if hasattr(output, "items") else output)
+    tensors = tensors_in(fields_of(output))
     return [tensor for tensor in tensors if tensor.is_floating_point() and tensor.requires_grad]

@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from farm.types.collective import COLLECTIVES
 from farm.types.details import SeveralCards
-from farm.types.figure import Figure, total_of, value_of
+from farm.types.figure import Figure, PassCost, total_of, value_of
 from farm.types.format import TIME, count_of, percent, quantity
 from farm.types.intervals import paired_half_width
 from farm.types.reading import Verification
@@ -41,7 +41,7 @@ from farm.verdict.figures import (
 )
 from farm.verdict.gap_errors import GapErrors, JobEvidence, errors_of_gap
 from farm.verdict.judging import Circumstances, judge
-from farm.verdict.replay import Choice, Replayed, choices_of, of_launch, replayed
+from farm.verdict.replay import Choice, choices_of, of_launch, replayed
 from farm.verdict.verdict import (
     Adjustment,
     Comparison,
@@ -70,8 +70,7 @@ class Measured:
 class Systematic:
     """The largest relative deviation of a canary from its mean; errors that all readings share."""
 
-    time: float
-    energy: float
+    relative: Mapping[str, float]  # time or energy -> the deviation
     note: str
 
 
@@ -118,8 +117,8 @@ def aggregate(
         energy=energy,
         energy_above_idle=sums.energy_above_idle() if energy else None,
         power=sums.power(time, energy) if energy else None,
-        systematic_time=systematic.time,
-        systematic_energy=systematic.energy,
+        systematic_time=systematic.relative["time"],
+        systematic_energy=systematic.relative["energy"],
         systematic_note=systematic.note,
         parts=len(parts),
         measured=len(measured),
@@ -246,7 +245,7 @@ class _Sums:
         measured: Sequence[Measured],
         wholes: Sequence[ReadingView],
         systematic: Systematic,
-        replay: Replayed | None,
+        replay: PassCost | None,
     ) -> None:
         self.measured, self.wholes, self.replay = measured, wholes, replay
         self.with_context = any(entry.reading.details.context is not None for entry in measured)
@@ -256,7 +255,7 @@ class _Sums:
         self.job = JobEvidence(
             among_others=self.with_context,
             addresses=None if layouts_us is None else layouts_us / wholes[0].time_us.value,
-            canaries={"time": systematic.time, "energy": systematic.energy},
+            canaries=systematic.relative,
         )
 
     def total(self, of: Callable[[Chosen], float]) -> float:
@@ -435,7 +434,7 @@ def _systematic(readings: Iterable[ReadingView], canaries: Sequence[CanaryReadin
         if len(cards) > 1:
             lacking = f"No canary compares the {len(cards)} cards, so the intervals do not include "
             note = f"{lacking}their differences."
-        return Systematic(0.0, 0.0, note)
+        return Systematic({"time": 0.0, "energy": 0.0}, note)
 
     time, energy = 0.0, 0.0
     places: set[str] = set()
@@ -454,7 +453,7 @@ def _systematic(readings: Iterable[ReadingView], canaries: Sequence[CanaryReadin
         left_out = others[0] if len(others) == 1 else f"{len(others)} other cards"
         lacking = f"No canary was measured on {left_out}"
         note += f" {lacking}, so the intervals do not include that difference."
-    return Systematic(time, energy, note)
+    return Systematic({"time": time, "energy": energy}, note)
 
 
 def _spread(values: Sequence[float]) -> float:

@@ -16,11 +16,11 @@ from typing import Any
 import sqlalchemy
 from sqlmodel import Session, col, func, select
 
-from farm.store import tables
+from farm.store import item_state, tables
 from farm.store.columns import ITEM, OPERATOR, READING
 from farm.store.content import classes, counts, lacking_values, sound
 from farm.store.database import fetch, streamed, values
-from farm.store.tables import ItemState
+from farm.store.tables import ItemRole, ItemState
 from farm.types.details import CanaryNote, canary_of
 from farm.types.format import told_apart
 from farm.types.protocol import Protocol, Variant, software_values
@@ -115,7 +115,7 @@ class Evidence:
     @cached_property
     def is_large(self) -> bool:
         """True for a sweep of more than `MOST_TUPLES` items."""
-        if self.job.kind != "sweep" or self.job.asked.get("placements"):
+        if not self.job.is_sweep or self.job.asked.get("placements"):
             return False
         items = select(func.count()).where(ITEM.job_id == self.job.id)
         return self.session.exec(items).one() > MOST_TUPLES
@@ -124,10 +124,10 @@ class Evidence:
 
     @cached_property
     def tallies(self) -> list[Any]:
-        """The number of items and of their late results (`repeated`) by round, state, reused,
+        """The number of items and of their late results (`repeated`) by round, role, state, reused,
         reason and card.
         """
-        keys = (ITEM.round, ITEM.state, ITEM.reused, ITEM.reason, ITEM.card_id)
+        keys = (ITEM.round, ITEM.role, ITEM.state, ITEM.reused, ITEM.reason, ITEM.card_id)
         columns = (*keys, func.count().label("items"), func.sum(ITEM.repeated).label("repeated"))
         return values(self.session, columns, *self.of_items, grouped_by=keys)
 
@@ -137,7 +137,7 @@ class Evidence:
         return values(self.session, _OF_ITEM, *self.of_items, in_order_of=ITEM.id)
 
     def items_of(self, role: str) -> list[Any]:
-        """Return the items with a role: tuple, whole or canary."""
+        """Return the items with a role, see `ItemRole`."""
         return [item for item in self.items if item.role == role]
 
     @cached_property
@@ -286,7 +286,7 @@ class Evidence:
             return ()
         launch, wholes = self.protocol.launch, []
         rows = self.columns_of_readings(_OF_READING, ITEM.role == "whole")
-        for item in self.items_of("whole"):
+        for item in self._items_of_wholes():
             row = rows.get(item.reading_id or "")
             if row is None:
                 wholes.append(Whole(item.card_id, None, _reason(item, True, whole=True), launch))
@@ -294,6 +294,18 @@ class Evidence:
             wholes.append(Whole(row.card_id, ReadingView.of(row), "", launch))
             wholes += self._with_other_launch(row)
         return wholes
+
+    def _items_of_wholes(self) -> list[Any]:
+        """Return the item of the whole model on each card: of a card that has only compiled it,
+        that item.
+        """
+        measuring = {item.card_id for item in self.items_of(ItemRole.WHOLE)}
+        return [
+            item
+            for item in self.items
+            if item.role == ItemRole.WHOLE
+            or (item.role == ItemRole.COMPILE and item.card_id not in measuring)
+        ]
 
     def _with_other_launch(self, row: Any) -> list[Whole]:
         """Return the newest sound reading of the whole on the same card and software, with the
@@ -512,6 +524,8 @@ def _reason(item: Any, in_scope: bool, whole: bool = False) -> str:
         message = item.message.strip()
         text = message if whole else message.partition("\n")[0][:200]
         return f"{item.reason}: {text}" if text else item.reason or "failed"
+    if item.role == ItemRole.COMPILE and item.state == ItemState.DONE:
+        return f"{item_state.KERNELS_LISTED}: {item_state.KERNELS_LISTED_MESSAGE}"
     return _STATES.get(ItemState(item.state), item.state)
 
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-from farm.types.figure import Figure
+from farm.types.figure import Figure, PassCost
 from farm.types.measured_constants import MEASURED
 from farm.verdict.corrections import WAITING, choose
 from farm.verdict.figures import Chosen, Part, ReadingView, Whole
@@ -22,14 +21,6 @@ POWER_PER_C = Figure(MEASURED["power_per_c"].value, MEASURED["power_per_c"].half
 LEAST_WAITING = 0.1  # least half-width of the share of a waiting kernel, if it is measured
 
 Choice = tuple[Part, Chosen | None]  # a part, and the figures of its reading that the sum uses
-
-
-@dataclass(frozen=True)
-class Replayed:
-    """All calls of a model, replayed in order; the energy at the temperature of the whole."""
-
-    time_us: Figure
-    energy_mj: Figure
 
 
 def of_launch(wholes: Iterable[Whole], launch: str) -> list[ReadingView]:
@@ -89,7 +80,7 @@ class WaitingPower:
     def share(self, choices: Sequence[Choice], wholes: Sequence[ReadingView]) -> Figure:
         """Return where the power lies; `WAITING` if the replay is missing or too imprecise."""
         replay = replayed(wholes)
-        if replay is None:
+        if replay is None or replay.energy_mj is None:
             return WAITING
 
         energies_mj, half_widths_mj = list[float](), list[float]()
@@ -123,8 +114,10 @@ class WaitingPower:
 CORRECTIONS_OF_CALLS: tuple[CorrectionOfCalls, ...] = (WaitingPower(),)
 
 
-def replayed(wholes: Sequence[ReadingView]) -> Replayed | None:
-    """Return the replay of all calls; None if not exactly one whole has it."""
+def replayed(wholes: Sequence[ReadingView]) -> PassCost | None:
+    """Return the cost of a replay of all calls in order, with the energy at the temperature of the
+    whole; None if not exactly one whole has it.
+    """
     if len(wholes) != 1:
         return None
     whole, replay = wholes[0], wholes[0].details.order.in_order
@@ -140,4 +133,4 @@ def replayed(wholes: Sequence[ReadingView]) -> Replayed | None:
         energy_mj.value * (1 + POWER_PER_C.value * colder_c),
         math.hypot(energy_mj.half_width, unsure_mj),
     )
-    return Replayed(replay.time_us, energy_mj)
+    return PassCost(replay.time_us, energy_mj)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from farm.benchmark.passes import applied
+from farm.benchmark.phases import PHASES
 from farm.benchmark.policies import POLICIES
 from farm.benchmark.subjects import COMPILED, MODEL, STEP, TUPLE, kind_of_subject, passes_of
 from farm.benchmark.subjects.base import SubjectKind
@@ -69,3 +70,10 @@ def test_a_pass_runs(kind: SubjectKind) -> None:
         passes = passes_of(EXAMPLES[kind], EAGERLY, CPU)
         passes.first()
     assert (passes.order is not None) == EXAMPLES[kind].whole
+
+
+def test_every_phase_belongs_to_a_kind() -> None:
+    names = {phase.name for phase in PHASES}
+    assert frozenset().union(*(kind.phases for kind in EXAMPLES)) == names
+    assert TUPLE.phases.isdisjoint(MODEL.phases)
+    assert MODEL.phases == STEP.phases == COMPILED.phases

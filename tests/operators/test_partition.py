@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.replay_tuples import mismatches
 from farm.models import catalog
+from farm.operators import self_check
 from farm.operators.capture import capture, predict
-from farm.operators.captured import CallTrace
 from farm.operators.cost import cost, model_flops
 from farm.subjects.label import LENGTH, label_of
 
@@ -29,9 +29,6 @@ LONG = (
     "swin",
     "swin3d",
 )
-
-#: Tuples of the models so far, and what they ran: many models of a family share theirs.
-_REPLAYED: set[tuple[str, CallTrace]] = set()
 
 
 def _one_of_each_family_and_the_others_if_there_is_time() -> list[object]:
@@ -53,9 +50,7 @@ def test_every_costing_operator_belongs_to_exactly_one_tuple(name):
         count * cost(found.tuples[tuple_id]).flops for tuple_id, count in found.counts.items()
     )
     assert summed == model_flops(model, inputs)
-    new = set(found.traces.items()) - _REPLAYED
-    _REPLAYED.update(new)
-    assert mismatches(found, only=frozenset(tuple_id for tuple_id, _ in new)) == []
+    assert self_check.checked(found, "cpu").mismatches == {}
     labels = Counter(label_of(spec) for spec in found.tuples.values())
     assert [label for label, number in labels.items() if number > 1] == [], (
         "labels tell the tuples of a model apart"

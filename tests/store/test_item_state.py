@@ -211,7 +211,8 @@ def sound(item: Item) -> bool:
         ItemState.CLAIMED: bool(item.token and item.holder)
         and item.ended_at_s is None
         and not item.reading_id,
-        ItemState.DONE: bool(item.reading_id) and item.claim_key is None,
+        ItemState.DONE: bool(item.reading_id) == (item.role != "compile")
+        and item.claim_key is None,
         ItemState.FAILED: bool(item.reason and item.message)
         and item.claim_key is None
         and not item.reading_id,

@@ -264,8 +264,8 @@ def _curve(found: StepMemory) -> Iterator[Chart]:
                 for row in rows
             ]
             runs = [row.run for row in rows if row.run is not None]
-            run_ms = [run.time_us / 1e3 for run in runs]
-            half_ms = [run.half_width_us / 1e3 for run in runs]
+            run_ms = [run.time_us.value / 1e3 for run in runs]
+            half_ms = [run.time_us.half_width / 1e3 for run in runs]
             lines += (Line("run on the card", at, run_ms, half_ms, alone=True),)
         yield Chart(
             "time of the step, by amount of fast memory", "fast memory, GB", "ms", lines=lines

@@ -41,6 +41,7 @@ from farm.errors import Unmeasurable
 from farm.operators.captured import CapturedCall, CapturedPass
 from farm.operators.rebuild import Rebuilt
 from farm.types import intervals
+from farm.types.figure import Figure
 from farm.types.protocol import Protocol, Subject, Variant
 
 WARM_UP_S = 0.3  # duration of the warm-up replays
@@ -239,7 +240,9 @@ class PlannedStep:
             launch_us = (time.perf_counter() - began_s) * 1e6
             synchronize(self._device)
         self.forget()
-        return Run(time_us, half_width_us, graphs, stayed_fast, len(moved), sum(moved), launch_us)
+        return Run(
+            Figure(time_us, half_width_us), graphs, stayed_fast, len(moved), sum(moved), launch_us
+        )
 
     def forget(self) -> None:
         """Delete the graphs."""

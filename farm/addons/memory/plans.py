@@ -39,13 +39,15 @@ class PlanRow:
 
     @property
     def run_us(self) -> Figure | None:
-        return Figure(self.run.time_us, self.run.half_width_us) if self.run is not None else None
+        return self.run.time_us if self.run is not None else None
 
     def run_json(self) -> dict[str, Any] | None:
         if self.run is None or self.off is None:
             return None
         return {
             **asdict(self.run),
+            "time_us": self.run.time_us.value,
+            "half_width_us": self.run.time_us.half_width,
             "stayed_fast_bytes": self.stayed_fast_bytes,
             "prediction_off": self.off.value,
         }
@@ -123,8 +125,8 @@ def plan_rows(life: Life, offload_plans: OffloadPlans) -> list[PlanRow]:
         if isinstance(run, str):
             row = replace(row, why_not=run)
         elif run is not None:
-            times = row.predicted_us / run.time_us
-            off = Figure(times - 1, times * run.half_width_us / run.time_us)
+            times = row.predicted_us / run.time_us.value
+            off = Figure(times - 1, times * run.time_us.relative)
             stayed_bytes = sum(sizes.get(number, 0) for number in run.stayed_fast)
             row = replace(row, run=run, off=off, stayed_fast_bytes=stayed_bytes)
         rows.append(row)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from farm.training.tensor_lifetime import Inactive, Life
+from farm.types.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -137,8 +138,7 @@ class Wire:
 class Run:
     """The result of running a step on a card."""
 
-    time_us: float
-    half_width_us: float  # half-width of the 95 % interval
+    time_us: Figure
     graphs: int = 0  # graphs launched for one step; 0 if Python launches the calls
     stayed_fast: tuple[
         int, ...

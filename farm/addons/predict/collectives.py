@@ -28,7 +28,7 @@ from farm.errors import NoReadings
 from farm.store.columns import OPERATOR, READING
 from farm.store.content import sound_readings
 from farm.types.collective import COLLECTIVES
-from farm.types.figure import value_of
+from farm.types.figure import Figure, PassCost, value_of
 from farm.types.format import plural
 from farm.types.protocol import Software
 from farm.types.tuple import DTYPES, NeededTuple
@@ -39,27 +39,26 @@ from farm.verdict.model_readings import most_similar
 EXTRAPOLATED = 2.0
 
 
+UNREAD = PassCost(Figure(0.0))  # the cost of a size without a reading
+
+
 @dataclass(frozen=True)
 class Size:
-    """One collective, with the reading of one size: time among operators, relative half-width,
-    energy of all cards.
-    """
+    """One collective, with the reading of one size: time among operators, energy of all cards."""
 
     name: str
     cards: int
     dtype: str
     input_bytes: int
-    time_us: float = 0.0
-    relative: float = 0.0
-    energy_mj: float | None = None
+    cost: PassCost = UNREAD
 
     @classmethod
-    def of(cls, spec: Mapping[str, Any], **reading: Any) -> Size:
+    def of(cls, spec: Mapping[str, Any], cost: PassCost = UNREAD) -> Size:
         """``spec``: the description of a tuple."""
         (tensor,) = spec["tensors"]
         size = math.prod(tensor["shape"]) * DTYPES[tensor["dtype"]][0]
         name = spec["operator"].rpartition(".")[2]
-        return cls(name, spec["parameters"]["cards"], tensor["dtype"], size, **reading)
+        return cls(name, spec["parameters"]["cards"], tensor["dtype"], size, cost)
 
 
 def measured_sizes(
@@ -88,13 +87,9 @@ def measured_sizes(
     sizes = []
     for operator_id, row in sets[most_similar(session, sets, software)].items():
         view = ReadingView.of(row)
-        size = Size.of(
-            specs[operator_id],
-            time_us=counted_us(view),
-            relative=view.time_us.relative,
-            energy_mj=value_of(view.energy_mj),
-        )
-        sizes.append(size)
+        counted = counted_us(view)
+        time_us = Figure(counted, counted * view.time_us.relative)
+        sizes.append(Size.of(specs[operator_id], PassCost(time_us, view.energy_mj)))
     return sizes
 
 
@@ -170,15 +165,16 @@ def _prediction(sizes: Sequence[Size], asked: Size) -> CallPrediction:
     )
     collective, cards = COLLECTIVES[asked.name], measured[0].cards
     far = not measured[0].input_bytes <= asked.input_bytes <= measured[-1].input_bytes
-    time_us, error = _at(measured, [size.time_us for size in measured], asked.input_bytes)
+    time_us, error = _at(
+        measured, [size.cost.time_us.value for size in measured], asked.input_bytes
+    )
     energy_mj, its_error = None, 0.0
-    if all(size.energy_mj for size in measured):
-        energy_mj, its_error = _at(
-            measured, [size.energy_mj or 0.0 for size in measured], asked.input_bytes
-        )
+    energies_mj = [value_of(size.cost.energy_mj) or 0.0 for size in measured]
+    if all(energies_mj):
+        energy_mj, its_error = _at(measured, energies_mj, asked.input_bytes)
     wider = 0.0
     if cards != asked.cards:
-        latency_us, wider = min(measured[0].time_us, time_us), math.log(EXTRAPOLATED)
+        latency_us, wider = min(measured[0].cost.time_us.value, time_us), math.log(EXTRAPOLATED)
         extrapolated_us = latency_us * collective.steps(asked.cards) / collective.steps(cards)
         extrapolated_us += (
             (time_us - latency_us) * collective.bus(asked.cards) / collective.bus(cards)
@@ -194,7 +190,7 @@ def _at(measured: Sequence[Size], values: Sequence[float], size: int) -> tuple[f
     """Return the value at a size, and the half-width of the interval of its logarithm."""
     at = [size.input_bytes for size in measured]
     after, last = bisect.bisect_left(at, size), len(at) - 1
-    errors = [max(size.relative for size in measured)]
+    errors = [max(size.cost.time_us.relative for size in measured)]
     if last == 1:
         errors.append(abs(math.log(values[1] / values[0])))
     for place in {max(1, after - 1), min(after, last - 1)} if last > 1 and size not in at else ():

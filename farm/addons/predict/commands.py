@@ -125,7 +125,7 @@ def evaluate(
     evaluations = [
         evaluation.evaluate(spec, data, models, folds=folds, curve=curve, say=say) for spec in specs
     ]
-    whole = sum(model.time_us is not None for model in models)
+    whole = sum(model.cost is not None for model in models)
     title = _about(data).replace("tuples", f"tuples and {whole} whole models", 1)
     _show_evaluations(
         [evaluation for evaluation, _ in evaluations],
@@ -169,7 +169,7 @@ def plan(
     ]
     output.say_differences(variants)
     estimates = [estimated(variant, query) for variant in variants]
-    if not any(estimate.total_time for estimate in estimates):
+    if not any(estimate.total for estimate in estimates):
         raise UsageError(
             f"No predictor is stored for {estimates[0].card_model}, so it is unknown which tuples "
             "are uncertain.",

@@ -28,8 +28,10 @@ from farm.addons.predict.tile_roofline import CardModel, card_model
 from farm.store.columns import CALL, CAPTURE, CARD, OPERATOR, PROTOCOL, READING, VARIANT
 from farm.store.content import sound_readings, stored_software, stored_variant
 from farm.store.database import among
+from farm.subjects.registry import unpredictable_kinds
 from farm.types.details import Details
-from farm.types.fields import Record, adapter
+from farm.types.fields import Record, adapter, cost_from_json, figure_json
+from farm.types.figure import Figure, PassCost, figure_of
 from farm.types.protocol import Protocol, Software, Variant
 
 
@@ -49,17 +51,12 @@ class Conditions(Record):
 
 @dataclass(frozen=True)
 class TrainingRow:
-    """Measured values of one tuple. Values are of one call in a loop, with half-widths of the 95 %
-    interval.
-    """
+    """Measured values of one tuple, for one call in a loop."""
 
     reading_id: str
     call: CallDescription
-    time_us: float
-    time_half_width_us: float
+    cost: PassCost
     power_w: float | None  # energy / time
-    energy_mj: float | None
-    energy_half_width_mj: float | None
     neighbours_us: float  # added by other operators if the call is part of a model
     fetching_us: float  # part of the time: loading weights that a small model finds in the cache
     flags: tuple[str, ...]
@@ -108,7 +105,12 @@ class Dataset:
         for row in self.rows:
             yield {
                 **dataclasses.asdict(row.call),
-                **{name: value for name, value in vars(row).items() if name not in _NO_FIGURES},
+                "reading_id": row.reading_id,
+                **figure_json("time", "us", row.cost.time_us),
+                "power_w": row.power_w,
+                **figure_json("energy", "mj", row.cost.energy_mj),
+                "neighbours_us": row.neighbours_us,
+                "fetching_us": row.fetching_us,
                 "flags": list(row.flags),
                 "kernels": list(row.kernels),
                 "card_model": self.card.model,
@@ -122,9 +124,6 @@ class Dataset:
                 "tf32": protocol.tf32,
                 "features_version": call_features.VERSION,
             }
-
-
-_NO_FIGURES = ("call", "flags", "kernels", "card_id")
 
 
 def _plain_protocol(spec: Mapping[str, Any]) -> Protocol:
@@ -216,7 +215,9 @@ def stored_specs(session: Session, ids: Iterable[str]) -> dict[str, Any]:
     bytes.
     """
     names = ("id", "short_name", "spec", "flops", "bytes_moved", "output_shapes")
-    query = sqlalchemy.select(*(OPERATOR[name] for name in names)).where(OPERATOR.kind != "kernel")
+    query = sqlalchemy.select(*(OPERATOR[name] for name in names)).where(
+        OPERATOR.kind.not_in(unpredictable_kinds())
+    )
     return {row.id: row for row in among(session, query, OPERATOR.id, sorted(ids))}
 
 
@@ -230,15 +231,13 @@ def _training_row(
         # tensors in the cache.
         looped_us = (details.burst.time_us.value if details.burst else None) or row.time_us
         fetching_us = max(-0.3 * row.time_us, min(0.9 * row.time_us, looped_us - context.alone_us))
+    energy_mj = None if rough else figure_of(row.energy_mj, row.energy_half_width_mj)
     return TrainingRow(
         reading_id=row.id,
         call=_described(card, operator, data, tf32=tf32),
-        time_us=row.time_us,
-        time_half_width_us=row.time_half_width_us,
+        cost=PassCost(Figure(row.time_us, row.time_half_width_us), energy_mj),
         # Only the time of a rough reading is precise enough to learn from.
         power_w=row.energy_mj / row.time_us * 1e3 if row.energy_mj and not rough else None,
-        energy_mj=None if rough else row.energy_mj,
-        energy_half_width_mj=row.energy_half_width_mj,
         # A negative effect larger than this is noise of operators that take a microsecond.
         neighbours_us=max(context.effect_us.value, -0.5 * row.time_us) if context else 0.0,
         fetching_us=fetching_us,
@@ -267,8 +266,7 @@ class MeasuredModel:
     calls: tuple[CallDescription, ...]
     counts: tuple[int, ...]
     cached_share: float  # share of its weights that the next pass finds in the card's cache
-    time_us: float | None = None
-    energy_mj: float | None = None
+    cost: PassCost | None = None  # of the whole model; None: it has no reading
 
     @property
     def operator_ids(self) -> set[str]:
@@ -322,10 +320,15 @@ def measured_models(
         calls = tuple(_described(card, spec, tf32=protocol.tf32) for _, spec in specs_of)
         counts = tuple(numbers[id_] for id_, _ in specs_of)
         share, whole = cached_share(calls, counts, card.l2_bytes), wholes.get(row.id)
-        figures = (whole.time_us, whole.energy_mj) if whole else (None, None)
         models.append(
             MeasuredModel(
-                str(variant), variant, model_family(variant.model), calls, counts, share, *figures
+                title=str(variant),
+                variant=variant,
+                family=model_family(variant.model),
+                calls=calls,
+                counts=counts,
+                cached_share=share,
+                cost=cost_from_json(whole._mapping) if whole else None,
             )
         )
     return sorted(models, key=lambda one: one.title)

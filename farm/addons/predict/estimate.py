@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from farm.addons.predict.stored_predictor import PredictedValue
+from farm.addons.predict.stored_predictor import CallPrediction, PredictedCost, PredictedValue
 from farm.errors import UsageError
 from farm.requests.memory import MemoryNeed
 from farm.types.fields import figure_json
-from farm.types.figure import Figure
+from farm.types.figure import Figure, PassCost, value_of
 from farm.types.format import ENERGY, TIME, quantity
 from farm.types.protocol import Protocol, Software, Variant
 from farm.verdict.expectation import Quantity, expected_whole
@@ -26,19 +26,7 @@ _NARROWER = (
 _UNITS = {"time": "us", "energy": "mj"}
 #: Fields that the JSON leaves out, or has in another form.
 _OTHER_JSON = frozenset(
-    (
-        "measured_time",
-        "measured_energy",
-        "whole_time",
-        "whole_energy",
-        "ranks_time",
-        "ranks_energy",
-        "total_time",
-        "total_energy",
-        "specs",
-        "measured",
-        "oldest_age_s",
-    )
+    ("readings", "whole", "ranks", "predicted", "total", "specs", "measured", "oldest_age_s")
 )
 # card time to measure a tuple if the database has no reading: the median on an H200
 SECONDS_A_TUPLE = 1.4
@@ -46,20 +34,48 @@ SECONDS_A_TUPLE = 1.4
 
 @dataclass(frozen=True)
 class MissingTuple:
-    """A tuple without a reading. The fields with a default are None without a predictor."""
+    """A tuple without a reading."""
 
     operator_id: str
     operator: str
     label: str
     calls: int
     share: float  # of the model's estimated cost
-    predicted_us: float | None = None  # the time of one call
-    predicted_low_us: float | None = None  # the ends of its 90 % interval
-    predicted_high_us: float | None = None
-    predicted_mj: float | None = None
-    known: bool | None = None  # True if its operator type has a reading
-    far: bool | None = None  # True if no reading is similar, so its interval is wide
+    predicted: CallPrediction | None = None  # the cost of one call; None without a predictor
     mismatch: str = ""  # why it cannot be measured alone as the model runs it
+
+    @property
+    def predicted_us(self) -> float | None:
+        """The predicted time of one call."""
+        return self.predicted.time_us.value if self.predicted else None
+
+    @property
+    def all_calls_us(self) -> float:
+        """The predicted time of all calls; 0 without a predictor."""
+        return self.calls * (self.predicted_us or 0.0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON with units in the key names. The ends of the interval are those of 90 %."""
+        predicted = dict.fromkeys(
+            ("predicted_us", "predicted_low_us", "predicted_high_us", "predicted_mj")
+        )
+        marks: dict[str, bool | None] = {"known": None, "far": None}
+        if self.predicted is not None:
+            predicted = {
+                **interval_json("predicted", "us", self.predicted.time_us),
+                "predicted_mj": value_of(self.predicted.without_intervals.energy_mj),
+            }
+            marks = {"known": self.predicted.known, "far": self.predicted.far}
+        return {
+            "operator_id": self.operator_id,
+            "operator": self.operator,
+            "label": self.label,
+            "calls": self.calls,
+            "share": self.share,
+            **predicted,
+            **marks,
+            "mismatch": self.mismatch,
+        }
 
 
 @dataclass(frozen=True)
@@ -78,10 +94,8 @@ class Estimate:
     tuples: int
     covered_tuples: int
     coverage: float  # share of the estimated cost that has readings
-    measured_time: Figure  # the sum of the readings
-    measured_energy: Figure | None
-    whole_time: Figure | None  # the reading of the whole model, if there is one
-    whole_energy: Figure | None
+    readings: PassCost  # the sum of the readings
+    whole: PassCost | None  # the reading of the whole model, if there is one
     missing: tuple[MissingTuple, ...]  # largest share first
     measuring_rest_s: float  # card time to measure the missing tuples
     other_data_calls: int  # calls that use a reading of another data class
@@ -90,14 +104,10 @@ class Estimate:
     oldest_at_s: float | None
     notes: tuple[str, ...]
     specs: Mapping[str, Any]  # tuple id -> description of a missing tuple; not in the JSON
-    measured: Mapping[
-        str, tuple[float, float | None]
-    ]  # tuple id -> µs and mJ of one call alone; not in the JSON
+    measured: Mapping[str, PassCost]  # tuple id -> cost of one call alone; not in the JSON
     predictor: str = ""
-    predicted_us: float | None = None  # time of the missing tuples, if there is a predictor
-    predicted_mj: float | None = None
-    total_time: PredictedValue | None = None  # readings and predictions together
-    total_energy: PredictedValue | None = None
+    predicted: PredictedCost | None = None  # of the missing tuples, if there is a predictor
+    total: PredictedCost | None = None  # readings and predictions together
     narrowing: tuple[
         str, ...
     ] = ()  # ids of missing tuples; the one that would narrow the total most is first
@@ -106,8 +116,7 @@ class Estimate:
     # time of all collectives alone, readings and predictions; part of `time`
     communication_us: float = 0.0
     # of a split model: what calls take longer in the ranks; part of `time`
-    ranks_time: Figure | None = None
-    ranks_energy: Figure | None = None
+    ranks: PassCost | None = None
     # what the whole model takes longer than its other tuples; None: not measured
     exposed_us: float | None = None
     incomplete_reason: str = ""  # why `time` is only a part or a lower bound; "" if it is complete
@@ -139,7 +148,7 @@ class Estimate:
         """
         return (
             PREDICTED_LEVEL
-            if self.missing and self.total_time and self.total_time.low is not None
+            if self.missing and self.total and self.total.time_us.low is not None
             else LEVEL
         )
 
@@ -157,13 +166,16 @@ class Estimate:
         """Return `time` with an interval of `level`, which must not exceed `self.level`. No
         interval if incomplete.
         """
-        total = interval_at(self.whole_time, level) or self.sum_at(level)[0]
+        whole_us = self.whole.time_us if self.whole else None
+        total = interval_at(whole_us, level) or self.sum_at(level)[0]
         return total if self.complete else PredictedValue(total.value)
 
     def energy_at(self, level: float) -> PredictedValue | None:
-        if self.whole_time and not self.whole_energy and self.missing and not self.total_energy:
+        whole_mj = self.whole.energy_mj if self.whole else None
+        has_total = self.total is not None and self.total.energy_mj is not None
+        if self.whole and not whole_mj and self.missing and not has_total:
             return None
-        total = interval_at(self.whole_energy, level) or self.sum_at(level)[1]
+        total = interval_at(whole_mj, level) or self.sum_at(level)[1]
         return total if self.complete or total is None else PredictedValue(total.value)
 
     def sum_at(self, level: float) -> tuple[PredictedValue, PredictedValue | None]:
@@ -172,18 +184,14 @@ class Estimate:
 
         The interval is one of the whole model: it includes what differs between two runs of a
         model."""
-        time, energy = (
-            interval_at(self.measured_time, level),
-            interval_at(self.measured_energy, level),
-        )
-        if self.missing and self.total_time:
-            time, energy = (
-                self.total_time,
-                energy if self.total_time.low is None else self.total_energy,
-            )
-        if self.ranks_time:
-            time = sum_of([time, interval_at(self.ranks_time, level)])
-            energy = energy and sum_of([energy, interval_at(self.ranks_energy, level)])
+        time = interval_at(self.readings.time_us, level)
+        energy = interval_at(self.readings.energy_mj, level)
+        if self.missing and self.total:
+            time = self.total.time_us
+            energy = energy if time.low is None else self.total.energy_mj
+        if self.ranks:
+            time = sum_of([time, interval_at(self.ranks.time_us, level)])
+            energy = energy and sum_of([energy, interval_at(self.ranks.energy_mj, level)])
         assert time is not None
 
         return _of_whole(time, "time", level), energy and _of_whole(energy, "energy", level)
@@ -193,17 +201,17 @@ class Estimate:
         """Shares of the total time: measured, predicted, and predicted for operator types without a
         reading.
         """
-        total = self.total_time.value if self.total_time else 0.0
+        total = self.total.time_us.value if self.total else 0.0
         if not total:
             return {}
         unseen = math.fsum(
-            (entry.predicted_us or 0.0) * entry.calls
+            entry.all_calls_us
             for entry in self.missing
-            if entry.known is False
+            if entry.predicted is not None and not entry.predicted.known
         )
-        predicted = (self.predicted_us or 0.0) - unseen
+        predicted = (self.predicted.time_us.value if self.predicted else 0.0) - unseen
         return {
-            "measured": self.measured_time.value / total,
+            "measured": self.readings.time_us.value / total,
             "predicted": predicted / total,
             "unseen_types": unseen / total,
         }
@@ -250,28 +258,39 @@ class Estimate:
 
         ``low`` and ``high`` are the ends of an interval of ``interval_level``; in ``total``, of a
         90 % interval. Half-widths belong to 95 % intervals."""
-        figures = {
-            **figure_json("measured_time", "us", self.measured_time),
-            **figure_json("measured_energy", "mj", self.measured_energy),
-            **figure_json("whole_time", "us", self.whole_time),
-            **figure_json("whole_energy", "mj", self.whole_energy),
-            **figure_json("ranks_time", "us", self.ranks_time),
-            **figure_json("ranks_energy", "mj", self.ranks_energy),
-        }
+        figures: dict[str, float | None] = {}
+        for name, cost in (
+            ("measured", self.readings),
+            ("whole", self.whole),
+            ("ranks", self.ranks),
+        ):
+            figures |= figure_json(f"{name}_time", "us", cost.time_us if cost else None)
+            figures |= figure_json(f"{name}_energy", "mj", cost.energy_mj if cost else None)
+        predicted: dict[str, float | None] = {"predicted_us": None, "predicted_mj": None}
+        if self.predicted is not None:
+            cost = self.predicted.without_intervals
+            predicted = {
+                "predicted_us": cost.time_us.value,
+                "predicted_mj": value_of(cost.energy_mj),
+            }
+        total_us, total_mj = (
+            (self.total.time_us, self.total.energy_mj) if self.total else (None,) * 2
+        )
         return {
             **cost_json(self.time, self.energy, self.level),
             "complete": self.complete,
             **{name: value for name, value in vars(self).items() if name not in _OTHER_JSON},
-            "basis": "whole model" if self.whole_time else "sum",
+            "basis": "whole model" if self.whole else "sum",
+            **predicted,
             "shares": self.shares,
             "variant": self.variant.to_json(),
             "protocol": self.protocol.to_json(),
             "software": self.software.to_json(),
             **figures,
             **asdict(self.per_token),
-            **interval_json("total_time", "us", self.total_time),
-            **interval_json("total_energy", "mj", self.total_energy),
-            "missing": [vars(entry) for entry in self.missing],
+            **interval_json("total_time", "us", total_us),
+            **interval_json("total_energy", "mj", total_mj),
+            "missing": [entry.to_json() for entry in self.missing],
             "memory": self.memory.to_json() if self.memory else None,
         }
 

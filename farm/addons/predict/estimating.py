@@ -29,7 +29,12 @@ from farm.addons.predict.floor import above_floor
 from farm.addons.predict.rank_effects import added_time, rank_effects
 from farm.addons.predict.reading_sum import sum_of_readings
 from farm.addons.predict.routing import routing_note
-from farm.addons.predict.stored_predictor import CallPrediction, PredictedValue, Predictor
+from farm.addons.predict.stored_predictor import (
+    CallPrediction,
+    PredictedCost,
+    PredictedValue,
+    Predictor,
+)
 from farm.errors import FarmError, NoReadings
 from farm.exchange.packaged import packaged_database
 from farm.requests.memory import MemoryNeed, memory_need
@@ -38,7 +43,7 @@ from farm.store.content import stored_software
 from farm.store.database import read_clock_s
 from farm.types.card_kind import device_type_of
 from farm.types.collective import COLLECTIVES
-from farm.types.figure import Figure
+from farm.types.figure import Figure, PassCost, figure_of
 from farm.types.format import TIME, percent, plural, quantity
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.request import Request
@@ -106,7 +111,7 @@ def estimate(
         result = replace(result, notes=(*notes, *result.notes))
     if predictor:
         result = model.with_predictions(result, predictor)
-    if result.whole_time:
+    if result.whole:
         return result
     if variant.cards > 1:
         result = model.in_ranks(result)
@@ -225,6 +230,9 @@ class _ModelOnCard:
         if oldest_at_s is not None:
             age_s = read_clock_s(self.session) - oldest_at_s
         covered = math.fsum(self.weight[id_] for id_ in selected.rows)
+        whole = None
+        if verdict.time.whole:
+            whole = PassCost(verdict.time.whole, verdict.energy.whole if verdict.energy else None)
         return Estimate(
             variant=self.variant,
             card_model=self.card_model,
@@ -234,10 +242,8 @@ class _ModelOnCard:
             tuples=len(self.needed),
             covered_tuples=len(selected.rows),
             coverage=covered / math.fsum(self.weight.values()),
-            measured_time=result.time,
-            measured_energy=result.energy,
-            whole_time=verdict.time.whole,
-            whole_energy=verdict.energy.whole if verdict.energy else None,
+            readings=result.cost,
+            whole=whole,
             missing=tuple(sorted(missing, key=lambda entry: (-entry.share, entry.label))),
             measuring_rest_s=len(missing) * seconds_a_tuple,
             other_data_calls=selected.other_data_calls,
@@ -254,7 +260,8 @@ class _ModelOnCard:
             communication_us=verdict.collectives_alone_us or collectives_us,
             exposed_us=exposed_us,
             measured={
-                id_: (rows[0].time_us, rows[0].energy_mj) for id_, rows in selected.rows.items()
+                id_: PassCost(Figure(rows[0].time_us), figure_of(rows[0].energy_mj, None))
+                for id_, rows in selected.rows.items()
             },
             memory=self._memory(),
             left_out=doubtful,
@@ -306,8 +313,8 @@ class _ModelOnCard:
             calls[needed.operator_id] = replace(call, energy_mj=energy_mj)
 
         nothing = PredictedValue(0.0, 0.0, 0.0)
-        energy = predicted.energy_mj if missing else nothing
-        times, energies = [predicted.time_us], [energy and energy.times(cards)]
+        energy = predicted.total.energy_mj if missing else nothing
+        times, energies = [predicted.total.time_us], [energy and energy.times(cards)]
         for entry in result.missing:
             if collective := of_collectives.get(entry.operator_id):
                 of_call = collective.time_us
@@ -327,20 +334,23 @@ class _ModelOnCard:
                 f"Predictions are for torch {predictor.software.torch}, readings are from torch "
                 f"{result.software.torch}."
             )
-        measured_energy = result.measured_energy if result.covered_tuples else Figure(0.0)
+        readings_mj = result.readings.energy_mj if result.covered_tuples else Figure(0.0)
+        total_us = sum_of([interval_at(result.readings.time_us, PREDICTED_LEVEL), time])
+        assert total_us is not None
+        total_mj = sum_of([interval_at(readings_mj, PREDICTED_LEVEL), energy])
         transfer = predicted.transfer if missing else None
         return replace(
             result,
             predictor=predictor.name,
-            predicted_us=time.value,
-            predicted_mj=energy.value if energy else None,
-            total_time=sum_of([interval_at(result.measured_time, PREDICTED_LEVEL), time]),
-            total_energy=sum_of([interval_at(measured_energy, PREDICTED_LEVEL), energy]),
+            predicted=PredictedCost(time, energy),
+            total=PredictedCost(total_us, total_mj),
             narrowing=(
                 *(missing[place].operator_id for place in predicted.narrowing),
                 *of_collectives,
             ),
-            missing=tuple(_predicted(entry, calls[entry.operator_id]) for entry in result.missing),
+            missing=tuple(
+                replace(entry, predicted=calls[entry.operator_id]) for entry in result.missing
+            ),
             transfer=transfer,
             communication_us=result.communication_us + math.fsum(time.value for time in times[1:]),
             notes=tuple(notes),
@@ -365,7 +375,7 @@ class _ModelOnCard:
             for entry in result.missing
             if entry.predicted_us is not None
         }
-        loops_us |= {id_: time_us for id_, (time_us, _) in result.measured.items()}
+        loops_us |= {id_: cost.time_us.value for id_, cost in result.measured.items()}
         added = added_time(ratios, self.needed, loops_us)
         time, energy = result.sum_at(PREDICTED_LEVEL)
         added_energy = None
@@ -377,20 +387,18 @@ class _ModelOnCard:
         note += f"{source}."
         if overlaps:
             note += " How collectives overlap with computation is not estimated."
-        return replace(
-            result, ranks_time=added, ranks_energy=added_energy, notes=(note, *result.notes)
-        )
+        return replace(result, ranks=PassCost(added, added_energy), notes=(note, *result.notes))
 
     def with_routing(self, result: Estimate) -> Estimate:
         """Return the estimate with a note about the routing that it assumes."""
         times_us = dict(self.weight)
         for needed in self.needed:
             if needed.operator_id in result.measured:
-                time_us, _ = result.measured[needed.operator_id]
-                times_us[needed.operator_id] = time_us * needed.all_calls
+                time_us = result.measured[needed.operator_id].time_us
+                times_us[needed.operator_id] = time_us.value * needed.all_calls
         for entry in result.missing:
             if entry.predicted_us is not None:
-                times_us[entry.operator_id] = entry.predicted_us * entry.calls
+                times_us[entry.operator_id] = entry.all_calls_us
         note = routing_note(self.needed, times_us)
         return replace(result, notes=(note, *result.notes)) if note else result
 
@@ -423,15 +431,3 @@ def _notes_of(selected: SelectedReadings, missing: Sequence[MissingTuple]) -> It
 
 def _is_of_other_software(predictor: Predictor, software: Software) -> bool:
     return predictor.software is not None and predictor.software.id != software.of_one_card.id
-
-
-def _predicted(entry: MissingTuple, call: CallPrediction) -> MissingTuple:
-    return replace(
-        entry,
-        predicted_us=call.time_us.value,
-        predicted_low_us=call.time_us.low,
-        predicted_high_us=call.time_us.high,
-        predicted_mj=call.energy_mj.value if call.energy_mj else None,
-        known=call.known,
-        far=call.far,
-    )

@@ -26,6 +26,8 @@ from farm.addons.predict.predictors import CallCosts, FittedPredictor, Predicted
 from farm.addons.predict.regressors import Floats, Names, needs_scikit_learn
 from farm.addons.predict.stored_predictor import StoredPredictor
 from farm.errors import UsageError
+from farm.types.fields import cost_json
+from farm.types.figure import value_of
 
 FOLDS = 10
 LEAST_FAMILIES = 3
@@ -84,9 +86,9 @@ class HeldOutPredictions:
     def errors(self, data: Dataset) -> dict[str, PredictionErrors]:
         """Errors of calls by time, power and energy."""
         costs = self.costs
-        times_us = [row.time_us for row in data.rows]
+        times_us = [row.cost.time_us.value for row in data.rows]
         powers_w = [row.power_w for row in data.rows]
-        energies_mj = [row.energy_mj for row in data.rows]
+        energies_mj = [value_of(row.cost.energy_mj) for row in data.rows]
         return {
             "time": self._errors(costs.time_us, costs.time_spread, times_us),
             "power": self._errors(costs.power_w, costs.power_spread, powers_w),
@@ -105,11 +107,14 @@ class HeldOutPredictions:
         times, energies = [], []
         for prediction in self.sums:
             model, total = prediction.model, prediction.total
-            if model.time_us:
-                ratio = total.time_us / model.time_us
+            if model.cost is None:
+                continue
+            if model.cost.time_us.value:
+                ratio = total.time_us / model.cost.time_us.value
                 times.append((ratio, total.time_spread, model.family))
-            if model.energy_mj:
-                ratio = total.energy_mj / model.energy_mj
+            energy_mj = value_of(model.cost.energy_mj)
+            if energy_mj:
+                ratio = total.energy_mj / energy_mj
                 energies.append((ratio, total.energy_spread, model.family))
         return {"time": _sum_errors(times), "energy": _sum_errors(energies)}
 
@@ -163,7 +168,7 @@ def measured_times(data: Dataset) -> dict[str, tuple[float, float]]:
     costs_of: dict[str, list[tuple[float, float]]] = {}
     for row in data.rows:
         costs_of.setdefault(row.call.operator_id, []).append(
-            (row.time_us + row.neighbours_us, row.fetching_us)
+            (row.cost.time_us.value + row.neighbours_us, row.fetching_us)
         )
     return {id_: tuple(np.mean(values, axis=0)) for id_, values in costs_of.items()}
 
@@ -319,11 +324,11 @@ def _evaluation(
     narrowed: dict[int, list[float]] = {number: [] for number in MEASURED}
     models = []
     for prediction in held.sums:
-        whole_us = prediction.model.time_us
-        if whole_us:
+        cost = prediction.model.cost
+        if cost is not None and cost.time_us.value:
             models.append(_model_json(prediction))
             for number, time_us in prediction.narrowed.items():
-                narrowed[number].append(np.log(time_us / whole_us))
+                narrowed[number].append(np.log(time_us / cost.time_us.value))
     return Evaluation(
         name,
         cross_validation={},
@@ -352,13 +357,14 @@ def _scores_by(names: Names, log_ratio: Floats) -> dict[str, Score]:
 
 def _model_json(prediction: ModelPrediction) -> dict[str, Any]:
     model, total = prediction.model, prediction.total
+    whole = cost_json(model.cost)
     return {
         "model": model.title,
         "family": model.family,
         "time_us": total.time_us,
-        "whole_time_us": model.time_us,
+        "whole_time_us": whole["time_us"],
         "energy_mj": None if np.isnan(total.energy_mj) else total.energy_mj,
-        "whole_energy_mj": model.energy_mj,
+        "whole_energy_mj": whole["energy_mj"],
     }
 
 
@@ -372,7 +378,7 @@ def learning_curve(
     order = np.random.default_rng(1).permutation(len(ids))
     test_ids, rest = ids[order[: len(ids) // 5]], ids[order[len(ids) // 5 :]]
     test = data.without(rest)
-    measured = np.array([row.time_us for row in test.rows])
+    measured = np.array([row.cost.time_us.value for row in test.rows])
     for number in (25, 50, 100, 200, 400, 800, 1600, 3200, 6400, 12800):
         number = min(number, len(rest))
         say(f"{spec.name}: fitted with {number} tuples")

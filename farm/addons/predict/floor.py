@@ -118,8 +118,9 @@ def above_floor(
     total_floor_us = sum(
         floor * call.all_calls for floor, call in zip(floors_us, calls, strict=True)
     )
-    total = _at_least(_moved(predictions.time_us, raised_us), total_floor_us)
-    return replace(predictions, calls=tuple(bounded), time_us=total)
+    total_us = _at_least(_moved(predictions.total.time_us, raised_us), total_floor_us)
+    total = replace(predictions.total, time_us=total_us)
+    return replace(predictions, calls=tuple(bounded), total=total)
 
 
 def _moved(value: PredictedValue, by: float) -> PredictedValue:

@@ -2,11 +2,15 @@
 and its family.
 
 A different operator type adds a distance, as a different feature does. The fit learns this distance
-and the length scales by maximum likelihood. scikit-learn's kernels have no such distance, and their
-gradient needs n x n x features numbers. At most `HYPER` readings determine the length scales. With
-up to `INDUCING` readings the process is exact. With more, a random subset of `INDUCING` readings
-are its inducing points, and all readings determine coefficients (subset of regressors). Spreads use
-only the nearest points, so no n x n matrix is stored."""
+and the length scales by maximum likelihood. scikit-learn's kernels have no such distance. With the
+mean of each type as a feature instead, its process has similar errors (13 families of the packaged
+readings left out: mean 13.5, median 7.0 %; this process 14.5, 6.9 %), but needs 37 s of CPU time
+and 1.2 GB instead of 11 s, because its gradient has n x n x features numbers.
+
+At most `HYPER` readings determine the length scales. With up to `INDUCING` readings the process is
+exact. With more, a random subset of `INDUCING` readings are its inducing points, and all readings
+determine coefficients (subset of regressors). Spreads use only the nearest points, so no n x n
+matrix is stored."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class ProposedMeasurement:
             "operator": self.entry.operator,
             "label": self.entry.label,
             "predicted_us": self.entry.predicted_us,
-            "far": self.entry.far,
+            "far": _is_far(self.entry),
             "gain": self.gain,
             "models": list(self.models),
             "sweep": {"operator": self.sweep.operator, "grid": self.sweep.grid}
@@ -75,6 +75,10 @@ class MeasurementPlan:
         }
 
 
+def _is_far(entry: MissingTuple) -> bool:
+    return entry.predicted is not None and entry.predicted.far
+
+
 def plan(estimates: Sequence[Estimate], most: int) -> MeasurementPlan:
     """Choose up to `most` tuples to measure. `estimates` are estimates of models, with
     predictions.
@@ -82,19 +86,20 @@ def plan(estimates: Sequence[Estimate], most: int) -> MeasurementPlan:
     gains: dict[str, float] = defaultdict(float)
     missing_of: dict[str, list[tuple[Estimate, MissingTuple]]] = defaultdict(list)
     for estimate in estimates:
-        total_us = estimate.total_time.value if estimate.total_time else 0.0
+        total_us = estimate.total.time_us.value if estimate.total else 0.0
         for entry in estimate.missing:
-            if entry.predicted_us and entry.predicted_high_us and total_us:
-                width = math.log(entry.predicted_high_us / entry.predicted_us)
+            time = entry.predicted.time_us if entry.predicted else None
+            if time and time.value and time.high and total_us:
+                width = math.log(time.high / time.value)
                 gains[entry.operator_id] += (
-                    entry.calls * entry.predicted_us * width / total_us / len(estimates)
+                    entry.calls * time.value * width / total_us / len(estimates)
                 )
                 missing_of[entry.operator_id].append((estimate, entry))
     uncertain, left = math.fsum(gains.values()), dict(gains)
     far = {
         id_
         for id_, entries in missing_of.items()
-        if entries[-1][1].far and gains[id_] >= LEAST_FAR * uncertain
+        if _is_far(entries[-1][1]) and gains[id_] >= LEAST_FAR * uncertain
     }
     chosen: list[ProposedMeasurement] = []
     while left and len(chosen) < most:

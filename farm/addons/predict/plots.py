@@ -21,7 +21,7 @@ def draw_evaluation(data: Dataset, held: HeldOutPredictions, path: Path, title: 
 
     errors = held.errors(data)["time"]
     finite = np.isfinite(errors.log_ratio)
-    measured = np.array([row.time_us for row in data.rows])[finite]
+    measured = np.array([row.cost.time_us.value for row in data.rows])[finite]
     predicted = held.costs.time_us[finite]
     off_percent = 100 * np.expm1(errors.log_ratio[finite])
     kinds = np.array([call.operator_family for call in data.calls])[finite]

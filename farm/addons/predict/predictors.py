@@ -164,7 +164,7 @@ class PredictorSpec:
                 "card with --card.",
             )
         inputs = Inputs.of(data.calls)
-        times_us = np.array([row.time_us for row in data.rows])
+        times_us = np.array([row.cost.time_us.value for row in data.rows])
         neighbours_us = np.array([row.neighbours_us for row in data.rows])
         fetching_us = np.array([row.fetching_us for row in data.rows])
         powers_w = np.array([row.power_w for row in data.rows], dtype=float)

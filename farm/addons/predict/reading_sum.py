@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from farm.types.figure import Figure, value_of
+from farm.types.figure import Figure, PassCost, value_of
 from farm.types.format import percent, plural
 from farm.verdict.aggregate import aggregate
 from farm.verdict.model_readings import SelectedReadings
@@ -16,8 +16,7 @@ class ReadingSum:
     """The sum of the readings, as a verdict and as figures."""
 
     verdict: Verdict
-    time: Figure
-    energy: Figure | None
+    cost: PassCost
     notes: tuple[str, ...] = ()
 
 
@@ -31,7 +30,8 @@ def sum_of_readings(selected: SelectedReadings, launch: str) -> ReadingSum:
         part.reading for part in selected.parts if part.reading and part.reading.details.burst
     ]
     loops = _sum_at(selected, launch, 0.0)
-    loops_sum = ReadingSum(loops, loops.time.total, loops.energy.total if loops.energy else None)
+    loops_mj = loops.energy.total if loops.energy else None
+    loops_sum = ReadingSum(loops, PassCost(loops.time.total, loops_mj))
     if not limited or selected.wholes:
         return loops_sum
     bursts = _sum_at(selected, launch, 1.0)
@@ -48,12 +48,12 @@ def sum_of_readings(selected: SelectedReadings, launch: str) -> ReadingSum:
         f"mean power, the sum is {percent(share)} of the way from loops to bursts at full clocks. "
         "The intervals include both ends."
     )
-    return ReadingSum(
-        at_ends.get(share) or _sum_at(selected, launch, share),
+    cost = PassCost(
         _between(loops.time.total, bursts.time.total, share),
         _between(loops.energy.total, bursts.energy.total, share),
-        (note,),
     )
+    verdict = at_ends.get(share) or _sum_at(selected, launch, share)
+    return ReadingSum(verdict, cost, (note,))
 
 
 def _share_of_bursts(loops_w: float, bursts_w: float, limit_w: float) -> float:

@@ -34,6 +34,7 @@ from farm.errors import DamagedPackage, UsageError, writing_to
 from farm.settings import settings
 from farm.settings.shared_files import make_private, replacing_file
 from farm.store.package_files import DATA, check_package_files
+from farm.types.figure import Figure, PassCost
 from farm.types.format import ENERGY, TIME, quantity
 from farm.types.protocol import Protocol, Software
 from farm.types.roofline import Roofline
@@ -67,13 +68,24 @@ class PredictedValue:
 
 
 @dataclass(frozen=True)
-class CallPrediction:
+class PredictedCost:
+    """The predicted time and energy of one pass or call. `energy_mj` is None if it is unknown."""
+
+    time_us: PredictedValue
+    energy_mj: PredictedValue | None = None
+
+    @property
+    def without_intervals(self) -> PassCost:
+        energy_mj = Figure(self.energy_mj.value) if self.energy_mj else None
+        return PassCost(Figure(self.time_us.value), energy_mj)
+
+
+@dataclass(frozen=True)
+class CallPrediction(PredictedCost):
     """One call as part of a model. `known`: its operator type has a reading. `far`: no reading is
     similar.
     """
 
-    time_us: PredictedValue
-    energy_mj: PredictedValue | None = None
     known: bool = True
     far: bool = False
 
@@ -85,15 +97,14 @@ class CallPrediction:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Calls in the order of the request, and their sum.
+    """Calls in the order of the request, and the cost of all of them.
 
     `narrowing`: indices of the calls; first the call whose reading would narrow the interval of the
     sum most. `transfer`: what predictions from another card model are based on, with `notes` in
     words."""
 
     calls: tuple[CallPrediction, ...]
-    time_us: PredictedValue
-    energy_mj: PredictedValue | None = None
+    total: PredictedCost
     narrowing: tuple[int, ...] = ()
     transfer: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
@@ -116,7 +127,8 @@ class RooflinePredictor:
         times = [self.roofline.estimate_us(entry.flops, entry.bytes_moved) for entry in wanted]
         total = sum(time * entry.all_calls for time, entry in zip(times, wanted, strict=True))
         return Predictions(
-            tuple(CallPrediction(PredictedValue(time)) for time in times), PredictedValue(total)
+            calls=tuple(CallPrediction(PredictedValue(time)) for time in times),
+            total=PredictedCost(PredictedValue(total)),
         )
 
 
@@ -206,7 +218,11 @@ class StoredPredictor:
             (costs.distance > FAR).tolist(),
         )
         narrowing = np.argsort(-np.array(counts) * times * time_widths, kind="stable")
-        return Predictions(tuple(predictions), time_us, energy_mj, tuple(map(int, narrowing)))
+        return Predictions(
+            calls=tuple(predictions),
+            total=PredictedCost(time_us, energy_mj),
+            narrowing=tuple(map(int, narrowing)),
+        )
 
 
 #: Predicts calls on one card under one protocol and software.

@@ -15,6 +15,7 @@ from farm.jobs.cards import all_own_cards
 from farm.store.database import Database
 from farm.subjects.label import call_of
 from farm.training.captured_model import CapturedModel, capture_model
+from farm.types.figure import PassCost, value_of
 from farm.types.format import ENERGY, NOTHING, TIME, count_of, quantity
 from farm.types.notebook import table
 
@@ -31,9 +32,29 @@ class SummaryRow:
     output_sizes: tuple[tuple[int, ...], ...]
     parameters: int  # elements; shared weights count in each call
     flops: int
-    time_us: float | None
-    energy_mj: float | None
+    cost: PassCost | None  # of a prediction without its interval
     predicted: bool  # True if time and energy are predictions
+
+    @property
+    def time_us(self) -> float | None:
+        return self.cost.time_us.value if self.cost else None
+
+    @property
+    def energy_mj(self) -> float | None:
+        return value_of(self.cost.energy_mj) if self.cost else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON with units in the key names."""
+        return {
+            "module_path": self.module_path,
+            "call": self.call,
+            "output_sizes": self.output_sizes,
+            "parameters": self.parameters,
+            "flops": self.flops,
+            "time_us": self.time_us,
+            "energy_mj": self.energy_mj,
+            "predicted": self.predicted,
+        }
 
 
 @dataclass(frozen=True)
@@ -71,7 +92,7 @@ class Summary:
             return f"time and energy unknown: {self.unknown}"
         time = quantity(estimate.time.value, TIME)
         energy = quantity(estimate.energy.value, ENERGY) if estimate.energy else "energy unknown"
-        if estimate.whole_time:
+        if estimate.whole:
             source = "whole model measured"
         else:
             source = f"{estimate.covered_tuples} of {estimate.tuples} measured"
@@ -82,7 +103,7 @@ class Summary:
         cost = self.estimate.to_json() if self.estimate else None
         return {
             "title": self.captured.title,
-            "rows": [vars(row) for row in self.rows],
+            "rows": [row.to_json() for row in self.rows],
             "estimate": cost,
         }
 
@@ -158,17 +179,13 @@ def summary(
             captured.extraction.capture.tuples[call.tuple_id],
             captured.extraction.costs[call.tuple_id],
         )
-        time_us, energy_mj = (
-            cost_estimate.measured.get(call.tuple_id, (None, None))
-            if cost_estimate
-            else (None, None)
-        )
-        if predicted := missing.get(call.tuple_id):
-            time_us, energy_mj = predicted.predicted_us, predicted.predicted_mj
+        of_call = cost_estimate.measured.get(call.tuple_id) if cost_estimate else None
+        entry = missing.get(call.tuple_id)
+        if entry is not None:
+            of_call = entry.predicted.without_intervals if entry.predicted else None
         sizes = tuple(tuple(size) for size in cost.output_shapes or ())
         held_parameters, _ = spec.held_parameters
         columns = call.module_path, call_of(spec), sizes, held_parameters, cost.flops
-        rows.append(
-            SummaryRow(*columns, time_us, energy_mj, predicted is not None and time_us is not None)
-        )
+        predicted = entry is not None and of_call is not None
+        rows.append(SummaryRow(*columns, cost=of_call, predicted=predicted))
     return Summary(captured, tuple(rows), cost_estimate, unknown)

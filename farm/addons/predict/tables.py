@@ -84,7 +84,7 @@ def _cost_lines(estimate: Estimate, level: float) -> dict[str, str]:
     """The cost of the whole model."""
     of_level = f"{percent(level, 0)} interval"
     least = "" if estimate.complete else "at least "
-    whole = ", the whole model measured" if estimate.whole_time else ""
+    whole = ", the whole model measured" if estimate.whole else ""
     energy = estimate.energy_at(level)
     lines = {
         "time": f"{least}{_shown(estimate.time_at(level), TIME, of_level)}{whole}",
@@ -94,7 +94,7 @@ def _cost_lines(estimate: Estimate, level: float) -> dict[str, str]:
         "incomplete": estimate.incomplete_reason,
         "memory": _memory(estimate),
     }
-    if estimate.whole_time and estimate.missing:
+    if estimate.whole and estimate.missing:
         lines["sum of parts"] = _both(*estimate.sum_at(level))
     return lines
 
@@ -104,10 +104,13 @@ def _part_lines(estimate: Estimate, level: float) -> dict[str, str]:
     number = len(estimate.missing)
     tuples = f"{number} {plural('tuple', number)}"
     lines = {"measured": _measured_part(estimate, level)}
-    if number and estimate.predicted_us is not None:
-        energy = PredictedValue(estimate.predicted_mj) if estimate.predicted_mj else None
-        figures = _both(PredictedValue(estimate.predicted_us), energy)
-        bound = "" if estimate.total_time and estimate.total_time.low else "at least "
+    if number and estimate.predicted is not None:
+        of_missing = estimate.predicted
+        energy = None
+        if of_missing.energy_mj and of_missing.energy_mj.value:
+            energy = PredictedValue(of_missing.energy_mj.value)
+        figures = _both(PredictedValue(of_missing.time_us.value), energy)
+        bound = "" if estimate.total and estimate.total.time_us.low else "at least "
         lines["predicted"] = f"{bound}{figures}: {tuples} (predictor `{estimate.predictor}`)"
         if estimate.complete:
             lines["shares of time"] = ", ".join(
@@ -135,8 +138,8 @@ def _measured_part(estimate: Estimate, level: float) -> str:
     # Without missing tuples the sum stands for the whole model, and so does its interval.
     figures = _both(*estimate.sum_at(level))
     if estimate.missing:
-        time = interval_at(estimate.measured_time, level)
-        figures = _both(time, interval_at(estimate.measured_energy, level))
+        time = interval_at(estimate.readings.time_us, level)
+        figures = _both(time, interval_at(estimate.readings.energy_mj, level))
     # If the estimate is complete, the line of the time names the level.
     of_level = "" if estimate.complete else f" ({percent(level, 0)} interval)"
     return f"{figures}{of_level}: {of_all}"
@@ -224,7 +227,9 @@ def _both(time: PredictedValue | None, energy: PredictedValue | None) -> str:
 
 def _missing(found: Estimate) -> RenderableType:
     """The tuples without a reading."""
-    has_intervals = any(missing.predicted_low_us for missing in found.missing)
+    has_intervals = any(
+        missing.predicted and missing.predicted.time_us.low for missing in found.missing
+    )
     per_call = f"predicted time per call{_OF_LEVEL if has_intervals else ''}"
     extra = [(f">{per_call}", _predicted_call)] if found.predictor else []
     entries = {entry.operator_id: entry for entry in found.missing}
@@ -247,10 +252,10 @@ def _far(found: Estimate, entries: Mapping[str, MissingTuple]) -> list[Text]:
     """Explain the mark of predictions far from the readings, and name the measurement that narrows
     the total most.
     """
-    far = [entry for entry in entries.values() if entry.far]
+    far = [entry for entry in entries.values() if entry.predicted and entry.predicted.far]
     if not far:
         return []
-    share = math.fsum((entry.predicted_us or 0.0) * entry.calls for entry in far) / found.time.value
+    share = math.fsum(entry.all_calls_us for entry in far) / found.time.value
     summary = (
         f"far: no reading is similar, so the interval is wide ({len(far)} "
         f"{plural('tuple', len(far))}, "
@@ -280,12 +285,11 @@ def _predicted_call(entry: MissingTuple) -> str:
     """The predicted time of one call with its interval, and a mark if no reading is similar or of
     this type.
     """
-    if entry.predicted_low_us is None or entry.predicted_high_us is None:
+    call = entry.predicted
+    if call is None or call.time_us.low is None or call.time_us.high is None:
         return quantity(entry.predicted_us, TIME)
-    low, high = (
-        quantity(value, TIME) for value in (entry.predicted_low_us, entry.predicted_high_us)
-    )
-    mark = ("; far" if entry.far else "") if entry.known else "; no reading of this operator type"
+    low, high = quantity(call.time_us.low, TIME), quantity(call.time_us.high, TIME)
+    mark = ("; far" if call.far else "") if call.known else "; no reading of this operator type"
     return f"{quantity(entry.predicted_us, TIME)} ({low} to {high}{mark})"
 
 
@@ -306,7 +310,7 @@ def curve(found: Sequence[Estimate]) -> RenderableType:
         )
         cards = [str(estimate.memory.cards) if estimate.memory else NOTHING] if too_large else []
         predicted_share = (
-            percent(1 - _measured(estimate)) if estimate.shares or estimate.whole_time else NOTHING
+            percent(1 - _measured(estimate)) if estimate.shares or estimate.whole else NOTHING
         )
         rows.append((*cells, *tokens, measured_share, predicted_share, *cards))
     *heads, measured_head = _heads(level)
@@ -361,7 +365,7 @@ def _measured(found: Estimate) -> float:
     """Return the measured share, 0 to 1: of the time if there are predictions, else of the
     estimated cost.
     """
-    return 1.0 if found.whole_time else found.shares.get("measured", found.coverage)
+    return 1.0 if found.whole else found.shares.get("measured", found.coverage)
 
 
 def _ends(found: PredictedValue | None, units: Units) -> str:

@@ -278,7 +278,7 @@ class SourceCosts:
             if not rows:
                 continue
             cards[place] = rows[0].card_id
-            costs.time_us[place] = np.mean([row.time_us for row in rows])
+            costs.time_us[place] = np.mean([row.cost.time_us.value for row in rows])
             costs.neighbours_us[place] = np.mean([row.neighbours_us for row in rows])
             costs.fetching_us[place] = np.mean([row.fetching_us for row in rows])
             costs.time_spread[place] = 0.0
@@ -316,7 +316,7 @@ class TransferredPredictor(StoredPredictor):
         cards = np.array([row.card_id for row in rows], dtype=np.str_)
         points = Points.of(stored.card, calls, costs, cards, source_cards)
 
-        log_times = np.log([row.time_us for row in rows]) - np.log(costs.time_us)
+        log_times = np.log([row.cost.time_us.value for row in rows]) - np.log(costs.time_us)
         priors = _log_ratio(stored.card, target, calls, costs.time_us)
         powers_w = np.array([row.power_w or np.nan for row in rows])
         expected_w = _powers_of_properties(stored.card, target, costs.power_w, log_times)

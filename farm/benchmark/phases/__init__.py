@@ -1,4 +1,6 @@
-"""The phases of a measurement after its window: `PHASES`, in the order in which they run."""
+"""The phases of a measurement after its window: `PHASES`, in the order in which they run.
+
+The kind of a subject names those that it can need (`farm.benchmark.subjects.base`)."""
 
 from __future__ import annotations
 

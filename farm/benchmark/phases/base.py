@@ -6,7 +6,7 @@ A phase adds figures to a reading whose window has ended, or corrects it. Exampl
         name = "burst"
 
         def applies(self, measurement: Measurement) -> bool:
-            return measurement.limited and not measurement.whole
+            return measurement.limited
 
         def measure(self, measurement: Measurement, details: Details) -> Details:
             burst = measure_bursts(measurement.workload, measurement.windows.device)
@@ -60,19 +60,14 @@ class Measurement:
         return self.workload.passes
 
     @property
-    def whole(self) -> bool:
-        """True if the subject is a whole model."""
-        return self.subject.whole
-
-    @property
     def in_context(self) -> bool:
         """True if the times among other operators are measured."""
         return self.windows.cuda and self.protocol.measures_context
 
     @property
     def in_model_order(self) -> bool:
-        """True if the calls of a whole model are timed in their order."""
-        return self.in_context and self.whole and self.passes.order is not None
+        """True if the calls of a model are timed in their order."""
+        return self.in_context and self.passes.order is not None
 
 
 class Phase(ABC):
@@ -84,7 +79,9 @@ class Phase(ABC):
 
     @abstractmethod
     def applies(self, measurement: Measurement) -> bool:
-        """True if the phase has anything to do. It must not touch the card."""
+        """True if the phase has anything to do for a subject whose kind names it. It must not touch
+        the card.
+        """
 
     @abstractmethod
     def run(self, measurement: Measurement, reading: Reading) -> Reading:

@@ -15,7 +15,7 @@ class Bursts(FigurePhase):
     name = "burst"
 
     def applies(self, measurement: Measurement) -> bool:
-        return measurement.limited and not measurement.whole
+        return measurement.limited
 
     def measure(self, measurement: Measurement, details: Details) -> Details:
         burst = measure_bursts(measurement.workload, measurement.windows.device)

@@ -16,7 +16,7 @@ class Context(FigurePhase):
     figure = "context"
 
     def applies(self, measurement: Measurement) -> bool:
-        return measurement.in_context and not measurement.whole
+        return measurement.in_context
 
     def measure(self, measurement: Measurement, details: Details) -> Details:
         others = other_operators(measurement.torch_device)

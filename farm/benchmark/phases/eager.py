@@ -16,7 +16,7 @@ class EagerLaunch(FigurePhase):
     figure = "eager_time"
 
     def applies(self, measurement: Measurement) -> bool:
-        return measurement.windows.cuda and measurement.whole and measurement.workload.replayed
+        return measurement.windows.cuda and measurement.workload.replayed
 
     def measure(self, measurement: Measurement, details: Details) -> Details:
         time_us = eager_time_us(measurement.passes.first, measurement.torch_device)

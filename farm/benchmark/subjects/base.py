@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 
@@ -23,6 +24,10 @@ from farm.types.protocol import Protocol, Stopping, Subject
 
 class SubjectKind(ABC):
     """What differs between kinds of subjects while they are measured."""
+
+    #: The names of the phases that a subject of this kind can need after its window
+    #: (`farm.benchmark.phases`).
+    phases: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def passes(

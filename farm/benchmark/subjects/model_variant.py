@@ -45,6 +45,7 @@ class WholeModel(SubjectKind):
     """A whole model or step. Its windows are longer than those of tuples, because every sum is
     compared with this reading. A card verifies its calls (`farm.benchmark.verification`)."""
 
+    phases = frozenset({"eager", "places", "added", "in_order"})
     #: A pass may have host steps (`farm.benchmark.host_steps`).
     has_host_steps: ClassVar = True
 

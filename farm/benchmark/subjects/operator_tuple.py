@@ -43,6 +43,8 @@ MOST_CALL_S = 300.0  # of one call; as the time limit of an item
 class MeasuredTuple(SubjectKind):
     """An operator tuple: hundreds belong to a model, so their windows are short."""
 
+    phases = frozenset({"burst", "context", "restoring", "overlap"})
+
     def passes(
         self,
         subject: Subject,

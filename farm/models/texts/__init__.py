@@ -146,7 +146,9 @@ def _ids(places: np.ndarray, text: _Corpus, vocabulary: int, specials: Specials)
     """
     import numpy as np
 
-    free = np.setdiff1d(np.arange(vocabulary), sorted(specials.all))
+    is_free = np.ones(vocabulary, bool)
+    is_free[[number for number in specials.all if 0 <= number < vocabulary]] = False
+    free = np.flatnonzero(is_free)
     if not len(free):
         problem = f"A vocabulary of {vocabulary} ids has only special ids and none for a text."
         raise UsageError(problem, "Give the size of the model's vocabulary.")

@@ -20,6 +20,7 @@ from farm.addons.predict.gaussian_process import fit_process
 from farm.addons.predict.predictors import PredictorSpec, fit_effects
 from farm.addons.predict.regressors import fit_medians, fit_trees
 from farm.addons.predict.tile_roofline import card_model
+from farm.types.figure import Figure, PassCost
 from farm.types.protocol import Protocol, Software, Variant
 
 H200 = card_model("cuda", "NVIDIA H200")
@@ -76,11 +77,11 @@ def dataset(seed: int = 0, rows: int = 40) -> Dataset:
                 TrainingRow(
                     f"{seed} {number} {name}",
                     call,
-                    time_us,
-                    0.01 * time_us,
+                    PassCost(
+                        Figure(time_us, 0.01 * time_us),
+                        Figure(power_w * time_us * 1e-3, 0.02 * power_w * time_us * 1e-3),
+                    ),
                     power_w,
-                    power_w * time_us * 1e-3,
-                    0.02 * power_w * time_us * 1e-3,
                     0.1,
                     0.05,
                     (),
@@ -100,12 +101,18 @@ def models(
             number * len(data) // len(families) : (number + 1) * len(data) // len(families)
         ]
         calls = without_values(Dataset(data.card, data.conditions, rows))
-        time_us = sum(2 * (row.time_us + row.neighbours_us) for row in rows)
-        energy_mj = sum(2 * row.energy_mj for row in rows)
+        time_us = sum(2 * (row.cost.time_us.value + row.neighbours_us) for row in rows)
+        energy_mj = sum(2 * row.cost.energy_mj.value for row in rows)
         variant = Variant(f"{family}18", 2, 64)
         found.append(
             MeasuredModel(
-                str(variant), variant, family, calls, (2,) * len(calls), 0.0, time_us, energy_mj
+                str(variant),
+                variant,
+                family,
+                calls,
+                (2,) * len(calls),
+                0.0,
+                PassCost(Figure(time_us), Figure(energy_mj)),
             )
         )
     return found

@@ -18,7 +18,7 @@ from farm.store import tables
 from farm.subjects.collective_calls import collective_tuple
 from farm.subjects.needed import needed_tuple
 from farm.types.details import Place
-from farm.types.figure import Figure
+from farm.types.figure import Figure, PassCost
 from farm.types.format import TIME, quantity
 from farm.types.stored import plain
 from farm.types.tuple import Cost
@@ -36,8 +36,12 @@ def line(size_bytes, latency_us=10.0, bytes_per_us=3e5):
     return latency_us + size_bytes / bytes_per_us
 
 
+def cost_of(time_us):
+    return PassCost(Figure(time_us, 0.001 * time_us), Figure(2 * time_us))
+
+
 def sizes(name="all_reduce", cards=2, dtype="bfloat16", of=BYTES):
-    return [Size(name, cards, dtype, one, line(one), 0.001, 2 * line(one)) for one in of]
+    return [Size(name, cards, dtype, one, cost_of(line(one))) for one in of]
 
 
 def asked(name="all_reduce", size_bytes=4_194_304, cards=2, dtype="bfloat16"):
@@ -68,7 +72,10 @@ def test_the_cost_between_two_sizes_is_interpolated_and_its_interval_has_the_lin
 
 
 def test_readings_of_the_same_dtype_come_first():
-    slow = [dataclasses.replace(one, dtype="float32", time_us=9 * one.time_us) for one in sizes()]
+    slow = [
+        dataclasses.replace(one, dtype="float32", cost=cost_of(9 * one.cost.time_us.value))
+        for one in sizes()
+    ]
     assert cost(asked(), slow + sizes())[0] == cost(asked(), sizes())[0]
     assert cost(asked(dtype="float16"), sizes() + slow)[0] == cost(asked(), slow)[0], (
         "both dtypes have these sizes"
@@ -163,14 +170,16 @@ def test_a_split_model_is_estimated_from_readings_on_one_card_and_collectives_of
     (missing,) = found.missing
     assert (missing.operator, missing.calls) == ("all_reduce", 3)
     assert found.covered_tuples == len(taken.capture.tuples) - 1
-    low, high = sorted(one.time_us for one in known)
+    low, high = sorted(one.cost.time_us.value for one in known)
     assert low < missing.predicted_us < high
     gathered_us = found.communication_us - 3 * missing.predicted_us
-    assert 0 < gathered_us < found.measured_time.value
-    assert found.time.value == pytest.approx(found.measured_time.value + 3 * missing.predicted_us)
+    assert 0 < gathered_us < found.readings.time_us.value
+    assert found.time.value == pytest.approx(
+        found.readings.time_us.value + 3 * missing.predicted_us
+    )
     # Readings on one card have the energy of one card, and both cards run the operators.
-    operators_us = found.measured_time.value - gathered_us
-    assert found.measured_energy.value == pytest.approx(
+    operators_us = found.readings.time_us.value - gathered_us
+    assert found.readings.energy_mj.value == pytest.approx(
         2 * 0.5 * operators_us + 0.5 * gathered_us, rel=0.06
     )
     assert (found.complete, found.exposed_us) == (True, None)
@@ -208,7 +217,7 @@ def test_an_estimate_includes_what_calls_take_longer_in_the_ranks_of_other_split
         taken = filled.fill(database, variant(length, tensor_parallel=2), **of_ranks)
     with database.read() as session:
         before = query.estimate(session, wanted)
-    assert (before.ranks_time, before.to_json()["ranks_time_us"]) == (None, None)
+    assert (before.ranks, before.to_json()["ranks_time_us"]) == (None, None)
     store_effects(database, variant(256, tensor_parallel=2), taken, later_us=0.5, added_us=3.0)
     with database.read() as session:
         found = query.estimate(session, wanted)
@@ -218,10 +227,10 @@ def test_an_estimate_includes_what_calls_take_longer_in_the_ranks_of_other_split
         is_collective(taken.capture.tuples[one.tuple_id]) for one in taken.capture.calls
     )
     operators = len(taken.capture.calls) - exchanges
-    assert found.ranks_time.value == pytest.approx(0.5 * (operators - 1) + 3.0 * exchanges), (
+    assert found.ranks.time_us.value == pytest.approx(0.5 * (operators - 1) + 3.0 * exchanges), (
         "one takes above 20 µs"
     )
-    assert found.time.value == pytest.approx(before.time.value + found.ranks_time.value)
+    assert found.time.value == pytest.approx(before.time.value + found.ranks.time_us.value)
     assert found.energy.value / found.time.value == pytest.approx(
         before.energy.value / before.time.value
     )
@@ -231,7 +240,7 @@ def test_an_estimate_includes_what_calls_take_longer_in_the_ranks_of_other_split
     store_effects(database, variant(256, tensor_parallel=2), taken, later_us=-1.5, added_us=-3.0)
     with database.read() as session:
         less = query.estimate(session, wanted)
-    size = quantity(-less.ranks_time.value, TIME)
+    size = quantity(-less.ranks.time_us.value, TIME)
     assert less.notes[0].startswith(f"Calls take {size} less in ranks than alone")
     assert set(overlapping) == {"operator below 20 µs"}, (
         "how much of a collective a training step hides is unknown"
@@ -245,8 +254,8 @@ def test_without_whole_split_models_in_the_own_database_those_of_the_package_sho
     filled.fill(database, wanted, whole=False)
     with database.read() as session:
         found = EstimateQuery("H200").estimate(session, wanted)
-    assert 0.2 * found.tuples < found.ranks_time.value < 0.5 * found.time.value
-    size = quantity(found.ranks_time.value, TIME)
+    assert 0.2 * found.tuples < found.ranks.time_us.value < 0.5 * found.time.value
+    size = quantity(found.ranks.time_us.value, TIME)
     assert found.notes[0].startswith(
         f"Calls take {size} longer in ranks than alone: medians of 10 whole split models"
     )

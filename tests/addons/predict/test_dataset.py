@@ -34,7 +34,7 @@ def test_a_row_is_a_tuple_with_its_figures(database):
     assert len(found) == len(taken.capture.tuples)
     assert found.conditions.software.torch == "2.11.0+cu130"
     row = next(row for row in found.rows if row.call.operator == "Conv2d")
-    assert row.power_w == pytest.approx(row.energy_mj / row.time_us * 1e3)
+    assert row.power_w == pytest.approx(row.cost.energy_mj.value / row.cost.time_us.value * 1e3)
     assert row.call.tile_roofline_us >= row.call.compute_us > 0
     assert [entry.name for entry in DATASET] == list(next(found.records()))
     assert numbers_of(found.calls).shape == (len(found), len(NAMES))
@@ -87,7 +87,7 @@ def test_it_is_written_for_others(database, tmp_path, suffix):
     write_dataset(found, path)
     read = pandas.read_parquet(path) if suffix == ".parquet" else pandas.read_csv(path)
     assert list(read.columns) == [entry.name for entry in DATASET]
-    assert read.time_us.sum() == pytest.approx(sum(row.time_us for row in found.rows))
+    assert read.time_us.sum() == pytest.approx(sum(row.cost.time_us.value for row in found.rows))
     with pytest.raises(UsageError, match="unknown suffix"):
         write_dataset(found, tmp_path / "tuples.txt")
 

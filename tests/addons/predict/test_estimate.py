@@ -46,16 +46,16 @@ def test_the_sum_is_of_all_calls(any_database):
         )
     found = asked(any_database)
     looped_us = sum(number * times[id_] for id_, number in taken.capture.counts.items())
-    assert found.measured_time.value == pytest.approx(
+    assert found.readings.time_us.value == pytest.approx(
         looped_us, rel=0.06
     )  # power-limited tuples are taken in bursts
-    assert found.measured_time.half_width > 0
+    assert found.readings.time_us.half_width > 0
     assert (found.coverage, found.missing, found.covered_tuples) == (
         1.0,
         (),
         len(taken.capture.tuples),
     )
-    assert found.whole_time.value == pytest.approx(looped_us)
+    assert found.whole.time_us.value == pytest.approx(looped_us)
     assert found.energy.value > 0
     assert (found.software.torch, found.card_model) == ("2.11.0+cu130", "NVIDIA H200")
 
@@ -65,8 +65,8 @@ def test_a_model_of_tokens_is_told_by_the_token(database):
     filled.fill(database, variant)
     found = asked(database, variant)
     assert found.per_token.tokens == 32
-    assert found.to_json()["tokens_per_s"] == pytest.approx(32e6 / found.whole_time.value)
-    assert found.to_json()["energy_per_token_mj"] == pytest.approx(found.whole_energy.value / 32)
+    assert found.to_json()["tokens_per_s"] == pytest.approx(32e6 / found.whole.time_us.value)
+    assert found.to_json()["energy_per_token_mj"] == pytest.approx(found.whole.energy_mj.value / 32)
     filled.fill(database)
     assert asked(database).to_json()["tokens_per_s"] is None
 
@@ -88,11 +88,11 @@ def test_a_text_costs_its_prompt_and_a_decode_for_each_token(database, farm, mon
         filled.fill(database, catalog.variant("falcon-7b", 2, phase="decode", cache=cache, **about))
     with database.read() as session:
         found = readings.generation(session, prompt, 64)
-    short, long = (one.whole_time.value for one in found.decodes)
+    short, long = (one.whole.time_us.value for one in found.decodes)
     assert short < long
     # From 65 to 128 tokens: the mean of an arithmetic series.
     mean = short + (long - short) * (96.5 - 64) / 64
-    assert found.time.value == pytest.approx(found.prefill.whole_time.value + 64 * mean)
+    assert found.time.value == pytest.approx(found.prefill.whole.time_us.value + 64 * mean)
     assert found.tokens_per_s == pytest.approx(2 * 64 / found.time.value * 1e6)
     assert (len(found.notes), found.level) == (1, 0.95)
     assert found.to_json()["complete"]
@@ -149,14 +149,10 @@ def test_what_is_missing_is_listed_and_left_out_unless_a_predictor_is_named(data
                 session.delete(row)
     found = asked(database)
     (missing,) = found.missing
-    assert (missing.operator, missing.calls, missing.predicted_us, found.predicted_us) == (
-        "Linear",
-        1,
-        None,
-        None,
-    )
+    assert (missing.operator, missing.calls, missing.predicted) == ("Linear", 1, None)
+    assert found.predicted is None
     assert found.coverage == pytest.approx(1 - missing.share)
-    assert found.time.value == found.measured_time.value < everything.time.value
+    assert found.time.value == found.readings.time_us.value < everything.time.value
     told = found.to_json()
     assert (told["time_us"], told["complete"], told["time_low_us"]) == (
         found.time.value,
@@ -166,19 +162,19 @@ def test_what_is_missing_is_listed_and_left_out_unless_a_predictor_is_named(data
     assert "1 of" in told["incomplete_reason"]
     assert "have no reading, and no predictor is given" in told["incomplete_reason"]
     assert everything.to_json()["complete"]
-    run_us = BETWEEN_JOBS["time"] * everything.measured_time.value
-    half_width_us = math.hypot(everything.measured_time.half_width, run_us)
+    run_us = BETWEEN_JOBS["time"] * everything.readings.time_us.value
+    half_width_us = math.hypot(everything.readings.time_us.half_width, run_us)
     assert everything.to_json()["time_half_width_us"] == pytest.approx(half_width_us), (
         "of readings and of a run"
     )
     assert found.measuring_rest_s == pytest.approx(1.25)
     predicted = asked(database, predictor=RooflinePredictor(roofline_of("cuda", "NVIDIA H200")))
-    assert predicted.measured_time.value == found.time.value
-    assert predicted.predicted_us > 0
-    assert predicted.time.value == found.time.value + predicted.predicted_us
+    assert predicted.readings.time_us.value == found.time.value
+    assert predicted.predicted.time_us.value > 0
+    assert predicted.time.value == found.time.value + predicted.predicted.time_us.value
     assert "count with a lower bound (the roofline)" in predicted.incomplete_reason
     assert predicted.predictor == "roofline"
-    assert (predicted.total_time.low, predicted.total_energy) == (None, None)
+    assert (predicted.total.time_us.low, predicted.total.energy_mj) == (None, None)
 
 
 def test_the_default_batch_is_that_of_a_run_on_such_a_card(database, farm, monkeypatch):
@@ -210,7 +206,7 @@ def test_doubtful_readings_are_left_out_and_counted(database, farm, monkeypatch)
         for row in others[:2]:
             row.flags = ["canary_off", "shared"]
     found = asked(database)
-    assert (found.whole_time, len(found.missing)) == (None, 2)
+    assert (found.whole, len(found.missing)) == (None, 2)
     told = (
         "3 doubtful readings of the model or its tuples (canary_off and shared ×2, canary_off ×1)"
     )
@@ -261,7 +257,7 @@ def test_a_model_that_was_never_extracted_is_extracted_without_running(database)
     filled.fill(database)
     found = asked(database, dataclasses.replace(filled.VARIANT, model="resnet34"))
     assert 0 < found.coverage < 1 or found.missing == ()
-    assert found.whole_time is None
+    assert found.whole is None
 
 
 def test_what_cannot_be_estimated_is_told(database):
@@ -419,15 +415,17 @@ def test_tuples_at_the_power_limit_count_as_in_bursts_as_far_as_the_mean_power_a
         Part(TupleView("b", "add", "add"), 1, other),
     ]
     found = sum_of_readings(SelectedReadings(5, "", parts, {}, [], 0, 0), "graph")
-    assert found.time.value == pytest.approx(others_us + 1000.0 - 200.0 * share, rel=0.01)
-    assert found.energy.value == pytest.approx(0.4 * others_us + 700.0 + 100.0 * share, rel=0.01)
+    assert found.cost.time_us.value == pytest.approx(others_us + 1000.0 - 200.0 * share, rel=0.01)
+    assert found.cost.energy_mj.value == pytest.approx(
+        0.4 * others_us + 700.0 + 100.0 * share, rel=0.01
+    )
     assert found.verdict.power.total.value < 701.0
-    assert found.time.half_width >= 200.0 * max(share, 1 - share) * 0.99
+    assert found.cost.time_us.half_width >= 200.0 * max(share, 1 - share) * 0.99
     assert "of the way from loops to bursts" in found.notes[0]
     # no power limit can be so low
     product = ReadingView(Figure(2000.0), Figure(2000.0))
     hungry = Part(TupleView("c", "mm", "mm"), 1, product)
     selected = SelectedReadings(5, "", [*parts, hungry], {}, [], 0, 0)
-    assert sum_of_readings(selected, "graph").time.value == pytest.approx(
+    assert sum_of_readings(selected, "graph").cost.time_us.value == pytest.approx(
         others_us + 3000.0, rel=0.01
     )

@@ -252,8 +252,8 @@ def test_models_are_read_with_their_wholes(database):
         assert measured_models(session, data.card, data.conditions) == found
     titles = {model.title: model for model in found}
     assert {model.family for model in found} == {"resnet", "alexnet"}
-    assert titles["resnet18 2x64 float32"].time_us > 0
-    assert titles["alexnet 1x64 float32"].time_us is None
+    assert titles["resnet18 2x64 float32"].cost.time_us.value > 0
+    assert titles["alexnet 1x64 float32"].cost is None
     assert not any(call.data_known for model in found for call in model.calls)
 
 

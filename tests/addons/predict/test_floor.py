@@ -7,7 +7,12 @@ import sqlalchemy
 from sqlmodel import select
 
 from farm.addons.predict.floor import above_floor, floor_us
-from farm.addons.predict.stored_predictor import CallPrediction, PredictedValue, Predictions
+from farm.addons.predict.stored_predictor import (
+    CallPrediction,
+    PredictedCost,
+    PredictedValue,
+    Predictions,
+)
 from farm.exchange.packaged import packaged_database
 from farm.store import tables
 from farm.types.tuple import NeededTuple
@@ -46,14 +51,16 @@ def test_a_prediction_below_the_floor_is_raised_to_it():
     call = product(8192, calls=3)
     floor = floor_us(H100, call)
     low = PredictedValue(floor / 2, floor / 4, floor / 1.5)
-    predictions = Predictions((CallPrediction(low),), low.times(3))
+    predictions = Predictions((CallPrediction(low),), PredictedCost(low.times(3)))
     bounded = above_floor(predictions, [call], H100)
     assert bounded.calls[0].time_us == PredictedValue(floor, floor, floor)
-    assert bounded.time_us.low == pytest.approx(3 * floor)
+    assert bounded.total.time_us.low == pytest.approx(3 * floor)
 
     high = PredictedValue(2 * floor, 1.5 * floor, 3 * floor)
     assert (
-        above_floor(Predictions((CallPrediction(high),), high.times(3)), [call], H100)
+        above_floor(
+            Predictions((CallPrediction(high),), PredictedCost(high.times(3))), [call], H100
+        )
         .calls[0]
         .time_us
         == high

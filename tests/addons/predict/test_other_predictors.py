@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="needs scik
 def test_each_predicts_what_it_has_not_seen(name):
     learnt, asked = OTHERS[name].fit(dataset()), dataset(seed=7)
     said = learnt.predict(asked.calls)
-    off = np.abs(np.log(said.time_us / [row.time_us for row in asked.rows]))
+    off = np.abs(np.log(said.time_us / [row.cost.time_us.value for row in asked.rows]))
     assert np.median(off) < 0.6
     assert (said.time_spread > 0).all()
 

@@ -62,12 +62,12 @@ def test_the_interval_of_a_sum_of_parts_contains_the_measured_whole_model():
                 estimate = query.estimate(session, request.variant)
             except FarmError:  # a model of another user, or without readings on this card
                 continue
-            if estimate.whole_time is None or not estimate.complete:
+            if estimate.whole is None or not estimate.complete:
                 continue
             time, energy = estimate.sum_at(estimate.level)
-            times.append(inside(time.low, estimate.whole_time.value, time.high))
-            if energy and energy.low is not None and estimate.whole_energy:
-                energies.append(inside(energy.low, estimate.whole_energy.value, energy.high))
+            times.append(inside(time.low, estimate.whole.time_us.value, time.high))
+            if energy and energy.low is not None and estimate.whole.energy_mj:
+                energies.append(inside(energy.low, estimate.whole.energy_mj.value, energy.high))
     assert len(times) > 20
     assert sum(times) / len(times) >= LEAST_SHARE
     assert sum(energies) / len(energies) >= LEAST_SHARE

@@ -58,25 +58,28 @@ def asked(database, predictor, variant=filled.VARIANT):
 def test_what_is_predicted_stands_beside_what_was_read(database):
     found = asked(database, without_linear(database))
     assert {one.operator for one in found.missing} == {"Linear", "MaxPool2d"}
-    assert all(one.known is False for one in found.missing)
+    assert all(one.predicted.known is False for one in found.missing)
     assert all(
-        one.predicted_low_us < one.predicted_us < one.predicted_high_us for one in found.missing
+        one.predicted.time_us.low < one.predicted_us < one.predicted.time_us.high
+        for one in found.missing
     )
-    assert found.total_time.value == pytest.approx(found.measured_time.value + found.predicted_us)
+    assert found.total.time_us.value == pytest.approx(
+        found.readings.time_us.value + found.predicted.time_us.value
+    )
     assert (
-        found.total_time.low
-        < found.measured_time.value + found.predicted_us
-        < found.total_time.high
+        found.total.time_us.low
+        < found.readings.time_us.value + found.predicted.time_us.value
+        < found.total.time_us.high
     )
-    assert found.total_energy.value == pytest.approx(
-        found.measured_energy.value + found.predicted_mj
+    assert found.total.energy_mj.value == pytest.approx(
+        found.readings.energy_mj.value + found.predicted.energy_mj.value
     )
     assert (found.time.value, found.energy.value) == (
-        found.total_time.value,
-        found.total_energy.value,
+        found.total.time_us.value,
+        found.total.energy_mj.value,
     )
     assert found.level == 0.9
-    assert found.time.low < found.total_time.low < found.total_time.high < found.time.high, (
+    assert found.time.low < found.total.time_us.low < found.total.time_us.high < found.time.high, (
         "a run of the model differs"
     )
     assert sum(found.shares.values()) == pytest.approx(1)
@@ -106,20 +109,20 @@ def test_a_model_that_no_reading_covers_is_answered_from_predictions_alone(datab
     ):
         estimate(session, half, "NVIDIA H200", Protocol())
     found = asked(database, predictor, half)
-    assert (found.covered_tuples, found.coverage, found.measured_time.value) == (0, 0, 0)
-    assert found.time.value == found.total_time.value == found.predicted_us > 0
+    assert (found.covered_tuples, found.coverage, found.readings.time_us.value) == (0, 0, 0)
+    assert found.time.value == found.total.time_us.value == found.predicted.time_us.value > 0
     assert found.software == predictor.conditions.software
-    assert found.measured_energy is None
-    assert found.energy.value == found.total_energy.value > 0
+    assert found.readings.energy_mj is None
+    assert found.energy.value == found.total.energy_mj.value > 0
 
 
 def test_nothing_is_predicted_where_all_was_read(database):
     predictor = without_linear(database)
     filled.fill(database, whole=False, created_at_s=1.8e9)
     found = asked(database, predictor)
-    assert (found.missing, found.predicted_us, found.narrowing) == ((), 0, ())
+    assert (found.missing, found.predicted.time_us.value, found.narrowing) == ((), 0, ())
     assert "a note" not in found.notes
-    assert found.total_time.value == found.time.value
+    assert found.total.time_us.value == found.time.value
 
 
 @pytest.fixture
@@ -315,14 +318,22 @@ def test_parts_unlike_the_readings_are_marked_and_planned_first(
     shutil.rmtree(settings().state_dir / "predictors")
     found = asked(database, packaged, catalog.variant("grouped", 16))
     entries = {one.operator_id: one for one in found.missing}
-    far = [one for one in found.missing if one.far]
-    assert any("g64" in one.label and one.predicted_high_us / one.predicted_us > 1.8 for one in far)
-    assert {one.operator: one.far for one in found.missing}["ReLU"] is False
-    assert plan([found], 1).proposals[0].entry.far
-    near = [dataclasses.replace(missing, far=False) for missing in found.missing]
+    far = [one for one in found.missing if one.predicted.far]
+    assert any(
+        "g64" in one.label and one.predicted.time_us.high / one.predicted_us > 1.8 for one in far
+    )
+    assert {one.operator: one.predicted.far for one in found.missing}["ReLU"] is False
+    assert plan([found], 1).proposals[0].entry.predicted.far
+
+    def marked_far(missing, far):
+        return dataclasses.replace(
+            missing, predicted=dataclasses.replace(missing.predicted, far=far)
+        )
+
+    near = [marked_far(missing, False) for missing in found.missing]
     first, second = plan([dataclasses.replace(found, missing=tuple(near))], 2).proposals
     second_id = second.entry.operator_id
-    marked = [dataclasses.replace(one, far=one.operator_id == second_id) for one in near]
+    marked = [marked_far(one, one.operator_id == second_id) for one in near]
     proposals = plan([dataclasses.replace(found, missing=tuple(marked))], 2).proposals
     assert first.entry.operator_id != second_id
     assert proposals[0].entry.operator_id == second_id
@@ -422,8 +433,8 @@ def test_tokens_of_a_model_include_predictions(own, database):
         stored_predictor.save(learnt(database), settings().state_dir / "predictors" / "prompt.npz")
         found = EstimateQuery("H200").estimate(session, prompt)
     assert found.shares["measured"] < 1
-    assert found.per_token.tokens_per_s == pytest.approx(128e6 / found.total_time.value)
-    assert found.per_token.energy_per_token_mj == pytest.approx(found.total_energy.value / 128)
+    assert found.per_token.tokens_per_s == pytest.approx(128e6 / found.total.time_us.value)
+    assert found.per_token.energy_per_token_mj == pytest.approx(found.total.energy_mj.value / 128)
     said = own(
         "estimate",
         "falcon-7b",

@@ -26,6 +26,7 @@ from farm.addons.predict.predictors import (
 )
 from farm.addons.predict.regressors import Inputs, fit_medians, fit_trees
 from farm.errors import UsageError
+from farm.types.figure import PassCost
 from tests.addons.predict.made_up import MEDIANS, PROCESS, TREES, dataset
 
 SPECS = {**PREDICTORS, "medians": MEDIANS, "process": PROCESS, "trees": TREES}
@@ -53,7 +54,7 @@ def test_each_predicts_what_it_has_not_seen_and_keeps_it_as_arrays(name):
     assert said_again.time_us == pytest.approx(said.time_us, rel=1e-4)
     assert said_again.power_w == pytest.approx(said.power_w, rel=1e-4)
     assert said_again.time_spread == pytest.approx(said.time_spread, rel=1e-2)
-    off = np.abs(np.log(said.time_us / [row.time_us for row in asked.rows]))
+    off = np.abs(np.log(said.time_us / [row.cost.time_us.value for row in asked.rows]))
     most = {"roofline": 1.0, "medians": 0.6}.get(name, 0.25)
     assert np.median(off) < most
     assert (said.time_spread > 0).all()
@@ -65,7 +66,7 @@ def test_trees_of_arrays_predict_what_scikit_learn_predicts():
     from sklearn.ensemble import ExtraTreesRegressor
 
     data = dataset()
-    inputs, values = Inputs.of(data.calls), np.log([row.time_us for row in data.rows])
+    inputs, values = Inputs.of(data.calls), np.log([row.cost.time_us.value for row in data.rows])
     trees = fit_trees(inputs, values, trees=20, least_leaf=2)
     asked = Inputs.of(dataset(seed=3).calls)
     theirs = ExtraTreesRegressor(20, min_samples_leaf=2, random_state=0)
@@ -86,7 +87,7 @@ def test_a_process_says_what_scikit_learn_says_of_the_same_kernel():
 
     data = dataset()
     alone = data.where([call.operator_type == "relu" for call in data.calls])
-    inputs, values = Inputs.of(alone.calls), np.log([row.time_us for row in alone.rows])
+    inputs, values = Inputs.of(alone.calls), np.log([row.cost.time_us.value for row in alone.rows])
     process = fit_process(inputs, values, steps=10)
     kernel, scales = process.matern, np.sqrt(process.weights) / process.deviations
     assert process.at == pytest.approx(
@@ -107,7 +108,7 @@ def test_a_process_says_what_scikit_learn_says_of_the_same_kernel():
 
 def test_inducing_points_stand_for_many_readings():
     data = dataset()
-    inputs, values = Inputs.of(data.calls), np.log([row.time_us for row in data.rows])
+    inputs, values = Inputs.of(data.calls), np.log([row.cost.time_us.value for row in data.rows])
     exact = fit_process(inputs, values, steps=10)
     some = fit_process(inputs, values, steps=10, inducing=len(data) // 2)
     assert len(some.at) == len(data) // 2
@@ -137,7 +138,9 @@ def test_where_the_data_are_not_known_they_are_taken_as_typical():
 
 def test_what_has_no_power_is_not_given_one():
     data = dataset()
-    rows = tuple(dataclasses.replace(row, power_w=None, energy_mj=None) for row in data.rows)
+    rows = tuple(
+        dataclasses.replace(row, power_w=None, cost=PassCost(row.cost.time_us)) for row in data.rows
+    )
     said = MEDIANS.fit(dataclasses.replace(data, rows=rows)).predict(data.calls)
     assert np.isnan(said.power_w).all()
     assert np.isfinite(said.time_us).all()

@@ -16,6 +16,7 @@ from farm.addons.predict.transfer import (
     data_sheet_model,
     distance,
 )
+from farm.types.figure import PassCost
 from tests.addons.predict.made_up import H200, MEDIANS, dataset
 
 DATA = dataset()
@@ -27,7 +28,10 @@ def target_rows(slower=1.2, power=0.9, card_id="GPU-1", every=4, types=("ReLU", 
     """Readings of some of the source's tuples on the target."""
     return [
         dataclasses.replace(
-            row, time_us=slower * row.time_us, power_w=power * row.power_w, card_id=card_id
+            row,
+            cost=PassCost(row.cost.time_us.times(slower)),
+            power_w=power * row.power_w,
+            card_id=card_id,
         )
         for row in DATA.rows[::every]
         if row.call.operator_type.lower() in [name.lower() for name in types]
@@ -41,7 +45,7 @@ def transfer(rows, card_id="", read=True):
 
 
 CALLS = [row.call for row in DATA.rows[1::4]]
-READ_US = np.array([row.time_us for row in DATA.rows[1::4]])
+READ_US = np.array([row.cost.time_us.value for row in DATA.rows[1::4]])
 READ_W = np.array([row.power_w for row in DATA.rows[1::4]])
 
 
