@@ -57,6 +57,7 @@ MOST_MADE_BYTES = 2**20
 #: The device of a pass on a card without a CUDA context. PyTorch runs the operators of a CPU, but
 #: tensors that a model makes on the host say "cpu".
 STANDS_FOR_A_CARD = "cpu:0"
+_FAKE_DEVICE: Any = FakeTensor.__dict__["device"]
 #: The device that a model sees in such a pass.
 _SHOWN_CARD = torch.device("cuda", 0)
 #: The compute capability that a model sees: that of an H100 or H200.
@@ -175,8 +176,8 @@ class FakeTensors:
                     )
                     self._storages[storage._cdata] = copied.untyped_storage()
                 replacement = torch.empty(0, dtype=tensor.dtype, device=self.device)
-                place = tensor.storage_offset(), tensor.shape, tensor.stride()
-                replacement.set_(self._storages[storage._cdata], *place)
+                layout = tensor.storage_offset(), tensor.shape, tensor.stride()
+                replacement.set_(self._storages[storage._cdata], *layout)
                 self.put_on_card(replacement)
             else:
                 trained = is_parameter and tensor.requires_grad
@@ -303,10 +304,9 @@ class FakeTensors:
         if not self.stands:
             yield
             return
-        original = FakeTensor.__dict__["device"]
 
         def device(tensor: FakeTensor) -> torch.device:
-            actual: torch.device = original.__get__(tensor)
+            actual = actual_device(tensor)
             is_shown = actual == self.device and tensor.fake_mode is self.mode
             return _SHOWN_CARD if is_shown and _is_code_of_model() else actual
 
@@ -323,7 +323,7 @@ class FakeTensors:
                 device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
             begin_autocast(context, device_type, dtype, *rest, **options)
 
-        shown = property(device, original.fset)
+        shown = property(device, _FAKE_DEVICE.fset)
         with (
             replaced(FakeTensor, "device", shown),
             replaced(torch.cuda, "get_device_capability", capability),
@@ -345,17 +345,17 @@ class FakeTensors:
                 # A leaf never reads values of its own tensors; with fake ones its equal calls can
                 # be skipped.
                 leaf = type(module) in LEAF_CLASSES
-                places: tuple[dict[str, Any], ...] = (
+                dictionaries: tuple[dict[str, Any], ...] = (
                     module._parameters,
                     module._buffers,
                     module.__dict__,
                 )
-                for place in places:
-                    for name, value in list(place.items()):
+                for dictionary in dictionaries:
+                    for name, value in list(dictionary.items()):
                         if name not in _OWN_ATTRIBUTES and _holds_tensors(value, visited):
-                            undo.append((place, name, value))
+                            undo.append((dictionary, name, value))
                             is_tensor = isinstance(value, torch.Tensor)
-                            place[name] = (
+                            dictionary[name] = (
                                 self.tensor(value, fake=leaf) if is_tensor else self.tree(value)
                             )
                 if isinstance(module, nn.RNNBase):
@@ -366,8 +366,16 @@ class FakeTensors:
                     ]
             yield
         finally:
-            for place, name, value in reversed(undo):
-                place[name] = value
+            for dictionary, name, value in reversed(undo):
+                dictionary[name] = value
+
+
+def actual_device(tensor: torch.Tensor) -> torch.device:
+    """The device of a tensor, for PyTorch itself, whatever the model sees."""
+    if not isinstance(tensor, FakeTensor):
+        return tensor.device
+    device: torch.device = _FAKE_DEVICE.__get__(tensor)
+    return device
 
 
 def _is_code_of_model() -> bool:
@@ -581,15 +589,15 @@ class _RealIntegers(TorchDispatchMode):
     def _run_fake(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Replaces real inputs by fake tensors and runs the operator in the `FakeTensorMode`."""
         if func in _INDEXING:
-            places: list[torch.Tensor | None] = []
+            indices: list[torch.Tensor | None] = []
             for index in args[1]:
                 is_real = index is not None and type(index) is not FakeTensor
                 if is_real and index.dtype in (torch.bool, torch.uint8) and self.fakes.knows(index):
                     with torch._C._DisableTorchDispatch():
-                        places.extend(index.nonzero().unbind(1))
+                        indices.extend(index.nonzero().unbind(1))
                 else:
-                    places.append(index)
-            args = (args[0], places, *args[2:])
+                    indices.append(index)
+            args = (args[0], indices, *args[2:])
         twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         on_host = all(map(self.fakes.on_host, tensors_in((args, kwargs))))
 

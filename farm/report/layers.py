@@ -29,6 +29,7 @@ from farm.store.content import PlacedCall, placed_calls
 from farm.store.database import by_key, fetch_values
 from farm.subjects.label import call_of
 from farm.subjects.parsing import parse
+from farm.subjects.registry import kind_of
 from farm.types.figure import share_of
 from farm.types.tuple import OperatorTuple
 from farm.verdict.cost_line import CostGroup, CostLine
@@ -165,7 +166,7 @@ class _LayerCall:
 
     @property
     def is_module(self) -> bool:
-        return self.spec is not None and self.spec.kind == "module"
+        return self.spec is not None and kind_of(self.spec).has_state
 
     @property
     def steps(self) -> tuple[str, ...]:

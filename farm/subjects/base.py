@@ -42,6 +42,8 @@ class Kind:
     #: A process needs no compiler and no other cards to run it. Otherwise inputs that it changes
     #: are restored before each run, and a capture cannot be checked without a card.
     standalone: ClassVar = True
+    #: Its time depends on its parameters and sizes only, so predictors learn from its readings.
+    is_predictable: ClassVar = True
     #: Several cards of one host may run a call together: see `cards` and `bus_bytes`.
     on_several_cards: ClassVar = False
 

@@ -49,6 +49,7 @@ class Kernel(Kind):
 
     name = "kernel"
     standalone = False
+    is_predictable = False
 
     def check(self, spec: OperatorTuple) -> None:
         parameters = spec.parameters

@@ -25,6 +25,11 @@ def kinds_on_several_cards() -> list[str]:
     return [name for name, kind in _KINDS.items() if kind.on_several_cards]
 
 
+def unpredictable_kinds() -> list[str]:
+    """The names of the kinds whose readings no predictor learns from."""
+    return [name for name, kind in _KINDS.items() if not kind.is_predictable]
+
+
 def recorded_as(function: Any) -> tuple[str, str]:
     """The kind and the operator that a capture records for a call of a function of the model; two
     empty texts if no kind knows the function.

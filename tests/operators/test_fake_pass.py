@@ -235,3 +235,22 @@ def test_autocast_of_a_card_is_predicted_on_a_host_without_one():
     assert found.gaps == ()
     product = next(spec for spec in found.tuples.values() if spec.short_name == "addmm")
     assert {tensor.dtype for tensor in product.tensors} == {"bfloat16"}
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        return x * 2
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient * 2
+
+
+def test_autograd_itself_does_not_see_the_card():
+    class Custom(nn.Linear):
+        def forward(self, x):
+            return Twice.apply(super().forward(x))
+
+    found = predict(Custom(4, 4), (torch.zeros(2, 4),), device_type="cuda", grad_enabled=True)
+    assert [spec.short_name for spec in found.tuples.values()] == ["linear", "mul"]

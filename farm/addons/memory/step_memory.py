@@ -237,26 +237,13 @@ class StepMemory:
         return f"{call.part} of {path} ({owner.what})" if path else f"{call.part} of {owner.what}"
 
     def to_json(self) -> dict[str, Any]:
-        life, capture, times, peak = self.life, self.capture, self.times, self.life.peak
-        source = (
-            "roofline"
-            if not self.read_calls
-            else "readings"
-            if self.read_calls == len(capture.calls)
-            else "both"
-        )
-        times_json = {
-            "from": source,
-            "card": times.card,
-            "job": times.job or None,
-            "readings": times.readings,
-        }
+        life, capture, peak = self.life, self.capture, self.life.peak
         fields: dict[str, Any] = {
             "title": self.title,
             "variant": self.variant.to_json(),
             "loss": capture.loss,
             "operators_of": capture.device_type,
-            "times": {**times_json, "read_share": self.read_share, "read_calls": self.read_calls},
+            "times": self._times(),
             "calls": len(capture.calls),
             "tuples": len(capture.tuples),
             "owners": len(capture.owners),
@@ -297,6 +284,22 @@ class StepMemory:
         if self.recomputed:
             fields["recomputed"] = [asdict(row) for row in self.recomputed]
         return fields
+
+    def _times(self) -> dict[str, Any]:
+        if not self.read_calls:
+            source = "roofline"
+        elif self.read_calls == len(self.capture.calls):
+            source = "readings"
+        else:
+            source = "both"
+        return {
+            "from": source,
+            "card": self.times.card,
+            "job": self.times.job or None,
+            "readings": self.times.readings,
+            "read_share": self.read_share,
+            "read_calls": self.read_calls,
+        }
 
     def _kernel(self, call: CapturedCall) -> dict[str, Any]:
         owner = self.capture.owners[call.owner_index] if call.owner_index is not None else None

@@ -28,6 +28,7 @@ from farm.addons.predict.tile_roofline import CardModel, card_model
 from farm.store.columns import CALL, CAPTURE, CARD, OPERATOR, PROTOCOL, READING, VARIANT
 from farm.store.content import sound_readings, stored_software, stored_variant
 from farm.store.database import among
+from farm.subjects.registry import unpredictable_kinds
 from farm.types.details import Details
 from farm.types.fields import Record, adapter, cost_from_json, figure_json
 from farm.types.figure import Figure, PassCost, figure_of
@@ -214,7 +215,9 @@ def stored_specs(session: Session, ids: Iterable[str]) -> dict[str, Any]:
     bytes.
     """
     names = ("id", "short_name", "spec", "flops", "bytes_moved", "output_shapes")
-    query = sqlalchemy.select(*(OPERATOR[name] for name in names)).where(OPERATOR.kind != "kernel")
+    query = sqlalchemy.select(*(OPERATOR[name] for name in names)).where(
+        OPERATOR.kind.not_in(unpredictable_kinds())
+    )
     return {row.id: row for row in among(session, query, OPERATOR.id, sorted(ids))}
 
 

@@ -2,11 +2,15 @@
 and its family.
 
 A different operator type adds a distance, as a different feature does. The fit learns this distance
-and the length scales by maximum likelihood. scikit-learn's kernels have no such distance, and their
-gradient needs n x n x features numbers. At most `HYPER` readings determine the length scales. With
-up to `INDUCING` readings the process is exact. With more, a random subset of `INDUCING` readings
-are its inducing points, and all readings determine coefficients (subset of regressors). Spreads use
-only the nearest points, so no n x n matrix is stored."""
+and the length scales by maximum likelihood. scikit-learn's kernels have no such distance. With the
+mean of each type as a feature instead, its process has similar errors (13 families of the packaged
+readings left out: mean 13.5, median 7.0 %; this process 14.5, 6.9 %), but needs 37 s of CPU time
+and 1.2 GB instead of 11 s, because its gradient has n x n x features numbers.
+
+At most `HYPER` readings determine the length scales. With up to `INDUCING` readings the process is
+exact. With more, a random subset of `INDUCING` readings are its inducing points, and all readings
+determine coefficients (subset of regressors). Spreads use only the nearest points, so no n x n
+matrix is stored."""
 
 from __future__ import annotations
 
@@ -59,9 +63,9 @@ def _one_hot(names: Names, columns: Names) -> Floats:
     """A column for each of ``columns``, and one for all other names. The squared distance of two
     names is 1.
     """
-    places = np.minimum(np.searchsorted(columns, names), len(columns) - 1)
-    places = np.where(columns[places] == names, places, -1)
-    return np.eye(len(columns) + 1)[places] * np.sqrt(0.5)  # type: ignore[no-any-return]
+    positions = np.minimum(np.searchsorted(columns, names), len(columns) - 1)
+    positions = np.where(columns[positions] == names, positions, -1)
+    return np.eye(len(columns) + 1)[positions] * np.sqrt(0.5)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -121,11 +125,11 @@ class GaussianProcess:
         ``squared``: squared distances of the points (rows) to all readings."""
         kernel = self.matern
         count = min(NEAREST, len(self.at))
-        places = np.argpartition(squared, count - 1, axis=1)[:, :count]
-        nearest = self.points[places]
+        positions = np.argpartition(squared, count - 1, axis=1)[:, :count]
+        nearest = self.points[positions]
         among = kernel.covariance(squared_distances(nearest, nearest))
         among += (kernel.noise + JITTER) * np.eye(count)
-        towards = kernel.covariance(np.take_along_axis(squared, places, axis=1))
+        towards = kernel.covariance(np.take_along_axis(squared, positions, axis=1))
         explained = (towards * np.linalg.solve(among, towards[..., None])[..., 0]).sum(axis=1)
         variances: Floats = kernel.variance + kernel.noise - explained
         return np.maximum(variances, kernel.noise)

@@ -14,7 +14,7 @@ import bisect
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,26 +110,16 @@ def generation(
     prefill = estimate_of(prompt)
     first, last = prompt.length + 1, prompt.length + tokens
     alike = dataclasses.replace(prompt, phase="decode", length=1, padded=False, text="")
-    decodes: dict[int, Estimate] = {}
+    decodes = _measured_decodes(session, alike, estimate_of)
     refused: FarmError | None = None
-    for variant in _stored_decodes(session, alike):
-        with contextlib.suppress(UsageError):  # no reading on this card
-            decode = estimate_of(variant)
-            if decode.whole or decode.coverage > MEASURED or not decode.predictor:
-                decodes[variant.cache] = decode
-    if any(decode.complete for decode in decodes.values()):
-        decodes = {cache: decode for cache, decode in decodes.items() if decode.complete}
-    if len(decodes) < 2:
-        stored = next(iter(decodes), first)
-        for cache in (
-            {first, last} if not decodes else {max(first, last, key=lambda one: abs(one - stored))}
-        ):
-            try:
-                decode = estimate_of(dataclasses.replace(alike, cache=cache))
-            except FarmError as error:
-                refused = error
-            else:
-                decodes |= {cache: decode} if decode.complete else {}
+    for cache in _lengths_to_predict(decodes, first, last):
+        try:
+            decode = estimate_of(dataclasses.replace(alike, cache=cache))
+        except FarmError as error:
+            refused = error
+        else:
+            if decode.complete:
+                decodes[cache] = decode
     if not decodes:
         of_model = f"{prompt.model} with a batch of {prompt.batch} in {prompt.dtype}"
         raise UsageError(
@@ -138,21 +128,8 @@ def generation(
             f"Measure two: farm run {prompt.model} --phase decode -b {prompt.batch} --cache "
             f"{first},{last}",
         ) from refused
-    caches, notes = sorted(decodes), []
-    if len(caches) > 1:
-        notes.append("The cost of decoding one token is interpolated between these cache lengths.")
-    if len(caches) == 1 and not first == last == caches[0]:
-        grows = f"The cache grows from {first} to {last} tokens"
-        notes.append(
-            f"{grows}, but every token counts with the cost at {caches[0]} tokens: there is no "
-            "other figure."
-        )
-    elif first < caches[0] or last > caches[-1]:
-        figures = f"figures exist for {', '.join(map(str, caches))} tokens"
-        notes.append(
-            f"The cache grows from {first} to {last} tokens, but {figures}; the rest is "
-            "extrapolated."
-        )
+
+    caches = sorted(decodes)
     phases = (prefill, *(decodes[cache] for cache in caches))
     level = min(phase.level for phase in phases)
     reasons = [
@@ -168,8 +145,50 @@ def generation(
         cost=PredictedCost(time, energy),
         level=level,
         incomplete_reason=" ".join(reasons),
-        notes=tuple(notes),
+        notes=tuple(_notes(caches, first, last)),
     )
+
+
+def _measured_decodes(
+    session: Session, alike: Variant, estimate_of: Callable[[Variant], Estimate]
+) -> dict[int, Estimate]:
+    """Return the estimates of stored decodes by cache length; if any is complete, only these."""
+    decodes: dict[int, Estimate] = {}
+    for variant in _stored_decodes(session, alike):
+        with contextlib.suppress(UsageError):  # no reading on this card
+            decode = estimate_of(variant)
+            if decode.whole or decode.coverage > MEASURED or not decode.predictor:
+                decodes[variant.cache] = decode
+    complete = {cache: decode for cache, decode in decodes.items() if decode.complete}
+    return complete or decodes
+
+
+def _lengths_to_predict(decodes: Mapping[int, Estimate], first: int, last: int) -> set[int]:
+    """Return the cache lengths that are estimated beside the measured ones, so that there are
+    two.
+    """
+    if not decodes:
+        return {first, last}
+    if len(decodes) > 1:
+        return set()
+    (stored,) = decodes
+    return {max(first, last, key=lambda cache: abs(cache - stored))}
+
+
+def _notes(caches: Sequence[int], first: int, last: int) -> Iterator[str]:
+    """Say how the costs of all cache lengths follow from those of `caches`, in ascending order."""
+    grows = f"The cache grows from {first} to {last} tokens"
+    if len(caches) > 1:
+        yield "The cost of decoding one token is interpolated between these cache lengths."
+    elif not first == last == caches[0]:
+        yield (
+            f"{grows}, but every token counts with the cost at {caches[0]} tokens: there is no "
+            "other figure."
+        )
+        return
+    if first < caches[0] or last > caches[-1]:
+        figures = f"figures exist for {', '.join(map(str, caches))} tokens"
+        yield f"{grows}, but {figures}; the rest is extrapolated."
 
 
 def _stored_decodes(session: Session, alike: Variant) -> list[Variant]:
@@ -214,10 +233,10 @@ def _summed(
     return PredictedValue(value, value - below, value + above)
 
 
-def _between(places: Sequence[int], values: Sequence[float], at: int) -> float:
+def _between(positions: Sequence[int], values: Sequence[float], at: int) -> float:
     """Interpolate linearly: the value at `at` on the line through the two nearest of `places`."""
-    if len(places) == 1:
+    if len(positions) == 1:
         return values[0]
-    right = min(max(bisect.bisect_left(places, at), 1), len(places) - 1)
-    share = (at - places[right - 1]) / (places[right] - places[right - 1])
+    right = min(max(bisect.bisect_left(positions, at), 1), len(positions) - 1)
+    share = (at - positions[right - 1]) / (positions[right] - positions[right - 1])
     return values[right - 1] + share * (values[right] - values[right - 1])

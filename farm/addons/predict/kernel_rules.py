@@ -84,18 +84,13 @@ def kernel_plan(
 def _plan(
     short_name: str, spec: Mapping[str, Any], basic: KernelPlan, products: Products | None
 ) -> KernelPlan:
-    tensors, family, type_name = (
-        spec.get("tensors") or [],
-        operator_family(short_name),
-        operator_type(short_name),
-    )
-    dtype, bytes_moved = basic.dtype, basic.bytes_moved
+    tensors = spec.get("tensors") or []
+    family = operator_family(short_name)
+    type_name = operator_type(short_name)
     if not tensors:
         return basic
     if family == "optimizer":
-        launches, chunks = _list_launches(spec)
-        of_element = bytes_moved / max(1, sum(map(elements_of, _lists(spec)[0])))
-        return replace(basic, serial_bytes=chunks * of_element, launches=max(1, launches))
+        return _optimizer_plan(spec, basic)
     if family.startswith("attention") and products is not None:
         return _attention_plan(short_name, spec, basic, products)
     if family.startswith("convolution") and products is not None and products.n == 1:
@@ -105,45 +100,55 @@ def _plan(
     if type_name == "convolution" and products is not None:
         return _convolution_plan(short_name, spec, basic, products)
     if family == "product":
-        half = DTYPES.get(dtype, (4,))[0] == 2
-        aligned = not half or _aligned(tensors, products)
-        before, kernels = _flattened(short_name, tensors, products)
-        coarse = half and (products is None or min(products.m, products.n) > 1)
-        return replace(basic, before=before, launches=1 + kernels, aligned=aligned, coarse=coarse)
+        return _product_plan(short_name, tensors, basic, products)
     if family.startswith("batch norm") and type_name.startswith("cudnn"):
         # One block for each channel computes its statistics and then applies them.
-        return replace(basic, serial_bytes=bytes_moved / max(1, tensors[0]["shape"][1]))
+        return replace(basic, serial_bytes=basic.bytes_moved / max(1, tensors[0]["shape"][1]))
     if family.startswith("row norm"):
         copied = [_singles(tensor) for tensor in tensors if not _contiguous(tensor)]
         warps = _rows(tensors) * _FITTED.norm_warps if "layer_norm" in type_name else 0
         return replace(basic, before=sum(copied), launches=1 + len(copied), warps=warps)
-    if (
-        type_name == "adaptiveavgpool2d"
-    ):  # a block for each plane, or one warp if the plane becomes a single value
-        output_size = plain(
-            (spec.get("parameters") or {}).get("output_size", argument(spec, 1, "output_size"))
-        )
-        warps = math.prod(tensors[0]["shape"][:-2]) * (
-            1 if output_size in (1, [1, 1]) else _FITTED.plane_warps
-        )
-        return replace(basic, warps=warps)
+    if type_name == "adaptiveavgpool2d":
+        # A block for each plane, or one warp if the plane becomes a single value.
+        parameters = spec.get("parameters") or {}
+        output_size = plain(parameters.get("output_size", argument(spec, 1, "output_size")))
+        warps_of_plane = 1 if output_size in (1, [1, 1]) else _FITTED.plane_warps
+        return replace(basic, warps=math.prod(tensors[0]["shape"][:-2]) * warps_of_plane)
     if type_name == "embedding" and len(tensors) == 2:
         rows = min(map(elements_of, tensors))
         return replace(basic, launches=max(1, rows // 2) if rows <= _FITTED.few_rows else 1)
     if type_name == "roll":
         dims = plain(argument(spec, 2, "dims"))
         rolled = max(1, len(dims)) if isinstance(dims, list) else 1
-        return replace(
-            basic, singles=elements_of(tensors[0]) * rolled * _FITTED.rolled_times, launches=rolled
-        )
+        singles = elements_of(tensors[0]) * rolled * _FITTED.rolled_times
+        return replace(basic, singles=singles, launches=rolled)
     if type_name in ("maxpool2d", "avgpool2d"):
         return replace(basic, singles=_pooled(spec, tensors) * _FITTED.window_value_singles)
     if family in ("pointwise", "copy"):
         singles = _uneven(tensors) if family == "pointwise" else _copied(short_name, spec, tensors)
-        return replace(
-            basic, singles=singles, launches=1 + _FITTED.singles_launches * (singles > 0)
-        )
+        launches = 1 + _FITTED.singles_launches * (singles > 0)
+        return replace(basic, singles=singles, launches=launches)
     return basic
+
+
+def _optimizer_plan(spec: Mapping[str, Any], basic: KernelPlan) -> KernelPlan:
+    launches, chunks = _list_launches(spec)
+    bytes_of_element = basic.bytes_moved / max(1, sum(map(elements_of, _lists(spec)[0])))
+    return replace(basic, serial_bytes=chunks * bytes_of_element, launches=max(1, launches))
+
+
+def _product_plan(
+    short_name: str, tensors: Sequence[Tensor], basic: KernelPlan, products: Products | None
+) -> KernelPlan:
+    half = DTYPES.get(basic.dtype, (4,))[0] == 2
+    before, kernels = _flattened(short_name, tensors, products)
+    return replace(
+        basic,
+        before=before,
+        launches=1 + kernels,
+        aligned=not half or _aligned(tensors, products),
+        coarse=half and (products is None or min(products.m, products.n) > 1),
+    )
 
 
 def _depthwise_plan(type_name: str, basic: KernelPlan, products: Products) -> KernelPlan:
@@ -154,16 +159,10 @@ def _depthwise_plan(type_name: str, basic: KernelPlan, products: Products) -> Ke
         return basic
     if type_name == "convolution_backward":
         return replace(basic, bytes_moved=basic.bytes_moved * max(1, products.k))
-    added = (
-        2
-        * products.m
-        * products.count
-        * (products.k + _FITTED.depthwise_extra)
-        * _FITTED.depthwise_times
-    )
-    return replace(
-        basic, dtype="float32", flops=added * DTYPES[basic.dtype][0] / 4, tensor_cores=False
-    )
+    kernel_elements = products.k + _FITTED.depthwise_extra
+    added = 2 * products.m * products.count * kernel_elements * _FITTED.depthwise_times
+    flops = added * DTYPES[basic.dtype][0] / 4
+    return replace(basic, dtype="float32", flops=flops, tensor_cores=False)
 
 
 def _convolution_plan(
@@ -172,16 +171,16 @@ def _convolution_plan(
     """In half precision, images are copied to channels last and back, unless each is one product. A
     bias comes last.
     """
-    arguments, tensors = spec.get("arguments") or [], spec["tensors"]
-    if (
-        short_name == "convolution" and len(arguments) > 6 and plain(arguments[6]) is True
-    ):  # transposed
+    arguments = spec.get("arguments") or []
+    tensors = spec["tensors"]
+    transposed = short_name == "convolution" and len(arguments) > 6 and plain(arguments[6]) is True
+    if transposed:
         return basic
-    image = tensors[
-        next(tensor_references([arguments, (spec.get("keywords") or {}).get("input")]), 0)
-    ]
+    references = tensor_references([arguments, (spec.get("keywords") or {}).get("input")])
+    image = tensors[next(references, 0)]
     pixels = math.prod(image["shape"][2:])
-    written, before, kernels = products.m * products.n * products.count, 0.0, 0.0
+    written = products.m * products.n * products.count
+    before = kernels = 0.0
     itemsize = DTYPES[basic.dtype][0]
     alone = products.count == 1 and products.k == math.prod(image["shape"][1:2])
     alone = alone and elements_of(image) == products.m * products.k
@@ -200,20 +199,16 @@ def _attention_plan(
     # Each head reads keys that are expanded over heads.
     keys = 2 * products.count * products.n * products.k * DTYPES[basic.dtype][0]
     scores = 4 * products.m * products.n * products.count  # in float32
-    places = tensor_references((spec.get("arguments") or [])[:2])
-    shapes = [spec["tensors"][place]["shape"] for place in places]
-    chosen = (
-        short_name == "scaled_dot_product_attention"
-    )  # this operator chooses its kernel at run time
+    positions = tensor_references((spec.get("arguments") or [])[:2])
+    shapes = [spec["tensors"][position]["shape"] for position in positions]
+    # This operator chooses its kernel at run time.
+    chosen = short_name == "scaled_dot_product_attention"
     written = basic.bytes_moved + _FITTED.score_passes * scores
     unfused = replace(
         basic, bytes_moved=written, launches=_FITTED.score_launches, materialised=True
     )
-    if (
-        chosen
-        and len({shape[-3] for shape in shapes if len(shape) > 2}) > 1
-        and not argument(spec, 7, "enable_gqa")
-    ):
+    numbers_of_heads = {shape[-3] for shape in shapes if len(shape) > 2}
+    if chosen and len(numbers_of_heads) > 1 and not argument(spec, 7, "enable_gqa"):
         # Without enable_gqa no fused kernel expands keys over heads: PyTorch writes them and the
         # scores to memory.
         return replace(unfused, bytes_moved=written + _FITTED.expanded_passes * keys)
@@ -233,10 +228,10 @@ def attention_options(short_name: str, spec: Mapping[str, Any]) -> tuple[Tensor 
     """Return for a scaled dot product attention: its mask or None, True if causal, True if it has
     dropout.
     """
-    places = zip(
+    positions = zip(
         _PLACES.get(short_name, _OTHER_PLACES), ("attn_mask", "is_causal", "dropout_p"), strict=True
     )
-    mask, causal, dropped = (argument(spec, place, name) for place, name in places)
+    mask, causal, dropped = (argument(spec, position, name) for position, name in positions)
     reference = next(iter(tensor_references(mask)), None)
     drops = isinstance(dropped, int | float) and dropped > 0
     return None if reference is None else spec["tensors"][reference], causal is True, drops
@@ -256,7 +251,7 @@ def _lists(spec: Mapping[str, Any]) -> list[list[Tensor]]:
     tensors = spec.get("tensors") or []
     trees = [*(spec.get("arguments") or ()), *(spec.get("keywords") or {}).values()]
     lists = [
-        [tensors[place] for place in tensor_references(tree)]
+        [tensors[position] for position in tensor_references(tree)]
         for tree in trees
         if isinstance(tree, list)
     ]
@@ -290,12 +285,12 @@ def _aligned(tensors: Sequence[Tensor], products: Products | None) -> bool:
     widths = [products.n * 2] if products is not None else []
     for tensor in tensors:
         if len(tensor["shape"]) > 1:
-            steps = sorted(
-                step
-                for step, size in zip(_stride(tensor), tensor["shape"], strict=True)
+            strides = sorted(
+                stride
+                for stride, size in zip(_stride(tensor), tensor["shape"], strict=True)
                 if size > 1
             )
-            widths += [step * DTYPES[tensor["dtype"]][0] for step in steps if step > 1][:1]
+            widths += [stride * DTYPES[tensor["dtype"]][0] for stride in strides if stride > 1][:1]
     return all(width % _FITTED.aligned_bytes == 0 for width in widths)
 
 
@@ -310,27 +305,22 @@ def products_of(short_name: str, spec: Mapping[str, Any]) -> Products | None:
         shapes = shapes_passed(spec)
         if products and products.n and products.k:
             if short_name == "matmul" and [len(shape) > 2 for shape in shapes] == [True, False]:
-                return Products(
-                    math.prod(shapes[0][:-1]), products.n, products.k
-                )  # all rows by one matrix
+                rows = math.prod(shapes[0][:-1])  # all rows by one matrix
+                return Products(rows, products.n, products.k)
             if products.m:
                 return replace(products, count=products.count or 1)
-        if name.startswith("convtranspose") or (
-            name == "convolution" and spec.get("kind") == "module"
-        ):
-            return _of_module(
-                name, shapes[0], {key: plain(value) for key, value in spec["parameters"].items()}
-            )
+        is_module = name == "convolution" and spec.get("kind") == "module"
+        if is_module or name.startswith("convtranspose"):
+            parameters = {key: plain(value) for key, value in spec["parameters"].items()}
+            return _of_module(name, shapes[0], parameters)
         if short_name in ("convolution", "convolution_backward"):
             return _of_aten(name, shapes, spec["arguments"])
         if name == "convolution":  # a function, which is given its weight
-            return _by_weight(
-                shapes[0], shapes[1], _function_output(shapes, spec), _number(spec, 6, "groups", 1)
-            )
+            output = _function_output(shapes, spec)
+            return _by_weight(shapes[0], shapes[1], output, _number(spec, 6, "groups", 1))
         if name in ("linear", "_scaled_mm"):
-            return Products(
-                math.prod(shapes[0][:-1]), shapes[1][0 if name == "linear" else 1], shapes[0][-1]
-            )
+            n = shapes[1][0 if name == "linear" else 1]
+            return Products(math.prod(shapes[0][:-1]), n, shapes[0][-1])
         if "scaled_dot_product" in name:
             query, key = shapes[:2] if "backward" not in name else shapes[1:3]
             return Products(query[-2], key[-2], query[-1], math.prod(query[:-2]))
@@ -341,25 +331,18 @@ def products_of(short_name: str, spec: Mapping[str, Any]) -> Products | None:
 
 def _of_module(name: str, first: Sequence[int], given: Mapping[str, Any]) -> Products:
     """A convolution, or a transposed one."""
-    groups, rank, output = (
-        given["groups"],
-        len(given["kernel_size"]),
-        first[-len(given["kernel_size"]) :],
-    )
-    batch, window = math.prod(first[: -rank - 1]), math.prod(given["kernel_size"])
+    groups, kernel_size = given["groups"], given["kernel_size"]
+    rank = len(kernel_size)
+    image = output = first[-rank:]
+    batch, kernel_elements = math.prod(first[: -rank - 1]), math.prod(kernel_size)
     n, k = given["out_channels"] // groups, given["in_channels"] // groups
     if name.startswith("convtranspose"):
-        return Products(batch * math.prod(first[-rank:]), n * window, k, groups)
+        return Products(batch * math.prod(image), n * kernel_elements, k, groups)
     if given["padding"] != "same":
         padding = [0] * rank if given["padding"] == "valid" else given["padding"]
-        output = _sizes_out(
-            (1, 1, *output),
-            (1, 1, *given["kernel_size"]),
-            given["stride"],
-            padding,
-            given["dilation"],
-        )
-    return Products(batch * math.prod(output), n, k * window, groups)
+        shapes = (1, 1, *image), (1, 1, *kernel_size)
+        output = _sizes_out(*shapes, given["stride"], padding, given["dilation"])
+    return Products(batch * math.prod(output), n, k * kernel_elements, groups)
 
 
 def _by_weight(
@@ -372,17 +355,13 @@ def _by_weight(
 def _of_aten(name: str, shapes: Sequence[Sequence[int]], arguments: Sequence[Any]) -> Products:
     if name == "convolution":
         first, weight = shapes[:2]
-        stride, padding, dilation, transposed, groups = (
-            *map(plain, arguments[3:7]),
-            plain(arguments[8]),
-        )
+        stride, padding, dilation, transposed = map(plain, arguments[3:7])
+        groups = plain(arguments[8])
         if transposed:
-            return Products(
-                first[0] * math.prod(first[2:]), math.prod(weight[1:]), weight[0] // groups, groups
-            )
-        return _by_weight(
-            first, weight, _sizes_out(first, weight, stride, padding, dilation), groups
-        )
+            pixels = first[0] * math.prod(first[2:])
+            return Products(pixels, math.prod(weight[1:]), weight[0] // groups, groups)
+        output = _sizes_out(first, weight, stride, padding, dilation)
+        return _by_weight(first, weight, output, groups)
     gradient, first, weight = shapes[:3]
     groups, mask = plain(arguments[9]), plain(arguments[10])
     if plain(arguments[7]):  # transposed: input and output change places
@@ -397,22 +376,24 @@ def _function_output(shapes: Sequence[Sequence[int]], spec: Mapping[str, Any]) -
     stride, padding, dilation = (_number(spec, *option) for option in options)
     if isinstance(padding, str):
         padding = 0 if padding == "valid" else [size // 2 for size in shapes[1][2:]]
-    spread = (
+    by_dimension = [
         value if isinstance(value, list) else [value] * rank
         for value in (stride, padding, dilation)
-    )
-    return _sizes_out(shapes[0], shapes[1], *spread)
+    ]
+    return _sizes_out(shapes[0], shapes[1], *by_dimension)
 
 
-def argument(spec: Mapping[str, Any], place: int, name: str) -> Any:
+def argument(spec: Mapping[str, Any], position: int, name: str) -> Any:
     """Return an argument by its position, or by its name among the keywords."""
     arguments = spec.get("arguments") or ()
-    return arguments[place] if place < len(arguments) else (spec.get("keywords") or {}).get(name)
+    return (
+        arguments[position] if position < len(arguments) else (spec.get("keywords") or {}).get(name)
+    )
 
 
-def _number(spec: Mapping[str, Any], place: int, name: str, default: Any) -> Any:
+def _number(spec: Mapping[str, Any], position: int, name: str, default: Any) -> Any:
     """Return an argument of a call; the default if the argument is absent or contains a tensor."""
-    value = plain(argument(spec, place, name))
+    value = plain(argument(spec, position, name))
     return default if value is None or any(True for _ in tensor_references(value)) else value
 
 
@@ -441,22 +422,23 @@ def _uneven(tensors: Sequence[Tensor]) -> float:
     if not large:
         return 0.0
     first = max(large, key=elements_of)
-    steps = _steps(first)
-    dense = _without_gaps(
-        first, sorted(steps, key=lambda place: steps[place])
-    )  # in any order of its dimensions
-    if dense and all(
-        tensor["shape"] == first["shape"] and _steps(tensor) == steps for tensor in large
-    ):
+    strides = _strides(first)
+    order = sorted(strides, key=lambda position: strides[position])
+    alike = all(
+        tensor["shape"] == first["shape"] and _strides(tensor) == strides for tensor in large
+    )
+    if alike and _without_gaps(first, order):
         return 0.0
     try:
         whole = np.broadcast_shapes(*(tuple(tensor["shape"]) for tensor in large))
     except ValueError:  # not an elementwise operator
         return 0.0
-    steps = {place - len(first["shape"]): step for place, step in steps.items() if step}
-    fast = min(steps, key=lambda place: steps[place], default=-1)
+    strides = {
+        position - len(first["shape"]): stride for position, stride in strides.items() if stride
+    }
+    fast = min(strides, key=lambda position: strides[position], default=-1)
     apart = any(
-        _steps(tensor).get(fast + len(tensor["shape"]), 0) * DTYPES[tensor["dtype"]][0]
+        _strides(tensor).get(fast + len(tensor["shape"]), 0) * DTYPES[tensor["dtype"]][0]
         >= _FITTED.sector_bytes
         for tensor in large
         if elements_of(tensor) == elements_of(first)
@@ -474,11 +456,9 @@ def _copied(short_name: str, spec: Mapping[str, Any], tensors: Sequence[Tensor])
         spec.get("keywords")
     )
     if name == "cat":
-        return (
-            _FITTED.joined_times * sum(map(_singles, tensors))
-            if not all(map(_contiguous, tensors))
-            else 0.0
-        )
+        if all(map(_contiguous, tensors)):
+            return 0.0
+        return _FITTED.joined_times * sum(map(_singles, tensors))  # type: ignore[no-any-return]
     if ordering:
         return sum(_singles(tensor) for tensor in tensors if not _contiguous(tensor))
     return _uneven(tensors[:1] if name in ("to", "type_as") else tensors)
@@ -493,33 +473,30 @@ def _flattened(
     name = operator_type(short_name)
     if name == "matmul":
         apart = []  # tensors whose batch dimensions cannot be merged into one
-        for tensor in (tensor for tensor in tensors if len(tensor["shape"]) > 3):
-            steps, shape = _steps(tensor), tensor["shape"]
-            places = [place for place in steps if place < len(shape) - 2]
+        for tensor in tensors:
+            strides, shape = _strides(tensor), tensor["shape"]
+            if len(shape) <= 3:
+                continue
+            positions = [position for position in strides if position < len(shape) - 2]
             if any(
-                steps[place] != steps[after] * shape[after]
-                for place, after in itertools.pairwise(places)
+                strides[position] != strides[after] * shape[after]
+                for position, after in itertools.pairwise(positions)
             ):
                 apart.append(tensor)
         return sum(map(_singles, apart)), len(apart)
     features = max(tensors, key=lambda one: len(one["shape"]), default=None)
     if name != "linear" or features is None or len(features["shape"]) < 3 or _contiguous(features):
         return 0.0, 0
-    return _singles(features) + (
-        products.m * products.n if products is not None else 0
-    ), 2  # its bias is added last
+    bias = products.m * products.n if products is not None else 0  # it is added last
+    return _singles(features) + bias, 2
 
 
 def _pooled(spec: Mapping[str, Any], tensors: Sequence[Tensor]) -> float:
     """The number of values in all windows of a pool."""
     parameters = spec.get("parameters") or {}
-    names = ((1, "kernel_size"), (2, "stride"))
-    window, step = (
-        plain(parameters.get(name, argument(spec, place, name))) for place, name in names
-    )
-    sides = [
-        value if isinstance(value, list) else [value] * 2 for value in (window, step or window)
-    ]
+    kernel_size = plain(parameters.get("kernel_size", argument(spec, 1, "kernel_size")))
+    stride = plain(parameters.get("stride", argument(spec, 2, "stride"))) or kernel_size
+    sides = [value if isinstance(value, list) else [value] * 2 for value in (kernel_size, stride)]
     sides = [side * 2 if len(side) == 1 else side for side in sides]
     sizes = [*sides[0], *sides[1]]
     if not all(type(size) is int and size > 0 for size in sizes):  # no rule knows this call
@@ -541,26 +518,28 @@ def _singles(tensor: Tensor) -> float:
     """Return the number of elements that are read one at a time (`KernelPlan.singles`) to make a
     tensor contiguous.
     """
-    step = _steps(tensor).get(len(tensor["shape"]) - 1, 1)
-    scattered = step * DTYPES[tensor["dtype"]][0] >= _FITTED.sector_bytes
+    stride = _strides(tensor).get(len(tensor["shape"]) - 1, 1)
+    scattered = stride * DTYPES[tensor["dtype"]][0] >= _FITTED.sector_bytes
     return elements_of(tensor) * (_FITTED.scattered_times if scattered else 1.0)  # type: ignore[no-any-return]
 
 
 def _contiguous(tensor: Tensor) -> bool:
-    return _without_gaps(tensor, list(reversed(_steps(tensor))))
+    return _without_gaps(tensor, list(reversed(_strides(tensor))))
 
 
-def _without_gaps(tensor: Tensor, places: Sequence[int]) -> bool:
+def _without_gaps(tensor: Tensor, positions: Sequence[int]) -> bool:
     """True if a tensor has no gaps in memory in this order of its dimensions, fastest first."""
-    steps, sizes = _steps(tensor), (tensor["shape"][place] for place in places)
+    strides, sizes = _strides(tensor), (tensor["shape"][position] for position in positions)
     expected = itertools.accumulate(sizes, operator.mul, initial=1)
-    return all(steps[place] == step for place, step in zip(places, expected, strict=False))
+    return all(
+        strides[position] == stride for position, stride in zip(positions, expected, strict=False)
+    )
 
 
-def _steps(tensor: Tensor) -> dict[int, int]:
+def _strides(tensor: Tensor) -> dict[int, int]:
     """Stride in elements by dimension, for dimensions of more than one element."""
-    steps = enumerate(zip(_stride(tensor), tensor["shape"], strict=True))
-    return {place: step for place, (step, size) in steps if size > 1}
+    strides = enumerate(zip(_stride(tensor), tensor["shape"], strict=True))
+    return {position: stride for position, (stride, size) in strides if size > 1}
 
 
 def _stride(tensor: Tensor) -> Sequence[int]:

@@ -8,7 +8,7 @@ An estimate adds the medians over calls."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import sqlalchemy
@@ -46,10 +46,8 @@ def rank_effects(
     and one software, that of ``software`` or the most similar one. None if there are none.
     ``overlaps``: omit those of collectives."""
     cards = VARIANT.tensor_parallel * VARIANT.data_parallel * VARIANT.distributed
-    query = sqlalchemy.select(VARIANT.id, VARIANT.tensor_parallel, cards.label("cards")).where(
-        cards > 1
-    )
-    split = {row.id: row for row in session.execute(query)}
+    query = sqlalchemy.select(VARIANT.id, VARIANT.tensor_parallel, cards.label("cards"))
+    split = {row.id: row for row in session.execute(query.where(cards > 1))}
     conditions = card_model, list(protocols_like(session, protocol))
     sets: dict[tuple[int, str], dict[str, CallOrder]] = defaultdict(dict)
     for key, rows in newest_readings(session, list(split), *conditions).items():
@@ -59,7 +57,8 @@ def rank_effects(
                 sets[key][variant_id] = order
     if not sets:
         return None
-    wholes = sets[key := most_similar(session, sets, software)]
+    key = most_similar(session, sets, software)
+    wholes = sets[key]
     tuples: set[str] = set()
     for details in wholes.values():
         tuples.update(details.looped_us or (), details.added or ())
@@ -69,37 +68,46 @@ def rank_effects(
     names = {row.id: row.short_name for row in session.execute(query)}
     added_us: dict[str, list[float]] = defaultdict(list)
     for variant_id, whole in wholes.items():
-        for id_ in (whole.looped_us or {}).keys() & loops.keys() - names.keys():
-            alone, limited = loops[id_].details.context, loops[id_].details.burst
-            if alone and not limited and alone.alone_us < SMALL_US:
-                added_us[kind_of("", alone.alone_us)].append(
-                    (whole.looped_us or {})[id_] - alone.alone_us
-                )
-        for id_, place in (
-            (whole.added or {}).items()
-            if split[variant_id].tensor_parallel > 1 and not overlaps
-            else ()
-        ):
-            if (
-                (loop := loops.get(id_))
-                and place.effect_us.value
-                and place.effect_us.half_width < UNSURE * loop.time_us.value
-            ):
-                call_kind = kind_of(names[id_], loop.time_us.value)
-                added_us[call_kind].append(place.effect_us.value - counted_us(loop))
+        for call_kind, us in _operators_added_us(whole, loops, names.keys()):
+            added_us[call_kind].append(us)
+        if split[variant_id].tensor_parallel > 1 and not overlaps:
+            for call_kind, us in _collectives_added_us(whole, loops, names):
+                added_us[call_kind].append(us)
     if not added_us:
         return None
-    effects = {
-        call_kind: _typical(
-            added_us[call_kind], MIDDLE if call_kind.startswith(OPERATOR_CALL) else 1.0
-        )
-        for call_kind in sorted(added_us)
-    }
-    on = ", ".join(str(number) for number in sorted({split[id_].cards for id_ in wholes}))
-    return (
-        effects,
-        f"medians of {len(wholes)} whole split {plural('model', len(wholes))} on {on} cards",
-    )
+    effects = {}
+    for call_kind in sorted(added_us):
+        middle = MIDDLE if call_kind.startswith(OPERATOR_CALL) else 1.0
+        effects[call_kind] = _typical(added_us[call_kind], middle)
+    numbers = sorted({split[variant_id].cards for variant_id in wholes})
+    models = f"{len(wholes)} whole split {plural('model', len(wholes))}"
+    return effects, f"medians of {models} on {', '.join(map(str, numbers))} cards"
+
+
+def _operators_added_us(
+    whole: CallOrder, loops: Mapping[str, ReadingView], collectives: Collection[str]
+) -> Iterator[tuple[str, float]]:
+    """Yield the kind of each short operator and the time that it takes longer in the ranks."""
+    for operator_id, looped_us in (whole.looped_us or {}).items():
+        loop = loops.get(operator_id)
+        if loop is None or operator_id in collectives or loop.details.burst:
+            continue
+        alone = loop.details.context
+        if alone and alone.alone_us < SMALL_US:
+            yield kind_of("", alone.alone_us), looped_us - alone.alone_us
+
+
+def _collectives_added_us(
+    whole: CallOrder, loops: Mapping[str, ReadingView], names: Mapping[str, str]
+) -> Iterator[tuple[str, float]]:
+    """Yield the kind of each collective and the time that it takes longer between kernels."""
+    for operator_id, place in (whole.added or {}).items():
+        loop = loops.get(operator_id)
+        if loop is None or not place.effect_us.value:
+            continue
+        if place.effect_us.half_width < UNSURE * loop.time_us.value:
+            call_kind = kind_of(names[operator_id], loop.time_us.value)
+            yield call_kind, place.effect_us.value - counted_us(loop)
 
 
 def _typical(values: Sequence[float], middle: float) -> Figure:
