@@ -73,12 +73,12 @@ def is_plain(tensor: torch.Tensor) -> bool:
     return special_kind(tensor) is None
 
 
-def refusal(special: torch.Tensor, place: str) -> UnsupportedTensor:
+def refusal(special: torch.Tensor, location: str) -> UnsupportedTensor:
     """The error for a call that uses or returns a special tensor."""
     kind = special_kind(special)
     assert kind is not None, "the caller has found that the tensor is special"
     return UnsupportedTensor(
-        f"{place} has {kind.description}; the farm does not measure such tensors.", kind.way_out
+        f"{location} has {kind.description}; the farm does not measure such tensors.", kind.way_out
     )
 
 
