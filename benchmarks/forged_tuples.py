@@ -31,7 +31,7 @@ from benchmarks.layer_table import EXAMPLES
 from farm.benchmark_process.client import BenchmarkProcess
 from farm.errors import FarmError, TupleRejected, Unmeasurable
 from farm.models import own
-from farm.subjects.allow_list import ATEN_OVERLOADS, overload_of
+from farm.subjects.allow_list import ALLOWED_OPERATORS, ATEN_OVERLOADS, overload_of
 from farm.subjects.parsing import parse
 from farm.training.extract import extract
 from farm.types.protocol import Protocol, Stopping, Subject
@@ -53,7 +53,7 @@ NUMBERS = (
     5,
     16,
     1000,
-    2**31 + 1,
+    2**36 + 1,
     2**40,
     2**62,
 )
@@ -84,6 +84,12 @@ TEXTS = (
     "L",
     "x" * 200,
 )
+#: Operator of aten -> the public function with its name.
+FUNCTIONS_OF_ATEN = {
+    name.rpartition(".")[2]: name
+    for name in sorted(ALLOWED_OPERATORS)
+    if not name.startswith("torch.nn.") and "__" not in name
+}
 #: Layers whose training steps give the tuples that are changed.
 SEED_LAYERS = (
     "AdaptiveMaxPool2d AvgPool3d BatchNorm2d Bilinear CTCLoss ConvTranspose2d CrossEntropyLoss Embedding EmbeddingBag "
@@ -108,6 +114,9 @@ def random_tuple(chance: random.Random, name: str) -> dict[str, Any]:
             positional.append(tree)
     call = {"arguments": positional, "keywords": keywords, "tensors": tensors}
     fixed = {"schema": 1, "parameters": {}, "training": False}
+    function = FUNCTIONS_OF_ATEN.get(name.split(".")[1])
+    if function and chance.random() < 0.4:
+        return {"operator": function, "kind": "function", **fixed, **call}
     return {"operator": name, "kind": "aten", **fixed, **call}
 
 

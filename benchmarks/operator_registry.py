@@ -30,7 +30,15 @@ from pathlib import Path
 
 import torch
 
-from farm.subjects.overloads import BY_ELEMENT, listed
+from farm.subjects.overloads import (
+    BY_ELEMENT,
+    GENERATED,
+    NOT_READ,
+    OTHER_ARGUMENTS,
+    OTHER_TENSORS,
+    TAKEN_APART,
+    listed,
+)
 
 LIST = Path(__file__).resolve().parent.parent / "farm/subjects/aten_overloads.txt"
 CALLS = LIST.with_name("backward_calls.toml")
@@ -112,13 +120,13 @@ UNCHECKED = re.compile(
 Rule = Callable[[Overload], object]
 #: Reason -> the property that denies an overload.
 RULES: dict[str, Rule] = {
-    "takes an argument that a tuple cannot contain": lambda one: set(one.types) - PLAIN_TYPES,
+    OTHER_ARGUMENTS: lambda one: set(one.types) - PLAIN_TYPES,
     "takes a text that is not of a set": lambda one: set(one.texts) - ENUMERATED,
-    "works on sparse, nested, quantised or oneDNN tensors, or on other hardware": lambda one: (
+    OTHER_TENSORS: lambda one: (
         _SPECIAL.search(one.name)
         or not any(key in ("CPU", "CUDA") or key.startswith("Composite") for key in one.kernels)
     ),
-    "consists of other operators, which are tuples": lambda one: (
+    TAKEN_APART: lambda one: (
         one.has_kernel("CompositeImplicitAutograd")
         and not one.has_kernel("CPU", "CUDA")
         and one.name not in NOT_TAKEN_APART
@@ -137,10 +145,8 @@ RULES: dict[str, Rule] = {
         {"dynamic_output_shape", "data_dependent_output"} & set(one.tags)
         and one.name not in RETURN_TO_HOST | SIZE_HAS_RULE
     ),
-    "is a variant that PyTorch generates and does not call": lambda one: (
-        "generated" in one.tags and one.name not in SEEN_GENERATED
-    ),
-    "is called by other operators only, and nobody has read what it checks": lambda one: (
+    GENERATED: lambda one: "generated" in one.tags and one.name not in SEEN_GENERATED,
+    NOT_READ: lambda one: (
         UNCHECKED.match(one.name) or (one.name.startswith("_") and not REVIEWED.match(one.name))
     ),
 }

@@ -140,7 +140,8 @@ def _listeners(current: Settings) -> Iterator[Check]:
     listeners: set[str] = set()
     try:
         for _ in range(PINGS):
-            listeners |= {name for answer in app.control.ping(timeout=1.0) or () for name in answer}
+            for answer in app.control.ping(timeout=1.0) or ():
+                listeners.update(answer)
             if any(name.startswith("control@") for name in listeners):
                 break  # a busy host answers late, so only the last ping decides that nobody answers
     except (OperationalError, CeleryError, RedisError) as error:

@@ -106,12 +106,12 @@ def aggregate(round_id: str) -> dict[str, str]:
     dropped: the reconciler publishes another one. Celery would log a traceback for each message.
     """
     try:
-        found = _aggregate(round_id)
+        result = _aggregate(round_id)
     except FarmUnavailable as error:
         _AGGREGATIONS.outage.note(error)
         raise Ignore from error
     _AGGREGATIONS.outage.over()
-    return found
+    return result
 
 
 def _aggregate(round_id: str) -> dict[str, str]:
@@ -428,5 +428,5 @@ def _unfinished(session: Session, farm: str) -> list[tuple[str, int]]:
     )
     planned = col(tables.Round.planned_at_s).is_not(None)
     return _newest_rounds(
-        session, farm, planned, *(one.is_(None) for one in still_open), ~judged.exists()
+        session, farm, planned, *(open_id.is_(None) for open_id in still_open), ~judged.exists()
     )

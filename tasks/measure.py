@@ -73,8 +73,8 @@ class CardWorker(ItemDriver):
 
     def phase(self, claimed: Claim, phase: str, details: dict[str, Any]) -> None:
         # With the cards of a group as its arguments, Flower shows which item holds them.
-        held = {"args": f"{claimed.label} on {', '.join(claimed.cards)}"} if claimed.cards else {}
-        self._send_event(f"task-{phase}", item=claimed.item_id, operator=claimed.label, **held)
+        group = {"args": f"{claimed.label} on {', '.join(claimed.cards)}"} if claimed.cards else {}
+        self._send_event(f"task-{phase}", item=claimed.item_id, operator=claimed.label, **group)
 
     def retrying(self, reason: str, message: str) -> None:
         self._send_event("task-retried", exception=f"{reason}: {message}", traceback="")

@@ -72,7 +72,9 @@ _FLAGS = ("ignore_result", "redelivered")
 #: a message gets no other), the time limit (it overrides the worker's limit), stamps, and
 #: compression.
 _HEADERS: Mapping[str, type] = {
-    name: kind for names, kind in ((_TEXTS, str), (_NUMBERS, int), (_FLAGS, bool)) for name in names
+    **dict.fromkeys(_TEXTS, str),
+    **dict.fromkeys(_NUMBERS, int),
+    **dict.fromkeys(_FLAGS, bool),
 }
 #: The format of the ids of messages and groups.
 _ID = re.compile(r"[0-9A-Za-z._:-]{1,200}")

@@ -61,6 +61,9 @@ REQUEST_TIMEOUT_S = 30.0
 
 CARD = ("host", "card", "index", "model")
 
+#: The values of a metric's labels, and its value.
+Labelled = tuple[Sequence[str], float]
+
 #: Kinds of metrics in ``metrics.csv``. Only metrics that never decrease are counters: Prometheus's
 #: rate() treats a decrease as a restart. Others decrease if items are tried again, moved or handed
 #: back.
@@ -218,9 +221,7 @@ def _labels(card: CardRow) -> list[str]:
     return [card.host, card.id, str(card.index), card.model]
 
 
-def _metric(
-    name: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]] = ()
-) -> Any:
+def _metric(name: str, labels: Sequence[str], values: Iterable[Labelled] = ()) -> Any:
     """Return a metric with one value for each list of values of its labels."""
     row = described()[name]
     metric = KINDS[row["kind"]](name, row["help"], labels=labels)
@@ -235,21 +236,15 @@ def _items(entries: list[CardCounts]) -> Iterator[Metric]:
         if row["value"]:
             value = operator.attrgetter(row["value"])
             yield _metric(name, CARD, [(card, max(0.0, value(entry))) for card, entry in of_cards])
-    failed = (
-        ([*card, reason], number)
-        for card, entry in of_cards
-        for reason, number in entry.failed.items()
-    )
+    failed: list[Labelled] = []
+    waiting: list[Labelled] = []
+    states: list[Labelled] = []
+    for card, entry in of_cards:
+        failed += (([*card, reason], number) for reason, number in entry.failed.items())
+        waiting += (([*card, str(state)], entry.open[state]) for state in OPEN)
+        states += (([*card, str(state)], entry.view.state == state) for state in CardState)
     yield _metric("farm_items_failed", [*CARD, "reason"], failed)
-    waiting = (
-        ([*card, str(state)], entry.open[state]) for card, entry in of_cards for state in OPEN
-    )
     yield _metric("farm_items_open", [*CARD, "state"], waiting)
-    states = (
-        ([*card, str(state)], entry.view.state == state)
-        for card, entry in of_cards
-        for state in CardState
-    )
     yield _metric("farm_card_state", [*CARD, "state"], states)
     took = _metric("farm_item_seconds", CARD)
     for card, entry in of_cards:

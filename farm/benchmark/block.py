@@ -71,7 +71,7 @@ def measured_block(card: Card) -> Iterator[Window]:
     from farm.benchmark.sampler import Sampler
     from farm.benchmark.window import window_power
 
-    found = Window(card)
+    window = Window(card)
     with (
         contextlib.closing(open_device(card)) as device,
         Sampler(device, frozenset({os.getpid()})) as sampler,
@@ -79,15 +79,15 @@ def measured_block(card: Card) -> Iterator[Window]:
         _synchronize()
         begin_s = time.perf_counter()
         try:
-            yield found
+            yield window
         finally:
             _synchronize()
             end_s = time.perf_counter()
-            found.time_s = end_s - begin_s
+            window.time_s = end_s - begin_s
             power = window_power(sampler, begin_s, end_s)
-            found.power, found.power_source = power.power_w, power.source
+            window.power, window.power_source = power.power_w, power.source
             if "compute_processes" in device.capabilities:
-                found.shared = bool(sampler.window(begin_s, end_s).foreign_processes)
+                window.shared = bool(sampler.window(begin_s, end_s).foreign_processes)
 
 
 def _synchronize() -> None:

@@ -190,10 +190,12 @@ class Sampler:
             power_w = time_average(
                 *self._series[self._power_field].span(begin_s, end_s), begin_s, end_s
             )
-        known = [(time_s, words) for time_s, words in list(self._reasons) if time_s <= end_s]
+        reasons_before = [
+            (time_s, words) for time_s, words in list(self._reasons) if time_s <= end_s
+        ]
         # If the window is so short that it has no sample, use the last sample before it.
-        reasons = [words for time_s, words in known if begin_s <= time_s] or [
-            words for _, words in known[-1:]
+        reasons = [words for time_s, words in reasons_before if begin_s <= time_s] or [
+            words for _, words in reasons_before[-1:]
         ]
         counts = Counter(word for words in reasons for word in words)
         return SampledWindow(
@@ -208,7 +210,7 @@ class Sampler:
     def foreign_processes(self, begin_s: float, end_s: float) -> frozenset[int]:
         """The ids of other processes that were on the card between two times."""
         return frozenset().union(
-            *(found for time_s, found in list(self._foreign) if begin_s <= time_s <= end_s)
+            *(processes for time_s, processes in list(self._foreign) if begin_s <= time_s <= end_s)
         )
 
     def trace(self, window_s: tuple[float, float]) -> Trace | None:
@@ -216,20 +218,20 @@ class Sampler:
         samples.
         """
         reasons, foreign = list(self._reasons), list(self._foreign)
-        found = {name: kept.span(self.began_s, math.inf) for name, kept in self._series.items()}
-        if not any(times for times, _ in found.values()):
+        trace = {name: kept.span(self.began_s, math.inf) for name, kept in self._series.items()}
+        if not any(times for times, _ in trace.values()):
             return None
         times = [moment for moment, _ in reasons]
-        found["throttle_reasons"] = (times, [len(words) for _, words in reasons])
+        trace["throttle_reasons"] = (times, [len(words) for _, words in reasons])
         for word in sorted({word for _, words in reasons for word in words}):
-            found[f"throttle_{word}"] = (times, [int(word in words) for _, words in reasons])
-        found["foreign_processes"] = (
+            trace[f"throttle_{word}"] = (times, [int(word in words) for _, words in reasons])
+        trace["foreign_processes"] = (
             [moment for moment, _ in foreign],
             [len(ids) for _, ids in foreign],
         )
         series = {
             name: ([round(moment - self.began_s, 4) for moment in times], values)
-            for name, (times, values) in found.items()
+            for name, (times, values) in trace.items()
             if times
         }
         return Trace((window_s[0] - self.began_s, window_s[1] - self.began_s), series)
@@ -270,8 +272,8 @@ class Sampler:
                 self._reasons.append((time.perf_counter(), words))
         if self._own_processes is not None and now_s >= self._process_due_s:
             self._process_due_s = now_s + PROCESS_PAUSE_S
-            if (found := self.device.compute_processes()) is not None:
-                self._foreign.append((time.perf_counter(), found - self._own_processes))
+            if (processes := self.device.compute_processes()) is not None:
+                self._foreign.append((time.perf_counter(), processes - self._own_processes))
         self.busy_s += time.perf_counter() - begin_s
         left_s = self._expected_s - time.perf_counter()
         if left_s > TICK_GUARD_S:

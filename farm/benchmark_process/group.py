@@ -73,7 +73,9 @@ class BenchmarkGroup:
     @property
     def unhealthy(self) -> str:
         """The faults that the health checks found; "" if all cards passed."""
-        return " ".join(f"{one.card_id}: {one.unhealthy}" for one in self._ranks if one.unhealthy)
+        return " ".join(
+            f"{rank.card_id}: {rank.unhealthy}" for rank in self._ranks if rank.unhealthy
+        )
 
     def start(self) -> None:
         """Start all ranks, if not all are alive, and return at once. Raises `Unmeasurable`
@@ -160,8 +162,8 @@ class BenchmarkGroup:
             bus_bytes_per_s=_bus_bytes_per_s(subject, merged),
             link_bytes_per_s=self._link[1],
         )
-        found = (verified.observed, verified.verification) if verified else (None, None)
-        return Measured(merged.noting(cards=cards), software, self._ranks[0].card, *found)
+        observations = (verified.observed, verified.verification) if verified else (None, None)
+        return Measured(merged.noting(cards=cards), software, self._ranks[0].card, *observations)
 
     def _ask(
         self, request: ProcessRequest[A], timeout_s: float, on_phase: OnPhase | None
@@ -179,9 +181,9 @@ class BenchmarkGroup:
                 self.watch()
                 for rank, answer in tuple(asked.items()):
                     try:
-                        if (found := answer()) is None:
+                        if (rank_answer := answer()) is None:
                             continue
-                        answers[rank] = found
+                        answers[rank] = rank_answer
                         until_s = min(until_s, time.monotonic() + ANSWERS_S)
                     except Unmeasurable as error:
                         failures.append((rank, error))

@@ -265,9 +265,9 @@ class Runner:
 
     def check(self) -> str:
         """Run the health check and store its time. Return the fault; "" if the card is healthy."""
-        found = self.unhealthy()
+        reason = self.unhealthy()
         self._checked_s = time.monotonic()
-        return found
+        return reason
 
     def unhealthy(self) -> str:
         """The fault that the health check finds (`farm.benchmark.checks`); "" if the card is
@@ -426,17 +426,17 @@ def _on_card(handler: Handler, card: OpenCard) -> Answering:
 
 
 def software_of(torch: Any, card: Card) -> Software:
-    found = {
+    versions = {
         "torch": torch.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
     }
     with contextlib.suppress(metadata.PackageNotFoundError):
-        found["torchvision"] = metadata.version("torchvision")
+        versions["torchvision"] = metadata.version("torchvision")
     if card.is_gpu:
-        found["cuda"], found["driver"] = torch.version.cuda or "", card.driver
-        found["cudnn"] = str(torch.backends.cudnn.version() or "")
-    return Software(**found)
+        versions["cuda"], versions["driver"] = torch.version.cuda or "", card.driver
+        versions["cudnn"] = str(torch.backends.cudnn.version() or "")
+    return Software(**versions)
 
 
 def _private_output() -> TextIO:

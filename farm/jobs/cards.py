@@ -186,8 +186,9 @@ def _described(session: Session, card: Card) -> CardRow:
     none.
     """
     row = locked(session, CardRow, card.id) or CardRow(id=card.id, kind=card.kind, model=card.model)
-    for name in ("kind", "model", "memory_bytes", "driver", "host", "index"):
-        setattr(row, name, getattr(card, name))
+    row.kind, row.model = card.kind, card.model
+    row.memory_bytes, row.driver = card.memory_bytes, card.driver
+    row.host, row.index = card.host, card.index
     row.origin = ""  # its readings may have been imported before it joined
     if not row.registered_at_s:
         row.registered_at_s = database_now()  # type: ignore[assignment]
@@ -219,11 +220,13 @@ def stopped(database: Database, holder: str, reason: str = "") -> None:
         holder: its holder name, or the prefix from `holder_of_process`.
         reason: why it stopped although nobody stopped it; "": somebody stopped it.
     """
-    own = col(CardRow.worker).startswith(holder, autoescape=True)
+    of_holder = col(CardRow.worker).startswith(holder, autoescape=True)
     stopped = {"state": CardState.STOPPED, "state_reason": reason}
     with database.write() as session:
-        session.execute(update(CardRow).where(own, col(CardRow.state).not_in(KEPT)).values(stopped))
-        session.execute(update(CardRow).where(own).values(worker=""))
+        session.execute(
+            update(CardRow).where(of_holder, col(CardRow.state).not_in(KEPT)).values(stopped)
+        )
+        session.execute(update(CardRow).where(of_holder).values(worker=""))
 
 
 def drain(database: Database, card_id: str, reason: str = "") -> None:
@@ -258,8 +261,10 @@ def end_embedded_quarantines(database: Database, card_ids: Sequence[str]) -> lis
     caller checks them.
     """
     with database.write() as session:
-        own = col(CardRow.id).in_(card_ids), col(CardRow.state) == CardState.QUARANTINED
-        rows = session.exec(select(CardRow).where(*own, col(CardRow.quarantined_by) != "")).all()
+        quarantined = col(CardRow.id).in_(card_ids), col(CardRow.state) == CardState.QUARANTINED
+        rows = session.exec(
+            select(CardRow).where(*quarantined, col(CardRow.quarantined_by) != "")
+        ).all()
         for row in rows:
             row.state, row.state_reason, row.quarantined_by = CardState.STOPPED, "", ""
         return [row.id for row in rows]
@@ -269,10 +274,10 @@ def resume(database: Database, card_id: str, *, quarantined: bool = False) -> bo
     """End a drain or, with ``quarantined``, a quarantine; return False if there was none. After a
     quarantine, the card's worker checks the card and registers it before it measures items. Raises
     `NoSuchCard` if it is not registered."""
-    wanted = CardState.QUARANTINED if quarantined else CardState.DRAINING
+    ending = CardState.QUARANTINED if quarantined else CardState.DRAINING
     with database.write() as session:
         row = _known(locked(session, CardRow, card_id), card_id)
-        if row.state != wanted:
+        if row.state != ending:
             return False
         served = CardState.STARTING if quarantined else CardState.IDLE
         row.state, row.state_reason = served if row.worker else CardState.STOPPED, ""
@@ -283,15 +288,17 @@ def find(session: Session, name: str) -> CardRow:
     """Return the registered card that matches a name
     (`farm.requests.card_selection.matching_cards`). Raises `NoSuchCard` if no card or several cards
     match."""
-    own = select(CardRow).where(CardRow.origin == "")
-    found = matching_cards(session.exec(own.order_by(col(CardRow.id))).all(), name)
-    if len(found) > 1:
-        several = f"{', '.join(card.id for card in found[:8])}{', ...' if len(found) > 8 else ''}"
+    registered = select(CardRow).where(CardRow.origin == "")
+    matches = matching_cards(session.exec(registered.order_by(col(CardRow.id))).all(), name)
+    if len(matches) > 1:
+        several = (
+            f"{', '.join(card.id for card in matches[:8])}{', ...' if len(matches) > 8 else ''}"
+        )
         raise NoSuchCard(
             f"'{name}' matches several cards: {several}.",
             "Give the id of one card; `farm cards` lists the ids.",
         )
-    return _known(found[0] if found else None, name)
+    return _known(matches[0] if matches else None, name)
 
 
 def _known(row: CardRow | None, card_id: str) -> CardRow:
@@ -306,8 +313,8 @@ def views(
     """Return the status of all registered cards. ``hourly``: also count the items of the last hour,
     closed ones. ``silent``: also find silent cards, which may read all open items."""
     now = read_clock_s(session)
-    own = select(CardRow).where(CardRow.origin == "")
-    rows = session.exec(own.order_by(col(CardRow.host), col(CardRow.index))).all()
+    registered = select(CardRow).where(CardRow.origin == "")
+    rows = session.exec(registered.order_by(col(CardRow.host), col(CardRow.index))).all()
     # With the ids in the query, both databases count in one pass over the index instead of reading
     # a million rows.
     of_own = col(Item.card_id).in_([row.id for row in rows])
@@ -356,16 +363,16 @@ def measured_now(session: Session, *which: Any) -> dict[str, str | None]:
     # If the lease has ended, no worker measures the item.
     lasting = (Item.state == ItemState.CLAIMED, col(Item.lease_until_s) >= database_now(), *which)
     reserved = and_(col(CardRow.group_item_id) == Item.id, col(CardRow.group_token) == Item.token)
-    found: dict[str, str | None] = {}
+    labels: dict[str, str | None] = {}
     for card, card_id in ((None, col(Item.card_id)), (CardRow, col(CardRow.id))):
         query = sqlalchemy.select(card_id, col(Operator.label), col(Item.cards)).select_from(Item)
         query = query if card is None else query.join(card, reserved)
         labelled = query.join(
             Operator, col(Operator.id) == col(Item.subject_id), isouter=True
         ).where(*lasting)
-        for one, label, number in session.execute(labelled.order_by(card_id)):
-            found[one] = f"{label} on {number} cards" if label and number > 1 else label
-    return found
+        for id_, label, number in session.execute(labelled.order_by(card_id)):
+            labels[id_] = f"{label} on {number} cards" if label and number > 1 else label
+    return labels
 
 
 def silent_times_s(session: Session, found: Sequence[CardRow]) -> dict[str, float]:
@@ -455,9 +462,12 @@ def needs_fingerprint(database: Database, card_id: str, driver: str) -> bool:
         card = session.get(CardRow, card_id)
         if card is None or card.is_simulated:
             return False
-        found = sound_fingerprint(card.fingerprint)
-    is_current = (found.get("version"), found.get("driver")) == (FINGERPRINT_VERSION, driver)
-    return not is_current or found.get("copy_bytes_per_s", 0) <= 0
+        fingerprint = sound_fingerprint(card.fingerprint)
+    is_current = (fingerprint.get("version"), fingerprint.get("driver")) == (
+        FINGERPRINT_VERSION,
+        driver,
+    )
+    return not is_current or fingerprint.get("copy_bytes_per_s", 0) <= 0
 
 
 def keep_fingerprint(database: Database, card_id: str, fingerprint: Mapping[str, Any]) -> None:
@@ -476,17 +486,17 @@ def all_own_cards() -> list[Card]:
     """Return every card of this host and its CPU, including cards on which the farm cannot
     measure.
     """
-    found = discover(settings())
-    if all(card.is_gpu for card in found):
-        found.append(cpu_card(settings()))
-    return found
+    cards = discover(settings())
+    if all(card.is_gpu for card in cards):
+        cards.append(cpu_card(settings()))
+    return cards
 
 
 def own_cards(say: Say) -> list[Card]:
     """Return every card of this host on which the farm can measure. `say` reports the others."""
-    own = all_own_cards()
-    usable = _usable(own, say)
-    if len(usable) < len(own) and all(card.is_cpu for card in usable):
+    cards = all_own_cards()
+    usable = _usable(cards, say)
+    if len(usable) < len(cards) and all(card.is_cpu for card in usable):
         say("The farm cannot measure on any GPU of this host; it uses the CPU.")
     return usable
 
@@ -512,11 +522,11 @@ def kind_of_cards() -> str:
     """Return the kind of card that a job would use. If this host has only a CPU, the cards of its
     farm count too.
     """
-    there = [card for card in all_own_cards() if not card.refusal]
-    if settings().broker_url and all(card.is_cpu for card in there):
+    cards = [card for card in all_own_cards() if not card.refusal]
+    if settings().broker_url and all(card.is_cpu for card in cards):
         with contextlib.suppress(FarmUnavailable), open_database().read() as session:
-            there += [as_card(view.card) for view in views(session, settings().heartbeat_s)]
-    return choose_cards(there, [])[0].kind
+            cards += [as_card(view.card) for view in views(session, settings().heartbeat_s)]
+    return choose_cards(cards, [])[0].kind
 
 
 def chosen_own_cards(wanted: Sequence[str], say: Say) -> list[Card]:
@@ -534,8 +544,15 @@ def chosen_own_cards(wanted: Sequence[str], say: Say) -> list[Card]:
 
 def as_card(row: CardRow) -> Card:
     """Convert a row of the database to a card."""
-    names = ("id", "kind", "model", "memory_bytes", "driver", "index", "host")
-    return Card(**{name: getattr(row, name) for name in names})
+    return Card(
+        id=row.id,
+        kind=row.kind,  # type: ignore[arg-type]
+        model=row.model,
+        memory_bytes=row.memory_bytes,
+        driver=row.driver,
+        index=row.index,
+        host=row.host,
+    )
 
 
 def serving_cards(database: Database, wanted: Sequence[str]) -> list[Card]:
@@ -549,16 +566,16 @@ def serving_cards(database: Database, wanted: Sequence[str]) -> list[Card]:
     serving = [card for card, state in states.items() if state in ("idle", "busy")]
     names = "; ".join(str(card) for card in serving[:8])
     for want in wanted:
-        known = matching_cards(list(states), want)
-        if known and not any(card in serving for card in known):
-            state = states[known[0]]
+        matches = matching_cards(list(states), want)
+        if matches and not any(card in serving for card in matches):
+            state = states[matches[0]]
             step = {
                 "starting": "Its worker is starting: try again in a moment",
-                "draining": f"Give the card work again with `farm cards resume {known[0].id}`",
-                "quarantined": f"Examine the card, then run `farm cards release {known[0].id}`",
-            }.get(state, f"Start `farm worker` on {known[0].host or 'its host'}")
+                "draining": f"Give the card work again with `farm cards resume {matches[0].id}`",
+                "quarantined": f"Examine the card, then run `farm cards release {matches[0].id}`",
+            }.get(state, f"Start `farm worker` on {matches[0].host or 'its host'}")
             raise NoWorker(
-                f"No worker accepts items for the card '{want}': {known[0]} is {state}.",
+                f"No worker accepts items for the card '{want}': {matches[0]} is {state}.",
                 f"{step}{f', or choose one of these cards: {names}' if names else ''}.",
             )
     if not serving and (drained := [card for card, state in states.items() if state == "draining"]):

@@ -114,9 +114,9 @@ def measure(
             store_software(
                 session, software
             )  # it may differ from that of the card, see `Software.communication`
-        about = (claimed.subject, claimed.protocol, claimed.stopping)
+        measured = (claimed.subject, claimed.protocol, claimed.stopping)
         limit_s = settings().item_timeout_s
-        return group.measure(*about, predicted=predicted, timeout_s=limit_s, on_phase=on_phase)
+        return group.measure(*measured, predicted=predicted, timeout_s=limit_s, on_phase=on_phase)
 
 
 def peers_at_work(database: Database, claimed: Claim) -> bool:

@@ -281,7 +281,7 @@ class ItemDriver:
         process failed to start twice; `CardUnavailable` if this process is ending."""
         for last in (False, True):
             try:
-                return self.ask(self.register, claimed=False)
+                return self.ask(self.register, has_claim=False)
             except UnhealthyCard as error:
                 failure: FarmError = error
                 break
@@ -307,7 +307,7 @@ class ItemDriver:
                 self.card_id,
                 failure.message,
                 farm=farm,
-                claimed=False,
+                has_claim=False,
             )
         except NoSuchCard:
             log.error(
@@ -325,7 +325,7 @@ class ItemDriver:
         current = settings()
         if self.spool is not None and item_id in self.spool.items():
             # Write the spooled reading of this item first: a new claim would invalidate its token.
-            for closed in self.ask(self.spool.flush, self.database, self.card_id, claimed=False):
+            for closed in self.ask(self.spool.flush, self.database, self.card_id, has_claim=False):
                 self.follow_up(closed)
         while True:
             if (
@@ -336,7 +336,7 @@ class ItemDriver:
                     self.database,
                     self.card_id,
                     CardState.QUARANTINED,
-                    claimed=False,
+                    has_claim=False,
                 )
             claimed = self.ask(
                 items.claim,
@@ -347,7 +347,7 @@ class ItemDriver:
                 software_id=self.ready().id,
                 lease_s=current.lease_s,
                 max_attempts=current.max_attempts,
-                claimed=False,
+                has_claim=False,
             )
             if isinstance(claimed, Claim):
                 if claimed.card_state != CardState.STARTING:
@@ -388,10 +388,14 @@ class ItemDriver:
                 predicted_counts, self.database, claimed.capture_id, claimed.job_id, self.card_id
             )
         if claimed.cards:
-            about = (cards.farm_of(self.holder), partial(self.phase, claimed), self.stop_requested)
+            of_group = (
+                cards.farm_of(self.holder),
+                partial(self.phase, claimed),
+                self.stop_requested,
+            )
             expected = predicted if verify else None
             return self.ask(
-                group_driver.measure, self.database, claimed, self._group, *about, expected
+                group_driver.measure, self.database, claimed, self._group, *of_group, expected
             )
         if not verify and not self.benchmark.card.is_simulated:
             # without verification, only a simulated card needs the predicted calls
@@ -416,13 +420,13 @@ class ItemDriver:
         return measured
 
     def ask(
-        self, query: Callable[..., T], *arguments: Any, claimed: bool = True, **options: Any
+        self, query: Callable[..., T], *arguments: Any, has_claim: bool = True, **options: Any
     ) -> T:
         """Return ``query(*arguments, **options)``. While the database is unreachable, wait and try
         again.
 
         Args:
-            claimed: this driver has a claim and must write its outcome, so it waits even if the
+            has_claim: this driver has a claim and must write its outcome, so it waits even if the
                 process must stop.
 
         Raises:
@@ -439,7 +443,7 @@ class ItemDriver:
             except DatabaseUnreachable as error:
                 pause_s = next(pauses_s)
                 if time.monotonic() + pause_s > deadline_s or (
-                    self.stop_requested() and not claimed
+                    self.stop_requested() and not has_claim
                 ):
                     raise
                 self._outage.note(error)
@@ -474,7 +478,7 @@ class ItemDriver:
         process must stop.
         """
         pauses_s = _pauses_s(1.0)
-        while self.ask(groups.is_reserved, self.database, self.card_id, claimed=False):
+        while self.ask(groups.is_reserved, self.database, self.card_id, has_claim=False):
             if self.stop_requested():
                 raise CardUnavailable("The worker is stopping.")
             time.sleep(next(pauses_s))
@@ -515,8 +519,8 @@ class ItemDriver:
             self.retrying(*failure)
             return None
         if answer.verification is not None and claimed.capture_id is not None:
-            found = (claimed.capture_id, answer.observed, answer.verification)
-            observed_id = self.ask(store_observed, self.database, *found, card_id=self.card_id)
+            verified = (claimed.capture_id, answer.observed, answer.verification)
+            observed_id = self.ask(store_observed, self.database, *verified, card_id=self.card_id)
             if observed_id is not None:
                 self.ask(items.drop_not_run, self.database, claimed.job_id, observed_id)
         closed = self._store(claimed, answer)
@@ -552,8 +556,8 @@ class ItemDriver:
                 "not_available", "A simulated card cannot compile a model. Choose another card."
             )
         assert claimed.capture_id is not None
-        found = (claimed.capture_id, verified.observed, verified.verification)
-        self.ask(store_observed, self.database, *found, card_id=self.card_id)
+        listed = (claimed.capture_id, verified.observed, verified.verification)
+        self.ask(store_observed, self.database, *listed, card_id=self.card_id)
         self.follow_up(self.ask(items.listed, self.database, claimed))
         return ItemOutcome("listed")
 
@@ -617,8 +621,8 @@ class ItemDriver:
         If the spool's disk is full too, keep the reading in memory and try both again; the token
         decides whether the database accepts it. If the database raises another error, spool the
         reading and raise that error."""
-        about: dict[str, Any] = {"card_id": self.card_id, "software_id": answer.software.id}
-        complete = partial(items.complete, self.database, claimed, answer.reading, **about)
+        origin: dict[str, Any] = {"card_id": self.card_id, "software_id": answer.software.id}
+        complete = partial(items.complete, self.database, claimed, answer.reading, **origin)
         if self.spool is None:
             return self.ask(complete)
         pauses_s = _pauses_s(0.5)
@@ -627,7 +631,7 @@ class ItemDriver:
                 return complete()
             except DatabaseUnreachable as away:
                 try:
-                    self.spool.keep(claimed, answer.reading, **about)
+                    self.spool.keep(claimed, answer.reading, **origin)
                 except OSError as full:
                     log.warning(
                         "The reading of %s waits in memory: %s The spool cannot be written "
@@ -646,7 +650,7 @@ class ItemDriver:
                 return None
             except Exception:
                 with contextlib.suppress(OSError):
-                    self.spool.keep(claimed, answer.reading, **about)
+                    self.spool.keep(claimed, answer.reading, **origin)
                     log.error(
                         "The reading of %s was not written and waits in %s",
                         claimed.label,
@@ -683,8 +687,8 @@ class Spool:
         """Write one reading atomically; return its file. Raises `OSError` if the disk is full, or
         the folder is not writable, or others may have made it (`UntrustedPath`)."""
         name = f"{claimed.item_id}-{claimed.token}.json"
-        about = {"card_id": card_id, "software_id": software_id}
-        data = {"claim": dataclasses.asdict(claimed), "reading": reading.to_json(), **about}
+        origin = {"card_id": card_id, "software_id": software_id}
+        data = {"claim": dataclasses.asdict(claimed), "reading": reading.to_json(), **origin}
         with open_folder(self.folder, create=PRIVATE) as folder:
             folder.write(name, json.dumps(data).encode())
         return self.folder / name

@@ -159,11 +159,11 @@ def claim(
                 if grouped:
                     leading = [card for card in host if card.id == card_id]
                     software_id = software_of_groups(session, leading) or software_id
-                held = {"holder": holder, "lease_until_s": database_now() + lease_s}
-                taken = _claim(
-                    session, item_id, card_id, software_id, max_attempts, claimable, held, host
+                lease = {"holder": holder, "lease_until_s": database_now() + lease_s}
+                answer = _claim(
+                    session, item_id, card_id, software_id, max_attempts, claimable, lease, host
                 )
-            if taken is not None:
+            if answer is not None:
                 break
             grouped = True
         except (
@@ -177,16 +177,16 @@ def claim(
                     claimable, **item_state.why("rejected", error.message)
                 )
                 rounds = session.exec(closing.returning(col(Item.job_id), col(Item.round))).all()
-            taken = Declined(
+            answer = Declined(
                 DeclineReason.REFUSED,
                 Closed(True, tuple((job_id, number) for job_id, number in rounds)),
             )
             break
-    if isinstance(taken, Claim):
-        return taken
+    if isinstance(answer, Claim):
+        return answer
     with database.read() as session:
-        finished = _finished(session, set(taken.closed.rounds))
-    return Declined(taken.why, dataclasses.replace(taken.closed, rounds=finished))
+        finished = _finished(session, set(answer.closed.rounds))
+    return Declined(answer.why, dataclasses.replace(answer.closed, rounds=finished))
 
 
 def _claim(
@@ -204,8 +204,8 @@ def _claim(
 
     ``Closed.rounds`` may contain rounds with open items. ``host``: the locked cards of the card's
     host."""
-    its = (Item.id == item_id, Item.card_id == card_id, Job.state == JobState.OPEN)
-    locking = _described(*its, software_id=software_id).with_for_update(
+    of_card = (Item.id == item_id, Item.card_id == card_id, Job.state == JobState.OPEN)
+    locking = _described(*of_card, software_id=software_id).with_for_update(
         read=True, of=tables.CardRow
     )
     item = session.execute(
@@ -244,12 +244,12 @@ def _claim(
     if item.cards > 1 and not group:
         waits = session.exec(item_state.PUT_OFF.update(claimable, attempts=item.attempts)).rowcount
         return Declined(DeclineReason.PUT_OFF) if waits else _GONE
-    taken = item_state.CLAIM.update(claimable, token=token, claim_key=key, subject_key=key, **held)
-    if not session.exec(taken).rowcount:
+    claim = item_state.CLAIM.update(claimable, token=token, claim_key=key, subject_key=key, **held)
+    if not session.exec(claim).rowcount:
         return _GONE
     after_group = item.cards == 1 and item.group_item_id is not None
     if after_group:
-        groups.end_turn(session, card_id)
+        groups.end_reservation(session, card_id)
     return dataclasses.replace(
         _describe(session, item, request, token), cards=group, after_group=after_group
     )
@@ -257,12 +257,24 @@ def _claim(
 
 #: The columns of an item that claims and results use. A whole row costs the database and this
 #: process twice as much.
-_NAMES = (
-    "id job_id round role subject_kind subject_id protocol_id card_id card_model state half_width "
-    "token subject_key"
-)
-_USED = tuple(
-    getattr(Item, name) for name in (*_NAMES.split(), "attempts", "reason", "message", "cards")
+_USED: tuple[Any, ...] = (
+    Item.id,
+    Item.job_id,
+    Item.round,
+    Item.role,
+    Item.subject_kind,
+    Item.subject_id,
+    Item.protocol_id,
+    Item.card_id,
+    Item.card_model,
+    Item.state,
+    Item.half_width,
+    Item.token,
+    Item.subject_key,
+    Item.attempts,
+    Item.reason,
+    Item.message,
+    Item.cards,
 )
 
 
@@ -275,16 +287,19 @@ def _described(*which: Any, software_id: str = "") -> Any:
         reading.subject_id == col(Item.subject_id),
         reading.protocol_id == col(Item.protocol_id),
     )
-    known = select(reading.id).where(*same, reading.software_id == software_id).exists()
+    is_known = select(reading.id).where(*same, reading.software_id == software_id).exists()
     card = tables.CardRow
-    about: Any = (
+    facts: tuple[Any, ...] = (
         Job.request,
         col(card.state).label("card_state"),
         col(card.group_item_id),
-        known.label("known"),
+        is_known.label("known"),
+        operator.spec,
+        operator.label,
+        operator.short_name,
     )
     return (
-        sqlalchemy.select(*_USED, *about, operator.spec, operator.label, operator.short_name)  # type: ignore[call-overload]
+        sqlalchemy.select(*_USED, *facts)
         .join(Job, col(Job.id) == col(Item.job_id))
         .join(tables.CardRow, col(tables.CardRow.id) == col(Item.card_id))
         .join(operator, col(operator.id) == col(Item.subject_id), isouter=True)
@@ -406,14 +421,14 @@ def waiting_beside(
 ) -> tuple[list[tuple[Subject, Protocol]], dict[str, int]]:
     """Return up to ``most`` subjects of the claimed item's round that wait for the same card, first
     the whole model; and tuple id -> number of calls in the model."""
-    its = (
+    of_round = (
         Item.job_id == claimed.job_id,
         Item.round == claimed.round,
         Item.card_id == card_id,
         Item.cards == 1,
     )
-    waiting = _described(*its, Item.state == ItemState.WAITING, Item.id != claimed.item_id)
-    found: list[tuple[Subject, Protocol]] = []
+    waiting = _described(*of_round, Item.state == ItemState.WAITING, Item.id != claimed.item_id)
+    subjects: list[tuple[Subject, Protocol]] = []
     with database.read() as session:
         its_round = session.get(tables.Round, (claimed.job_id, claimed.round))
         if its_round is None:
@@ -423,9 +438,9 @@ def waiting_beside(
             waiting.order_by(col(Item.role) != "whole", col(Item.id)).limit(most)
         ):
             with contextlib.suppress(Unreadable):
-                one = _describe(session, item, Request.from_json(item.request), "")
-                found.append((one.subject, one.protocol))
-    return found, calls
+                beside = _describe(session, item, Request.from_json(item.request), "")
+                subjects.append((beside.subject, beside.protocol))
+    return subjects, calls
 
 
 # ------------------------------------------------------------------------------------------ results
@@ -474,11 +489,11 @@ def _complete(
             tuple[int, ...](),
         )
         if deferred:
-            jobs = fetch(session, Job, (one.job_id for one in deferred))
+            jobs = fetch(session, Job, (waiter.job_id for waiter in deferred))
             served = [
-                one.id
-                for one in deferred
-                if _satisfies(row, jobs[one.job_id].request, one.half_width)
+                waiter.id
+                for waiter in deferred
+                if _satisfies(row, jobs[waiter.job_id].request, waiter.half_width)
             ]
             serving = item_state.SERVE.update(col(Item.id).in_(served), reading_id=reading_id)
             also = session.exec(serving.returning(col(Item.job_id), col(Item.round)))
@@ -556,10 +571,14 @@ def drop_not_run(database: Database, job_id: str, capture_id: int) -> int:
     their number.
     """
     run = select(tables.Call.operator_id).where(tables.Call.capture_id == capture_id)
-    its = (col(Item.job_id) == job_id, col(Item.role) == "tuple", col(Item.subject_id).not_in(run))
+    not_run = (
+        col(Item.job_id) == job_id,
+        col(Item.role) == "tuple",
+        col(Item.subject_id).not_in(run),
+    )
     with database.write() as session:
-        lock_items(session, *its)
-        return session.exec(item_state.DROP.update(*its)).rowcount
+        lock_items(session, *not_run)
+        return session.exec(item_state.DROP.update(*not_run)).rowcount
 
 
 def _held(session: Session, claimed: Claim) -> tuple[Any, Sequence[Any]]:
@@ -573,23 +592,23 @@ def _held(session: Session, claimed: Claim) -> tuple[Any, Sequence[Any]]:
     for the deferred item."""
     key = select(col(Item.subject_key)).where(Item.id == claimed.item_id).scalar_subquery()
     behind = and_(col(Item.subject_key) == key, col(Item.state) == ItemState.DEFERRED)
-    there = aliased(Item)
-    known = remembered(session, _WAITING_ITEMS).get((claimed.job_id, claimed.round), 0)
+    waiting = aliased(Item)
+    waiting_id = remembered(session, _WAITING_ITEMS).get((claimed.job_id, claimed.round), 0)
     other = (
-        select(there.id)
-        .where(there.id == known, there.state == ItemState.WAITING)
+        select(waiting.id)
+        .where(waiting.id == waiting_id, waiting.state == ItemState.WAITING)
         .scalar_subquery()
     )
-    its = or_(col(Item.id) == claimed.item_id, behind)
-    query = sqlalchemy.select(*_USED, other.label("other")).where(its)  # type: ignore[call-overload]
-    found = session.execute(query.order_by(col(Item.id)).with_for_update(of=Item)).all()
-    item = next((item for item in found if item.id == claimed.item_id), None)
+    claimed_or_behind = or_(col(Item.id) == claimed.item_id, behind)
+    query = sqlalchemy.select(*_USED, other.label("other")).where(claimed_or_behind)
+    items = session.execute(query.order_by(col(Item.id)).with_for_update(of=Item)).all()
+    item = next((item for item in items if item.id == claimed.item_id), None)
     if (
         item is not None
         and item.token == claimed.token
         and item.state in (ItemState.CLAIMED, ItemState.CANCELLED)
     ):
-        return item, [one for one in found if one.id != claimed.item_id]
+        return item, [item_behind for item_behind in items if item_behind.id != claimed.item_id]
     if item is not None:
         session.exec(item_state.REPEAT.update(col(Item.id) == item.id))
         session.commit()
@@ -610,19 +629,19 @@ def renew(
             claimed item without a message, so its lease must end.
     """
     lease_until_s = database_now() + lease_s
-    held = item_state.RENEW.update(
+    renewal = item_state.RENEW.update(
         col(Item.holder) == holder, item_state.in_work(), lease_until_s=lease_until_s
     )
     if item_ids is not None:
-        held = held.where(col(Item.id).in_(sorted(item_ids)))
-    seen = (
+        renewal = renewal.where(col(Item.id).in_(sorted(item_ids)))
+    heartbeat = (
         update(tables.CardRow)
         .where(col(tables.CardRow.worker) == holder)
         .values(last_seen_at_s=database_now())
     )
     with database.write() as session:
-        session.execute(seen)
-        return session.exec(held).rowcount if item_ids or item_ids is None else 0
+        session.execute(heartbeat)
+        return session.exec(renewal).rowcount if item_ids or item_ids is None else 0
 
 
 def renew_together(
@@ -642,18 +661,22 @@ def renew_together(
         )
         return col(table.id).in_(select(locked.c.id))
 
-    ids = sorted({item_id for its in held.values() for item_id in its})
+    ids = sorted(set[int]().union(*held.values()))
     in_work = without_index(and_(item_state.in_work(), col(Item.lease_until_s) > 0))
-    own = (col(Item.id).in_(ids), col(Item.holder).in_(held), in_work)
-    seen = update(tables.CardRow).where(free(tables.CardRow, col(tables.CardRow.worker).in_(held)))
+    renewed = (col(Item.id).in_(ids), col(Item.holder).in_(held), in_work)
+    heartbeat = update(tables.CardRow).where(
+        free(tables.CardRow, col(tables.CardRow.worker).in_(held))
+    )
     with database.write() as session:
-        found = session.execute(
-            seen.values(last_seen_at_s=database_now()).returning(col(tables.CardRow.worker))
+        seen_workers = session.execute(
+            heartbeat.values(last_seen_at_s=database_now()).returning(col(tables.CardRow.worker))
         )
-        holders = set(found.scalars())
+        holders = set(seen_workers.scalars())
         if ids:
             session.exec(
-                item_state.RENEW.update(free(Item, *own), lease_until_s=database_now() + lease_s)
+                item_state.RENEW.update(
+                    free(Item, *renewed), lease_until_s=database_now() + lease_s
+                )
             )
         return holders
 
@@ -663,7 +686,7 @@ def release_card(database: Database, card_id: str) -> int:
     lock may call this.
     """
     with database.write() as session:
-        groups.end_turn(session, card_id)
+        groups.end_reservation(session, card_id)
         return session.exec(
             item_state.END_LEASE.update(col(Item.card_id) == card_id, item_state.in_work())
         ).rowcount
@@ -677,12 +700,12 @@ def hand_back(database: Database, worker: str, *, spooled: Collection[int] = ())
     Only the process that stopped the worker may call this, after it ended. If a worker dies, its
     attempt counts."""
     with database.write() as session:
-        its = (
+        of_worker = (
             col(Item.holder).startswith(worker, autoescape=True),
             col(Item.id).not_in(sorted(spooled)),
         )
-        session.exec(item_state.LET_GO.update(*its))
-        return session.exec(item_state.HAND_BACK.update(*its)).rowcount
+        session.exec(item_state.LET_GO.update(*of_worker))
+        return session.exec(item_state.HAND_BACK.update(*of_worker)).rowcount
 
 
 # ------------------------------------------------------------------------------------------
@@ -707,13 +730,13 @@ def close_exhausted(
     )
     with database.read() as session:  # a write would make others wait, and there are rarely any
         query = _in_jobs(select(Item), farm, job_id).where(*ended, Job.state == JobState.OPEN)
-        found = list(session.exec(query))
-    if not found:
+        exhausted = list(session.exec(query))
+    if not exhausted:
         return Closed(False)
     rounds: set[tuple[str, int]] = set()
     woken: list[int] = []
     with database.write() as session:
-        for item in found:
+        for item in exhausted:
             its_own = (col(Item.id) == item.id, col(Item.token) == item.token)
             if session.exec(
                 item_state.EXHAUST.update(*its_own, *ended, **_last_reason(item))
@@ -742,15 +765,14 @@ def wake_orphans(
     if item_id is not None:
         orphans = orphans.where(col(Item.id) == item_id)
     with database.read() as session:  # a write would make others wait, and there are rarely any
-        found = session.scalars(orphans).all()
-    if not found:
+        orphan_ids = session.scalars(orphans).all()
+    if not orphan_ids:
         return ()
     with database.write() as session:
-        return tuple(
-            woken
-            for batch in in_batches(found)
-            for woken in _wake(session, col(Item.id).in_(batch))
-        )
+        woken: list[int] = []
+        for batch in in_batches(orphan_ids):
+            woken += _wake(session, col(Item.id).in_(batch))
+        return tuple(woken)
 
 
 def _in_jobs(query: Any, farm: str | None, job_id: str | None) -> Any:
@@ -805,16 +827,16 @@ def queries_of_open(job_id: Any, number: Any) -> tuple[Any, Any]:
     """Return a query for an item of a round that waits, and one for an item of it that is open in
     another state.
     """
-    its = (col(Item.job_id) == job_id, col(Item.round) == number)
+    of_round = (col(Item.job_id) == job_id, col(Item.round) == number)
     # WAITING is the last state in the index. From its end, few entries of items that no longer wait
     # precede one.
     waiting = (
         select(Item.id)
-        .where(*its, col(Item.state) >= ItemState.WAITING)
+        .where(*of_round, col(Item.state) >= ItemState.WAITING)
         .order_by(col(Item.state).desc())
     )
     others = select(Item.id).where(
-        *its, col(Item.state).in_((ItemState.CLAIMED, ItemState.DEFERRED))
+        *of_round, col(Item.state).in_((ItemState.CLAIMED, ItemState.DEFERRED))
     )
     return waiting.limit(1), others.limit(1)
 

@@ -118,12 +118,12 @@ def rebuilt_of(
     return twin.requires_grad_() if tensor.requires_grad else twin
 
 
-def refusal(special: torch.Tensor, place: str) -> UnsupportedTensor:
+def refusal(special: torch.Tensor, location: str) -> UnsupportedTensor:
     """The error for a call that uses or returns a special tensor."""
     kind = special_kind(special)
     assert kind is not None, "the caller has found that the tensor is special"
     return UnsupportedTensor(
-        f"{place} has {kind.description}; the farm does not measure such tensors.", kind.way_out
+        f"{location} has {kind.description}; the farm does not measure such tensors.", kind.way_out
     )
 
 

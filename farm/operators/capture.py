@@ -126,12 +126,12 @@ class Recorder:
         """
         special = next((tensor for tensor in tensors_in(tree) if not is_plain(tensor)), None)
         if special is not None and not only_views(func, special):
-            raise refusal(special, self.place(func))
+            raise refusal(special, self.location(func))
         return special is not None
 
-    def place(self, func: Any) -> str:
+    def location(self, func: Any) -> str:
         """The call that runs an aten operator, for messages: "A call of linear at 'layers.0'"."""
-        return _place(str(func), self.path)
+        return _location(str(func), self.path)
 
     def costs_something(self, func: Any, args: Any, kwargs: Any, out: Any) -> bool:
         """False also for an operator that only uses memory of the host, or only brings values from
@@ -294,7 +294,7 @@ def _name_of(function: Any) -> str:
     return qualified if qualified and not qualified.startswith("pybind11") else name
 
 
-def _place(what: str, path: str) -> str:
+def _location(what: str, path: str) -> str:
     return f"A call of {what} at '{path}'" if path else f"A call of {what} in the model"
 
 
@@ -769,11 +769,11 @@ class ForwardRecorder(Recorder):
                 self._close(call, described, out)
         return out
 
-    def place(self, func: Any) -> str:
+    def location(self, func: Any) -> str:
         if not self.open_calls:
-            return super().place(func)
+            return super().location(func)
         call = self.open_calls[-1]
-        return _place(call.what, call.path)
+        return _location(call.what, call.path)
 
     def _split_off_reads(self, call: _OpenCall, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Replaces tensors that a call passes as numbers (``x[:length]``) by their values.

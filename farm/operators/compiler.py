@@ -114,10 +114,12 @@ def _provenance_with_paths(original: Callable[[], dict[str, Any]]) -> dict[str, 
     launches = debug.create_node_mapping_kernel_to_post_grad(
         debug._inductor_triton_kernel_to_post_grad_node_info
     )
-    found = launches.get("cppCodeToPost", {}).items()
+    nodes_of_kernels = launches.get("cppCodeToPost", {}).items()
     return {
         **data,
-        "module_paths": {key: [paths.get(node) for node in nodes] for key, nodes in found},
+        "module_paths": {
+            key: [paths.get(node) for node in nodes] for key, nodes in nodes_of_kernels
+        },
     }
 
 
@@ -373,7 +375,9 @@ class CompiledModel:
                 f"triton.{kernels.TRITON_KINDS.get(kind, 'user')}",
                 name,
                 text,
-                "_".join(_without_number([one for one in fused if one != "fused"])),
+                "_".join(
+                    _without_number([name_part for name_part in fused if name_part != "fused"])
+                ),
                 config,
                 tuple(map(named, autotuner.triton_meta.get("signature", ()))),
                 launch,
@@ -422,7 +426,7 @@ class _CppKernel:
     @functools.cached_property
     def kernel(self) -> Kernel:
         signature = self.source.partition("kernel(")[2].partition("{")[0]
-        fused = [one for one in self.name.split("_")[1:] if one != "fused"]
+        fused = [name_part for name_part in self.name.split("_")[1:] if name_part != "fused"]
         return Kernel(
             "cpp.template" if "cpp_template" in self.name or "gemm" in self.name else "cpp.fused",
             self.name,

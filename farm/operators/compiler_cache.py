@@ -60,10 +60,10 @@ def cached_files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 def _listed(folder: Path) -> Stamps:
     try:
-        found = json.loads((folder / LIST).read_text(encoding="utf-8"))
+        listed = json.loads((folder / LIST).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return listed if isinstance(listed, dict) else {}
 
 
 def _write_list(folder: Path, sound: Stamps) -> None:

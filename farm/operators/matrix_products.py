@@ -36,9 +36,11 @@ def matrix_product(short_name: str, spec: Mapping[str, Any]) -> Products | None:
     try:
         shapes = shapes_passed(spec)
         if short_name == "Linear":
-            given = spec["parameters"]
+            parameters = spec["parameters"]
             return Products(
-                math.prod(shapes[0][:-1]), plain(given["out_features"]), plain(given["in_features"])
+                math.prod(shapes[0][:-1]),
+                plain(parameters["out_features"]),
+                plain(parameters["in_features"]),
             )
         left, right = shapes[-2:]
         if (

@@ -179,8 +179,8 @@ def compare_with_unwatched(
     capture, of which the last counts; for ``record`` see `verify_on_device`. Values that decide how
     much work a call does cannot be read while a graph is recorded, so ``watch`` then runs once
     more."""
-    found: list[CapturedPass] = []
-    runs: list[Callable[[], object]] = [run, lambda: found.append(watch())]
+    passes: list[CapturedPass] = []
+    runs: list[Callable[[], object]] = [run, lambda: passes.append(watch())]
     with torch.set_grad_enabled(grad_enabled):
         run()
         eager = unwatched = profiled(run, device)
@@ -188,7 +188,7 @@ def compare_with_unwatched(
             runs = list(map(record, runs))
             unwatched = profiled(runs[0], device)
         after, _ = profiled(runs[1], device)
-        captured = found[-1] if record is None else with_values(found[-1], watch)
+        captured = passes[-1] if record is None else with_values(passes[-1], watch)
         otherwise = EagerPass(watch(), *eager) if eager[0] != unwatched[0] else None
     before, times_us = unwatched
     differences = [

@@ -17,13 +17,15 @@ from farm.errors import FarmError, TupleRejected, Unmeasurable, told
 from farm.operators.cost import flop_counter, new_bytes
 from farm.operators.fake_pass import MetaRules
 from farm.operators.rebuild import rebuild
-from farm.subjects.encoding import storage_key
+from farm.subjects.encoding import storage_key, tensors_in
 from farm.subjects.label import label_of
 from farm.subjects.registry import kind_of
 from farm.types.tuple import OperatorTuple, plain, tensor_references
 
 #: More tensors than a model splits one into; each takes memory of the host.
 MOST_OUTPUTS = 100_000
+#: A size of an empty tensor; some kernels count through it although there is nothing to do.
+MOST_EMPTY = 2**24
 #: FLOPs in a second that no card, and no core, computes.
 FASTEST_FLOPS = {"cuda": 1e17, "cpu": 1e13}
 
@@ -71,6 +73,12 @@ def trial(spec: OperatorTuple) -> Trial | None:
             f"{label_of(spec)} changes the shape or the memory of an input.",
             "Give an output of the right shape.",
         )
+    for tensor in (*built.tensors, *tensors_in(out)):
+        if not tensor.numel() and max(tensor.shape, default=0) > MOST_EMPTY:
+            raise TupleRejected(
+                f"{label_of(spec)} has an empty tensor of the shape {tuple(tensor.shape)}.",
+                f"Choose sizes of at most {MOST_EMPTY}.",
+            )
     inputs = {storage_key(tensor) for tensor in built.inputs}
     return Trial(counter.get_total_flops(), new_bytes(out, inputs))
 
@@ -84,7 +92,8 @@ def check_size(spec: OperatorTuple, device: torch.device, most_bytes: float, mos
     shown = trial(spec)
     if shown is None:
         return
-    if shown.new_bytes > most_bytes:
+    at_once = 2 if device.type == "cpu" else 1  # the outputs of two calls, or Linux ends a process
+    if at_once * shown.new_bytes > most_bytes:
         needed, left = shown.new_bytes / 2**30, max(0.0, most_bytes) / 2**30
         text = f"The operator's outputs need {needed:.1f} GiB of memory; {left:.1f} GiB are left."
         raise Unmeasurable("out_of_memory", text, "Choose a smaller batch.")

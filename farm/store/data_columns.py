@@ -45,28 +45,30 @@ _REQUIRED = {"integer": "Count", "number": "Positive", "boolean": "Flag", "text"
 
 def _declared(record: type) -> tuple[Column, ...]:
     """The columns of a record: one for each declared text, number or boolean."""
-    found = []
-    for one in fields_of(record):
-        if (accepted := _REQUIRED.get(one.kind)) is not None:
-            accepted += "?" if one.default is None else ""
-            found.append(
-                Column(one.name, cast(ColumnType, one.kind), one.meaning, one.unit, accepted)
+    declared = []
+    for field in fields_of(record):
+        if (accepted := _REQUIRED.get(field.kind)) is not None:
+            accepted += "?" if field.default is None else ""
+            declared.append(
+                Column(
+                    field.name, cast(ColumnType, field.kind), field.meaning, field.unit, accepted
+                )
             )
-    return tuple(found)
+    return tuple(declared)
 
 
 def _of_records() -> dict[str, tuple[Column, ...]]:
     """Name of a record -> its columns, for the rows of `columns.csv` that include a record."""
     # Every table declares its own column `dtype`. `weights` is the second column in all exports so
     # far.
-    variant = {one.name: one for one in _declared(Variant) if one.name != "dtype"}
+    variant = {column.name: column for column in _declared(Variant) if column.name != "dtype"}
     return {
         "Variant": tuple({name: variant[name] for name in ("model", "weights", *variant)}.values()),
         "Software": _declared(Software),
         "Reading": _declared(Reading),
         "Protocol": tuple(
-            replace(one, name="data_class") if one.name == "data" else one
-            for one in _declared(Protocol)
+            replace(column, name="data_class") if column.name == "data" else column
+            for column in _declared(Protocol)
         ),
     }
 
@@ -78,19 +80,22 @@ def _read() -> dict[str, tuple[Column, ...]]:
     ``+group`` includes all columns of another group or of a record. A row without a kind repeats a
     column of its own group or of the readings. A later row replaces an earlier one with the same
     name."""
-    groups = {name: {one.name: one for one in columns} for name, columns in _of_records().items()}
+    groups = {
+        name: {column.name: column for column in columns} for name, columns in _of_records().items()
+    }
     text = Path(__file__).with_suffix(".csv").read_text(encoding="utf-8")
     for row in csv.DictReader(text.splitlines()):
         group, name, accepts = groups.setdefault(row["table"], {}), row["column"], row["accepts"]
         if name.startswith("+"):
             included: Iterable[Column] = groups[name[1:]].values()
             if accepts == "derived":
-                included = [replace(one, derived=True) for one in included]
+                included = [replace(column, derived=True) for column in included]
             elif accepts == "nullable":  # the columns of variants are null in readings of operators
                 included = [
-                    one if one.type == "text" else replace(one, accepts="") for one in included
+                    column if column.type == "text" else replace(column, accepts="")
+                    for column in included
                 ]
-            group.update((one.name, one) for one in included)
+            group.update((column.name, column) for column in included)
         elif row["kind"]:
             derived = accepts == "derived"
             type_, accepted = cast(ColumnType, row["kind"]), "" if derived else accepts
@@ -133,7 +138,7 @@ TABLES = {name: _GROUPS[name] for name in ("readings", "calls", "captures", "ver
 
 #: Columns that were added to this format later -> the value that an import uses if a file lacks the
 #: column.
-_OF_A_VARIANT = {one.name: one.default for one in fields_of(Variant) if not one.always}
+_OF_A_VARIANT = {field.name: field.default for field in fields_of(Variant) if not field.always}
 ADDED: Mapping[str, Mapping[str, Any]] = {
     "verdicts": dict.fromkeys(["request", "capture_id", "operators", "made_of"]),
     "readings": _OF_A_VARIANT
@@ -165,8 +170,12 @@ def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
         "boolean": pa.bool_(),
     }
     return pa.schema(
-        pa.field(one.name, kinds[one.type], metadata={"unit": one.unit, "meaning": one.meaning})
-        for one in columns
+        pa.field(
+            column.name,
+            kinds[column.type],
+            metadata={"unit": column.unit, "meaning": column.meaning},
+        )
+        for column in columns
     )
 
 
@@ -185,7 +194,8 @@ spreadsheet would execute it; numbers do not.
         text += f"\n## {table}\n\nOne row is {_ONE_ROW_IS[table]}.\n\n"
         text += "| column | type | unit | meaning |\n| --- | --- | --- | --- |\n"
         text += "".join(
-            f"| `{one.name}` | {one.type} | {one.unit} | {one.meaning} |\n" for one in columns
+            f"| `{column.name}` | {column.type} | {column.unit} | {column.meaning} |\n"
+            for column in columns
         )
     return text
 

@@ -91,10 +91,10 @@ class Transition:
         session.
         """
         state = col(Item.state)
-        found = state == self.found[0] if len(self.found) == 1 else state.in_(self.found)
+        is_found = state == self.found[0] if len(self.found) == 1 else state.in_(self.found)
         if any(getattr(getattr(condition, "left", None), "key", "") == "id" for condition in which):
-            found = without_index(found)
-        statement = update(Item).where(*which, found).values(**self.values(**given))
+            is_found = without_index(is_found)
+        statement = update(Item).where(*which, is_found).values(**self.values(**given))
         return statement.execution_options(synchronize_session=False)
 
     def apply(self, item: Item, **given: Any) -> None:

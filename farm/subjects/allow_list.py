@@ -20,7 +20,16 @@ from torch import nn
 from torch.overrides import get_overridable_functions, resolve_name
 
 from farm.errors import TupleRejected
-from farm.subjects.overloads import BY_ELEMENT, listed, sections
+from farm.subjects.overloads import (
+    BY_ELEMENT,
+    GENERATED,
+    NOT_READ,
+    OTHER_ARGUMENTS,
+    OTHER_TENSORS,
+    TAKEN_APART,
+    listed,
+    sections,
+)
 from farm.types.tuple import (
     OperatorTuple,
     names_listed,
@@ -70,25 +79,40 @@ _BY_ELEMENT = frozenset(map(_full_name, sections(_LIST)[BY_ELEMENT]))
 ATEN_OVERLOADS: frozenset[str] = frozenset(name for name, reason in _ATEN.items() if not reason)
 
 
+#: Name of an operator of aten -> the reasons for which its overloads are denied; "" for an allowed
+#: one.
+_REASONS: defaultdict[str, set[str]] = defaultdict(set)
+for _overload, _reason in _ATEN.items():
+    _REASONS[_overload.split(".")[1]].add(_reason)
+
+#: Public functions that check as little as the operator of aten with that name.
+_UNCHECKED = names_listed("unchecked_functions")
+
+
+def _is_denied(name: str) -> bool:
+    """True if a public function is an operator of aten whose overloads are denied because of what
+    they trust."""
+    short_name = name.rpartition(".")[2]
+    reasons = _REASONS.get(short_name, set())
+    trusts = bool(reasons) and reasons <= {OTHER_TENSORS, NOT_READ}
+    is_checked = short_name.startswith(("fake_quantize_", "__"))
+    return short_name in _UNCHECKED or (trusts and not is_checked)
+
+
 def _builtin_functions() -> Iterator[tuple[Any, str]]:
     """Builtin functions that torch does not list as overridable, such as ``torch.randn_like``, and
     their names. The list of aten allows all that they call."""
-    taken_apart = "consists of other operators, which are tuples"
-    never_called = "is a variant that PyTorch generates and does not call"
-    dimension_names = "takes an argument that a tuple cannot contain"
-    reasons: defaultdict[str, set[str]] = defaultdict(set)
-    for overload, reason in _ATEN.items():
-        reasons[overload.split(".")[1]].add(reason)
     with_integers = table_named("integer_values")
-    for short_name, function in (vars(torch) | vars(torch._C._fft) | vars(torch._C._nn)).items():
-        of_function = reasons.get(short_name, set())
+    transforms: Any = torch._C._fft  # type: ignore[attr-defined]
+    for short_name, function in (vars(torch) | vars(transforms) | vars(torch._C._nn)).items():
+        reasons = _REASONS.get(short_name, set())
         name = resolve_name(function) if inspect.isbuiltin(function) else None
         if short_name.startswith("_foreach_"):
             name = f"torch.{short_name}"
-        computes = of_function & {"", taken_apart}
-        is_allowed = of_function <= {"", taken_apart, never_called, dimension_names}
-        is_public = name and not short_name.startswith("cudnn_")
-        if is_public and computes and is_allowed and short_name not in with_integers:
+        computes = reasons & {"", TAKEN_APART}
+        is_allowed = reasons <= {"", TAKEN_APART, GENERATED, OTHER_ARGUMENTS}
+        is_named = short_name not in with_integers and not short_name.startswith("cudnn_")
+        if name is not None and is_named and computes and is_allowed:
             yield function, name
 
 
@@ -101,6 +125,7 @@ FUNCTION_NAMES: dict[Any, str] = (
         for function in functions
         if (name := resolve_name(function) or "") not in _NOT_OPERATORS
         and not name.endswith((".__set__", ".__delete__"))
+        and not _is_denied(name)
     }
     | {operator.attrgetter(name)(torch): f"torch.{name}" for name in sorted(_NOT_LISTED)}
 )

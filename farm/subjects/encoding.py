@@ -110,9 +110,9 @@ class TensorTable:
                 "parameter" if isinstance(tensor, nn.Parameter) else "activation"
             )
             role = "buffer" if name and role == "activation" else role
-            place = numbered[key], offset
+            start = numbered[key], offset
             layouts.append(
-                (role, name, shape, _NAME_OF_DTYPE[tensor.dtype], stride, *place, bits_of(tensor))
+                (role, name, shape, _NAME_OF_DTYPE[tensor.dtype], stride, *start, bits_of(tensor))
             )
         return tuple(layouts), storages
 
@@ -239,7 +239,7 @@ def with_host_integers(operator: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
     if not read:
         return args
     entries = enumerate(args)
-    return tuple(host_integers(entry) if place in read else entry for place, entry in entries)
+    return tuple(host_integers(entry) if position in read else entry for position, entry in entries)
 
 
 def _packed_sequence_tree(packed: PackedSequence, table: TensorTable | None) -> dict[str, Any]:

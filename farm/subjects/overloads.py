@@ -9,6 +9,12 @@ from pathlib import Path
 
 #: Operators that compute element by element, or reduce: their integers are only operands.
 BY_ELEMENT = "allowed: computes by element"
+# Reasons for which an overload is denied.
+TAKEN_APART = "consists of other operators, which are tuples"
+GENERATED = "is a variant that PyTorch generates and does not call"
+OTHER_ARGUMENTS = "takes an argument that a tuple cannot contain"
+OTHER_TENSORS = "works on sparse, nested, quantised or oneDNN tensors, or on other hardware"
+NOT_READ = "is called by other operators only, and nobody has read what it checks"
 
 
 def sections(file: Path) -> dict[str, list[str]]:

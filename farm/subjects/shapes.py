@@ -18,7 +18,12 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from farm.errors import TupleRejected
-from farm.subjects.allow_list import arguments_of, registered, written_by_schema
+from farm.subjects.allow_list import (
+    arguments_of,
+    registered,
+    tensor_arguments,
+    written_by_schema,
+)
 from farm.subjects.encoding import decode, dtype_of
 from farm.types.tuple import OperatorTuple, TensorSpec, names_listed, table_named
 
@@ -93,10 +98,21 @@ def _check_saved(spec: OperatorTuple, call: Mapping[str, str], passed: Mapping[s
 
 
 def _must_not_overlap(spec: OperatorTuple) -> frozenset[int]:
-    """The tensors that a kernel may write or read as one piece of memory."""
+    """The tensors that a kernel may write or read as one piece of memory: what it writes, and what
+    a forward saved."""
     if spec.short_name.startswith("_fused_"):
         return frozenset(range(len(spec.tensors)))
-    return written_by_schema(spec)
+    meanings = _CALLS.get(spec.short_name, {})
+    saved = {
+        name
+        for name, meaning in meanings.items()
+        if meaning.startswith("output") and not name.startswith("grad")
+    }
+    return written_by_schema(spec) | {
+        index
+        for index, arguments in enumerate(tensor_arguments(spec))
+        if any(name in saved for name, _ in arguments)
+    }
 
 
 def _overlaps(tensor: TensorSpec) -> bool:
@@ -170,6 +186,8 @@ def _sizes_of_attention(passed: Mapping[str, Any]) -> str:
     query, key, value = passed["query"], passed["key"], passed["value"]
     if not query.dim() == key.dim() == value.dim() == 4:
         return "query, key and value must have four dimensions"
+    if not query.numel() or not key.numel() or not value.numel():
+        return "a tensor is empty"
     batch, heads, rows, features = query.shape
     if key.shape[:3] != value.shape[:3] or key.shape[0] != batch or key.shape[3] != features:
         return "query, key and value have different sizes"

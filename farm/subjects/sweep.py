@@ -52,10 +52,10 @@ class SweepRecipe:
         return {**self.parameters, **self.sizes, **COMMON_NAMES, "dtype": self.dtypes[0]}
 
     def given(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        given = {name: values[name] for name in self.parameters}
+        parameters = {name: values[name] for name in self.parameters}
         if values.get("key_value_heads") not in (None, 0, values.get("heads")):
-            given["enable_gqa"] = True
-        return given
+            parameters["enable_gqa"] = True
+        return parameters
 
     def shapes(self, values: Mapping[str, Any]) -> list[tuple[int, ...]]:
         inputs = (
@@ -93,8 +93,12 @@ def _recipes() -> Iterator[tuple[str, SweepRecipe]]:
             }
         for name in names.split():
             yield name, SweepRecipe(**recipe)
-    for name, about in COLLECTIVES.items():
-        parameters = {"cards": 2, "beside": 0, **({"reduction": "sum"} if about.reduces else {})}
+    for name, collective in COLLECTIVES.items():
+        parameters = {
+            "cards": 2,
+            "beside": 0,
+            **({"reduction": "sum"} if collective.reduces else {}),
+        }
         yield name, SweepRecipe(parameters, {"elements": REQUIRED}, ("elements",), collective=True)
 
 

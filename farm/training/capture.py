@@ -262,14 +262,14 @@ class StepRecorder(Recorder):
 
     def _owner_of(self, node: Any) -> int | None:
         number = node._sequence_nr()
-        place = bisect.bisect_right(self.begins, number) - 1
-        while place >= 0 and self.begins[place] <= number:
-            end, owner = self.ends[place]
+        position = bisect.bisect_right(self.begins, number) - 1
+        while position >= 0 and self.begins[position] <= number:
+            end, owner = self.ends[position]
             if number < end:
                 return owner
-            if self.begins[place] < number:
+            if self.begins[position] < number:
                 break
-            place -= 1
+            position -= 1
         return None
 
     def _part(self) -> tuple[str, int | None] | None:
@@ -343,7 +343,7 @@ class StepRecorder(Recorder):
                 self.slots[number] = calls
             return out
 
-    def place(self, func: Any) -> str:
+    def location(self, func: Any) -> str:
         if self.open is None:
             return f"A call of {func} in the {self.now}"
         owner = self.owners[self.open]

@@ -76,7 +76,7 @@ class Field:
 
 def number_of(text: Any) -> float:
     """Parse a number with or without a unit: 0.01, 1%, 90, 90s, 2min. Raises ValueError."""
-    unit = next((one for one in _FACTORS if str(text).endswith(one)), "")
+    unit = next((suffix for suffix in _FACTORS if str(text).endswith(suffix)), "")
     try:
         return float(str(text).removesuffix(unit)) * _FACTORS.get(unit, 1.0)
     except ValueError:
@@ -110,16 +110,16 @@ def texts() -> dict[str, dict[str, dict[str, str]]]:
 def fields_of(kind: Any) -> tuple[Field, ...]:
     """The fields of a dataclass, in order. A figure has two: its value and its half-width."""
     hints, of_kind = typing.get_type_hints(kind), texts().get(kind.__name__, {})
-    found = []
-    for one in dataclasses.fields(kind):
-        more = {"always": one.default is MISSING, **of_kind.get(one.name, {}), **one.metadata}
+    fields = []
+    for field in dataclasses.fields(kind):
+        more = {"always": field.default is MISSING, **of_kind.get(field.name, {}), **field.metadata}
         option = tuple(more.pop("option", "").split())
-        plain_type = _plain_type(hints[one.name])
+        plain_type = _plain_type(hints[field.name])
         if plain_type is Figure:
-            found += _fields_of_figure(one, more)
+            fields += _fields_of_figure(field, more)
         else:
-            found.append(Field(one.name, plain_type, one.default, option=option, **more))
-    return tuple(found)
+            fields.append(Field(field.name, plain_type, field.default, option=option, **more))
+    return tuple(fields)
 
 
 def _fields_of_figure(figure: dataclasses.Field[Any], more: Mapping[str, Any]) -> list[Field]:
@@ -136,7 +136,7 @@ def _fields_of_figure(figure: dataclasses.Field[Any], more: Mapping[str, Any]) -
 @functools.cache
 def names_of(kind: Any) -> tuple[str, ...]:
     """The names of a dataclass's fields, in order."""
-    return tuple(one.name for one in dataclasses.fields(kind))
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def _plain_type(hint: Any) -> Any:
@@ -219,18 +219,23 @@ class Record:
         """Raise `UsageError` with the name of a field whose value is not an allowed choice or is
         out of range.
         """
-        for one in fields_of(type(self)):  # type: ignore[arg-type]
-            value = getattr(self, one.name)
-            if one.choices and value not in one.choices and not self._accepts(one.name, value):
+        for field in fields_of(type(self)):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if (
+                field.choices
+                and value not in field.choices
+                and not self._accepts(field.name, value)
+            ):
                 raise UsageError(
-                    f"{one.name.replace('_', ' ')} '{value}' is unknown.",
-                    f"Choose one of {', '.join(filter(None, one.choices))}.",
+                    f"{field.name.replace('_', ' ')} '{value}' is unknown.",
+                    f"Choose one of {', '.join(filter(None, field.choices))}.",
                 )
-            if one.minimum is not None and not one.minimum <= value <= LARGEST_NUMBER:
-                flag = (one.option or (f"--{one.name}",))[0]
+            if field.minimum is not None and not field.minimum <= value <= LARGEST_NUMBER:
+                flag = (field.option or (f"--{field.name}",))[0]
                 raise UsageError(
-                    f"{one.name} is {value}; it must be from {one.minimum} to {LARGEST_NUMBER}.",
-                    f"Give {flag} {max(one.minimum, 1)} or more.",
+                    f"{field.name} is {value}; it must be from {field.minimum} to "
+                    f"{LARGEST_NUMBER}.",
+                    f"Give {flag} {max(field.minimum, 1)} or more.",
                 )
 
     def _accepts(self, name: str, value: Any) -> bool:
@@ -240,11 +245,11 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON by field name. A field at its default is left out unless it is `original`. So
         adding a field does not change the JSON and the ids of existing records."""
-        values = [(one, getattr(self, one.name)) for one in fields_of(type(self))]  # type: ignore[arg-type]
+        values = [(field, getattr(self, field.name)) for field in fields_of(type(self))]  # type: ignore[arg-type]
         return {
-            one.name: value.to_json() if isinstance(value, Record) else value
-            for one, value in values
-            if one.always or value != one.default
+            field.name: value.to_json() if isinstance(value, Record) else value
+            for field, value in values
+            if field.always or value != field.default
         }
 
     @classmethod

@@ -310,14 +310,14 @@ def of_ranks(readings: Sequence[Reading], card_ids: Sequence[str]) -> Reading:
 
 def _burst_of_cards(bursts: Sequence[Burst | None]) -> Burst | None:
     """The slowest burst, with the power and energy of all cards; None if one card has none."""
-    known = [burst for burst in bursts if burst is not None]
-    if len(known) < len(bursts):
+    present = [burst for burst in bursts if burst is not None]
+    if len(present) < len(bursts):
         return None
     return replace(
-        max(known, key=lambda burst: burst.time_us.value),
-        power_w=total_of((burst.power_w, 1) for burst in known),
-        energy_mj=total_of((burst.energy_mj, 1) for burst in known),
-        pause_power_w=_sum_of([burst.pause_power_w for burst in known]),
+        max(present, key=lambda burst: burst.time_us.value),
+        power_w=total_of((burst.power_w, 1) for burst in present),
+        energy_mj=total_of((burst.energy_mj, 1) for burst in present),
+        pause_power_w=_sum_of([burst.pause_power_w for burst in present]),
     )
 
 
@@ -373,8 +373,8 @@ def _trace_of_ranks(traces: Sequence[Trace | None]) -> Trace | None:
 
 def _sum_of(values: Sequence[float | None]) -> float | None:
     """The sum; None if a value is unknown."""
-    known = [value for value in values if value is not None]
-    return math.fsum(known) if len(known) == len(values) else None
+    present = [value for value in values if value is not None]
+    return math.fsum(present) if len(present) == len(values) else None
 
 
 def _union(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
@@ -470,8 +470,8 @@ class Verification:
             if name != "other" and value is not None:
                 data[name] = plain(value)
         if self.in_model is not None:
-            known = vars(self.in_model).items()
-            data["in_model"] = {name: value for name, value in known if value is not None}
+            items = vars(self.in_model).items()
+            data["in_model"] = {name: value for name, value in items if value is not None}
         return data
 
     @classmethod

@@ -5,6 +5,7 @@ of the model."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -34,23 +35,23 @@ def card_model_named(session: Session, word: str) -> str:
     Raises `UsageError` if there is none, `Ambiguous` if there are several."""
     real = sqlalchemy.select(CARD.model).where(CARD.kind != "simulated")
     models = sorted(set(session.scalars(real.distinct())))
-    found = [model for model in models if word.lower() in model.lower()]
-    found = [model for model in found if model.lower() == word.lower()] or found
-    if len(found) == 1:
-        return found[0]
-    known = f"Choose a card that has readings: {', '.join(models[:8])}." if models else NO_READINGS
-    if not found:
+    matches = [model for model in models if word.lower() in model.lower()]
+    matches = [model for model in matches if model.lower() == word.lower()] or matches
+    if len(matches) == 1:
+        return matches[0]
+    choice = f"Choose a card that has readings: {', '.join(models[:8])}." if models else NO_READINGS
+    if not matches:
         problem = (
             f"The database has no readings of a card '{word}'."
             if models
             else "The database has no readings."
         )
-        raise UsageError(problem, did_you_mean(word, models) or known)
+        raise UsageError(problem, did_you_mean(word, models) or choice)
     raise Ambiguous(
         f"'{word}' matches several card models."
         if word
         else "The database has readings of several card models.",
-        f"Choose one with --card: {', '.join(found[:8])}.",
+        f"Choose one with --card: {', '.join(matches[:8])}.",
     )
 
 
@@ -126,10 +127,10 @@ def stored_tuples(
         fetch_values(session, [OPERATOR[name] for name in columns], calls),
         mismatches(session, stored),
     )
-    found = []
+    needed = []
     for id_, of_data in calls.items():
         row, mismatch = rows[id_], unlike.get(id_, "")
-        about = (
+        description = (
             row.short_name,
             row.label,
             row.flops,
@@ -138,8 +139,8 @@ def stored_tuples(
             row.spec,
             row.output_shapes,
         )
-        found.append(NeededTuple(id_, *about, mismatch=mismatch))
-    return found
+        needed.append(NeededTuple(id_, *description, mismatch=mismatch))
+    return needed
 
 
 @dataclass(frozen=True)
@@ -180,16 +181,18 @@ def select_for_model(
     (tuple id -> the estimated cost of all its calls) has a reading. The data class of `protocol` is
     ignored. `torch`: a version, or its beginning."""
     data_of = protocols_like(session, protocol)
-    subjects = [*(one.operator_id for one in needed if not one.mismatch), variant.id]
+    subjects = [required.operator_id for required in needed if not required.mismatch]
+    subjects.append(variant.id)
     sets = newest_readings(session, subjects, card_model, list(data_of), torch)
-    if not any(weight.get(subject) for rows in sets.values() for subject, _ in rows):
+    measured = set(itertools.chain.from_iterable(sets.values()))
+    if not any(weight.get(subject) for subject, _ in measured):
         return None
 
     def covered(key: tuple[int, str]) -> tuple[float, float]:
-        own = {subject for subject, _ in sets[key]}
-        return math.fsum(weight.get(one, 0.0) for one in own), max(
-            row.created_at_s for row in sets[key].values()
-        )
+        """Return the measured share of the cost, and the time of the newest reading."""
+        subjects = {subject for subject, _ in sets[key]}
+        share = math.fsum(weight.get(subject, 0.0) for subject in subjects)
+        return share, max(row.created_at_s for row in sets[key].values())
 
     method, software_id = max(sets, key=covered)
     rows = sets[method, software_id]
@@ -214,10 +217,10 @@ def most_similar(
     with the same software of the cards, else the one with most readings."""
 
     def fit(key: tuple[int, str]) -> tuple[bool, bool, int, int]:
-        found = stored_software(session, key[1])
+        candidate = stored_software(session, key[1])
         return (
-            found.id == software.id,
-            found.of_one_card.id == software.of_one_card.id,
+            candidate.id == software.id,
+            candidate.of_one_card.id == software.of_one_card.id,
             len(sets[key]),
             key[0],
         )
@@ -259,25 +262,27 @@ def newest_readings(
     """
     from farm.store.query import parse, select_readings
 
-    about = [READING.protocol_id.in_(protocol_ids)]
+    conditions = [READING.protocol_id.in_(protocol_ids)]
     if torch:
-        about += select_readings(session, parse([f"torch={torch}"])).conditions
-    found: dict[tuple[int, str], NewestReadings] = defaultdict(dict)
+        conditions += select_readings(session, parse([f"torch={torch}"])).conditions
+    sets: dict[tuple[int, str], NewestReadings] = defaultdict(dict)
     for batch in in_batches(subjects):
-        for row in sound_readings(session, model, _COLUMNS, *about, READING.subject_id.in_(batch)):
-            found[row.method, row.software_id][row.subject_id, row.protocol_id] = row
+        for row in sound_readings(
+            session, model, _COLUMNS, *conditions, READING.subject_id.in_(batch)
+        ):
+            sets[row.method, row.software_id][row.subject_id, row.protocol_id] = row
     alone = set()
-    for (method, software_id), rows in tuple(found.items()):
+    for (method, software_id), rows in tuple(sets.items()):
         software = stored_software(session, software_id)
         if (
             software.communication
         ):  # a model on several cards: add the readings on one card with the same software
             alone.add((method, software.of_one_card.id))
-            found[method, software_id] = {
-                **found.get((method, software.of_one_card.id), {}),
+            sets[method, software_id] = {
+                **sets.get((method, software.of_one_card.id), {}),
                 **rows,
             }
-    return {key: rows for key, rows in found.items() if key not in alone}
+    return {key: rows for key, rows in sets.items() if key not in alone}
 
 
 def left_out(
@@ -291,11 +296,11 @@ def left_out(
         READING.simulated.is_(False),
         READING.protocol_id.in_(protocol_ids),
     )
-    found = (
+    doubts = (
         DOUBTFUL.intersection(flags or ())
         for (flags,) in among(session, query, READING.subject_id, subjects)
     )
-    why = Counter(" and ".join(sorted(flags)) for flags in found if flags)
+    why = Counter(" and ".join(sorted(flags)) for flags in doubts if flags)
     listed = ", ".join(f"{name} ×{number}" for name, number in why.most_common())
     if not listed:
         return ""
@@ -317,21 +322,21 @@ def _parts(
     for (subject, protocol_id), row in rows.items():
         by_subject[subject][data_of[protocol_id]] = row
     parts, used, other_data_calls = [], defaultdict(list), 0
-    for one in needed:
-        there = by_subject.get(one.operator_id, {})
-        estimated_us = roofline.estimate_us(one.flops, one.bytes_moved)
-        for data, calls in one.calls.items():
-            row = there.get(data) or there.get("normal") or next(iter(there.values()), None)
+    for required in needed:
+        by_data = by_subject.get(required.operator_id, {})
+        estimated_us = roofline.estimate_us(required.flops, required.bytes_moved)
+        for data, calls in required.calls.items():
+            row = by_data.get(data) or by_data.get("normal") or next(iter(by_data.values()), None)
             if row is not None:
-                used[one.operator_id].append(row)
-                other_data_calls += calls if data and data not in there else 0
+                used[required.operator_id].append(row)
+                other_data_calls += calls if data and data not in by_data else 0
             described = TupleView(
-                one.operator_id,
-                one.short_name,
-                one.label,
+                required.operator_id,
+                required.short_name,
+                required.label,
                 data,
-                one.flops,
-                one.bytes_moved,
+                required.flops,
+                required.bytes_moved,
                 estimated_us,
             )
             view = ReadingView.of(row).on_cards(cards) if row is not None else None

@@ -167,7 +167,11 @@ def summary(
     try:
         needed = captured.extraction.needed()
         if not card:
-            own_gpus = (own.model for own in all_own_cards() if own.is_gpu and not own.refusal)
+            own_gpus = (
+                card_here.model
+                for card_here in all_own_cards()
+                if card_here.is_gpu and not card_here.refusal
+            )
             card = next(own_gpus, _USUAL_CARD)
         cost_estimate = EstimateQuery(card).answer(captured.variant, needed, database=database)
     except FarmError as error:

@@ -108,10 +108,10 @@ class ModelVariant(WholeModel):
         from farm.training.extract import capture_forward
 
         model, arguments = build_variant(variant, device)
-        about: Any = {"grad": protocol.grad, "device_type": device.type}
+        options: Any = {"grad": protocol.grad, "device_type": device.type}
         with torch.set_grad_enabled(protocol.grad):
             model(*arguments)  # libraries initialize in the first pass
-        return as_launched(lambda: capture_forward(model, arguments, **about), protocol, device)
+        return as_launched(lambda: capture_forward(model, arguments, **options), protocol, device)
 
 
 def variant_passes(variant: Variant, protocol: Protocol, device: torch.device) -> Passes:
