@@ -284,7 +284,9 @@ class Recorder:
 def consists_of_others(func: Any) -> bool:
     """True if an aten operator only runs other operators."""
     implicit = torch._C.DispatchKey.CompositeImplicitAutograd
-    return func.namespace == "aten" and func.has_kernel_for_dispatch_key(implicit)
+    if func.namespace != "aten" or func in _AS_RUN:
+        return False
+    return bool(func.has_kernel_for_dispatch_key(implicit))
 
 
 def _name_of(function: Any) -> str:
