@@ -293,7 +293,7 @@ def measure(database: Any, requests: list[Request], cards: list[Any], until_s: f
                         database,
                         ResolvedRequest.of(one, [card_id]),
                         pinned=True,
-                        ready=farm.wait_ready,
+                        wait_for_workers=farm.wait_ready,
                     )
                     capture_id = capture_for(
                         database, one, device_type=cards[0].kind, torch=torch_version()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.progress_bar import ProgressBar
 
 from cli import tables
@@ -53,24 +53,29 @@ def follow(
     end_note()
     out = console(stderr=not on_stdout)
     with contextlib.ExitStack() as stack:
-        show_progress = _plain_lines()
         if out.file.isatty():
-            from rich.live import Live
-
-            live = stack.enter_context(
-                Live(console=out, refresh_per_second=4, transient=not on_stdout)
-            )
-
-            def show_progress(progresses: list[Progress]) -> None:
-                live.update(progress_bars(progresses))
+            show_progress = stack.enter_context(_live_bars(out, transient=not on_stdout))
+        else:
+            show_progress = _plain_lines()
 
         while True:
-            progresses = next_progress(database, job_ids)
+            progresses = progress_despite_outage(database, job_ids)
             show_progress(progresses)
             if all(progress.over for progress in progresses):
                 return
             time.sleep(POLL_S)
             tend()
+
+
+@contextlib.contextmanager
+def _live_bars(out: Console, *, transient: bool) -> Iterator[Callable[[list[Progress]], None]]:
+    """Yield a function that updates the bars of the jobs in a terminal. If `transient`, the bars
+    are removed at the end.
+    """
+    from rich.live import Live
+
+    with Live(console=out, refresh_per_second=4, transient=transient) as live:
+        yield lambda progresses: live.update(progress_bars(progresses))
 
 
 def _plain_lines() -> Callable[[list[Progress]], None]:
@@ -107,9 +112,9 @@ def progress_of(database: Database, job_ids: Sequence[str]) -> list[Progress]:
         return [jobs.progress(session, job_id) for job_id in job_ids]
 
 
-def next_progress(database: Database, job_ids: Sequence[str]) -> list[Progress]:
-    """Return the progress of jobs. Retry for a while if the database is unreachable: the jobs go on
-    meanwhile.
+def progress_despite_outage(database: Database, job_ids: Sequence[str]) -> list[Progress]:
+    """Return the progress of jobs. Retry for `DATABASE_PATIENCE_S` if the database is unreachable:
+    the jobs go on meanwhile.
     """
     deadline_s = time.monotonic() + DATABASE_PATIENCE_S
     while True:
@@ -148,7 +153,7 @@ def _preview_line(plan: JobPlan) -> str:
 
 
 def left_out(submissions: Submissions) -> dict[str, Any]:
-    """The JSON of what has no job."""
+    """The JSON of the requests without a new job: skipped, because they are done, or refused."""
     return {"skipped": submissions.skipped, "refused": submissions.refused}
 
 

@@ -250,17 +250,36 @@ class CliOptions:
             UnknownModel, UnsupportedModel, MeasurementFileError: see `farm.models.catalog.find` and
                 `farm.requests.measurement_file.load`.
         """
-        from farm.models.catalog import matching, resolve, resolve_given
-        from farm.models.own import is_location
+        from farm.models.catalog import resolve, resolve_given
         from farm.requests import measurement_file
-        from farm.requests.partial_request import GIVEN, PartialRequest, operator_names
-        from farm.types.protocol import QUICK
 
         if not self.models and not self.files:
             raise UsageError(
                 "There is nothing to measure: no model and no file is given.",
                 "Give a model, e.g. `farm run resnet18`, or a measurement file with -f.",
             )
+        cells = self._cells()
+        requests = []
+        for partial in self._models_on_the_command_line(locations=locations):
+            requests += [cell.over(partial) for cell in cells]
+        if not self.files:
+            return requests
+        resolve_model = resolve_given if locations else resolve
+        for entry in measurement_file.load(self.files, resolve_model=resolve_model):
+            if self.quick:
+                entry = _without_precision(entry)
+            # A sweep has its own grid.
+            cells_of_entry = cells if entry.model else cells[:1]
+            requests += [cell.over(entry) for cell in cells_of_entry]
+        return requests
+
+    def _cells(self) -> list[PartialRequest]:
+        """The given fields of a request, for each combination of the options with several
+        values.
+        """
+        from farm.requests.partial_request import GIVEN, PartialRequest, operator_names
+        from farm.types.protocol import QUICK
+
         options = {**(QUICK if self.quick else {}), **self.given}
         if "operators" in options:
             options["operators"] = operator_names(options["operators"])
@@ -268,9 +287,17 @@ class CliOptions:
         grid = [
             [(name, number) for number in sizes(f"--{name}", options.pop(name))] for name in several
         ]
-        if not locations and (wrong := next(filter(is_location, self.models or ()), None)):
+        return [PartialRequest(**{**options, **dict(cell)}) for cell in itertools.product(*grid)]
+
+    def _models_on_the_command_line(self, *, locations: bool) -> list[PartialRequest]:
+        """One request for each model that the command line names, without other fields."""
+        from farm.models.catalog import matching, resolve
+        from farm.models.own import is_location
+        from farm.requests.partial_request import PartialRequest
+
+        if not locations and (location := next(filter(is_location, self.models or ()), None)):
             raise UsageError(
-                f"`farm submit` accepts names only, not the location '{wrong}': the workers' "
+                f"`farm submit` accepts names only, not the location '{location}': the workers' "
                 "hosts have other files.",
                 "Register the function in the setting `models` of every host, or use `farm run`.",
             )
@@ -278,26 +305,15 @@ class CliOptions:
         for text in self.models or ():
             names += matching(text)
         models = {name: resolve(name) for name in names}
-        cells = [PartialRequest(**{**options, **dict(cell)}) for cell in itertools.product(*grid)]
-        requests = []
-        for name, model in models.items():
-            partial = PartialRequest(model=name, resolved=model)
-            requests += [cell.over(partial) for cell in cells]
-        for entry in (
-            measurement_file.load(self.files, resolve_model=resolve_given if locations else resolve)
-            if self.files
-            else ()
-        ):
-            if self.quick:  # in place of the file's own precision
-                entry = PartialRequest(
-                    where=entry.where,
-                    resolved=entry.resolved,
-                    **{**entry.given, "within": None, "budget_s": None},
-                )
-            requests += [
-                cell.over(entry) for cell in (cells if entry.model else cells[:1])
-            ]  # a sweep has its own grid
-        return requests
+        return [PartialRequest(model=name, resolved=model) for name, model in models.items()]
+
+
+def _without_precision(entry: PartialRequest) -> PartialRequest:
+    """The request of a file without its precision, in whose place --quick is used."""
+    from farm.requests.partial_request import PartialRequest
+
+    fields = {**entry.given, "within": None, "budget_s": None}
+    return PartialRequest(where=entry.where, resolved=entry.resolved, **fields)
 
 
 def options_of_run(text: str) -> CliOptions:

@@ -62,7 +62,13 @@ class Ending:
 
     The signal is stored and raised as KeyboardInterrupt. Python drops an exception that is raised
     in a finalizer, or in C code during an import, and prints a traceback; `_dropped` suppresses it.
-    Only the first signal is raised: a second one would interrupt the stopping of the servers."""
+    Only the first signal is raised: a second one would interrupt the stopping of the servers.
+
+    Attributes:
+        hint: the next step for a person who interrupted the command.
+        requested: a signal has arrived.
+        closing: no signal is raised now, because servers start or stop; `check` raises it later.
+    """
 
     def __init__(self) -> None:
         self.hint = CONTINUES
@@ -95,7 +101,7 @@ class Ending:
             raise KeyboardInterrupt
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def uninterrupted(self) -> Iterator[None]:
         """Do not interrupt this block; raise a requested end after it as `KeyboardInterrupt`."""
         self.closing = True
         try:
@@ -105,7 +111,9 @@ class Ending:
         self.check()
 
     def check(self) -> None:
-        """Raise `KeyboardInterrupt` if an end was requested and the exception was lost."""
+        """Raise signals again from now on. Raise `KeyboardInterrupt` if an end was requested whose
+        exception was lost or deferred.
+        """
         self.closing = False
         if self.requested:
             raise KeyboardInterrupt
@@ -169,7 +177,7 @@ def measure(
         say(f"Starting workers for {'; '.join(str(card) for card in cards)}")
 
     with EmbeddedFarm(
-        settings(), database, cards, starting=starting, uninterrupted=ending.held
+        settings(), database, cards, starting=starting, uninterrupted=ending.uninterrupted
     ) as farm:
 
         def tend() -> None:

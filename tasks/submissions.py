@@ -18,7 +18,7 @@ from farm.devices.device import Card
 from farm.jobs import create, jobs
 from farm.jobs.dry_run import dry_running
 from farm.jobs.plan import JobPlan
-from farm.jobs.rounds import close_known_rounds
+from farm.jobs.rounds import close_complete_rounds
 from farm.requests.card_selection import by_model
 from farm.requests.memory import check_fits
 from farm.requests.partial_request import (
@@ -206,14 +206,14 @@ class Submissions:
                 captured; they do not start if the database has readings for all items.
         """
         # Check operator names and the memory of training steps before any worker starts.
-        ready = []
+        checked = []
         for job in self.fitting(jobs_to_do):
             with self._or_refused(job):
                 capture_id = None
                 if _is_captured_first(job):
-                    capture_id = create.stored_capture(database, job)
-                ready.append((job, capture_id))
-        for job, capture_id in ready:
+                    capture_id = create.checked_capture(database, job)
+                checked.append((job, capture_id))
+        for job, capture_id in checked:
             is_registered = farm is not None and bool(job.done_by) and farm.registered()
             if farm is not None and not is_registered:
                 farm.start()
@@ -224,7 +224,7 @@ class Submissions:
                         job,
                         capture_id=capture_id,
                         pinned=pinned,
-                        ready=farm.wait_ready if farm else lambda: None,
+                        wait_for_workers=farm.wait_ready if farm else lambda: None,
                         is_registered=is_registered,
                         progress=report,
                     )
@@ -288,7 +288,7 @@ def submit(
     *,
     capture_id: int | None = None,
     pinned: bool = False,
-    ready: Callable[[], None] = lambda: None,
+    wait_for_workers: Callable[[], None] = lambda: None,
     is_registered: bool = False,
     progress: OnProgress = lambda doing, done, of: None,
 ) -> JobPlan:
@@ -298,9 +298,9 @@ def submit(
     Args:
         capture_id: see `farm.jobs.create.open_job`.
         pinned: a person named the cards, and no other card measures items of the job.
-        ready: starts the workers of an embedded farm and returns when they listen. It is called
-            before the first message is published; unless
-            ``is_registered``, it is called before planning.
+        wait_for_workers: starts the workers of an embedded farm and returns when they listen. It
+            is called before the first message is published; unless ``is_registered``, it is
+            called before planning.
         is_registered: the rows of the cards in the database are up to date.
 
     Raises:
@@ -310,7 +310,7 @@ def submit(
     from tasks import queues  # Celery loads only when there is something to publish
 
     # Only the first call waits: if a worker dies later, its supervisor restarts it.
-    ready = functools.cache(ready)
+    wait_for_workers = functools.cache(wait_for_workers)
     if resolved.variant is not None:
         progress(f"Capturing {resolved.variant.model}", 0, 0)
         create.capture_all_layers(database, resolved)
@@ -320,13 +320,13 @@ def submit(
         capture_id=capture_id,
         farm=queues.own_farm(),
         pinned=pinned,
-        ready=(lambda: None) if is_registered else ready,
-        grown=_publishing_while_it_grows(database, resolved.request, ready, progress),
+        wait_for_workers=(lambda: None) if is_registered else wait_for_workers,
+        grown=_publishing_while_it_grows(database, resolved.request, wait_for_workers, progress),
     )
     try:
-        round_to_publish = close_known_rounds(database, plan.job_id, plan.round)
+        round_to_publish = close_complete_rounds(database, plan.job_id, plan.round)
         if round_to_publish is not None:
-            ready()
+            wait_for_workers()
             progress(f"Publishing {plan.title}", 0, 0)
             queues.publish_round(database, plan.job_id, round_to_publish)
     except KeyboardInterrupt:
@@ -336,7 +336,7 @@ def submit(
 
 
 def _publishing_while_it_grows(
-    database: Database, request: Request, ready: Callable[[], None], progress: OnProgress
+    database: Database, request: Request, wait_for_workers: Callable[[], None], progress: OnProgress
 ) -> create.OnGrown:
     """Return a function that publishes the items of a sweep after each batch."""
     from tasks import queues
@@ -349,7 +349,7 @@ def _publishing_while_it_grows(
         progress(f"Planning {request.title}", tried, request.sweep.size)
         if not plan.new or broker_is_away:
             return
-        ready()
+        wait_for_workers()
         try:
             queues.publish_round(database, plan.job_id, plan.round)
         except errors.BrokerUnreachable:

@@ -54,7 +54,7 @@ def open_job(
     capture_id: int | None = None,
     farm: str = "",
     pinned: bool = False,
-    ready: Callable[[], None] = lambda: None,
+    wait_for_workers: Callable[[], None] = lambda: None,
     grown: OnGrown = lambda plan, tried: None,
 ) -> JobPlan:
     """Create the job of a request with its first round, without publishing it.
@@ -64,14 +64,14 @@ def open_job(
     is interrupted in another way, `continue_planning` continues.
 
     Args:
-        capture_id: the capture of a model, if the caller has called `stored_capture`.
+        capture_id: the capture of a model, if the caller has called `checked_capture`.
         farm, pinned: see `farm.jobs.jobs.create`.
-        ready: called between the capture and the query of the cards. It may wait for workers to
-            start.
+        wait_for_workers: called between the capture and the query of the cards, whose rows the
+            workers write.
         grown: see `OnGrown`.
 
     Raises:
-        UnknownOperator, CaptureError: see `stored_capture`.
+        UnknownOperator, CaptureError: see `checked_capture`.
         NoSuchCard, UsageError: see `jobs.create`.
     """
     request = resolved.request
@@ -81,13 +81,13 @@ def open_job(
     if request.sweep is not None:
 
         def begin(operator_ids: Sequence[str]) -> JobPlan:
-            ready()
-            return create(operator_ids=operator_ids, whole=False)
+            wait_for_workers()
+            return create(operator_ids=operator_ids, fully_planned=False)
 
         return _plan_sweep(database, request, begin, grown)
     if capture_id is None:
-        capture_id = stored_capture(database, resolved)
-    ready()
+        capture_id = checked_capture(database, resolved)
+    wait_for_workers()
     variant, title = resolved.variant, resolved.title
     assert variant is not None, "a request without a sweep has a variant"
     with database.read() as session:
@@ -98,7 +98,7 @@ def open_job(
         scope = _first_scope(session, request, capture_id, resolved.card_ids)
         calls = content.counts(session, capture_id)
         if request.placements != "none":
-            _look_at_outputs(tuples_with_ids(session, calls).values())
+            _remember_outputs(tuples_with_ids(session, calls).values())
     plan = create(scope=scope, capture_id=capture_id, title=title)
     return dataclasses.replace(
         plan,
@@ -189,7 +189,7 @@ def _plan_sweep(
     try:
         for batch in expansion.batches():
             if request.placements != "none":
-                _look_at_outputs(batch)
+                _remember_outputs(batch)
             with database.write() as session:
                 content.store_operators(session, batch)
             operator_ids = [spec.id for spec in batch]
@@ -212,9 +212,9 @@ def _plan_sweep(
     return dataclasses.replace(plan, state=PlanState.OPENED, left_out=expansion.skipped)
 
 
-def _look_at_outputs(specs: Iterable[OperatorTuple]) -> None:
-    """Compute the outputs of tuples before the transaction that needs them, since this imports
-    torch and takes long.
+def _remember_outputs(specs: Iterable[OperatorTuple]) -> None:
+    """Fill the cache of `offloadable` before the transaction that plans placements: computing the
+    outputs of tuples imports torch and takes long.
     """
     from farm.operators.rebuild import offloadable
 
@@ -234,7 +234,7 @@ def _add(database: Database, job_id: str, operator_ids: Sequence[str]) -> JobPla
         return add_tuples(session, job, operator_ids)
 
 
-def stored_capture(database: Database, resolved: ResolvedRequest) -> int:
+def checked_capture(database: Database, resolved: ResolvedRequest) -> int:
     """Return the id of the capture of a model, and check the operators of the request. Capture the
     model if the database has no capture. Raises `UnknownOperator` if none of the named operators is
     in the model; `CaptureError` if the model cannot be captured without gaps; `UsageError` if a
@@ -377,11 +377,11 @@ def capture_for(
         with database.write() as session:
             capture_id = content.store_extraction(session, variant, extraction, like)
     if protocol.data == "seen":
-        _look_at_values(database, capture_id, variant)
+        _observe_values(database, capture_id, variant)
     return capture_id
 
 
-def _look_at_values(database: Database, capture_id: int, variant: Variant) -> None:
+def _observe_values(database: Database, capture_id: int, variant: Variant) -> None:
     """Run the model once and store the activation values of each call, unless the database has
     them.
     """
@@ -394,10 +394,10 @@ def _look_at_values(database: Database, capture_id: int, variant: Variant) -> No
         row = session.get(tables.ModelVariant, variant.id)
     from farm.operators.observed_values import observe_values
 
-    seen = observe_values(variant, row.flops if row else 0)
-    if seen is None:
+    values = observe_values(variant, row.flops if row else 0)
+    if values is None:
         _log.warning(
             "Using random normal inputs: %s is too large to run once for real values.", variant
         )
     with database.write() as session:
-        content.store_values(session, capture_id, seen or {})
+        content.store_values(session, capture_id, values or {})

@@ -20,7 +20,7 @@ from farm.devices.device import Card
 from farm.devices.host import links_of
 from farm.jobs.balance import together_s
 from farm.jobs.cards import ensure_card, has_installed_software
-from farm.jobs.create import open_job, stored_capture
+from farm.jobs.create import checked_capture, open_job
 from farm.jobs.plan import JobPlan, PlanState
 from farm.requests.resolved import ResolvedRequest
 from farm.store import tables
@@ -101,7 +101,7 @@ class DryRun:
         self._copy(tables.Operator, col(tables.Operator.id).in_(called))
         self._copy(tables.Capture, tables.Capture.variant_id == variant.id)
         self._copy(tables.Call, col(tables.Call.capture_id).in_(captures))
-        capture_id = stored_capture(self.scratch, resolved)
+        capture_id = checked_capture(self.scratch, resolved)
         with self.scratch.read() as session:
             calls = counts(session, capture_id)
         for subject_ids in in_batches([*calls, variant.id]):
@@ -119,8 +119,8 @@ class DryRun:
         waiting = select(Item).where(Item.job_id == plan.job_id, Item.state == ItemState.WAITING)
         with self.scratch.read() as session:
             for item in session.exec(waiting):
-                place = item.card_model if item.role == "tuple" else item.card_id
-                measurement = (item.subject_id, item.protocol_id, place)
+                measured_on = item.card_model if item.role == "tuple" else item.card_id
+                measurement = (item.subject_id, item.protocol_id, measured_on)
                 if remeasured or measurement not in self.measured:
                     new += 1
                     left_s[item.card_id] += item.expected_s

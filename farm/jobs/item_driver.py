@@ -281,7 +281,7 @@ class ItemDriver:
         process failed to start twice; `CardUnavailable` if this process is ending."""
         for last in (False, True):
             try:
-                return self.ask(self.register, claimed=False)
+                return self.ask(self.register, has_claim=False)
             except UnhealthyCard as error:
                 failure: FarmError = error
                 break
@@ -307,7 +307,7 @@ class ItemDriver:
                 self.card_id,
                 failure.message,
                 farm=farm,
-                claimed=False,
+                has_claim=False,
             )
         except NoSuchCard:
             log.error(
@@ -325,7 +325,7 @@ class ItemDriver:
         current = settings()
         if self.spool is not None and item_id in self.spool.items():
             # Write the spooled reading of this item first: a new claim would invalidate its token.
-            for closed in self.ask(self.spool.flush, self.database, self.card_id, claimed=False):
+            for closed in self.ask(self.spool.flush, self.database, self.card_id, has_claim=False):
                 self.follow_up(closed)
         while True:
             if (
@@ -336,7 +336,7 @@ class ItemDriver:
                     self.database,
                     self.card_id,
                     CardState.QUARANTINED,
-                    claimed=False,
+                    has_claim=False,
                 )
             claimed = self.ask(
                 items.claim,
@@ -347,7 +347,7 @@ class ItemDriver:
                 software_id=self.ready().id,
                 lease_s=current.lease_s,
                 max_attempts=current.max_attempts,
-                claimed=False,
+                has_claim=False,
             )
             if isinstance(claimed, Claim):
                 if claimed.card_state != CardState.STARTING:
@@ -420,13 +420,13 @@ class ItemDriver:
         return measured
 
     def ask(
-        self, query: Callable[..., T], *arguments: Any, claimed: bool = True, **options: Any
+        self, query: Callable[..., T], *arguments: Any, has_claim: bool = True, **options: Any
     ) -> T:
         """Return ``query(*arguments, **options)``. While the database is unreachable, wait and try
         again.
 
         Args:
-            claimed: this driver has a claim and must write its outcome, so it waits even if the
+            has_claim: this driver has a claim and must write its outcome, so it waits even if the
                 process must stop.
 
         Raises:
@@ -443,7 +443,7 @@ class ItemDriver:
             except DatabaseUnreachable as error:
                 pause_s = next(pauses_s)
                 if time.monotonic() + pause_s > deadline_s or (
-                    self.stop_requested() and not claimed
+                    self.stop_requested() and not has_claim
                 ):
                     raise
                 self._outage.note(error)
@@ -478,7 +478,7 @@ class ItemDriver:
         process must stop.
         """
         pauses_s = _pauses_s(1.0)
-        while self.ask(groups.is_reserved, self.database, self.card_id, claimed=False):
+        while self.ask(groups.is_reserved, self.database, self.card_id, has_claim=False):
             if self.stop_requested():
                 raise CardUnavailable("The worker is stopping.")
             time.sleep(next(pauses_s))

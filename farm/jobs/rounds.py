@@ -29,7 +29,7 @@ from farm.errors import (
     UsageError,
     did_you_mean,
 )
-from farm.jobs.balance import QueuedItem, place
+from farm.jobs.balance import QueuedItem, assign
 from farm.jobs.groups import leading_cards
 from farm.jobs.items import open_items
 from farm.jobs.plan import JobPlan, PlanState
@@ -132,7 +132,7 @@ def add_round(
     capture_id: int | None,
     operator_ids: Sequence[str] = (),
     reason: str,
-    whole: bool = True,
+    fully_planned: bool = True,
 ) -> JobPlan:
     """Create the next round of a job in the caller's transaction. Its items are closed, or placed
     on the job's cards.
@@ -142,7 +142,7 @@ def add_round(
         capture_id: the capture of a model.
         operator_ids: the tuples of a sweep.
         reason: why this round is needed, as text for people.
-        whole: True if the round has no further tuples. False: `add_tuples` adds more, and
+        fully_planned: True if the round has no further tuples. False: `add_tuples` adds more, and
             `note_planning` ends the planning.
 
     Raises:
@@ -160,7 +160,7 @@ def add_round(
         created_at_s=now,
         planning_at_s=now,
         progress_at_s=now,
-        planned_at_s=now if whole else None,
+        planned_at_s=now if fully_planned else None,
     )
     session.add(row)
     session.flush()
@@ -640,7 +640,7 @@ def card_for_each(
         )
         read_s, free_at_s = now_s, {card_id: float(ahead.get(card_id) or 0.0) for card_id in ids}
     in_order = sorted(range(len(items)), key=lambda number: items[number].subject_id)
-    placed = place(
+    placed = assign(
         (QueuedItem(key, items[number].expected_s) for key, number in enumerate(in_order)),
         free_at_s,
     )
@@ -712,7 +712,7 @@ def _is_open(job: Job | None, number: int) -> TypeGuard[Job]:
     return job is not None and job.state == JobState.OPEN and number == job.round
 
 
-def close_known_rounds(database: Database, job_id: str, number: int) -> int | None:
+def close_complete_rounds(database: Database, job_id: str, number: int) -> int | None:
     """Close rounds from ``number`` on as long as all items are closed; return the first round with
     open items.
     """

@@ -13,7 +13,7 @@ from cli.run import interruptible, measure
 from farm.devices.device import Card
 from farm.jobs.jobs import done_entries
 from farm.jobs.plan import JobPlan, PlanState
-from farm.jobs.rounds import close_known_rounds
+from farm.jobs.rounds import close_complete_rounds
 from farm.requests.partial_request import complete as complete_request
 from farm.requests.resolved import ResolvedRequest
 from farm.store.tables import Job
@@ -26,7 +26,7 @@ def test_the_job_that_did_the_same_is_told_and_skips_an_entry_of_a_file(database
     (card,) = register(database, 0)
     job_id = plan(database, [card])
     complete(database, claim(database, items_of(database, job_id)[0]), card)
-    close_known_rounds(database, job_id, 1)
+    close_complete_rounds(database, job_id, 1)
     typed, written, afresh = (
         ResolvedRequest(sweep(1, reuse=reuse), [], where=where)
         for where, reuse in (("", "model"), ("jobs.yml:1", "model"), ("jobs.yml:2", "none"))
@@ -67,7 +67,7 @@ def test_a_rougher_job_does_not_do_an_entry(database):
         job = session.get_one(Job, job_id)
         job.request = {**job.request, "stopping": quick.stopping.to_json()}
     complete(database, claim(database, items_of(database, job_id)[0]), card)
-    close_known_rounds(database, job_id, 1)
+    close_complete_rounds(database, job_id, 1)
     with database.read() as session:
         assert done_entries(session, [quick]) == {quick.id: job_id}
         assert done_entries(session, [quick.replace(stopping=Stopping())]) == {}

@@ -8,7 +8,7 @@ from sqlmodel import select
 
 from farm.errors import NoSuchJob, UnknownOperator, UsageError
 from farm.jobs import jobs
-from farm.jobs.create import continue_planning, open_job, stored_capture
+from farm.jobs.create import checked_capture, continue_planning, open_job
 from farm.jobs.rounds import LEAST_PRECISE, Closing, close_round
 from farm.models import catalog
 from farm.operators import sweep_builder as sweeps
@@ -34,7 +34,9 @@ MODEL = Request(
 
 def test_cards_may_register_while_a_request_is_extracted(database):
     opened = open_job(
-        database, ResolvedRequest.of(SWEEP, ["SIM-0"]), ready=lambda: register(database, 0)
+        database,
+        ResolvedRequest.of(SWEEP, ["SIM-0"]),
+        wait_for_workers=lambda: register(database, 0),
     )
     assert (opened.tuples, opened.calls, opened.new, opened.reused) == (2, 2, 2, 0)
 
@@ -56,8 +58,8 @@ def test_operators_that_a_model_lacks_are_refused_before_there_is_a_job(database
 def test_a_model_is_extracted_once_and_its_job_has_all_its_calls(database):
     cards = register(database, 0)
     request = MODEL.replace(operators=("Linear",))
-    capture_id = stored_capture(database, ResolvedRequest.of(request, cards))
-    assert stored_capture(database, ResolvedRequest.of(request, cards)) == capture_id
+    capture_id = checked_capture(database, ResolvedRequest.of(request, cards))
+    assert checked_capture(database, ResolvedRequest.of(request, cards)) == capture_id
     opened = open_job(database, ResolvedRequest.of(request, cards), capture_id=capture_id)
     with database.read() as session:
         calls = counts(session, capture_id)

@@ -37,7 +37,7 @@ def measured(database, software):
         held = claim(database, item, software_id=software_id)
         assert isinstance(held, Claim)
         complete(database, held, HERE.id, software_id=software_id)
-    assert rounds.close_known_rounds(database, planned.job_id, 1) is None
+    assert rounds.close_complete_rounds(database, planned.job_id, 1) is None
 
 
 def installed() -> Software:
@@ -63,7 +63,7 @@ def test_what_the_database_knows_is_answered_without_a_worker(embedded, any_data
     made = submit(
         any_database,
         ResolvedRequest.of(REQUEST, [HERE.id]),
-        ready=embedded.wait_ready,
+        wait_for_workers=embedded.wait_ready,
         is_registered=True,
     )
     assert (made.new, made.reused) == (0, 1)
