@@ -35,7 +35,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from farm.jobs.balance import CardQueue, QueuedItem, balance, place
+from farm.jobs.balance import CardQueue, QueuedItem, assign, balance
 
 PASS_S, LOST_S = 5.0, 15.0
 #: Limit of the broker's memory for 10,000 items, and of the share of the database's capacity that a
@@ -91,7 +91,7 @@ def simulate(cards: int, items: int, seed: int, *, balancing: bool = True) -> di
     best_s = (total_s - dies_s) / (cards - 1 - 0.75) if cards > 3 else total_s
 
     waiting: dict[str, list[int]] = {card: [] for card in ids}
-    placed = place((QueuedItem(n, s) for n, s in expected.items()), dict.fromkeys(ids, 0.0))
+    placed = assign((QueuedItem(n, s) for n, s in expected.items()), dict.fromkeys(ids, 0.0))
     for number, card in placed.items():
         waiting[card].append(number)
     for queue in waiting.values():
@@ -130,7 +130,7 @@ def simulate(cards: int, items: int, seed: int, *, balancing: bool = True) -> di
             moved_off = True
             stranded = waiting[dead] + ([current.pop(dead)[0]] if dead in current else [])
             free_at_s = {c: sum(expected[n] for n in waiting[c]) for c in ids if c != dead}
-            for number, card in place(
+            for number, card in assign(
                 (QueuedItem(n, expected[n]) for n in stranded), free_at_s
             ).items():
                 waiting[card].append(number)

@@ -321,11 +321,11 @@ def _comparison(verdict: Verdict) -> Table:
 
 
 def _rounds(report: Report) -> RenderableType:
-    seen: set[str] = set()
+    named: set[str] = set()
 
     def new_operators(names: Sequence[str]) -> str:
-        added = [name for name in names if name not in seen]
-        seen.update(added)
+        added = [name for name in names if name not in named]
+        named.update(added)
         return ", ".join(added[:6]) + (f" and {len(added) - 6} more" if len(added) > 6 else "")
 
     return tables.filled(

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from farm.devices.lock import turn
+from farm.devices.lock import host_lock
 from farm.errors import FarmError
 from farm.jobs import items
 from farm.jobs.cards import process_started
@@ -95,8 +95,8 @@ class HostHeartbeat:
         """The notes, which are written back at the end. Raises one of `_UNUSABLE` if that is
         impossible.
         """
-        own_turn = turn("heartbeats", self.current.lock_dir, timeout_s=0.2)
-        with own_turn, open_folder(self.path.parent, create=PRIVATE) as folder:
+        alone = host_lock("heartbeats", self.current.lock_dir, timeout_s=0.2)
+        with alone, open_folder(self.path.parent, create=PRIVATE) as folder:
             notes = self._read(folder)
             yield notes
             folder.write(self.path.name, json.dumps(notes).encode())

@@ -112,9 +112,9 @@ def _jobs(session: Session, paired: PairedRounds) -> dict[int, dict[tuple[int, s
     )
     jobs: dict[int, dict[tuple[int, str], str]] = {}
     for job in session.exec(asked.order_by(col(tables.Job.created_at_s))):
-        key, *place = str(job.asked.get("comparison", "")).split("/")
+        key, *position = str(job.asked.get("comparison", "")).split("/")
         if key == paired.key:
-            serial, number, side = place
+            serial, number, side = position
             jobs.setdefault(int(serial), {})[int(number), side] = job.id
     return jobs
 

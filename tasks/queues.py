@@ -60,9 +60,9 @@ class UnsubscribedResults(RedisBackend):  # type: ignore[misc]
 #: does not know.
 BATCH = 250
 
-#: The keys of the broker that tell which reconciler has the turn, and that one has completed a pass
-#: lately.
-TURN_KEY, COMPLETED_KEY = "farm.reconciler", "farm.reconciler.completed"
+#: The keys of the broker that tell which reconciler makes the next pass, and that one has completed
+#: a pass lately.
+PASS_KEY, COMPLETED_KEY = "farm.reconciler", "farm.reconciler.completed"
 
 #: The most messages in the queue of a card, and in all queues. A queue gets more when it is half
 #: empty.
@@ -376,14 +376,14 @@ def control_messages() -> int:
         return int(connection.default_channel.client.llen(CONTROL_QUEUE))
 
 
-def takes_turn(for_s: float, *, longer: bool = False) -> bool:
+def reserves_pass(for_s: float, *, longer: bool = False) -> bool:
     """Reserve a time for this host's reconciler; False if another host has (``longer``: this one)
     reserved it.
     """
     with contextlib.suppress(FarmError), _publishing(), app.connection_for_write() as connection:
         client = connection.default_channel.client
         return bool(
-            client.set(TURN_KEY, settings().host, nx=not longer, px=max(1, int(900 * for_s)))
+            client.set(PASS_KEY, settings().host, nx=not longer, px=max(1, int(900 * for_s)))
         )
     return True
 

@@ -15,7 +15,7 @@ from farm.settings import Settings
 from farm.store.database import Database
 from tasks.broker_probe import check_broker_works
 from tasks.control import AggregationRequests, reconcile_now
-from tasks.queues import note_completed_pass, own_farm, takes_turn
+from tasks.queues import note_completed_pass, own_farm, reserves_pass
 
 log = logging.getLogger("farm.worker")
 
@@ -64,11 +64,11 @@ class Reconciler:
     def run(self, ended: threading.Event) -> None:
         """Make passes until the event is set."""
         while not ended.wait(self.current.reconcile_s):
-            self.take_turn()
+            self.make_pass()
 
-    def take_turn(self) -> None:
+    def make_pass(self) -> None:
         """Make a pass, unless another host has made one just now."""
-        if not takes_turn(self.current.reconcile_s):
+        if not reserves_pass(self.current.reconcile_s):
             return
         begin_s = time.monotonic()
         try:
@@ -95,5 +95,5 @@ class Reconciler:
         pause_s = min(PAUSE_PER_WORK * work_s, LONGEST_PAUSE_S)
         next_s = max(pause_s, self.current.reconcile_s)
         if pause_s > self.current.reconcile_s:
-            takes_turn(pause_s, longer=True)
+            reserves_pass(pause_s, longer=True)
         note_completed_pass(MISSED_PASSES * (work_s + next_s) + SIGN_S)

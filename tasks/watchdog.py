@@ -82,12 +82,12 @@ def _watch(worker: str) -> None:
     while PULSE.silent_s < HUNG_AFTER_S:
         PULSE.wait(1.0)
     frame = sys._current_frames()[threading.main_thread().ident or 0]
-    place = "".join(traceback.format_stack(frame)[-4:])
+    stack = "".join(traceback.format_stack(frame)[-4:])
     _leave(
         "The main loop of %s did nothing for %g s; it restarts. It hung here:\n%s",
         worker,
         HUNG_AFTER_S,
-        place,
+        stack,
     )
 
 

@@ -35,7 +35,7 @@ from benchmarks.soak.hosts import LEASE_S, Host, NotObserved, Site, ended, kill,
 from benchmarks.soak.jobs import Jobs
 from tasks.app import app
 from tasks.message_filter import CONTROL_QUEUE
-from tasks.queues import TURN_KEY, card_queue, publish_groups
+from tasks.queues import PASS_KEY, card_queue, publish_groups
 from tests.clock import set_server_clock_back
 from tests.farms import kill_all_of
 
@@ -162,13 +162,13 @@ def publisher_killed(scene: Scene) -> str:
             lambda: _works(client), 20, "the broker does not work"
         )  # it would keep the publisher waiting
         client.set(
-            TURN_KEY, "soak", ex=40
+            PASS_KEY, "soak", ex=40
         )  # no reconciler publishes first, however slowly the publisher starts
         try:
             job_id = scene.jobs.submit("side", 6, scene.chance, bad=1)
             code = _publish_and_die(scene, job_id)
         finally:
-            client.delete(TURN_KEY)
+            client.delete(PASS_KEY)
     if code != -9:
         raise NotObserved(f"the publisher ended with {code}")
     return f"half-way: the publisher of job {job_id} ended"

@@ -55,7 +55,7 @@ MOST_COLLECTIVES = 6  # different collectives of a split model that `time_added`
 LAYOUTS = 5  # copies of a model's data, each at other addresses
 
 #: Runs a call's operator once or more, and returns the result of the first run.
-Step = Callable[[CapturedCall, Rebuilt], object]
+PlayedCall = Callable[[CapturedCall, Rebuilt], object]
 #: Called before each call with its index, after the last with the number of calls; and with the
 #: memory of each storage.
 Before = Callable[[int, dict[int, torch.UntypedStorage]], None]
@@ -340,7 +340,7 @@ class Player:
 
     def play(
         self,
-        step: Step,
+        played_call: PlayedCall,
         *,
         once: bool = False,
         overlapping: bool = False,
@@ -349,7 +349,7 @@ class Player:
         """Run all calls. Memory that a call allocates is freed after the last call that uses it.
 
         Args:
-            once: `step` runs each operator only once, so that counters need no restoring.
+            once: `played_call` runs each operator only once, so that counters need no restoring.
             overlapping: run the calls of a split model on as many streams as the model does. Memory
                 that two streams use at the same time is then freed after the last call.
         """
@@ -359,7 +359,7 @@ class Player:
             lanes.begin()
         for call in self.capture.calls:
             with lanes.lane(call.index) if lanes else contextlib.nullcontext():
-                self._run(call, step, memory, once=once, before=before)
+                self._run(call, played_call, memory, once=once, before=before)
             for storage in (*call.reads, *call.writes):
                 if self._last[storage] == call.index and storage not in self.given:
                     freed = memory.pop(storage, None)
@@ -372,7 +372,7 @@ class Player:
     def _run(
         self,
         call: CapturedCall,
-        step: Step,
+        played_call: PlayedCall,
         memory: dict[int, torch.UntypedStorage],
         *,
         once: bool,
@@ -395,7 +395,7 @@ class Player:
             for number, base in zip(self._numbers(call), storages, strict=True)
             if not once and number in call.writes and not base.is_floating_point()
         ]
-        out = step(call, operator)
+        out = played_call(call, operator)
         # for example a count of tokens, by which other calls index: keep the effect of one run only
         if counters:
             for counter, kept in counters:

@@ -71,7 +71,7 @@ class Clock:
         self._longest_pause_s = min(workload.round_s / workload.rounds[0].passes, LONGEST_PAUSE_S)
         self._paused_s = [0.0]  # the total of all pauses before each round
 
-    def step(self) -> None:
+    def launch(self) -> None:
         """Launch a round; wait until no more than `in_flight` are queued."""
         current = self.workload.next_round()
         if not self.cuda:
@@ -155,7 +155,7 @@ def eager_time_us(run: Pass, device: torch.device) -> Figure:
     clock = Clock(Workload([WorkloadRound(run, 1)], device, round_s=EAGER_S))
     begin_s = time.perf_counter()
     while ranks.largest(time.perf_counter() - begin_s < EAGER_S or len(clock.done) < EAGER_LEAST):
-        clock.step()
+        clock.launch()
     clock.finish()
     values = pass_times_us(clock.done[1:])  # the first waits for earlier work
     half_width_us = intervals.batch_half_width(values, statistics.median)
@@ -170,7 +170,7 @@ def measure_bursts(workload: Workload, device: Device) -> Burst | None:
     other operators run in between and the card cools (docs/method.md, "At the power limit"). Bursts
     run at full clocks. Power is linear in the duty f, the share of work: P = P_pause + f (P_op -
     P_pause). So two duties give P_op, the power without pauses."""
-    duties, powers, rounds, seen = (
+    duties, powers, rounds, sampled = (
         list[float](),
         list[intervals.Slope](),
         list[TimedRound](),
@@ -189,7 +189,7 @@ def measure_bursts(workload: Workload, device: Device) -> Burst | None:
                     # work.
                     torch.cuda._sleep(50_000)
                 for _ in range(count):
-                    clock.step()
+                    clock.launch()
                 clock.finish()
                 burst_s = sum(entry.took_s for entry in clock.done[-count:])
                 time.sleep(burst_s * (1 - duty) / duty)
@@ -201,7 +201,7 @@ def measure_bursts(workload: Workload, device: Device) -> Burst | None:
         duties.append(sum(entry.took_s for entry in inside) / (ticks_s[-1] - ticks_s[0]))
         powers.append(intervals.power_of_ticks(ticks_s, ticks_mj))
         rounds += inside
-        seen.append(sampler.window(ticks_s[0], ticks_s[-1]))
+        sampled.append(sampler.window(ticks_s[0], ticks_s[-1]))
     (high, low), (high_w, low_w) = duties, (power.rate for power in powers)
     if high - low < 0.05:
         return None
@@ -215,8 +215,8 @@ def measure_bursts(workload: Workload, device: Device) -> Burst | None:
     time_us = intervals.finite_figure(
         statistics.fmean(times_us), intervals.batch_half_width(times_us)
     )
-    clocks_mhz = [window.sm_clock_mhz for window in seen if window.sm_clock_mhz is not None]
-    reasons = [name for window in seen for name in window.throttle_shares]
+    clocks_mhz = [window.sm_clock_mhz for window in sampled if window.sm_clock_mhz is not None]
+    reasons = [name for window in sampled for name in window.throttle_shares]
     return Burst(
         time_us=time_us,
         energy_mj=intervals.pass_energy(power_w, time_us),
@@ -226,7 +226,7 @@ def measure_bursts(workload: Workload, device: Device) -> Burst | None:
         duties=(round(high, 4), round(low, 4)),
         duty_power_w=(round(high_w, 2), round(low_w, 2)),
         throttle_shares={
-            name: round(max(window.throttle_shares.get(name, 0.0) for window in seen), 3)
+            name: round(max(window.throttle_shares.get(name, 0.0) for window in sampled), 3)
             for name in reasons
         },
         passes=sum(entry.passes for entry in rounds),

@@ -90,9 +90,11 @@ class CounterPeriod:
         self._times += math.fsum((at - time_s) ** 2 for at in times_s)
         self._degrees += len(times_s) - 2
         energies = [b - a for a, b in itertools.pairwise(energies_mj)]
-        seen = [energy / step_s * usual_s for energy, step_s in zip(energies, steps_s, strict=True)]
+        corrected = [
+            energy / step_s * usual_s for energy, step_s in zip(energies, steps_s, strict=True)
+        ]
         for regular, other in zip(
-            itertools.pairwise(energies), itertools.pairwise(seen), strict=True
+            itertools.pairwise(energies), itertools.pairwise(corrected), strict=True
         ):
             better = abs(other[1] - other[0]) - abs(regular[1] - regular[0])
             self._votes += (better > 0) - (better < 0)

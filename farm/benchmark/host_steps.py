@@ -156,7 +156,7 @@ class _Pass:
             elif func is _aten._grouped_mm.default and here[0] and needs_host(args[0]):
                 return self._multiply_groups(func, args, kwargs)
             elif func in _INDEXING and here[0]:
-                args = (args[0], self._places(*args), *args[2:])
+                args = (args[0], self._positions(*args), *args[2:])
             elif (
                 torch.Tag.dynamic_output_shape in func.tags
                 and any(here)
@@ -229,7 +229,7 @@ class _Pass:
             return run()
         return self._leave_out("torch.tensor", run)
 
-    def _places(self, values: Any, indices: Any, new: Any = None, *_: Any) -> list[Any]:
+    def _positions(self, values: Any, indices: Any, new: Any = None, *_: Any) -> list[Any]:
         """The indices as integers on the card, as PyTorch itself makes them."""
         if (
             new is not None
@@ -239,18 +239,18 @@ class _Pass:
             return list(
                 indices
             )  # PyTorch fills the places of one mask with a number without knowing how many
-        places: list[Any] = []
+        positions: list[Any] = []
         for index in indices:
             if index is not None and not self._is_card(index.device):
                 index = self._sent(index)
             if index is None or index.dtype not in (torch.bool, torch.uint8):
-                places.append(index)
+                positions.append(index)
             else:
                 nonzero = _aten.nonzero.default
-                places.extend(
+                positions.extend(
                     self._leave_out(str(nonzero), functools.partial(nonzero, index)).unbind(1)
                 )
-        return places
+        return positions
 
     def _leave_out(self, operator: str, run: Callable[[], Any]) -> Any:
         if not self.recording:

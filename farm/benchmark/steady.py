@@ -120,7 +120,7 @@ class Windows:
             opened = self._warm_up_and_run(clock, sampler, workload, stopping, policy, on_phase)
         power = opened.power
         rounds = _rounds_of(clock, opened)
-        seen = sampler.window(power.begin_s, power.end_s)
+        sampled = sampler.window(power.begin_s, power.end_s)
         capabilities = self.device.capabilities
         unreliable = frozenset() if self._knows_processes else {"compute_processes"}
         known_sensors = capabilities - unreliable
@@ -128,7 +128,7 @@ class Windows:
             workload=workload,
             rounds=rounds,
             power=power,
-            seen=seen,
+            sampled=sampled,
             converged=opened.converged,
             ceiling_s=stopping.maximum_s,
             warm_up_s=opened.begin_s - opened.start_s,
@@ -163,9 +163,9 @@ class Windows:
     ) -> _Opened:
         """Run the warm-up and the window, and wait for the work on the card."""
         start_s = time.perf_counter()
-        clock.step()
+        clock.launch()
         while ranks.largest(time.perf_counter() - start_s < stopping.warm_up_s):
-            clock.step()
+            clock.launch()
         # short windows have short waits
         until_s = start_s + min(policy.ceiling_s, 1.5 * stopping.maximum_s)
 
@@ -240,7 +240,7 @@ class Windows:
                 ) or now_s >= until_s
             if not ranks.largest(not settled):
                 break
-            clock.step()
+            clock.launch()
         # If the wait was shorter than the span, use all of its samples.
         return sampler.temperature_slope_c_per_s(start_s, now_s) if slope is None else slope
 
@@ -253,7 +253,7 @@ class Windows:
             return now_s
         begin_s: float | None = None
         while ranks.largest(begin_s is None and time.perf_counter() - now_s < 1.0):
-            clock.step()
+            clock.launch()
             ticks, _ = sampler.ticks(now_s)
             begin_s = next(
                 (
@@ -288,7 +288,7 @@ class Windows:
         waits = not policy.ahead and "temperature_c" in self.device.capabilities
         good = over = False
         while True:
-            clock.step()
+            clock.launch()
             now_s = time.perf_counter()
             if now_s >= next_check_s:
                 next_check_s = now_s + 0.02

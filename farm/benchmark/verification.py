@@ -178,9 +178,11 @@ def _compared(found: WatchedPass, predicted: Mapping[str, int] | None) -> Verifi
     """
     capture = found.capture
     plain = {spec.without_values.id: spec.without_values for spec in capture.tuples.values()}
-    seen = Counter(capture.tuples[call.tuple_id].without_values.id for call in capture.calls)
-    expected = seen if predicted is None else Counter(predicted)
-    missing, unexpected = expected - seen, seen - expected
+    observed_calls = Counter(
+        capture.tuples[call.tuple_id].without_values.id for call in capture.calls
+    )
+    expected = observed_calls if predicted is None else Counter(predicted)
+    missing, unexpected = expected - observed_calls, observed_calls - expected
     differences = [
         *(f"capturing the pass changes its kernel launches: {text}" for text in found.differences),
         *(
@@ -349,15 +351,15 @@ def time_in_model(
     """
     source = "kernels" if device.type == "cuda" else "ranges"
     if device.type != "cuda":
-        seen, attributed = _by_clock(run, record or (lambda run: run)), 1.0
+        slot_times_us, attributed = _by_clock(run, record or (lambda run: run)), 1.0
     elif record is not None:
-        seen, attributed = _by_marks(run, capture, device, record)
+        slot_times_us, attributed = _by_marks(run, capture, device, record)
     else:
-        seen, attributed = attribute(profiled_calls(run, device, PASSES))
+        slot_times_us, attributed = attribute(profiled_calls(run, device, PASSES))
     times_us: list[float | None] = [None] * len(capture.calls)
     for number, index in enumerate(capture.slots):
-        if index is not None and number in seen:
-            times_us[index] = statistics.median(seen[number])
+        if index is not None and number in slot_times_us:
+            times_us[index] = statistics.median(slot_times_us[number])
     calls_us: dict[str, list[float | None]] = defaultdict(list)
     for call, value in zip(capture.calls, times_us, strict=True):
         calls_us[call.tuple_id].append(None if value is None else round(value, 3))
@@ -371,18 +373,18 @@ def time_in_model(
 
 
 def _by_clock(run: ObservedRun, record: Record) -> dict[int, list[float]]:
-    seen: dict[int, list[float]] = defaultdict(list)
+    slot_times_us: dict[int, list[float]] = defaultdict(list)
 
     @contextlib.contextmanager
     def around(number: int) -> Iterator[None]:
         begin_s = time.thread_time()  # the clock of readings on a CPU
         yield
-        seen[number].append((time.thread_time() - begin_s) * 1e6)
+        slot_times_us[number].append((time.thread_time() - begin_s) * 1e6)
 
     one_pass = record(lambda: run(around))
     for _ in range(PASSES):
         one_pass()
-    return seen
+    return slot_times_us
 
 
 def _by_marks(
@@ -408,7 +410,7 @@ def _by_marks(
         torch.cuda.synchronize(device)
         return 2 * owners * PASSES
 
-    seen: dict[int, list[float]] = defaultdict(list)
+    slot_times_us: dict[int, list[float]] = defaultdict(list)
     total_us = 0.0
     for position, kernels in enumerate(_between_marks(launch)):
         time_us = _covered_us(
@@ -416,8 +418,8 @@ def _by_marks(
         )
         total_us += time_us
         if kernels and position % 2 == 0:  # odd positions are between two calls
-            seen[position // 2 % owners].append(time_us)
-    return seen, sum(map(sum, seen.values())) / total_us if total_us else 0.0
+            slot_times_us[position // 2 % owners].append(time_us)
+    return slot_times_us, sum(map(sum, slot_times_us.values())) / total_us if total_us else 0.0
 
 
 def profiled_calls(run: ObservedRun, device: torch.device, passes: int) -> list[Any]:
@@ -437,16 +439,18 @@ def attribute(events: Sequence[Any]) -> tuple[dict[int, list[float]], float]:
     """Slot number -> times (us) of its call's kernels; and the share of all kernel time that
     belongs to a call.
     """
-    seen: dict[int, list[float]] = defaultdict(list)
+    slot_times_us: dict[int, list[float]] = defaultdict(list)
     for number, kernels in kernels_by_call(events):
         if kernels:  # a view launches no kernel; if another call has none, its time is unknown
-            seen[number].append(_busy_us(kernels))
+            slot_times_us[number].append(_busy_us(kernels))
     total_us = _covered_us(
         (event.time_range.start, event.time_range.end) for event in events if is_kernel(event)
     )
     # The sum may exceed the total: a kernel may start before the kernel of the call before it has
     # ended.
-    return seen, min(1.0, sum(map(sum, seen.values())) / total_us) if total_us else 0.0
+    return slot_times_us, min(
+        1.0, sum(map(sum, slot_times_us.values())) / total_us
+    ) if total_us else 0.0
 
 
 _Kernels = list[tuple[str, float, float]]  # name, begin and end in us

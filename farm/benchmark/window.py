@@ -209,7 +209,7 @@ class SteadyWindow:
     power: WindowPower  # also has the begin and end of the window
     converged: bool  # the stopping rule was met within `ceiling_s`
     ceiling_s: float
-    seen: SampledWindow = field(default_factory=SampledWindow)
+    sampled: SampledWindow = field(default_factory=SampledWindow)
     warm_up_s: float = 0.0
     # rate of the chip's temperature at its end; None if unknown
     warm_up_slope_c_per_s: float | None = None
@@ -248,9 +248,9 @@ class SteadyWindow:
             "starved": self.starved_share > STARVED,
             "shared": bool(self.foreign),
             "busy_host": (self.waited_share or 0.0) > BUSY,
-            "throttled_power": self.seen.throttled("power_cap"),
-            "throttled_thermal": self.seen.throttled(*THERMAL),
-            "throttled_other": self.seen.throttled(*OTHER_SLOWDOWNS),
+            "throttled_power": self.sampled.throttled("power_cap"),
+            "throttled_thermal": self.sampled.throttled(*THERMAL),
+            "throttled_other": self.sampled.throttled(*OTHER_SLOWDOWNS),
             "no_energy": not known,
             "lesser_power_source": known and power.source not in ("energy_counter", "rapl"),
             "power_disagrees": apart > DISAGREE,
@@ -269,7 +269,7 @@ class SteadyWindow:
         """The reading of the window. Its details combine the workload's details and the
         window's.
         """
-        power, seen, flags = self.power, self.seen, self.flags
+        power, sampled, flags = self.power, self.sampled, self.flags
         values, passes = pass_times_us(self.rounds), sum(one.passes for one in self.rounds)
         time, _ = self.time_us
         time_us = intervals.finite_figure(time.value, time.half_width)
@@ -291,11 +291,13 @@ class SteadyWindow:
             energy_mj=energy_mj,
             idle_power_w=levels.idle_power_w,
             base_power_w=levels.base_power_w,
-            sm_clock_mhz=seen.sm_clock_mhz,
-            memory_clock_mhz=seen.memory_clock_mhz,
-            temperature_c=seen.temperature_c,
+            sm_clock_mhz=sampled.sm_clock_mhz,
+            memory_clock_mhz=sampled.memory_clock_mhz,
+            temperature_c=sampled.temperature_c,
             throttle_reasons=tuple(
-                name for name in seen.throttle_shares if name != "idle" and seen.throttled(name)
+                name
+                for name in sampled.throttle_shares
+                if name != "idle" and sampled.throttled(name)
             ),
             flags=flags,
             details=self._details(values),
@@ -342,16 +344,16 @@ class SteadyWindow:
         )
 
     def _conditions(self) -> Conditions:
-        seen = self.seen
-        throttle_shares = {name: round(share, 3) for name, share in seen.throttle_shares.items()}
+        sampled = self.sampled
+        throttle_shares = {name: round(share, 3) for name, share in sampled.throttle_shares.items()}
         return Conditions(
             lacks=self.lacking or None,
             throttle_shares=throttle_shares or None,
             foreign_processes=tuple(sorted(self.foreign)[:16]) or None,
             waited_share=_rounded(self.waited_share, 3),
-            temperature_slope_c_per_s=_rounded(seen.temperature_slope_c_per_s, 2),
+            temperature_slope_c_per_s=_rounded(sampled.temperature_slope_c_per_s, 2),
             warm_up_slope_c_per_s=_rounded(self.warm_up_slope_c_per_s, 2),
-            memory_temperature_c=seen.memory_temperature_c,
+            memory_temperature_c=sampled.memory_temperature_c,
         )
 
 

@@ -32,7 +32,7 @@ from farm.benchmark_process.requests import (
 )
 from farm.devices.device import Card
 from farm.devices.host import visible_only
-from farm.devices.lock import turn
+from farm.devices.lock import host_lock
 from farm.errors import CardBusy, HostBusy, SettingsError, Unmeasurable
 from farm.settings import START_TIMEOUT_S, environment_of_children, settings
 from farm.types.protocol import OnPhase, Protocol, Software, Stopping, Subject
@@ -270,7 +270,7 @@ class BenchmarkProcess:
                 # The cards of a host share slow memory: when two H200s used it at once, times rose
                 # by up to 16 %.
                 try:
-                    stack.enter_context(turn("slow-memory", settings().lock_dir, timeout_s))
+                    stack.enter_context(host_lock("slow-memory", settings().lock_dir, timeout_s))
                 except (CardBusy, SettingsError) as error:
                     raise HostBusy("not_available", error.message, error.next_step) from error
             deadline_s = time.monotonic() + timeout_s

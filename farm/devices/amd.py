@@ -115,9 +115,9 @@ def _named_by(value: str, cards: Sequence[Card]) -> list[Card]:
     names = [name.strip().lower() for name in value.split(",")]
     hides_all = names in ([""], ["-1"])
     named = []
-    for place, card in enumerate(cards):
+    for position, card in enumerate(cards):
         is_uncounted = not card.id.startswith("GPU-")
-        if str(place) in names or card.id.lower() in names or (is_uncounted and not hides_all):
+        if str(position) in names or card.id.lower() in names or (is_uncounted and not hides_all):
             named.append(card)
     return named
 

@@ -121,5 +121,5 @@ def farthest_node(nodes: Path = NODES) -> int | None:
         return None
     near = next((folder for folder in folders if (folder / f"cpu{core}").exists()), folders[0])
     distances = [int(distance) for distance in (near / "distance").read_text().split()]
-    farthest = max(range(len(folders)), key=lambda place: distances[place])
+    farthest = max(range(len(folders)), key=lambda position: distances[position])
     return int(folders[farthest].name[4:])

@@ -82,7 +82,7 @@ class CardLock:
 
 
 @contextlib.contextmanager
-def turn(name: str, lock_dir: Path | str, timeout_s: float) -> Iterator[None]:
+def host_lock(name: str, lock_dir: Path | str, timeout_s: float) -> Iterator[None]:
     """Acquire the host-wide lock `name`; wait up to `timeout_s` for it. Raises `CardBusy`, which
     names the holder, if another process still holds it then; `SettingsError` if the lock file
     cannot be created or locked."""
@@ -356,11 +356,11 @@ def _locked_by(descriptor: int) -> int:
     container.
     """
     file = os.fstat(descriptor)
-    place = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
+    inode = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/locks").read_text().splitlines():
             _, kind, _, _, pid, at, *_ = line.split()
-            if (kind, at) == ("FLOCK", place):
+            if (kind, at) == ("FLOCK", inode):
                 return int(pid)
     return 0
 

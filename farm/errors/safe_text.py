@@ -48,8 +48,8 @@ def shown_url(url: str) -> str:
     match = _URL.fullmatch(url)
     if not match or not _is_clear(match["host"], match["path"] or ""):
         return UNREADABLE_URL
-    place = match["host"] + (match["port"] or "") + (match["path"] or "")
-    return f"{match['scheme']}://{_shown_account(match)}{place}"
+    address = match["host"] + (match["port"] or "") + (match["path"] or "")
+    return f"{match['scheme']}://{_shown_account(match)}{address}"
 
 
 def _is_clear(host: str, path: str) -> bool:

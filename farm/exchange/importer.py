@@ -383,12 +383,12 @@ def _checked_column(
     """
     import pyarrow as pa
 
-    places = None
+    positions = None
     if not pa.types.is_nested(found.type):
         of_texts = pa.types.is_dictionary(found.type)
         encoded = (found.indices if of_texts else found).dictionary_encode("encode")
         found = found.dictionary.take(encoded.dictionary) if of_texts else encoded.dictionary
-        places = encoded.indices.to_pylist()
+        positions = encoded.indices.to_pylist()
     check = check_of(column)
     checked: list[Any] = []
     for value in found.to_pylist():
@@ -402,9 +402,9 @@ def _checked_column(
             AttributeError,
             RecursionError,
         ) as error:
-            at = len(checked) if places is None else places.index(len(checked))
+            at = len(checked) if positions is None else positions.index(len(checked))
             raise _refused(file, before + at + 1, error, f", column {column.name}") from error
-    return checked if places is None else [checked[place] for place in places]
+    return checked if positions is None else [checked[position] for position in positions]
 
 
 def _refused(file: ExportFile, row: int, error: BaseException, column: str = "") -> ImportRefused:

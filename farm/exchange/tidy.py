@@ -64,11 +64,11 @@ def _columns(rows: Iterable[Sequence[Any]], names: Sequence[str]) -> dict[str, S
     return dict(zip(names, zip(*rows, strict=True), strict=True))
 
 
-def _places(keys: Iterable[str]) -> tuple[list[str], list[int]]:
+def _positions(keys: Iterable[str]) -> tuple[list[str], list[int]]:
     """Return the distinct keys, and for each key its index among them."""
-    place: dict[str, int] = {}
-    at = [place.setdefault(key, len(place)) for key in keys]
-    return list(place), at
+    position: dict[str, int] = {}
+    at = [position.setdefault(key, len(position)) for key in keys]
+    return list(position), at
 
 
 def _spread(
@@ -117,7 +117,7 @@ def _of_readings(
     stored: dict[str, Sequence[Any]], references: _References
 ) -> dict[str, Sequence[Any]]:
     """Return the exported columns of readings from their stored columns."""
-    ids, subject_at = _places(stored["subject_id"])
+    ids, subject_at = _positions(stored["subject_id"])
     subjects = references.subjects(ids)
 
     columns = {name: stored[name] for name in ("reading_id", *_DIRECT, "cost_s")}
@@ -137,13 +137,13 @@ def _of_readings(
         ("protocol_id", references.protocols, declared.PROTOCOL),
         ("card_id", references.cards, declared.CARD),
     ):
-        ids, at = _places(stored[key])
+        ids, at = _positions(stored[key])
         columns |= _spread([rows[id_] for id_ in ids], at, referred)
 
     card_ids, protocol_ids = stored["card_id"], stored["protocol_id"]
     columns["roofline_share"] = [
-        references.roofline_share(card_id, protocol_id, subjects[place], time_us)
-        for card_id, protocol_id, place, time_us in zip(
+        references.roofline_share(card_id, protocol_id, subjects[position], time_us)
+        for card_id, protocol_id, position, time_us in zip(
             card_ids, protocol_ids, subject_at, stored["time_us"], strict=True
         )
     ]
@@ -367,7 +367,7 @@ def calls(session: Session, selection: Selection) -> Batches:
             continue
         columns: dict[str, Any] = {name: [value] * len(rows) for name, value in of_capture.items()}
         columns |= _columns(rows, (*plain, "seen", "reads", "writes"))
-        ids, at = _places(columns["operator_id"])
+        ids, at = _positions(columns["operator_id"])
         operators = operator_columns(session, ids)
         columns |= _spread([operators[id_] for id_ in ids], at, declared.OPERATOR)
         yield columns
@@ -523,7 +523,7 @@ def traces(session: Session, selection: Selection) -> Batches:
                 unpacked = Trace.unpack(packed)
                 for name, (times_s, values) in unpacked.series.items():
                     series.append((reading_id, name, *unpacked.window_s, times_s, values))
-            yield {name: [row[place] for row in series] for place, name in enumerate(_TRACE)}
+            yield {name: [row[position] for row in series] for position, name in enumerate(_TRACE)}
 
 
 _TRACE = ("reading_id", "series", "window_begin_s", "window_end_s", "times_s", "values")

@@ -68,7 +68,7 @@ class MovableItem:
     takers: frozenset[str]
 
 
-def place(work: Iterable[QueuedItem], free_at_s: Mapping[str, float]) -> dict[int, str]:
+def assign(work: Iterable[QueuedItem], free_at_s: Mapping[str, float]) -> dict[int, str]:
     """Place each item, longest first, on the card that would finish it first (LPT); return key ->
     card id.
 

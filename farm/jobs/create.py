@@ -394,10 +394,10 @@ def _observe_values(database: Database, capture_id: int, variant: Variant) -> No
         row = session.get(tables.ModelVariant, variant.id)
     from farm.operators.observed_values import observe_values
 
-    seen = observe_values(variant, row.flops if row else 0)
-    if seen is None:
+    values = observe_values(variant, row.flops if row else 0)
+    if values is None:
         _log.warning(
             "Using random normal inputs: %s is too large to run once for real values.", variant
         )
     with database.write() as session:
-        content.store_values(session, capture_id, seen or {})
+        content.store_values(session, capture_id, values or {})

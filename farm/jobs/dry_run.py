@@ -119,8 +119,8 @@ class DryRun:
         waiting = select(Item).where(Item.job_id == plan.job_id, Item.state == ItemState.WAITING)
         with self.scratch.read() as session:
             for item in session.exec(waiting):
-                place = item.card_model if item.role == "tuple" else item.card_id
-                measurement = (item.subject_id, item.protocol_id, place)
+                measured_on = item.card_model if item.role == "tuple" else item.card_id
+                measurement = (item.subject_id, item.protocol_id, measured_on)
                 if remeasured or measurement not in self.measured:
                     new += 1
                     left_s[item.card_id] += item.expected_s

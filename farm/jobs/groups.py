@@ -222,7 +222,7 @@ def is_reserved(database: Database, card_id: str) -> bool:
         return bool(in_force(session, [card]))
 
 
-def end_turn(session: Session, card_id: str) -> None:
+def end_reservation(session: Session, card_id: str) -> None:
     """Remove the reservation of a card. Groups may reserve the card again."""
     session.execute(
         update(CardRow).where(col(CardRow.id) == card_id).values(group_item_id=None, group_token="")

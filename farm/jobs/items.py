@@ -249,7 +249,7 @@ def _claim(
         return _GONE
     after_group = item.cards == 1 and item.group_item_id is not None
     if after_group:
-        groups.end_turn(session, card_id)
+        groups.end_reservation(session, card_id)
     return dataclasses.replace(
         _describe(session, item, request, token), cards=group, after_group=after_group
     )
@@ -634,13 +634,13 @@ def renew(
     )
     if item_ids is not None:
         renewal = renewal.where(col(Item.id).in_(sorted(item_ids)))
-    seen = (
+    heartbeat = (
         update(tables.CardRow)
         .where(col(tables.CardRow.worker) == holder)
         .values(last_seen_at_s=database_now())
     )
     with database.write() as session:
-        session.execute(seen)
+        session.execute(heartbeat)
         return session.exec(renewal).rowcount if item_ids or item_ids is None else 0
 
 
@@ -664,10 +664,12 @@ def renew_together(
     ids = sorted(set[int]().union(*held.values()))
     in_work = without_index(and_(item_state.in_work(), col(Item.lease_until_s) > 0))
     renewed = (col(Item.id).in_(ids), col(Item.holder).in_(held), in_work)
-    seen = update(tables.CardRow).where(free(tables.CardRow, col(tables.CardRow.worker).in_(held)))
+    heartbeat = update(tables.CardRow).where(
+        free(tables.CardRow, col(tables.CardRow.worker).in_(held))
+    )
     with database.write() as session:
         seen_workers = session.execute(
-            seen.values(last_seen_at_s=database_now()).returning(col(tables.CardRow.worker))
+            heartbeat.values(last_seen_at_s=database_now()).returning(col(tables.CardRow.worker))
         )
         holders = set(seen_workers.scalars())
         if ids:
@@ -684,7 +686,7 @@ def release_card(database: Database, card_id: str) -> int:
     lock may call this.
     """
     with database.write() as session:
-        groups.end_turn(session, card_id)
+        groups.end_reservation(session, card_id)
         return session.exec(
             item_state.END_LEASE.update(col(Item.card_id) == card_id, item_state.in_work())
         ).rowcount

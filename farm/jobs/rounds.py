@@ -29,7 +29,7 @@ from farm.errors import (
     UsageError,
     did_you_mean,
 )
-from farm.jobs.balance import QueuedItem, place
+from farm.jobs.balance import QueuedItem, assign
 from farm.jobs.groups import leading_cards
 from farm.jobs.items import open_items
 from farm.jobs.plan import JobPlan, PlanState
@@ -669,7 +669,7 @@ def card_for_each(
     if now_s - read_s > LOADS_VALID_S or list(free_at_s) != ids:
         read_s, free_at_s = now_s, _loads_s(session, ids)
     in_order = sorted(range(len(items)), key=lambda number: items[number].subject_id)
-    placed = place(
+    placed = assign(
         (QueuedItem(key, items[number].expected_s) for key, number in enumerate(in_order)),
         free_at_s,
     )

@@ -200,14 +200,14 @@ class ResolvedModel:
 
         inputs = list(self.example_inputs(variant))
         integers = [
-            place
-            for place, value in enumerate(inputs)
+            position
+            for position, value in enumerate(inputs)
             if isinstance(value, torch.Tensor) and not value.is_floating_point()
         ]
         if integers:
             real = self.example_inputs(variant, device="cpu")
-            for place in integers:
-                inputs[place] = real[place]
+            for position in integers:
+                inputs[position] = real[position]
         return tuple(inputs)
 
     def tensor_parallel_plan(self, variant: Variant, module: nn.Module) -> Mapping[str, str]:

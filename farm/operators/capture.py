@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -38,7 +39,15 @@ from torch.utils._pytree import tree_map_only
 from farm.errors import CaptureError, TupleRejected, UnseenOperators, error_text, told
 from farm.models import torch_settings
 from farm.models.building import replaced
-from farm.models.tensor_kinds import WRAPPERS, is_plain, only_views, refusal
+from farm.models.tensor_kinds import (
+    WRAPPERS,
+    has_composites,
+    is_composite,
+    is_plain,
+    only_views,
+    parts_of,
+    refusal,
+)
 from farm.operators import deciding_values
 from farm.operators.captured import CallTrace, CapturedCall, CapturedPass, CapturedTensor
 from farm.operators.cost import new_bytes, operator_flops, shapes_of
@@ -117,12 +126,12 @@ class Recorder:
         """
         special = next((tensor for tensor in tensors_in(tree) if not is_plain(tensor)), None)
         if special is not None and not only_views(func, special):
-            raise refusal(special, self.place(func))
+            raise refusal(special, self.location(func))
         return special is not None
 
-    def place(self, func: Any) -> str:
+    def location(self, func: Any) -> str:
         """The call that runs an aten operator, for messages: "A call of linear at 'layers.0'"."""
-        return _place(str(func), self.path)
+        return _location(str(func), self.path)
 
     def costs_something(self, func: Any, args: Any, kwargs: Any, out: Any) -> bool:
         """False also for an operator that only uses memory of the host, or only brings values from
@@ -180,6 +189,16 @@ class Recorder:
         roles = {id(tensor): self.role_of(tensor) for tensor in tensors_in((args, kwargs))}
         name = str(_AS_RUN.get(func, func))
         return self.describe(name, "aten", args, kwargs, TensorTable(roles))
+
+    def run_parts(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs the operators of which an operator of aten consists. Code below autograd, such as
+        that of a composite tensor, calls such operators without taking them apart."""
+        with WatchedOperators(self.call_aten):
+            return func.decompose(*args, **kwargs)
+
+    def call_aten(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs an aten operator of the pass."""
+        raise NotImplementedError
 
     def role_of(self, tensor: torch.Tensor) -> str:
         """The role of a tensor in the tuple of an aten operator. Also views of a weight are
@@ -261,6 +280,15 @@ class Recorder:
         )
 
 
+@functools.cache
+def consists_of_others(func: Any) -> bool:
+    """True if an aten operator only runs other operators."""
+    implicit = torch._C.DispatchKey.CompositeImplicitAutograd
+    if func.namespace != "aten" or func in _AS_RUN:
+        return False
+    return bool(func.has_kernel_for_dispatch_key(implicit))
+
+
 def _name_of(function: Any) -> str:
     """The name of a function that is not in the allow-list, for messages."""
     name = getattr(function, "__name__", "") or str(function)
@@ -268,7 +296,7 @@ def _name_of(function: Any) -> str:
     return qualified if qualified and not qualified.startswith("pybind11") else name
 
 
-def _place(what: str, path: str) -> str:
+def _location(what: str, path: str) -> str:
     return f"A call of {what} at '{path}'" if path else f"A call of {what} in the model"
 
 
@@ -345,8 +373,8 @@ class WatchedOperators(TorchDispatchMode):
         self.call = call
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(kind.__name__ in WRAPPERS for kind in types):
-            # PyTorch then runs the operators of this rank, which come here again
+        if any(kind.__name__ in WRAPPERS or is_composite(kind) for kind in types):
+            # PyTorch then runs the operators of this rank or of the parts, which come here again
             return NotImplemented
         if (
             func is torch.ops.prim.device.default
@@ -553,9 +581,14 @@ class ForwardRecorder(Recorder):
 
     @functools.cached_property
     def _roles_of_storages(self) -> dict[int, str]:
-        named = [(tensor, "buffer") for tensor in self.model.buffers()]
-        named += [(tensor, "parameter") for tensor in self.model.parameters()]
-        return {storage_key(tensor): role for tensor, role in named if is_plain(tensor)}
+        roles: dict[int, str] = {}
+        for role, tensors in (
+            ("buffer", self.model.buffers()),
+            ("parameter", self.model.parameters()),
+        ):
+            parts = itertools.chain.from_iterable(map(parts_of, tensors))
+            roles.update((storage_key(part), role) for part in parts)
+        return roles
 
     def role_of(self, tensor: torch.Tensor) -> str:
         return self._roles_of_storages.get(storage_key(tensor), "activation")
@@ -580,9 +613,11 @@ class ForwardRecorder(Recorder):
             out = original(module, *args, **kwargs)
         else:
             name = type(module).__name__
-            is_divided = self._is_divided(name, args, kwargs)
+            is_divided = self._is_divided(name, args, kwargs) or has_composites(module)
             slot = self._slot(name, is_divided=is_divided)
-            with slot as call, torch._C.DisableTorchFunction():
+            # functions of a composite run as in an unwatched pass
+            hidden = contextlib.nullcontext() if is_divided else torch._C.DisableTorchFunction()
+            with slot as call, hidden:
                 describe = functools.partial(
                     self._describe,
                     call,
@@ -712,6 +747,8 @@ class ForwardRecorder(Recorder):
 
     def _run_operator(self, owner: _OpenCall, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs and records an aten operator of a call that no tuple describes."""
+        if consists_of_others(func):
+            return self.run_parts(func, args, kwargs)
         call = _OpenCall(str(func), owner.path, len(self.slots))
         self.slots.append(None)
         with self.around(call.number):
@@ -734,11 +771,11 @@ class ForwardRecorder(Recorder):
                 self._close(call, described, out)
         return out
 
-    def place(self, func: Any) -> str:
+    def location(self, func: Any) -> str:
         if not self.open_calls:
-            return super().place(func)
+            return super().location(func)
         call = self.open_calls[-1]
-        return _place(call.what, call.path)
+        return _location(call.what, call.path)
 
     def _split_off_reads(self, call: _OpenCall, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Replaces tensors that a call passes as numbers (``x[:length]``) by their values.

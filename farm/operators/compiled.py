@@ -90,15 +90,15 @@ class LaunchRecorder(Recorder):
                     outputs += tensors_in(argument)
             table = self._table(tensors)
             try:
-                places = {id(tensor): table.add(tensor) for tensor in tensors}
+                positions = {id(tensor): table.add(tensor) for tensor in tensors}
                 parameters: dict[str, Any] = {
                     "source": kernel.source,
                     "fused": kernel.fused[:200],
                     "config": {
                         "dict": [[name, value] for name, value in sorted(kernel.config.items())]
                     },
-                    "writes": sorted({places[id(tensor)] for tensor in written}),
-                    "outputs": sorted({places[id(tensor)] for tensor in outputs}),
+                    "writes": sorted({positions[id(tensor)] for tensor in written}),
+                    "outputs": sorted({positions[id(tensor)] for tensor in outputs}),
                 }
                 if kernel.operator.startswith("triton"):
                     import triton

@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from farm.errors import CaptureError, FarmError, TupleRejected, told
 from farm.operators.captured import CapturedPass
 from farm.operators.fake_pass import MOST_MADE_BYTES, MetaRules, fake_pass, holds_other_tensors
-from farm.operators.rebuild import rebuild, written_inputs
+from farm.operators.rebuild import MadeOnMeta, rebuild, written_inputs
 from farm.operators.unseen import Unseen
 from farm.subjects.encoding import decode, storage_key, tensors_in
 from farm.subjects.label import label_of
@@ -63,14 +63,14 @@ def _cost_in(captured: CapturedPass, spec: OperatorTuple) -> Cost:
         return _cost_on_meta(spec)
     except TupleRejected as error:
         raise TupleRejected(
-            f"{error.message[:-1]}{_place(captured, spec)}.", _WITHOUT_RULE
+            f"{error.message[:-1]}{_location(captured, spec)}.", _WITHOUT_RULE
         ) from error
     except FarmError:
         raise
     except Exception as error:  # a meta function may raise anything
         trace = captured.traces.get(spec.id)
         if trace is None:
-            raise _unknown_cost(spec, error, _place(captured, spec)) from error
+            raise _unknown_cost(spec, error, _location(captured, spec)) from error
     observed = _cost_of_outputs(
         spec, trace.flops, trace.new_bytes, trace.shapes, written_inputs(spec)
     )
@@ -95,7 +95,7 @@ def cost(spec: OperatorTuple) -> Cost:
         raise _unknown_cost(spec, error) from error
 
 
-def _place(captured: CapturedPass, spec: OperatorTuple) -> str:
+def _location(captured: CapturedPass, spec: OperatorTuple) -> str:
     """The module of the first call of a tuple, for messages; "" for the model itself."""
     path = next(call.module_path for call in captured.calls if call.tuple_id == spec.id)
     return f" (called at '{path}')" if path else ""
@@ -116,7 +116,7 @@ def _cost_on_meta(spec: OperatorTuple) -> Cost:
     if known_cost is not None:
         return known_cost
     built = rebuild(spec, "meta")
-    with torch.no_grad(), MetaRules(), flop_counter() as counter:
+    with torch.no_grad(), MadeOnMeta(), MetaRules(), flop_counter() as counter:
         out = kind.run_on_meta(spec, built)
     return cost_of_run(spec, counter.get_total_flops(), built.inputs, out, built.written)
 
@@ -199,7 +199,7 @@ def _part(spec: OperatorTuple, produced_bytes: int) -> _Part | None:
         return None
     size_bytes: int | None = produced_bytes
     if name == "embedding":
-        index = max(range(len(spec.tensors)), key=lambda place: len(spec.tensors[place].shape))
+        index = max(range(len(spec.tensors)), key=lambda index: len(spec.tensors[index].shape))
     elif name in _PLACING:
         size_bytes = _placed_bytes(spec, spec.tensors[index], name)
     elif name not in _TAKING:

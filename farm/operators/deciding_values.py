@@ -218,18 +218,18 @@ def _indices(
     if order < 2:
         block = 1 if order == 0 else _BLOCK
         blocks = torch.randperm(-(-number // block), generator=generator)
-        places = (blocks[:, None] * block + torch.arange(block)).reshape(-1)
-        values = values[places[places < number]]
+        positions = (blocks[:, None] * block + torch.arange(block)).reshape(-1)
+        values = values[positions[positions < number]]
     return values.clamp_(0, given.bound - 1)
 
 
 def _mask(number: int, described: Distribution, generator: torch.Generator) -> torch.Tensor:
     marks, order = min(described.numbers[0], number), described.numbers[1]
-    places = (
+    positions = (
         torch.arange(marks) if order == 2 else torch.randperm(number, generator=generator)[:marks]
     )
     mask = torch.zeros(number, dtype=torch.bool)
-    mask[places] = True
+    mask[positions] = True
     return mask
 
 

@@ -43,7 +43,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from farm.models.building import replaced
-from farm.models.tensor_kinds import WRAPPERS, bits_of, is_plain, only_views, refusal, with_bits
+from farm.models.tensor_kinds import (
+    WRAPPERS,
+    bits_of,
+    is_composite,
+    is_plain,
+    only_views,
+    rebuilt_of,
+    refusal,
+    with_bits,
+)
 from farm.subjects.allow_list import LEAF_CLASSES
 from farm.subjects.collective_calls import local_part
 from farm.subjects.encoding import DescribedCall, storage_key, tensors_in, written_tensors
@@ -154,7 +163,10 @@ class FakeTensors:
         """The replacement of a tensor, always the same for the same tensor. A small integer tensor
         gets a real copy, unless ``fake`` is set; a special tensor stays; any other tensor gets a
         fake one."""
-        if not is_plain(tensor):
+        if is_composite(type(tensor)) and id(tensor) not in self._replacements:
+            twin = rebuilt_of(tensor, functools.partial(self.tensor, fake=True))
+            self._replacements[id(tensor)] = (tensor, twin)
+        if not is_plain(tensor) and id(tensor) not in self._replacements:
             return tensor
         if id(tensor) not in self._replacements and (part := local_part(tensor)) is not tensor:
             whole: Any = tensor  # a distributed tensor keeps its layout
@@ -176,8 +188,8 @@ class FakeTensors:
                     )
                     self._storages[storage._cdata] = copied.untyped_storage()
                 replacement = torch.empty(0, dtype=tensor.dtype, device=self.device)
-                place = tensor.storage_offset(), tensor.shape, tensor.stride()
-                replacement.set_(self._storages[storage._cdata], *place)
+                layout = tensor.storage_offset(), tensor.shape, tensor.stride()
+                replacement.set_(self._storages[storage._cdata], *layout)
                 self.put_on_card(replacement)
             else:
                 trained = is_parameter and tensor.requires_grad
@@ -345,17 +357,17 @@ class FakeTensors:
                 # A leaf never reads values of its own tensors; with fake ones its equal calls can
                 # be skipped.
                 leaf = type(module) in LEAF_CLASSES
-                places: tuple[dict[str, Any], ...] = (
+                dictionaries: tuple[dict[str, Any], ...] = (
                     module._parameters,
                     module._buffers,
                     module.__dict__,
                 )
-                for place in places:
-                    for name, value in list(place.items()):
+                for dictionary in dictionaries:
+                    for name, value in list(dictionary.items()):
                         if name not in _OWN_ATTRIBUTES and _holds_tensors(value, visited):
-                            undo.append((place, name, value))
+                            undo.append((dictionary, name, value))
                             is_tensor = isinstance(value, torch.Tensor)
-                            place[name] = (
+                            dictionary[name] = (
                                 self.tensor(value, fake=leaf) if is_tensor else self.tree(value)
                             )
                 if isinstance(module, nn.RNNBase):
@@ -366,8 +378,8 @@ class FakeTensors:
                     ]
             yield
         finally:
-            for place, name, value in reversed(undo):
-                place[name] = value
+            for dictionary, name, value in reversed(undo):
+                dictionary[name] = value
 
 
 def actual_device(tensor: torch.Tensor) -> torch.device:
@@ -462,7 +474,7 @@ class _RealIntegers(TorchDispatchMode):
         self.repeated = _RepeatedOperators(fakes)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(kind.__name__ in WRAPPERS for kind in types):
+        if any(kind.__name__ in WRAPPERS or is_composite(kind) for kind in types):
             return NotImplemented
         kwargs = dict(kwargs or {})
         if self.fakes.stands and "device" in kwargs:
@@ -589,15 +601,15 @@ class _RealIntegers(TorchDispatchMode):
     def _run_fake(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Replaces real inputs by fake tensors and runs the operator in the `FakeTensorMode`."""
         if func in _INDEXING:
-            places: list[torch.Tensor | None] = []
+            indices: list[torch.Tensor | None] = []
             for index in args[1]:
                 is_real = index is not None and type(index) is not FakeTensor
                 if is_real and index.dtype in (torch.bool, torch.uint8) and self.fakes.knows(index):
                     with torch._C._DisableTorchDispatch():
-                        places.extend(index.nonzero().unbind(1))
+                        indices.extend(index.nonzero().unbind(1))
                 else:
-                    places.append(index)
-            args = (args[0], places, *args[2:])
+                    indices.append(index)
+            args = (args[0], indices, *args[2:])
         twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         on_host = all(map(self.fakes.on_host, tensors_in((args, kwargs))))
 

@@ -86,10 +86,10 @@ class Expansion:
         step = spreading_step(self.sweep.size) if self.sweep.size > FIRST_BATCH else 1
         batch: dict[OperatorTuple, Cost] = {}
         size = FIRST_BATCH
-        for place in range(0, self.sweep.size * step, step):
+        for position in range(0, self.sweep.size * step, step):
             values = dict(recipe.names)
             for name, axis in reversed(self.sweep.grid.items()):  # the last axis varies fastest
-                place, index = divmod(place, len(axis))
+                position, index = divmod(position, len(axis))
                 values[name] = axis[index]
             self.tried += 1
             try:

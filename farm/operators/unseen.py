@@ -80,9 +80,9 @@ class Unseen:
     def note_thread(self, what: str) -> None:
         """Notes that the model runs a module or an operator in this thread."""
         if self.active and self.refusal is None:
-            place = _place(traceback.extract_stack())
+            location = _location(traceback.extract_stack())
             self.refusal = UnseenOperators(
-                f"The model calls {what} in another thread{place}. A capture sees only those "
+                f"The model calls {what} in another thread{location}. A capture sees only those "
                 "of the thread that "
                 "calls the model.",
                 "Call them one after the other, in the thread that calls the model.",
@@ -185,9 +185,9 @@ class Unseen:
                 return original(callback)
             compiles = callback not in (None, False) and original(callback) is not None
             if compiles and self.refusal is None and not torch._dynamo.config.disable:
-                place = _place(_frames_of_model())
+                location = _location(_frames_of_model())
                 self.refusal = UnseenOperators(
-                    f"The model calls a function that torch.compile compiled{place}. Its "
+                    f"The model calls a function that torch.compile compiled{location}. Its "
                     "operators are not those that "
                     "run: the compiler replaces them by its own kernels.",
                     NOT_COMPILED,
@@ -208,7 +208,7 @@ class _OperatorsOfThread(TorchDispatchMode):
         return self.call(func, args, kwargs, functools.partial(func, *args, **kwargs))
 
 
-def _place(frames: traceback.StackSummary) -> str:
+def _location(frames: traceback.StackSummary) -> str:
     """The line of the user's code that runs, as " (file, line 5: ...)"."""
     line = line_of_user(frames)
     return f" ({line})" if line else ""

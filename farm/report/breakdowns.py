@@ -263,8 +263,8 @@ def _names(word: str, tensors: Sequence[Mapping[str, Any]], most: int) -> str:
     for tensor in tensors:
         named.setdefault(tensor["storage"], tensor.get("name", ""))
     inputs = [storage for storage, name in named.items() if not name]
-    for place, storage in enumerate(inputs):
-        named[storage] = "input" if len(inputs) == 1 else f"input {place}"
+    for position, storage in enumerate(inputs):
+        named[storage] = "input" if len(inputs) == 1 else f"input {position}"
     if placement.inputs == named.keys() and len(placement) == most > 1:
         return "all"
     outputs = (f"output {number}" if number else "output" for number in sorted(placement.outputs))

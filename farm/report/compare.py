@@ -195,10 +195,10 @@ class Made(Sequence[ComparedRow]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, place: Any) -> Any:
-        if isinstance(place, slice):
-            return [self.make(row) for row in self.rows[place]]
-        return self.make(self.rows[place])
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self.make(row) for row in self.rows[index]]
+        return self.make(self.rows[index])
 
 
 @dataclass(frozen=True)

@@ -191,10 +191,10 @@ def _first_ids(session: Session, selection: Selection, by: Any, limit: int) -> l
         in_order = first.order_by(by.desc().nulls_last(), READING.id)
         rows += session.execute(in_order.limit(limit)).all()
 
-    def place(row: Any) -> tuple[bool, float, str]:
+    def order(row: Any) -> tuple[bool, float, str]:
         return row[1] is None, -(row[1] or 0.0), row[0]
 
-    return [row[0] for row in heapq.nsmallest(limit, rows, key=place)]
+    return [row[0] for row in heapq.nsmallest(limit, rows, key=order)]
 
 
 def _rows(session: Session, ids: list[str]) -> dict[str, LookupRow]:

@@ -262,9 +262,9 @@ def build(session: Session, job_id: str) -> Report:
     protocol, variant = request.protocol, request.variant
     verdicts = _verdict_rows(session, job_id)
     verdict, preliminary = _verdict(evidence, verdicts.get(job.round))
-    seen = evidence.seen
-    in_model_us = _in_model_us(seen)
-    tuples = _with_observed(verdict.tuples, in_model_us, seen.tuple_kernels or {})
+    verification = evidence.verification
+    in_model_us = _in_model_us(verification)
+    tuples = _with_observed(verdict.tuples, in_model_us, verification.tuple_kernels or {})
     sums = verdict.types or sums_of(tuples)
     capture = session.get(tables.Capture, evidence.capture_id) if evidence.capture_id else None
     origins = _origins(evidence)
@@ -298,7 +298,7 @@ def build(session: Session, job_id: str) -> Report:
         rounds=_rounds(evidence, verdicts),
         readings=_counts(evidence, origins),
         capture_origin=tables.captured_as(capture.origin) if capture else "",
-        verification=_without_single_tuples(seen),
+        verification=_without_single_tuples(verification),
         eagerly=_eagerly(evidence),
         origin=_imported_from(session, job_id),
         all_layers=layers,
@@ -322,18 +322,18 @@ def _imported_from(session: Session, job_id: str) -> str:
     return session.exec(origins).first() or ""
 
 
-def _in_model_us(seen: Verification) -> CallTimes:
+def _in_model_us(verification: Verification) -> CallTimes:
     """Return tuple id -> the known times of its calls in the running model."""
-    calls_us = (seen.in_model.calls_us if seen.in_model else None) or {}
+    calls_us = (verification.in_model.calls_us if verification.in_model else None) or {}
     known_us = {}
     for operator_id, times_us in calls_us.items():
         known_us[operator_id] = [time_us for time_us in times_us if time_us is not None]
     return known_us
 
 
-def _without_single_tuples(seen: Verification) -> Verification:
-    in_model = replace(seen.in_model, calls_us=None) if seen.in_model else None
-    return replace(seen, tuple_kernels=None, in_model=in_model)
+def _without_single_tuples(verification: Verification) -> Verification:
+    in_model = replace(verification.in_model, calls_us=None) if verification.in_model else None
+    return replace(verification, tuple_kernels=None, in_model=in_model)
 
 
 def _ranks(evidence: Evidence) -> tuple[RankFigures, ...]:
@@ -405,7 +405,7 @@ def _eagerly(evidence: Evidence) -> tuple[EagerRow, ...]:
     """The operators that an eager pass calls more or less often, with the cost of a call if a round
     measured it.
     """
-    if not evidence.seen.eagerly or not evidence.seen.eagerly.operators:
+    if not evidence.verification.eagerly or not evidence.verification.eagerly.operators:
         return ()
     wholes = [whole.reading for whole in evidence.wholes if whole.reading]
     readings = {}
@@ -414,7 +414,7 @@ def _eagerly(evidence: Evidence) -> tuple[EagerRow, ...]:
             readings[item.subject_id] = evidence.readings[item.reading_id]
 
     rows = []
-    for calls in evidence.seen.eagerly.operators:
+    for calls in evidence.verification.eagerly.operators:
         reading = readings.get(calls.operator_id)
         cost = choose(ReadingView.of(reading), wholes, calls.operator_id) if reading else None
         rows.append(EagerRow(calls.operator_id, calls.label, calls.launched, calls.eager, cost))

@@ -51,7 +51,7 @@ MAX_VALUES = 500_000  # largest number of values in a file; values that aliases 
 LARGEST_SIZE = 2**63 - 1  # the largest integer that PyTorch accepts
 _MERGE = "tag:yaml.org,2002:merge"
 
-Place = tuple[str | int, ...]  # keys and indices from the top of the file to a value
+Location = tuple[str | int, ...]  # keys and indices from the top of the file to a value
 
 
 # ----- validation, from the declarations
@@ -191,26 +191,28 @@ class _Tree:
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name
-        self.nodes: dict[Place, yaml.Node] = {}
+        self.nodes: dict[Location, yaml.Node] = {}
         self.loader = yaml.SafeLoader("")  # decides the types of scalars
         self.value = self._value(self._compose(text), ())
 
-    def error(self, place: Place, problem: str, step: str = "") -> MeasurementFileError:
+    def error(self, location: Location, problem: str, step: str = "") -> MeasurementFileError:
         """Create the error for a place. If the place is not in the file, use the nearest place
         above it.
         """
-        nearest = self.nearest(place)
+        nearest = self.nearest(location)
         return self._error(self.nodes[nearest], nearest, problem, step)
 
-    def nearest(self, place: Place) -> Place:
-        """Return the nearest place at or above this place that is in the file."""
-        return next(place[:end] for end in range(len(place), -1, -1) if place[:end] in self.nodes)
+    def nearest(self, location: Location) -> Location:
+        """Return the nearest location at or above this one that is in the file."""
+        return next(
+            location[:end] for end in range(len(location), -1, -1) if location[:end] in self.nodes
+        )
 
     def _error(
-        self, node: yaml.Node, place: Place, problem: str, step: str = ""
+        self, node: yaml.Node, location: Location, problem: str, step: str = ""
     ) -> MeasurementFileError:
         key = ""
-        for part in place:
+        for part in location:
             key += f"[{part}]" if isinstance(part, int) else f".{part}"
         key = key.lstrip(".")
         if key.startswith("["):
@@ -247,44 +249,46 @@ class _Tree:
             )
         return root
 
-    def _value(self, node: yaml.Node, place: Place) -> Any:
-        if any(self.nodes[place[:end]] is node for end in range(len(place))):
+    def _value(self, node: yaml.Node, location: Location) -> Any:
+        if any(self.nodes[location[:end]] is node for end in range(len(location))):
             raise self._error(
-                node, place, "contains itself", "Remove the alias that refers to its own entry."
+                node, location, "contains itself", "Remove the alias that refers to its own entry."
             )
         if len(self.nodes) > MAX_VALUES:
             raise self._error(
-                node, place[:2], f"has more than {MAX_VALUES} values", "Shorten the lists."
+                node, location[:2], f"has more than {MAX_VALUES} values", "Shorten the lists."
             )
-        self.nodes[place] = node
+        self.nodes[location] = node
         if isinstance(node, yaml.SequenceNode):
-            return [self._value(child, (*place, index)) for index, child in enumerate(node.value)]
+            return [
+                self._value(child, (*location, index)) for index, child in enumerate(node.value)
+            ]
         if isinstance(node, yaml.MappingNode):
             mapping: dict[str, Any] = {}
-            for key, child in self._items(node, place, 0):
+            for key, child in self._items(node, location, 0):
                 if key not in mapping:  # a mapping's own keys come first and override merged keys
-                    mapping[key] = self._value(child, (*place, key))
+                    mapping[key] = self._value(child, (*location, key))
             return mapping
         try:
             value = self.loader.construct_object(node)
         except (yaml.YAMLError, ValueError, OverflowError) as error:
             raise self._error(
-                node, place, f"cannot be read: {str(error).splitlines()[0]}"
+                node, location, f"cannot be read: {str(error).splitlines()[0]}"
             ) from error
         if value is not None and not isinstance(value, bool | int | float | str):
             message = f"is '{node.value}', which YAML reads as {type(value).__name__}"
-            raise self._error(node, place, message, "Put the value into quotes.")
+            raise self._error(node, location, message, "Put the value into quotes.")
         if isinstance(value, int | float) and not abs(value) <= sys.float_info.max:
-            raise self._error(node, place, f"is {node.value[:24]}; it must be finite")
+            raise self._error(node, location, f"is {node.value[:24]}; it must be finite")
         return value
 
     def _items(
-        self, node: yaml.MappingNode, place: Place, depth: int
+        self, node: yaml.MappingNode, location: Location, depth: int
     ) -> Iterator[tuple[str, yaml.Node]]:
         """Yield the own keys of a mapping, then the keys that it merges (``<<``)."""
         if depth > 10:
             raise self._error(
-                node, place, "merges itself", "Remove the '<<' that refers to its own mapping."
+                node, location, "merges itself", "Remove the '<<' that refers to its own mapping."
             )
         merges: list[yaml.Node] = []
         keys: set[str] = set()
@@ -293,10 +297,10 @@ class _Tree:
                 merges += child.value if isinstance(child, yaml.SequenceNode) else [child]
                 continue
             if not isinstance(key, yaml.ScalarNode):
-                raise self._error(key, place, "has a key that is not a plain text")
+                raise self._error(key, location, "has a key that is not a plain text")
             if key.value in keys:
                 raise self._error(
-                    key, (*place, key.value), "occurs twice", "Remove one of the two."
+                    key, (*location, key.value), "occurs twice", "Remove one of the two."
                 )
             keys.add(key.value)
             yield key.value, child
@@ -304,9 +308,12 @@ class _Tree:
             if not isinstance(merge, yaml.MappingNode):
                 message = "merges ('<<') a value that is not a mapping"
                 raise self._error(
-                    merge, place, message, "Let '<<' refer to a mapping that is marked with &name."
+                    merge,
+                    location,
+                    message,
+                    "Let '<<' refer to a mapping that is marked with &name.",
                 )
-            yield from self._items(merge, place, depth + 1)
+            yield from self._items(merge, location, depth + 1)
 
 
 class _File:
@@ -321,29 +328,31 @@ class _File:
 
     def requests(self) -> list[PartialRequest]:
         """The requests of all entries, each over the defaults of the file."""
-        entries, place, defaults = self._sections()
+        entries, location, defaults = self._sections()
         error = self.tree.error
         if not isinstance(entries, list):
             what = "must be a list of measurements, or a mapping with 'measurements'"
-            if place:
+            if location:
                 what = "must be a list"
-            raise error(place, what, "Begin each entry with '- model: ...'.")
+            raise error(location, what, "Begin each entry with '- model: ...'.")
         if not entries:
-            raise error(place, "the list has no entry", "Add an entry, e.g. '- model: resnet50'.")
+            raise error(
+                location, "the list has no entry", "Add an entry, e.g. '- model: resnet50'."
+            )
         # Sweeps ignore the default sizes and dtype: these are in the sweep's grid.
         of_sweeps = PartialRequest(**defaults.among(["reuse", "placements", *PROTOCOL, *STOPPING]))
         requests: list[PartialRequest] = []
         for index, entry in enumerate(entries):
-            place_of_entry = (*place, index)
-            for request in self._entry(entry, place_of_entry):
+            location_of_entry = (*location, index)
+            for request in self._entry(entry, location_of_entry):
                 requests.append(request.over(defaults if request.model else of_sweeps))
                 if len(requests) > MAX_ENTRIES:
                     problem = f"makes more than {MAX_ENTRIES} jobs"
-                    raise error(place_of_entry, problem, "Shorten the lists.")
+                    raise error(location_of_entry, problem, "Shorten the lists.")
         return requests
 
-    def _sections(self) -> tuple[Any, Place, PartialRequest]:
-        """Return the entries, which are not checked yet, their place, and the defaults. A file is a
+    def _sections(self) -> tuple[Any, Location, PartialRequest]:
+        """Return the entries, which are not checked yet, their location, and the defaults. A file is a
         list of entries, or a mapping with `measurements` and perhaps `defaults`.
         """
         top, error = self.tree.value, self.tree.error
@@ -364,27 +373,27 @@ class _File:
             defaults = PartialRequest(**next(self._combinations(keys, ("defaults",))))
         return top["measurements"], ("measurements",), defaults
 
-    def _entry(self, entry: Any, place: Place) -> Iterator[PartialRequest]:
+    def _entry(self, entry: Any, location: Location) -> Iterator[PartialRequest]:
         """Yield the requests of one entry, one for each combination of values."""
         if not isinstance(entry, dict):
-            raise self.tree.error(place, "must be a mapping with 'model' or 'sweep'")
+            raise self.tree.error(location, "must be a mapping with 'model' or 'sweep'")
         if ("model" in entry) == ("sweep" in entry):
             step = "Write, for example, '- model: resnet50'."
-            raise self.tree.error(place, "needs exactly one of 'model' and 'sweep'", step)
-        keys = self._validated("model" if "model" in entry else "sweep", entry, place)
+            raise self.tree.error(location, "needs exactly one of 'model' and 'sweep'", step)
+        keys = self._validated("model" if "model" in entry else "sweep", entry, location)
         if "sweep" in keys:
-            keys["sweep"] = self._sweep(keys, place)
+            keys["sweep"] = self._sweep(keys, location)
         models: dict[str, ResolvedModel] = {}
         if self.resolve_model is not None:
             for index, name in enumerate(keys.get("model", ())):
-                with self._placed((*place, "model", index)):
+                with self._located((*location, "model", index)):
                     models[name] = self.resolve_model(name)
-        line = self.tree.nodes[place].start_mark.line + 1
-        for values in self._combinations(keys, place):
+        line = self.tree.nodes[location].start_mark.line + 1
+        for values in self._combinations(keys, location):
             model = models.get(values.get("model", ""))
             yield PartialRequest(where=f"{self.tree.name}:{line}", resolved=model, **values)
 
-    def _sweep(self, keys: dict[str, Any], place: Place) -> Sweep:
+    def _sweep(self, keys: dict[str, Any], location: Location) -> Sweep:
         """Build the sweep of an entry; take its grid and name out of ``keys``."""
         from farm.subjects.sweep import check_names
 
@@ -393,18 +402,18 @@ class _File:
         if sweep.size > MAX_COMBINATIONS:
             message = f"has {sweep.size} combinations, more than {MAX_COMBINATIONS}"
             raise self.tree.error(
-                (*place, "grid"), message, "Split the sweep into several entries."
+                (*location, "grid"), message, "Split the sweep into several entries."
             )
-        with self._placed((*place, "grid")):
+        with self._located((*location, "grid")):
             check_names(sweep)
         return sweep
 
-    def _combinations(self, keys: dict[str, Any], place: Place) -> Iterator[dict[str, Any]]:
+    def _combinations(self, keys: dict[str, Any], location: Location) -> Iterator[dict[str, Any]]:
         """Yield the fields of one request for each combination of list values. Changes ``keys``:
         operators become a tuple, paths become relative to the file's folder.
         """
         if "operators" in keys:
-            with self._placed((*place, "operators")):
+            with self._located((*location, "operators")):
                 keys["operators"] = operator_names(",".join(keys["operators"]))
         fixed = {**keys.pop("protocol", {}), **keys.pop("stopping", {})}
         for name, value in keys.items():
@@ -414,7 +423,7 @@ class _File:
         for combination in itertools.product(*lists):
             yield {**dict(zip(keys, combination, strict=True)), **fixed}
 
-    def _validated(self, section: str, entry: Any, place: Place) -> dict[str, Any]:
+    def _validated(self, section: str, entry: Any, location: Location) -> dict[str, Any]:
         """Validate an entry and return its keys. The error names the first wrong key and its
         line.
         """
@@ -422,11 +431,11 @@ class _File:
             values = _entry_models()[section].model_validate(entry).model_dump(exclude_unset=True)
             return {key: values[key] for key in entry}
         except ValidationError as error:
-            raise self._explained(error.errors(include_url=False)[0], section, place) from None
+            raise self._explained(error.errors(include_url=False)[0], section, location) from None
 
-    def _explained(self, problem: Any, section: str, place: Place) -> MeasurementFileError:
+    def _explained(self, problem: Any, section: str, location: Location) -> MeasurementFileError:
         """Convert a problem that Pydantic found to an error."""
-        at, value = self.tree.nearest((*place, *problem["loc"])), problem["input"]
+        at, value = self.tree.nearest((*location, *problem["loc"])), problem["input"]
         if problem["type"] == "extra_forbidden":
             fields = _entry_models()[section].model_fields
             for key in problem["loc"][:-1]:
@@ -437,7 +446,7 @@ class _File:
             )
         if problem["type"] == "missing":
             key = problem["loc"][-1]
-            return self.tree.error(place, f"has no '{key}'", f"Add '{key}:' to the entry.")
+            return self.tree.error(location, f"has no '{key}'", f"Add '{key}:' to the entry.")
         if problem["type"] == "too_short":
             return self.tree.error(
                 at, "is an empty list", "Give at least one value, or omit the key."
@@ -463,11 +472,11 @@ class _File:
         return self.tree.error(at, f"is {shown}; {needed}", did_you_mean(str(value), choices))
 
     @contextlib.contextmanager
-    def _placed(self, place: Place) -> Iterator[None]:
+    def _located(self, location: Location) -> Iterator[None]:
         """Add file, line and key to any `FarmError` that the block raises."""
         try:
             yield
         except MeasurementFileError:
             raise
         except FarmError as error:
-            raise self.tree.error(place, f": {error.message}", error.next_step) from error
+            raise self.tree.error(location, f": {error.message}", error.next_step) from error

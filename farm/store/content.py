@@ -477,12 +477,12 @@ def store_observed(
     of the new capture, or None."""
     with database.write() as session:
         predicted = session.get_one(tables.Capture, capture_id)
-        seen = [CapturedCall(**call) for call in observed["calls"]] if observed else []
+        observed_calls = [CapturedCall(**call) for call in observed["calls"]] if observed else []
         stored_calls = [
             call.operator_id
             for call in session.execute(_calls(capture_id, tables.Call.operator_id))
         ]
-        is_same = not seen or stored_calls == [call.tuple_id for call in seen]
+        is_same = not observed_calls or stored_calls == [call.tuple_id for call in observed_calls]
         found = _labelled(session, found)
         if not is_same and predicted.origin == "observed" and found.matches:
             found = _with_other_values(found)
@@ -505,7 +505,7 @@ def store_observed(
             verification=verification.to_json(),
             compiled=observed.get("compiled"),
         )
-        observed_id = store_capture(session, seen, kept)
+        observed_id = store_capture(session, observed_calls, kept)
         if values := stored_values(session, capture_id):
             store_values(session, observed_id, values)
         return observed_id

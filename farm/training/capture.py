@@ -33,12 +33,13 @@ from torch.overrides import wrap_torch_function
 
 from farm.errors import CaptureError, FarmError, error_text, told
 from farm.models.building import replaced
-from farm.models.tensor_kinds import is_plain
+from farm.models.tensor_kinds import has_composites, is_plain
 from farm.operators.capture import (
     Recorder,
     Storages,
     WatchedFunctions,
     WatchedOperators,
+    consists_of_others,
     watched_modules,
 )
 from farm.operators.captured import CapturedCall, CapturedPass, Owner, role_in_tuple
@@ -197,7 +198,8 @@ class StepRecorder(Recorder):
         with contextlib.ExitStack() as entered:
             if type(module) in LEAF_CLASSES:
                 entered.enter_context(self.owner(type(module).__name__))
-                entered.enter_context(torch._C.DisableTorchFunction())
+                if not has_composites(module):
+                    entered.enter_context(torch._C.DisableTorchFunction())
             elif (
                 self.now == "backward" and self.node is not None
             ):  # function modes are off inside backward
@@ -260,14 +262,14 @@ class StepRecorder(Recorder):
 
     def _owner_of(self, node: Any) -> int | None:
         number = node._sequence_nr()
-        place = bisect.bisect_right(self.begins, number) - 1
-        while place >= 0 and self.begins[place] <= number:
-            end, owner = self.ends[place]
+        position = bisect.bisect_right(self.begins, number) - 1
+        while position >= 0 and self.begins[position] <= number:
+            end, owner = self.ends[position]
             if number < end:
                 return owner
-            if self.begins[place] < number:
+            if self.begins[position] < number:
                 break
-            place -= 1
+            position -= 1
         return None
 
     def _part(self) -> tuple[str, int | None] | None:
@@ -297,6 +299,8 @@ class StepRecorder(Recorder):
     def call_aten(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self.in_attention:
             return func(*args, **kwargs)
+        if func is not _ATTENTION and consists_of_others(func):
+            return self.run_parts(func, args, kwargs)
         if func is not _ATTENTION and self.views_special(func, (args, kwargs)):
             return func(*args, **kwargs)
         with torch._C.DisableTorchFunction():
@@ -339,7 +343,7 @@ class StepRecorder(Recorder):
                 self.slots[number] = calls
             return out
 
-    def place(self, func: Any) -> str:
+    def location(self, func: Any) -> str:
         if self.open is None:
             return f"A call of {func} in the {self.now}"
         owner = self.owners[self.open]

@@ -38,7 +38,7 @@ from farm.types.tuple import NeededTuple
 MEASURABLE_ALONE = (
     "Write this part so that its result depends on its arguments only, not on PyTorch's settings."
 )
-MOST_PLACES = 3  # places listed per reason
+MOST_LOCATIONS = 3  # places listed per reason
 MOST_MASK_BYTES = (
     2**28
 )  # largest mask that is computed if the model reads a value of it: 16 of 4096 x 4096
@@ -101,16 +101,20 @@ class Extraction:
 
 def _by_reason(texts: Iterable[str]) -> str:
     """Joins the messages of gaps and overlaps: each reason once, with its places."""
-    places: dict[str, dict[str, None]] = {}
+    locations: dict[str, dict[str, None]] = {}
     for text in texts:
         where, _, reason = text.partition(": ")
         _, _, call = where.partition(" at ")
         # The name of the call is clearer than the names of its aten operators.
-        places.setdefault(reason, {})[f"at {call}" if " in " in call else where] = None
+        locations.setdefault(reason, {})[f"at {call}" if " in " in call else where] = None
     parts = []
-    for reason, of_reason in places.items():
-        more = f" and {len(of_reason) - MOST_PLACES} more" if len(of_reason) > MOST_PLACES else ""
-        parts.append(f"{reason} ({'; '.join(list(of_reason)[:MOST_PLACES])}{more})")
+    for reason, of_reason in locations.items():
+        more = (
+            f" and {len(of_reason) - MOST_LOCATIONS} more"
+            if len(of_reason) > MOST_LOCATIONS
+            else ""
+        )
+        parts.append(f"{reason} ({'; '.join(list(of_reason)[:MOST_LOCATIONS])}{more})")
     return "; ".join(parts)
 
 

@@ -96,10 +96,10 @@ def split(model: nn.Module, variant: Variant, device_type: str) -> Callable[...,
         paths, device = [""], next(model.parameters()).device
         with contextlib.suppress(UsageError):  # a model without a list of blocks is one unit
             paths = [*blocks_of(model), ""]
-        place = replaced(
+        replacement = replaced(
             fsdp, "_get_device_from_mesh", lambda mesh: device
         )  # a mesh does not know "cpu:0"
-        with place if device.type == "cpu" else contextlib.nullcontext():
+        with replacement if device.type == "cpu" else contextlib.nullcontext():
             for path in paths:
                 fsdp.fully_shard(model.get_submodule(path), mesh=mesh)
     return model

@@ -60,10 +60,10 @@ class Distribution:
         `segments`.
         """
         if self.form == "lengths":
-            return [_least_length(place, LENGTH_STEP) for place in self.numbers]
+            return [_least_length(position, LENGTH_STEP) for position in self.numbers]
         lengths: list[int] = []
-        for place, number in self.classes:
-            lengths += [_least_length(place, self.step)] * number
+        for position, number in self.classes:
+            lengths += [_least_length(position, self.step)] * number
         return lengths
 
     @property
@@ -77,22 +77,22 @@ class Distribution:
     def used_segments(self) -> int:
         """The number of segments that are not empty."""
         if self.form == "lengths":
-            return sum(place > 0 for place in self.numbers)
-        return sum(number for place, number in self.classes if place)
+            return sum(position > 0 for position in self.numbers)
+        return sum(number for position, number in self.classes if position)
 
     @property
     def shortest(self) -> int:
         """The least total length of the segments."""
         if self.form == "lengths":
             return sum(self.least_lengths)
-        return sum(number * _least_length(place, self.step) for place, number in self.classes)
+        return sum(number * _least_length(position, self.step) for position, number in self.classes)
 
     @property
     def tiles(self) -> int:
         """The number of tiles of `step` rows, or of `LENGTH_STEP` rows, that the segments fill."""
         if self.form == "lengths":
             return sum(self.numbers)
-        return sum(place * number for place, number in self.classes)
+        return sum(position * number for position, number in self.classes)
 
     def problem(self) -> str:
         """Say what is wrong with the numbers; "" if nothing is."""
@@ -105,8 +105,8 @@ class Distribution:
         return _segments_problem(self.numbers) if self.form == "segments" else _order_problem(self)
 
 
-def _least_length(place: int, step: int) -> int:
-    return (place - 1) * step + 1 if place else 0
+def _least_length(position: int, step: int) -> int:
+    return (position - 1) * step + 1 if position else 0
 
 
 def _segments_problem(numbers: Sequence[int]) -> str:
@@ -163,8 +163,8 @@ def lengths_of(values: Distribution, total: int) -> list[int]:
 
     if used:
         each, more = divmod(rest, len(used))
-        for place, index in enumerate(used):
-            lengths[index] += each + (place < more)
+        for position, index in enumerate(used):
+            lengths[index] += each + (position < more)
 
     if values.form == "segments":
         random.Random(0).shuffle(lengths)

@@ -91,10 +91,10 @@ class Tokens:
         """The attention mask, 1 for text and 0 for padding: shape (batch, length), int64."""
         import numpy as np
 
-        places = np.arange(self.length)
+        positions = np.arange(self.length)
         if self.padding == "left":
-            places = places[::-1]
-        return (places[None, :] < np.array(self.row_lengths)[:, None]).astype(np.int64)
+            positions = positions[::-1]
+        return (positions[None, :] < np.array(self.row_lengths)[:, None]).astype(np.int64)
 
     @property
     def padded(self) -> bool:

@@ -82,7 +82,7 @@ def aggregate(
     target: float,
     launch: str,
     requested: Sequence[str] = (),
-    seen: Verification | None = None,
+    verification: Verification | None = None,
 ) -> Verdict:
     """Compare the sum of the parts with the whole.
 
@@ -95,8 +95,8 @@ def aggregate(
         launch: ``graph`` or ``eager``; the two are never mixed.
         requested: the operator types requested by name. If they are too few for the target, the
             outcome is "none".
-        seen: the verification of the whole on a card; its kernels are compared with the kernels of
-            the tuples.
+        verification: that of the whole on a card; its kernels are compared with the kernels of the
+            tuples.
     """
     readings = of_launch(wholes, launch)
     choices = choices_of(parts, wholes, launch)
@@ -127,7 +127,9 @@ def aggregate(
         adjustments=_adjustments(measured),
         flags=_flags(every),
         launch_gap_us=launch_gap_us(wholes),
-        kernels=audit_kernels(seen, parts) if seen and seen.kernels else None,
+        kernels=audit_kernels(verification, parts)
+        if verification and verification.kernels
+        else None,
         between_jobs_time=sums.job.between_jobs("time"),
         between_jobs_energy=sums.job.between_jobs("energy"),
         host_steps=next(filter(None, map(_host_steps, readings)), ""),

@@ -93,7 +93,7 @@ _SOFTWARE = {
 MOST_TUPLES, IN_BATCH = 20_000, 5000
 
 #: Where a canary was measured: card, process and its number there.
-CanaryPlace = tuple[str, int | None, int]
+CanaryRun = tuple[str, int | None, int]
 
 
 class Evidence:
@@ -219,7 +219,7 @@ class Evidence:
     def _part(self, subject: TupleView, count: int, item: Any, row: Any) -> Part:
         """Build the part of a tuple from its item and its reading, which may be None."""
         in_scope = item is not None or self._selects(subject.short_name)
-        mismatch = (self.seen.mismatches or {}).get(subject.operator_id, "")
+        mismatch = (self.verification.mismatches or {}).get(subject.operator_id, "")
         if row is None or mismatch:
             return Part(
                 subject,
@@ -249,7 +249,7 @@ class Evidence:
         """
         view = ReadingView.of(row).on_cards(self._cards)
         note = canary_of(row.details)
-        if note and _place(row.card_id, note) in self.changed:
+        if note and _run(row.card_id, note) in self.changed:
             return replace(view, flags=tuple(sorted({*view.flags, "canary_off"})))
         return view
 
@@ -349,30 +349,28 @@ class Evidence:
     def _reference_canaries(self) -> Iterable[CanaryReading]:
         """Return the measurements of the reference operator. Each benchmark process measures it
         repeatedly; each reading stores the last result."""
-        noted: dict[tuple[CanaryPlace, float], CanaryReading] = {}
+        noted: dict[tuple[CanaryRun, float], CanaryReading] = {}
         for row in self.readings.values():
             note = canary_of(row.details)
             if note is None:
                 continue
             view = ReadingView(note.time_us, note.energy_mj, card_id=row.card_id)
-            place = _place(row.card_id, note)
-            noted[place, note.time_us.value] = CanaryReading(
-                "reference operator", row.card_id, view
-            )
+            run = _run(row.card_id, note)
+            noted[run, note.time_us.value] = CanaryReading("reference operator", row.card_id, view)
         return noted.values()
 
     @cached_property
-    def changed(self) -> set[CanaryPlace]:
+    def changed(self) -> set[CanaryRun]:
         """The places of the last good canary before each changed one. The time of the change is
         unknown, so readings after it are doubtful. A reading stores only the canary before it, so
         later rows show the change."""
         off = sqlalchemy.cast(READING.flags, sqlalchemy.String).contains("canary_off")
         rows = self.columns_of_readings(("id", "card_id", "details"), reading=off)
         notes = [(row.card_id, canary_of(row.details)) for row in rows.values()]
-        return {_place(card_id, note, -1) for card_id, note in notes if note}
+        return {_run(card_id, note, -1) for card_id, note in notes if note}
 
     @cached_property
-    def seen(self) -> Verification:
+    def verification(self) -> Verification:
         """The verification of the round's capture on a card, without the parts that are not valid
         for this job. Kernels and times of calls depend on the card model and the numeric flags; the
         rest does not."""
@@ -419,7 +417,7 @@ class Evidence:
             target=self.job.request.get("target", 0.95),
             launch=self.protocol.launch,
             requested=named(self.job.request.get("operators", ())),
-            seen=self.seen,
+            verification=self.verification,
         )
 
     def _verdict_of_batches(self) -> Verdict:
@@ -509,7 +507,7 @@ def _preferred(items: Iterable[Any]) -> dict[tuple[str, str], Any]:
     """Choose one item per (subject id, protocol id): preferably with a reading, else an open one,
     else a failed one; the first of several.
     """
-    rank = {str(state): place for place, state in enumerate(_PREFERENCE)}
+    rank = {str(state): position for position, state in enumerate(_PREFERENCE)}
     worst_first = sorted(reversed([*items]), key=lambda item: rank.get(item.state, -1))
     return {(item.subject_id, item.protocol_id): item for item in worst_first}
 
@@ -529,5 +527,5 @@ def _reason(item: Any, in_scope: bool, whole: bool = False) -> str:
     return _STATES.get(ItemState(item.state), item.state)
 
 
-def _place(card_id: str, note: CanaryNote, after: int = 0) -> CanaryPlace:
+def _run(card_id: str, note: CanaryNote, after: int = 0) -> CanaryRun:
     return card_id, note.process, note.number + after

@@ -364,11 +364,11 @@ class KernelAudit:
         return not (self.only_whole_count or self.only_tuples_count or self.other_counts_count)
 
 
-def audit_kernels(seen: Verification, parts: Iterable[Part]) -> KernelAudit | None:
+def audit_kernels(verification: Verification, parts: Iterable[Part]) -> KernelAudit | None:
     """Compare the kernels of a whole (from the verification on a card) with those of its parts.
     None if the kernels of the whole or those of all parts are unknown."""
-    whole = seen.kernels or {}
-    of_tuples = seen.tuple_kernels or {}
+    whole = verification.kernels or {}
+    of_tuples = verification.tuple_kernels or {}
     expected: Counter[str] = Counter()
     examined = unknown = 0
     for part in parts:
@@ -408,5 +408,5 @@ def audit_kernels(seen: Verification, parts: Iterable[Part]) -> KernelAudit | No
         only_whole_count=len(only_whole),
         only_tuples_count=len(only_tuples),
         other_counts_count=len(other_counts),
-        launch=seen.launch or "eager",
+        launch=verification.launch or "eager",
     )

@@ -24,7 +24,7 @@ from farm.addons.memory.requests import (
 )
 from farm.benchmark_process.client import BenchmarkProcess
 from farm.benchmark_process.requests import SubjectRequest
-from farm.devices.lock import turn
+from farm.devices.lock import host_lock
 from farm.errors import Unmeasurable
 from farm.settings import settings
 from farm.types.protocol import Protocol, Stopping, Subject, content_id
@@ -152,7 +152,7 @@ def test_a_request_of_an_add_on_that_the_host_lacks_has_a_reason(process: Benchm
 
 def test_slow_readings_of_a_host_take_turns(own_process: BenchmarkProcess) -> None:
     placed = Protocol(placement="in0")
-    with turn("slow-memory", settings().lock_dir, 10.0):
+    with host_lock("slow-memory", settings().lock_dir, 10.0):
         assert (
             own_process.measure(
                 subject(), Protocol(), Stopping(), timeout_s=10.0

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from farm.devices.lock import CardLock, registered_processes, turn
+from farm.devices.lock import CardLock, host_lock, registered_processes
 from farm.devices.simulated import simulated_cards
 from farm.errors import CardBusy, SettingsError
 from farm.settings import settings
@@ -151,11 +151,11 @@ def test_what_the_cards_of_a_host_share_is_used_by_one_at_a_time(tmp_path: Path)
     order = []
 
     def second() -> None:
-        with turn("slow-memory", tmp_path, 10.0):
+        with host_lock("slow-memory", tmp_path, 10.0):
             order.append("second")
 
     waiting = threading.Thread(target=second)
-    with turn("slow-memory", tmp_path, 10.0):
+    with host_lock("slow-memory", tmp_path, 10.0):
         waiting.start()
         waiting.join(0.1)
         order.append("first")
@@ -167,18 +167,18 @@ def test_no_turn_is_taken_where_there_can_be_no_lock(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(SettingsError, match="memory cannot be locked"),
-        turn("slow-memory", tmp_path / "file", 0.0),
+        host_lock("slow-memory", tmp_path / "file", 0.0),
     ):
         pass
 
 
 def test_who_waits_too_long_for_a_turn_is_told_who_had_it(tmp_path: Path) -> None:
     with (
-        turn("slow-memory", tmp_path, 0.0),
+        host_lock("slow-memory", tmp_path, 0.0),
         pytest.raises(
             CardBusy, match=rf"slow-memory was in use for 0.05 s, last by .*process {os.getpid()} "
         ),
-        turn("slow-memory", tmp_path, 0.05),
+        host_lock("slow-memory", tmp_path, 0.05),
     ):
         pass
 

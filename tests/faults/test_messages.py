@@ -14,7 +14,7 @@ import redis
 
 from farm.settings import Settings
 from tasks.app import app, configure, hard_time_limit_s
-from tasks.queues import TURN_KEY, takes_turn
+from tasks.queues import PASS_KEY, reserves_pass
 
 
 def client_of(hurt):
@@ -138,10 +138,10 @@ def test_a_running_item_never_looks_abandoned():
 def test_a_publisher_killed_half_way_is_continued(hurt):
     job_id = hurt.submit([""] * 9, publish=False)
     with hurt.farm.here():  # no reconciler publishes it first, however slowly the publisher starts
-        takes_turn(60, longer=True)
+        reserves_pass(60, longer=True)
     assert hurt.farm.publish_and_die(job_id).wait() == -9
     with client_of(hurt) as client:
-        client.delete(TURN_KEY)
+        client.delete(PASS_KEY)
     assert hurt.settled(job_id) == {"done": 9}
 
 

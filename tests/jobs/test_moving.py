@@ -13,7 +13,7 @@ from sqlmodel import select
 
 from farm.devices.simulated import SOFTWARE
 from farm.jobs import items, jobs
-from farm.jobs.balance import CardQueue, QueuedItem, balance, place
+from farm.jobs.balance import CardQueue, QueuedItem, assign, balance
 from farm.jobs.moving import give_up, move_items, rebalance
 from farm.jobs.rounds import Closing, add_round, close_round
 from farm.store import content, tables
@@ -406,7 +406,7 @@ def test_a_job_with_something_cancelled_or_of_several_softwares_is_not_done(any_
 
 
 def test_longest_first_onto_the_card_that_ends_it_first():
-    placed = place(
+    placed = assign(
         [QueuedItem(0, 3.0), QueuedItem(1, 2.0), QueuedItem(2, 2.0)], {"a": 0.0, "b": 0.0}
     )
     assert placed == {0: "a", 1: "b", 2: "b"}

@@ -49,10 +49,6 @@ FUNCTIONS = {
         ["aten.gelu.default"],
     ),
     "a custom autograd function": (Square.apply, ["aten.mul.Tensor"]),
-    "a list of tensors": (
-        lambda values: torch._foreach_mul([values, values], 2.0)[0],
-        ["aten._foreach_mul.Scalar"],
-    ),
     "vmap": (
         torch.vmap(lambda row: row.sin() * row),
         ["aten.sin.default", "aten.mul.Tensor"],

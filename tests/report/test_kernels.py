@@ -152,7 +152,7 @@ def test_a_compiled_estimate_sums_readings_and_predicts_no_kernel(jobs):
     with jobs.read() as session:
         found = EstimateQuery(fill="roofline").estimate(session, COMPILED)
         assert (found.coverage, found.other_data_calls) == (1.0, 0)
-        assert found.measured_time.value == pytest.approx(sum(us for *_, us in compiled_calls()))
+        assert found.readings.time_us.value == pytest.approx(sum(us for *_, us in compiled_calls()))
         listed = compiled_operators(session, COMPILED, "cuda")
         assert (listed.card_model, sum(row.count for row in listed.rows)) == (MODEL, 6)
         with pytest.raises(UsageError):

@@ -19,7 +19,7 @@ import pytest
 
 from farm.addons.pages.page import write_whole
 from farm.benchmark_process.group import BenchmarkGroup
-from farm.devices.lock import CardLock, register_process, registered_processes, turn
+from farm.devices.lock import CardLock, host_lock, register_process, registered_processes
 from farm.devices.simulated import SOFTWARE
 from farm.doctor.host import host_checks
 from farm.errors import CardBusy, DatabaseUnreachable, SettingsError, UsageError
@@ -88,7 +88,7 @@ def test_the_lock_folder_is_not_followed_through_a_link(
     ) as caught:
         CardLock(CARD, locks).acquire()
     assert caught.value.next_step
-    with pytest.raises(SettingsError), turn("slow-memory", locks, 0.1):
+    with pytest.raises(SettingsError), host_lock("slow-memory", locks, 0.1):
         pass
     register_process(CARD, {1}, locks)
     assert registered_processes(locks) == frozenset()
@@ -125,7 +125,7 @@ def test_what_is_no_file_at_the_name_of_a_lock_is_refused_and_named(
     ) as caught:
         CardLock(CARD, shared).acquire()
     assert caught.value.next_step.startswith(f"Delete {shared}/{CARD}.lock")
-    with pytest.raises(SettingsError), turn("slow-memory", shared, 0.1):
+    with pytest.raises(SettingsError), host_lock("slow-memory", shared, 0.1):
         pass
     use(lock_dir=shared)
     assert f"{CARD}.lock cannot be a lock" in problems("locks")
@@ -189,13 +189,13 @@ def test_a_foreign_holder_of_a_lock_is_named_and_no_one_else(shared: Path, use, 
             pytest.raises(
                 CardBusy, match=rf"last by another process \({pid}, .*\), user nobody\."
             ) as caught,
-            turn("slow-memory", shared, 0.05),
+            host_lock("slow-memory", shared, 0.05),
         ):
             pass
         assert "farm run" not in caught.value.message
         assert f"another process ({pid}" in problems("locks")
         assert "user nobody holds the lock" in problems("locks")
-    with turn("slow-memory", shared, 0.05):
+    with host_lock("slow-memory", shared, 0.05):
         assert problems("locks") == "", "a process of the farm holds it"
 
 
@@ -215,7 +215,7 @@ def test_a_lock_file_that_was_deleted_is_not_taken_for_the_lock(shared: Path) ->
 
 
 def _held_after(shared: Path) -> bool:
-    with turn(CARD, shared, 10.0):
+    with host_lock(CARD, shared, 10.0):
         return (shared / f"{CARD}.lock").exists()
 
 

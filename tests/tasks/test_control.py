@@ -328,14 +328,14 @@ def test_a_queue_gets_only_the_next_messages_of_its_card_and_more_when_it_is_hal
 
 
 def test_one_reconciler_at_a_time_looks_around(at_broker):
-    assert queues.takes_turn(60.0)
-    assert not queues.takes_turn(60.0), "another host has just begun"
-    assert queues.takes_turn(0.001, longer=True)
+    assert queues.reserves_pass(60.0)
+    assert not queues.reserves_pass(60.0), "another host has just begun"
+    assert queues.reserves_pass(0.001, longer=True)
     time.sleep(0.01)
-    assert queues.takes_turn(60.0)
+    assert queues.reserves_pass(60.0)
     at_broker.stop()
     try:
-        assert queues.takes_turn(60.0), "a host whose broker is away looks at the database"
+        assert queues.reserves_pass(60.0), "a host whose broker is away looks at the database"
     finally:
         at_broker.start()
 

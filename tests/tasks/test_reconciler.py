@@ -75,12 +75,12 @@ def test_a_pass_that_waited_for_the_database_is_followed_by_the_next_one_at_once
     plan(postgres_database, [card], number=3)
     one = Reconciler(current, postgres_database)
     for _ in range(2):  # the first one compiles its statements
-        client.delete(queues.TURN_KEY)
-        one.take_turn()
-    client.delete(queues.TURN_KEY)
+        client.delete(queues.PASS_KEY)
+        one.make_pass()
+    client.delete(queues.PASS_KEY)
     with Locked(postgres_database):
-        one.take_turn()
-    assert client.pttl(queues.TURN_KEY) < 2 * 1000 * LOCKED_S
+        one.make_pass()
+    assert client.pttl(queues.PASS_KEY) < 2 * 1000 * LOCKED_S
 
 
 def test_the_pause_grows_with_the_work_and_has_a_bound():
@@ -99,7 +99,7 @@ def test_the_longest_pause_is_reserved_after_passes_that_take_long(
     one = Reconciler(current, postgres_database)
     for _ in range(2):
         one._completed(600.0)
-    assert 0 < client.pttl(queues.TURN_KEY) <= 1000 * LONGEST_PAUSE_S
+    assert 0 < client.pttl(queues.PASS_KEY) <= 1000 * LONGEST_PAUSE_S
 
 
 def test_the_doctor_sees_whether_passes_are_completed(
@@ -107,7 +107,7 @@ def test_the_doctor_sees_whether_passes_are_completed(
 ):
     assert reconciler_check(current).level == "problem", "no control worker has begun"
     one = Reconciler(current, postgres_database)
-    one.take_turn()
+    one.make_pass()
     assert reconciler_check(current).level == "ok"
     client.delete(queues.COMPLETED_KEY)
 
@@ -115,15 +115,15 @@ def test_the_doctor_sees_whether_passes_are_completed(
         raise KeyError("unforeseen")
 
     monkeypatch.setattr(reconciler, "reconcile_now", failing)
-    client.delete(queues.TURN_KEY)
-    one.take_turn()
+    client.delete(queues.PASS_KEY)
+    one.make_pass()
     found = reconciler_check(current)
     assert found.level == "problem"
     assert "logs of the control workers" in found.next_step
 
 
 def test_a_completed_pass_is_a_sign_for_some_time_only(postgres_database, current, client):
-    Reconciler(current, postgres_database).take_turn()
+    Reconciler(current, postgres_database).make_pass()
     assert 0 < client.pttl(queues.COMPLETED_KEY) < 60_000
 
 

@@ -58,7 +58,7 @@ def test_the_verdict_says_that_other_kernels_run_and_keeps_which():
         [Whole("card", ReadingView(Figure(40.0)))],
         target=0.95,
         launch="graph",
-        seen=seen({"a": {"gemm": 1}}, gemm=(4, 30.0), flash=(1, 10.0)),
+        verification=seen({"a": {"gemm": 1}}, gemm=(4, 30.0), flash=(1, 10.0)),
     )
     assert verdict.outcome == "pass"
     assert any("75.0 %" in reason for reason in verdict.reasons)

@@ -119,10 +119,10 @@ def _written(folder: Path, files: Mapping[str, str | Callable[[Path], Any]]) -> 
 def _names(found: StepMemory) -> dict[int, str]:
     """Return a unique name for each tensor number. Equal names get numbers as in `torch.fx`."""
     names: dict[int, str] = {}
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for tensor in found.life.tensors:
         name = tensor.name.replace(" ", "_")
-        count = seen[name] = seen.get(name, -1) + 1
+        count = counts[name] = counts.get(name, -1) + 1
         names[tensor.number] = f"{name}_{count}" if count else name
     return names
 

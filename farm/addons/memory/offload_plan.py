@@ -160,15 +160,17 @@ class _Program:
         self.pieces = [-(-tensor.size_bytes // ALLOCATED_BYTES) for tensor in self.tensors]
         self.slow_us = [costs.slow_us.get(tensor.number, 0.0) for tensor in self.tensors]
         self.held: list[list[int]] = [[] for _ in range(calls)]  # indices into `tensors`
-        for place, tensor in enumerate(self.tensors):
+        for position, tensor in enumerate(self.tensors):
             for call in range(max(tensor.born, 0), life.capture.last_held(tensor) + 1):
-                self.held[call].append(place)
-        self.held_pieces = [sum(self.pieces[place] for place in places) for places in self.held]
-        place_of = {tensor.number: place for place, tensor in enumerate(self.tensors)}
+                self.held[call].append(position)
+        self.held_pieces = [
+            sum(self.pieces[position] for position in positions) for positions in self.held
+        ]
+        position_of = {tensor.number: position for position, tensor in enumerate(self.tensors)}
         used = [
             sum(
-                self.pieces[place_of[number]]
-                for number in {*call.reads, *call.writes} & place_of.keys()
+                self.pieces[position_of[number]]
+                for number in {*call.reads, *call.writes} & position_of.keys()
             )
             for call in life.capture.calls
         ]
@@ -184,14 +186,14 @@ class _Program:
         self.away: list[list[int]] = [[] for _ in range(calls)]  # indices into `periods`
         if moves_bytes_per_s is None:
             return
-        for number, place in place_of.items():
-            way_us = self.tensors[place].size_bytes / moves_bytes_per_s * 1e6
+        for number, position in position_of.items():
+            way_us = self.tensors[position].size_bytes / moves_bytes_per_s * 1e6
             for index, period in enumerate(life.periods[number]):
                 if period.time_us > 2 * way_us and (ranges := away_while(life, period, way_us)):
                     away = list(itertools.chain.from_iterable(itertools.starmap(range, ranges)))
                     for call in away:
                         self.away[call].append(len(self.periods))
-                    self.periods.append((place, index, away))
+                    self.periods.append((position, index, away))
                     self.transfers.append((way_us, period.begin_us, period.end_us - way_us))
 
     def solve(self, fast_bytes: int) -> OffloadPlan | None:
@@ -223,9 +225,9 @@ class _Program:
         """
         ends = {self.life.capture.last_held(tensor) for tensor in self.tensors}
         rows = []
-        for call, places in enumerate(self.held):
+        for call, positions in enumerate(self.held):
             if self.held_pieces[call] > fast and (self.periods or call in ends):
-                terms = {place: float(self.pieces[place]) for place in places}
+                terms = {position: float(self.pieces[position]) for position in positions}
                 terms |= {
                     len(self.tensors) + period: float(self.pieces[self.periods[period][0]])
                     for period in self.away[call]
@@ -239,8 +241,8 @@ class _Program:
         """
         first = len(self.tensors)
         rows = [
-            Constraint({place: 1.0, first + number: 1.0}, 0.0, 1.0)
-            for number, (place, _, _) in enumerate(self.periods)
+            Constraint({position: 1.0, first + number: 1.0}, 0.0, 1.0)
+            for number, (position, _, _) in enumerate(self.periods)
         ]
         step_us = self.life.step_us
         for way in (1, 2):
@@ -263,15 +265,15 @@ class _Program:
         """Make the cheapest tensor slow where the solver's rounding left a few bytes too many in
         fast memory.
         """
-        for call, places in enumerate(self.held):
+        for call, positions in enumerate(self.held):
             while self._fast_pieces(call, slow, moved) > fast:
-                place = min(
-                    (place for place in places if not slow[place]),
+                position = min(
+                    (position for position in positions if not slow[position]),
                     key=lambda one: self.slow_us[one],
                 )
-                slow[place] = True
+                slow[position] = True
                 for number, period in enumerate(self.periods):
-                    moved[number] = moved[number] and period[0] != place
+                    moved[number] = moved[number] and period[0] != position
 
     def _leave_in_place(self, fast: int, slow: Sequence[bool], moved: list[bool]) -> None:
         """Drop unnecessary moves, the smallest first. The solver may keep them, because they cost
@@ -279,14 +281,14 @@ class _Program:
         """
         used = [self._fast_pieces(call, slow, moved) for call in range(len(self.held))]
         for number in sorted(range(len(moved)), key=lambda one: self.pieces[self.periods[one][0]]):
-            place, _, calls = self.periods[number]
-            if moved[number] and all(used[call] + self.pieces[place] <= fast for call in calls):
+            position, _, calls = self.periods[number]
+            if moved[number] and all(used[call] + self.pieces[position] <= fast for call in calls):
                 moved[number] = False
                 for call in calls:
-                    used[call] += self.pieces[place]
+                    used[call] += self.pieces[position]
 
     def _fast_pieces(self, call: int, slow: Sequence[bool], moved: Sequence[bool]) -> int:
-        in_place = sum(self.pieces[place] for place in self.held[call] if not slow[place])
+        in_place = sum(self.pieces[position] for position in self.held[call] if not slow[position])
         return in_place - sum(
             self.pieces[self.periods[number][0]] for number in self.away[call] if moved[number]
         )
@@ -327,9 +329,11 @@ def _solve(costs: Sequence[float], rows: Sequence[Constraint]) -> Any:
     with needing("Plans for slow memory need SciPy", "placement"):
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
-    places = [(number, place) for number, row in enumerate(rows) for place in row.factors]
+    positions = [(number, position) for number, row in enumerate(rows) for position in row.factors]
     factors = [factor for row in rows for factor in row.factors.values()]
-    matrix = csr_array((factors, tuple(zip(*places, strict=True))), shape=(len(rows), len(costs)))
+    matrix = csr_array(
+        (factors, tuple(zip(*positions, strict=True))), shape=(len(rows), len(costs))
+    )
     with _quiet():
         return milp(
             costs,

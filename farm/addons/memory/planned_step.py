@@ -107,8 +107,8 @@ def compare(
     if here != list(calls):
         first = next(
             (
-                place
-                for place, (own_id, other) in enumerate(zip(here, calls, strict=False))
+                position
+                for position, (own_id, other) in enumerate(zip(here, calls, strict=False))
                 if own_id != other
             ),
             None,
@@ -255,25 +255,27 @@ class PlannedStep:
         """
         made = [number for number in call.writes if number not in call.reads]
         sized = [number for number in made if self._capture.tensors[number].size_bytes]
-        number_of_place = {
-            place: number for place, number in enumerate(sized) if number in self._slow
+        number_of_position = {
+            position: number for position, number in enumerate(sized) if number in self._slow
         }
         # Try all outputs at once. If that fails, add single outputs as long as they work, the
         # largest first.
         slow = tuple(
             sorted(
-                number_of_place,
-                key=lambda place: -self._capture.tensors[number_of_place[place]].size_bytes,
+                number_of_position,
+                key=lambda position: (
+                    -self._capture.tensors[number_of_position[position]].size_bytes
+                ),
             )
         )
         outputs = self._attempt(operator, slow) if slow else None
         if outputs is None:
-            places, slow = slow, ()
-            for place in places if len(places) > 1 else ():
-                if (more := self._attempt(operator, (*slow, place))) is not None:
-                    slow, outputs = (*slow, place), more
+            positions, slow = slow, ()
+            for position in positions if len(positions) > 1 else ():
+                if (more := self._attempt(operator, (*slow, position))) is not None:
+                    slow, outputs = (*slow, position), more
         self.stayed_fast.update(
-            number for place, number in number_of_place.items() if place not in slow
+            number for position, number in number_of_position.items() if position not in slow
         )
         if outputs is None:
             return operator.run()

@@ -115,12 +115,12 @@ def tensors_of(life: Life, call: CapturedCall) -> Iterator[tuple[str, int, int]]
     """
     spec = life.capture.tuples[call.tuple_id]
     sizes = life.sizes_bytes
-    for place, number in enumerate(call.reads):
+    for position, number in enumerate(call.reads):
         if sizes.get(number):
             ways = 2 if number in call.writes else 1
-            yield f"in{place}", number, ways * min(_touched_bytes(spec, place), sizes[number])
+            yield f"in{position}", number, ways * min(_touched_bytes(spec, position), sizes[number])
     made = (number for number in call.writes if number not in call.reads and sizes.get(number))
-    yield from ((f"out{place}", number, sizes[number]) for place, number in enumerate(made))
+    yield from ((f"out{position}", number, sizes[number]) for position, number in enumerate(made))
 
 
 def _touched_bytes(spec: OperatorTuple, storage: int) -> int:

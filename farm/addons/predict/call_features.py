@@ -374,8 +374,8 @@ def _along(spec: Mapping[str, Any], first: Sequence[int]) -> tuple[float, int]:
         type(dimension) is int and -rank <= dimension < rank for dimension in dimensions
     ):
         return 0.5, 0
-    places = {dimension % rank for dimension in dimensions}
-    return float(rank - 1 in places), math.prod(first[place] for place in places)
+    positions = {dimension % rank for dimension in dimensions}
+    return float(rank - 1 in positions), math.prod(first[position] for position in positions)
 
 
 def _log(value: float | None) -> float:

@@ -193,11 +193,15 @@ def _at(measured: Sequence[Size], values: Sequence[float], size: int) -> tuple[f
     errors = [max(size.cost.time_us.relative for size in measured)]
     if last == 1:
         errors.append(abs(math.log(values[1] / values[0])))
-    for place in {max(1, after - 1), min(after, last - 1)} if last > 1 and size not in at else ():
+    for position in (
+        {max(1, after - 1), min(after, last - 1)} if last > 1 and size not in at else ()
+    ):
         without = float(
             np.interp(
-                at[place], at[:place] + at[place + 1 :], [*values[:place], *values[place + 1 :]]
+                at[position],
+                at[:position] + at[position + 1 :],
+                [*values[:position], *values[position + 1 :]],
             )
         )
-        errors.append(abs(math.log(without / values[place])))
+        errors.append(abs(math.log(without / values[position])))
     return float(np.interp(size, at, values)) * max(1.0, size / at[-1]), max(errors)

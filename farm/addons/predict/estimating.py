@@ -345,7 +345,7 @@ class _ModelOnCard:
             predicted=PredictedCost(time, energy),
             total=PredictedCost(total_us, total_mj),
             narrowing=(
-                *(missing[place].operator_id for place in predicted.narrowing),
+                *(missing[position].operator_id for position in predicted.narrowing),
                 *of_collectives,
             ),
             missing=tuple(

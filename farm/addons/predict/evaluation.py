@@ -153,7 +153,7 @@ def leave_families_out(
         say(f"{spec.name}: fitted without the family {name} ({number + 1} of {len(families)})")
         fitted = spec.fit(data.without(members))
         rows = np.array(
-            [place for place, call in enumerate(data.calls) if call.operator_id in members]
+            [position for position, call in enumerate(data.calls) if call.operator_id in members]
         )
         costs.put(rows, fitted.predict([calls[row] for row in rows]))
         family_of[rows] = name
@@ -187,11 +187,11 @@ def _predicted(
             narrowed[number] = float(counts @ times_us)
         if number >= len(order):
             continue
-        place = order[number]
-        reading = measured.get(model.calls[place].operator_id)
+        position = order[number]
+        reading = measured.get(model.calls[position].operator_id)
         if reading is not None:
             time_us, fetching_us = reading
-            times_us[place] = time_us - model.cached_share * fetching_us
+            times_us[position] = time_us - model.cached_share * fetching_us
 
     total = costs.sum(model.calls, model.counts, model.cached_share)
     return ModelPrediction(model, total, narrowed)

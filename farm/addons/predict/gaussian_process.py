@@ -63,9 +63,9 @@ def _one_hot(names: Names, columns: Names) -> Floats:
     """A column for each of ``columns``, and one for all other names. The squared distance of two
     names is 1.
     """
-    places = np.minimum(np.searchsorted(columns, names), len(columns) - 1)
-    places = np.where(columns[places] == names, places, -1)
-    return np.eye(len(columns) + 1)[places] * np.sqrt(0.5)  # type: ignore[no-any-return]
+    positions = np.minimum(np.searchsorted(columns, names), len(columns) - 1)
+    positions = np.where(columns[positions] == names, positions, -1)
+    return np.eye(len(columns) + 1)[positions] * np.sqrt(0.5)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -125,11 +125,11 @@ class GaussianProcess:
         ``squared``: squared distances of the points (rows) to all readings."""
         kernel = self.matern
         count = min(NEAREST, len(self.at))
-        places = np.argpartition(squared, count - 1, axis=1)[:, :count]
-        nearest = self.points[places]
+        positions = np.argpartition(squared, count - 1, axis=1)[:, :count]
+        nearest = self.points[positions]
         among = kernel.covariance(squared_distances(nearest, nearest))
         among += (kernel.noise + JITTER) * np.eye(count)
-        towards = kernel.covariance(np.take_along_axis(squared, places, axis=1))
+        towards = kernel.covariance(np.take_along_axis(squared, positions, axis=1))
         explained = (towards * np.linalg.solve(among, towards[..., None])[..., 0]).sum(axis=1)
         variances: Floats = kernel.variance + kernel.noise - explained
         return np.maximum(variances, kernel.noise)

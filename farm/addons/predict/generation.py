@@ -233,10 +233,10 @@ def _summed(
     return PredictedValue(value, value - below, value + above)
 
 
-def _between(places: Sequence[int], values: Sequence[float], at: int) -> float:
+def _between(positions: Sequence[int], values: Sequence[float], at: int) -> float:
     """Interpolate linearly: the value at `at` on the line through the two nearest of `places`."""
-    if len(places) == 1:
+    if len(positions) == 1:
         return values[0]
-    right = min(max(bisect.bisect_left(places, at), 1), len(places) - 1)
-    share = (at - places[right - 1]) / (places[right] - places[right - 1])
+    right = min(max(bisect.bisect_left(positions, at), 1), len(positions) - 1)
+    share = (at - positions[right - 1]) / (positions[right] - positions[right - 1])
     return values[right - 1] + share * (values[right] - values[right - 1])

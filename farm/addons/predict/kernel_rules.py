@@ -159,8 +159,8 @@ def _depthwise_plan(type_name: str, basic: KernelPlan, products: Products) -> Ke
         return basic
     if type_name == "convolution_backward":
         return replace(basic, bytes_moved=basic.bytes_moved * max(1, products.k))
-    window = products.k + _FITTED.depthwise_extra
-    added = 2 * products.m * products.count * window * _FITTED.depthwise_times
+    kernel_elements = products.k + _FITTED.depthwise_extra
+    added = 2 * products.m * products.count * kernel_elements * _FITTED.depthwise_times
     flops = added * DTYPES[basic.dtype][0] / 4
     return replace(basic, dtype="float32", flops=flops, tensor_cores=False)
 
@@ -199,8 +199,8 @@ def _attention_plan(
     # Each head reads keys that are expanded over heads.
     keys = 2 * products.count * products.n * products.k * DTYPES[basic.dtype][0]
     scores = 4 * products.m * products.n * products.count  # in float32
-    places = tensor_references((spec.get("arguments") or [])[:2])
-    shapes = [spec["tensors"][place]["shape"] for place in places]
+    positions = tensor_references((spec.get("arguments") or [])[:2])
+    shapes = [spec["tensors"][position]["shape"] for position in positions]
     # This operator chooses its kernel at run time.
     chosen = short_name == "scaled_dot_product_attention"
     written = basic.bytes_moved + _FITTED.score_passes * scores
@@ -228,10 +228,10 @@ def attention_options(short_name: str, spec: Mapping[str, Any]) -> tuple[Tensor 
     """Return for a scaled dot product attention: its mask or None, True if causal, True if it has
     dropout.
     """
-    places = zip(
+    positions = zip(
         _PLACES.get(short_name, _OTHER_PLACES), ("attn_mask", "is_causal", "dropout_p"), strict=True
     )
-    mask, causal, dropped = (argument(spec, place, name) for place, name in places)
+    mask, causal, dropped = (argument(spec, position, name) for position, name in positions)
     reference = next(iter(tensor_references(mask)), None)
     drops = isinstance(dropped, int | float) and dropped > 0
     return None if reference is None else spec["tensors"][reference], causal is True, drops
@@ -251,7 +251,7 @@ def _lists(spec: Mapping[str, Any]) -> list[list[Tensor]]:
     tensors = spec.get("tensors") or []
     trees = [*(spec.get("arguments") or ()), *(spec.get("keywords") or {}).values()]
     lists = [
-        [tensors[place] for place in tensor_references(tree)]
+        [tensors[position] for position in tensor_references(tree)]
         for tree in trees
         if isinstance(tree, list)
     ]
@@ -285,12 +285,12 @@ def _aligned(tensors: Sequence[Tensor], products: Products | None) -> bool:
     widths = [products.n * 2] if products is not None else []
     for tensor in tensors:
         if len(tensor["shape"]) > 1:
-            steps = sorted(
-                step
-                for step, size in zip(_stride(tensor), tensor["shape"], strict=True)
+            strides = sorted(
+                stride
+                for stride, size in zip(_stride(tensor), tensor["shape"], strict=True)
                 if size > 1
             )
-            widths += [step * DTYPES[tensor["dtype"]][0] for step in steps if step > 1][:1]
+            widths += [stride * DTYPES[tensor["dtype"]][0] for stride in strides if stride > 1][:1]
     return all(width % _FITTED.aligned_bytes == 0 for width in widths)
 
 
@@ -334,15 +334,15 @@ def _of_module(name: str, first: Sequence[int], given: Mapping[str, Any]) -> Pro
     groups, kernel_size = given["groups"], given["kernel_size"]
     rank = len(kernel_size)
     image = output = first[-rank:]
-    batch, window = math.prod(first[: -rank - 1]), math.prod(kernel_size)
+    batch, kernel_elements = math.prod(first[: -rank - 1]), math.prod(kernel_size)
     n, k = given["out_channels"] // groups, given["in_channels"] // groups
     if name.startswith("convtranspose"):
-        return Products(batch * math.prod(image), n * window, k, groups)
+        return Products(batch * math.prod(image), n * kernel_elements, k, groups)
     if given["padding"] != "same":
         padding = [0] * rank if given["padding"] == "valid" else given["padding"]
         shapes = (1, 1, *image), (1, 1, *kernel_size)
         output = _sizes_out(*shapes, given["stride"], padding, given["dilation"])
-    return Products(batch * math.prod(output), n, k * window, groups)
+    return Products(batch * math.prod(output), n, k * kernel_elements, groups)
 
 
 def _by_weight(
@@ -383,15 +383,17 @@ def _function_output(shapes: Sequence[Sequence[int]], spec: Mapping[str, Any]) -
     return _sizes_out(shapes[0], shapes[1], *by_dimension)
 
 
-def argument(spec: Mapping[str, Any], place: int, name: str) -> Any:
+def argument(spec: Mapping[str, Any], position: int, name: str) -> Any:
     """Return an argument by its position, or by its name among the keywords."""
     arguments = spec.get("arguments") or ()
-    return arguments[place] if place < len(arguments) else (spec.get("keywords") or {}).get(name)
+    return (
+        arguments[position] if position < len(arguments) else (spec.get("keywords") or {}).get(name)
+    )
 
 
-def _number(spec: Mapping[str, Any], place: int, name: str, default: Any) -> Any:
+def _number(spec: Mapping[str, Any], position: int, name: str, default: Any) -> Any:
     """Return an argument of a call; the default if the argument is absent or contains a tensor."""
-    value = plain(argument(spec, place, name))
+    value = plain(argument(spec, position, name))
     return default if value is None or any(True for _ in tensor_references(value)) else value
 
 
@@ -420,19 +422,23 @@ def _uneven(tensors: Sequence[Tensor]) -> float:
     if not large:
         return 0.0
     first = max(large, key=elements_of)
-    steps = _steps(first)
-    order = sorted(steps, key=lambda place: steps[place])
-    alike = all(tensor["shape"] == first["shape"] and _steps(tensor) == steps for tensor in large)
+    strides = _strides(first)
+    order = sorted(strides, key=lambda position: strides[position])
+    alike = all(
+        tensor["shape"] == first["shape"] and _strides(tensor) == strides for tensor in large
+    )
     if alike and _without_gaps(first, order):
         return 0.0
     try:
         whole = np.broadcast_shapes(*(tuple(tensor["shape"]) for tensor in large))
     except ValueError:  # not an elementwise operator
         return 0.0
-    steps = {place - len(first["shape"]): step for place, step in steps.items() if step}
-    fast = min(steps, key=lambda place: steps[place], default=-1)
+    strides = {
+        position - len(first["shape"]): stride for position, stride in strides.items() if stride
+    }
+    fast = min(strides, key=lambda position: strides[position], default=-1)
     apart = any(
-        _steps(tensor).get(fast + len(tensor["shape"]), 0) * DTYPES[tensor["dtype"]][0]
+        _strides(tensor).get(fast + len(tensor["shape"]), 0) * DTYPES[tensor["dtype"]][0]
         >= _FITTED.sector_bytes
         for tensor in large
         if elements_of(tensor) == elements_of(first)
@@ -468,13 +474,13 @@ def _flattened(
     if name == "matmul":
         apart = []  # tensors whose batch dimensions cannot be merged into one
         for tensor in tensors:
-            steps, shape = _steps(tensor), tensor["shape"]
+            strides, shape = _strides(tensor), tensor["shape"]
             if len(shape) <= 3:
                 continue
-            places = [place for place in steps if place < len(shape) - 2]
+            positions = [position for position in strides if position < len(shape) - 2]
             if any(
-                steps[place] != steps[after] * shape[after]
-                for place, after in itertools.pairwise(places)
+                strides[position] != strides[after] * shape[after]
+                for position, after in itertools.pairwise(positions)
             ):
                 apart.append(tensor)
         return sum(map(_singles, apart)), len(apart)
@@ -488,9 +494,9 @@ def _flattened(
 def _pooled(spec: Mapping[str, Any], tensors: Sequence[Tensor]) -> float:
     """The number of values in all windows of a pool."""
     parameters = spec.get("parameters") or {}
-    window = plain(parameters.get("kernel_size", argument(spec, 1, "kernel_size")))
-    step = plain(parameters.get("stride", argument(spec, 2, "stride"))) or window
-    sides = [value if isinstance(value, list) else [value] * 2 for value in (window, step)]
+    kernel_size = plain(parameters.get("kernel_size", argument(spec, 1, "kernel_size")))
+    stride = plain(parameters.get("stride", argument(spec, 2, "stride"))) or kernel_size
+    sides = [value if isinstance(value, list) else [value] * 2 for value in (kernel_size, stride)]
     sides = [side * 2 if len(side) == 1 else side for side in sides]
     sizes = [*sides[0], *sides[1]]
     if not all(type(size) is int and size > 0 for size in sizes):  # no rule knows this call
@@ -512,26 +518,28 @@ def _singles(tensor: Tensor) -> float:
     """Return the number of elements that are read one at a time (`KernelPlan.singles`) to make a
     tensor contiguous.
     """
-    step = _steps(tensor).get(len(tensor["shape"]) - 1, 1)
-    scattered = step * DTYPES[tensor["dtype"]][0] >= _FITTED.sector_bytes
+    stride = _strides(tensor).get(len(tensor["shape"]) - 1, 1)
+    scattered = stride * DTYPES[tensor["dtype"]][0] >= _FITTED.sector_bytes
     return elements_of(tensor) * (_FITTED.scattered_times if scattered else 1.0)  # type: ignore[no-any-return]
 
 
 def _contiguous(tensor: Tensor) -> bool:
-    return _without_gaps(tensor, list(reversed(_steps(tensor))))
+    return _without_gaps(tensor, list(reversed(_strides(tensor))))
 
 
-def _without_gaps(tensor: Tensor, places: Sequence[int]) -> bool:
+def _without_gaps(tensor: Tensor, positions: Sequence[int]) -> bool:
     """True if a tensor has no gaps in memory in this order of its dimensions, fastest first."""
-    steps, sizes = _steps(tensor), (tensor["shape"][place] for place in places)
+    strides, sizes = _strides(tensor), (tensor["shape"][position] for position in positions)
     expected = itertools.accumulate(sizes, operator.mul, initial=1)
-    return all(steps[place] == step for place, step in zip(places, expected, strict=False))
+    return all(
+        strides[position] == stride for position, stride in zip(positions, expected, strict=False)
+    )
 
 
-def _steps(tensor: Tensor) -> dict[int, int]:
+def _strides(tensor: Tensor) -> dict[int, int]:
     """Stride in elements by dimension, for dimensions of more than one element."""
-    steps = enumerate(zip(_stride(tensor), tensor["shape"], strict=True))
-    return {place: step for place, (step, size) in steps if size > 1}
+    strides = enumerate(zip(_stride(tensor), tensor["shape"], strict=True))
+    return {position: stride for position, (stride, size) in strides if size > 1}
 
 
 def _stride(tensor: Tensor) -> Sequence[int]:

@@ -84,12 +84,12 @@ class CallCosts:
             distance,
         )
 
-    def put(self, places: npt.NDArray[np.intp], costs: CallCosts) -> None:
+    def put(self, positions: npt.NDArray[np.intp], costs: CallCosts) -> None:
         """Replace the costs of some calls, in place."""
         source = vars(costs)
         for name, values in vars(self).items():
             if isinstance(values, np.ndarray):
-                values[places] = source[name]
+                values[positions] = source[name]
 
     @property
     def energy_mj(self) -> Floats:
@@ -393,7 +393,9 @@ def _from_arrays(kind: str | list[Any] | None, arrays: Arrays, prefix: str) -> A
         return None
     if isinstance(kind, str):
         return _fields(_KINDS[kind], arrays, prefix)
-    parts = (_from_arrays(part, arrays, f"{prefix}/{place}") for place, part in enumerate(kind))
+    parts = (
+        _from_arrays(part, arrays, f"{prefix}/{position}") for position, part in enumerate(kind)
+    )
     return Mean(tuple(parts))
 
 

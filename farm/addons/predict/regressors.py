@@ -62,9 +62,11 @@ class Inputs:
     def tile_roofline_us(self) -> Floats:
         return self.column(lambda call: call.tile_roofline_us)
 
-    def at(self, places: npt.NDArray[np.intp]) -> Inputs:
-        calls = tuple(self.calls[place] for place in places)
-        return Inputs(calls, self.numbers[places], self.types[places], self.families[places])
+    def at(self, positions: npt.NDArray[np.intp]) -> Inputs:
+        calls = tuple(self.calls[position] for position in positions)
+        return Inputs(
+            calls, self.numbers[positions], self.types[positions], self.families[positions]
+        )
 
 
 def with_times(inputs: Inputs, times_us: Floats) -> Inputs:
@@ -131,12 +133,12 @@ class Medians:
     spreads: Floats
 
     def predict(self, inputs: Inputs) -> tuple[Floats, Floats]:
-        place_of = {str(name): place for place, name in enumerate(self.names)}
-        places = []
+        position_of = {str(name): position for position, name in enumerate(self.names)}
+        positions = []
         for operator_type, family in zip(inputs.types, inputs.families, strict=True):
-            of_family = place_of.get(f"family:{family}", place_of[""])
-            places.append(place_of.get(f"type:{operator_type}", of_family))
-        return self.medians[places], self.spreads[places]
+            of_family = position_of.get(f"family:{family}", position_of[""])
+            positions.append(position_of.get(f"type:{operator_type}", of_family))
+        return self.medians[positions], self.spreads[positions]
 
 
 LEAST_FOR_MEDIAN = 3  # least number of readings of a type or family
@@ -207,9 +209,9 @@ class Trees:
         mean_of_family = dict(zip(self.families, self.family_means, strict=True))
         mean_of_type = dict(zip(self.types, self.type_means, strict=True))
         means = np.empty(len(inputs))
-        for place, operator_type in enumerate(inputs.types):
-            of_family = mean_of_family.get(inputs.families[place], mean)
-            means[place] = mean_of_type.get(operator_type, of_family)
+        for position, operator_type in enumerate(inputs.types):
+            of_family = mean_of_family.get(inputs.families[position], mean)
+            means[position] = mean_of_type.get(operator_type, of_family)
 
         is_family = inputs.families[:, None] == self.families[None, :]
         return np.column_stack([inputs.numbers, means, is_family]).astype(np.float32)
@@ -263,9 +265,9 @@ def fit_trees(inputs: Inputs, values: Floats, *, trees: int, least_leaf: int = 1
 
 def _nodes(tree: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
     """Features, thresholds and right children of one tree (see `Trees`)."""
-    places = np.arange(len(tree.children_left))
+    positions = np.arange(len(tree.children_left))
     is_leaf = tree.children_left < 0
-    if not (tree.children_left[~is_leaf] == places[~is_leaf] + 1).all():
+    if not (tree.children_left[~is_leaf] == positions[~is_leaf] + 1).all():
         raise ValueError(
             "the nodes of a tree have a wrong order: a left child must follow its parent"
         )
@@ -274,7 +276,7 @@ def _nodes(tree: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[A
     above = threshold.astype(np.float64) > tree.threshold
     threshold[above] = np.nextafter(threshold[above], np.float32(-np.inf))
     threshold[is_leaf] = tree.value[is_leaf].ravel()
-    right = np.where(is_leaf, 0, tree.children_right - places).astype(np.int32)
+    right = np.where(is_leaf, 0, tree.children_right - positions).astype(np.int32)
     return np.where(is_leaf, -1, tree.feature).astype(np.int16), threshold, right
 
 

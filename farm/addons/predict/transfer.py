@@ -272,23 +272,23 @@ class SourceCosts:
         for row in self.readings_of({call.operator_id for call in calls}):
             for data in {row.call.data_class, ""}:  # "": a call whose class of data is unknown
                 readings[row.call.operator_id, data].append(row)
-        for place, call in enumerate(calls):
+        for position, call in enumerate(calls):
             of_any_data = readings.get((call.operator_id, ""))
             rows = readings.get((call.operator_id, call.data_class)) or of_any_data
             if not rows:
                 continue
-            cards[place] = rows[0].card_id
-            costs.time_us[place] = np.mean([row.cost.time_us.value for row in rows])
-            costs.neighbours_us[place] = np.mean([row.neighbours_us for row in rows])
-            costs.fetching_us[place] = np.mean([row.fetching_us for row in rows])
-            costs.time_spread[place] = 0.0
-            costs.known[place] = True
-            costs.distance[place] = 0.0
+            cards[position] = rows[0].card_id
+            costs.time_us[position] = np.mean([row.cost.time_us.value for row in rows])
+            costs.neighbours_us[position] = np.mean([row.neighbours_us for row in rows])
+            costs.fetching_us[position] = np.mean([row.fetching_us for row in rows])
+            costs.time_spread[position] = 0.0
+            costs.known[position] = True
+            costs.distance[position] = 0.0
             powers_w = [row.power_w for row in rows if row.power_w is not None]
             if powers_w:
-                costs.power_w[place] = np.mean(powers_w)
+                costs.power_w[position] = np.mean(powers_w)
             if rows[0].power_w:
-                costs.power_spread[place] = 0.0
+                costs.power_spread[position] = 0.0
         return costs, cards.astype(np.str_)
 
 

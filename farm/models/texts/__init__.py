@@ -139,7 +139,7 @@ def _corpus(tokenizer: str) -> _Corpus:
     return _Corpus(ranks, ends, len(occurrences), int((occurrences >= COMMON_FROM).sum()))
 
 
-def _ids(places: np.ndarray, text: _Corpus, vocabulary: int, specials: Specials) -> np.ndarray:
+def _ids(positions: np.ndarray, text: _Corpus, vocabulary: int, specials: Specials) -> np.ndarray:
     """Return the tokens at the positions ``places`` of the corpus, as ids of a model's vocabulary.
 
     Positions after the end of the corpus continue at its start.
@@ -159,8 +159,8 @@ def _ids(places: np.ndarray, text: _Corpus, vocabulary: int, specials: Specials)
     common, others = (
         (free[: text.common], free[text.common :]) if len(free) > text.used else (free, free)
     )
-    passes, place = np.divmod(places, len(text.ranks))
-    rank, rare = text.ranks[place], text.used - text.common
+    passes, position = np.divmod(positions, len(text.ranks))
+    rank, rare = text.ranks[position], text.used - text.common
     # Use integers only: the last digit of a float may differ between machines.
     choice = np.array(
         [math.isqrt(rare * rare * (number + 1)) for number in range(passes.max() + 1)]

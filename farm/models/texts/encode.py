@@ -47,7 +47,7 @@ def _encoded(request: dict[str, Any]) -> tuple[dict[str, Any], array.array[int]]
         if len(ids) >= request["needed"]:
             break
     around = tokenizer.encode(paragraphs[0])
-    text = [place for place, special in enumerate(around.special_tokens_mask) if not special]
+    text = [position for position, special in enumerate(around.special_tokens_mask) if not special]
     first, last = (around.ids[: text[0]], around.ids[text[-1] + 1 :]) if text else ([], [])
     return {"first": first, "last": last, "counts": counts}, ids
 

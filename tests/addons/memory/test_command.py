@@ -44,7 +44,7 @@ def test_memory_tells_the_peak_and_what_it_is_made_of(farm):
     assert found["loss"] == "cross-entropy"
     assert (found["times"]["from"], found["times"]["card"], found["times"]["read_calls"]) == (
         "roofline",
-        "A100",
+        "A100 80GB",
         0,
     )
     peak = found["peak"]

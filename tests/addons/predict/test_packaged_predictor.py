@@ -50,8 +50,8 @@ def test_it_answers_as_when_it_was_packaged():
         assert values(call.energy_mj) == pytest.approx(entry["energy_mj"], rel=1e-6), entry[
             "short_name"
         ]
-    assert values(found.time_us) == pytest.approx(GOLDEN["sum_time_us"], rel=1e-6)
-    assert values(found.energy_mj) == pytest.approx(GOLDEN["sum_energy_mj"], rel=1e-6)
+    assert values(found.total.time_us) == pytest.approx(GOLDEN["sum_time_us"], rel=1e-6)
+    assert values(found.total.energy_mj) == pytest.approx(GOLDEN["sum_energy_mj"], rel=1e-6)
     assert list(found.narrowing) == GOLDEN["narrowing"]
 
 
@@ -72,7 +72,7 @@ found = predictor.predict(wanted, wanted)
 (call,) = found.calls
 assert call.known
 assert 5 < call.time_us.low < call.time_us.value < call.time_us.high < 40, found
-assert 1 < found.energy_mj.low < found.energy_mj.high < 20, found
+assert 1 < found.total.energy_mj.low < found.total.energy_mj.high < 20, found
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
