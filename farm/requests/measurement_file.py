@@ -187,7 +187,7 @@ def _read(path: str) -> str:
 
 
 class _Tree:
-    """A YAML text as plain values (`value`), and place -> YAML node with its line (`nodes`)."""
+    """A YAML text as plain values (`value`), and location -> YAML node with its line (`nodes`)."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name
@@ -196,7 +196,7 @@ class _Tree:
         self.value = self._value(self._compose(text), ())
 
     def error(self, location: Location, problem: str, step: str = "") -> MeasurementFileError:
-        """Create the error for a place. If the place is not in the file, use the nearest place
+        """Create the error for a location. If the file does not have it, use the nearest location
         above it.
         """
         nearest = self.nearest(location)
@@ -352,8 +352,8 @@ class _File:
         return requests
 
     def _sections(self) -> tuple[Any, Location, PartialRequest]:
-        """Return the entries, which are not checked yet, their location, and the defaults. A file is a
-        list of entries, or a mapping with `measurements` and perhaps `defaults`.
+        """Return the entries, which are not checked yet, their location, and the defaults. A file
+        is a list of entries, or a mapping with `measurements` and perhaps `defaults`.
         """
         top, error = self.tree.value, self.tree.error
         if not isinstance(top, dict):
