@@ -388,14 +388,15 @@ class ItemDriver:
                 predicted_counts, self.database, claimed.capture_id, claimed.job_id, self.card_id
             )
         if claimed.cards:
-            of_group = (
-                cards.farm_of(self.holder),
-                partial(self.phase, claimed),
-                self.stop_requested,
-            )
-            expected = predicted if verify else None
             return self.ask(
-                group_driver.measure, self.database, claimed, self._group, *of_group, expected
+                group_driver.measure,
+                self.database,
+                claimed,
+                self._group,
+                farm=cards.farm_of(self.holder),
+                on_phase=partial(self.phase, claimed),
+                must_stop=self.stop_requested,
+                predicted=predicted if verify else None,
             )
         if not verify and not self.benchmark.card.is_simulated:
             # without verification, only a simulated card needs the predicted calls
@@ -519,8 +520,14 @@ class ItemDriver:
             self.retrying(*failure)
             return None
         if answer.verification is not None and claimed.capture_id is not None:
-            verified = (claimed.capture_id, answer.observed, answer.verification)
-            observed_id = self.ask(store_observed, self.database, *verified, card_id=self.card_id)
+            observed_id = self.ask(
+                store_observed,
+                self.database,
+                claimed.capture_id,
+                answer.observed,
+                answer.verification,
+                card_id=self.card_id,
+            )
             if observed_id is not None:
                 self.ask(items.drop_not_run, self.database, claimed.job_id, observed_id)
         closed = self._store(claimed, answer)
@@ -556,8 +563,14 @@ class ItemDriver:
                 "not_available", "A simulated card cannot compile a model. Choose another card."
             )
         assert claimed.capture_id is not None
-        listed = (claimed.capture_id, verified.observed, verified.verification)
-        self.ask(store_observed, self.database, *listed, card_id=self.card_id)
+        self.ask(
+            store_observed,
+            self.database,
+            claimed.capture_id,
+            verified.observed,
+            verified.verification,
+            card_id=self.card_id,
+        )
         self.follow_up(self.ask(items.listed, self.database, claimed))
         return ItemOutcome("listed")
 
