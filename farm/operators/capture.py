@@ -41,7 +41,6 @@ from farm.models import torch_settings
 from farm.models.building import replaced
 from farm.models.tensor_kinds import (
     WRAPPERS,
-    has_composites,
     is_composite,
     is_plain,
     only_views,
@@ -282,11 +281,12 @@ class Recorder:
 
 @functools.cache
 def consists_of_others(func: Any) -> bool:
-    """True if an aten operator only runs other operators."""
-    implicit = torch._C.DispatchKey.CompositeImplicitAutograd
+    """True if an aten operator only runs other operators, on a CPU and on a card."""
     if func.namespace != "aten" or func in _AS_RUN:
         return False
-    return bool(func.has_kernel_for_dispatch_key(implicit))
+    keys = torch._C.DispatchKey
+    has_kernel = map(func.has_kernel_for_dispatch_key, (keys.CPU, keys.CUDA))
+    return func.has_kernel_for_dispatch_key(keys.CompositeImplicitAutograd) and not any(has_kernel)
 
 
 def _name_of(function: Any) -> str:
@@ -613,7 +613,8 @@ class ForwardRecorder(Recorder):
             out = original(module, *args, **kwargs)
         else:
             name = type(module).__name__
-            is_divided = self._is_divided(name, args, kwargs) or has_composites(module)
+            tensors = [*module.parameters(), *module.buffers()]
+            is_divided = self._is_divided(name, (args, tensors), kwargs)
             slot = self._slot(name, is_divided=is_divided)
             # functions of a composite run as in an unwatched pass
             hidden = contextlib.nullcontext() if is_divided else torch._C.DisableTorchFunction()
