@@ -65,8 +65,11 @@ BATCH = 250
 PASS_KEY, COMPLETED_KEY = "farm.reconciler", "farm.reconciler.completed"
 
 #: The most messages in the queue of a card, and in all queues. A queue gets more when it is half
-#: empty; these are chosen at random from so many of the card's items.
-AHEAD, AHEAD_IN_ALL, CHOSEN_FROM = 250, 100_000, 2000
+#: empty.
+MOST_IN_QUEUE, MOST_IN_ALL_QUEUES = 250, 100_000
+
+#: The items of a card from which the next messages are chosen at random.
+CHOSEN_FROM = 2000
 
 
 def card_queue(card_id: str) -> str:
@@ -111,7 +114,7 @@ def publish_items(
     rounds: set[tuple[str, int]] = set()
     for batch in in_batches(item_ids):
         chosen = col(Item.id).in_(batch)
-        conditions = [chosen, _free()]
+        conditions = [chosen, _claimable()]
         if unless_within_s is not None:
             conditions.append(long_ago(col(Item.published_at_s), unless_within_s))
         with database.write() as session:
@@ -131,7 +134,7 @@ def publish_groups(database: Database, item_ids: Sequence[int]) -> None:
             _update_items(
                 session,
                 col(Item.id).in_(batch),
-                _free(),
+                _claimable(),
                 published_at_s=database_now(),
                 message_used=False,
             )
@@ -150,24 +153,24 @@ def _publish(
     """Publish the marked items of a job as the only publisher of its newest round. Return the
     number of messages; None if another process publishes the round, which then also sends the
     marked items."""
-    me = f"{settings().host}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
+    publisher_id = f"{settings().host}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
     stale = long_ago(col(tables.Round.progress_at_s), stale_after_s(settings()))
     free = or_(col(tables.Round.publisher).is_(None), stale)
     with database.write() as session:
-        # If another process marks items from now on, the query in `_leave` finds them.
+        # If another process marks items from now on, the query in `_end_publishing` finds them.
         _update_round(session, job_id, number, published_at_s=None)
         if not _update_round(
-            session, job_id, number, free, publisher=me, progress_at_s=database_now()
+            session, job_id, number, free, publisher=publisher_id, progress_at_s=database_now()
         ):
             return None
         if again:
             _mark_unsent(
-                session, Item.job_id == job_id, _free(), col(Item.published_at_s).is_not(None)
+                session, Item.job_id == job_id, _claimable(), col(Item.published_at_s).is_not(None)
             )
     sent = 0
     try:
         while True:
-            next_ids, roomy = _marked(database, job_id, number)
+            next_ids, cards_with_room = _next_items(database, job_id, number)
             for ids in in_batches(next_ids, BATCH):
                 with _publishing():
                     send(_rows(database, ids))
@@ -175,14 +178,14 @@ def _publish(
                 with database.write() as session:
                     # Not `message_used`: a worker may have used up the message by now.
                     _update_items(session, col(Item.id).in_(ids), published_at_s=database_now())
-                    if not _progressed(session, job_id, number, me):
+                    if not _progressed(session, job_id, number, publisher_id):
                         return sent
             with database.write() as session:
-                if _leave(session, job_id, number, me, roomy):
+                if _end_publishing(session, job_id, number, publisher_id, cards_with_room):
                     return sent
     except BaseException:
         with contextlib.suppress(FarmError), database.write() as session:
-            _progressed(session, job_id, number, me, publisher=None)
+            _progressed(session, job_id, number, publisher_id, publisher=None)
         raise
 
 
@@ -196,44 +199,55 @@ def _update_items(session: Session, *which: Any, **values: Any) -> None:
     session.execute(update(Item).where(*which).values(**values))
 
 
-def _free() -> Any:
-    # After the lease another worker may claim the item. Until then a late result of the first
-    # worker is accepted.
-    let_go = and_(col(Item.state) == ItemState.CLAIMED, col(Item.lease_until_s) < database_now())
-    return or_(col(Item.state) == ItemState.WAITING, let_go)
+def _claimable() -> Any:
+    """The condition of an item that a worker may claim: it waits, or its lease has ended. Until
+    another worker claims it, a late result of the first worker is accepted.
+    """
+    lease_ended = and_(
+        col(Item.state) == ItemState.CLAIMED, col(Item.lease_until_s) < database_now()
+    )
+    return or_(col(Item.state) == ItemState.WAITING, lease_ended)
 
 
 def _unsent(job_id: str) -> tuple[Any, ...]:
-    return Item.job_id == job_id, tables.UNSENT, _free()
+    return Item.job_id == job_id, tables.UNSENT, _claimable()
 
 
 def _update_round(session: Session, job_id: str, number: int, *which: Any, **values: Any) -> bool:
     """Update the row of a round if the conditions are true; return whether they are."""
-    this = (col(tables.Round.job_id) == job_id, col(tables.Round.number) == number)
-    done = session.execute(update(tables.Round).where(*this, *which).values(**values))
-    return bool(done.rowcount)  # type: ignore[attr-defined]
+    is_round = (col(tables.Round.job_id) == job_id, col(tables.Round.number) == number)
+    updated = session.execute(update(tables.Round).where(*is_round, *which).values(**values))
+    return bool(updated.rowcount)  # type: ignore[attr-defined]
 
 
-def _progressed(session: Session, job_id: str, number: int, me: str, **values: Any) -> bool:
+def _progressed(
+    session: Session, job_id: str, number: int, publisher_id: str, **values: Any
+) -> bool:
     """Record progress of the publisher; return False if another process has become the
     publisher.
     """
-    mine = col(tables.Round.publisher) == me
-    return _update_round(session, job_id, number, mine, progress_at_s=database_now(), **values)
+    is_publisher = col(tables.Round.publisher) == publisher_id
+    return _update_round(
+        session, job_id, number, is_publisher, progress_at_s=database_now(), **values
+    )
 
 
-def _leave(session: Session, job_id: str, number: int, me: str, roomy: Sequence[str]) -> bool:
-    """End publishing; return False if an item of the cards in ``roomy`` must be published first."""
+def _end_publishing(
+    session: Session, job_id: str, number: int, publisher_id: str, cards_with_room: Sequence[str]
+) -> bool:
+    """End publishing; return False if an item of the cards in ``cards_with_room`` must be
+    published first.
+    """
     # This locks the row of the round: other processes mark their items either before this
     # transaction or after it.
-    if not _progressed(session, job_id, number, me, publisher=None):
+    if not _progressed(session, job_id, number, publisher_id, publisher=None):
         return True
     # The order of the index: without it, PostgreSQL may read the whole table if it expects many
     # such items.
     left = (
         select(Item.id).where(*_unsent(job_id)).order_by(col(Item.card_id), col(Item.id)).limit(1)
     )
-    if next(among(session, left, Item.card_id, roomy), None) is not None:
+    if next(among(session, left, Item.card_id, cards_with_room), None) is not None:
         session.rollback()
         return False
     if session.exec(left).first() is None:
@@ -243,9 +257,10 @@ def _leave(session: Session, job_id: str, number: int, me: str, roomy: Sequence[
     return True
 
 
-def _marked(database: Database, job_id: str, number: int) -> tuple[list[int], list[str]]:
-    """Return the ids of the items to publish now, in order, and the ids of the cards that then have
-    room for more.
+def _next_items(database: Database, job_id: str, number: int) -> tuple[list[int], list[str]]:
+    """Return the ids of the items to publish now, in order, and the ids of the cards whose queues
+    then have room for more. They are marked items (`_mark_unsent`) of cards with a half-empty
+    queue.
 
     The whole is first, since it may show that the predicted capture is wrong. The other items are
     in random order: slow changes of the card must not correlate with the position in the model."""
@@ -253,7 +268,7 @@ def _marked(database: Database, job_id: str, number: int) -> tuple[list[int], li
         depths = queue_depths(
             session.exec(select(tables.CardRow.id).where(tables.CardRow.origin == "")).all()
         )
-        most = min(AHEAD, AHEAD_IN_ALL // max(1, len(depths)) or 1)
+        most = min(MOST_IN_QUEUE, MOST_IN_ALL_QUEUES // max(1, len(depths)) or 1)
         room = {card_id: most - depth for card_id, depth in depths.items() if depth <= most // 2}
         first_unsent = select(Item.id).where(
             *_unsent(job_id), col(Item.card_id) == col(tables.CardRow.id)
@@ -326,13 +341,13 @@ def follow_up(database: Database, closed: Closed) -> None:
     publish_groups(database, closed.due)
     if not closed.rounds and not closed.woken:
         return
-    ours = select(col(tables.Job.id)).where(tables.Job.farm == own_farm())
-    items: Any = select(Item.id).where(col(Item.job_id).in_(ours)).order_by(col(Item.id))
+    jobs_of_farm = select(col(tables.Job.id)).where(tables.Job.farm == own_farm())
+    items: Any = select(Item.id).where(col(Item.job_id).in_(jobs_of_farm)).order_by(col(Item.id))
     with database.read() as session:
         job_ids = {
             job_id
             for (job_id,) in among(
-                session, ours, tables.Job.id, (job_id for job_id, _ in closed.rounds)
+                session, jobs_of_farm, tables.Job.id, (job_id for job_id, _ in closed.rounds)
             )
         }
         woken = [item_id for (item_id,) in among(session, items, Item.id, closed.woken)]

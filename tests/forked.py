@@ -1,9 +1,12 @@
 """Workers of pytest-xdist that are forks of one process, the template, which has imported torch and
 all tests.
 
-Without it each worker would import them: ten seconds of a core. pytest-xdist starts this file in
-place of an interpreter. It passes its standard streams to the template, which forks a worker for
-them, and ends with the worker."""
+Without it each worker would import them: ten seconds of a core, and a gigabyte. pytest-xdist starts
+this file in place of an interpreter (the hook `pytest_xdist_setupnodes` sets the interpreter of
+each worker, as `--tx popen//python=...` does). It passes its standard streams to the template,
+which forks a worker for them, and ends with the worker.
+
+Nothing of it is used without ``-n``."""
 
 from __future__ import annotations
 

@@ -252,7 +252,7 @@ def _data_for(variant: Variant, card: Card) -> str:
     """The default data class of a variant on a card."""
     if variant.compile:
         return "copied"
-    return default_data(card.kind, alone=not (variant.step or variant.cards > 1))
+    return default_data(card.kind, records_values=not (variant.step or variant.cards > 1))
 
 
 def _run_job(

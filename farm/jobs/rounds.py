@@ -83,6 +83,9 @@ from farm.verdict.verdict import Verdict
 ITEM_OVERHEAD_S = 0.2
 #: The same of a whole model, with its window; on GPUs also with the verification and the replays.
 WHOLE_S, WHOLE_ON_GPU_S = 5.0, MEASURED["whole"].value
+#: The loads of the cards of a job that is planned in parts are queried again after this time.
+#: Unit: s.
+LOADS_VALID_S = 30.0
 #: The least precise half-width of a tuple's time, and the share of the sum's interval that its
 #: tuples may use up. The rest is for errors that they share.
 LEAST_PRECISE, OF_TUPLES = 0.1, 0.5
@@ -171,17 +174,18 @@ def add_round(
         if ("all" in scope or measurement.operator.short_name in scope)
         and measurement.operator.id not in later
     ]
-    tuples = planner.tuples(measurements)
+    tuples = planner.tuple_items(measurements)
     extra: list[Item] = []
     if planner.request.variant is not None and job.round == 1:
         role = role_of_wholes(session, capture_id)
-        extra = planner.wholes(tuples, role, again=bool(later)) + planner.canaries(tuples)
+        extra = planner.whole_items(tuples, role, again=bool(later))
+        extra += planner.canary_items(tuples)
     elif planner.request.variant is not None:
-        extra = planner.wholes_again(tuples)
+        extra = planner.further_whole_items(tuples)
     planner.insert(tuples)
     session.add_all(extra)
     session.flush()
-    return planner.planned(tuples + extra)
+    return planner.plan_of(tuples + extra)
 
 
 def add_tuples(session: Session, job: Job, operator_ids: Sequence[str]) -> JobPlan:
@@ -194,10 +198,10 @@ def add_tuples(session: Session, job: Job, operator_ids: Sequence[str]) -> JobPl
         NoSuchCard, UsageError: see `chosen_cards`.
     """
     planner = _Planner(session, job)
-    tuples = planner.tuples(planner.measurements(None, operator_ids))
+    tuples = planner.tuple_items(planner.measurements(None, operator_ids))
     planner.insert(tuples)
     note_planning(session, job)
-    return planner.planned(tuples)
+    return planner.plan_of(tuples)
 
 
 def note_planning(session: Session, job: Job, *, ended: bool = False) -> None:
@@ -317,55 +321,86 @@ class _Planner:
 
     # ---- items
 
-    def tuples(self, measurements: Sequence[_Measurement]) -> list[Item]:
+    def tuple_items(self, measurements: Sequence[_Measurement]) -> list[Item]:
         """Create an item for each measurement: closed if a reading can be reused, else put on a
         card.
         """
-        request, cards = self.request, self.cards
+        items = self._new_tuple_items(measurements)
+        calls_us = self._calls_us(measurements)
+        self._set_precision(items, measurements, calls_us, self.request.within * OF_TUPLES)
+        self.reuse(items, self.cards)
+        if self.request.budget_s:
+            self._fit_in_budget(items, measurements, calls_us)
+        waiting = [item for item in items if item.state == ItemState.WAITING]
+        self._put_on_cards(waiting, growing_job_id=self.job.id)
+        return items
+
+    def _new_tuple_items(self, measurements: Sequence[_Measurement]) -> list[Item]:
+        """Create a waiting item for each measurement, with its number of cards, on the first
+        card.
+        """
         now_s = read_clock_s(self.session)
-        needed = self._cards_of_each(measurements)
-        tuples = []
+        cards_of_tuple = self._cards_of_each(measurements)
+        items = []
         for measurement in measurements:
             operator_id = measurement.operator.id
             item = new_item(
                 self.job,
-                cards[0],
+                self.cards[0],
                 "tuple",
                 now_s,
                 subject_kind="operator",
                 subject_id=operator_id,
                 protocol_id=measurement.protocol_id,
             )
-            item.cards = max(request.protocol.cards, needed.get(operator_id, 1))
-            tuples.append(item)
-        roofline = roofline_on(cards[0], request)
-        calls_us = [
-            roofline.estimate_us(operator.flops, operator.bytes_moved)
-            for operator, *_ in measurements
-        ]
-        total_us = math.fsum(
-            call_us * calls for call_us, (*_, calls) in zip(calls_us, measurements, strict=True)
-        )
+            item.cards = max(self.request.protocol.cards, cards_of_tuple.get(operator_id, 1))
+            items.append(item)
+        return items
 
-        def expect(within: float) -> float:
-            """Set how precise each tuple must be, and its expected seconds; return those of all
-            tuples to measure.
-            """
-            for item, call_us, measurement in zip(tuples, calls_us, measurements, strict=True):
-                share = call_us * measurement.calls / (total_us or 1.0)
-                item.half_width = _half_width(within, share)
-                item.expected_s = _expected_s(request.stopping.allowing(item.half_width), call_us)
-            return math.fsum(item.expected_s for item in tuples if item.state == ItemState.WAITING)
+    def _calls_us(self, measurements: Sequence[_Measurement]) -> list[float]:
+        """Return the estimated time of one call of each measurement. Unit: us."""
+        roofline = roofline_on(self.cards[0], self.request)
+        calls_us = []
+        for measurement in measurements:
+            operator = measurement.operator
+            calls_us.append(roofline.estimate_us(operator.flops, operator.bytes_moved))
+        return calls_us
 
-        expect(request.within * OF_TUPLES)
-        self.reuse(tuples, cards)
-        if request.budget_s:
-            within, left_s = 0.0, request.budget_s - _whole_s(cards)
-            while expect(within) > left_s and within < LEAST_PRECISE:
-                within = 1.25 * within or 1e-4
-        new = [item for item in tuples if item.state == ItemState.WAITING]
-        self._put_on_cards(new, growing=self.job.id)
-        return tuples
+    def _set_precision(
+        self,
+        items: Sequence[Item],
+        measurements: Sequence[_Measurement],
+        calls_us: Sequence[float],
+        within: float,
+    ) -> float:
+        """Set how precise each item must be so that the sum has the relative half-width `within`,
+        and its expected time. Return the expected time of the items that wait. Unit: s.
+        """
+        times_us = []
+        for measurement, call_us in zip(measurements, calls_us, strict=True):
+            times_us.append(call_us * measurement.calls)
+        total_us = math.fsum(times_us) or 1.0
+        for item, call_us, time_us in zip(items, calls_us, times_us, strict=True):
+            item.half_width = _half_width(within, time_us / total_us)
+            stopping = self.request.stopping.allowing(item.half_width)
+            item.expected_s = _expected_s(stopping, call_us)
+        return math.fsum(item.expected_s for item in items if item.state == ItemState.WAITING)
+
+    def _fit_in_budget(
+        self,
+        items: Sequence[Item],
+        measurements: Sequence[_Measurement],
+        calls_us: Sequence[float],
+    ) -> None:
+        """Let the items be as precise as the time budget of the job allows, without that of the
+        whole model.
+        """
+        left_s = self.request.budget_s - _whole_s(self.cards)
+        within = 0.0
+        while self._set_precision(items, measurements, calls_us, within) > left_s:
+            if within >= LEAST_PRECISE:
+                break
+            within = 1.25 * within or 1e-4
 
     def _cards_of_each(self, measurements: Sequence[_Measurement]) -> dict[str, int]:
         """Return tuple id -> number of cards for the measurements whose kind has several."""
@@ -375,7 +410,7 @@ class _Planner:
         specs = tuples_with_ids(self.session, ids)
         return {operator_id: kind_of(spec).cards(spec) for operator_id, spec in specs.items()}
 
-    def _put_on_cards(self, items: Sequence[Item], growing: str = "") -> None:
+    def _put_on_cards(self, items: Sequence[Item], growing_job_id: str = "") -> None:
         """Choose the (leading) card of each item, see `card_for_each`. Raises `UsageError` if no
         host has enough cards.
         """
@@ -391,11 +426,11 @@ class _Planner:
                     "Give fewer cards, or choose the cards of a host with more of them; `farm "
                     "cards` lists them.",
                 )
-            card_ids = card_for_each(self.session, alike, leading, growing=growing)
+            card_ids = card_for_each(self.session, alike, leading, growing_job_id)
             for item, card_id in zip(alike, card_ids, strict=True):
                 item.card_id = card_id
 
-    def wholes(self, tuples: Sequence[Item], role: ItemRole, *, again: bool) -> list[Item]:
+    def whole_items(self, tuples: Sequence[Item], role: ItemRole, *, again: bool) -> list[Item]:
         """Create a whole item for every card that measures tuples or whose readings are reused; one
         for a split model.
 
@@ -431,7 +466,7 @@ class _Planner:
                 wholes.append(whole)
         return wholes or [new_item(self.job, cards[0], role, **subject)]
 
-    def canaries(self, tuples: Sequence[Item]) -> list[Item]:
+    def canary_items(self, tuples: Sequence[Item]) -> list[Item]:
         """Create an item of the longest tuple for each card that measures tuples, if several do."""
         new = [item for item in tuples if item.state == ItemState.WAITING]
         busy = {item.card_id for item in new}
@@ -444,7 +479,7 @@ class _Planner:
             new_item(self.job, card, "canary", **subject) for card in self.cards if card.id in busy
         ]
 
-    def wholes_again(self, tuples: Sequence[Item]) -> list[Item]:
+    def further_whole_items(self, tuples: Sequence[Item]) -> list[Item]:
         """Request the whole model on the cards that measure tuples of a further round, and on those
         that have listed kernels."""
         listed = select(Item.card_id).where(Item.job_id == self.job.id, item_state.has_listed())
@@ -478,7 +513,7 @@ class _Planner:
         if items:
             self.session.execute(insert(Item), [item.model_dump(exclude={"id"}) for item in items])
 
-    def planned(self, items: Sequence[Item]) -> JobPlan:
+    def plan_of(self, items: Sequence[Item]) -> JobPlan:
         """The plan of these items."""
         new = [item for item in items if item.state != ItemState.DONE]
         tuple_ids = {item.subject_id for item in items if item.role == "tuple"}
@@ -621,36 +656,38 @@ def tuples_with_ids(session: Session, operator_ids: Iterable[str]) -> dict[str, 
 
 
 def card_for_each(
-    session: Session, items: Sequence[Item], cards: Sequence[CardRow], growing: str = ""
+    session: Session, items: Sequence[Item], cards: Sequence[CardRow], growing_job_id: str = ""
 ) -> list[str]:
     """Return a card id for each item. The longest item is placed first, on the card that finishes
-    it first (LPT). ``growing``: a job that is planned in parts. Then the cards' loads are queried
-    only every half a minute."""
+    it first (LPT). ``growing_job_id``: a job that is planned in parts. Then the cards' loads are
+    queried only every `LOADS_VALID_S`."""
     now_s, ids = time.monotonic(), [card.id for card in cards]
     if len(ids) == 1:
         return ids * len(items)
     loads = remembered(session, "loads of the cards of growing jobs")
-    read_s, free_at_s = loads.pop(growing, (-math.inf, {}))
-    if now_s - read_s > 30.0 or list(free_at_s) != ids:
-        query = select(Item.card_id, func.sum(Item.expected_s)).group_by(col(Item.card_id))
-        ahead = dict(
-            session.execute(
-                query.where(col(Item.state).in_(OPEN), col(Item.card_id).in_(ids))
-            ).all()
-        )
-        read_s, free_at_s = now_s, {card_id: float(ahead.get(card_id) or 0.0) for card_id in ids}
+    read_s, free_at_s = loads.pop(growing_job_id, (-math.inf, {}))
+    if now_s - read_s > LOADS_VALID_S or list(free_at_s) != ids:
+        read_s, free_at_s = now_s, _loads_s(session, ids)
     in_order = sorted(range(len(items)), key=lambda number: items[number].subject_id)
     placed = assign(
         (QueuedItem(key, items[number].expected_s) for key, number in enumerate(in_order)),
         free_at_s,
     )
     chosen = {number: placed[key] for key, number in enumerate(in_order)}
-    if growing:
+    if growing_job_id:
         for number, card_id in chosen.items():
             free_at_s[card_id] += items[number].expected_s
         loads.clear()
-        loads[growing] = read_s, free_at_s
+        loads[growing_job_id] = read_s, free_at_s
     return [chosen[number] for number in range(len(items))]
+
+
+def _loads_s(session: Session, card_ids: Sequence[str]) -> dict[str, float]:
+    """Return card id -> expected time of its open items, in the order of the ids. Unit: s."""
+    query = select(Item.card_id, func.sum(Item.expected_s)).group_by(col(Item.card_id))
+    of_open_items = query.where(col(Item.state).in_(OPEN), col(Item.card_id).in_(card_ids))
+    stored = dict(session.execute(of_open_items).all())
+    return {card_id: float(stored.get(card_id) or 0.0) for card_id in card_ids}
 
 
 # ---- closing a round

@@ -2,14 +2,17 @@
 more.
 
 Special tensors are sparse, nested, quantised and oneDNN tensors, and those of a class with its own
-operators, such as the quantised weights of torchao. An operator tuple cannot describe them, so the
-farm refuses a model that computes with one. A special tensor that the model does not use changes
-nothing."""
+operators, such as the quantised weights of torchao. An operator tuple cannot describe them. A class
+that names the tensors of which it consists (`__tensor_flatten__`) is a *composite*: its operators
+run others on these parts, and a capture records those. The farm refuses a model that computes with
+any other special tensor. A special tensor that the model does not use changes nothing."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +20,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.nested._internal.nested_tensor import NestedTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 
 from farm.errors import UnsupportedTensor
 from farm.types.tuple import DTYPES
@@ -71,6 +76,46 @@ def special_kind(tensor: torch.Tensor) -> SpecialKind | None:
 def is_plain(tensor: torch.Tensor) -> bool:
     """True for a tensor that shape, strides and dtype describe."""
     return special_kind(tensor) is None
+
+
+@functools.cache
+def is_composite(kind: type) -> bool:
+    """True for a class of special tensors whose operators run others on plain tensors."""
+    if not issubclass(kind, torch.Tensor) or not _has_own_operators(kind):
+        return False
+    is_nested = issubclass(kind, NestedTensor)
+    return is_traceable_wrapper_subclass_type(kind) and not is_nested
+
+
+def has_composites(module: nn.Module) -> bool:
+    """True if a parameter or a buffer of a module is a composite."""
+    tensors = itertools.chain(module.parameters(), module.buffers())
+    return any(is_composite(type(tensor)) for tensor in tensors)
+
+
+def parts_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The plain tensors of which a tensor consists: itself, or the parts of a composite."""
+    if is_plain(tensor):
+        yield tensor
+    elif is_composite(type(tensor)):
+        composite: Any = tensor
+        names, _ = composite.__tensor_flatten__()
+        for name in names:
+            yield from parts_of(operator.attrgetter(name)(composite))
+
+
+def rebuilt_of(
+    tensor: torch.Tensor, replacement: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """A composite with replaced parts."""
+    composite: Any = tensor
+    names, context = composite.__tensor_flatten__()
+    parts = {name: replacement(operator.attrgetter(name)(composite)) for name in names}
+    size, stride = composite.size(), composite.stride()
+    twin = type(composite).__tensor_unflatten__(parts, context, size, stride)
+    if isinstance(tensor, nn.Parameter):
+        twin._is_param = True
+    return twin.requires_grad_() if tensor.requires_grad else twin
 
 
 def refusal(special: torch.Tensor, location: str) -> UnsupportedTensor:

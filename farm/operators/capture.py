@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -38,7 +39,14 @@ from torch.utils._pytree import tree_map_only
 from farm.errors import CaptureError, TupleRejected, UnseenOperators, error_text, told
 from farm.models import torch_settings
 from farm.models.building import replaced
-from farm.models.tensor_kinds import WRAPPERS, is_plain, only_views, refusal
+from farm.models.tensor_kinds import (
+    WRAPPERS,
+    is_composite,
+    is_plain,
+    only_views,
+    parts_of,
+    refusal,
+)
 from farm.operators import deciding_values
 from farm.operators.captured import CallTrace, CapturedCall, CapturedPass, CapturedTensor
 from farm.operators.cost import new_bytes, operator_flops, shapes_of
@@ -181,6 +189,16 @@ class Recorder:
         name = str(_AS_RUN.get(func, func))
         return self.describe(name, "aten", args, kwargs, TensorTable(roles))
 
+    def run_parts(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs the operators of which an operator of aten consists. Code below autograd, such as
+        that of a composite tensor, calls such operators without taking them apart."""
+        with WatchedOperators(self.call_aten):
+            return func.decompose(*args, **kwargs)
+
+    def call_aten(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs an aten operator of the pass."""
+        raise NotImplementedError
+
     def role_of(self, tensor: torch.Tensor) -> str:
         """The role of a tensor in the tuple of an aten operator. Also views of a weight are
         weights.
@@ -259,6 +277,16 @@ class Recorder:
             integers=self.storages.integers,
             **more,
         )
+
+
+@functools.cache
+def consists_of_others(func: Any) -> bool:
+    """True if an aten operator only runs other operators, on a CPU and on a card."""
+    if func.namespace != "aten" or func in _AS_RUN:
+        return False
+    keys = torch._C.DispatchKey
+    has_kernel = map(func.has_kernel_for_dispatch_key, (keys.CPU, keys.CUDA))
+    return func.has_kernel_for_dispatch_key(keys.CompositeImplicitAutograd) and not any(has_kernel)
 
 
 def _name_of(function: Any) -> str:
@@ -345,8 +373,8 @@ class WatchedOperators(TorchDispatchMode):
         self.call = call
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(kind.__name__ in WRAPPERS for kind in types):
-            # PyTorch then runs the operators of this rank, which come here again
+        if any(kind.__name__ in WRAPPERS or is_composite(kind) for kind in types):
+            # PyTorch then runs the operators of this rank or of the parts, which come here again
             return NotImplemented
         if (
             func is torch.ops.prim.device.default
@@ -553,9 +581,14 @@ class ForwardRecorder(Recorder):
 
     @functools.cached_property
     def _roles_of_storages(self) -> dict[int, str]:
-        named = [(tensor, "buffer") for tensor in self.model.buffers()]
-        named += [(tensor, "parameter") for tensor in self.model.parameters()]
-        return {storage_key(tensor): role for tensor, role in named if is_plain(tensor)}
+        roles: dict[int, str] = {}
+        for role, tensors in (
+            ("buffer", self.model.buffers()),
+            ("parameter", self.model.parameters()),
+        ):
+            parts = itertools.chain.from_iterable(map(parts_of, tensors))
+            roles.update((storage_key(part), role) for part in parts)
+        return roles
 
     def role_of(self, tensor: torch.Tensor) -> str:
         return self._roles_of_storages.get(storage_key(tensor), "activation")
@@ -580,9 +613,12 @@ class ForwardRecorder(Recorder):
             out = original(module, *args, **kwargs)
         else:
             name = type(module).__name__
-            is_divided = self._is_divided(name, args, kwargs)
+            tensors = [*module.parameters(), *module.buffers()]
+            is_divided = self._is_divided(name, (args, tensors), kwargs)
             slot = self._slot(name, is_divided=is_divided)
-            with slot as call, torch._C.DisableTorchFunction():
+            # functions of a composite run as in an unwatched pass
+            hidden = contextlib.nullcontext() if is_divided else torch._C.DisableTorchFunction()
+            with slot as call, hidden:
                 describe = functools.partial(
                     self._describe,
                     call,
@@ -712,6 +748,8 @@ class ForwardRecorder(Recorder):
 
     def _run_operator(self, owner: _OpenCall, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs and records an aten operator of a call that no tuple describes."""
+        if consists_of_others(func):
+            return self.run_parts(func, args, kwargs)
         call = _OpenCall(str(func), owner.path, len(self.slots))
         self.slots.append(None)
         with self.around(call.number):

@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from farm.errors import CaptureError, FarmError, TupleRejected, told
 from farm.operators.captured import CapturedPass
 from farm.operators.fake_pass import MOST_MADE_BYTES, MetaRules, fake_pass, holds_other_tensors
-from farm.operators.rebuild import rebuild, written_inputs
+from farm.operators.rebuild import MadeOnMeta, rebuild, written_inputs
 from farm.operators.unseen import Unseen
 from farm.subjects.encoding import decode, storage_key, tensors_in
 from farm.subjects.label import label_of
@@ -116,7 +116,7 @@ def _cost_on_meta(spec: OperatorTuple) -> Cost:
     if known_cost is not None:
         return known_cost
     built = rebuild(spec, "meta")
-    with torch.no_grad(), MetaRules(), flop_counter() as counter:
+    with torch.no_grad(), MadeOnMeta(), MetaRules(), flop_counter() as counter:
         out = kind.run_on_meta(spec, built)
     return cost_of_run(spec, counter.get_total_flops(), built.inputs, out, built.written)
 

@@ -43,7 +43,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from farm.models.building import replaced
-from farm.models.tensor_kinds import WRAPPERS, bits_of, is_plain, only_views, refusal, with_bits
+from farm.models.tensor_kinds import (
+    WRAPPERS,
+    bits_of,
+    is_composite,
+    is_plain,
+    only_views,
+    rebuilt_of,
+    refusal,
+    with_bits,
+)
 from farm.subjects.allow_list import LEAF_CLASSES
 from farm.subjects.collective_calls import local_part
 from farm.subjects.encoding import DescribedCall, storage_key, tensors_in, written_tensors
@@ -154,7 +163,10 @@ class FakeTensors:
         """The replacement of a tensor, always the same for the same tensor. A small integer tensor
         gets a real copy, unless ``fake`` is set; a special tensor stays; any other tensor gets a
         fake one."""
-        if not is_plain(tensor):
+        if is_composite(type(tensor)) and id(tensor) not in self._replacements:
+            twin = rebuilt_of(tensor, functools.partial(self.tensor, fake=True))
+            self._replacements[id(tensor)] = (tensor, twin)
+        if not is_plain(tensor) and id(tensor) not in self._replacements:
             return tensor
         if id(tensor) not in self._replacements and (part := local_part(tensor)) is not tensor:
             whole: Any = tensor  # a distributed tensor keeps its layout
@@ -462,7 +474,7 @@ class _RealIntegers(TorchDispatchMode):
         self.repeated = _RepeatedOperators(fakes)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(kind.__name__ in WRAPPERS for kind in types):
+        if any(kind.__name__ in WRAPPERS or is_composite(kind) for kind in types):
             return NotImplemented
         kwargs = dict(kwargs or {})
         if self.fakes.stands and "device" in kwargs:

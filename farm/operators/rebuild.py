@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from farm.errors import Unmeasurable
 from farm.models.tensor_kinds import with_bits
@@ -215,12 +216,23 @@ def written_inputs(spec: OperatorTuple) -> frozenset[int]:
     return _written_on_meta(spec) if written is None else written
 
 
+class MadeOnMeta(TorchDispatchMode):
+    """While active, operators that make tensors make them on meta, whatever device they name. A
+    call without a device would otherwise allocate its output on the CPU."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if any(argument.name == "device" for argument in func._schema.arguments):
+            kwargs["device"] = torch.device("meta")
+        return func(*args, **kwargs)
+
+
 def _written_on_meta(spec: OperatorTuple) -> frozenset[int]:
     try:
         meta = torch.device("meta")
         trial = Rebuilt(spec, meta, allocate(spec, meta))
         before = [tensor._version for tensor in trial.tensors]
-        with torch.no_grad():
+        with torch.no_grad(), MadeOnMeta():
             trial.run()
         touched = set()
         for described, tensor, version in zip(spec.tensors, trial.tensors, before, strict=True):

@@ -16,7 +16,7 @@ import torch
 from farm.errors import FarmError, TupleRejected, Unmeasurable, told
 from farm.operators.cost import flop_counter, new_bytes
 from farm.operators.fake_pass import MetaRules
-from farm.operators.rebuild import rebuild
+from farm.operators.rebuild import MadeOnMeta, rebuild
 from farm.subjects.encoding import storage_key, tensors_in
 from farm.subjects.label import label_of
 from farm.subjects.registry import kind_of
@@ -58,7 +58,7 @@ def trial(spec: OperatorTuple) -> Trial | None:
     built = rebuild(spec, "meta")
     before = _layouts(built.tensors)
     try:
-        with torch.no_grad(), MetaRules(), flop_counter() as counter:
+        with torch.no_grad(), MadeOnMeta(), MetaRules(), flop_counter() as counter:
             out = kind.run_on_meta(spec, built)
     except FarmError:
         raise

@@ -25,9 +25,9 @@ def card_spread(session: Session, model: str) -> dict[Quantity, float]:
     Of the tuples and wholes that were measured on several cards with the same software and
     protocol, those with 95 % of the time differ by at most this much between the card with the
     largest and the card with the smallest mean."""
-    of = sqlalchemy.func
+    sql = sqlalchemy.func
     key = (READING.subject_id, READING.protocol_id, READING.software_id, READING.method)
-    means = (of.avg(READING.time_us).label("time"), of.avg(READING.energy_mj).label("energy"))
+    means = (sql.avg(READING.time_us).label("time"), sql.avg(READING.energy_mj).label("energy"))
     card = (
         sqlalchemy.select(*key, *means)
         .where(READING.card_model == model)
@@ -35,12 +35,12 @@ def card_spread(session: Session, model: str) -> dict[Quantity, float]:
         .subquery()
     )
     ratios = [
-        of.max(card.c[name]) / of.nullif(of.min(card.c[name]), 0) for name in get_args(Quantity)
+        sql.max(card.c[name]) / sql.nullif(sql.min(card.c[name]), 0) for name in get_args(Quantity)
     ]
     grouped = (
-        sqlalchemy.select(*ratios, of.max(card.c.time))
+        sqlalchemy.select(*ratios, sql.max(card.c.time))
         .group_by(*(card.c[column.name] for column in key))
-        .having(of.count() > 1)
+        .having(sql.count() > 1)
     )
     rows = session.execute(grouped).all()
     spreads: dict[Quantity, float] = {}

@@ -925,19 +925,19 @@ def _means_of_readings(session: Session, filters: Filters) -> list[Any]:
         READING.subject_id,
         READING.method,
     )
-    of = sqlalchemy.func
+    sql = sqlalchemy.func
     columns = (
         *key,
-        of.avg(READING.time_us).label("time_us"),
-        of.max(READING.time_half_width_us).label("time_half_width_us"),
-        (of.max(READING.time_us) - of.min(READING.time_us)).label("time_spread_us"),
-        of.avg(READING.energy_mj).label("energy_mj"),
-        of.max(READING.energy_half_width_mj).label("energy_half_width_mj"),
-        (of.max(READING.energy_mj) - of.min(READING.energy_mj)).label("energy_spread_mj"),
-        of.count(READING.energy_mj).label("with_energy"),
-        of.count().label("readings"),
-        of.min(READING.card_id).label("card_id"),
-        of.max(READING.card_id).label("other_card_id"),
+        sql.avg(READING.time_us).label("time_us"),
+        sql.max(READING.time_half_width_us).label("time_half_width_us"),
+        (sql.max(READING.time_us) - sql.min(READING.time_us)).label("time_spread_us"),
+        sql.avg(READING.energy_mj).label("energy_mj"),
+        sql.max(READING.energy_half_width_mj).label("energy_half_width_mj"),
+        (sql.max(READING.energy_mj) - sql.min(READING.energy_mj)).label("energy_spread_mj"),
+        sql.count(READING.energy_mj).label("with_energy"),
+        sql.count().label("readings"),
+        sql.min(READING.card_id).label("card_id"),
+        sql.max(READING.card_id).label("other_card_id"),
     )
     selection = select_readings(session, filters, placed=False, kind="operator")
     rows: list[Any] = []

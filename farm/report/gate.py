@@ -432,8 +432,8 @@ def judge_rounds(rounds: Sequence[Rows], gate: Gate) -> Judgement:
         changes = [math.log(value.b.value / value.a.value) for value in values]
         count, mean = len(values), fmean(changes)
         quantile = student_t(1 - FALSE_ALARMS / len(judged), count - 1)
-        wide = quantile * stdev(changes) / math.sqrt(count)
-        low = math.expm1(mean - wide)
+        half_width = quantile * stdev(changes) / math.sqrt(count)
+        low = math.expm1(mean - half_width)
         rows.append(
             JudgedRow(
                 quantity,
@@ -444,7 +444,7 @@ def judge_rounds(rounds: Sequence[Rows], gate: Gate) -> Judgement:
                 b=median(value.b.value for value in values),
                 change=math.expm1(mean),
                 low=low,
-                high=math.expm1(mean + wide),
+                high=math.expm1(mean + half_width),
                 rounds=count,
                 fails=_fails(low, gate),
             )

@@ -212,19 +212,19 @@ def layers(
             label = line.subject.label if line and by == "tuple" else group[0].short_name
             rows.append(row_of(group, name=label, alike=by == "tuple"))
         rows.sort(key=lambda row: (-(row.time_us or 0.0), -row.cost.estimated_us))
-    of = (
+    part_of_sweep = (
         f", the {len(report.tuples)} heaviest of {report.verdict.parts} tuples"
         if report.verdict.types
         else ""
     )
-    return Layers(report.job_id, report.title + of, by, tuple(rows))
+    return Layers(report.job_id, report.title + part_of_sweep, by, tuple(rows))
 
 
 def _calls(session: Session, report: Report, *, outputs: bool) -> list[_LayerCall]:
     line_of = {line.subject.key: line for line in report.tuples}
-    place = session.get(tables.Round, (report.job_id, report.round))
-    if place is not None and place.capture_id is not None:
-        placed = placed_calls(session, place.capture_id, report.protocol.data)
+    newest_round = session.get(tables.Round, (report.job_id, report.round))
+    if newest_round is not None and newest_round.capture_id is not None:
+        placed = placed_calls(session, newest_round.capture_id, report.protocol.data)
     else:
         placed = [PlacedCall(index, "", *key) for index, key in enumerate(line_of)]
     columns = (OPERATOR.id, OPERATOR.short_name, OPERATOR.spec, OPERATOR.output_shapes)
@@ -271,8 +271,8 @@ def _row(
     # If a module is called twice, its weights count once.
     weights = {}
     for call in calls:
-        place = call.place.module_path if call.is_module else call.place.index
-        weights[place] = call.spec.held_parameters if call.spec is not None else None
+        owner = call.place.module_path if call.is_module else call.place.index
+        weights[owner] = call.spec.held_parameters if call.spec is not None else None
     held_parameters, held_bytes = _total_weights([*weights.values()])
     return LayerRow(
         name=name,

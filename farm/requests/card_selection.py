@@ -72,11 +72,11 @@ def by_model(cards: Iterable[AnyCard]) -> Mapping[str, list[AnyCard]]:
     return groups
 
 
-def matching_cards(cards: Sequence[AnyCard], want: str) -> list[AnyCard]:
-    """Return all cards with this id (or its beginning), index, host:index, host, "cpu" or "gpu", or
-    part of a model.
+def matching_cards(cards: Sequence[AnyCard], text: str) -> list[AnyCard]:
+    """Return all cards that a text names. The first form that fits counts: an id, "cpu" or "gpu",
+    an index, host:index, the beginning of an id, a host or part of a model.
     """
-    low = want.strip().lower()
+    low = text.strip().lower()
     if not low:
         return []
     if exact := [card for card in cards if card.id.lower() == low]:

@@ -187,7 +187,7 @@ def _read(path: str) -> str:
 
 
 class _Tree:
-    """A YAML text as plain values (`value`), and place -> YAML node with its line (`nodes`)."""
+    """A YAML text as plain values (`value`), and location -> YAML node with its line (`nodes`)."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name
@@ -196,7 +196,7 @@ class _Tree:
         self.value = self._value(self._compose(text), ())
 
     def error(self, location: Location, problem: str, step: str = "") -> MeasurementFileError:
-        """Create the error for a place. If the place is not in the file, use the nearest place
+        """Create the error for a location. If the file does not have it, use the nearest location
         above it.
         """
         nearest = self.nearest(location)
@@ -327,47 +327,54 @@ class _File:
         self.resolve_model = resolve_model
 
     def requests(self) -> list[PartialRequest]:
-        top, error = self.tree.value, self.tree.error
-        entries, defaults = top, PartialRequest()
-        at: Location = ()
-        if isinstance(top, dict):
-            for key in top:
-                if key not in ("defaults", "measurements") and not key.startswith("x-"):
-                    similar = did_you_mean(key, ("defaults", "measurements"))
-                    step = similar or "The keys of a file are defaults and measurements."
-                    raise error((key,), "is unknown", step)
-            if "measurements" not in top:
-                raise error(
-                    (),
-                    "the key 'measurements' is missing",
-                    "List the entries under 'measurements:'.",
-                )
-            if "defaults" in top:
-                keys = self._validated("defaults", top["defaults"], ("defaults",))
-                defaults = PartialRequest(**next(self._combinations(keys, ("defaults",))))
-            entries, at = top["measurements"], ("measurements",)
+        """The requests of all entries, each over the defaults of the file."""
+        entries, location, defaults = self._sections()
+        error = self.tree.error
         if not isinstance(entries, list):
-            what = (
-                "must be a list"
-                if at
-                else "must be a list of measurements, or a mapping with 'measurements'"
-            )
-            raise error(at, what, "Begin each entry with '- model: ...'.")
+            what = "must be a list of measurements, or a mapping with 'measurements'"
+            if location:
+                what = "must be a list"
+            raise error(location, what, "Begin each entry with '- model: ...'.")
         if not entries:
-            raise error(at, "the list has no entry", "Add an entry, e.g. '- model: resnet50'.")
+            raise error(
+                location, "the list has no entry", "Add an entry, e.g. '- model: resnet50'."
+            )
         # Sweeps ignore the default sizes and dtype: these are in the sweep's grid.
         of_sweeps = PartialRequest(**defaults.among(["reuse", "placements", *PROTOCOL, *STOPPING]))
         requests: list[PartialRequest] = []
         for index, entry in enumerate(entries):
-            for request in self._entry(entry, (*at, index)):
+            location_of_entry = (*location, index)
+            for request in self._entry(entry, location_of_entry):
                 requests.append(request.over(defaults if request.model else of_sweeps))
                 if len(requests) > MAX_ENTRIES:
-                    raise error(
-                        (*at, index), f"makes more than {MAX_ENTRIES} jobs", "Shorten the lists."
-                    )
+                    problem = f"makes more than {MAX_ENTRIES} jobs"
+                    raise error(location_of_entry, problem, "Shorten the lists.")
         return requests
 
+    def _sections(self) -> tuple[Any, Location, PartialRequest]:
+        """Return the entries, which are not checked yet, their location, and the defaults. A file
+        is a list of entries, or a mapping with `measurements` and perhaps `defaults`.
+        """
+        top, error = self.tree.value, self.tree.error
+        if not isinstance(top, dict):
+            return top, (), PartialRequest()
+        sections = ("defaults", "measurements")
+        for key in top:
+            if key not in sections and not key.startswith("x-"):
+                similar = did_you_mean(key, sections)
+                step = similar or "The keys of a file are defaults and measurements."
+                raise error((key,), "is unknown", step)
+        if "measurements" not in top:
+            problem = "the key 'measurements' is missing"
+            raise error((), problem, "List the entries under 'measurements:'.")
+        defaults = PartialRequest()
+        if "defaults" in top:
+            keys = self._validated("defaults", top["defaults"], ("defaults",))
+            defaults = PartialRequest(**next(self._combinations(keys, ("defaults",))))
+        return top["measurements"], ("measurements",), defaults
+
     def _entry(self, entry: Any, location: Location) -> Iterator[PartialRequest]:
+        """Yield the requests of one entry, one for each combination of values."""
         if not isinstance(entry, dict):
             raise self.tree.error(location, "must be a mapping with 'model' or 'sweep'")
         if ("model" in entry) == ("sweep" in entry):
@@ -387,6 +394,7 @@ class _File:
             yield PartialRequest(where=f"{self.tree.name}:{line}", resolved=model, **values)
 
     def _sweep(self, keys: dict[str, Any], location: Location) -> Sweep:
+        """Build the sweep of an entry; take its grid and name out of ``keys``."""
         from farm.subjects.sweep import check_names
 
         grid = {name: tuple(values) for name, values in keys.pop("grid", {}).items()}
@@ -401,7 +409,9 @@ class _File:
         return sweep
 
     def _combinations(self, keys: dict[str, Any], location: Location) -> Iterator[dict[str, Any]]:
-        """Yield the fields of one request for each combination of list values."""
+        """Yield the fields of one request for each combination of list values. Changes ``keys``:
+        operators become a tuple, paths become relative to the file's folder.
+        """
         if "operators" in keys:
             with self._located((*location, "operators")):
                 keys["operators"] = operator_names(",".join(keys["operators"]))

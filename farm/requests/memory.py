@@ -22,12 +22,12 @@ _MOST_OF_A_TOKEN = 16  # values per token: ids, masks and decoder inputs
 
 
 @dataclass(frozen=True)
-class Room:
+class VariantMemory:
     """The least memory that a variant needs on each card. Unit: bytes."""
 
     parameters: int  # parameters and buffers
     inputs: int  # inputs of the whole batch
-    each: int  # inputs of one sample
+    each_input: int  # inputs of one sample
     cache: int = 0  # cached keys and values of the whole batch; not included above
 
 
@@ -39,30 +39,32 @@ def check_fits(variant: Variant, card: CardLike, model: ResolvedModel | None = N
     model = model or catalog.resolve(variant.model)
     if _surely_fits(variant, model, card.memory_bytes):
         return
-    room = room_of(variant, model)
-    if room.parameters + room.inputs + room.cache <= card.memory_bytes:
+    memory = memory_of(variant, model)
+    if memory.parameters + memory.inputs + memory.cache <= card.memory_bytes:
         return
-    most = (card.memory_bytes - room.parameters) // (room.each + room.cache // variant.batch or 1)
-    takes = (
-        f"its cache takes {_gb(room.cache)}"
-        if room.cache
-        else f"its inputs take {_gb(room.inputs)}"
+    most = (card.memory_bytes - memory.parameters) // (
+        memory.each_input + memory.cache // variant.batch or 1
     )
-    smaller = "a smaller batch or a shorter cache" if room.cache else "a smaller batch"
+    takes = (
+        f"its cache takes {_gb(memory.cache)}"
+        if memory.cache
+        else f"its inputs take {_gb(memory.inputs)}"
+    )
+    smaller = "a smaller batch or a shorter cache" if memory.cache else "a smaller batch"
     step = (
         "Choose a card with more memory, "
         f"{'or fewer --layers' if variant.phase else 'or a smaller model'}."
     )
     if most >= 1:
         step = (
-            f"Give {smaller}. {'Cache' if room.cache else 'Inputs'} and parameters fit up to "
+            f"Give {smaller}. {'Cache' if memory.cache else 'Inputs'} and parameters fit up to "
             f"batch {most}, but the "
             "operators need additional memory."
         )
     raise UsageError(
         f"{variant} does not fit into the {_gb(card.memory_bytes)} of {card.model}: {takes} and "
         "its parameters take "
-        f"{_gb(room.parameters)}.",
+        f"{_gb(memory.parameters)}.",
         step,
     )
 
@@ -96,7 +98,7 @@ def _surely_fits(variant: Variant, model: ResolvedModel, memory_bytes: int) -> b
     return values * DTYPES[variant.dtype][0] <= memory_bytes
 
 
-def room_of(variant: Variant, model: ResolvedModel | None = None) -> Room:
+def memory_of(variant: Variant, model: ResolvedModel | None = None) -> VariantMemory:
     """Compute the memory of a variant's parameters and inputs, with the model on the meta device.
     Imports torch. Raises `UsageError` if the model cannot be built."""
     model = model or catalog.resolve(variant.model)
@@ -115,17 +117,16 @@ def room_of(variant: Variant, model: ResolvedModel | None = None) -> Room:
     held_bytes = _bytes_of([*module.parameters(), *module.buffers()]) - cache_bytes
     is_in_parts = variant.data_parallel == 1 or variant.sharding == "fsdp"
     each_bytes = two_bytes - one_bytes
-    return Room(
+    return VariantMemory(
         parameters=held_bytes // (variant.cards if is_in_parts else 1),
         inputs=one_bytes + (variant.batch - 1) * each_bytes,
-        each=each_bytes,
+        each_input=each_bytes,
         cache=variant.batch * cache_bytes,
     )
 
 
-_room_of_one = functools.lru_cache(maxsize=16)(
-    room_of
-)  # so a curve over batch sizes builds the model once
+#: Remembered, so that a curve over batch sizes builds the model once.
+_memory_of_one = functools.lru_cache(maxsize=16)(memory_of)
 
 
 @dataclass(frozen=True)
@@ -135,8 +136,8 @@ class MemoryNeed:
     """
 
     card_bytes: int
-    # None if it is certainly less than the card has; then the values below are not computed. For a
-    # training step, it is a lower bound of the peak memory, and the values below are None.
+    # None: certainly less than the card has, and nothing below is computed. Of a training step: a
+    # lower bound of its peak, and the values below are None.
     needed_bytes: int | None = None
     weights_bytes: int | None = None  # parameters and buffers
     cache_bytes: int | None = None  # the cached keys and values of a prefill or decode
@@ -168,7 +169,8 @@ def memory_need(
         from farm.training.extract import extract
 
         return MemoryNeed(card_bytes, extract(variant).least_peak_bytes)
-    room, cache_bytes = _room_of_one(dataclasses.replace(variant, batch=1)), 0
+    memory = _memory_of_one(dataclasses.replace(variant, batch=1))
+    cache_bytes = 0
     if variant.phase in (
         "prefill",
         "decode",
@@ -182,9 +184,9 @@ def memory_need(
             padded=False,
             text="",
         )
-        cache_bytes = variant.batch * _room_of_one(filled).cache
-    activations_bytes = room.inputs + (variant.batch - 1) * room.each + largest_call_bytes
-    parts = room.parameters, cache_bytes, activations_bytes
+        cache_bytes = variant.batch * _memory_of_one(filled).cache
+    activations_bytes = memory.inputs + (variant.batch - 1) * memory.each_input + largest_call_bytes
+    parts = memory.parameters, cache_bytes, activations_bytes
     return MemoryNeed(card_bytes, sum(parts), *parts)
 
 

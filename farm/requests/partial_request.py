@@ -50,9 +50,11 @@ DEFAULTS = {
 }
 
 
-def default_data(card_kind: str, alone: bool = True) -> str:
-    """The default data class. Values are only recorded in a forward pass on one card (`alone`)."""
-    return DEFAULTS[card_kind].data if alone else "normal"
+def default_data(card_kind: str, *, records_values: bool) -> str:
+    """The default data class. `records_values`: values are only recorded in a forward pass on one
+    card, not in a training step or on several cards.
+    """
+    return DEFAULTS[card_kind].data if records_values else "normal"
 
 
 def usual_variant(model: str, card_kind: str, **fields: Any) -> Variant:
@@ -188,7 +190,7 @@ def _protocol(defaults: Defaults, partial: PartialRequest, card_kind: str) -> Pr
     elif partial.sweep is not None:
         data = "normal"
     else:
-        data = default_data(card_kind, alone=not (partial.step or is_split))
+        data = default_data(card_kind, records_values=not (partial.step or is_split))
     return Protocol(**{"launch": defaults.launch, "data": data, **partial.among(PROTOCOL)})
 
 

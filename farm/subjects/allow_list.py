@@ -107,8 +107,6 @@ def _builtin_functions() -> Iterator[tuple[Any, str]]:
     for short_name, function in (vars(torch) | vars(transforms) | vars(torch._C._nn)).items():
         reasons = _REASONS.get(short_name, set())
         name = resolve_name(function) if inspect.isbuiltin(function) else None
-        if short_name.startswith("_foreach_"):
-            name = f"torch.{short_name}"
         computes = reasons & {"", TAKEN_APART}
         is_allowed = reasons <= {"", TAKEN_APART, GENERATED, OTHER_ARGUMENTS}
         is_named = short_name not in with_integers and not short_name.startswith("cudnn_")

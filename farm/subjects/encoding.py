@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import _disable_current_modes
 
 from farm.errors import TupleRejected
-from farm.models.tensor_kinds import bits_of, special_kind
+from farm.models.tensor_kinds import bits_of, is_composite, special_kind
 from farm.types.tuple import (
     DTYPES,
     MEMORY_FORMATS,
@@ -190,10 +190,10 @@ _ENCODABLE = (
 
 
 def is_encodable(value: Any) -> bool:
-    """False if `encode` refuses a value of this type, whatever its tensors are, and for tensors
-    that a transform has wrapped, such as `torch.vmap`: they have no memory."""
+    """False if `encode` refuses a value of this type, whatever its tensors are; for tensors that a
+    transform has wrapped, such as `torch.vmap`: they have no memory; and for composites."""
     if isinstance(value, torch.Tensor):
-        return not _is_wrapped(value)
+        return not (_is_wrapped(value) or is_composite(type(value)))
     if isinstance(value, PackedSequence | tuple | list):
         return all(map(is_encodable, value))
     if isinstance(value, dict):

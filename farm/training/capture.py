@@ -33,12 +33,13 @@ from torch.overrides import wrap_torch_function
 
 from farm.errors import CaptureError, FarmError, error_text, told
 from farm.models.building import replaced
-from farm.models.tensor_kinds import is_plain
+from farm.models.tensor_kinds import has_composites, is_plain
 from farm.operators.capture import (
     Recorder,
     Storages,
     WatchedFunctions,
     WatchedOperators,
+    consists_of_others,
     watched_modules,
 )
 from farm.operators.captured import CapturedCall, CapturedPass, Owner, role_in_tuple
@@ -197,7 +198,8 @@ class StepRecorder(Recorder):
         with contextlib.ExitStack() as entered:
             if type(module) in LEAF_CLASSES:
                 entered.enter_context(self.owner(type(module).__name__))
-                entered.enter_context(torch._C.DisableTorchFunction())
+                if not has_composites(module):
+                    entered.enter_context(torch._C.DisableTorchFunction())
             elif (
                 self.now == "backward" and self.node is not None
             ):  # function modes are off inside backward
@@ -297,6 +299,8 @@ class StepRecorder(Recorder):
     def call_aten(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self.in_attention:
             return func(*args, **kwargs)
+        if func is not _ATTENTION and consists_of_others(func):
+            return self.run_parts(func, args, kwargs)
         if func is not _ATTENTION and self.views_special(func, (args, kwargs)):
             return func(*args, **kwargs)
         with torch._C.DisableTorchFunction():

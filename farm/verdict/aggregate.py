@@ -425,17 +425,23 @@ def _above_idle(energy: Figure | None, time: Figure, reading: ReadingView) -> Fi
 
 
 def _systematic(readings: Iterable[ReadingView], canaries: Sequence[CanaryReading]) -> Systematic:
+    """Return the largest deviation of a canary, and a sentence about what the intervals include.
+    ``readings``: those of the verdict; a card without a canary is named.
+    """
     by_subject: dict[str, list[CanaryReading]] = defaultdict(list)
     for canary in canaries:
         by_subject[canary.subject_id].append(canary)
     compared = [repeated for repeated in by_subject.values() if len(repeated) > 1]
     cards = {reading.card_id for reading in readings if reading.card_id}
     if not compared:
-        lacking = "No canary tuple was measured twice, so the intervals do not include drift of "
-        note = f"{lacking}the card."
+        note = (
+            "No canary tuple was measured twice, so the intervals do not include drift of the card."
+        )
         if len(cards) > 1:
-            lacking = f"No canary compares the {len(cards)} cards, so the intervals do not include "
-            note = f"{lacking}their differences."
+            note = (
+                f"No canary compares the {len(cards)} cards, so the intervals do not include their "
+                "differences."
+            )
         return Systematic({"time": 0.0, "energy": 0.0}, note)
 
     time, energy = 0.0, 0.0
@@ -453,8 +459,10 @@ def _systematic(readings: Iterable[ReadingView], canaries: Sequence[CanaryReadin
     others = sorted(cards - places)
     if others:
         left_out = others[0] if len(others) == 1 else f"{len(others)} other cards"
-        lacking = f"No canary was measured on {left_out}"
-        note += f" {lacking}, so the intervals do not include that difference."
+        note += (
+            f" No canary was measured on {left_out}, so the intervals do not include that "
+            "difference."
+        )
     return Systematic({"time": time, "energy": energy}, note)
 
 

@@ -115,8 +115,8 @@ class OrderReplay:
 
     def correct(self, errors: GapErrors, job: JobEvidence) -> GapErrors:
         assert errors.replay
-        off = abs(errors.total - errors.replay.value)
-        return replace(errors, independent=errors.replay.half_width + off)
+        difference = abs(errors.total - errors.replay.value)
+        return replace(errors, independent=errors.replay.half_width + difference)
 
 
 class Addresses:

@@ -26,16 +26,24 @@ VERDICT_SCHEMA = 4
 
 @dataclass(frozen=True)
 class Comparison:
-    """The sum of the tuples (`total`) and the whole model, in one quantity such as time. `gap` is
-    relative and signed.
+    """The sum of the tuples and the whole model, in one quantity such as time.
 
-    `common` is the part of the sum's half-width that longer windows cannot reduce: errors that all
-    tuples share, caused by neighbours in the model or by clocks at the power limit. `between` is
-    the half-width of the gap for differences between jobs. `off` is the known part of the sum's
-    half-width, its difference from the replay in order; it adds to the other errors linearly. These
-    three are not stored. `held` is False if the readings do not represent the model, for example on
-    a busy host. Then there is no gap. `paired` is the half-width of the gap if tuples and whole
-    were timed in turn: their errors are then not independent. None: the errors are independent."""
+    A verdict stores sum, whole and gap, not the fields below `whole`, from which the gap is
+    computed. A comparison that was read back has two of them: `held` is False if the whole has no
+    gap, and `paired` is the stored half-width of the gap if it does not follow from sum and whole.
+
+    Attributes:
+        total: the sum over all calls.
+        common: the part of the sum's half-width that longer windows cannot reduce: errors that all
+            tuples share, caused by neighbours in the model or by clocks at the power limit.
+        between: the half-width of the gap for differences between jobs, relative to the whole.
+        off: the known part of the sum's half-width, its difference from the replay in order. It
+            adds to the other errors linearly.
+        held: False if the readings do not represent the model, for example on a busy host. Then
+            there is no gap.
+        paired: the half-width of the gap if tuples and whole were timed in turn, because their
+            errors are then not independent. None: the errors are independent.
+    """
 
     total: Figure
     whole: Figure | None = None
@@ -47,6 +55,7 @@ class Comparison:
 
     @property
     def gap(self) -> Figure | None:
+        """Sum / whole - 1; None without a whole, or if it would not represent the model."""
         if self.whole is None or not self.whole.value or not self.held:
             return None
         independent = replace(self.total, half_width=self.total.half_width - self.off)

@@ -25,6 +25,9 @@ class Net(nn.Module):
         return self.function(self.layer(values))
 
 
+LAYER = nn.Linear(16, 4, bias=False)
+
+
 class Square(torch.autograd.Function):
     @staticmethod
     def forward(context, values):
@@ -35,6 +38,12 @@ def forces(values):
     with torch.enable_grad():
         places = values.detach().requires_grad_()
         return torch.autograd.grad((places @ places.mT).sin().sum(), places)[0]
+
+
+def slope(function, values):
+    with torch.enable_grad():
+        places = values.detach().requires_grad_()
+        return torch.autograd.grad(function(places).sum(), places)[0]
 
 
 def under_autocast(values):
@@ -49,10 +58,6 @@ FUNCTIONS = {
         ["aten.gelu.default"],
     ),
     "a custom autograd function": (Square.apply, ["aten.mul.Tensor"]),
-    "a list of tensors": (
-        lambda values: torch._foreach_mul([values, values], 2.0)[0],
-        ["aten._foreach_mul.Scalar"],
-    ),
     "vmap": (
         torch.vmap(lambda row: row.sin() * row),
         ["aten.sin.default", "aten.mul.Tensor"],
@@ -73,6 +78,15 @@ FUNCTIONS = {
             "aten.mm.default",
             "aten.mm.default",
             "aten.add.Tensor",
+        ],
+    ),
+    "the backward of SiLU": (
+        lambda values: slope(nn.functional.silu, values),
+        [
+            "torch.nn.functional.silu",
+            "torch.Tensor.sum",
+            "aten.ones_like.default",
+            "aten.silu_backward.default",
         ],
     ),
     "autocast": (
@@ -183,3 +197,16 @@ def test_an_argument_that_no_operator_can_have_is_a_gap_with_its_reason():
 def test_a_call_that_a_tuple_describes_has_the_tuple_that_it_has_always_had():
     found = predict(catalog.build("resnet18"), catalog.example_inputs("resnet18"))
     assert {spec.kind for spec in found.tuples.values()} == {"module", "function"}
+
+
+def test_a_leaf_with_the_weights_of_a_transform_is_taken_apart():
+    def forward(values):
+        def apply(weight):
+            return torch.func.functional_call(LAYER, {"weight": weight}, values)
+
+        return torch.vmap(apply)(torch.ones(3, 4, 16))
+
+    found = predict(Net(forward), (torch.randn(4, 16),))
+    assert found.gaps == ()
+    operators = [found.tuples[call.tuple_id].operator for call in found.calls]
+    assert operators == ["torch.nn.Linear", "torch.ones", "aten.bmm.default"]

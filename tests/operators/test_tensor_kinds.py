@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import (
 
 import farm
 from farm.errors import CaptureError, TupleRejected, UnsupportedTensor
-from farm.operators.capture import capture
+from farm.operators.capture import capture, predict
 from farm.operators.rebuild import rebuild
 from farm.subjects.parsing import parse
 from farm.types.tuple import TensorSpec
@@ -373,3 +373,74 @@ def test_the_lengths_that_a_loss_reads_on_the_host_are_part_of_the_call():
     assert spec.arguments[2:4] == ({"integers": [9, 7]}, {"integers": [4, 2]})
     assert short.tuples[0].id != spec.id
     assert rebuild(spec, "cpu").run().isfinite()
+
+
+class Composite(Int8Weight):
+    """A quantised weight that names its parts, as those of torchao."""
+
+    def __tensor_flatten__(self):
+        return ["values", "scale"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, parts, context, size, stride):
+        return cls(parts["values"], parts["scale"])
+
+
+class WithFunctions(Composite):
+    """Replaces a function of PyTorch, too."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is nn.functional.linear:
+            values, weight, bias = args
+            return values @ weight.values.to(values.dtype).mT * weight.scale.mT + bias
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def eight_bit(kind):
+    return kind(torch.ones(4, 4, dtype=torch.int8), torch.rand(4, 1))
+
+
+OPERATORS_OF = {
+    Composite: ["aten._to_copy.default", "aten.mul.Tensor", "aten.addmm.default"],
+    WithFunctions: [
+        "aten._to_copy.default",
+        "aten.mm.default",
+        "aten.mul.Tensor",
+        "aten.add.Tensor",
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", OPERATORS_OF)
+@pytest.mark.parametrize("run", [predict, capture])
+def test_the_operators_on_the_parts_of_a_composite_are_captured(run, kind):
+    found = run(with_weight(eight_bit(kind)), (EYE,))
+    assert (found.gaps, found.overlaps) == ((), ())
+    calls = [found.tuples[call.tuple_id] for call in found.calls]
+    assert [spec.operator for spec in calls] == OPERATORS_OF[kind]
+    assert [(tensor.role, tensor.dtype) for tensor in calls[0].tensors] == [("parameter", "int8")]
+    for spec in calls:
+        rebuild(spec, "cpu").run()
+
+
+def test_a_composite_may_be_an_input():
+    found = farm.capture_model(Net().eval(), eight_bit(Composite))
+    assert [spec.operator for spec in found.tuples] == OPERATORS_OF[Composite]
+
+
+@pytest.mark.parametrize("kind", OPERATORS_OF)
+def test_a_composite_may_be_a_buffer(kind):
+    as_buffer = farm.capture_model(Net(used, held=eight_bit(kind)).eval(), EYE)
+    assert "aten._to_copy.default" in [spec.operator for spec in as_buffer.tuples]
+    plain = farm.capture_model(Net().eval(), EYE)
+    unused = farm.capture_model(Net(held=eight_bit(kind)).eval(), EYE)
+    assert unused.tuples == plain.tuples
+
+
+def test_the_model_keeps_its_composite():
+    model = with_weight(eight_bit(Composite))
+    weight = model[0].weight
+    farm.capture_model(model, EYE)
+    assert model[0].weight is weight
+    assert type(weight.values) is torch.Tensor

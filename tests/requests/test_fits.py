@@ -7,7 +7,7 @@ import pytest
 from farm.devices.device import Card
 from farm.errors import UsageError
 from farm.models import catalog
-from farm.requests.memory import check_fits, room_of
+from farm.requests.memory import check_fits, memory_of
 from farm.settings import settings
 from farm.types.protocol import Variant
 
@@ -24,10 +24,10 @@ def variant(batch, model="resnet18", **more):
 
 
 def test_inputs_and_parameters_that_are_more_than_the_memory_are_told_with_the_batch_that_leaves_room():
-    room = room_of(variant(32))
-    assert (room.each, room.inputs) == (IMAGE_BYTES, 32 * IMAGE_BYTES)
-    assert room.parameters == pytest.approx(11.7e6 * 4, rel=0.01)
-    memory_bytes = room.parameters + 100 * IMAGE_BYTES
+    memory = memory_of(variant(32))
+    assert (memory.each_input, memory.inputs) == (IMAGE_BYTES, 32 * IMAGE_BYTES)
+    assert memory.parameters == pytest.approx(11.7e6 * 4, rel=0.01)
+    memory_bytes = memory.parameters + 100 * IMAGE_BYTES
     check_fits(variant(100), card(memory_bytes))
     check_fits(variant(200, dtype="bfloat16"), card(memory_bytes))
     with pytest.raises(
@@ -38,19 +38,19 @@ def test_inputs_and_parameters_that_are_more_than_the_memory_are_told_with_the_b
         "Give a smaller batch. Inputs and parameters fit up to batch 100" in caught.value.next_step
     )
     with pytest.raises(UsageError) as caught:
-        check_fits(variant(1), card(room.parameters))
+        check_fits(variant(1), card(memory.parameters))
     assert "a card with more memory" in caught.value.next_step
     check_fits(variant(101), card(0))  # nobody knows its memory
 
 
 def test_a_cache_that_is_longer_than_the_memory_is_told_with_the_batch_that_leaves_room():
     one = catalog.variant("gpt2", 64, phase="decode", cache=1024, dtype="bfloat16")
-    room = room_of(one)
-    assert room.cache == 64 * 1024 * 12 * 2 * 768 * 2
+    memory = memory_of(one)
+    assert memory.cache == 64 * 1024 * 12 * 2 * 768 * 2
     with pytest.raises(
         UsageError, match=r"gpt2 decode 64 beside 1024 tokens .* its cache takes 2.4 GB"
     ) as caught:
-        check_fits(one, card(room.parameters + room.cache // 2))
+        check_fits(one, card(memory.parameters + memory.cache // 2))
     assert (
         "a smaller batch or a shorter cache. Cache and parameters fit up to batch 31"
         in caught.value.next_step

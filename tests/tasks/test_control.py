@@ -299,7 +299,7 @@ def test_items_that_a_killed_process_marked_are_published(any_database, at_broke
 def test_a_queue_gets_only_the_next_messages_of_its_card_and_more_when_it_is_half_empty(
     any_database, at_broker, monkeypatch
 ):
-    monkeypatch.setattr(queues, "AHEAD", 12)
+    monkeypatch.setattr(queues, "MOST_IN_QUEUE", 12)
     busy, other = register(any_database, 0, 1)
     job_id = plan(any_database, [busy, other], number=60)
     client = redis.Redis.from_url(at_broker.redis_url)

@@ -429,3 +429,9 @@ def test_a_model_that_gives_nothing_to_train_for_says_what_to_register():
         capture_step(stepping(Counting(), torch.randn(2, 3)))
     assert "so no loss can be computed" in caught.value.message
     assert "FARM_LOSSES" in caught.value.next_step
+
+
+def test_an_operator_with_a_kernel_is_not_taken_apart_although_it_may_be():
+    model = nn.Sequential(nn.Linear(4, 4), nn.SiLU())
+    seen = capture_step(stepping(model, torch.randn(2, 4)))
+    assert "aten.silu_backward.default" in {spec.operator for spec in seen.tuples.values()}

@@ -188,7 +188,7 @@ class _ModelOnCard:
             where += f" and torch {torch}"
         data = "copied"
         if not variant.compile:
-            data = default_data(self.kind, not (variant.step or variant.cards > 1))
+            data = default_data(self.kind, records_values=not (variant.step or variant.cards > 1))
         request = Request(variant=variant, protocol=self.protocol.with_data(data))
         return NoReadings(
             f"No tuple of {variant} has a reading on {where}, and {why}.",
