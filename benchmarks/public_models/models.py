@@ -30,7 +30,9 @@ def tokens(length: int = 16, batch: int = 2, vocabulary: int = 100) -> torch.Ten
 def built(module: nn.Module, *inputs: Any, **named: Any) -> Any:
     """The module in eval mode with its example inputs."""
     module = module.eval()
-    return (module, inputs, named) if named else (module, inputs)
+    if named:
+        return module, (inputs, named)
+    return module, inputs
 
 
 class Call(nn.Module):
