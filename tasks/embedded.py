@@ -18,8 +18,7 @@ from farm.devices.device import Card
 from farm.devices.host import check_semaphores
 from farm.devices.lock import CardLock
 from farm.errors import FarmError, NoWorker
-from farm.jobs import cards as registry
-from farm.jobs import jobs
+from farm.jobs import cards, jobs
 from farm.settings import Settings, settings
 from farm.store import tables
 from farm.store.database import Database, fetch
@@ -56,14 +55,14 @@ class EmbeddedFarm:
     supervisor: Supervisor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.id = registry.farm_name(self.settings.host, os.getpid(), uuid.uuid4().hex[:6])
+        self.id = cards.farm_name(self.settings.host, os.getpid(), uuid.uuid4().hex[:6])
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> EmbeddedFarm:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_environment(**{EMBEDDED_VARIABLE: self.id}))
             self._cancel_jobs(
-                lambda farm: registry.is_gone(farm, self.settings.host)
+                lambda farm: cards.is_gone(farm, self.settings.host)
             )  # of farms that were killed
             stack.callback(self._cancel_own_jobs)
             self._stack = stack.pop_all()
@@ -77,7 +76,7 @@ class EmbeddedFarm:
         without workers.
         """
         with self.database.read() as session:
-            return all(registry.is_registered_as_now(session, card) for card in self.cards)
+            return all(cards.is_registered_as_now(session, card) for card in self.cards)
 
     def start(self) -> None:
         """Start the broker and the workers unless they run; `wait_ready` waits for them. Raises
@@ -90,7 +89,7 @@ class EmbeddedFarm:
             with CardLock(card.id, self.settings.lock_dir):
                 pass  # the lock is free; the worker locks it later
         self.starting()
-        registry.end_embedded_quarantines(
+        cards.end_embedded_quarantines(
             self.database, [card.id for card in self.cards]
         )  # of earlier farms
         with self.uninterrupted():
@@ -172,7 +171,7 @@ class EmbeddedFarm:
         self.supervisor.stop(STOP_GRACE_S)
         with contextlib.suppress(FarmError):
             for worker in self.supervisor.holders(self.settings.host).values():
-                registry.stopped(self.database, worker)
+                cards.stopped(self.database, worker)
 
     def _cancel_own_jobs(self) -> None:
         with contextlib.suppress(FarmError):
@@ -183,7 +182,7 @@ class EmbeddedFarm:
         True.
         """
         of_this_host = col(tables.Job.farm).startswith(
-            registry.farm_prefix(self.settings.host), autoescape=True
+            cards.farm_prefix(self.settings.host), autoescape=True
         )
         query = select(tables.Job.id, tables.Job.farm).where(
             of_this_host, tables.Job.state == JobState.OPEN

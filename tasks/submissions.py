@@ -91,6 +91,8 @@ def _located(where: str) -> Iterator[None]:
 class Submissions:
     """The jobs of one command: submitted, skipped because they are done, or refused.
 
+    A command calls `still_to_do`, then `submit_all`; a dry run calls `previews`.
+
     Attributes:
         say: receives lines for people.
         submitted: the submitted jobs. Each is added at once, so that an interrupted command knows
@@ -182,10 +184,10 @@ class Submissions:
         if database is not None:
             left = self.still_to_do(database, left)
         plans = []
-        with dry_running(database, own_cards) as rehearsal:
+        with dry_running(database, own_cards) as dry_run:
             for job in self.fitting(left):
                 with self._or_refused(job):
-                    plans.append(rehearsal.preview(job))
+                    plans.append(dry_run.preview(job))
         return plans
 
     def submit_all(

@@ -20,7 +20,8 @@ GROUP_WINDOWS = 4
 
 @dataclass(frozen=True)
 class WindowPolicy:
-    """The condition for a window: the highest allowed rate of change of the chip's temperature.
+    """When a window begins, how long it is and whether it measures energy. Its main condition is
+    the highest allowed rate of change of the chip's temperature, `slope_c_per_s`.
 
     Leakage grows with temperature, so a window that opens too early measures another power than a
     long run. The condition of a whole model is stricter, and its window opens only when the

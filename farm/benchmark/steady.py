@@ -113,10 +113,10 @@ class Windows:
         """Warm up, open a window, and return its reading."""
         # The farm's other processes on the card are idle: the processes of its worker and of a
         # group take turns.
-        farms = self._own_processes | registered_processes()
+        farm_processes = self._own_processes | registered_processes()
         clock = Clock(workload, self._queues * policy.queued_s)
         on_phase("warm-up", {})
-        with Sampler(self.device, farms) as sampler:
+        with Sampler(self.device, farm_processes) as sampler:
             opened = self._warm_up_and_run(clock, sampler, workload, stopping, policy, on_phase)
         power = opened.power
         rounds = _rounds_of(clock, opened)
@@ -136,7 +136,7 @@ class Windows:
             unsettled=self._is_unsettled(opened.slope_c_per_s, policy),
             rough=policy.rough,
             foreign=sampler.foreign_processes(opened.start_s, math.inf)
-            | ((self.device.compute_processes() or frozenset()) - farms),
+            | ((self.device.compute_processes() or frozenset()) - farm_processes),
             lacking=tuple(sorted(SENSORS - known_sensors)) if self.device.card.is_gpu else (),
         )
         paused_share = opened.pauses.share(power.begin_s, power.end_s)

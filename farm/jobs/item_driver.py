@@ -276,9 +276,10 @@ class ItemDriver:
             cards.keep_fingerprint(self.database, card.id, fingerprint)
 
     def ready(self) -> Software:
-        """Register the card and return its software. If the card cannot measure, put it in
-        quarantine. Raises `UnhealthyCard` if the card failed its health check, or its benchmark
-        process failed to start twice; `CardUnavailable` if this process is ending."""
+        """Register the card unless it is registered, and return its software. If the card cannot
+        measure, put it in quarantine. Raises `UnhealthyCard` if the card failed its health check,
+        or its benchmark process failed to start twice; `CardUnavailable` if this process is
+        ending."""
         for last in (False, True):
             try:
                 return self.ask(self.register, has_claim=False)
@@ -287,9 +288,8 @@ class ItemDriver:
                 break
             except Unmeasurable as error:
                 failure = error
-                if (
-                    self.ending()
-                ):  # the benchmark process ended because this process ends: no fault of the card
+                if self.ending():
+                    # The benchmark process ended because this process ends: no fault of the card.
                     self.software = None
                     raise CardUnavailable("The worker is stopping.") from error
                 if not last:
@@ -328,9 +328,8 @@ class ItemDriver:
             for closed in self.ask(self.spool.flush, self.database, self.card_id, has_claim=False):
                 self.follow_up(closed)
         while True:
-            if (
-                self.software is None
-            ):  # if the card is in quarantine, do not start a benchmark process
+            if self.software is None:
+                # If the card is in quarantine, do not start a benchmark process.
                 self.ask(
                     refuse_card_in,
                     self.database,
@@ -354,30 +353,34 @@ class ItemDriver:
                     self.claimed_at_s = time.monotonic()
                 if claimed.after_group:
                     self._call_groups()
-                if (outcome := self._attempt(claimed)) is not None:
-                    if (
-                        claimed.cards and outcome.reason != HOST_BUSY
-                    ):  # else it would be published again at once
-                        self._call_groups()
-                    return outcome
-                continue  # the benchmark process crashed; the next claim counts the attempt
+                outcome = self._attempt(claimed)
+                if outcome is None:
+                    continue  # the benchmark process crashed; the next claim counts the attempt
+                if claimed.cards and outcome.reason != HOST_BUSY:
+                    # An item that this host is too busy for would be published again at once.
+                    self._call_groups()
+                return outcome
             if claimed.why is DeclineReason.RESERVED:
                 self._await_group()
                 continue
             if claimed.why is DeclineReason.DEFERRED and item_id in claimed.closed.woken:
                 continue
             self.follow_up(claimed.closed)
-            if claimed.why in (DeclineReason.GONE, DeclineReason.DEFERRED, DeclineReason.PUT_OFF):
-                return ItemOutcome("declined")
-            if claimed.why is DeclineReason.REUSED:
-                return ItemOutcome("reused")
-            with self.database.read() as session:
-                item = session.get(Item, item_id)
-            return (
-                ItemOutcome("failed", item.reason, item.message)
-                if item
-                else ItemOutcome("declined")
-            )
+            return self._outcome_of_declined(item_id, claimed.why)
+
+    def _outcome_of_declined(self, item_id: int, why: DeclineReason) -> ItemOutcome:
+        """The outcome of an item that this driver may not measure. For other reasons than those
+        named here, the claim has closed it as failed.
+        """
+        if why in (DeclineReason.GONE, DeclineReason.DEFERRED, DeclineReason.PUT_OFF):
+            return ItemOutcome("declined")
+        if why is DeclineReason.REUSED:
+            return ItemOutcome("reused")
+        with self.database.read() as session:
+            item = session.get(Item, item_id)
+        if item is None:
+            return ItemOutcome("declined")
+        return ItemOutcome("failed", item.reason, item.message)
 
     def measure(self, claimed: Claim) -> Measured:
         """Measure a claimed item in the benchmark process. For a whole, first verify its capture

@@ -83,6 +83,11 @@ def _check_as_public(name: str, passed: Mapping[str, Any]) -> None:
 
 def _check_saved(spec: OperatorTuple, call: Mapping[str, str], passed: Mapping[str, Any]) -> None:
     """Compare the gradient and the saved outputs of a backward with those of its forward."""
+    inputs = [passed[name] for name, meaning in call.items() if meaning in ("self", "input")]
+    gradient = _gradient(call, passed)
+    is_empty = any(isinstance(tensor, torch.Tensor) and not tensor.numel() for tensor in inputs)
+    if is_empty and gradient.numel():
+        raise _refused(spec, "the input is empty, but its gradient is not")
     outputs = _outputs(call, passed, spec)
     for name, meaning in call.items():
         kind, _, number = meaning.partition(" ")
@@ -130,7 +135,7 @@ def _outputs(call: Mapping[str, str], passed: Mapping[str, Any], spec: OperatorT
     """What the forward returns on meta."""
     forward = registered(call["forward"])
     arguments = _shared(call, passed)
-    gradient = next(passed[name] for name, meaning in call.items() if meaning == "output 0")
+    gradient = _gradient(call, passed)
     for argument in forward._schema.arguments:
         if argument.name in arguments or argument.has_default_value():
             continue
@@ -153,9 +158,14 @@ def _outputs(call: Mapping[str, str], passed: Mapping[str, Any], spec: OperatorT
     return list(returned) if isinstance(returned, tuple | list) else [returned]
 
 
+def _gradient(call: Mapping[str, str], passed: Mapping[str, Any]) -> torch.Tensor:
+    """The gradient of the first output."""
+    return next(passed[name] for name, meaning in call.items() if meaning == "output 0")
+
+
 def _shared(call: Mapping[str, str], passed: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of the forward that the backward has."""
-    gradient = next(passed[name] for name, meaning in call.items() if meaning == "output 0")
+    gradient = _gradient(call, passed)
     shared: dict[str, Any] = {}
     for name, meaning in call.items():
         kind, _, of = meaning.rpartition(" ")

@@ -56,6 +56,7 @@ VALID = {
         "native_batch_norm_backward.default", BATCH_NORM, IMAGE, IMAGE, *[CHANNELS] * 5
     ),
     "pool": call("max_pool2d_with_indices_backward.default", POOL, POOLED, IMAGE, PLACES),
+    "average": call("_adaptive_avg_pool2d_backward.default", (T, T), POOLED, IMAGE),
     "attention": call(
         "_scaled_dot_product_flash_attention_for_cpu.default", (T,) * 3, *[HEADS] * 3
     ),
@@ -102,6 +103,7 @@ def test_tensors_that_belong_together_are_built(name):
         ("pool", 2, integers(2, 4, 2, 2), "indices has the shape"),
         ("pool", 2, integers(2, 4, 4, 4, stride=(0, 0, 0, 0)), "elements that share memory"),
         ("pool", 0, floats(2, 4, 8, 8), "grad_output has the shape"),
+        ("average", 1, floats(2, 4, 4, 0), "the input is empty"),
         ("attention", 1, FEWER_KEYS, "different sizes"),
         ("attention", 2, floats(1, 2, 16, 4, 1), "four dimensions"),
         ("attention", 0, floats(1, 2, 0, 8), "empty"),
