@@ -32,6 +32,7 @@ UPGRADING = {
     "farm/store/database.py",
     "farm/store/upgrades.py",
     "benchmarks/package_readings.py",
+    "benchmarks/ablation.py",  # a copy of a given database
 }
 HOLDER = (
     "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT count(*) FROM "
