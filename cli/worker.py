@@ -83,9 +83,9 @@ def flower(port: int | None = None, address: str = "127.0.0.1", writable: bool =
         )
     from tasks.flower import serve
 
-    def listening(taken: int) -> None:
+    def listening(bound_port: int) -> None:
         say(
-            f"Flower on http://{address}:{taken} ({'writable' if writable else 'read-only'}); "
+            f"Flower on http://{address}:{bound_port} ({'writable' if writable else 'read-only'}); "
             "Ctrl-C ends it."
         )
 

@@ -21,9 +21,8 @@ A = TypeVar("A", covariant=True)  # the type of the answer
 class Verified:
     """The result of a verification of a variant on the card."""
 
-    observed: (
-        dict[str, Any] | None
-    )  # the capture on the card, as JSON, if it differs from the prediction
+    # the capture on the card, as JSON, if it differs from the prediction
+    observed: dict[str, Any] | None
     verification: Verification
 
 
@@ -52,7 +51,9 @@ class FingerprintRequest(ProcessRequest[dict[str, Any]]):
     (`farm.benchmark.fingerprinting`).
     """
 
-    name, answer, doing = "fingerprint", dict[str, Any], "take the card's fingerprint"
+    name = "fingerprint"
+    answer = dict[str, Any]
+    doing = "take the card's fingerprint"
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,9 @@ class VerifyRequest(SubjectRequest[Verified]):
     (`farm.benchmark.verification`).
     """
 
-    name, answer, doing = "verify", Verified, "verify the model's operators"
+    name = "verify"
+    answer = Verified
+    doing = "verify the model's operators"
     predicted: Mapping[str, int] | None = None  # tuple id -> calls
 
 
@@ -69,7 +72,9 @@ class VerifyRequest(SubjectRequest[Verified]):
 class MeasureRequest(SubjectRequest[Reading]):
     """Measure one item (`farm.benchmark.bench`). Only a simulated card uses `predicted`."""
 
-    name, answer, doing = "measure", Reading, "measure the item"
+    name = "measure"
+    answer = Reading
+    doing = "measure the item"
     stopping: Stopping
     predicted: Mapping[str, int] | None = None
 
@@ -86,7 +91,9 @@ class TurnsRequest(ProcessRequest[list[int]]):
     The answer is the list of positions of the items that were timed. A `MeasureRequest` then gets
     the reading."""
 
-    name, answer, doing = "turns", list[int], "time the items in turn"
+    name = "turns"
+    answer = list[int]
+    doing = "time the items in turn"
     subjects: tuple[Subject, ...]
     protocols: tuple[Protocol, ...]  # one for each subject
     calls: tuple[int, ...]  # of each subject in the model

@@ -15,7 +15,9 @@ class StepCaptureRequest(SubjectRequest[dict[str, Any]]):
     (`farm.addons.memory.planned_step.extract_step`).
     """
 
-    name, answer, doing = "step_capture", dict[str, Any], "capture the step"
+    name = "step_capture"
+    answer = dict[str, Any]
+    doing = "capture the step"
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,10 @@ class WireRequest(SubjectRequest[Wire]):
     (`farm.addons.memory.planned_step.measure_wire`).
     """
 
-    name, answer, doing, uses_slow_memory = "wire", Wire, "time copies", True
+    name = "wire"
+    answer = Wire
+    doing = "time copies"
+    uses_slow_memory = True
 
 
 @dataclass(frozen=True)
@@ -33,9 +38,11 @@ class PlannedStepRequest(SubjectRequest[AsRun]):
     (`farm.addons.memory.planned_step.compare`).
     """
 
-    name, answer, doing, uses_slow_memory = "planned_step", AsRun, "run the step", True
+    name = "planned_step"
+    answer = AsRun
+    doing = "run the step"
+    uses_slow_memory = True
     calls: tuple[str, ...]  # the tuple ids of the step's calls
     plans: tuple[tuple[int, ...], ...]  # for each plan, the numbers of the tensors in slow memory
-    moves: tuple[
-        tuple[Move, ...], ...
-    ] = ()  # for each plan, the copies between slow and fast memory
+    # for each plan, the copies between slow and fast memory
+    moves: tuple[tuple[Move, ...], ...] = ()

@@ -13,7 +13,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from farm.addons.pages import COLOURS, GREY
 from farm.errors.safe_text import printable
@@ -326,12 +326,19 @@ def scatters(reports: Sequence[tuple[Report, str]]) -> list[Chart]:
                 continue
             if comparison.whole.value > 0 and comparison.total.value > 0:
                 points[what].append(
-                    (group, report.title, comparison.total, comparison.whole, comparison.gap, link)
+                    _Point(
+                        group,
+                        report.title,
+                        comparison.total,
+                        comparison.whole,
+                        comparison.gap,
+                        link,
+                    )
                 )
-    groups = sorted({group for of_one in points.values() for group, *_ in of_one})
-    colours = {
-        group: COLOURS[n % len(COLOURS)] for n, group in enumerate(groups)
-    }  # both charts use the same colours
+    groups: set[str] = set()  # both charts use the same colours
+    for of_quantity in points.values():
+        groups.update(point.group for point in of_quantity)
+    colours = {group: COLOURS[n % len(COLOURS)] for n, group in enumerate(sorted(groups))}
     units = {"time": "ms", "energy": "J"}  # 1000 times the units of a verdict
     return [
         _scatter(points_of_group, colours, what, units[what])
@@ -340,35 +347,40 @@ def scatters(reports: Sequence[tuple[Report, str]]) -> list[Chart]:
     ]
 
 
-_Point = tuple[str, str, Figure, Figure, Figure | None, str]  # group, title, sum, whole, gap, link
+class _Point(NamedTuple):
+    """A job in a chart of sums over wholes."""
+
+    group: str  # card model and dtype
+    title: str
+    total: Figure
+    whole: Figure
+    gap: Figure
+    link: str
 
 
 def _scatter(points: Sequence[_Point], colours: Mapping[str, str], what: str, unit: str) -> Chart:
-    wholes = [whole.value / 1e3 for _, _, _, whole, _, _ in points]
+    wholes = [point.whole.value / 1e3 for point in points]
     ends = [min(wholes) / 2, max(wholes) * 2]
     data = [
         _line(ends, [end * factor for end in ends], width, dash)
         for factor, width, dash in ((1.0, 2, "solid"), (1.05, 1, "dot"), (0.95, 1, "dot"))
     ]
-    members = by_key(lambda point: point[0], sorted(points, key=lambda point: point[0]))
+    in_order = sorted(points, key=lambda point: point.group)
+    members = by_key(lambda point: point.group, in_order)
     for group, points_of_group in members.items():
-        _, titles, totals, of_group, gaps, links = zip(*points_of_group, strict=True)
         data.append(
             _points(
                 group,
-                [whole.value / 1e3 for whole in of_group],
-                [total.value / 1e3 for total in totals],
-                [
-                    f"{_text(title)}<br>gap {gap(by)}"
-                    for title, by in zip(titles, gaps, strict=True)
-                ],
+                [point.whole.value / 1e3 for point in points_of_group],
+                [point.total.value / 1e3 for point in points_of_group],
+                [f"{_text(point.title)}<br>gap {gap(point.gap)}" for point in points_of_group],
                 f"sum %{{y:.4g}} {unit}, whole model %{{x:.4g}} {unit}",
                 error_y={
                     "type": "data",
-                    "array": [total.half_width / 1e3 for total in totals],
+                    "array": [point.total.half_width / 1e3 for point in points_of_group],
                     "thickness": 1,
                 },
-                customdata=list(links),
+                customdata=[point.link for point in points_of_group],
                 marker={"color": colours[group], "size": 9, "opacity": 0.85},
             )
         )

@@ -16,6 +16,7 @@ from farm.errors import UsageError, writing_to
 
 if TYPE_CHECKING:
     from farm.addons.predict.dataset import Dataset, MeasuredModel
+    from farm.addons.predict.evaluation import Evaluation
 
 app = typer.Typer(
     help="Predict time, power and energy of operators without a reading, and evaluate predictors.",
@@ -196,36 +197,56 @@ def plan(
 def _evaluate_fitted(
     readings: Readings, on: str, across: str, predictor: str, as_json: bool
 ) -> None:
-    """Compare a fitted predictor with readings outside its training data."""
-    from farm.addons.predict import evaluation, query, stored_predictor
+    """Compare a fitted predictor with readings outside its training data: those of another card
+    (``across``), else those of a database (``on``) that the stored predictor has not learned.
+    """
+    if across:
+        data, comparison, origin = _fitted_to_another_card(readings, across, predictor)
+    else:
+        data, comparison, origin = _stored_on_other_readings(readings, on)
+    title = f"{_about(data)}; predictor {comparison.predictor}, {origin}"
+    _show_evaluations([comparison], data, title, as_json, "tuples outside the training data")
+
+
+def _fitted_to_another_card(
+    readings: Readings, card: str, predictor: str
+) -> tuple[Dataset, Evaluation, str]:
+    """Fit a predictor to the readings and evaluate it on those of ``card``. Return these, the
+    evaluation, and where the predictor comes from.
+    """
+    from farm.addons.predict import evaluation
     from farm.addons.predict.predictors import predictor_spec
 
-    if across:
-        train, _ = readings.training_set()
-        data, models = Readings(across).training_set()
-        comparison = evaluation.evaluate_fitted(predictor_spec(predictor).fit(train), data, models)
-        origin = f"fitted to readings of {train.card.model}"
-    else:
-        with query.database_at(on).read() as session:
-            everything, models = query.training_set(session, readings.card, readings.torch)
-        model, conditions, folders = (
-            everything.card.model,
-            everything.conditions,
-            stored_predictor.folders(),
+    train, _ = readings.training_set()
+    data, models = Readings(card).training_set()
+    fitted = predictor_spec(predictor).fit(train)
+    comparison = evaluation.evaluate_fitted(fitted, data, models)
+    return data, comparison, f"fitted to readings of {train.card.model}"
+
+
+def _stored_on_other_readings(readings: Readings, on: str) -> tuple[Dataset, Evaluation, str]:
+    """Evaluate the stored predictor on the readings of a database that it has not learned. Return
+    these, the evaluation, and where the predictor comes from. Raises `UsageError` if no predictor
+    is stored for their card.
+    """
+    from farm.addons.predict import evaluation, query, stored_predictor
+
+    with query.database_at(on).read() as session:
+        everything, models = query.training_set(session, readings.card, readings.torch)
+    card_model, conditions = everything.card.model, everything.conditions
+    stored = stored_predictor.find(
+        stored_predictor.folders(), card_model, conditions.software.torch, conditions.protocol
+    )
+    if stored is None:
+        raise UsageError(
+            f"No predictor is stored for {card_model}.",
+            f"Fit a predictor: `farm predict fit --card '{card_model}'`",
         )
-        stored = stored_predictor.find(
-            folders, model, conditions.software.torch, conditions.protocol
-        )
-        if stored is None:
-            step = f"Fit a predictor: `farm predict fit --card '{model}'`"
-            raise UsageError(f"No predictor is stored for {model}.", step)
-        data = everything.where(~stored.has_learned(call.operator_id for call in everything.calls))
-        comparison = evaluation.evaluate_fitted(
-            stored.fitted, data, models, stored.calibration, everything
-        )
-        origin = f"stored in {stored.path}"
-    origin = f"{_about(data)}; predictor {comparison.predictor}, {origin}"
-    _show_evaluations([comparison], data, origin, as_json, "tuples outside the training data")
+    data = everything.where(~stored.has_learned(call.operator_id for call in everything.calls))
+    comparison = evaluation.evaluate_fitted(
+        stored.fitted, data, models, stored.calibration, everything
+    )
+    return data, comparison, f"stored in {stored.path}"
 
 
 def _about(data: Dataset) -> str:
