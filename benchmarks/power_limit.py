@@ -152,10 +152,10 @@ def _read(bench: Any, calls: Sequence[Callable[[], object]]) -> dict[str, Any]:
     with Sampler(bench.device) as sampler:
         start_s = time.perf_counter()
         while time.perf_counter() - start_s < WARM_UP_S:
-            clock.step()
+            clock.launch()
         begin_s = time.perf_counter()
         while time.perf_counter() - begin_s < WINDOW_S:
-            clock.step()
+            clock.launch()
         end_s = time.perf_counter()
         clock.finish()
     power = window_power(sampler, begin_s, end_s)

@@ -1,16 +1,14 @@
-"""Corrections that were removed on 2026-11-29, because they had no effect on models that were not
-used to design them (docs/results/ablation.md). `ablation.py` computes verdicts with them.
+"""The correction that was removed on 2026-11-29, because it had no effect on models that were not
+used to design it (docs/results/ablation.md). `ablation.py` computes verdicts with it.
 
-They implement `farm.verdict.corrections.Correction`, and applied after the model's clock."""
+It implements `farm.verdict.corrections.Correction`, and applied after the model's clock."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from farm.verdict.corrections import Call, Correction
 from farm.verdict.figures import Chosen
-from farm.verdict.replay import POWER_PER_C
 
 # share of throttled samples from which a burst did not run at full clocks
 BURST_THROTTLED_SHARE = 0.05
@@ -46,41 +44,5 @@ class BurstsAtTheLimit:
         )
 
 
-class Temperature:
-    """A warmer chip draws more power for the same work (`POWER_PER_C`), so the energy is restated
-    to the temperature of the whole model.
-
-    It does not apply at the power limit, which decides the power there, nor to a first step of the
-    energy counter, which is compared with long runs as it is
-    (`farm.benchmark.window.FIRST_STEP`). The uncertainty is common to all tuples.
-
-    Evidence: the slope of the power within 800 readings of H200s and H100s (docs/method.md,
-    Temperature)."""
-
-    def applies(self, chosen: Chosen, call: Call) -> bool:
-        reading = call.reading
-        if not chosen.energy or chosen.used != "steady" or reading.temperature_c is None:
-            return False
-        if all(whole.temperature_c is None for whole in call.wholes):
-            return False
-        first_step = "rough" in reading.flags and reading.details.powering.ticks == 2
-        return not first_step and not any(view.power_throttled for view in (reading, *call.wholes))
-
-    def correct(self, chosen: Chosen, call: Call) -> Chosen:
-        assert chosen.energy
-        assert call.reading.temperature_c is not None
-        temperatures_c = [
-            whole.temperature_c for whole in call.wholes if whole.temperature_c is not None
-        ]
-        model_c = math.fsum(temperatures_c) / len(temperatures_c)
-        per_c = (model_c - call.reading.temperature_c) * chosen.energy.value
-        warmth_mj = POWER_PER_C.value * per_c
-        return replace(
-            chosen,
-            energy=replace(chosen.energy, value=chosen.energy.value + warmth_mj),
-            loop_unsure_mj=chosen.loop_unsure_mj + POWER_PER_C.half_width * abs(per_c),
-        )
-
-
 #: In the order in which they applied.
-REMOVED: tuple[Correction, ...] = (BurstsAtTheLimit(), Temperature())
+REMOVED: tuple[Correction, ...] = (BurstsAtTheLimit(),)

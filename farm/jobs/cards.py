@@ -26,7 +26,16 @@ from farm.settings import settings
 from farm.store.content import storable_text, store_software
 from farm.store.database import Database, database_now, locked, open_database, read_clock_s
 from farm.store.item_state import has_message
-from farm.store.tables import CardRow, CardState, Item, ItemState, Job, Operator, SoftwareRow
+from farm.store.tables import (
+    CardRow,
+    CardState,
+    Item,
+    ItemRole,
+    ItemState,
+    Job,
+    Operator,
+    SoftwareRow,
+)
 from farm.types.fingerprint import FINGERPRINT_VERSION, sound_fingerprint
 from farm.types.protocol import Software
 from farm.types.request import Request
@@ -323,7 +332,7 @@ def views(
         Item.state == ItemState.DONE,
         col(Item.ended_at_s) >= now - 3600,
         col(Item.reused).is_(False),
-        col(Item.reading_id).is_not(None),
+        col(Item.role) != ItemRole.COMPILE,
     )
     counted |= _counts(session, *lately) if hourly else {}
     measuring = measured_now(session)

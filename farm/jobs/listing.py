@@ -26,6 +26,7 @@ from farm.store.tables import (
     OPEN,
     ImportedVerdict,
     Item,
+    ItemRole,
     ItemState,
     Job,
     JobState,
@@ -313,7 +314,7 @@ class _Counting:
         after the first, late results, seconds, numbers within `DURATION_BOUNDS_S`."""
         again = case((col(Item.attempts) > 1, col(Item.attempts) - 1), else_=0)
         duration_s = col(Item.ended_at_s) - col(Item.started_at_s)
-        has_reading = col(Item.reading_id).is_not(None)
+        measures = col(Item.role) != ItemRole.COMPILE
         within = [func.sum(case((duration_s <= bound, 1), else_=0)) for bound in DURATION_BOUNDS_S]
         return self._per_card(
             func.count(),
@@ -321,7 +322,7 @@ class _Counting:
             func.sum(Item.repeated),
             func.sum(duration_s),
             *within,
-            where=(*where, or_(col(Item.state) != ItemState.DONE, has_reading)),
+            where=(*where, or_(col(Item.state) != ItemState.DONE, measures)),
             by=(col(Item.state), col(Item.reused), col(Item.reason)),
         )
 

@@ -130,6 +130,7 @@ def aggregate(
         kernels=audit_kernels(verification, parts)
         if verification and verification.kernels
         else None,
+        temperature_energy_mj=sums.total(lambda chosen: chosen.warmth_mj) or None,
         between_jobs_time=sums.job.between_jobs("time"),
         between_jobs_energy=sums.job.between_jobs("energy"),
         host_steps=next(filter(None, map(_host_steps, readings)), ""),

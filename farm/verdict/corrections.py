@@ -6,7 +6,7 @@ runs it under other conditions. `choose` begins with the figures of the loop and
 
 `farm.verdict.replay` has the correction of all calls together, and `farm.verdict.gap_errors` those
 of the interval of a gap. `benchmarks/ablation.py` computes the stored verdicts without each of
-them, and has two that were removed because they had no effect."""
+them, and has one that was removed because it had no effect."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ WAITING = Figure(0.5, 0.5)
 PLACE_UNSURE_US = MEASURED["place"].value
 # fraction of the effect of a place in the model
 PLACE_UNSURE = MEASURED["place_share"].value
+#: Relative change of the power per degree (C) at constant work and clocks.
+POWER_PER_C = Figure(MEASURED["power_per_c"].value, MEASURED["power_per_c"].half_width)
 # share of the energy: error that rough readings share, because the chip is not yet warm
 ROUGH_POWER = MEASURED["rough_power"].value
 #: Half-width of a time that differs each time the operator is built, for a time of 1 us; it grows
@@ -240,6 +242,47 @@ def _between(low: Figure, high: Figure, share: float) -> Figure:
     )
 
 
+# ---- the model's temperature
+
+
+class Temperature:
+    """A warmer chip draws more power for the same work (`POWER_PER_C`), so the energy is restated
+    to the temperature of the whole model.
+
+    It does not apply at the power limit, which decides the power there, nor to a first step of the
+    energy counter, which is compared with long runs as it is
+    (`farm.benchmark.window.FIRST_STEP`). The uncertainty is common to all tuples.
+
+    Evidence: the slope of the power within 800 readings of H200s and H100s (docs/method.md,
+    Temperature). Its effect on gaps is small; without it, fewer than 90 % of the intervals of
+    energy gaps contain zero (docs/results/ablation.md)."""
+
+    def applies(self, chosen: Chosen, call: Call) -> bool:
+        reading = call.reading
+        if not chosen.energy or chosen.used != "steady" or reading.temperature_c is None:
+            return False
+        if all(whole.temperature_c is None for whole in call.wholes):
+            return False
+        first_step = "rough" in reading.flags and reading.details.powering.ticks == 2
+        return not first_step and not any(view.power_throttled for view in (reading, *call.wholes))
+
+    def correct(self, chosen: Chosen, call: Call) -> Chosen:
+        assert chosen.energy
+        assert call.reading.temperature_c is not None
+        temperatures_c = [
+            whole.temperature_c for whole in call.wholes if whole.temperature_c is not None
+        ]
+        model_c = math.fsum(temperatures_c) / len(temperatures_c)
+        per_c = (model_c - call.reading.temperature_c) * chosen.energy.value
+        warmth_mj = POWER_PER_C.value * per_c
+        return replace(
+            chosen,
+            energy=replace(chosen.energy, value=chosen.energy.value + warmth_mj),
+            warmth_mj=warmth_mj,
+            loop_unsure_mj=chosen.loop_unsure_mj + POWER_PER_C.half_width * abs(per_c),
+        )
+
+
 # ---- the neighbours in the model
 
 
@@ -394,6 +437,7 @@ class Builds:
 CORRECTIONS: tuple[Correction, ...] = (
     RoughReadings(),
     ModelClock(),
+    Temperature(),
     Neighbours(),
     Builds(),
 )

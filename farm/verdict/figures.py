@@ -192,6 +192,7 @@ class Chosen:
     context_mj: float = 0.0  # part of the energy: the same effect
     # the same effect at the operator's own power, minus that at the card's power without work
     waiting_mj: float = 0.0
+    warmth_mj: float = 0.0  # part of the energy: the whole model had another temperature
     # Half-widths of errors that each tuple has for itself: `settled` adds them in quadrature.
     own_us: tuple[float, ...] = ()
     # Half-widths of errors that all tuples share: they add linearly.

@@ -12,12 +12,9 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from farm.types.figure import Figure, PassCost
-from farm.types.measured_constants import MEASURED
-from farm.verdict.corrections import WAITING, choose
+from farm.verdict.corrections import POWER_PER_C, WAITING, choose
 from farm.verdict.figures import Chosen, Part, ReadingView, Whole
 
-#: Relative change of the power per degree (C) at constant work and clocks.
-POWER_PER_C = Figure(MEASURED["power_per_c"].value, MEASURED["power_per_c"].half_width)
 LEAST_WAITING = 0.1  # least half-width of the share of a waiting kernel, if it is measured
 
 Choice = tuple[Part, Chosen | None]  # a part, and the figures of its reading that the sum uses

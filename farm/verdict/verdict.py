@@ -129,8 +129,7 @@ class Verdict:
     context_energy_mj: float | None = None
     # share of the weights that a pass of the whole finds in the cache
     weights_in_cache: float | None = None
-    # part of the sum: energies restated to the temperature of the whole; only in verdicts that were
-    # stored before 2026-11-29
+    # part of the sum: energies restated to the temperature of the whole
     temperature_energy_mj: float | None = None
     between_jobs_time: float = 0.0  # relative half-widths of the gaps for differences between jobs
     between_jobs_energy: float = 0.0

@@ -206,18 +206,18 @@ def measure(rank: int) -> dict[str, object]:
     power limit.
     """
     seen = {"rounds": 0, "decisions": 0}
-    noise, step, largest = random.Random(rank), clock.Clock.step, ranks.largest
+    noise, launch, largest = random.Random(rank), clock.Clock.launch, ranks.largest
 
-    def noisy_step(self: clock.Clock) -> None:
+    def noisy_launch(self: clock.Clock) -> None:
         seen["rounds"] += 1
         time.sleep(noise.random() * 0.004 * rank)
-        step(self)
+        launch(self)
 
     def counted(value: float) -> float:
         seen["decisions"] += 1
         return largest(value)
 
-    clock.Clock.step, ranks.largest = noisy_step, counted  # type: ignore[method-assign]
+    clock.Clock.launch, ranks.largest = noisy_launch, counted  # type: ignore[method-assign]
     device = FakeDevice(
         lambda now_s: 300.0 + rank * 100.0 * noise.random() + rank * 200.0 * now_s,
         0.02 + 0.03 * rank,

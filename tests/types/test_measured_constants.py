@@ -4,8 +4,8 @@ import pytest
 
 from farm.benchmark.window import FIRST_STEP
 from farm.types.measured_constants import MEASURED, MeasuredConstant
+from farm.verdict.corrections import POWER_PER_C
 from farm.verdict.gap_errors import BETWEEN_JOBS
-from farm.verdict.replay import POWER_PER_C
 
 
 @pytest.mark.parametrize("constant", MEASURED.values(), ids=MEASURED)

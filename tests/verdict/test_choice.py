@@ -15,6 +15,7 @@ from farm.verdict.corrections import (
     CORRECTIONS,
     PLACE_UNSURE,
     PLACE_UNSURE_US,
+    POWER_PER_C,
     ROUGH_POWER,
     WAITING,
     Builds,
@@ -59,6 +60,7 @@ def test_each_correction_applies_only_under_its_conditions():
         details=details_with(found_again=0.0, places={"conv": Place(Figure(12.0, 0.3), 2)})
     )
     assert applied(loop, [loop]) == []
+    assert applied(reading(temperature_c=60.0), [reading(temperature_c=50.0)]) == ["Temperature"]
     assert applied(limited, [loop]) == ["ModelClock"]
     assert applied(reading(details=details_with(context=CONTEXT)), [placed]) == [
         "Neighbours",
@@ -361,3 +363,29 @@ def test_between_steady_and_bursts_a_sum_is_least_sure_half_way(clock, unsure_us
         pytest.approx(unsure_us),
         pytest.approx(unsure_mj),
     )
+
+
+def test_energies_are_restated_to_the_temperature_of_the_whole_model_below_the_power_limit():
+    warm, cool = reading(temperature_c=60.0, energy_mj=100.0), whole(1, temperature_c=50.0)
+    chosen = choose(warm, [cool])
+    assert chosen.energy.value == pytest.approx(100 * (1 - 10 * POWER_PER_C.value))
+    assert chosen.warmth_mj == pytest.approx(-100 * 10 * POWER_PER_C.value)
+    assert chosen.unsure_mj == pytest.approx(100 * 10 * POWER_PER_C.half_width)
+    assert choose(warm, [whole(1, temperature_c=50.0, flags=("throttled_power",))]).warmth_mj == 0
+    assert choose(warm, [whole(1)]).warmth_mj == 0, "the temperature of the whole model is unknown"
+
+
+def test_a_first_step_of_the_energy_counter_is_not_restated():
+    warm, cool = reading(temperature_c=60.0, energy_mj=100.0), whole(1, temperature_c=50.0)
+    for ticks, is_restated in ((2, False), (3, True)):
+        rough = dataclasses.replace(warm, flags=("rough",), details=details_with(ticks=ticks))
+        assert bool(choose(rough, [cool]).warmth_mj) == is_restated
+
+
+def test_a_verdict_states_the_effect_of_the_temperature():
+    warm, cool = reading(temperature_c=60.0, energy_mj=100.0), whole(1, temperature_c=50.0)
+    verdict = aggregate([part_of("a", 3, warm)], [Whole("GPU-1", cool)], target=0.9, launch="graph")
+    warmth_mj = choose(warm, [cool]).warmth_mj
+    assert verdict.temperature_energy_mj == pytest.approx(3 * warmth_mj)
+    stored = type(verdict).from_json(verdict.to_json())
+    assert stored.temperature_energy_mj == verdict.temperature_energy_mj

@@ -10,41 +10,40 @@ from alembic import op
 revision = "0019"
 down_revision = "0018"
 
-_ITEM, _JOB, _ROUND, _CAPTURE, _VARIANT = (
-    sa.table(name, *map(sa.column, columns.split()))
-    for name, columns in (
-        ("item", "job_id round role state reason message reading_id"),
-        ("job", "id variant_id"),
-        ("job_round", "job_id number capture_id"),
-        ("capture", "id compiled"),
-        ("model_variant", "id compile"),
-    )
-)
+
+def _table(name: str, *columns: str) -> sa.TableClause:
+    return sa.table(name, *map(sa.column, columns))
 
 
 def upgrade() -> None:
-    listed = (_ITEM.c.role == "whole", _ITEM.c.reason == "kernels_listed")
-    closed = _ITEM.update().where(*listed, _ITEM.c.state == "failed")
+    item = _table("item", "job_id", "round", "role", "state", "reason", "message", "reading_id")
+    job = _table("job", "id", "variant_id")
+    job_round = _table("job_round", "job_id", "number", "capture_id")
+    capture = _table("capture", "id", "compiled")
+    variant = _table("model_variant", "id", "compile")
+
+    listed = (item.c.role == "whole", item.c.reason == "kernels_listed")
+    closed = item.update().where(*listed, item.c.state == "failed")
     op.execute(closed.values(role="compile", state="done", reason="", message=""))
     # The whole model of a round without a list of kernels would compile it now: also if the job is
     # tried again.
     compiles = (
-        sa.select(_JOB.c.id)
-        .join(_VARIANT, _VARIANT.c.id == _JOB.c.variant_id)
-        .join(_ROUND, _ROUND.c.job_id == _JOB.c.id)
-        .join(_CAPTURE, _CAPTURE.c.id == _ROUND.c.capture_id)
+        sa.select(job.c.id)
+        .join(variant, variant.c.id == job.c.variant_id)
+        .join(job_round, job_round.c.job_id == job.c.id)
+        .join(capture, capture.c.id == job_round.c.capture_id)
         .where(
-            _JOB.c.id == _ITEM.c.job_id,
-            _ROUND.c.number == _ITEM.c.round,
-            _VARIANT.c.compile != "",
-            _CAPTURE.c.compiled.is_(None),
+            job.c.id == item.c.job_id,
+            job_round.c.number == item.c.round,
+            variant.c.compile != "",
+            capture.c.compiled.is_(None),
         )
-        .correlate(_ITEM)
+        .correlate(item)
     )
     unmeasured = (
-        _ITEM.c.role == "whole",
-        _ITEM.c.reading_id.is_(None),
-        _ITEM.c.state != "done",
+        item.c.role == "whole",
+        item.c.reading_id.is_(None),
+        item.c.state != "done",
         compiles.exists(),
     )
-    op.execute(_ITEM.update().where(*unmeasured).values(role="compile"))
+    op.execute(item.update().where(*unmeasured).values(role="compile"))
