@@ -153,7 +153,7 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
             f"| {row['title']} | {row['class']} | {' '.join(row['reason'].split())[:300]} |"
             for row in refused
         ]
-    absent = [f"{name} ({reason})" for name, reason in transformers.REFUSED.items()]
+    absent = [f"{name} ({reason})" for name, reason in transformers._REFUSED.items()]
     lines += ["", f"The catalog knows these models, but cannot build them: {'; '.join(absent)}."]
     return "\n".join(lines) + "\n"
 
