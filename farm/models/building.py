@@ -35,7 +35,9 @@ class EmptyOnMeta(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.empty and kwargs.get("device") is None:
-            kwargs = kwargs | {"device": "meta"}
+            # A tensor without elements takes no memory. A class that is imported now may keep it.
+            if _planned_bytes(func, args, kwargs):
+                kwargs = kwargs | {"device": "meta"}
         elif func is torch.Tensor.normal_ and args[0].is_meta:
             # It fills nothing, but takes torch a millisecond: half of the time to build a model.
             return args[0]

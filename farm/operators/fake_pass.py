@@ -423,7 +423,7 @@ def _holds_tensors(value: Any, visited: dict[int, bool]) -> bool:
         if isinstance(value, dict):
             entries += value.values()
         elif isinstance(value, list | tuple):
-            entries += value
+            entries.extend(iter(value))  # a class of sequences may refuse to tell its length
         entries += getattr(value, "__dict__", {}).values()
         visited[id(value)] = any(_holds_tensors(entry, visited) for entry in entries)
     return visited[id(value)]

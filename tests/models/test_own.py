@@ -874,6 +874,29 @@ def wrong():
     float(model[0].weight.sum())
     return model.missing
 
+class Anchored(nn.Module):
+    anchors = torch.empty(0)
+
+    def _apply(self, function, recurse=True):
+        self.anchors = function(self.anchors)
+        return super()._apply(function, recurse)
+
+    def forward(self, images):
+        return images * 2 + self.anchors.numel()
+
+def of_class(): return Anchored().eval(), torch.randn(1, 3, 8, 8)
+
+class Terms(tuple):
+    def __len__(self):
+        raise NotImplementedError
+
+class OfTerms(nn.Linear):
+    def __init__(self):
+        super().__init__(8, 8)
+        self.terms = Terms([1, 2])
+
+def of_terms(): return OfTerms().eval(), torch.randn(4, 8)
+
 def large(): return nn.Linear(48_000, 48_000).eval(), torch.randn(4, 48_000)
 
 def large_and_read():
@@ -900,6 +923,15 @@ def test_a_model_that_reads_its_weights_is_built_with_real_memory_and_moved_to_m
     variant = catalog.variant(ways_to_build(name))
     assert all(tensor.is_meta for tensor in catalog.build(variant).parameters())
     assert extract(variant).refusal(name) is None
+
+
+def test_an_empty_tensor_of_a_class_stays_real(ways_to_build):
+    module = catalog.build(catalog.variant(ways_to_build("of_class")))
+    assert not type(module).anchors.is_meta
+
+
+def test_a_sequence_that_refuses_its_length_is_searched_for_tensors(ways_to_build):
+    assert extract(catalog.variant(ways_to_build("of_terms"))).refusal("of_terms") is None
 
 
 def test_an_error_that_real_memory_does_not_mend_is_that_of_the_function(ways_to_build):
