@@ -122,19 +122,19 @@ def outcome(name: str, step: str) -> dict[str, Any]:
     if step == "forward":
         counted = counted_flops(name)
         row["counted_flops"] = counted
+        if counted is None:
+            return row | {"outcome": "captured", "reason": "PyTorch's counter raises"}
         if counted != capture["flops"]:
             reason = f"{capture['flops']:,} FLOP, PyTorch counts {counted:,}"
             return row | {"outcome": "differs", "reason": reason}
     return row | {"outcome": "captured"}
 
 
-def counted_flops(name: str) -> int:
-    """FLOPs of one run by PyTorch's counter."""
+def counted_flops(name: str) -> int | None:
+    """FLOPs of one run by PyTorch's counter; None if the counter raises."""
     process = run("-c", COUNT.format(folder=str(MODELS.parent), name=name))
     lines = [line for line in process.stdout.splitlines() if line.startswith("FLOPS ")]
-    if not lines:
-        raise RuntimeError(f"The FLOPs of {name} cannot be counted: {process.stderr[-2000:]}")
-    return int(lines[-1].split()[1])
+    return int(lines[-1].split()[1]) if lines else None
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
