@@ -267,7 +267,7 @@ def test_the_study_reads_both_memories(database, pair: tuple[Card, Card]) -> Non
     made = results.perform(STUDIES["peer"], database, pair[0], plan, print)
     for row in made.rows:
         print(row)
-    print(*made.notes, made.failures, sep="\n")
+    print(*made.notes, made.unmeasured, sep="\n")
     assert made.rows
     assert made.drawable
     assert any(row["change_host"] is not None for row in made.rows)
