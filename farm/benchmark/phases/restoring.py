@@ -21,7 +21,7 @@ class Restoring(Phase):
     """Subtracts the copies (`Timing.restore_us`)."""
 
     name = "restoring"
-    listed = False
+    announced = False
 
     def applies(self, measurement: Measurement) -> bool:
         passes = measurement.workload.passes
