@@ -589,7 +589,8 @@ class ForwardRecorder(Recorder):
             self.roles.update((id(tensor), "buffer") for tensor in module._buffers.values())
             self.leaves[id(module)] = leaf.describe_leaf(module)
         # now: a transform may replace parameters by tensors without memory while the model runs
-        self.roles_by_storage = self._roles_by_storage()
+        with torch._C._DisableTorchDispatch():
+            self.roles_by_storage = self._roles_by_storage()
 
     def _roles_by_storage(self) -> dict[int, str]:
         roles: dict[int, str] = {}
