@@ -122,6 +122,16 @@ class Stopping(Record):
     energy_half_width: float = original(0.02)
     rough: bool = declared(False, given=False)
 
+    @property
+    def shortest_s(self) -> float:
+        """The shortest expected window. Unit: s."""
+        return 0.1 if self.rough else self.minimum_s
+
+    def accepts(self, flags: Collection[str]) -> bool:
+        """True if a reading with these flags may satisfy the rule: a study has its own windows, and
+        only a rough rule accepts a rough reading."""
+        return "study" not in flags and (self.rough or "rough" not in flags)
+
     def allowing(self, half_width: float) -> Self:
         """Return the rule if this half-width of the time, and `ENERGY_PER_TIME` times it for the
         energy, is enough.
