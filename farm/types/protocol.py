@@ -75,11 +75,21 @@ class Protocol(ContentAddressed):
         return dataclasses.replace(self, data=data)
 
     @property
+    def slow_tensors(self) -> int:
+        """The number of tensors of a tuple in slow memory."""
+        return len(Placement.parse(self.placement))
+
+    @property
     def measures_context(self) -> bool:
         """True if the protocol represents a running model. Then tuples are also timed among other
         operators.
         """
-        return self.launch == "graph" and self.residency == "resident" and not self.placement
+        return self.launch == "graph" and self.residency == "resident" and not self.slow_tensors
+
+    @property
+    def takes_turns(self) -> bool:
+        """True if a CPU may time the subject in turn with others: not if it uses slow memory."""
+        return not self.slow_tensors
 
     @property
     def of_whole(self) -> Self:
