@@ -34,6 +34,8 @@ _CALLS: dict[str, dict[str, str]] = tomllib.loads(
 )
 #: Operator -> the public operator that checks its arguments.
 _CHECKED_BY: dict[str, str] = table_named("checked_by")
+#: Backward operators whose kernels broadcast their tensors.
+_BROADCASTING = names_listed("broadcasting_backwards")
 #: Values of arguments that only the forward has; they change no shape.
 _NEUTRAL: dict[str, Any] = table_named("neutral_arguments")
 
@@ -97,7 +99,11 @@ def _check_saved(spec: OperatorTuple, call: Mapping[str, str], passed: Mapping[s
         made = outputs[int(number)]
         if name == "offset2bag" and not saved.numel():
             continue  # the operator computes it from the offsets
-        if isinstance(made, torch.Tensor) and not _fits(saved, made, is_gradient=number == "0"):
+        if not isinstance(made, torch.Tensor):
+            continue
+        if spec.short_name in _BROADCASTING and _broadcast(saved.shape, made.shape):
+            continue
+        if not _fits(saved, made, is_gradient=number == "0"):
             shapes = f"{name} has the shape {tuple(saved.shape)}, not {tuple(made.shape)}"
             raise _refused(spec, shapes)
 
@@ -186,6 +192,12 @@ def _fits(saved: torch.Tensor, made: torch.Tensor, *, is_gradient: bool) -> bool
     """A saved output may be larger than in the call on meta: kernels keep statistics of a mode that
     they do not read."""
     return saved.shape == made.shape or (not is_gradient and saved.numel() >= made.numel())
+
+
+def _broadcast(shape: torch.Size, other: torch.Size) -> bool:
+    """True if PyTorch can broadcast two shapes to one."""
+    ends = zip(reversed(shape), reversed(other), strict=False)
+    return all(size == partner or 1 in (size, partner) for size, partner in ends)
 
 
 def _pooled_dimensions(spec: OperatorTuple) -> int:
