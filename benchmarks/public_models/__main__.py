@@ -61,7 +61,7 @@ def load() -> None:
     import transformers  # noqa: F401
 
     import cli.main  # noqa: F401
-    import farm.report.operators  # noqa: F401
+    import farm.report.operators
     import farm.training.extract  # noqa: F401
     from benchmarks.public_models import models  # noqa: F401
 
