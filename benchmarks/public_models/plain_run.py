@@ -47,10 +47,8 @@ def counts_of_forward(name: str) -> dict[str, Any]:
 
 def counts_of_step(name: str) -> dict[str, Any]:
     """FLOPs and operators of the second training step: the state of the optimizer exists."""
-    from farm.models.user_modules import MODULES
     from farm.training.step import TrainingStep, loss_of
 
-    del MODULES
     model, positional, named = example(name)
     model.train()
     step = TrainingStep(

@@ -57,6 +57,7 @@ from farm.models.tensor_kinds import (
 from farm.operators import deciding_values, higher_order
 from farm.operators.captured import CallTrace, CapturedCall, CapturedPass, CapturedTensor
 from farm.operators.cost import new_bytes, operator_flops, shapes_of
+from farm.operators.fake_outputs import as_computed
 from farm.operators.fake_pass import (
     MOST_MADE_BYTES,
     STANDS_FOR_A_CARD,
@@ -64,6 +65,7 @@ from farm.operators.fake_pass import (
     RepeatedCalls,
     actual_device,
     fake_pass,
+    held_tensors,
 )
 from farm.operators.unseen import NOT_COMPILED, Unseen
 from farm.subjects import encoding, leaf
@@ -474,10 +476,27 @@ def predict(
             if watch is not None:
                 watch(path, operator, *shown)
 
-        recorder = ForwardRecorder(
-            model, device_type, watch and look, repeated=RepeatedCalls(fakes)
-        )
-        return _captured(recorder, model, fake_args, fake_kwargs, grad_enabled)
+        def one_pass() -> CapturedPass:
+            recorder = ForwardRecorder(
+                model, device_type, watch and look, repeated=RepeatedCalls(fakes)
+            )
+            return _captured(recorder, model, fake_args, fake_kwargs, grad_enabled)
+
+        return settled(model, one_pass)
+
+
+def settled(model: nn.Module, one_pass: Callable[[], CapturedPass]) -> CapturedPass:
+    """The capture of a pass as it runs again and again.
+
+    A model may keep tensors of its first pass, such as a table of positions, and use them in later
+    passes. Then the second pass is captured; the first one if the second one raises."""
+    before = held_tensors(model)
+    captured = one_pass()
+    if held_tensors(model).keys() <= before.keys():
+        return captured
+    with contextlib.suppress(CaptureError):
+        captured = one_pass()
+    return captured
 
 
 def run_with_owners(
@@ -738,6 +757,8 @@ class ForwardRecorder(Recorder):
         out, name = func(*args, **kwargs), str(func)
         self.views_special(func, out)
         with torch._C.DisableTorchFunction():
+            if self.fakes is not None:
+                out = as_computed(func, args, out, on_card=self.fakes.stands)
             if name == _READ_VALUE and self.open_calls:
                 self.open_calls[-1].values_read.append((args[0], out))
             if not self.costs_something(func, args, kwargs, out):
@@ -770,6 +791,8 @@ class ForwardRecorder(Recorder):
             out = func(*args, **kwargs)
         self.views_special(func, out)
         with torch._C.DisableTorchFunction():
+            if self.fakes is not None:
+                out = as_computed(func, args, out, on_card=self.fakes.stands)
             if not self.costs_something(func, args, kwargs, out):
                 return out
             self.operators[call.what] += 1

@@ -22,13 +22,14 @@ from farm.models.resolved import ResolvedModel
 from farm.models.tensor_kinds import bytes_of, is_plain
 from farm.models.user_code import captured_code
 from farm.operators import self_check
-from farm.operators.capture import WatchedOperators, capture, predict
+from farm.operators.capture import WatchedOperators, capture, predict, settled
 from farm.operators.captured import CapturedPass
 from farm.operators.cost import Cost, costs_of, model_flops
+from farm.operators.fake_outputs import as_computed
 from farm.operators.fake_pass import STANDS_FOR_A_CARD, fake_pass
 from farm.subjects.encoding import tensors_in
 from farm.subjects.needed import needed_tuple
-from farm.training.capture import as_computed, capture_step, dropout, scaled_dot_product_attention
+from farm.training.capture import capture_step, dropout, scaled_dot_product_attention
 from farm.training.split import build, completed_works, fake_group, split
 from farm.training.step import ForwardPass, Loss, TrainingStep, checkpoint_modules, loss_of
 from farm.training.tensor_lifetime import least_peak_bytes
@@ -190,7 +191,7 @@ def _extract_forward(
     try:
         model = resolved.build(variant, device="cpu")
         inputs = resolved.example_inputs(variant, device="cpu")
-        captured = capture(model, inputs, grad_enabled=grad)
+        captured = settled(model, lambda: capture(model, inputs, grad_enabled=grad))
         flops = model_flops(model, inputs, computed=True)
         return self_check.checked_on(torch.device("cpu"), captured), flops
     except (UnseenOperators, UnsupportedTensor):
