@@ -834,11 +834,24 @@ def test_random_inputs_are_the_same_in_every_process_and_leave_the_generator_alo
     )
     name = own.register("random_here.py:net")
     before = torch.get_rng_state()
-    first = [tensor.clone() for tensor in own.given_inputs(name)]
+    first = [tensor.clone() for tensor in own.example(name).values]
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(7)
     del sys.modules["random_here"]
-    assert all(map(torch.equal, first, own.given_inputs(name)))
+    assert all(map(torch.equal, first, own.example(name).values))
+
+
+def test_a_small_model_is_built_once_whenever_its_inputs_are_asked_for(here):
+    (here / "counted_here.py").write_text(
+        "import torch\nCALLS = []\ndef net():\n    CALLS.append(0)\n"
+        "    return torch.nn.Linear(4, 4), torch.randn(2, 4)\n"
+    )
+    model = catalog.resolve_given("counted_here.py:net")
+    variant = model.variant()
+    calls = sys.modules["counted_here"].CALLS
+    before = len(calls)
+    model.example_inputs(variant)
+    assert len(calls) == before + 1
 
 
 BUILT = """
