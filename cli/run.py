@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from cli import follow, output
 from cli.options import CliOptions
-from cli.output import Interrupted, emit_json, say
+from cli.output import Interrupted, emit_json, say, say_differences
 from farm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -142,17 +142,6 @@ def _run(options: CliOptions, ending: Ending) -> None:
         if left:
             measure(database, [left], cards, submissions, ending)
         follow.conclude(database, submissions, as_json=options.as_json, check=options.check)
-
-
-def say_differences(jobs: Iterable[ResolvedRequest]) -> None:
-    """Print what differs between a user's models and the measured ones: a dtype, the mode. Each
-    line once.
-    """
-    lines: dict[str, None] = {}
-    for job in jobs:
-        lines.update(dict.fromkeys(job.differences))
-    for line in lines:
-        say(line)
 
 
 def measure(

@@ -159,14 +159,13 @@ def plan(
     from farm.addons.predict import next_measurements, tables
     from farm.addons.predict.estimate_command import estimated
     from farm.addons.predict.query import EstimateQuery
-    from farm.models import catalog
     from farm.requests.partial_request import usual_variant
 
     query = EstimateQuery(readings.card, torch=readings.torch)
     kind = query.kind()
     variants = [
         usual_variant(name, kind, batch=size, **given)
-        for name, size in itertools.product(map(catalog.known, models), sizes("--batch", batch))
+        for name, size in itertools.product(models, sizes("--batch", batch))
     ]
     output.say_differences(variants)
     estimates = [estimated(variant, query) for variant in variants]
