@@ -117,8 +117,8 @@ class CardWorker(ItemDriver):
     def _register_again(self) -> None:
         try:
             with _PROCESS.lock:
-                self.software = None  # with None, `ready` writes the card's row again
-                self.ready()
+                self.software = None  # with None, `prepare_card` writes the card's row again
+                self.prepare_card()
         except FarmError as error:
             log.error(
                 "The card %s cannot measure: %s %s", self.card_id, error.message, error.next_step

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from farm import errors
 from farm.devices.device import Card
 from farm.jobs import create, jobs
+from farm.jobs.closing import close_complete_rounds
 from farm.jobs.dry_run import dry_running
 from farm.jobs.plan import JobPlan
-from farm.jobs.rounds import close_complete_rounds
 from farm.requests.card_selection import by_model
 from farm.requests.memory import check_fits
 from farm.requests.partial_request import (

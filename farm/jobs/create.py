@@ -22,9 +22,9 @@ from farm.jobs.rounds import (
     add_tuples,
     note_planning,
     roofline_on,
-    significant,
     tuples_with_ids,
 )
+from farm.jobs.significant import significant
 from farm.models.resolved import ResolvedModel
 from farm.requests.card_selection import CardLike
 from farm.requests.memory import check_step_fits

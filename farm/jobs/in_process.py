@@ -25,6 +25,7 @@ from farm.devices.device import Card
 from farm.devices.host import discover, open_device
 from farm.errors import Unmeasurable, UsageError
 from farm.jobs import cards, items, jobs
+from farm.jobs.closing import Closing, close_round
 from farm.jobs.create import capture_all_layers, open_job
 from farm.jobs.item_driver import (
     ItemDriver,
@@ -34,7 +35,6 @@ from farm.jobs.item_driver import (
     keep_reading,
     refuse_card_in,
 )
-from farm.jobs.rounds import Closing, close_round
 from farm.models import catalog
 from farm.models.resolved import ResolvedModel
 from farm.models.user_code import captured_code, user_code
@@ -269,7 +269,7 @@ def _run_job(
     with hold_card(card, database) as process:
         refuse_card_in(database, card.id, tables.CardState.DRAINING)
         driver = _JobDriver(card.id, holder, database, process, captured=captured)
-        torch = driver.ready().torch
+        torch = driver.prepare_card().torch
         try:
             capture_all_layers(database, resolved)
             capture_id = None

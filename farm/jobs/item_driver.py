@@ -275,53 +275,55 @@ class ItemDriver:
             fingerprint = self.benchmark.call(FingerprintRequest(), timeout_s=60.0)
             cards.keep_fingerprint(self.database, card.id, fingerprint)
 
-    def ready(self) -> Software:
-        """Register the card unless it is registered, and return its software. If the card cannot
-        measure, put it in quarantine. Raises `UnhealthyCard` if the card failed its health check,
-        or its benchmark process failed to start twice; `CardUnavailable` if this process is
-        ending."""
-        for last in (False, True):
-            try:
-                return self.ask(self.register, has_claim=False)
-            except UnhealthyCard as error:
-                failure: FarmError = error
-                break
-            except Unmeasurable as error:
-                failure = error
-                if self.ending():
-                    # The benchmark process ended because this process ends: no fault of the card.
-                    self.software = None
-                    raise CardUnavailable("The worker is stopping.") from error
-                if not last:
-                    log.warning(
-                        "The benchmark process of card %s did not start: %s",
-                        self.card_id,
-                        error.message,
-                    )
-        self.software = None
+    def prepare_card(self) -> Software:
+        """Register the card unless it is registered, and return its software. Put the card in
+        quarantine if it cannot measure: it failed its health check, or its benchmark process failed
+        to start twice.
+
+        Raises:
+            UnhealthyCard: the card cannot measure.
+            CardUnavailable: this process is ending.
+        """
+        try:
+            return self._registered_in_two_attempts()
+        except UnhealthyCard as error:
+            self.software = None
+            self._quarantine(error.message)
+            raise
+        except Unmeasurable as error:
+            self.software = None
+            if self.ending():
+                # The benchmark process ended because this process ends: no fault of the card.
+                raise CardUnavailable("The worker is stopping.") from error
+            self._quarantine(error.message)
+            raise UnhealthyCard(error.message, error.next_step) from error
+
+    def _registered_in_two_attempts(self) -> Software:
+        """Register the card. If its benchmark process fails to start, try once more."""
+        try:
+            return self.ask(self.register, has_claim=False)
+        except Unmeasurable as error:
+            if self.ending():
+                raise
+            log.warning(
+                "The benchmark process of card %s did not start: %s", self.card_id, error.message
+            )
+        return self.ask(self.register, has_claim=False)
+
+    def _quarantine(self, reason: str) -> None:
         farm = cards.farm_of(self.holder)
         try:
             self.ask(
-                cards.quarantine,
-                self.database,
-                self.card_id,
-                failure.message,
-                farm=farm,
-                has_claim=False,
+                cards.quarantine, self.database, self.card_id, reason, farm=farm, has_claim=False
             )
         except NoSuchCard:
-            log.error(
-                "The card %s cannot measure and is not registered: %s",
-                self.card_id,
-                failure.message,
-            )
+            log.error("The card %s cannot measure and is not registered: %s", self.card_id, reason)
         else:
-            log.error("The card %s is put in quarantine: %s", self.card_id, failure.message)
-        raise UnhealthyCard(failure.message, failure.next_step) from failure
+            log.error("The card %s is put in quarantine: %s", self.card_id, reason)
 
     def run(self, item_id: int) -> ItemOutcome:
         """Claim an item and measure it. If the benchmark process crashes, try again until the last
-        attempt. Raises as `ready` and `ask`, and `CardUnavailable` if the card is in quarantine."""
+        attempt. Raises as `prepare_card` and `ask`, and `CardUnavailable` if the card is in quarantine."""
         current = settings()
         if self.spool is not None and item_id in self.spool.items():
             # Write the spooled reading of this item first: a new claim would invalidate its token.
@@ -343,7 +345,7 @@ class ItemDriver:
                 item_id,
                 card_id=self.card_id,
                 holder=self.holder,
-                software_id=self.ready().id,
+                software_id=self.prepare_card().id,
                 lease_s=current.lease_s,
                 max_attempts=current.max_attempts,
                 has_claim=False,

@@ -11,7 +11,7 @@ import pytest
 from sqlmodel import select
 
 from farm.errors import NoSuchJob
-from farm.jobs import listing, rounds
+from farm.jobs import closing, listing
 from farm.models import catalog
 from farm.report import report
 from farm.report.layers import layers
@@ -374,7 +374,7 @@ def test_a_large_sweep_is_judged_before_other_writers_have_to_wait(database, mon
         session.get_one(tables.Job, job_id).state = "open"
     monkeypatch.setattr(evidence, "MOST_TUPLES", 4)
     monkeypatch.setattr(evidence, "IN_BATCH", 3)
-    summed, writes = rounds.Evidence.verdict, []
+    summed, writes = closing.Evidence.verdict, []
 
     def verdict(self):
         with database.write() as session:  # SQLite has one writer
@@ -382,8 +382,8 @@ def test_a_large_sweep_is_judged_before_other_writers_have_to_wait(database, mon
         writes.append(1)
         return summed(self)
 
-    monkeypatch.setattr(rounds.Evidence, "verdict", verdict)
-    assert rounds.close_round(database, job_id, 1).closing is rounds.Closing.DONE
+    monkeypatch.setattr(closing.Evidence, "verdict", verdict)
+    assert closing.close_round(database, job_id, 1).closing is closing.Closing.DONE
     assert writes == [1]
     stored = built(database, job_id)
     assert (len(stored.tuples), stored.verdict.measured, stored.preliminary) == (4, 10, False)
