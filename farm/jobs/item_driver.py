@@ -305,9 +305,8 @@ class ItemDriver:
         except Unmeasurable as error:
             if self.ending():
                 raise
-            log.warning(
-                "The benchmark process of card %s did not start: %s", self.card_id, error.message
-            )
+            reason = error.message
+        log.warning("The benchmark process of card %s did not start: %s", self.card_id, reason)
         return self.ask(self.register, has_claim=False)
 
     def _quarantine(self, reason: str) -> None:
@@ -323,7 +322,8 @@ class ItemDriver:
 
     def run(self, item_id: int) -> ItemOutcome:
         """Claim an item and measure it. If the benchmark process crashes, try again until the last
-        attempt. Raises as `prepare_card` and `ask`, and `CardUnavailable` if the card is in quarantine."""
+        attempt. Raises as `prepare_card` and `ask`, and `CardUnavailable` if the card is in
+        quarantine."""
         current = settings()
         if self.spool is not None and item_id in self.spool.items():
             # Write the spooled reading of this item first: a new claim would invalidate its token.
