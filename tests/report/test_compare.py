@@ -12,7 +12,8 @@ from sqlalchemy import select, update
 from farm.errors import UsageError
 from farm.exchange import packaged
 from farm.exchange.export import as_table
-from farm.report.compare import _models_of, compare
+from farm.report.compare import compare
+from farm.report.compared_side import _models_of
 from farm.report.gate import Gate, judge
 from farm.settings import settings
 from farm.store import tables
