@@ -164,8 +164,8 @@ def grouped_by_launch(
     for call in eager:
         grouped_eager.append(GroupedCall(call, groups[first_launch.get(call.module_path)]))
     grouped_launches = []
-    for launch, number in zip(compiled, launch_of, strict=True):
-        grouped_launches.append(GroupedCall(launch, groups[number]))
+    for launch, first in zip(compiled, launch_of, strict=True):
+        grouped_launches.append(GroupedCall(launch, groups[first]))
     return grouped_eager, grouped_launches
 
 
