@@ -38,7 +38,7 @@ from farm.types.format import plural
 from farm.types.reading import Verification
 from farm.types.request import Request
 from farm.verdict.aggregate import aggregate, next_operators
-from farm.verdict.evidence import Evidence
+from farm.verdict.job_results import JobResults
 from farm.verdict.verdict import Verdict
 
 
@@ -89,8 +89,8 @@ def _of_large_sweep(database: Database, job_id: str, number: int) -> Verdict | N
         job = session.get(Job, job_id)
         if not _is_open(job, number) or not _is_complete(session, job):
             return None
-        evidence = Evidence(session, job, number)
-        return evidence.verdict() if evidence.is_large else None
+        results = JobResults(session, job, number)
+        return results.verdict() if results.is_large else None
 
 
 def _is_open(job: Job | None, number: int) -> TypeGuard[Job]:
@@ -123,16 +123,16 @@ def _close(session: Session, job: Job, verdict: Verdict | None) -> ClosedRound:
     if session.exec(stored).first() is not None:
         return ClosedRound(Closing.ALREADY)
     request = Request.from_json(job.request)
-    evidence = Evidence(session, job, job.round)
+    results = JobResults(session, job, job.round)
     if verdict is None:
-        if evidence.is_large:
+        if results.is_large:
             # Its last item has just ended, and another aggregation is on its way.
             return ClosedRound(Closing.OPEN)
-        verdict = evidence.verdict()
+        verdict = results.verdict()
     row = _add_verdict(session, job, verdict)
     following, why = None, ""
     try:
-        following = _next_round(session, job, request, evidence, verdict)
+        following = _next_round(session, job, request, results, verdict)
     except (NoSuchCard, UsageError) as error:
         # The cards have changed. The error was raised before anything was planned.
         why = f"No further round could be planned: {error.message}"
@@ -170,7 +170,7 @@ def _end_without_sum(session: Session, job: Job, why: str) -> ClosedRound:
 
 
 def _next_round(
-    session: Session, job: Job, request: Request, evidence: Evidence, verdict: Verdict
+    session: Session, job: Job, request: Request, results: JobResults, verdict: Verdict
 ) -> int | None:
     """Plan another round if the card ran other operators than predicted, if it showed values that
     decide the work of operators, or if the accuracy loop adds operators."""
@@ -193,7 +193,7 @@ def _next_round(
         return None
     remember_significant(session, this.operators, "loop")
     if verdict.outcome == "fail":
-        added = next_operators(evidence.parts, significant(session), target=request.target)
+        added = next_operators(results.parts, significant(session), target=request.target)
         if added:
             remember_significant(session, added, job.id)
             reason = (

@@ -37,7 +37,7 @@ from farm.types.protocol import Variant
 from farm.types.request import Request, named
 from farm.types.tuple import OperatorTuple
 from farm.verdict.aggregate import next_operators
-from farm.verdict.evidence import unscoped_parts
+from farm.verdict.job_results import unscoped_parts
 
 _log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from sqlmodel import col, select
 
 from farm.benchmark.block import Window, measured_block
-from farm.benchmark_process.client import Measured
+from farm.benchmark_process.client import CardReading
 from farm.devices.device import Card
 from farm.devices.host import discover, open_device
 from farm.errors import Unmeasurable, UsageError
@@ -166,14 +166,14 @@ def measure_tuples(
         for spec in specs:
             subject = Subject("operator", spec.id, spec.to_json())
             check_health(process)  # a restarted process has a new result
-            answer = process.measure(subject, how, until, timeout_s=settings().item_timeout_s)
+            measured = process.measure(subject, how, until, timeout_s=settings().item_timeout_s)
             row_id = ""
             if database is not None:
                 with database.write() as session:
                     store_operators(session, {spec: cost(spec)})
-                row_id = keep_reading(database, answer, subject, how).id
+                row_id = keep_reading(database, measured, subject, how).id
             readings.append(
-                TupleReading(spec, answer.reading, how, answer.card, answer.software, row_id)
+                TupleReading(spec, measured.reading, how, measured.card, measured.software, row_id)
             )
     return readings
 
@@ -318,7 +318,7 @@ class _JobDriver(ItemDriver):
         with self.database.read() as session:
             return list(session.exec(query.where(col(item.state).in_(tables.OPEN))))
 
-    def measure(self, claimed: items.Claim) -> Measured:
+    def measure(self, claimed: items.Claim) -> CardReading:
         if claimed.role != "whole" or self.captured is None or self.benchmark.card.is_simulated:
             return super().measure(claimed)
         card, software = self.benchmark.card, self.benchmark.wait_ready()
@@ -326,7 +326,7 @@ class _JobDriver(ItemDriver):
         captured = self.captured
         whole = Whole(captured.variant, captured.model, captured.args, captured.kwargs)
         reading = measure_whole(whole, card, claimed.subject, claimed.protocol, claimed.stopping)
-        return Measured(reading, software, card)
+        return CardReading(reading, software, card)
 
 
 @dataclass(frozen=True)

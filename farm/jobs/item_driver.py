@@ -24,8 +24,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
-from farm.benchmark_process.client import BenchmarkProcess, Measured
-from farm.benchmark_process.requests import FingerprintRequest, TurnsRequest, VerifyRequest
+from farm.benchmark_process.client import BenchmarkProcess, CardReading
+from farm.benchmark_process.requests import (
+    FingerprintRequest,
+    TurnsRequest,
+    Verified,
+    VerifyRequest,
+)
 from farm.devices.device import Card
 from farm.devices.host import open_device
 from farm.devices.lock import CardLock, locked_within
@@ -136,20 +141,20 @@ def quarantining(database: Database | None, card: Card) -> Iterator[None]:
 
 
 def keep_reading(
-    database: Database, answer: Measured, subject: Subject, protocol: Protocol
+    database: Database, measured: CardReading, subject: Subject, protocol: Protocol
 ) -> ReadingRow:
     """Store a reading without an item, and its card; return the row of the reading."""
-    reading = answer.reading
+    reading = measured.reading
     trace = reading.trace.pack() if reading.trace is not None else None
     with database.write() as session:
-        cards.ensure_card(session, answer.card, answer.software)
+        cards.ensure_card(session, measured.card, measured.software)
         software_id, protocol_id = (
-            store_software(session, answer.software),
+            store_software(session, measured.software),
             store_protocol(session, protocol),
         )
         ids = {
-            "card_id": answer.card.id,
-            "card_model": answer.card.model,
+            "card_id": measured.card.id,
+            "card_model": measured.card.model,
             "software_id": software_id,
         }
         row = add_reading(session, reading, trace, subject, **ids, protocol_id=protocol_id)
@@ -384,7 +389,7 @@ class ItemDriver:
             return ItemOutcome("declined")
         return ItemOutcome("failed", item.reason, item.message)
 
-    def measure(self, claimed: Claim) -> Measured:
+    def measure(self, claimed: Claim) -> CardReading:
         """Measure a claimed item in the benchmark process. For a whole, first verify its capture
         once per job. Raises as `BenchmarkProcess.measure`."""
         predicted, verify = None, False
@@ -504,7 +509,7 @@ class ItemDriver:
         try:
             if claimed.lists_kernels:
                 return self._list_kernels(claimed)
-            answer = self.measure(claimed)
+            measured = self.measure(claimed)
         except group_driver.Interrupted as error:
             why, counted = error.args
             log.warning("%s was interrupted: %s", claimed.label, why)
@@ -524,18 +529,11 @@ class ItemDriver:
                 return ItemOutcome("failed", *failure)
             self.retrying(*failure)
             return None
-        if answer.verification is not None and claimed.capture_id is not None:
-            observed_id = self.ask(
-                store_observed,
-                self.database,
-                claimed.capture_id,
-                answer.observed,
-                answer.verification,
-                card_id=self.card_id,
-            )
+        if measured.verified is not None and claimed.capture_id is not None:
+            observed_id = self._store_verified(claimed.capture_id, measured.verified)
             if observed_id is not None:
                 self.ask(items.drop_not_run, self.database, claimed.job_id, observed_id)
-        closed = self._store(claimed, answer)
+        closed = self._store(claimed, measured)
         if closed is None:
             return ItemOutcome("spooled")
         self.follow_up(closed)
@@ -568,16 +566,22 @@ class ItemDriver:
                 "not_available", "A simulated card cannot compile a model. Choose another card."
             )
         assert claimed.capture_id is not None
-        self.ask(
+        self._store_verified(claimed.capture_id, verified)
+        self.follow_up(self.ask(items.listed, self.database, claimed))
+        return ItemOutcome("listed")
+
+    def _store_verified(self, capture_id: int, verified: Verified) -> int | None:
+        """Store what the card has shown about a capture; return the id of the observed capture,
+        see `store_observed`.
+        """
+        return self.ask(
             store_observed,
             self.database,
-            claimed.capture_id,
+            capture_id,
             verified.observed,
             verified.verification,
             card_id=self.card_id,
         )
-        self.follow_up(self.ask(items.listed, self.database, claimed))
-        return ItemOutcome("listed")
 
     def _time_in_turn(self, claimed: Claim) -> None:
         """On a CPU, time the item in turn with the items that wait behind it, unless it was timed
@@ -632,15 +636,15 @@ class ItemDriver:
             self._timed_by = self.benchmark.starts
             self._lost -= self._timed | {key}
 
-    def _store(self, claimed: Claim, answer: Measured) -> Closed | None:
+    def _store(self, claimed: Claim, measured: CardReading) -> Closed | None:
         """Write the reading into the database; if the database is unreachable, write it into the
         spool, return None.
 
         If the spool's disk is full too, keep the reading in memory and try both again; the token
         decides whether the database accepts it. If the database raises another error, spool the
         reading and raise that error."""
-        origin: dict[str, Any] = {"card_id": self.card_id, "software_id": answer.software.id}
-        complete = partial(items.complete, self.database, claimed, answer.reading, **origin)
+        origin: dict[str, Any] = {"card_id": self.card_id, "software_id": measured.software.id}
+        complete = partial(items.complete, self.database, claimed, measured.reading, **origin)
         if self.spool is None:
             return self.ask(complete)
         pauses_s = _pauses_s(0.5)
@@ -649,7 +653,7 @@ class ItemDriver:
                 return complete()
             except DatabaseUnreachable as away:
                 try:
-                    self.spool.keep(claimed, answer.reading, **origin)
+                    self.spool.keep(claimed, measured.reading, **origin)
                 except OSError as full:
                     log.warning(
                         "The reading of %s waits in memory: %s The spool cannot be written "
@@ -668,7 +672,7 @@ class ItemDriver:
                 return None
             except Exception:
                 with contextlib.suppress(OSError):
-                    self.spool.keep(claimed, answer.reading, **origin)
+                    self.spool.keep(claimed, measured.reading, **origin)
                     log.error(
                         "The reading of %s was not written and waits in %s",
                         claimed.label,

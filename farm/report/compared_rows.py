@@ -104,7 +104,7 @@ def side_of_row(
     """Sum tuples of a side. `every`: all tuples that the row would have."""
     lines = [entry.line for entry in counted]
     side = RowSide(
-        cost=_cost(time_of(counted), _energy(counted)),
+        cost=_cost(counted),
         calls=sum(entry.calls for entry in counted),
         tuples=len(counted),
         share=loaded.share(lines),
@@ -118,8 +118,10 @@ def side_of_row(
     return replace(side, coverage=coverage, lacks=lacks)
 
 
-def _cost(time_us: Figure | None, energy_mj: Figure | None) -> PassCost | None:
-    return None if time_us is None else PassCost(time_us, energy_mj)
+def _cost(counted: Sequence[Counted]) -> PassCost | None:
+    """Return the cost of all calls; None without tuples, or if one has no reading."""
+    time_us = time_of(counted)
+    return None if time_us is None else PassCost(time_us, _energy(counted))
 
 
 def time_of(counted: Sequence[Counted]) -> Figure | None:
@@ -163,17 +165,13 @@ def _verdict_of(session: Session, model: ComparedModel) -> Verdict:
 
 
 def _whole_of(model: ComparedModel, verdict: Verdict) -> RowSide:
-    time, lacks = verdict.time.whole, ""
+    side = RowSide(job=model.job_id, note=model.note)
+    time = verdict.time.whole
     if not time:
         reasons = dict.fromkeys(whole.short_reason for whole in verdict.wholes if whole.reason)
-        lacks = f"no reading{''.join(f' ({reason})' for reason in reasons)}"
-    return RowSide(
-        cost=_cost(time, verdict.energy.whole if verdict.energy else None),
-        coverage=1.0 if time else None,
-        job=model.job_id,
-        note=model.note,
-        lacks=lacks,
-    )
+        return replace(side, lacks=f"no reading{''.join(f' ({reason})' for reason in reasons)}")
+    energy = verdict.energy.whole if verdict.energy else None
+    return replace(side, cost=PassCost(time, energy), coverage=1.0)
 
 
 def _sum_of(session: Session, model: ComparedModel, verdict: Verdict) -> RowSide:
@@ -183,11 +181,11 @@ def _sum_of(session: Session, model: ComparedModel, verdict: Verdict) -> RowSide
         scope = f" ({outside} not in scope)" if outside else ""
         number = f"{verdict.measured} of {verdict.parts} tuples{scope}"
         lacks = f"{number}, {percent(verdict.coverage)}"
+    cost = None
+    if verdict.measured:
+        cost = PassCost(verdict.time.total, verdict.energy.total if verdict.energy else None)
     return RowSide(
-        cost=_cost(
-            verdict.time.total if verdict.measured else None,
-            verdict.energy.total if verdict.energy else None,
-        ),
+        cost=cost,
         calls=_calls(session, model.job_id, verdict),
         tuples=verdict.measured,
         coverage=verdict.coverage,

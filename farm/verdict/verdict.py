@@ -29,39 +29,42 @@ class Comparison:
     """The sum of the tuples and the whole model, in one quantity such as time.
 
     A verdict stores sum, whole and gap, not the fields below `whole`, from which the gap is
-    computed. A comparison that was read back has two of them: `held` is False if the whole has no
-    gap, and `paired` is the stored half-width of the gap if it does not follow from sum and whole.
+    computed. A comparison that was read back has two of them: `representative` is False if the
+    whole has no gap, and `gap_half_width` is the stored one if it does not follow from sum and
+    whole.
 
     Attributes:
         total: the sum over all calls.
         common: the part of the sum's half-width that longer windows cannot reduce: errors that all
             tuples share, caused by neighbours in the model or by clocks at the power limit.
-        between: the half-width of the gap for differences between jobs, relative to the whole.
-        off: the known part of the sum's half-width, its difference from the replay in order. It
-            adds to the other errors linearly.
-        held: False if the readings do not represent the model, for example on a busy host. Then
-            there is no gap.
-        paired: the half-width of the gap if tuples and whole were timed in turn, because their
-            errors are then not independent. None: the errors are independent.
+        between_jobs: the half-width of the gap for differences between jobs, relative to the whole.
+        replay_difference: the part of the sum's half-width that is its difference from the replay
+            in order. It adds to the other errors linearly.
+        representative: False if the readings do not represent the model, for example on a busy
+            host. Then there is no gap.
+        gap_half_width: the half-width of the gap if tuples and whole were timed in turn, because
+            their errors are then not independent. None: it follows from sum and whole.
     """
 
     total: Figure
     whole: Figure | None = None
     common: float = 0.0
-    between: float = 0.0
-    off: float = 0.0
-    held: bool = True
-    paired: float | None = None
+    between_jobs: float = 0.0
+    replay_difference: float = 0.0
+    representative: bool = True
+    gap_half_width: float | None = None
 
     @property
     def gap(self) -> Figure | None:
         """Sum / whole - 1; None without a whole, or if it would not represent the model."""
-        if self.whole is None or not self.whole.value or not self.held:
+        if self.whole is None or not self.whole.value or not self.representative:
             return None
-        independent = replace(self.total, half_width=self.total.half_width - self.off)
-        gap = independent.deviation_from(self.whole)
-        half_width = self.off / self.whole.value + math.hypot(gap.half_width, self.between)
-        return Figure(gap.value, half_width if self.paired is None else self.paired)
+        independent_half_width = self.total.half_width - self.replay_difference
+        gap = replace(self.total, half_width=independent_half_width).deviation_from(self.whole)
+        if self.gap_half_width is not None:
+            return replace(gap, half_width=self.gap_half_width)
+        independent = math.hypot(gap.half_width, self.between_jobs)
+        return replace(gap, half_width=self.replay_difference / self.whole.value + independent)
 
     @property
     def accuracy(self) -> float | None:
@@ -274,10 +277,10 @@ def _comparison_from_json(name: str, data: Mapping[str, Any]) -> Comparison | No
         return None
 
     has_gap = data[f"gap_{name}"] is not None
-    comparison = Comparison(total, whole, held=has_gap or not (whole and whole.value))
+    comparison = Comparison(total, whole, representative=has_gap or not (whole and whole.value))
     half_width = data[f"gap_{name}_half_width"]
     if comparison.gap and not math.isclose(half_width, comparison.gap.half_width):
-        return replace(comparison, paired=half_width)
+        return replace(comparison, gap_half_width=half_width)
     return comparison
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import farm
-from farm.benchmark_process.client import BenchmarkProcess, Measured
+from farm.benchmark_process.client import BenchmarkProcess, CardReading
 from farm.devices.lock import CardLock
 from farm.devices.software import torch_version
 from farm.errors import CaptureError, CardBusy, CardUnavailable, TupleRejected, UsageError
@@ -218,7 +218,7 @@ def test_the_whole_is_measured_first_and_what_the_card_does_not_run_is_not_measu
 
     def measure(
         process: BenchmarkProcess, subject: Subject, *more: Any, **options: Any
-    ) -> Measured:
+    ) -> CardReading:
         asked.append(subject.kind)
         answer = answered(process, subject, *more, **{**options, "verify": False})
         if subject.kind == "operator":

@@ -33,7 +33,7 @@ from farm.types.protocol import LARGEST_NUMBER, Protocol, Variant
 from farm.types.request import Request
 from farm.types.roofline import median_fingerprint, roofline_of
 from farm.types.tuple import DTYPES, OperatorTuple
-from farm.verdict.corrections import choose
+from farm.verdict.corrections import cost_in_model
 from farm.verdict.model_readings import peaks_of, select_for_model
 
 if TYPE_CHECKING:
@@ -421,7 +421,8 @@ def with_readings(session: Session, found: StepMemory) -> StepMemory:
             part.subject.operator_id: part.reading for part in selected.parts if part.reading
         }
         read_us = {
-            id_: choose(reading, wholes, id_).time.value for id_, reading in readings.items()
+            id_: cost_in_model(reading, wholes, id_).time_us.value
+            for id_, reading in readings.items()
         }
         software = session.get_one(tables.SoftwareRow, selected.software_id)
         fingerprints = select(tables.CardRow.fingerprint).where(tables.CardRow.model == model)
