@@ -165,7 +165,7 @@ def _verdict_of(session: Session, model: ComparedModel) -> Verdict:
 
 
 def _whole_of(model: ComparedModel, verdict: Verdict) -> RowSide:
-    side = RowSide(job=model.job_id, note=model.note)
+    side = RowSide(job_id=model.job_id, note=model.note)
     time = verdict.time.whole
     if not time:
         reasons = dict.fromkeys(whole.short_reason for whole in verdict.wholes if whole.reason)
@@ -189,7 +189,7 @@ def _sum_of(session: Session, model: ComparedModel, verdict: Verdict) -> RowSide
         calls=_calls(session, model.job_id, verdict),
         tuples=verdict.measured,
         coverage=verdict.coverage,
-        job=model.job_id,
+        job_id=model.job_id,
         note=model.note,
         lacks=lacks,
     )

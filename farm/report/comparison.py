@@ -40,7 +40,7 @@ class RowSide:
         calls, tuples: the number of them in the figures.
         share: of the side's sum (time), with the side's own number of calls.
         coverage: share of the time that the row would have with all tuples of the side.
-        job: the job of the verdict, for a whole or a sum.
+        job_id: the job of the verdict, for a whole or a sum.
         note: about the job, in words.
         lacks: what the figures lack, in words; "" if nothing.
     """
@@ -50,7 +50,7 @@ class RowSide:
     tuples: int = 0
     share: float | None = None
     coverage: float | None = None
-    job: str = ""
+    job_id: str = ""
     note: str = ""
     lacks: str = ""
 
@@ -113,8 +113,8 @@ class ComparedRow:
             "a_coverage": self.a.coverage,
             "b_coverage": self.b.coverage,
             "covers": self.covers,
-            "a_job": self.a.job,
-            "b_job": self.b.job,
+            "a_job": self.a.job_id,
+            "b_job": self.b.job_id,
             **_change_json("time", "us", self.time),
             **_change_json("energy", "mj", self.energy),
         }

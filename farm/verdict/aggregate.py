@@ -441,10 +441,9 @@ def _systematic(readings: Iterable[ReadingView], canaries: Sequence[CanaryReadin
     note = f"{len(compared)} canary tuple{'s' if len(compared) > 1 else ''}, measured on {where}."
     others = sorted(cards - places)
     if others:
-        left_out = others[0] if len(others) == 1 else f"{len(others)} other cards"
+        where = others[0] if len(others) == 1 else f"{len(others)} other cards"
         note += (
-            f" No canary was measured on {left_out}, so the intervals do not include that "
-            "difference."
+            f" No canary was measured on {where}, so the intervals do not include that difference."
         )
     return Systematic({"time": time, "energy": energy}, note)
 
@@ -644,13 +643,13 @@ def _host_steps(whole: ReadingView) -> str:
     (`farm.benchmark.host_steps`).
     """
     copied = whole.details.launching.host_copies
-    left_out = whole.details.timing.left_out_us
+    omitted = whole.details.timing.left_out_us
     texts = []
     if copied:
         number = sum(copied.values())
         texts.append(
             f"{number} copies between host and card, in the graph without waits of the host"
         )
-    if left_out:
-        texts.append(f"sum and whole leave out {', '.join(sorted(left_out))}")
+    if omitted:
+        texts.append(f"sum and whole leave out {', '.join(sorted(omitted))}")
     return "; ".join(texts)

@@ -220,10 +220,10 @@ class Verdict:
         fractions.
         """
         comparisons = self.comparisons
-        left_out = {*comparisons, "wholes", "tuples"}
+        separate = {*comparisons, "wholes", "tuples"}
         if not self.types:
-            left_out.add("types")
-        plain = adapter(Verdict).dump_python(self, mode="json", exclude=left_out)
+            separate.add("types")
+        plain = adapter(Verdict).dump_python(self, mode="json", exclude=separate)
 
         data: dict[str, Any] = {"schema": VERDICT_SCHEMA}
         for name in names_of(Verdict):

@@ -57,7 +57,7 @@ class CallTimes(OfCardKind):
         default_factory=dict
     )  # time of one call from a reading, by tuple id
     readings: str = ""  # origin of `read_us`, as text; "" without readings
-    job: str = ""  # id of the job that measured the readings; "" if the user named no job
+    job_id: str = ""  # of the job that measured the readings; "" if the user named no job
     # the measured peaks of the card; None if they are unknown
     fingerprint: Mapping[str, Any] | None = None
 
@@ -295,7 +295,7 @@ class StepMemory:
         return {
             "from": source,
             "card": self.times.card,
-            "job": self.times.job or None,
+            "job": self.times.job_id or None,
             "readings": self.times.readings,
             "read_share": self.read_share,
             "read_calls": self.read_calls,
