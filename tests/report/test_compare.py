@@ -264,7 +264,11 @@ def test_two_cards_have_the_models_of_one_name_side_by_side(database):
         on_another_card(database, job_id)
     found = compared(database, "card=H200", "card=H100")
     (whole,), (total,) = found.wholes, found.sums
-    assert (whole.name, whole.a.job_id, whole.b.job_id) == ("resnet18 2x64 float32", "ours", "newest")
+    assert (whole.name, whole.a.job_id, whole.b.job_id) == (
+        "resnet18 2x64 float32",
+        "ours",
+        "newest",
+    )
     assert whole.covers == "B: the most complete of 2 jobs"
     ours, newest = verdict_of(database, "ours"), verdict_of(database, "newest")
     assert (whole.time.a.value, whole.time.b.value) == (ours.whole_time_us, newest.whole_time_us)

@@ -145,7 +145,7 @@ def test_a_benchmark_process_that_ends_with_its_worker_puts_no_card_in_quarantin
         one that minds it.
         """
         monkeypatch.setattr(
-            measure._PROCESS,
+            worker.process,
             *(("stop_signals", [1]) if ending == "told to stop" else ("parent", -1)),
         )
         os.kill(process.pid, signal.SIGKILL)
