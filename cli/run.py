@@ -127,30 +127,30 @@ def _run(options: CliOptions, ending: Ending) -> None:
 
     partials = options.requests()
     cards = output.chosen_own_cards(options.card or [])
-    jobs = resolve_all(partials, cards, target=settings().target)
-    say_differences(jobs)
-    for job in jobs:
-        check_placements(job.request, cards)
+    requests = resolve_all(partials, cards, target=settings().target)
+    say_differences(requests)
+    for resolved in requests:
+        check_placements(resolved.request, cards)
     submissions = Submissions(say)
     if options.dry_run:
         database = output.open_database() if is_there(settings().database) else None
-        plans = submissions.previews(database, jobs, own_cards=cards)
+        plans = submissions.previews(database, requests, own_cards=cards)
         follow.preview(plans, submissions, as_json=options.as_json)
         return
     with output.writable_database(may_upgrade=True) as database:
-        left = submissions.still_to_do(database, jobs)
+        left = submissions.still_to_do(database, requests)
         if left:
             measure(database, [left], cards, submissions, ending)
         follow.conclude(database, submissions, as_json=options.as_json, check=options.check)
 
 
-def say_differences(jobs: Iterable[ResolvedRequest]) -> None:
+def say_differences(requests: Iterable[ResolvedRequest]) -> None:
     """Print what differs between a user's models and the measured ones: a dtype, the mode. Each
     line once.
     """
     lines: dict[str, None] = {}
-    for job in jobs:
-        lines.update(dict.fromkeys(job.differences))
+    for resolved in requests:
+        lines.update(dict.fromkeys(resolved.differences))
     for line in lines:
         say(line)
 
@@ -162,7 +162,7 @@ def measure(
     submissions: Submissions,
     ending: Ending,
 ) -> None:
-    """Start a farm for this command and measure the batches of jobs, one batch after the other."""
+    """Start a farm for this command and measure the batches of requests, one after the other."""
     # Celery loads only when there is something to do.
     from farm.doctor.host import disturbances
     from farm.settings import settings
@@ -185,9 +185,9 @@ def measure(
             farm.tend()
 
         try:
-            for jobs in batches:
+            for requests in batches:
                 before = len(submissions.job_ids)
-                submissions.submit_all(database, jobs, progress=follow.working, farm=farm)
+                submissions.submit_all(database, requests, progress=follow.working, farm=farm)
                 tend()
                 follow.follow(database, submissions.job_ids[before:], tend=tend)
         finally:
@@ -211,15 +211,15 @@ def submit(options: CliOptions, wait: bool = False) -> None:
     check_broker(settings())
     database = output.open_database()
     cards = choose_cards(serving_cards(database, options.card or []), options.card or [])
-    jobs = resolve_all(partials, cards, target=settings().target)
-    say_differences(jobs)
+    requests = resolve_all(partials, cards, target=settings().target)
+    say_differences(requests)
     submissions = Submissions(say)
     if options.dry_run:
-        plans = submissions.previews(database, jobs)
+        plans = submissions.previews(database, requests)
         follow.preview(plans, submissions, as_json=options.as_json)
         return
     try:
-        left = submissions.still_to_do(database, jobs)
+        left = submissions.still_to_do(database, requests)
         submissions.submit_all(database, left, progress=follow.working, pinned=bool(options.card))
         if wait:
             follow.follow(database, submissions.job_ids)
@@ -246,7 +246,7 @@ def say_submitted(submissions: Submissions, *, as_json: bool) -> None:
     """Print the submitted jobs. Raises `Refused` if something cannot be measured."""
     if as_json:
         jobs = [plan.to_json() for plan in submissions.submitted]
-        emit_json({"jobs": jobs, **follow.left_out(submissions)})
+        emit_json({"jobs": jobs, **follow.without_job(submissions)})
     elif submissions.job_ids:
         say(f"→ Follow the progress with `farm status {' '.join(submissions.job_ids)} --watch`.")
     submissions.check_refused(len(submissions.submitted) + len(submissions.skipped))
