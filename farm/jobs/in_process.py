@@ -27,14 +27,8 @@ from farm.errors import Unmeasurable, UsageError
 from farm.jobs import cards, items, jobs
 from farm.jobs.closing import Closing, close_round
 from farm.jobs.create import capture_all_layers, open_job
-from farm.jobs.item_driver import (
-    ItemDriver,
-    check_health,
-    heartbeat,
-    hold_card,
-    keep_reading,
-    refuse_card_in,
-)
+from farm.jobs.item_driver import ItemDriver
+from farm.jobs.own_card import check_health, heartbeat, hold_card, keep_reading, refuse_card_in
 from farm.models import catalog
 from farm.models.resolved import ResolvedModel
 from farm.models.user_code import captured_code, user_code

@@ -15,7 +15,7 @@ from farm.benchmark_process.client import CardReading
 from farm.devices.lock import CardLock
 from farm.errors import FarmError, UsageError, told
 from farm.jobs.in_process import Whole, how_to_measure, measure_whole, own_card
-from farm.jobs.item_driver import keep_reading
+from farm.jobs.own_card import keep_reading
 from farm.settings import settings
 from farm.store.content import UNSOUND, store_variant
 from farm.store.database import Database

@@ -21,7 +21,7 @@ from farm.devices.device import Card
 from farm.devices.simulated import SOFTWARE
 from farm.errors import Unmeasurable
 from farm.jobs import cards, groups, items, jobs
-from farm.jobs.item_driver import Spool
+from farm.jobs.spool import Spool
 from farm.settings import settings
 from farm.store.database import database_now
 from farm.store.tables import Item
