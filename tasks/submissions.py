@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from farm import errors
 from farm.devices.device import Card
-from farm.jobs import create, jobs
+from farm.jobs import captures, create, jobs
 from farm.jobs.closing import close_complete_rounds
 from farm.jobs.dry_run import dry_running
 from farm.jobs.plan import JobPlan
@@ -218,7 +218,7 @@ class Submissions:
             with self._or_refused(resolved):
                 capture_id = None
                 if _is_captured_first(resolved):
-                    capture_id = create.checked_capture(database, resolved)
+                    capture_id = captures.checked_capture(database, resolved)
                 checked.append((resolved, capture_id))
         for resolved, capture_id in checked:
             is_registered = farm is not None and bool(resolved.done_by) and farm.registered()
@@ -320,7 +320,7 @@ def submit(
     wait_for_workers = functools.cache(wait_for_workers)
     if resolved.variant is not None:
         progress(f"Capturing {resolved.variant.model}", 0, 0)
-        create.capture_all_layers(database, resolved)
+        captures.capture_all_layers(database, resolved)
     plan = create.open_job(
         database,
         resolved,

@@ -25,8 +25,9 @@ from farm.devices.device import Card
 from farm.devices.host import discover, open_device
 from farm.errors import Unmeasurable, UsageError
 from farm.jobs import cards, items, jobs
+from farm.jobs.captures import capture_all_layers
 from farm.jobs.closing import Closing, close_round
-from farm.jobs.create import capture_all_layers, open_job
+from farm.jobs.create import open_job
 from farm.jobs.item_driver import ItemDriver
 from farm.jobs.own_card import check_health, heartbeat, hold_card, keep_reading, refuse_card_in
 from farm.models import catalog
