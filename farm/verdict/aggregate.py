@@ -42,6 +42,7 @@ from farm.verdict.figures import (
 )
 from farm.verdict.gap_errors import ErrorSources, GapErrors, errors_of_gap
 from farm.verdict.judging import Circumstances, judge
+from farm.verdict.kernel_audit import audit_kernels
 from farm.verdict.replay import measured_parts, of_launch, replayed
 from farm.verdict.verdict import (
     Adjustment,
@@ -49,7 +50,6 @@ from farm.verdict.verdict import (
     Sums,
     Unmeasured,
     Verdict,
-    audit_kernels,
 )
 
 
@@ -113,9 +113,7 @@ def aggregate(
         adjustments=_adjustments(measured),
         flags=_flags(every),
         launch_gap_us=launch_gap_us(wholes),
-        kernels=audit_kernels(verification, parts)
-        if verification and verification.kernels
-        else None,
+        kernels=audit_kernels(verification, parts) if verification else None,
         temperature_energy_mj=sums.total(lambda cost: cost.warmth_mj) or None,
         between_jobs_time=sums.sources.between_jobs("time"),
         between_jobs_energy=sums.sources.between_jobs("energy"),

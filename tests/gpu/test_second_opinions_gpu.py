@@ -15,7 +15,7 @@ from farm.settings import settings
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
 from farm.verdict.cost_line import TupleView
 from farm.verdict.figures import Part
-from farm.verdict.verdict import audit_kernels
+from farm.verdict.kernel_audit import audit_kernels
 from tests.gpu import NEEDS_A_CARD
 
 pytestmark = NEEDS_A_CARD
