@@ -17,7 +17,7 @@ from farm.errors import UsageError
 if TYPE_CHECKING:
     from sqlmodel import Session
 
-    from cli.run import Ending
+    from cli.interruption import Ending
     from farm.report.comparison import SideComparison
     from farm.report.gate import Gate, Judgement
     from farm.requests.partial_request import PartialRequest
@@ -50,7 +50,7 @@ def compare(
             f"--format '{shape}' is not known.", f"Choose one of {', '.join(FORMATS)}."
         )
     if run:
-        from cli.run import interruptible
+        from cli.interruption import interruptible
 
         sides = _model("A", first), _model("B", second)
         interruptible(lambda ending: _paired(*sides, gate, rounds, card, shape, ending))

@@ -7,9 +7,10 @@ import dataclasses
 import pytest
 
 from cli.follow import preview
+from cli.interruption import interruptible
 from cli.options import options_of_run
 from cli.output import Interrupted
-from cli.run import interruptible, measure
+from cli.run import measure
 from farm.devices.device import Card
 from farm.jobs.closing import close_complete_rounds
 from farm.jobs.jobs import done_entries
