@@ -433,7 +433,7 @@ def _systematic(readings: Iterable[ReadingView], canaries: Sequence[CanaryReadin
         energies_mj = [figure.value for figure in energies if figure]
         if len(energies_mj) > 1:
             energy = max(energy, _spread(energies_mj))
-        places.update(canary.card_id for canary in repeated)
+        places.update(canary.reading.card_id for canary in repeated)
 
     where = f"{len(places)} cards" if len(places) > 1 else "one card"
     note = f"{len(compared)} canary tuple{'s' if len(compared) > 1 else ''}, measured on {where}."

@@ -173,7 +173,6 @@ class CanaryReading:
     """
 
     subject_id: str
-    card_id: str
     reading: ReadingView
 
 

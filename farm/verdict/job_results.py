@@ -343,7 +343,7 @@ class JobResults:
         for reading_id in reading_ids:
             row = self.readings.get(reading_id)
             if row:
-                canaries.append(CanaryReading(row.subject_id, row.card_id, ReadingView.of(row)))
+                canaries.append(CanaryReading(row.subject_id, ReadingView.of(row)))
         return [*canaries, *self._reference_canaries()]
 
     def _reference_canaries(self) -> Iterable[CanaryReading]:
@@ -356,7 +356,7 @@ class JobResults:
                 continue
             view = ReadingView(note.time_us, note.energy_mj, card_id=row.card_id)
             run = _run(row.card_id, note)
-            noted[run, note.time_us.value] = CanaryReading("reference operator", row.card_id, view)
+            noted[run, note.time_us.value] = CanaryReading("reference operator", view)
         return noted.values()
 
     @cached_property

@@ -81,7 +81,7 @@ def test_errors_of_one_tuple_scale_with_its_calls_and_tuples_add_in_quadrature()
 
 def test_what_canaries_show_counts_for_all_tuples_and_is_independent_of_their_own_errors():
     canaries = [
-        CanaryReading("c", card, reading(time, energy_mj=e))
+        CanaryReading("c", reading(time, energy_mj=e, card=card))
         for card, time, e in (("A", 99, 1.0), ("B", 101, 1.0))
     ]
     verdict = judge([part(count=10, read=reading(10, 0.1))], reading(100, 2.0), canaries=canaries)
