@@ -126,19 +126,19 @@ def evaluate(
     elif on:
         evaluated = _stored_on_other_readings(readings, on)
     else:
-        evaluated = _left_out(readings, specs, folds=folds, curve=curve)
-    about, left_out = evaluated.about, evaluated.left_out
+        evaluated = _held_out(readings, specs, folds=folds, curve=curve)
+    about, held_out = evaluated.about, evaluated.held_out
     answer(
         as_json,
         evaluated.to_json(),
-        lambda: tables.evaluations(evaluated.evaluations, about, left_out),
+        lambda: tables.evaluations(evaluated.evaluations, about, held_out),
     )
     if png is not None:
         from farm.addons.predict.plots import draw_evaluation
 
         name = evaluated.evaluations[-1].predictor
         title = f"{name}: {about}"
-        draw_evaluation(evaluated.data, evaluated.predictions, png, title, left_out)
+        draw_evaluation(evaluated.data, evaluated.predictions, png, title, held_out)
         say(f"Drawn to {png}")
 
 
@@ -201,7 +201,7 @@ class _Evaluated:
     evaluations: Sequence[Evaluation]
     predictions: HeldOutPredictions  # of the last evaluation
     about: str
-    left_out: str  # what the predictors did not learn from
+    held_out: str  # what the predictors did not learn from
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -211,7 +211,7 @@ class _Evaluated:
         }
 
 
-def _left_out(
+def _held_out(
     readings: Readings, specs: Sequence[PredictorSpec], *, folds: bool, curve: bool
 ) -> _Evaluated:
     """Evaluate predictors on tuples and families that they have not learned."""

@@ -14,10 +14,10 @@ from farm.types.format import percent
 
 
 def draw_evaluation(
-    data: Dataset, held: HeldOutPredictions, path: Path, title: str, left_out: str
+    data: Dataset, held: HeldOutPredictions, path: Path, title: str, held_out: str
 ) -> None:
     """Draw predicted against measured time by operator family, and the errors of each family of
-    models. ``left_out``: what the predictor did not learn from. Raises `UsageError` if the file
+    models. ``held_out``: what the predictor did not learn from. Raises `UsageError` if the file
     cannot be drawn (`check_path`)."""
     check_path(path)
     import numpy as np
@@ -60,7 +60,7 @@ def draw_evaluation(
         medianprops={"color": COLOURS[0]},
     )
     right.tick_params(axis="y", labelsize=8)
-    right.set(xlabel=f"error of the predicted time (%), {left_out}")
+    right.set(xlabel=f"error of the predicted time (%), {held_out}")
     save_figure(figure, path, title)
 
 
