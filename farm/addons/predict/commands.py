@@ -127,17 +127,17 @@ def evaluate(
         evaluated = _stored_on_other_readings(readings, on)
     else:
         evaluated = _held_out(readings, specs, folds=folds, curve=curve)
-    about, held_out = evaluated.about, evaluated.held_out
+    description, held_out = evaluated.description, evaluated.held_out
     answer(
         as_json,
         evaluated.to_json(),
-        lambda: tables.evaluations(evaluated.evaluations, about, held_out),
+        lambda: tables.evaluations(evaluated.evaluations, description, held_out),
     )
     if png is not None:
         from farm.addons.predict.plots import draw_evaluation
 
         name = evaluated.evaluations[-1].predictor
-        title = f"{name}: {about}"
+        title = f"{name}: {description}"
         draw_evaluation(evaluated.data, evaluated.predictions, png, title, held_out)
         say(f"Drawn to {png}")
 
@@ -200,12 +200,12 @@ class _Evaluated:
     data: Dataset
     evaluations: Sequence[Evaluation]
     predictions: HeldOutPredictions  # of the last evaluation
-    about: str
+    description: str
     held_out: str  # what the predictors did not learn from
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "about": self.about,
+            "about": self.description,
             "key": self.data.key,
             "evaluations": [evaluation.to_json() for evaluation in self.evaluations],
         }
@@ -227,8 +227,8 @@ def _held_out(
         )
         evaluations.append(scores)
     whole = sum(model.cost is not None for model in models)
-    about = _about(data).replace("tuples", f"tuples and {whole} whole models", 1)
-    return _Evaluated(data, evaluations, predictions, about, "one model family left out")
+    description = _about(data).replace("tuples", f"tuples and {whole} whole models", 1)
+    return _Evaluated(data, evaluations, predictions, description, "one model family left out")
 
 
 def _fitted_to_another_card(readings: Readings, card: str, spec: PredictorSpec) -> _Evaluated:
@@ -269,8 +269,8 @@ def _outside_training(
     data: Dataset, compared: tuple[Evaluation, HeldOutPredictions], origin: str
 ) -> _Evaluated:
     scores, predictions = compared
-    about = f"{_about(data)}; predictor {scores.predictor}, {origin}"
-    return _Evaluated(data, [scores], predictions, about, "tuples outside the training data")
+    description = f"{_about(data)}; predictor {scores.predictor}, {origin}"
+    return _Evaluated(data, [scores], predictions, description, "tuples outside the training data")
 
 
 def _about(data: Dataset) -> str:
