@@ -224,8 +224,8 @@ def _energy(variant: Variant, bench: Any) -> dict[str, Any]:
 
     from farm.benchmark.passes import numeric_flags
     from farm.benchmark.sampler import Sampler
+    from farm.benchmark.subjects import prepare
     from farm.benchmark.window import window_power
-    from farm.benchmark.workload import prepare
 
     subject = Subject("variant", variant.id, variant.to_json())
     protocol = Protocol()
@@ -329,7 +329,7 @@ def _times(subject: Subject, bench: Any) -> dict[str, Any]:
     from torch.utils import benchmark
 
     from farm.benchmark.passes import numeric_flags
-    from farm.benchmark.workload import prepare
+    from farm.benchmark.subjects import prepare
 
     cuda, protocol = bench.cuda, _protocol(bench)
     stopping = Stopping() if cuda else Stopping(warm_up_s=0.1, minimum_s=0.3, maximum_s=0.6)

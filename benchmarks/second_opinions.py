@@ -25,7 +25,7 @@ from torch.utils import benchmark
 
 from farm.benchmark.bench import Bench
 from farm.benchmark.passes import numeric_flags
-from farm.benchmark.workload import prepare
+from farm.benchmark.subjects import prepare
 from farm.devices.host import discover, open_device
 from farm.devices.lock import CardLock
 from farm.operators.capture import capture

@@ -19,7 +19,7 @@ from farm.jobs.outage import Outage
 from farm.settings import settings
 from tasks.app import broker_unreachable
 from tasks.broker_probe import check_broker_works
-from tasks.watchdog import PULSE
+from tasks.watchdog import Pulse
 
 #: The longest pause between two tries. A worker that has to stop notices it after `_STEP_S`. Unit:
 #: s.
@@ -45,12 +45,18 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]
         self._failures = 0  # connections that failed although the broker seemed to work
         self._connected_s = 0.0
 
+    @property
+    def _pulse(self) -> Pulse:
+        """That of the worker, which `tasks.worker` has created."""
+        pulse: Pulse = self.controller.pulse
+        return pulse
+
     def register_with_event_loop(self, hub: Any) -> None:
         super().register_with_event_loop(hub)
-        hub.on_tick.add(PULSE.beat)
+        hub.on_tick.add(self._pulse.beat)
 
     def stop(self) -> None:
-        PULSE.stop()
+        self._pulse.stop()
         super().stop()
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
@@ -66,7 +72,7 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]
             self._pause(min(0.5 * 2**self._failures, LONGEST_PAUSE_S))
         pause_s = _STEP_S
         while True:
-            PULSE.beat()
+            self._pulse.beat()
             maybe_shutdown()
             try:
                 check_broker_works(settings())
@@ -84,7 +90,7 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]
         return conn
 
     def _note(self, error: Exception) -> None:
-        PULSE.beat()
+        self._pulse.beat()
         self._failures = (
             self._failures + 1 if time.monotonic() - self._connected_s < LONGEST_PAUSE_S else 1
         )
@@ -93,6 +99,6 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]
     def _pause(self, pause_s: float) -> None:
         until_s = time.monotonic() + pause_s
         while time.monotonic() < until_s:
-            PULSE.beat()
+            self._pulse.beat()
             maybe_shutdown()
             time.sleep(_STEP_S)

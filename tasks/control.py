@@ -16,15 +16,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sqlalchemy
+from celery import Task
 from celery.exceptions import Ignore
 from sqlmodel import Session, and_, col, func, or_, select
 
 from farm.errors import FarmUnavailable, Unreadable
 from farm.jobs import cards, future_times, groups, items, jobs
 from farm.jobs.cards import CardStatus
+from farm.jobs.closing import Closing, close_round
 from farm.jobs.moving import give_up, move_items, rebalance
 from farm.jobs.outage import Outage, SteadyAnswers
-from farm.jobs.rounds import Closing, close_round
 from farm.settings import Settings, settings
 from farm.store import item_state, tables
 from farm.store.database import Database, by_key, database_now, long_ago, read_clock_s
@@ -54,8 +55,8 @@ LONGEST_PAUSE_S = 300.0
 WORKING = (CardState.IDLE, CardState.BUSY)
 
 
-class Aggregations:
-    """What this process knows about the aggregations that failed in it."""
+class AggregationTask(Task):  # type: ignore[misc]
+    """Knows which aggregations failed in this process. Celery creates one task per process."""
 
     def __init__(self) -> None:
         self.outage = Outage(log, "A round is not closed")
@@ -85,17 +86,14 @@ class AggregationRequests:
         return due
 
 
-_AGGREGATIONS = Aggregations()
-
-
 @functools.cache
 def database() -> Database:
     """Return the database of this process."""
     return Database(settings().database)
 
 
-@app.task(name="aggregate")
-def aggregate(round_id: str) -> dict[str, str]:
+@app.task(name="aggregate", base=AggregationTask, bind=True)
+def aggregate(self: AggregationTask, round_id: str) -> dict[str, str]:
     """Close the job's items that have no attempts left, then aggregate the round "JOB/NUMBER".
     Return its id, the result of closing it (`Closing`) and the job's outcome.
 
@@ -106,15 +104,15 @@ def aggregate(round_id: str) -> dict[str, str]:
     dropped: the reconciler publishes another one. Celery would log a traceback for each message.
     """
     try:
-        result = _aggregate(round_id)
+        result = _aggregate(round_id, self.failures)
     except FarmUnavailable as error:
-        _AGGREGATIONS.outage.note(error)
+        self.outage.note(error)
         raise Ignore from error
-    _AGGREGATIONS.outage.over()
+    self.outage.over()
     return result
 
 
-def _aggregate(round_id: str) -> dict[str, str]:
+def _aggregate(round_id: str, failures: Counter[str]) -> dict[str, str]:
     job_id, _, number = round_id.partition("/")
     current = settings()
     with database().read() as session:
@@ -129,8 +127,8 @@ def _aggregate(round_id: str) -> dict[str, str]:
         raise
     except Exception as error:
         unreadable = isinstance(error, Unreadable)  # another try would fail too
-        _AGGREGATIONS.failures[round_id] += 1
-        if _AGGREGATIONS.failures[round_id] < TRIES and not unreadable:
+        failures[round_id] += 1
+        if failures[round_id] < TRIES and not unreadable:
             raise
         log.error(
             "Job %s ends without a verdict: round %s could not be summed",
@@ -141,7 +139,7 @@ def _aggregate(round_id: str) -> dict[str, str]:
         raised = f"The sum of the parts could not be computed: {type(error).__name__}: {error}"
         why = str(error) if unreadable else raised
         closed = close_round(database(), job_id, int(number), failed=why[:1000])
-    _AGGREGATIONS.failures.pop(round_id, None)
+    failures.pop(round_id, None)
     if closed.closing is Closing.NEXT and closed.next_round is not None:
         queues.publish_round(database(), job_id, closed.next_round)
     return {"round": round_id, "closing": str(closed.closing), "outcome": closed.outcome}

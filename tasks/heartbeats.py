@@ -26,7 +26,7 @@ from farm.jobs.cards import process_started
 from farm.settings import Settings
 from farm.settings.shared_files import PRIVATE, Folder, open_folder
 from farm.store.database import Database
-from tasks.watchdog import PULSE, SILENT_AFTER_S
+from tasks.watchdog import SILENT_AFTER_S, Pulse
 
 #: Largest file of notes that is read.
 MOST_BYTES = 16 << 20
@@ -41,6 +41,7 @@ class HostHeartbeat:
 
     holder: str
     current: Settings
+    pulse: Pulse  # of the worker's main loop
 
     @property
     def path(self) -> Path:
@@ -53,7 +54,7 @@ class HostHeartbeat:
     def beat(self, database: Database, item_ids: Collection[int]) -> None:
         """Renew the leases of this worker, unless another worker does, or its main loop stands
         still. ``item_ids``: see `items.renew`."""
-        if PULSE.silent_s >= SILENT_AFTER_S:
+        if self.pulse.silent_s >= SILENT_AFTER_S:
             return
         now_s, lease_s, period_s = time.monotonic(), self.current.lease_s, self.current.beat_s
         first, live_workers, renewed = False, dict[str, Any](), set[str]()

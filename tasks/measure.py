@@ -27,9 +27,10 @@ from redis import RedisError
 from farm.devices.device import Card
 from farm.errors import CardUnavailable, DatabaseUnreachable, FarmError, UnhealthyCard
 from farm.jobs import cards
-from farm.jobs.item_driver import ItemDriver, Spool, log
+from farm.jobs.item_driver import ItemDriver, log
 from farm.jobs.items import Claim, Closed
 from farm.jobs.outage import Outage
+from farm.jobs.spool import Spool
 from farm.settings import die_with_parent, settings
 from farm.store.database import Database
 from farm.store.tables import CardState
@@ -39,6 +40,33 @@ from tasks.queues import card_queue, follow_up
 from tasks.servers import STOPPING
 
 
+class PoolProcess:
+    """The state of a pool process; the task `measure` has it, of which Celery creates one per
+    process.
+
+    Attributes:
+        worker: measures on the card; None before `begin`.
+        parent: the process id of the worker's main process; None before `begin`.
+        ended: set when the process ends.
+        stop_signals: the signals to stop. A list, not an Event: the signal handler may interrupt
+            code that holds the lock of an Event.
+        lock: the thread that registers the card and the Celery tasks use the same benchmark
+            process, one at a time.
+    """
+
+    def __init__(self) -> None:
+        self.worker: CardWorker | None = None
+        self.parent: int | None = None
+        self.ended = threading.Event()
+        self.stop_signals: list[int] = []
+        self.lock = threading.Lock()
+
+    @property
+    def is_orphan(self) -> bool:
+        """True if the worker's main process has ended."""
+        return self.parent is not None and os.getppid() != self.parent
+
+
 @dataclass
 class CardWorker(ItemDriver):
     """The item driver of a pool process. It also publishes messages, sends Celery events and stops
@@ -46,6 +74,7 @@ class CardWorker(ItemDriver):
     """
 
     task: Any = None  # the Celery task that runs now
+    process: PoolProcess = field(default_factory=PoolProcess)
     _events: Outage = field(
         default_factory=partial(Outage, log, "No events for Flower"), init=False
     )
@@ -90,10 +119,10 @@ class CardWorker(ItemDriver):
             self._events.note(broker_unreachable(settings().broker_url, error))
 
     def ending(self) -> bool:
-        return _PROCESS.ended.is_set() or self.stop_requested() or _PROCESS.is_orphan
+        return self.process.ended.is_set() or self.stop_requested() or self.process.is_orphan
 
     def stop_requested(self) -> bool:
-        return bool(_PROCESS.stop_signals)
+        return bool(self.process.stop_signals)
 
     def stay_registered(self, heartbeat_s: float) -> None:
         """Register the card; register it again after its release from quarantine, or if registering
@@ -102,7 +131,7 @@ class CardWorker(ItemDriver):
         This runs in a thread until the process ends, since a benchmark process ends with the thread
         that started it."""
         self._register_again()
-        while not _PROCESS.ended.wait(heartbeat_s):
+        while not self.process.ended.wait(heartbeat_s):
             if time.monotonic() - self.claimed_at_s < heartbeat_s:
                 continue  # the claim read the state of the card
             try:
@@ -116,45 +145,15 @@ class CardWorker(ItemDriver):
 
     def _register_again(self) -> None:
         try:
-            with _PROCESS.lock:
-                self.software = None  # with None, `ready` writes the card's row again
-                self.ready()
+            with self.process.lock:
+                self.software = None  # with None, `prepare_card` writes the card's row again
+                self.prepare_card()
         except FarmError as error:
             log.error(
                 "The card %s cannot measure: %s %s", self.card_id, error.message, error.next_step
             )
         except Exception:  # the thread must live on
             log.exception("The card %s cannot measure", self.card_id)
-
-
-class PoolProcess:
-    """The state of a pool process. Celery calls functions of this module without an argument that
-    could have it.
-
-    Attributes:
-        worker: measures on the card; None before `begin`.
-        parent: the process id of the worker's main process; None before `begin`.
-        ended: set when the process ends.
-        stop_signals: the signals to stop. A list, not an Event: the signal handler may interrupt
-            code that holds the lock of an Event.
-        lock: the thread that registers the card and the Celery tasks use the same benchmark
-            process, one at a time.
-    """
-
-    def __init__(self) -> None:
-        self.worker: CardWorker | None = None
-        self.parent: int | None = None
-        self.ended = threading.Event()
-        self.stop_signals: list[int] = []
-        self.lock = threading.Lock()
-
-    @property
-    def is_orphan(self) -> bool:
-        """True if the worker's main process has ended."""
-        return self.parent is not None and os.getppid() != self.parent
-
-
-_PROCESS = PoolProcess()
 
 
 @worker_process_init.connect(weak=False)
@@ -165,9 +164,10 @@ def begin(**_: Any) -> None:
     card_id = os.environ.get(CARD_VARIABLE)
     if not card_id:
         return
-    _PROCESS.parent = os.getppid()
+    process = measure.process
+    process.parent = os.getppid()
     die_with_parent()
-    signal.signal(STOPPING, lambda number, _frame: _PROCESS.stop_signals.append(number))
+    signal.signal(STOPPING, lambda number, _frame: process.stop_signals.append(number))
     current = settings()
     worker = CardWorker.with_process(
         card_id,
@@ -175,8 +175,9 @@ def begin(**_: Any) -> None:
         Database(current.database),
         spool=Spool(current.state_dir / "spool"),
         queue=card_queue(card_id),
+        process=process,
     )
-    _PROCESS.worker = worker
+    process.worker = worker
     worker.benchmark.start()
     threading.Thread(
         target=worker.stay_registered, args=(current.heartbeat_s,), name="register", daemon=True
@@ -186,10 +187,11 @@ def begin(**_: Any) -> None:
 @worker_process_shutdown.connect(weak=False)
 def end(**_: Any) -> None:
     """End the benchmark process when its pool process ends."""
-    _PROCESS.ended.set()
-    if _PROCESS.worker is not None:
-        _PROCESS.worker.close()
-        _PROCESS.worker.database.close()
+    process = measure.process
+    process.ended.set()
+    if process.worker is not None:
+        process.worker.close()
+        process.worker.database.close()
 
 
 class ItemRequest(Request):  # type: ignore[misc]
@@ -234,24 +236,33 @@ def failure(result: object) -> str:
     return f"{reason}: {message}" if message else str(reason)
 
 
+class MeasureTask(Task):  # type: ignore[misc]
+    """Has the state of its pool process."""
+
+    def __init__(self) -> None:
+        self.process = PoolProcess()
+
+
 @app.task(
     name="measure",
+    base=MeasureTask,
     bind=True,
     max_retries=settings().max_attempts,
     default_retry_delay=0,
     retry_on_worker_lost=True,
     Request=ItemRequest,
 )
-def measure(self: Task, item_id: int) -> dict[str, Any]:
+def measure(self: MeasureTask, item_id: int) -> dict[str, Any]:
     """Measure one item on this worker's card.
 
     Returns:
         {"item": id, "status": a status of `farm.jobs.item_driver.ItemOutcome`}. If the item
         failed, also "reason" and "message".
     """
-    assert _PROCESS.worker is not None, "card queues are consumed by pinned workers only"
-    with _PROCESS.lock:
-        return run_item(self, _PROCESS.worker, item_id)
+    worker = self.process.worker
+    assert worker is not None, "card queues are consumed by pinned workers only"
+    with self.process.lock:
+        return run_item(self, worker, item_id)
 
 
 def run_item(task: Task | None, worker: CardWorker, item_id: int) -> dict[str, Any]:

@@ -67,20 +67,16 @@ class Pulse:
         self.silent_s = self.silent_s + for_s if self._watched else 0.0
 
 
-#: The main loop of this process.
-PULSE = Pulse()
-
-
-def guard(worker: str) -> None:
+def guard(worker: str, pulse: Pulse) -> None:
     """Start the thread that ends this process if its main loop hangs. ``worker``: its name in the
     log.
     """
-    threading.Thread(target=_watch, args=(worker,), name="watchdog", daemon=True).start()
+    threading.Thread(target=_watch, args=(worker, pulse), name="watchdog", daemon=True).start()
 
 
-def _watch(worker: str) -> None:
-    while PULSE.silent_s < HUNG_AFTER_S:
-        PULSE.wait(1.0)
+def _watch(worker: str, pulse: Pulse) -> None:
+    while pulse.silent_s < HUNG_AFTER_S:
+        pulse.wait(1.0)
     frame = sys._current_frames()[threading.main_thread().ident or 0]
     stack = "".join(traceback.format_stack(frame)[-4:])
     _leave(

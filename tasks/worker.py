@@ -34,8 +34,9 @@ from farm.devices.lock import CardLock
 from farm.devices.software import program_versions
 from farm.errors import FarmError, FarmUnavailable, NoSuchCard
 from farm.jobs import cards, items
-from farm.jobs.item_driver import Spool, heartbeat
 from farm.jobs.outage import Outage
+from farm.jobs.own_card import heartbeat
+from farm.jobs.spool import Spool
 from farm.settings import Settings, die_with_parent, settings
 from farm.store import tables
 from farm.store.database import Database
@@ -48,7 +49,7 @@ from tasks.message_filter import CONTROL_QUEUE
 from tasks.queues import card_queue, control_messages, follow_up, own_farm
 from tasks.servers import STOPPING
 from tasks.supervisor import state_of_supervisor
-from tasks.watchdog import StallWatchdog, guard
+from tasks.watchdog import Pulse, StallWatchdog, guard
 
 log = logging.getLogger("farm.worker")
 
@@ -69,7 +70,8 @@ def serve_card(card_id: str) -> int:
     watchdog = StallWatchdog(
         f"card {card_id}", current.deaf_after_s, partial(_items_wait, database, card_id)
     )
-    beats = HostHeartbeat(holder, current)
+    pulse = Pulse()
+    beats = HostHeartbeat(holder, current, pulse)
 
     def beat() -> None:
         """Renew the claims of the pool process. This runs in the main process: the pool process may
@@ -90,7 +92,7 @@ def serve_card(card_id: str) -> int:
         try:
             with heartbeat(beat):
                 return _celery_worker(
-                    f"card-{card_id}@{current.host}", card_queue(card_id), pool="prefork"
+                    f"card-{card_id}@{current.host}", card_queue(card_id), pulse, pool="prefork"
                 )
         finally:
             with contextlib.suppress(FarmError):
@@ -165,7 +167,7 @@ def serve_control() -> int:
     threading.Thread(target=_reconcile_regularly, args=(current, ended), daemon=True).start()
     threading.Thread(target=_watch_control_queue, args=(current, ended), daemon=True).start()
     try:
-        return _celery_worker(f"control@{current.host}", CONTROL_QUEUE, pool="threads")
+        return _celery_worker(f"control@{current.host}", CONTROL_QUEUE, Pulse(), pool="threads")
     finally:
         ended.set()
 
@@ -202,7 +204,10 @@ def _answering_database(current: Settings) -> Database:
             time.sleep(min(current.heartbeat_s, 5.0))
 
 
-def _celery_worker(name: str, queue: str, *, pool: str) -> int:
+def _celery_worker(name: str, queue: str, pulse: Pulse, *, pool: str) -> int:
+    """Run a worker until it is stopped; return its exit code. ``pulse`` gets the signs of life of
+    its main loop.
+    """
     # Celery warns if it runs as root; messages contain no executable code (docs/security.md).
     warnings.filterwarnings("ignore", category=SecurityWarning)
     worker = app.Worker(
@@ -214,12 +219,13 @@ def _celery_worker(name: str, queue: str, *, pool: str) -> int:
         quiet=True,
         loglevel=logging.INFO,
     )
+    worker.pulse = pulse
     # At every lost connection. Celery sets another filter when it sets up logging.
     warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)
     os.environ.pop(
         "_MP_FORK_LOGLEVEL_", None
     )  # with it, child processes log billiard's plain text at their start
-    guard(name)
+    guard(name, pulse)
     signal.signal(
         STOPPING, signal.SIG_IGN
     )  # a new pool process inherits this until it sets its handler

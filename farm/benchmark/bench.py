@@ -23,14 +23,13 @@ from farm.benchmark.checks import Canary, with_canary
 from farm.benchmark.cost_ledger import CostLedger
 from farm.benchmark.cpu_runner import CpuRunner
 from farm.benchmark.passes import Offload, applied
-from farm.benchmark.phases import PHASES
 from farm.benchmark.phases.base import Measurement
 from farm.benchmark.policies import POLICIES
 from farm.benchmark.sampler import PowerLevels
 from farm.benchmark.steady import Windows, silent
-from farm.benchmark.subjects import kind_of_subject
+from farm.benchmark.subjects import kind_of_subject, passes_of, prepare
 from farm.benchmark.torch_device import one_stream
-from farm.benchmark.workload import Workload, prepare, why_it_raised
+from farm.benchmark.workload import Workload, why_it_raised
 from farm.devices.device import Device
 from farm.errors import Unmeasurable
 from farm.types.details import CanaryNote
@@ -39,6 +38,9 @@ from farm.types.reading import CPU_METHOD, Reading
 
 # how often to repeat a reading that a hot card, other processes, drift or a slow host disturbed
 REPEATS = 2
+
+# `Reading.cost_s` names these phases even if they do not apply
+IN_EVERY_COST = ("burst", "eager", "places", "added", "in_order", "context")
 
 
 class Bench:
@@ -64,8 +66,8 @@ class Bench:
             repeats: how often to repeat a disturbed reading (`REPEATED`). The default is two on a
                 GPU and none on a CPU, because its clock stands still while other processes use the
                 core.
-            offload: puts the tensors of a placement in slow memory; without it, protocols with a
-                placement are refused.
+            offload: puts tensors in slow memory; without it, protocols with slow tensors are
+                refused.
         """
         self.device = device
         self.torch_device = torch.device(torch_device)
@@ -200,8 +202,9 @@ class Bench:
     ) -> Reading:
         """Measure the window, then run the phases that apply."""
         kind = kind_of_subject(subject)
+        phases = kind.phases(subject)
         stopping = kind.stopping(stopping, ranks.world())
-        policy = kind.policy(protocol, rough=stopping.rough)
+        policy = kind.policy(protocol, stopping)
         with ledger.charged("around"):
             before = workload.written_sizes()
             reading = self.windows.measure_until_good(workload, stopping, policy, on_phase, ledger)
@@ -212,17 +215,25 @@ class Bench:
         pass_s = ranks.largest(reading.time_us.value / 1e6)
         limited = bool(ranks.largest("throttled_power" in reading.flags and counts_energy))
         measurement = Measurement(
-            subject, protocol, stopping, policy, workload, self.windows, pass_s, limited
+            subject,
+            protocol,
+            stopping,
+            policy,
+            workload,
+            self.windows,
+            pass_s,
+            limited,
+            build=lambda other: passes_of(other, protocol, self.torch_device),
         )
-        for phase in PHASES:
-            applies = phase.name in kind.phases and phase.applies(measurement)
-            if not (applies or phase.listed):
+        for name in IN_EVERY_COST:
+            ledger.charge(name, 0.0)
+        for phase in phases:
+            if not phase.applies(measurement):
                 continue
             with ledger.charged(phase.name):
-                if applies and phase.listed:
+                if phase.announced:
                     on_phase(phase.name, {})
-                if applies:
-                    reading = phase.run(measurement, reading)
+                reading = phase.run(measurement, reading)
         return reading
 
 

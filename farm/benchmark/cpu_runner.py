@@ -18,8 +18,8 @@ from farm.benchmark import window
 from farm.benchmark.host_clock import HostTimer, keep_memory, take_turns
 from farm.benchmark.passes import Offload, applied, free_bytes
 from farm.benchmark.steady import Windows
-from farm.benchmark.subjects import kind_of_subject
-from farm.benchmark.workload import prepare, why_it_raised
+from farm.benchmark.subjects import kind_of_subject, prepare
+from farm.benchmark.workload import why_it_raised
 from farm.errors import Unmeasurable
 from farm.types.protocol import OnPhase, Protocol, Stopping, Subject
 from farm.types.reading import Reading
@@ -81,7 +81,7 @@ class CpuRunner:
             timer = self._timed_alone(subject, protocol, stopping, on_phase)
         reading = self._reading(timer)
 
-        policy = kind_of_subject(subject).policy(protocol)
+        policy = kind_of_subject(subject).policy(protocol, stopping)
         if policy.energy and "energy_counter_mj" in self._windows.device.capabilities:
             self._windows.levels.refresh()
             with (

@@ -26,17 +26,15 @@ from farm.benchmark.host_steps import not_capturable
 from farm.benchmark.passes import (
     CHAIN_LAYERS,
     MEMORY_SHARE,
-    Offload,
     Pass,
     Passes,
     free_bytes,
 )
-from farm.benchmark.subjects import passes_of
 from farm.benchmark.torch_device import cache_bytes, capture_graph, run_all, synchronize
-from farm.errors import TupleRejected, Unmeasurable, error_text
+from farm.errors import Unmeasurable, error_text
 from farm.subjects.encoding import tensors_in
 from farm.types.details import Details
-from farm.types.protocol import Launch, Protocol, Subject
+from farm.types.protocol import Launch, Protocol
 
 ROUND_S = 0.003  # target duration of a round on a GPU
 CPU_ROUND_S = 0.005
@@ -143,34 +141,6 @@ def copies_wanted(
     return min(copies, MAX_COPIES), copies <= MAX_COPIES
 
 
-def prepare(
-    subject: Subject, protocol: Protocol, device: torch.device, offload: Offload | None = None
-) -> Workload:
-    """Build a subject, make the copies that the residency policy requires, warm it up and capture
-    its graphs.
-
-    Call this function, and launch the rounds of its result, under `farm.benchmark.passes.applied`;
-    on a GPU, do both on one stream that is not the default stream. ``offload`` puts the tensors of
-    the protocol's placement in slow memory.
-
-    Raises:
-        Unmeasurable: out_of_memory, raised, rejected, not_capturable or not_available.
-    """
-    if protocol.data == "seen":
-        # A job replaces 'seen' by the data classes that it observes in its model. A single subject
-        # has no model.
-        text = (
-            "--data seen needs a model, because it uses the values that occur in the running model."
-        )
-        raise Unmeasurable("not_available", text, "Use --data normal, or name a value profile.")
-    try:
-        return arrange(passes_of(subject, protocol, device, offload), protocol, device)
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise out_of_memory(error) from error
-    except TupleRejected as error:
-        raise Unmeasurable("rejected", error.message, error.next_step) from error
-
-
 def prepare_canary(size: int, device: torch.device) -> Workload:
     """The workload of the canary: a product of two square float32 matrices with `size` rows."""
     generator = torch.Generator(device=device).manual_seed(0)
@@ -265,9 +235,7 @@ def arrange(passes: Passes, protocol: Protocol, device: torch.device) -> Workloa
         replayed=graph,
         not_cold=protocol.residency == "stream" and not reached,
         calls=calls,
-        rewritten=passes.inputs
-        if protocol.residency == "resident" and not protocol.placement
-        else [],
+        rewritten=passes.rewritten,
     )
 
 

@@ -43,7 +43,7 @@ from farm.models import config_folder, torchvision
 from farm.models.entry import ModelEntry
 from farm.models.source import Source
 from farm.models.user_code import user_code
-from farm.models.user_modules import MODULES, seeded
+from farm.models.user_modules import seeded, user_modules
 from farm.settings import settings, user_models
 from farm.types.protocol import IMAGE_PX, Variant
 
@@ -111,7 +111,7 @@ def _register_function(module: str, function: str, folder: str) -> str:
     target = f"{module}:{function}"
     _check_targets("models", {target: target}, "takes no argument and returns the module")
     user_models.add(target, target, folder)
-    MODULES.make_importable(module)
+    user_modules().make_importable(module)
     return target
 
 
@@ -150,7 +150,7 @@ def loss(name: str) -> Callable[[Any], Any] | None:
     target = losses[name]
     try:
         with user_code():
-            return MODULES.function(target)  # type: ignore[no-any-return]
+            return user_modules().function(target)  # type: ignore[no-any-return]
     except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {error_text(error)}"
         problem = f"The loss of '{name}' could not be imported from '{target}': {reason}"
@@ -239,8 +239,8 @@ def made(name: str) -> UserModel:
     target = _targets()[name]
     try:
         with user_code(), torch_settings.restored() as changed:
-            function = MODULES.function(target)
-            torch_settings.write(MODULES.settings_of(target))
+            function = user_modules().function(target)
+            torch_settings.write(user_modules().settings_of(target))
             returned = function()
     except UnsupportedModel:  # it does not fit into memory
         raise
@@ -260,7 +260,7 @@ def made(name: str) -> UserModel:
 def _step_after(error: BaseException, target: str) -> str:
     """What to do after the user's function raised an error."""
     frames = traceback.extract_tb(error.__traceback__)
-    frames_of_user = [frame for frame in frames if MODULES.has_file(frame.filename)]
+    frames_of_user = [frame for frame in frames if user_modules().has_file(frame.filename)]
     if frames_of_user:
         last = frames_of_user[-1]
         return f"Correct {last.filename}, line {last.lineno}: {last.line}"
@@ -496,7 +496,7 @@ class Own(Source):
 
         function = None
         with contextlib.suppress(Exception, SystemExit), user_code():
-            function = MODULES.function(_targets()[name])  # `made` raises its error again
+            function = user_modules().function(_targets()[name])  # `made` raises its error again
         if name not in self._arrivals or self._arrivals[name][0] is not function:
             model = example(name)
             values = model.values or ()
@@ -538,7 +538,9 @@ class Own(Source):
         texts = [target.partition(":")[2] for target in functions]
         if config_folder.is_folder(entry.own_name):
             texts.append(config_folder.text(entry.own_name))
-        return texts + sorted(module.without_docstrings() for module in MODULES.loaded(functions))
+        return texts + sorted(
+            module.without_docstrings() for module in user_modules().loaded(functions)
+        )
 
     def forget_edited(self, entry: ModelEntry, step: str) -> None:
-        MODULES.forget_edited(_functions(entry.own_name, step))
+        user_modules().forget_edited(_functions(entry.own_name, step))

@@ -1,8 +1,8 @@
 """The Python modules of the user: where they are, their source text, and whether a file changed.
 
-Python has one import state per process (`sys.path`, `sys.modules`), so `MODULES` is one object per
-process. The modules are installed, on PYTHONPATH, or in the folders of `farm.settings.user_models`,
-which Python searches last."""
+Python has one import state per process (`sys.path`, `sys.modules`, `sys.meta_path`), and the object
+`user_modules()` is a part of it. The modules are installed, on PYTHONPATH, or in the folders of
+`farm.settings.user_models`, which Python searches last."""
 
 from __future__ import annotations
 
@@ -90,8 +90,6 @@ class UserModules:
             folder = os.path.abspath(path)
             if folder not in sys.path:
                 sys.path.append(folder)  # last: nothing in it may replace an installed module
-        if self not in sys.meta_path:
-            sys.meta_path.insert(0, self)
         top = module_name.partition(".")[0]
         with contextlib.suppress(ValueError):  # a module without a spec, such as __main__
             spec = importlib.util.find_spec(top)
@@ -166,7 +164,14 @@ class UserModules:
         importlib.invalidate_caches()
 
 
-MODULES = UserModules()
+def user_modules() -> UserModules:
+    """The finder of the user's modules in `sys.meta_path`; the first call adds it."""
+    for finder in sys.meta_path:
+        if isinstance(finder, UserModules):
+            return finder
+    finder = UserModules()
+    sys.meta_path.insert(0, finder)
+    return finder
 
 
 @contextlib.contextmanager

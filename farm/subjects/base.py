@@ -19,7 +19,7 @@ A method that raises says why in a `TupleRejected`: the call is then a row with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from farm.errors import TupleRejected
@@ -111,6 +111,14 @@ class Kind:
     def host_storages(self, spec: OperatorTuple) -> frozenset[int]:
         """Numbers of the storages that an operator of a GPU reads in the memory of the host."""
         return frozenset()
+
+    # ----- measurement
+
+    def phases(self, spec: OperatorTuple) -> Mapping[str, Any]:
+        """Phases that the measurement of a tuple has beside those of all tuples
+        (`farm.benchmark.phases.base.Phase`). The key is the name of the phase before it: "window",
+        "burst", "context", "restoring", "overlap", or another added phase."""
+        return {}
 
     # ----- cost and checks
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from farm.types.figure import Figure, PassCost
 from farm.types.stored import StoredField, plain, record_from, stored_fields
+
+Kind = TypeVar("Kind")
 
 TimeFigure = Literal["mean", "median", "fastest"]  # the figure of a window in `Reading.time_us`
 
@@ -185,7 +187,7 @@ class Timing:
     ceiling_s: float | None = None
     # of a kernel or collective: what restored its inputs before each pass; subtracted
     restore_us: float | None = None
-    # eager time of the operators that a CUDA graph leaves out (`farm.benchmark.host_steps`)
+    # eager time of the operators that a CUDA graph omits (`farm.benchmark.host_steps`)
     left_out_us: Mapping[str, float] | None = None
     # of a whole in a CUDA graph: the median pass with eager launch
     eager_time_us: Figure | None = None
@@ -265,11 +267,29 @@ class Details:
     revision: str | None = None
     #: Figure -> why it is missing, in words.
     missing: Mapping[Absent, str] = field(default_factory=dict)
-    other: Mapping[str, Any] = field(default_factory=dict)  # keys of other versions
+    # keys of other versions, and records of phases that are not listed here (`recording`)
+    other: Mapping[str, Any] = field(default_factory=dict)
 
     def lacking(self, figure: Absent, because: str) -> Self:
         """Return the details with the reason why a figure is missing."""
         return replace(self, missing={**self.missing, figure: because})
+
+    def recording(self, key: str, record: Any) -> Self:
+        """Return the details with a record that no field of this class holds: a dataclass, as an
+        object under ``key``. Example: ``details.recording("powers", PowersNote(largest=3.0))``.
+
+        Raises:
+            ValueError: the key belongs to a field.
+        """
+        if key in _keys():
+            raise ValueError(f"The details have a field with the key {key!r}.")
+        return replace(self, other={**self.other, key: plain(record)})
+
+    def recorded(self, key: str, kind: type[Kind]) -> Kind | None:
+        """Return the record of ``recording``; None if there is none. Raises ValueError if it is
+        incomplete."""
+        data = self.other.get(key)
+        return None if data is None else record_from(kind, data)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON, without fields that are None."""

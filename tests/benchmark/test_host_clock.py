@@ -19,7 +19,8 @@ from farm.benchmark.bench import Bench
 from farm.benchmark.clock import TimedRound
 from farm.benchmark.host_clock import LEAST_TURNS, TURNS, HostTimer, fastest_us, take_turns
 from farm.benchmark.passes import applied
-from farm.benchmark.workload import Workload, prepare
+from farm.benchmark.subjects import prepare
+from farm.benchmark.workload import Workload
 from farm.devices.cpu import CpuDevice
 from farm.devices.device import Card
 from farm.errors import Unmeasurable

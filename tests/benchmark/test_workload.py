@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from farm.benchmark.passes import CHAIN_LAYERS
+from farm.benchmark.subjects import prepare
 from farm.benchmark.subjects.model_variant import build_variant, given_variant
-from farm.benchmark.workload import MAX_COPIES, copies_wanted, prepare
+from farm.benchmark.workload import MAX_COPIES, copies_wanted
 from farm.errors import Unmeasurable
 from farm.operators.rebuild import rebuild
 from farm.subjects.parsing import parse

@@ -25,6 +25,7 @@ from farm.benchmark import (
     fingerprinting,
     sampler,
     steady,
+    subjects,
     workload,
 )
 from farm.devices.device import Device
@@ -96,8 +97,9 @@ class VirtualTime:
             monkeypatch.setattr(module, "time", stand_in)
         for module in (clock, fingerprinting, steady):
             monkeypatch.setattr(module, "Sampler", self.sampler)
-        for name in ("passes_of", "Passes"):  # the last makes the canary's
-            monkeypatch.setattr(workload, name, self._timed_passes(getattr(workload, name)))
+        monkeypatch.setattr(subjects, "passes_of", self._timed_passes(subjects.passes_of))
+        # makes those of the canary
+        monkeypatch.setattr(workload, "Passes", self._timed_passes(workload.Passes))
 
     def _timed_passes(self, make: Callable[..., Any]) -> Callable[..., Any]:
         def made(*arguments: Any) -> Any:

@@ -6,7 +6,11 @@ import pytest
 import torch
 
 from farm.benchmark.passes import applied
-from farm.benchmark.phases import PHASES
+from farm.benchmark.phases.base import Phase, with_added
+from farm.benchmark.phases.bursts import Bursts
+from farm.benchmark.phases.context import Context
+from farm.benchmark.phases.eager import EagerLaunch
+from farm.benchmark.phases.restoring import Restoring
 from farm.benchmark.policies import POLICIES
 from farm.benchmark.subjects import COMPILED, MODEL, STEP, TUPLE, kind_of_subject, passes_of
 from farm.benchmark.subjects.base import SubjectKind
@@ -48,18 +52,21 @@ def test_windows_follow_a_policy_of_the_table_and_keep_the_wanted_interval(
     kind: SubjectKind,
 ) -> None:
     wanted = Stopping(time_half_width=0.02, energy_half_width=0.05)
-    assert kind.policy(EAGERLY) in POLICIES.values()
-    assert not kind.policy(EAGERLY.with_placement("in0")).energy
+    assert kind.policy(EAGERLY, Stopping()) in POLICIES.values()
     for ranks in (1, 2):
         rule = kind.stopping(wanted, ranks)
         assert (rule.time_half_width, rule.energy_half_width) == (0.02, 0.05)
         assert rule.minimum_s <= rule.maximum_s
 
 
+def test_a_tuple_with_slow_tensors_is_only_timed() -> None:
+    assert not TUPLE.policy(EAGERLY.with_placement("in0"), Stopping()).energy
+
+
 def test_only_tuples_are_measured_roughly_and_have_a_canary() -> None:
     rough = Stopping().allowing(0.05)
-    rough_policies = {kind for kind in EXAMPLES if kind.policy(EAGERLY, rough=True).rough}
-    assert rough_policies == {TUPLE}
+    flagged = {kind for kind in EXAMPLES if "rough" in kind.policy(EAGERLY, rough).flags}
+    assert flagged == {TUPLE}
     assert {kind for kind in EXAMPLES if kind.has_canary(Stopping())} == {TUPLE}
     assert not TUPLE.has_canary(rough)
 
@@ -72,8 +79,23 @@ def test_a_pass_runs(kind: SubjectKind) -> None:
     assert (passes.order is not None) == EXAMPLES[kind].whole
 
 
-def test_every_phase_belongs_to_a_kind() -> None:
-    names = {phase.name for phase in PHASES}
-    assert frozenset().union(*(kind.phases for kind in EXAMPLES)) == names
-    assert TUPLE.phases.isdisjoint(MODEL.phases)
-    assert MODEL.phases == STEP.phases == COMPILED.phases
+@every_kind
+def test_a_kind_lists_its_phases_in_their_order(kind: SubjectKind) -> None:
+    names = [phase.name for phase in kind.phases(EXAMPLES[kind])]
+    of_whole_models = ["eager", "places", "added", "in_order"]
+    of_tuples = ["burst", "context", "restoring", "overlap"]
+    assert names == (of_tuples if kind is TUPLE else of_whole_models)
+
+
+def test_a_phase_is_added_after_the_window_or_after_another_phase() -> None:
+    usual = (Bursts(), Context())
+
+    def names(added: dict[str, Phase]) -> list[str]:
+        return [phase.name for phase in with_added(usual, added)]
+
+    assert names({}) == ["burst", "context"]
+    assert names({"burst": Restoring()}) == ["burst", "restoring", "context"]
+    both = {"window": EagerLaunch(), "eager": Restoring()}
+    assert names(both) == ["eager", "restoring", "burst", "context"]
+    with pytest.raises(ValueError, match="'restoring' follows 'places', which is none of"):
+        names({"places": Restoring()})

@@ -1,22 +1,26 @@
 """The contract of `farm.subjects.base`: every kind keeps it, and a kind of one file is enough to
-capture, label, check, build, count and measure an operator."""
+capture, label, check, build, count and measure an operator, with a phase of its own."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from sqlmodel import select
 from torch import nn
 
 from farm.benchmark.bench import Bench
+from farm.benchmark.phases.base import Measurement, Phase
 from farm.benchmark.subjects.model_variant import given_variant
 from farm.errors import TupleRejected, Unmeasurable
 from farm.jobs import in_process, items, jobs
-from farm.jobs.rounds import Closing, close_round
+from farm.jobs.closing import Closing, close_round
 from farm.operators.capture import predict
 from farm.operators.cost import cost
 from farm.operators.rebuild import rebuild, written_inputs
@@ -24,6 +28,7 @@ from farm.operators.self_check import checked
 from farm.report import report
 from farm.report.report import Report
 from farm.store.database import Database
+from farm.store.tables import ReadingRow
 from farm.subjects import registry
 from farm.subjects.base import Kind, reject
 from farm.subjects.collective_calls import collective_tuple
@@ -32,7 +37,9 @@ from farm.subjects.parsing import parse
 from farm.subjects.registry import KINDS, kind_of
 from farm.subjects.values import Fill
 from farm.training.captured_model import capture_model
+from farm.types.details import Details
 from farm.types.protocol import Protocol, Stopping
+from farm.types.reading import Reading
 from farm.types.request import Request
 from farm.types.tuple import Cost, OperatorTuple, TensorSpec
 from tests.benchmark.conftest import virtual_time
@@ -162,8 +169,32 @@ SHORT = Stopping(
 )
 
 
+@dataclass(frozen=True)
+class LargestNote:
+    """The largest power in the output of a pass."""
+
+    largest: float
+    powers: int
+
+
+class LargestPower(Phase):
+    """Notes the largest power."""
+
+    name = "largest"
+
+    def applies(self, measurement: Measurement) -> bool:
+        return measurement.subject.spec["arguments"][1] > 1
+
+    def run(self, measurement: Measurement, reading: Reading) -> Reading:
+        output = measurement.passes.first()
+        assert isinstance(output, torch.Tensor)
+        note = LargestNote(largest=float(output.max()), powers=len(output))
+        details = reading.details.recording("largest_power", note)
+        return dataclasses.replace(reading, details=details)
+
+
 class Powers(Kind):
-    """An operator of another library, with its own cost and its own limit."""
+    """An operator of another library, with its own cost, its own limit and its own phase."""
 
     name = "powers"
     public = True
@@ -189,6 +220,9 @@ class Powers(Kind):
         self, spec: OperatorTuple, tensors: list[torch.Tensor], device: torch.device
     ) -> Callable[..., Any]:
         return powers._opoverload
+
+    def phases(self, spec: OperatorTuple) -> Mapping[str, Phase]:
+        return {"burst": LargestPower()}
 
     def cost(self, spec: OperatorTuple) -> Cost:
         (tensor,), number = spec.tensors, spec.arguments[1]
@@ -234,8 +268,21 @@ def test_a_kind_of_one_file_is_measured(
     new_tuple: OperatorTuple, virtual_time: VirtualTime
 ) -> None:
     bench = Bench(FakeDevice(), "cpu", idle_power_w=80.0)
-    reading = bench.measure(subject(new_tuple), EAGERLY, SHORT)
+    announced: list[str] = []
+    reading = bench.measure(
+        subject(new_tuple), EAGERLY, SHORT, lambda phase, _: announced.append(phase)
+    )
     assert reading.time_us.value == pytest.approx(virtual_time.pass_s * 1e6, rel=0.01)
+    assert announced[-2:] == ["window", "largest"]
+    assert reading.cost_s["largest"] > 0
+    note = reading.details.recorded("largest_power", LargestNote)
+    assert note is not None
+    assert (note.powers, note.largest > 1) == (5, True)
+
+
+def test_a_key_of_the_details_holds_no_other_record() -> None:
+    with pytest.raises(ValueError, match="'burst'"):
+        Details().recording("burst", LargestNote(1.0, 1))
 
 
 def report_of(database: Database, model: nn.Module) -> Report:
@@ -280,6 +327,11 @@ def test_a_kind_of_one_file_is_summed_and_reported(
         pytest.approx(virtual_time.pass_s * 1e6, rel=0.01),
     )
     assert found.flops == 320
+
+    with database.read() as session:
+        rows = session.exec(select(ReadingRow)).all()
+    notes = [Details.from_json(row.details).recorded("largest_power", LargestNote) for row in rows]
+    assert [note.powers for note in notes if note is not None] == [5]
 
 
 def test_an_operator_that_a_new_kind_refuses_is_a_row_with_a_reason(

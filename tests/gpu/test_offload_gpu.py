@@ -11,9 +11,9 @@ from torch import nn
 from farm.addons.memory.memory_tier import PinnedMemory
 from farm.addons.memory.offload import offload
 from farm.benchmark.passes import numeric_flags
+from farm.benchmark.subjects import prepare
 from farm.benchmark.subjects.operator_tuple import operator_passes
 from farm.benchmark.torch_device import capture_graph
-from farm.benchmark.workload import prepare
 from farm.errors import Unmeasurable
 from farm.operators.capture import capture
 from farm.subjects.encoding import tensors_in

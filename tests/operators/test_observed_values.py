@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from farm.benchmark.subjects import prepare
 from farm.benchmark.subjects.operator_tuple import set_values
-from farm.benchmark.workload import prepare
 from farm.operators import observed_values
 from farm.operators.capture import capture
 from farm.operators.observed_values import describe_values, observe_values, watch_values

@@ -16,7 +16,7 @@ from farm.store import tables
 from farm.store.database import Database
 from farm.store.tables import Item
 from tasks.heartbeats import HostHeartbeat
-from tasks.watchdog import PULSE, SILENT_AFTER_S
+from tasks.watchdog import SILENT_AFTER_S, Pulse
 from tests.planned import claim, items_of, plan, register
 
 BEAT_ONCE = """
@@ -24,7 +24,9 @@ import os, time
 from farm.settings import settings
 from farm.store.database import Database
 from tasks.heartbeats import HostHeartbeat
-HostHeartbeat("holder-1", settings()).beat(Database(settings().database), [int(os.environ["ITEM"])])
+from tasks.watchdog import Pulse
+beats = HostHeartbeat("holder-1", settings(), Pulse())
+beats.beat(Database(settings().database), [int(os.environ["ITEM"])])
 print("noted", flush=True)
 time.sleep(600)
 """
@@ -37,7 +39,10 @@ class Host:
         self.database = database
         cards = register(database, 0, 1)
         self.items = [items_of(database, plan(database, [card]))[0].id for card in cards]
-        self.workers = [HostHeartbeat(f"holder-{number}", settings()) for number in (0, 1)]
+        self.pulse = Pulse()
+        self.workers = [
+            HostHeartbeat(f"holder-{number}", settings(), self.pulse) for number in (0, 1)
+        ]
         self.end_leases()
 
     def end_leases(self) -> None:
@@ -182,14 +187,14 @@ def test_the_leases_of_a_killed_worker_end(host):
     assert host.renewed() == FIRST
 
 
-def test_a_worker_whose_main_loop_hangs_loses_its_leases(host, monkeypatch):
+def test_a_worker_whose_main_loop_hangs_loses_its_leases(host):
     host.beat(0)
     host.beat(1)
     host.end_leases()
     host.later(1)
-    monkeypatch.setattr(PULSE, "silent_s", SILENT_AFTER_S)
+    host.pulse.silent_s = SILENT_AFTER_S
     assert host.beat(0) == 0
-    monkeypatch.setattr(PULSE, "silent_s", 0.0)
+    host.pulse.silent_s = 0.0
     host.later(1)  # its last note is old
     assert host.beat(1) == 2
     assert host.renewed() == SECOND
@@ -198,7 +203,9 @@ def test_a_worker_whose_main_loop_hangs_loses_its_leases(host, monkeypatch):
 def test_workers_of_different_databases_are_apart(tmp_path):
     one, other = (
         HostHeartbeat(
-            "a", Settings(state_dir=tmp_path, database_url=f"sqlite:///{tmp_path}/{name}.db")
+            "a",
+            Settings(state_dir=tmp_path, database_url=f"sqlite:///{tmp_path}/{name}.db"),
+            Pulse(),
         )
         for name in ("one", "other")
     )

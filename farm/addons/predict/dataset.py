@@ -90,8 +90,9 @@ class Dataset:
         return digest.hexdigest()[:32]
 
     def without(self, operator_ids: Iterable[str]) -> Dataset:
-        left_out = set(operator_ids)
-        return self.where([call.operator_id not in left_out for call in self.calls])
+        """Return the training rows of all other tuples."""
+        removed = set(operator_ids)
+        return self.where([call.operator_id not in removed for call in self.calls])
 
     def where(self, chosen: Iterable[bool]) -> Dataset:
         return dataclasses.replace(
@@ -194,7 +195,7 @@ def datasets(
         data = protocols[row.protocol_id]["data"]
         # Predictions cover fast memory only; the values of data that was copied from a compiled
         # model are unknown.
-        if row.time_us > 0 and not conditions.protocol.placement and data != "copied":
+        if row.time_us > 0 and not conditions.protocol.slow_tensors and data != "copied":
             newest[conditions][row.subject_id, data] = row
     keys = itertools.chain.from_iterable(newest.values())
     specs = stored_specs(session, {subject for subject, _ in keys})

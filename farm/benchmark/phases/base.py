@@ -11,13 +11,15 @@ A phase adds figures to a reading whose window has ended, or corrects it. Exampl
         def measure(self, measurement: Measurement, details: Details) -> Details:
             burst = measure_bursts(measurement.workload, measurement.windows.device)
             return replace(details, burst=burst)
+
+A phase of another kind stores a record of its own: `Details.recording`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -47,6 +49,8 @@ class Measurement:
     windows: Windows
     pass_s: float  # of the slowest rank
     limited: bool  # the power limit slowed the window, and the card counts energy
+    #: Builds the passes of another subject of this kind.
+    build: Callable[[Subject], Passes]
     #: Replays the calls of a whole model; `phases.order.Places` makes it.
     player: Player | None = None
 
@@ -73,19 +77,41 @@ class Measurement:
 class Phase(ABC):
     """Adds to a reading, or corrects it."""
 
-    name: ClassVar[str]
-    #: The phase is announced, and `Reading.cost_s` names it even if it does not apply.
-    listed: ClassVar[bool] = True
+    name: ClassVar[str]  # also in `Reading.cost_s`
+    #: `on_phase` is called with the name before the phase runs.
+    announced: ClassVar[bool] = True
 
     @abstractmethod
     def applies(self, measurement: Measurement) -> bool:
-        """True if the phase has anything to do for a subject whose kind names it. It must not touch
+        """True if the phase has anything to do for a subject whose kind lists it. It must not touch
         the card.
         """
 
     @abstractmethod
     def run(self, measurement: Measurement, reading: Reading) -> Reading:
         """Measure, and return the reading with the result."""
+
+
+#: The name of what comes before the first phase.
+WINDOW = "window"
+
+
+def with_added(phases: Sequence[Phase], added: Mapping[str, Phase]) -> list[Phase]:
+    """Insert phases into the order of others: each after the phase that is named beside it, or
+    after the `WINDOW`. Example: ``with_added([Bursts(), Context()], {"burst": Third()})``.
+
+    Raises:
+        ValueError: no phase has that name.
+    """
+    ordered = list(phases)
+    for earlier, phase in added.items():
+        names = [WINDOW, *(other.name for other in ordered)]
+        if earlier not in names:
+            raise ValueError(
+                f"The phase {phase.name!r} follows {earlier!r}, which is none of {names}."
+            )
+        ordered.insert(names.index(earlier), phase)
+    return ordered
 
 
 class FigurePhase(Phase):

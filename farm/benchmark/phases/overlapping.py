@@ -11,7 +11,6 @@ from farm.benchmark.phases.base import Measurement, Phase
 from farm.benchmark.phases.restoring import time_restoring
 from farm.benchmark.policies import POLICIES
 from farm.benchmark.steady import silent
-from farm.benchmark.subjects.operator_tuple import operator_passes
 from farm.benchmark.workload import arrange
 from farm.subjects.collective_calls import alone, product_beside
 from farm.subjects.parsing import parse
@@ -23,7 +22,7 @@ class Overlapping(Phase):
     """`SeveralCards.overlap`, of a collective beside a matrix product."""
 
     name = "overlap"
-    listed = False
+    announced = False
 
     def applies(self, measurement: Measurement) -> bool:
         return bool(measurement.subject.spec.get("parameters", {}).get("beside"))
@@ -35,7 +34,7 @@ class Overlapping(Phase):
         assert product is not None
         collective = dataclasses.replace(subject, spec=alone(spec).to_json())
         # Both stay in memory during both windows.
-        first = operator_passes(collective, measurement.protocol, torch_device)
+        first = measurement.build(collective)
         second = Passes(product, None, 0, 0)
         collective_us = _time_us(measurement, first)
         product_us = _time_us(measurement, second)

@@ -11,6 +11,8 @@ from farm.benchmark.subjects.compiled_model import CompiledModel
 from farm.benchmark.subjects.model_variant import ModelVariant, WholeModel
 from farm.benchmark.subjects.operator_tuple import MeasuredTuple
 from farm.benchmark.subjects.training_step import TrainingStep
+from farm.benchmark.workload import Workload, arrange, out_of_memory
+from farm.errors import TupleRejected, Unmeasurable
 from farm.types.protocol import Protocol, Subject, Variant
 
 TUPLE, MODEL, STEP, COMPILED = MeasuredTuple(), ModelVariant(), TrainingStep(), CompiledModel()
@@ -33,3 +35,31 @@ def passes_of(
 ) -> Passes:
     """Build the passes of a subject. Raises as `SubjectKind.passes`."""
     return kind_of_subject(subject).passes(subject, protocol, device, offload)
+
+
+def prepare(
+    subject: Subject, protocol: Protocol, device: torch.device, offload: Offload | None = None
+) -> Workload:
+    """Build a subject, make the copies that the residency policy requires, warm it up and capture
+    its graphs.
+
+    Call this function, and launch the rounds of its result, under `farm.benchmark.passes.applied`;
+    on a GPU, do both on one stream that is not the default stream. ``offload`` puts tensors in
+    slow memory.
+
+    Raises:
+        Unmeasurable: out_of_memory, raised, rejected, not_capturable or not_available.
+    """
+    if protocol.data == "seen":
+        # A job replaces 'seen' by the data classes that it observes in its model. A single subject
+        # has no model.
+        text = (
+            "--data seen needs a model, because it uses the values that occur in the running model."
+        )
+        raise Unmeasurable("not_available", text, "Use --data normal, or name a value profile.")
+    try:
+        return arrange(passes_of(subject, protocol, device, offload), protocol, device)
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise out_of_memory(error) from error
+    except TupleRejected as error:
+        raise Unmeasurable("rejected", error.message, error.next_step) from error

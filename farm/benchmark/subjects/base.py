@@ -1,4 +1,4 @@
-"""The interface of a kind of measured subjects: how its passes are built, and its windows.
+"""The interface of a kind of measured subjects: its passes, its windows and its phases.
 
 `farm.benchmark.subjects.kind_of_subject` is the only place that decides by the kind. Example::
 
@@ -6,28 +6,28 @@
         def passes(self, subject, protocol, device, offload=None):
             return Passes(lambda: time.sleep(0.001))
 
-        def policy(self, protocol, *, rough=False):
+        def policy(self, protocol, stopping):
             return POLICIES["operator"]
+
+        def phases(self, subject):
+            return [Bursts()]
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from collections.abc import Sequence
 
 import torch
 
 from farm.benchmark.passes import Offload, Passes
+from farm.benchmark.phases.base import Phase
 from farm.benchmark.policies import WindowPolicy
 from farm.types.protocol import Protocol, Stopping, Subject
 
 
 class SubjectKind(ABC):
     """What differs between kinds of subjects while they are measured."""
-
-    #: The names of the phases that a subject of this kind can need after its window
-    #: (`farm.benchmark.phases`).
-    phases: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def passes(
@@ -45,8 +45,13 @@ class SubjectKind(ABC):
         """
 
     @abstractmethod
-    def policy(self, protocol: Protocol, *, rough: bool = False) -> WindowPolicy:
-        """The policy of the windows. `rough`: a rough figure is enough (`Stopping.rough`)."""
+    def policy(self, protocol: Protocol, stopping: Stopping) -> WindowPolicy:
+        """The policy of the windows."""
+
+    def phases(self, subject: Subject) -> Sequence[Phase]:
+        """The phases that a subject can need after its window, in order
+        (`farm.benchmark.phases.base`)."""
+        return ()
 
     def stopping(self, stopping: Stopping, ranks: int) -> Stopping:
         """The stopping rule of a window on so many ranks."""

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,6 +22,9 @@ from farm.benchmark.passes import (
     working_set,
     zero_out,
 )
+from farm.benchmark.phases.base import Phase
+from farm.benchmark.phases.eager import EagerLaunch
+from farm.benchmark.phases.order import InOrderReplay, Places, WithoutCollectives
 from farm.benchmark.policies import GROUP_WINDOWS, POLICIES, WHOLE_WINDOW_S, WindowPolicy
 from farm.benchmark.subjects.base import SubjectKind
 from farm.errors import Unmeasurable
@@ -45,12 +48,14 @@ class WholeModel(SubjectKind):
     """A whole model or step. Its windows are longer than those of tuples, because every sum is
     compared with this reading. A card verifies its calls (`farm.benchmark.verification`)."""
 
-    phases = frozenset({"eager", "places", "added", "in_order"})
     #: A pass may have host steps (`farm.benchmark.host_steps`).
     has_host_steps: ClassVar = True
 
-    def policy(self, protocol: Protocol, *, rough: bool = False) -> WindowPolicy:
-        return POLICIES["timed" if protocol.placement else "variant"]
+    def policy(self, protocol: Protocol, stopping: Stopping) -> WindowPolicy:
+        return POLICIES["variant"]
+
+    def phases(self, subject: Subject) -> Sequence[Phase]:
+        return EagerLaunch(), Places(), WithoutCollectives(), InOrderReplay()
 
     def stopping(self, stopping: Stopping, ranks: int) -> Stopping:
         longest_s = stopping.maximum_s * (GROUP_WINDOWS if ranks > 1 else 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,6 +22,11 @@ from farm.benchmark.passes import (
     host_steps,
     zero_out,
 )
+from farm.benchmark.phases.base import Phase, with_added
+from farm.benchmark.phases.bursts import Bursts
+from farm.benchmark.phases.context import Context
+from farm.benchmark.phases.overlapping import Overlapping
+from farm.benchmark.phases.restoring import Restoring
 from farm.benchmark.policies import POLICIES, WindowPolicy
 from farm.benchmark.subjects.base import SubjectKind
 from farm.benchmark.subjects.compiled_model import compiled_pass_with
@@ -43,8 +49,6 @@ MOST_CALL_S = 300.0  # of one call; as the time limit of an item
 class MeasuredTuple(SubjectKind):
     """An operator tuple: hundreds belong to a model, so their windows are short."""
 
-    phases = frozenset({"burst", "context", "restoring", "overlap"})
-
     def passes(
         self,
         subject: Subject,
@@ -54,10 +58,16 @@ class MeasuredTuple(SubjectKind):
     ) -> Passes:
         return operator_passes(subject, protocol, device, offload)
 
-    def policy(self, protocol: Protocol, *, rough: bool = False) -> WindowPolicy:
-        if protocol.placement:
+    def policy(self, protocol: Protocol, stopping: Stopping) -> WindowPolicy:
+        if protocol.slow_tensors:
             return POLICIES["timed"]
-        return POLICIES["rough" if rough else "operator"]
+        return POLICIES["rough" if stopping.rough else "operator"]
+
+    def phases(self, subject: Subject) -> Sequence[Phase]:
+        """Those of all tuples, and those that the kind of the tuple adds."""
+        spec = parse(subject.spec)
+        usual = (Bursts(), Context(), Restoring(), Overlapping())
+        return with_added(usual, kind_of(spec).phases(spec))
 
     def has_canary(self, stopping: Stopping) -> bool:
         """Precise readings have one."""
@@ -120,7 +130,8 @@ def operator_passes(
     rebuilt, run = offloaded.rebuilt, offloaded.run
     if not kind.standalone:
         run = _restoring
-    stream, copies_weights = protocol.residency == "stream", bool(rebuilt.weights)
+    residency = protocol.residency
+    stream, copies_weights = residency == "stream", bool(rebuilt.weights)
     without = not kind.standalone or placement
     steps = HostSteps(device) if without else host_steps(run(rebuilt), protocol, device)
     return Passes(
@@ -131,6 +142,7 @@ def operator_passes(
         weight_bytes=rebuilt.weight_bytes,
         activation_bytes=rebuilt.activation_bytes,
         inputs=rebuilt.read_memory,
+        rewritten=rebuilt.read_memory if residency == "resident" and not placement else [],
         written=[rebuilt.memory(index) for index in sorted(rebuilt.written)],
         details=steps.noted(offloaded.details),
         pool=offloaded.pool,
