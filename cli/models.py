@@ -72,19 +72,13 @@ def operators(
     """Show a model's operator tuples with counts, FLOPs and bytes."""
     from farm.jobs.cards import kind_of_cards
     from farm.models import catalog
-    from farm.report.operators import compiled_operators
-    from farm.report.operators import operators as list_operators
+    from farm.report.operators import operators_or_kernels as list_operators
     from farm.requests.partial_request import usual_variant
 
     kind = kind_of_cards() if batch is None else ""
     variant = usual_variant(model, kind or "cuda", batch=batch, **given)
     say_differences([variant])
-    if variant.compile:
-        listed = first_that_knows(
-            lambda session: compiled_operators(session, variant, kind or "cuda")
-        )
-    else:
-        listed = list_operators(variant)
+    listed = list_operators(variant, kind or "cuda", first_that_knows)
     if listed.refusal is not None and not listed.gaps:
         raise listed.refusal
     if as_json:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,6 +93,19 @@ def operators(variant: Variant, roofline: Roofline | None = None) -> Operators:
     return Operators(
         variant, _rows(needed, peaks), extracted.model_flops, gaps, refusal, mismatches=mismatches
     )
+
+
+def operators_or_kernels(
+    variant: Variant,
+    device_type: str,
+    ask: Callable[[Callable[[Session], Operators]], Operators],
+) -> Operators:
+    """Return the tuples of a variant: extracted, or the stored ones of a compiled model. ``ask``
+    calls a function with a session of a database. Raises as `operators` and
+    `compiled_operators`."""
+    if not variant.compile:
+        return operators(variant)
+    return ask(lambda session: compiled_operators(session, variant, device_type))
 
 
 def compiled_operators(session: Session, variant: Variant, device_type: str) -> Operators:

@@ -272,7 +272,7 @@ def build(session: Session, job_id: str) -> Report:
     layers = rows_of_owners = None
     if variant and variant.layers and capture:
         layers = all_layers(evidence, variant, capture, verdict)
-    if variant and variant.step and evidence.capture_id:
+    if evidence.capture_id:
         rows_of_owners = owners(session, evidence.capture_id, tuples, protocol.data)
     return Report(
         job_id=job.id,
@@ -303,7 +303,7 @@ def build(session: Session, job_id: str) -> Report:
         origin=_imported_from(session, job_id),
         all_layers=layers,
         owners=rows_of_owners or (),
-        placements=placements(evidence) if job.asked.get("placements") else (),
+        placements=placements(evidence),
         compiled=compiled_job(session, capture, tuples, evidence.roofline) if capture else None,
         ranks=_ranks(evidence),
     )

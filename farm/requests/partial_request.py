@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from farm.errors import CaptureError, UnknownOperator, UsageError, did_you_mean
 from farm.types.fields import Field, Record, declared, fields_of
 from farm.types.protocol import Protocol, Stopping, Variant
-from farm.types.request import Request
+from farm.types.request import Request, named
 from farm.types.tuple import short_name_of
 
 if TYPE_CHECKING:
@@ -50,11 +50,11 @@ DEFAULTS = {
 }
 
 
-def default_data(card_kind: str, *, records_values: bool) -> str:
-    """The default data class. `records_values`: values are only recorded in a forward pass on one
-    card, not in a training step or on several cards.
-    """
-    return DEFAULTS[card_kind].data if records_values else "normal"
+def default_data(card_kind: str, variant: Variant) -> str:
+    """The default data class of a variant on a kind of card."""
+    if variant.compile:
+        return variant.data_of_calls
+    return DEFAULTS[card_kind].data if variant.records_values else "normal"
 
 
 def usual_variant(model: str, card_kind: str, **fields: Any) -> Variant:
@@ -154,7 +154,7 @@ def complete(
     Raises `UnknownModel` or `UnsupportedModel` if the catalog does not have the model or refuses
     it, and `UsageError` with the name of a value that is not allowed."""
     defaults = DEFAULTS[card_kind]
-    protocol = _protocol(defaults, partial, card_kind)
+    protocol = Protocol(**{"launch": defaults.launch, **partial.among(PROTOCOL)})
     if card_kind == "cpu" and protocol.launch == "graph":
         raise UsageError(
             "A CPU has no CUDA graphs to launch.", "Omit --launch, or give --launch eager."
@@ -172,6 +172,8 @@ def complete(
 
         model = model or catalog.resolve_given(partial.model)
         variant = versioned(usual_variant_of(model, card_kind, **partial.among(VARIANT)), model)
+        if partial.data is None:
+            protocol = protocol.with_data(default_data(card_kind, variant))
     return Request(
         variant=variant,
         sweep=partial.sweep,
@@ -179,19 +181,6 @@ def complete(
         stopping=_stopping(defaults.stopping, partial),
         **{"target": target, **partial.among(JOB)},
     )
-
-
-def _protocol(defaults: Defaults, partial: PartialRequest, card_kind: str) -> Protocol:
-    """The protocol of a request: the given fields, then the launch and data of a kind of card."""
-    splits = (partial.tensor_parallel, partial.data_parallel, partial.distributed)
-    is_split = any((cards or 1) > 1 for cards in splits)
-    if partial.compile:
-        data = "copied"
-    elif partial.sweep is not None:
-        data = "normal"
-    else:
-        data = default_data(card_kind, records_values=not (partial.step or is_split))
-    return Protocol(**{"launch": defaults.launch, "data": data, **partial.among(PROTOCOL)})
 
 
 def _stopping(default: Stopping, partial: PartialRequest) -> Stopping:
@@ -232,6 +221,21 @@ def operator_names(text: str) -> tuple[str, ...]:
             "Give --operators all, auto, or names such as Conv2d,Linear.",
         )
     return names
+
+
+def check_names(requests: Iterable[Request]) -> None:
+    """Raise `UnknownOperator` if a request names an operator that neither PyTorch nor a compiled
+    model has."""
+    compiled_names, eager_names, eager_variants = set[str](), set[str](), []
+    for request in requests:
+        if request.variant is not None and request.variant.compile:
+            compiled_names.update(named(request.operators))
+            continue
+        eager_names.update(named(request.operators))
+        if request.variant is not None:
+            eager_variants.append(request.variant)
+    check_kernel_names(compiled_names)
+    check_operator_names(eager_names, eager_variants)
 
 
 def check_kernel_names(names: Iterable[str]) -> None:

@@ -92,7 +92,7 @@ class Request(ContentAddressed):
 
     def _problems(self) -> Iterator[tuple[str, str]]:
         """Yield each contradiction, and what to do."""
-        data, step = self.protocol.data, bool(self.variant and self.variant.step)
+        data = self.protocol.data
         compiled = bool(self.variant and self.variant.compile)
         if (self.variant is None) == (self.sweep is None):
             yield (
@@ -104,7 +104,7 @@ class Request(ContentAddressed):
                 f"The target is {self.target}; it must be above 0 and at most 1.",
                 "Give --target 0.95, for example.",
             )
-        if data == "seen" and (step or (self.variant is not None and self.variant.cards > 1)):
+        if data == "seen" and self.variant is not None and not self.variant.records_values:
             why = "input values are recorded in a forward pass only, on one card"
             problem = f"--data seen does not work for a training step or several cards: {why}."
             yield (

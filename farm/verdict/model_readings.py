@@ -85,7 +85,7 @@ def known_tuples(
     stored = stored_tuples(session, variant, device_type, launch, card_model)
     if stored or not variant.compile:
         return stored
-    request = Request(variant=variant, protocol=Protocol(data="copied"))
+    request = Request(variant=variant, protocol=Protocol(data=variant.data_of_calls))
     command = request.command().partition(" --launch")[0]
     raise NoReadings(
         f"The kernels of {variant} are unknown: no {card_model or 'card'} has compiled it.",
@@ -118,9 +118,7 @@ def stored_tuples(
     if stored is None:
         return []
     calls: dict[str, dict[str, int]] = defaultdict(dict)
-    for (operator_id, data), number in classes(
-        session, stored, "copied" if variant.compile else "seen"
-    ).items():
+    for (operator_id, data), number in classes(session, stored, variant.data_of_calls).items():
         calls[operator_id][data] = number
     columns = ["id", "short_name", "label", "flops", "bytes_moved", "spec", "output_shapes"]
     rows, unlike = (
