@@ -24,7 +24,18 @@ from sqlmodel import Session, col
 from farm.errors import NoSuchJob, UnknownOperator, UsageError
 from farm.report.card_spread import Quantity, between_cards
 from farm.store import tables
-from farm.store.columns import ITEM, JOB, OPERATOR, PROTOCOL, READING, SOFTWARE, VARIANT, VERDICT
+from farm.store.columns import (
+    ITEM,
+    JOB,
+    OF_TUPLES,
+    OF_WHOLES,
+    OPERATOR,
+    PROTOCOL,
+    READING,
+    SOFTWARE,
+    VARIANT,
+    VERDICT,
+)
 from farm.store.content import PlacedCall, counts, placed_calls
 from farm.store.database import by_key, fetch, fetch_values, values
 from farm.store.query import Filters, parse, select_readings
@@ -942,8 +953,7 @@ def _means_of_readings(session: Session, filters: Filters) -> list[Any]:
     selection = select_readings(session, filters, placed=False, kind="operator")
     rows: list[Any] = []
     for conditions in selection.where():
-        of_tuples = READING.subject_kind == "operator"
-        rows += values(session, columns, of_tuples, *conditions, grouped_by=key)
+        rows += values(session, columns, OF_TUPLES, *conditions, grouped_by=key)
     return rows
 
 
@@ -980,7 +990,7 @@ def _models_of(session: Session, filters: Filters) -> tuple[list[_Model], list[A
     )
     query = query.where(
         *(ITEM.role == "whole", ITEM.reading_id == READING.id, JOB.id == ITEM.job_id),
-        *(VERDICT.job_id == JOB.id, READING.subject_kind == "variant"),
+        *(VERDICT.job_id == JOB.id, OF_WHOLES),
         READING.subject_id.in_(
             sqlalchemy.select(VARIANT.id)
         ),  # by its index, not through all readings of a card

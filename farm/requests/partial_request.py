@@ -26,12 +26,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Defaults:
-    """The defaults of one kind of card."""
+    """The defaults of one kind of card, and what it can do."""
 
     batch: int
     launch: str
     stopping: Stopping
     data: str = "normal"
+    text_dtype: str = "bfloat16"  # of models that generate text; "": that of the model
+    has_graphs: bool = True
+    times_in_turn: bool = False  # all tuples, until the gap is known
 
 
 #: Kind of card -> its defaults.
@@ -42,7 +45,12 @@ DEFAULTS = {
     # A CPU has no graphs and rarely an energy counter, so short windows are enough: resnet18 takes
     # about two minutes.
     "cpu": Defaults(
-        batch=4, launch="eager", stopping=Stopping(warm_up_s=0.2, minimum_s=0.3, maximum_s=1.5)
+        batch=4,
+        launch="eager",
+        stopping=Stopping(warm_up_s=0.2, minimum_s=0.3, maximum_s=1.5),
+        text_dtype="",  # a CPU rarely has bfloat16 arithmetic
+        has_graphs=False,
+        times_in_turn=True,
     ),
     "simulated": Defaults(
         batch=32, launch="graph", stopping=Stopping(warm_up_s=0.0, minimum_s=0.0, maximum_s=0.1)
@@ -70,10 +78,11 @@ def usual_variant(model: str, card_kind: str, **fields: Any) -> Variant:
 def usual_variant_of(model: ResolvedModel, card_kind: str, **fields: Any) -> Variant:
     """As `usual_variant`, of a model that was found. Raises `UsageError` if it does not accept a
     field."""
+    defaults = DEFAULTS[card_kind]
     if fields.get("batch") is None:
-        fields["batch"] = model.usual_batch(DEFAULTS[card_kind].batch)
-    if model.entry.generates and card_kind != "cpu":
-        fields.setdefault("dtype", "bfloat16")
+        fields["batch"] = model.usual_batch(defaults.batch)
+    if model.entry.generates and defaults.text_dtype:
+        fields.setdefault("dtype", defaults.text_dtype)
     return model.variant(**fields)
 
 
@@ -155,11 +164,11 @@ def complete(
     it, and `UsageError` with the name of a value that is not allowed."""
     defaults = DEFAULTS[card_kind]
     protocol = Protocol(**{"launch": defaults.launch, **partial.among(PROTOCOL)})
-    if card_kind == "cpu" and protocol.launch == "graph":
+    if protocol.launch == "graph" and not defaults.has_graphs:
         raise UsageError(
             "A CPU has no CUDA graphs to launch.", "Omit --launch, or give --launch eager."
         )
-    if card_kind == "cpu" and (partial.within or partial.budget_s):
+    if defaults.times_in_turn and (partial.within or partial.budget_s):
         raise UsageError(
             "--within and --budget need a GPU: a CPU times all tuples in turn until the gap is "
             "known.",

@@ -64,6 +64,17 @@ def named(operators: Sequence[str]) -> tuple[str, ...]:
     return () if {"all", "auto"} & set(operators) else tuple(operators)
 
 
+class OfJobKind:
+    """What a record with the column or field ``kind`` of a job says about it."""
+
+    kind: str  # model | sweep
+
+    @property
+    def is_sweep(self) -> bool:
+        """True if the job measures a grid of one operator, without a model."""
+        return self.kind == "sweep"
+
+
 @dataclass(frozen=True)
 class Request(ContentAddressed):
     """One entry of a measurement file, or one model of ``farm submit``. Exactly one of variant and

@@ -17,7 +17,7 @@ from sqlmodel import Session
 
 from farm.errors import Ambiguous, NoReadings, UsageError, did_you_mean
 from farm.store import tables
-from farm.store.columns import CAPTURE, CARD, OPERATOR, PROTOCOL, READING
+from farm.store.columns import CAPTURE, CARD, OPERATOR, PROTOCOL, READING, REAL_CARDS
 from farm.store.content import DOUBTFUL, classes, mismatches, sound_readings, stored_software
 from farm.store.database import among, fetch_values, in_batches
 from farm.store.query import NO_READINGS
@@ -33,7 +33,7 @@ from farm.verdict.figures import VIEW_COLUMNS, Part, ReadingView, Whole
 def card_model_named(session: Session, word: str) -> str:
     """Return the one card model that has readings and whose name contains `word` ("": any name).
     Raises `UsageError` if there is none, `Ambiguous` if there are several."""
-    real = sqlalchemy.select(CARD.model).where(CARD.kind != "simulated")
+    real = sqlalchemy.select(CARD.model).where(REAL_CARDS)
     models = sorted(set(session.scalars(real.distinct())))
     matches = [model for model in models if word.lower() in model.lower()]
     matches = [model for model in matches if model.lower() == word.lower()] or matches
