@@ -38,6 +38,7 @@ from farm.subjects.parsing import parse
 from farm.subjects.registry import kind_of
 from farm.types.details import Details
 from farm.types.protocol import Placement, Protocol, Stopping, Subject
+from farm.types.tuple import OperatorTuple
 from farm.types.value_profiles import HeldFilling, fillings, held_fillings
 
 if TYPE_CHECKING:
@@ -96,16 +97,7 @@ def operator_passes(
             "--data copied needs a compiled model.",
             "Give --data seen, or --compile.",
         )
-    needed, free = needed_bytes(spec), free_bytes(device)
-    if (
-        needed > MEMORY_SHARE * free
-    ):  # check now: on a CPU, Linux kills a process that uses too much memory
-        most = f"{MEMORY_SHARE:.0%} of the {free / 2**30:.1f} GiB that are free"
-        text = (
-            f"The operator's inputs need {needed / 2**30:.1f} GiB of memory; they may use {most}."
-        )
-        raise Unmeasurable("out_of_memory", text, "Choose a smaller batch.")
-    check_size(spec, device, MEMORY_SHARE * free - needed, MOST_CALL_S)
+    _check_memory(spec, device)
     rebuilt = rebuild(spec, device)
     if compiled is not None:
         _copy_values(rebuilt, compiled)
@@ -117,16 +109,7 @@ def operator_passes(
             text = "--residency chain cannot use tensors in slow memory."
             raise Unmeasurable("not_available", text, "Use --residency resident.")
         return _chain(rebuilt)
-    if not placement:
-        offloaded = Offloaded(rebuilt, operator.attrgetter("run"), Details(), None, None)
-    elif offload is None:
-        raise Unmeasurable(
-            "not_available",
-            "This process cannot put tensors in slow memory: its host lacks the add-on 'memory'.",
-            "Install the farm on this host again with all its files.",
-        )
-    else:
-        offloaded = offload(rebuilt, placement)
+    offloaded = _placed(rebuilt, placement, offload)
     rebuilt, run = offloaded.rebuilt, offloaded.run
     if not kind.standalone:
         run = _restoring
@@ -148,6 +131,32 @@ def operator_passes(
         pool=offloaded.pool,
         keep=offloaded.memory,
     )
+
+
+def _check_memory(spec: OperatorTuple, device: torch.device) -> None:
+    """Raise `Unmeasurable` (out_of_memory) if the inputs or a call need too much memory. On a CPU,
+    Linux kills a process that uses too much, so the farm checks it before it allocates."""
+    needed, free = needed_bytes(spec), free_bytes(device)
+    if needed > MEMORY_SHARE * free:
+        most = f"{MEMORY_SHARE:.0%} of the {free / 2**30:.1f} GiB that are free"
+        text = (
+            f"The operator's inputs need {needed / 2**30:.1f} GiB of memory; they may use {most}."
+        )
+        raise Unmeasurable("out_of_memory", text, "Choose a smaller batch.")
+    check_size(spec, device, MEMORY_SHARE * free - needed, MOST_CALL_S)
+
+
+def _placed(rebuilt: Rebuilt, placement: Placement, offload: Offload | None) -> Offloaded:
+    """The operator with the tensors of a placement in slow memory."""
+    if not placement:
+        return Offloaded(rebuilt, operator.attrgetter("run"), Details(), None, None)
+    if offload is None:
+        raise Unmeasurable(
+            "not_available",
+            "This process cannot put tensors in slow memory: its host lacks the add-on 'memory'.",
+            "Install the farm on this host again with all its files.",
+        )
+    return offload(rebuilt, placement)
 
 
 def _chain(rebuilt: Rebuilt) -> Passes:
