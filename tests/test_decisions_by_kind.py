@@ -35,7 +35,7 @@ EXCEPTIONS = {
     "farm/addons/predict/query.py": (1, "a predictor is transferred between GPUs only"),
     "farm/exchange/importer.py": (2, "checks a foreign row before it is a record"),
     "farm/jobs/items.py": (1, "a row of SQL: which subject to build"),
-    "farm/jobs/rounds.py": (1, "SQL by an index"),
+    "farm/jobs/whole_items.py": (1, "SQL by an index"),
     "farm/report/lookup.py": (1, "which table has the name of a reading's subject"),
     "farm/store/columns.py": (3, "the conditions of SQL that others use"),
     "farm/store/query.py": (1, "which subjects a query selects"),
