@@ -108,7 +108,4 @@ def rule_of(peaks: Roofline) -> str:
     rates = f"{count_of(peaks.bytes_per_s, 'B/s')}, {count_of(peaks.flops_per_s, 'FLOP/s')}"
     share, of_roofline = percent(LEAST_SHARE, 0), percent(MOST_OF_ROOFLINE, 0)
     limits = f"at least {share} of the sum and below {of_roofline} of the roofline"
-    return (
-        f"* room for improvement: {limits} ({rates}; above 100 %: the data was in "
-        "the cache, or the kernel needs less arithmetic than is counted)"
-    )
+    return f"* room for improvement: {limits} ({rates}; above 100 %: the data was in the cache)"
