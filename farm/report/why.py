@@ -26,7 +26,7 @@ from farm.types.format import TIME, few, percent, plural, quantity
 from farm.types.request import Request
 from farm.types.roofline import Roofline
 from farm.verdict.cost_line import CostLine
-from farm.verdict.evidence import Evidence
+from farm.verdict.job_results import JobResults
 
 #: Operators that move or convert data and compute nothing.
 COPIES = frozenset(
@@ -114,7 +114,7 @@ def why(session: Session, job_id: str) -> Why:
     """
     report = build(session, job_id)
     job = session.get_one(tables.Job, report.job_id)
-    evidence = Evidence(session, job, job.round)
+    results = JobResults(session, job, job.round)
     total_us = math.fsum(line.total_us for line in report.tuples)
     if not total_us:
         raise NoReadings(
@@ -122,11 +122,11 @@ def why(session: Session, job_id: str) -> Why:
         )
     rows = []
     for line in report.tuples:
-        rows.append(RateRow(line, Rates.of(line, total_us, evidence.roofline)))
+        rows.append(RateRow(line, Rates.of(line, total_us, results.roofline)))
     rows.sort(key=lambda row: -row.line.total_us)
 
-    part = _Part(report, evidence, tuple(rows), total_us)
-    calls = _calls_in_order(session, evidence, report)
+    part = _Part(report, results, tuple(rows), total_us)
+    calls = _calls_in_order(session, results, report)
     candidates = [
         *_fusion(part, calls),
         *_copies(part),
@@ -143,16 +143,16 @@ def why(session: Session, job_id: str) -> Why:
         sum_us=total_us,
         rows=tuple(rows),
         causes=tuple(large),
-        peaks=evidence.roofline,
+        peaks=results.roofline,
     )
 
 
 @dataclass(frozen=True)
 class _Part:
-    """What the causes are found in: a job's report and evidence, and the rates of its tuples."""
+    """What the causes are found in: a job's report and results, and the rates of its tuples."""
 
     report: Report
-    evidence: Evidence
+    results: JobResults
     rows: Sequence[RateRow]
     sum_us: float
 
@@ -160,10 +160,10 @@ class _Part:
         return Cause(topic, saves_us, self.sum_us, text)
 
 
-def _calls_in_order(session: Session, evidence: Evidence, report: Report) -> Sequence[PlacedCall]:
-    if not evidence.capture_id:
+def _calls_in_order(session: Session, results: JobResults, report: Report) -> Sequence[PlacedCall]:
+    if not results.capture_id:
         return ()
-    return placed_calls(session, evidence.capture_id, report.protocol.data)
+    return placed_calls(session, results.capture_id, report.protocol.data)
 
 
 def _fusion(part: _Part, calls: Sequence[PlacedCall]) -> Iterator[Cause]:
@@ -253,8 +253,8 @@ def _dtype(part: _Part) -> Iterator[Cause]:
     variant = Request.from_json(part.report.request).variant
     if variant is None or variant.computes_in != "float32" or part.report.protocol.tf32:
         return
-    peaks = part.evidence.roofline
-    ratio = peaks.flops_per_s / part.evidence.roofline_for("bfloat16").flops_per_s
+    peaks = part.results.roofline
+    ratio = peaks.flops_per_s / part.results.roofline_for("bfloat16").flops_per_s
     products = [row for row in part.rows if row.rates.bound == "compute"]
     if ratio >= 1 or not products:
         return
