@@ -166,9 +166,7 @@ def observe(variant: Variant) -> dict[str, int]:
         step = build_step(variant, cpu)
         step.split = True
     else:
-        step = ForwardPass(
-            build(variant, cpu), catalog.example_inputs(variant, device=cpu), grad=False
-        )
+        step = ForwardPass(*build(variant, cpu), grad=False)
         step.run()
     return capture_step(step, warmed_up=True).counts
 

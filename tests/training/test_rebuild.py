@@ -131,11 +131,12 @@ def test_on_the_card_every_operator_of_a_step_runs_as_it_did(model, amp, given_b
     sized = TOKENS if model in ("bert-base", "gpt2") else {}
     variant = dataclasses.replace(catalog.variant(model, 2, dtype="float32", **sized), mode="train")
     card = torch.device("cuda")
+    resolved = catalog.resolve(variant.model)
     step = TrainingStep(
-        catalog.build(variant, device="cuda").train(),
-        catalog.example_inputs(variant, device="cuda"),
+        resolved.build(variant, device="cuda").train(),
+        resolved.example_inputs(variant, device="cuda"),
         optimizer="adamw-fused",
-        make_loss=lambda output: loss_for(variant, output, card),
+        make_loss=lambda output: loss_for(resolved, variant, output, card),
         amp=amp,
     )
     captured = capturing.capture_step(step, device_type="cuda")
