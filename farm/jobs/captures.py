@@ -157,11 +157,13 @@ def capture_for(
         with database.write() as session:
             capture_id = content.store_extraction(session, variant, extraction, like)
     if protocol.data == "seen":
-        _observe_values(database, capture_id, variant)
+        _observe_values(database, capture_id, variant, model)
     return capture_id
 
 
-def _observe_values(database: Database, capture_id: int, variant: Variant) -> None:
+def _observe_values(
+    database: Database, capture_id: int, variant: Variant, model: ResolvedModel | None
+) -> None:
     """Run the model once and store the activation values of each call, unless the database has
     them.
     """
@@ -174,7 +176,7 @@ def _observe_values(database: Database, capture_id: int, variant: Variant) -> No
         row = session.get(tables.ModelVariant, variant.id)
     from farm.operators.observed_values import observe_values
 
-    values = observe_values(variant, row.flops if row else 0)
+    values = observe_values(variant, row.flops if row else 0, model)
     if values is None:
         _log.warning(
             "Using random normal inputs: %s is too large to run once for real values.", variant
