@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -109,15 +110,17 @@ def operator_passes(
             text = "--residency chain cannot use tensors in slow memory."
             raise Unmeasurable("not_available", text, "Use --residency resident.")
         return _chain(rebuilt)
-    offloaded = _placed(rebuilt, placement, offload)
-    rebuilt, run = offloaded.rebuilt, offloaded.run
+    offloaded = _offloaded(rebuilt, placement, offload) if placement else None
+    run: Callable[[Rebuilt], Pass] = operator.attrgetter("run")
+    if offloaded is not None:
+        rebuilt, run = offloaded.rebuilt, offloaded.run
     if not kind.standalone:
         run = _restoring
     residency = protocol.residency
     stream, copies_weights = residency == "stream", bool(rebuilt.weights)
     without = not kind.standalone or placement
     steps = HostSteps(device) if without else host_steps(run(rebuilt), protocol, device)
-    return Passes(
+    passes = Passes(
         first=steps.around(run(rebuilt)),
         copy=lambda index: steps.around(
             run(rebuilt.replica(weights=copies_weights, activations=stream, index=index))
@@ -127,6 +130,12 @@ def operator_passes(
         inputs=rebuilt.read_memory,
         rewritten=rebuilt.read_memory if residency == "resident" and not placement else [],
         written=[rebuilt.memory(index) for index in sorted(rebuilt.written)],
+        details=steps.noted(Details()),
+    )
+    if offloaded is None:
+        return passes
+    return replace(
+        passes,
         details=steps.noted(offloaded.details),
         pool=offloaded.pool,
         keep=offloaded.memory,
@@ -134,8 +143,9 @@ def operator_passes(
 
 
 def _check_memory(spec: OperatorTuple, device: torch.device) -> None:
-    """Raise `Unmeasurable` (out_of_memory) if the inputs or a call need too much memory. On a CPU,
-    Linux kills a process that uses too much, so the farm checks it before it allocates."""
+    """Raise `Unmeasurable` if an operator needs too much memory or time. Check before it is
+    rebuilt: on a CPU, Linux kills a process that uses too much memory.
+    """
     needed, free = needed_bytes(spec), free_bytes(device)
     if needed > MEMORY_SHARE * free:
         most = f"{MEMORY_SHARE:.0%} of the {free / 2**30:.1f} GiB that are free"
@@ -146,10 +156,8 @@ def _check_memory(spec: OperatorTuple, device: torch.device) -> None:
     check_size(spec, device, MEMORY_SHARE * free - needed, MOST_CALL_S)
 
 
-def _placed(rebuilt: Rebuilt, placement: Placement, offload: Offload | None) -> Offloaded:
-    """The operator with the tensors of a placement in slow memory."""
-    if not placement:
-        return Offloaded(rebuilt, operator.attrgetter("run"), Details(), None, None)
+def _offloaded(rebuilt: Rebuilt, placement: Placement, offload: Offload | None) -> Offloaded:
+    """Put the tensors of a placement in slow memory."""
     if offload is None:
         raise Unmeasurable(
             "not_available",
