@@ -199,8 +199,8 @@ def find_capture(session: Session, like: tables.Capture) -> int | None:
     launch of ``like``. Prefer an observed capture to a predicted one. Imported captures are not
     used. None if there is no capture."""
     is_own = col(tables.Capture.origin).in_(OWN_CAPTURES)
-    own = select(tables.Capture.id).where(*_like(like), is_own)
-    return session.exec(own.order_by(col(tables.Capture.origin))).first()
+    query = select(tables.Capture.id).where(*_like(like), is_own)
+    return session.exec(query.order_by(col(tables.Capture.origin))).first()
 
 
 def _capture_key(capture: tables.Capture) -> dict[str, Any]:
