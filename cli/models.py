@@ -7,11 +7,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cli import lists
-from cli.options import AsJson, Model, VariantFields
+from cli.options import AsJson, Model, VariantFields, known
 from cli.output import answer, emit_json, first_that_knows, say, say_differences, show
 
 if TYPE_CHECKING:
     from farm.models.entry import ModelEntry
+    from farm.types.protocol import Variant
 
 #: The fields of a `ModelEntry` in a row.
 _FIELDS = (
@@ -67,7 +68,12 @@ def _row(entry: ModelEntry) -> dict[str, Any]:
 
 
 def operators(
-    model: Model, *, batch: int | None = None, given: VariantFields, as_json: AsJson = False
+    model: Model,
+    *,
+    batch: int | None = None,
+    compare_inputs: str | None = None,
+    given: VariantFields,
+    as_json: AsJson = False,
 ) -> None:
     """Show a model's operator tuples with counts, FLOPs and bytes."""
     from farm.jobs.cards import kind_of_cards
@@ -78,6 +84,9 @@ def operators(
 
     kind = kind_of_cards() if batch is None else ""
     variant = usual_variant(model, kind or "cuda", batch=batch, **given)
+    if compare_inputs is not None:
+        _compare_inputs(variant, known(compare_inputs), kind, batch, given, as_json=as_json)
+        return
     say_differences([variant])
     if variant.compile:
         listed = first_that_knows(
@@ -99,5 +108,23 @@ def operators(
         )
     for label, reason in listed.mismatches.items():
         say(f"→ {label} is not measured: {reason}.")
+    if listed.note_on_values:
+        say(f"→ {listed.note_on_values}")
     if listed.refusal is not None:
         raise listed.refusal
+
+
+def _compare_inputs(
+    variant: Variant,
+    other: str,
+    kind: str,
+    batch: int | None,
+    given: dict[str, Any],
+    *,
+    as_json: bool,
+) -> None:
+    from farm.report.operators import compare_inputs
+    from farm.requests.partial_request import usual_variant
+
+    compared = compare_inputs(variant, usual_variant(other, kind or "cuda", batch=batch, **given))
+    answer(as_json, compared.to_json(), lambda: lists.compared_inputs(compared.to_json()))

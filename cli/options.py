@@ -31,17 +31,18 @@ if TYPE_CHECKING:
     from farm.types.fields import Field
 
 
-def _known(name: str) -> str:
-    from farm.models.catalog import known
+def known(name: str) -> str:
+    """The name of a model of the catalog; a location of the user's model is registered."""
+    from farm.models import catalog
 
-    return known(name)
+    return catalog.known(name)
 
 
 _MODEL = (
     "The model's name (`farm models` lists all names), or the location of your own model: "
     "my_models.py:net."
 )
-Model = Annotated[str, typer.Argument(help=_MODEL, callback=_known)]
+Model = Annotated[str, typer.Argument(help=_MODEL, callback=known)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")]
 Cards = Annotated[
     list[str] | None,
