@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from farm.errors import CaptureError, UnknownOperator, UsageError, did_you_mean
 from farm.types.fields import Field, Record, declared, fields_of
@@ -57,14 +57,34 @@ def default_data(card_kind: str, *, records_values: bool) -> str:
     return DEFAULTS[card_kind].data if records_values else "normal"
 
 
-def usual_variant(model: str, card_kind: str, **fields: Any) -> Variant:
+@dataclass(frozen=True)
+class ResolvedVariant:
+    """A variant with its model, which was found one time."""
+
+    variant: Variant
+    model: ResolvedModel
+
+    @property
+    def title(self) -> str:
+        """See `ResolvedModel.title_of`."""
+        return self.model.title_of(self.variant)
+
+    @property
+    def differences(self) -> list[str]:
+        """Lines about what differs between a user's model and the measured one."""
+        return self.model.differences(self.variant)
+
+
+def usual_variant(name: str, card_kind: str, **fields: Any) -> ResolvedVariant:
     """A variant with the given fields, and with a model's default dtype and batch on a kind of
     card: bfloat16 if it generates text, except on CPUs, which rarely have bfloat16 arithmetic; that
-    of a user's own model. Raises `UnknownModel` or `UnsupportedModel` if the catalog does not have
-    the model or refuses it."""
+    of a user's own model. ``name``: also the location of a user's function. Raises `UnknownModel`
+    or `UnsupportedModel` if the catalog does not have the model or refuses it, and `UsageError` if
+    it does not accept a field."""
     from farm.models import catalog
 
-    return usual_variant_of(catalog.resolve(model), card_kind, **fields)
+    model = catalog.resolve_given(name)
+    return ResolvedVariant(usual_variant_of(model, card_kind, **fields), model)
 
 
 def usual_variant_of(model: ResolvedModel, card_kind: str, **fields: Any) -> Variant:
@@ -135,6 +155,33 @@ class PartialRequest:
             resolved=self.resolved or other.resolved,
             **{**other.given, **self.given},
         )
+
+    @classmethod
+    def of_models(cls, texts: Iterable[str], *, locations: bool) -> list[Self]:
+        """One request for each model that a name, a pattern or a location means.
+
+        Args:
+            locations: accept the locations of own functions, such as my_models.py:net.
+
+        Raises:
+            UsageError: a location is not accepted. UnknownModel, UnsupportedModel: see
+                `farm.models.catalog.resolve`.
+        """
+        from farm.models.catalog import matching, resolve
+        from farm.models.own import is_location
+
+        texts = list(texts)
+        if not locations and (location := next(filter(is_location, texts), None)):
+            raise UsageError(
+                f"`farm submit` accepts names only, not the location '{location}': the workers' "
+                "hosts have other files.",
+                "Register the function in the setting `models` of every host, or use `farm run`.",
+            )
+        names: list[str] = []
+        for text in texts:
+            names += matching(text)
+        models = {name: resolve(name) for name in names}
+        return [cls(model=name, resolved=model) for name, model in models.items()]
 
     @property
     def title(self) -> str:

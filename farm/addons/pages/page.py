@@ -30,6 +30,7 @@ from farm.errors.safe_text import printable
 from farm.report.breakdowns import OF_OWNERS, OwnerGroup, grouped
 from farm.report.history import HistoryRow
 from farm.report.layers import layers
+from farm.report.rates import rule_of
 from farm.report.report import Report, build, remarks
 from farm.settings.shared_files import replacing_file
 from farm.store import tables
@@ -41,7 +42,7 @@ from farm.types.protocol import Protocol
 from farm.types.request import Request
 from farm.types.roofline import Roofline, median_fingerprint
 from farm.types.tuple import dtype_of_call
-from farm.verdict.evidence import Evidence
+from farm.verdict.job_results import JobResults
 
 _STEP = "Name an .html file in a folder that you may write to."
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -74,7 +75,7 @@ class JobPage:
 def job_page(session: Session, report: Report) -> JobPage:
     """Collect the values of a job that a page shows."""
     job = session.get_one(tables.Job, report.job_id)
-    peaks = Evidence(session, job, job.round).roofline
+    peaks = JobResults(session, job, job.round).roofline
     fingerprints = [
         session.get_one(tables.CardRow, card.id).fingerprint for card in report.cards[:1]
     ]
@@ -196,6 +197,7 @@ def _environment() -> Any:  # keeps the compiled templates
         "day": format.day,
         "few": format.few,
         "count": format.count_of,
+        "rule": rule_of,
         "time": functools.partial(format.quantity, units=format.TIME),
         "energy": functools.partial(format.quantity, units=format.ENERGY),
         "power": functools.partial(format.quantity, units=format.POWER),
