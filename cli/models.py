@@ -39,27 +39,20 @@ def operators(
 ) -> None:
     """Show a model's operator tuples with counts, FLOPs and bytes."""
     from farm.jobs.cards import kind_of_cards
-    from farm.report.operators import compiled_operators
-    from farm.report.operators import operators as list_operators
+    from farm.report.operators import operators_or_kernels
     from farm.requests.partial_request import usual_variant
 
     kind = kind_of_cards() if batch is None else ""
     resolved = usual_variant(model, kind or "cuda", batch=batch, **given)
-    variant = resolved.variant
     if compare_inputs is not None:
         from farm.report.operators import compare_inputs as compared_inputs
 
         other = usual_variant(compare_inputs, kind or "cuda", batch=batch, **given)
-        compared = compared_inputs(variant, other.variant).to_json()
+        compared = compared_inputs(resolved.variant, other.variant).to_json()
         answer(as_json, compared, lambda: lists.compared_inputs(compared))
         return
     say_differences([resolved])
-    if variant.compile:
-        listed = first_that_knows(
-            lambda session: compiled_operators(session, variant, kind or "cuda")
-        )
-    else:
-        listed = list_operators(variant)
+    listed = operators_or_kernels(resolved.variant, kind or "cuda", first_that_knows)
     if listed.refusal is not None and not listed.gaps:
         raise listed.refusal
     if as_json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -172,6 +172,19 @@ def compare_inputs(a: Variant, b: Variant) -> ComparedInputs:
         bytes_a=sides[0].bytes_moved,
         bytes_b=sides[1].bytes_moved,
     )
+
+
+def operators_or_kernels(
+    variant: Variant,
+    device_type: str,
+    ask: Callable[[Callable[[Session], Operators]], Operators],
+) -> Operators:
+    """Return the tuples of a variant: extracted, or the stored ones of a compiled model. ``ask``
+    calls a function with a session of a database. Raises as `operators` and
+    `compiled_operators`."""
+    if not variant.compile:
+        return operators(variant)
+    return ask(lambda session: compiled_operators(session, variant, device_type))
 
 
 def compiled_operators(session: Session, variant: Variant, device_type: str) -> Operators:
