@@ -133,8 +133,8 @@ def sizes_in_words(specs: Iterable[OperatorTuple], *, with_values: bool) -> str:
     if not names and not with_values:
         return ""
     how = "The pass was captured with values on the CPU: sizes" if with_values else "Sizes"
-    which = f" ({names})" if names else ""
+    calls = f" ({names})" if names else ""
     return (
-        f"{how} or branches depend on values{which}. They are those of the example input; another "
+        f"{how} or branches depend on values{calls}. They are those of the example input; another "
         "input may have others (--compare-inputs)."
     )

@@ -159,8 +159,8 @@ def compare_inputs(a: Variant, b: Variant) -> ComparedInputs:
         others[path, operator, pair[0], pair[1]] += 1
     differing = {key: count for key, count in others.items() if key[2] != key[3]}
     rows = [
-        OtherCall(path, name, count, labels[one], labels[two], flops[one], flops[two])
-        for (path, name, one, two), count in differing.items()
+        OtherCall(path, name, count, labels[id_a], labels[id_b], flops[id_a], flops[id_b])
+        for (path, name, id_a, id_b), count in differing.items()
     ]
     return ComparedInputs(
         tuple(rows),
