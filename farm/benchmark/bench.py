@@ -66,8 +66,8 @@ class Bench:
             repeats: how often to repeat a disturbed reading (`REPEATED`). The default is two on a
                 GPU and none on a CPU, because its clock stands still while other processes use the
                 core.
-            offload: puts the tensors of a placement in slow memory; without it, protocols with a
-                placement are refused.
+            offload: puts tensors in slow memory; without it, protocols with slow tensors are
+                refused.
         """
         self.device = device
         self.torch_device = torch.device(torch_device)

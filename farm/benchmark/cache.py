@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from farm.benchmark import ranks
+from farm.benchmark.policies import WindowPolicy
 from farm.benchmark.torch_device import cache_bytes, capture_graph
 from farm.types import intervals
 from farm.types.details import InContext
@@ -33,11 +34,7 @@ READS = 200
 PIECE_REPLAYS = 5
 
 SIZE = 1024  # matrix size in `other_operators`: enough blocks for every multiprocessor
-LEAST_PASSES, PASSES, ROUGH_PASSES = (
-    4,
-    24,
-    8,
-)  # least and most passes in one graph with events; most if rough
+LEAST_PASSES = 4  # in one graph with events
 BUDGET_S = 0.006  # duration of one graph with events
 BARE_S = 0.001  # least duration of the graph without events: its launch time is then negligible
 MOST_BARE = 500  # most passes in the graph without events
@@ -45,8 +42,6 @@ LEAST_REPLAYS, REPLAYS = (
     3,
     6,
 )  # least and most counted replays; one warm-up replay comes before them
-# half-width of the effect, as a share of the time of a pass, with which the least number is enough
-PRECISE = 0.002
 # longer passes are not timed: a few microseconds of cold caches do not matter to them
 LONGEST_S = 0.005
 UNSEEN_US = 10.0  # assumed half-width of the effect on passes longer than `LONGEST_S`
@@ -158,8 +153,7 @@ def time_among_others(
     others: Callable[[], None],
     pass_s: float,
     device: torch.device,
-    *,
-    rough: bool = False,
+    policy: WindowPolicy,
 ) -> InContext:
     """Time an operator alone and after other operators, in alternating replays.
 
@@ -168,7 +162,7 @@ def time_among_others(
         memories: the inputs that another operator of the model writes just before the operator
             runs.
         pass_s: approximate time of one pass in s.
-        rough: a less precise time is enough.
+        policy: of the operator's window: how many passes, and how precise.
     """
     if pass_s > LONGEST_S:
         return InContext(alone_us=pass_s * 1e6, effect_us=Figure(0.0, UNSEEN_US), passes=0)
@@ -177,7 +171,7 @@ def time_among_others(
     around_s = 1e-4 + sum(memory.nbytes for memory in memories) / 1e12
     passes = max(
         LEAST_PASSES,
-        min(ROUGH_PASSES if rough else PASSES, math.ceil(BUDGET_S / (pass_s + around_s))),
+        min(policy.context_passes, math.ceil(BUDGET_S / (pass_s + around_s))),
     )
     every: Any = run
     restore: Callable[[], object] | None = None
@@ -202,7 +196,7 @@ def time_among_others(
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for replay in range(REPLAYS + 1):  # alternate the graphs, so that all run at the same clocks
         precise = replay > LEAST_REPLAYS and (
-            rough or _effect_us(alone_us, among_us).half_width <= PRECISE * bare_us[-1]
+            _effect_us(alone_us, among_us).half_width <= policy.context_share * bare_us[-1]
         )
         if not ranks.largest(not precise):
             break

@@ -59,6 +59,8 @@ class Passes:
     activation_bytes: int = 0
     details: Details = field(default_factory=Details)
     inputs: list[torch.Tensor] = field(default_factory=list)
+    # inputs that a CPU writes before each pass, as another operator of a model would
+    rewritten: list[torch.Tensor] = field(default_factory=list)
     written: list[torch.Tensor] = field(
         default_factory=list
     )  # inputs that the subject itself writes

@@ -134,7 +134,7 @@ class Windows:
             warm_up_s=opened.begin_s - opened.start_s,
             warm_up_slope_c_per_s=opened.slope_c_per_s,
             unsettled=self._is_unsettled(opened.slope_c_per_s, policy),
-            rough=policy.rough,
+            policy_flags=policy.flags,
             foreign=sampler.foreign_processes(opened.start_s, math.inf)
             | ((self.device.compute_processes() or frozenset()) - farm_processes),
             lacking=tuple(sorted(SENSORS - known_sensors)) if self.device.card.is_gpu else (),
@@ -193,7 +193,7 @@ class Windows:
 
     def _is_unsettled(self, slope_c_per_s: float | None, policy: WindowPolicy) -> bool:
         """True if the temperature changed too fast for the policy."""
-        if "temperature_c" not in self.device.capabilities or not policy.energy or policy.rough:
+        if "temperature_c" not in self.device.capabilities or not policy.settles:
             return False
         return slope_c_per_s is None or abs(slope_c_per_s) > policy.slope_c_per_s
 
@@ -349,7 +349,9 @@ def _power_of(
     """The power of a window; without figures if the policy measures time only."""
     if not policy.energy:
         return window.WindowPower(None, "", begin_s, end_s)
-    return window.window_power(sampler, begin_s, end_s, rough=policy.rough, pauses=pauses)
+    return window.window_power(
+        sampler, begin_s, end_s, least_steps=policy.least_steps, pauses=pauses
+    )
 
 
 def _at_power_limit(sampler: Sampler, start_s: float) -> bool:

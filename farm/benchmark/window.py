@@ -92,15 +92,15 @@ def window_power(
     begin_s: float,
     end_s: float,
     *,
-    rough: bool = False,
+    least_steps: int = FLOOR_TICKS,
     pauses: Pauses = NO_PAUSES,
 ) -> WindowPower:
     """Mean power of a window: from the energy counter if the window has three ticks, else from the
     power sensor.
 
-    ``rough``: two ticks are enough, with the half-width `FIRST_STEP`, if they are one known period
-    apart. ``pauses``: their time and their energy are subtracted, so the power is that of the
-    rounds alone."""
+    ``least_steps``: if it is 1, two ticks are enough, with the half-width `FIRST_STEP`, if they are
+    one known period apart. ``pauses``: their time and their energy are subtracted, so the power is
+    that of the rounds alone."""
     times, energies = sampler.ticks(begin_s)
     pairs, ticks_s = list[tuple[float, float]](), list[float]()
     for tick_s, energy_mj in zip(
@@ -111,7 +111,8 @@ def window_power(
             pairs.append((tick_s - paused_s, energy_mj - pauses.power_w * paused_s * 1e3))
             ticks_s.append(tick_s)
     period_s = sampler.period.period_s
-    if rough and len(pairs) == 2 and period_s and pairs[1][0] - pairs[0][0] < 1.5 * period_s:
+    is_first_step = least_steps == 1 and len(pairs) == 2
+    if is_first_step and period_s and pairs[1][0] - pairs[0][0] < 1.5 * period_s:
         (first_s, first_mj), (last_s, last_mj) = pairs
         power_w = (last_mj - first_mj) / (last_s - first_s) / 1e3
         return WindowPower(
@@ -215,7 +216,7 @@ class SteadyWindow:
     warm_up_slope_c_per_s: float | None = None
     # the temperature still changed too fast or is unknown, on a card with a temperature sensor
     unsettled: bool = False
-    rough: bool = False  # see `farm.types.protocol.Stopping.rough`
+    policy_flags: tuple[str, ...] = ()
     foreign: frozenset[int] = (
         frozenset()
     )  # ids of other processes on the card before, during or after the window
@@ -243,7 +244,6 @@ class SteadyWindow:
             "few_passes": len(self.rounds) < LEAST_ROUNDS,
             "not_cold": self.workload.not_cold,
             "unsettled": self.unsettled,
-            "rough": self.rough,
             "lacks_sensors": bool(self.lacking),
             "starved": self.starved_share > STARVED,
             "shared": bool(self.foreign),
@@ -256,7 +256,8 @@ class SteadyWindow:
             "power_disagrees": apart > DISAGREE,
             "drifting": known and abs(power.drift) > DRIFT,
         }
-        return tuple(sorted(name for name, so in holds.items() if so))
+        names = [name for name, so in holds.items() if so]
+        return tuple(sorted([*names, *self.policy_flags]))
 
     @property
     def time_us(self) -> tuple[Figure, TimeFigure]:

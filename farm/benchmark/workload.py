@@ -235,9 +235,7 @@ def arrange(passes: Passes, protocol: Protocol, device: torch.device) -> Workloa
         replayed=graph,
         not_cold=protocol.residency == "stream" and not reached,
         calls=calls,
-        rewritten=passes.inputs
-        if protocol.residency == "resident" and not protocol.placement
-        else [],
+        rewritten=passes.rewritten,
     )
 
 

@@ -100,7 +100,7 @@ class MeasureRequest(SubjectRequest[Reading]):
 
     @property
     def uses_slow_memory(self) -> bool:  # type: ignore[override]
-        return bool(self.protocol.placement)
+        return bool(self.protocol.slow_tensors)
 
 
 @dataclass(frozen=True)

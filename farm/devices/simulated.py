@@ -19,7 +19,7 @@ from farm.devices.vendor import Vendor
 from farm.errors import Unmeasurable
 from farm.settings import Settings
 from farm.types.figure import Figure
-from farm.types.protocol import OnPhase, Placement, Protocol, Software, Subject
+from farm.types.protocol import OnPhase, Protocol, Software, Subject
 from farm.types.reading import Reading
 
 MODEL = "simulated card"
@@ -99,15 +99,16 @@ def measure(
     predicted: Mapping[str, int] | None,
     on_phase: OnPhase,
 ) -> Reading:
-    """A reading that depends only on subject and placement. With a prediction it is the sum of the
-    predicted tuples. Raises `Unmeasurable` if the subject's parameters request a failure."""
+    """A reading that depends only on subject and number of slow tensors. With a prediction it is
+    the sum of the predicted tuples. Raises `Unmeasurable` if the subject's parameters request a
+    failure."""
     begin_s = time.perf_counter()
     on_phase("rebuild", {})
     _misbehave(subject)
     on_phase("warm-up", {})
     on_phase("window", {})
     time.sleep(item_s())
-    slower = 1 if predicted else 1 + SLOW_TIMES * len(Placement.parse(protocol.placement))
+    slower = 1 if predicted else 1 + SLOW_TIMES * protocol.slow_tensors
     calls = predicted or {subject.id: 1}
     times_us = {id: count * slower * device.time_us(id) for id, count in calls.items()}
     time_us = sum(times_us.values())

@@ -333,6 +333,23 @@ def line_of_user(frames: traceback.StackSummary) -> str:
     return ""
 
 
+def location_in(frames: traceback.StackSummary) -> str:
+    """The innermost line of the user's code, as " (/home/a/net.py, line 5: ...)"; "" if there is
+    none.
+    """
+    line = line_of_user(frames)
+    return f" ({line})" if line else ""
+
+
+def location_of_model() -> str:
+    """`location_in` the frames that run now, without those of the program that captures a model."""
+    frames = traceback.extract_stack()
+    here = os.path.dirname(os.path.dirname(__file__))
+    while frames and not frames[0].filename.startswith(here):
+        frames.pop(0)
+    return location_in(frames)
+
+
 @contextlib.contextmanager
 def refused(what: str) -> Iterator[None]:
     """Turn any other error of this block, such as one of the user's model, into a `CaptureError`

@@ -411,7 +411,7 @@ class ItemDriver:
             # without verification, only a simulated card needs the predicted calls
             predicted = None
         predicted = predicted or None  # the kernels of a compiled model are not predicted
-        if self.benchmark.card.is_cpu and not claimed.protocol.placement:
+        if self.benchmark.card.is_cpu and claimed.protocol.takes_turns:
             self._time_in_turn(claimed)
         measured = self.benchmark.measure(
             claimed.subject,
@@ -614,7 +614,7 @@ class ItemDriver:
         )
         pairs = [
             (claimed.subject, claimed.protocol),
-            *(pair for pair in behind if not pair[1].placement),
+            *(pair for pair in behind if pair[1].takes_turns),
         ]
         subjects, protocols = zip(*pairs, strict=True)
         self._timed = {(claimed.job_id, subject.id, protocol.id) for subject, protocol in pairs[1:]}

@@ -540,8 +540,7 @@ def _half_width(within: float, share: float) -> float:
 
 def _expected_s(stopping: Stopping, call_us: float) -> float:
     """The expected time of a tuple's item. Unit: s."""
-    shortest_s = 0.1 if stopping.rough else stopping.minimum_s
-    window_s = max(shortest_s, 12e-6 * call_us)  # the window has at least a dozen passes
+    window_s = max(stopping.shortest_s, 12e-6 * call_us)  # the window has at least a dozen passes
     return ITEM_OVERHEAD_S + stopping.warm_up_s + window_s
 
 

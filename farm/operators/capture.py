@@ -36,7 +36,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-from farm.errors import CaptureError, TupleRejected, UnseenOperators, error_text, told
+from farm.errors import (
+    CaptureError,
+    TupleRejected,
+    UnseenOperators,
+    error_text,
+    location_of_model,
+    told,
+)
 from farm.models import torch_settings
 from farm.models.building import replaced
 from farm.models.tensor_kinds import (
@@ -47,7 +54,7 @@ from farm.models.tensor_kinds import (
     parts_of,
     refusal,
 )
-from farm.operators import deciding_values
+from farm.operators import deciding_values, higher_order
 from farm.operators.captured import CallTrace, CapturedCall, CapturedPass, CapturedTensor
 from farm.operators.cost import new_bytes, operator_flops, shapes_of
 from farm.operators.fake_pass import (
@@ -412,6 +419,8 @@ class FunctionAsModel(nn.Module):
 
 
 _READ_VALUE = "aten._local_scalar_dense.default"
+#: Makes a tensor of zeros that has no memory.
+_WITHOUT_MEMORY = torch.ops.aten._efficientzerotensor.default
 
 
 def capture(
@@ -487,7 +496,8 @@ def run_with_owners(
     recorder = ForwardRecorder(model, device_type)
     recorder.around = around
     # In this order: set_grad_enabled is a watched function, too.
-    with torch.set_grad_enabled(grad_enabled), recorder.watching_calls():
+    enabled = torch.set_grad_enabled(grad_enabled)
+    with enabled, recorder.watching_calls(), higher_order.in_python():
         model(*args)
 
 
@@ -578,9 +588,11 @@ class ForwardRecorder(Recorder):
             self.roles.update((id(tensor), "parameter") for tensor in module._parameters.values())
             self.roles.update((id(tensor), "buffer") for tensor in module._buffers.values())
             self.leaves[id(module)] = leaf.describe_leaf(module)
+        # now: a transform may replace parameters by tensors without memory while the model runs
+        with torch._C._DisableTorchDispatch():
+            self.roles_by_storage = self._roles_by_storage()
 
-    @functools.cached_property
-    def _roles_of_storages(self) -> dict[int, str]:
+    def _roles_by_storage(self) -> dict[int, str]:
         roles: dict[int, str] = {}
         for role, tensors in (
             ("buffer", self.model.buffers()),
@@ -591,7 +603,7 @@ class ForwardRecorder(Recorder):
         return roles
 
     def role_of(self, tensor: torch.Tensor) -> str:
-        return self._roles_of_storages.get(storage_key(tensor), "activation")
+        return self.roles_by_storage.get(storage_key(tensor), "activation")
 
     @contextlib.contextmanager
     def watching_calls(self) -> Iterator[None]:
@@ -719,6 +731,8 @@ class ForwardRecorder(Recorder):
     def call_aten(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self.views_special(func, (args, kwargs)):
             return func(*args, **kwargs)
+        if func is _WITHOUT_MEMORY:
+            raise self._forward_derivative()
         if self.open_calls and self.open_calls[-1].is_divided:
             return self._run_operator(self.open_calls[-1], func, args, kwargs)
         out, name = func(*args, **kwargs), str(func)
@@ -771,6 +785,15 @@ class ForwardRecorder(Recorder):
             else:
                 self._close(call, described, out)
         return out
+
+    def _forward_derivative(self) -> UnseenOperators:
+        return UnseenOperators(
+            f"The model computes derivatives in forward mode{location_of_model()}. Parameters "
+            "without a derivative then get one without memory, and PyTorch computes with it in "
+            "another way while a capture sees the operators.",
+            "Compute them in reverse mode: torch.func.vjp for jvp, jacrev for jacfwd, "
+            "jacrev(jacrev(...)) for hessian.",
+        )
 
     def location(self, func: Any) -> str:
         if not self.open_calls:

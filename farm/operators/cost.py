@@ -11,7 +11,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import nn
@@ -269,9 +269,6 @@ def _model_flops(
             fake_pass(model, args, named, "cpu", made=made) as (_, fake_args, fake_kwargs),
             _no_fused_path(),
         ):
-            # Fake parameters: the counter adds hooks to inputs that require gradients.
-            for parameter in model.parameters():
-                parameter.requires_grad_(False)
             return _counted(model, fake_args, fake_kwargs)
     except CaptureError:
         raise
@@ -345,8 +342,23 @@ def operator_flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
     return 0 if formula is None else int(formula(*args, **kwargs, out_val=out))
 
 
+class _WithoutModules:
+    """Replaces the part of PyTorch's counter that follows modules. Its hooks add operators if
+    inputs require gradients, and raise an error under a transform such as `torch.func.grad`."""
+
+    parents = frozenset({"Global"})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
 def flop_counter() -> FlopCounterMode:
-    return FlopCounterMode(display=False, custom_mapping=_UNKNOWN_TO_TORCH)
+    counter: Any = FlopCounterMode(display=False, custom_mapping=_UNKNOWN_TO_TORCH)
+    counter.mod_tracker = _WithoutModules()
+    return counter  # type: ignore[no-any-return]
 
 
 #: FLOPs of all counted operators, as functions of their arguments and their output.

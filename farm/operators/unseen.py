@@ -23,15 +23,15 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from farm.errors import UnseenOperators, line_of_user
+from farm.errors import UnseenOperators, location_in, location_of_model
 from farm.models.building import replaced
+from farm.operators import higher_order
 from farm.subjects.encoding import costs_something, tensors_in
 
 NOT_COMPILED = (
@@ -39,7 +39,6 @@ NOT_COMPILED = (
     "torch.compile, or set "
     "TORCH_COMPILE_DISABLE=1."
 )
-_FARM = str(Path(__file__).parents[1])
 _EVAL_FRAME = "torch._dynamo.eval_frame"
 _Call = Callable[..., Any]
 
@@ -62,7 +61,10 @@ class Unseen:
         """
         self.active, self.modes = True, _get_current_dispatch_mode_stack()
         try:
-            with self._threads(), self._fake_tensors(), self._compiled_functions():
+            noticing = self._threads(), self._fake_tensors(), self._compiled_functions()
+            with contextlib.ExitStack() as stack:
+                for context in (*noticing, higher_order.in_python()):
+                    stack.enter_context(context)
                 yield
         except (Exception, SystemExit) as error:
             if self.refusal is not None:
@@ -80,7 +82,7 @@ class Unseen:
     def note_thread(self, what: str) -> None:
         """Notes that the model runs a module or an operator in this thread."""
         if self.active and self.refusal is None:
-            location = _location(traceback.extract_stack())
+            location = location_in(traceback.extract_stack())
             self.refusal = UnseenOperators(
                 f"The model calls {what} in another thread{location}. A capture sees only those "
                 "of the thread that "
@@ -161,13 +163,14 @@ class Unseen:
             with self._calls_of_compiled():
                 yield
             return
-        original = torch.compile
+        original, is_noticing = torch.compile, False
         with contextlib.ExitStack() as stack:
 
             def compiled(*args: Any, **kwargs: Any) -> Any:
-                loads = _EVAL_FRAME not in sys.modules
+                nonlocal is_noticing
                 function = original(*args, **kwargs)
-                if loads and _EVAL_FRAME in sys.modules:
+                if not is_noticing and _EVAL_FRAME in sys.modules:
+                    is_noticing = True
                     stack.enter_context(self._calls_of_compiled())
                 return function
 
@@ -185,7 +188,7 @@ class Unseen:
                 return original(callback)
             compiles = callback not in (None, False) and original(callback) is not None
             if compiles and self.refusal is None and not torch._dynamo.config.disable:
-                location = _location(_frames_of_model())
+                location = location_of_model()
                 self.refusal = UnseenOperators(
                     f"The model calls a function that torch.compile compiled{location}. Its "
                     "operators are not those that "
@@ -206,17 +209,3 @@ class _OperatorsOfThread(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         return self.call(func, args, kwargs, functools.partial(func, *args, **kwargs))
-
-
-def _location(frames: traceback.StackSummary) -> str:
-    """The line of the user's code that runs, as " (file, line 5: ...)"."""
-    line = line_of_user(frames)
-    return f" ({line})" if line else ""
-
-
-def _frames_of_model() -> traceback.StackSummary:
-    """The frames of the model, without those of the program that captures it."""
-    frames = traceback.extract_stack()
-    while frames and not frames[0].filename.startswith(_FARM):
-        frames.pop(0)
-    return frames

@@ -655,13 +655,8 @@ def stored_variant(columns: Mapping[str, Any]) -> Variant:
 
 def satisfies(reading: ReadingRow, wanted: Stopping) -> bool:
     """True if a reading is precise enough, or if its window was as long as the longest wanted
-    window. False for readings that are not `sound`, and for readings of a study, which has its own
-    windows."""
-    if (
-        not sound(reading)
-        or "study" in reading.flags
-        or ("rough" in reading.flags and not wanted.rough)
-    ):
+    window. False for readings that are not `sound`, or have flags that the rule does not accept."""
+    if not sound(reading) or not wanted.accepts(reading.flags):
         return False
     time_ok = reading.time_half_width_us <= wanted.time_half_width * reading.time_us * 1.001
     energy_ok = (

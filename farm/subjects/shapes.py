@@ -34,6 +34,8 @@ _CALLS: dict[str, dict[str, str]] = tomllib.loads(
 )
 #: Operator -> the public operator that checks its arguments.
 _CHECKED_BY: dict[str, str] = table_named("checked_by")
+#: Backward operators whose kernels broadcast their tensors.
+_BROADCASTING = names_listed("broadcasting_backwards")
 #: Values of arguments that only the forward has; they change no shape.
 _NEUTRAL: dict[str, Any] = table_named("neutral_arguments")
 
@@ -97,7 +99,11 @@ def _check_saved(spec: OperatorTuple, call: Mapping[str, str], passed: Mapping[s
         made = outputs[int(number)]
         if name == "offset2bag" and not saved.numel():
             continue  # the operator computes it from the offsets
-        if isinstance(made, torch.Tensor) and not _fits(saved, made, is_gradient=number == "0"):
+        if not isinstance(made, torch.Tensor):
+            continue
+        if spec.short_name in _BROADCASTING and _broadcast(saved.shape, made.shape):
+            continue
+        if not _fits(saved, made, is_gradient=number == "0"):
             shapes = f"{name} has the shape {tuple(saved.shape)}, not {tuple(made.shape)}"
             raise _refused(spec, shapes)
 
@@ -188,6 +194,12 @@ def _fits(saved: torch.Tensor, made: torch.Tensor, *, is_gradient: bool) -> bool
     return saved.shape == made.shape or (not is_gradient and saved.numel() >= made.numel())
 
 
+def _broadcast(shape: torch.Size, other: torch.Size) -> bool:
+    """True if PyTorch can broadcast two shapes to one."""
+    ends = zip(reversed(shape), reversed(other), strict=False)
+    return all(size == partner or 1 in (size, partner) for size, partner in ends)
+
+
 def _pooled_dimensions(spec: OperatorTuple) -> int:
     return 3 if "3d" in spec.short_name else 2
 
@@ -253,9 +265,42 @@ def _sizes_of_inverse_transform(passed: Mapping[str, Any]) -> str:
     return ""
 
 
+#: Mode of a recurrent layer of cuDNN -> the gates of its cells.
+_GATES = {0: 1, 1: 1, 2: 4, 3: 3}
+
+
+def _sizes_of_recurrent_layer(passed: Mapping[str, Any]) -> str:
+    """cuDNN trusts that the steps of a packed sequence end with the input, and the weights fit."""
+    rows, steps, buffer = passed["input"], passed["batch_sizes"], passed.get("weight_buf")
+    gates = _GATES.get(passed["mode"])
+    hidden, projected = passed["hidden_size"], passed["proj_size"]
+    if gates is None or hidden < 1 or projected < 0 or rows.dim() != (2 if steps else 3):
+        return f"the input has {rows.dim()} dimensions, or the layer has no valid mode or size"
+    is_descending = steps == sorted(steps, reverse=True)
+    if steps and (not is_descending or steps[-1] < 1 or sum(steps) != rows.shape[0]):
+        return "the steps of the packed sequence are not those of the input"
+    directions, output = 2 if passed["bidirectional"] else 1, projected or hidden
+    weights, each = passed["weight"], passed["weight_stride0"]
+    if each not in (2, 3, 4, 5) or len(weights) != passed["num_layers"] * directions * each:
+        return f"the layer has {len(weights)} weights"
+    for number, weight in enumerate(weights):
+        layer, place = number // (directions * each), number % each
+        before = rows.shape[-1] if layer == 0 else output * directions
+        matrices = [(gates * hidden, before), (gates * hidden, output)]
+        biases = [(gates * hidden,)] * (2 if each > 3 else 0)
+        shapes = [*matrices, *biases, (output, hidden)]
+        if tuple(weight.shape) != shapes[place]:
+            return f"the weight {number} has the shape {tuple(weight.shape)}, not {shapes[place]}"
+    if buffer is not None and buffer.numel() < sum(weight.numel() for weight in weights):
+        return "the buffer of the weights is smaller than the weights"
+    return ""
+
+
 _RULES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "_fft_c2r": _sizes_of_inverse_transform,
     "_weight_norm_interface": _sizes_of_weight_norm,
+    "_cudnn_rnn": _sizes_of_recurrent_layer,
+    "_cudnn_rnn_backward": _sizes_of_recurrent_layer,
     **dict.fromkeys(names_listed("attention_operators"), _sizes_of_attention),
     **dict.fromkeys(names_listed("fused_optimizers"), _sizes_of_optimizer),
 }

@@ -75,11 +75,21 @@ class Protocol(ContentAddressed):
         return dataclasses.replace(self, data=data)
 
     @property
+    def slow_tensors(self) -> int:
+        """The number of tensors of a tuple in slow memory."""
+        return len(Placement.parse(self.placement))
+
+    @property
     def measures_context(self) -> bool:
         """True if the protocol represents a running model. Then tuples are also timed among other
         operators.
         """
-        return self.launch == "graph" and self.residency == "resident" and not self.placement
+        return self.launch == "graph" and self.residency == "resident" and not self.slow_tensors
+
+    @property
+    def takes_turns(self) -> bool:
+        """True if a CPU may time the subject in turn with others: not if it uses slow memory."""
+        return not self.slow_tensors
 
     @property
     def of_whole(self) -> Self:
@@ -121,6 +131,16 @@ class Stopping(Record):
     time_half_width: float = original(0.01)
     energy_half_width: float = original(0.02)
     rough: bool = declared(False, given=False)
+
+    @property
+    def shortest_s(self) -> float:
+        """The shortest expected window. Unit: s."""
+        return 0.1 if self.rough else self.minimum_s
+
+    def accepts(self, flags: Collection[str]) -> bool:
+        """True if a reading with these flags may satisfy the rule: a study has its own windows, and
+        only a rough rule accepts a rough reading."""
+        return "study" not in flags and (self.rough or "rough" not in flags)
 
     def allowing(self, half_width: float) -> Self:
         """Return the rule if this half-width of the time, and `ENERGY_PER_TIME` times it for the

@@ -1,7 +1,7 @@
 """The roofline of a card: a lower bound for the time of a call from its FLOPs and bytes, plus a
 launch.
 
-The estimate compares tuples without a measurement: for coverage, placement and the order of the
+The estimate compares tuples without a measurement: for coverage, choice of cards and order of the
 accuracy loop. It need not be exact in microseconds. It must weigh convolutions, additions and tiny
 calls fairly; by FLOPs alone additions and tiny calls would be free."""
 

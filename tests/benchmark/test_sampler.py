@@ -306,7 +306,7 @@ def test_a_driver_that_other_programs_use_does_not_blur_the_power(
         slope(*(values[k : k + 2] for values in sampler.ticks())).rate / 1e3
         for k in range(len(times_s) - 1)
     ]
-    steps = [window_power(sampler, a, b, rough=True) for a, b in itertools.pairwise(times_s)]
+    steps = [window_power(sampler, a, b, least_steps=1) for a, b in itertools.pairwise(times_s)]
     used = [
         step.power_w.value for step in steps if step.ticks == 2
     ]  # others wait for a further step

@@ -157,9 +157,8 @@ def test_the_wire_is_measured_alone_and_beside_the_step() -> None:
     assert [len(one.rates) for one in (*found.alone, *found.beside)] == [1, 1, 2, 1, 1, 2]
     for alone, beside in zip(found.alone, found.beside, strict=True):
         assert all(rate > 1e9 for rate in alone.rates)
-        assert all(
-            rate < 1.1 * other for rate, other in zip(beside.rates, alone.rates, strict=True)
-        )
+        # Two directions at once share the wire in changing parts, so their sum is compared.
+        assert sum(beside.rates) < 1.1 * sum(alone.rates)
         assert beside.step_us is not None
         assert beside.step_us > 0.95 * found.step_us
 

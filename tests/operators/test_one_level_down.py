@@ -6,7 +6,7 @@ from torch import nn
 
 import farm
 from farm.benchmark.verification import time_in_model
-from farm.errors import CaptureError
+from farm.errors import CaptureError, UnseenOperators
 from farm.models import catalog
 from farm.operators.capture import capture, predict, run_with_owners
 from farm.operators.cost import costs_of, model_flops
@@ -26,6 +26,7 @@ class Net(nn.Module):
 
 
 LAYER = nn.Linear(16, 4, bias=False)
+LAYER_WITH_BIAS = nn.Linear(16, 4)
 
 
 class Square(torch.autograd.Function):
@@ -44,6 +45,13 @@ def slope(function, values):
     with torch.enable_grad():
         places = values.detach().requires_grad_()
         return torch.autograd.grad(function(places).sum(), places)[0]
+
+
+def per_sample_gradients(values):
+    def loss(weight, row):
+        return nn.functional.linear(row, weight).tanh().sum()
+
+    return torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(LAYER.weight, values)
 
 
 def under_autocast(values):
@@ -65,6 +73,26 @@ FUNCTIONS = {
     "jvp": (
         lambda values: torch.func.jvp(torch.sin, (values,), (values,))[1],
         ["aten.sin.default", "aten.cos.default", "aten.mul.Tensor"],
+    ),
+    "per-sample gradients": (
+        per_sample_gradients,
+        [
+            "aten.mm.default",
+            "aten.tanh.default",
+            "aten.sum.dim_IntList",
+            "aten.ones_like.default",
+            "aten.tanh_backward.default",
+            "aten.bmm.default",
+        ],
+    ),
+    "a Jacobian for each row": (
+        torch.vmap(torch.func.jacrev(torch.tanh)),
+        [
+            "aten.tanh.default",
+            "aten.new_zeros.default",
+            "aten.fill_.Scalar",
+            "aten.tanh_backward.default",
+        ],
     ),
     "gradients in the forward pass": (
         forces,
@@ -183,8 +211,8 @@ def test_a_leaf_under_autocast_is_taken_apart():
 
 
 def test_an_operator_that_is_not_in_the_allow_list_is_a_gap_with_its_reason():
-    model = Net(lambda values: values + torch._efficientzerotensor((4, 16)))
-    with pytest.raises(CaptureError, match=r"_efficientzerotensor.* is not in .* allow-list"):
+    model = Net(lambda values: torch._add_relu(values, values))
+    with pytest.raises(CaptureError, match=r"_add_relu.* is not in .* allow-list"):
         farm.capture_model(model, torch.randn(4, 16))
 
 
@@ -210,3 +238,41 @@ def test_a_leaf_with_the_weights_of_a_transform_is_taken_apart():
     assert found.gaps == ()
     operators = [found.tuples[call.tuple_id].operator for call in found.calls]
     assert operators == ["torch.nn.Linear", "torch.ones", "aten.bmm.default"]
+
+
+class PerSample(nn.Module):
+    """The gradients of its own layers for each row."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 3))
+
+    def forward(self, rows, classes):
+        def loss(weights, row, number):
+            scores = torch.func.functional_call(self.layers, weights, row[None])
+            return nn.functional.cross_entropy(scores, number[None])
+
+        gradients = torch.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))
+        return gradients(dict(self.layers.named_parameters()), rows, classes)
+
+
+def test_parameters_of_per_sample_gradients_keep_their_role():
+    model, inputs = PerSample(), (torch.randn(5, 8), torch.randint(0, 3, (5,)))
+    found = predict(model, inputs)
+    assert (found.gaps, found.overlaps) == ((), ())
+    assert verify_on_device(model, inputs, "cpu").differences == []
+    assert farm.capture_model(model, inputs).mismatches == {}
+    costs = costs_of(found)
+    assert sum(costs[call.tuple_id].flops for call in found.calls) == model_flops(model, inputs)
+    products = [spec for spec in found.tuples.values() if spec.short_name in ("mm", "bmm")]
+    roles = [tuple(tensor.role for tensor in spec.tensors) for spec in products]
+    assert roles.count(("activation", "parameter")) == 3  # two layers, and back through the second
+
+
+def test_forward_mode_with_parameters_is_refused_with_the_way_in_reverse_mode():
+    def tangent(values):
+        return torch.func.jvp(LAYER_WITH_BIAS, (values,), (values,))[1]  # here
+
+    with pytest.raises(UnseenOperators, match=r"forward mode \(.*# here\)") as caught:
+        farm.capture_model(Net(tangent), torch.randn(4, 16))
+    assert "torch.func.vjp for jvp" in caught.value.next_step

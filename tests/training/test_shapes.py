@@ -63,6 +63,9 @@ VALID = {
     "transform": call(
         "_fft_c2r.default", (T, [1], 0, 8), TensorSpec("activation", "", (4, 5), "complex64")
     ),
+    "by element": call("tanh_backward.default", (T, T), floats(4, 3, 8), floats(4, 1, 8)),
+    "by element, of a row": call("silu_backward.default", (T, T), floats(4, 3, 8), floats(8)),
+    "without broadcasting": call("gelu_backward.default", (T, T), ROWS, ROWS),
     "in place": call("add_.Tensor", (T, T), ROWS, ROWS),
     "optimizer": call(
         "_fused_sgd_.default",
@@ -108,6 +111,8 @@ def test_tensors_that_belong_together_are_built(name):
         ("attention", 2, floats(1, 2, 16, 4, 1), "four dimensions"),
         ("attention", 0, floats(1, 2, 0, 8), "empty"),
         ("transform", 0, TensorSpec("activation", "", (4, 4), "complex64"), "does not belong"),
+        ("by element", 1, floats(4, 2, 8), "output has the shape"),
+        ("without broadcasting", 1, floats(1, 8), "grad_output has the shape"),
         ("in place", 0, floats(4, 8, stride=(0, 1)), "elements that share memory"),
         ("optimizer", 1, floats(2, 8), "has the shape"),
         ("optimizer", 1, floats(4, 8, stride=(0, 1)), "elements that share memory"),

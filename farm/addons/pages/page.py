@@ -377,7 +377,7 @@ def _operators(session: Session) -> tuple[list[Row], int]:
         conditions = Protocol.from_json(row["conditions"])
         memory = (
             "some tensors in slow memory"
-            if conditions.placement
+            if conditions.slow_tensors
             else f"{conditions.residency} data"
         )
         rate, dtype = row["flops"] / row["time_us"] * 1e6, dtype_of_call(row["spec"]) or "none"

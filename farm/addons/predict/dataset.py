@@ -194,7 +194,7 @@ def datasets(
         data = protocols[row.protocol_id]["data"]
         # Predictions cover fast memory only; the values of data that was copied from a compiled
         # model are unknown.
-        if row.time_us > 0 and not conditions.protocol.placement and data != "copied":
+        if row.time_us > 0 and not conditions.protocol.slow_tensors and data != "copied":
             newest[conditions][row.subject_id, data] = row
     keys = itertools.chain.from_iterable(newest.values())
     specs = stored_specs(session, {subject for subject, _ in keys})

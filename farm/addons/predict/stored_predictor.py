@@ -257,7 +257,6 @@ def file_name(conditions: Conditions) -> str:
     for value, default in (
         (protocol.launch, usual.launch),
         (protocol.residency, usual.residency),
-        (protocol.placement, usual.placement),
     ):
         if value != default:
             words.append(value)
@@ -417,10 +416,12 @@ def find(
                 conditions.get("card_model"),
                 *map(stored.get, ("launch", "residency")),
             )
-            flags = (bool(stored.get("tf32")), bool(stored.get("placement")))
-            if (card_and_launch, flags) == (
-                (card_model, requested.launch, "resident"),
-                (requested.tf32, False),
+            tf32 = bool(stored.get("tf32"))
+            if (*card_and_launch, tf32) == (
+                card_model,
+                requested.launch,
+                "resident",
+                requested.tf32,
             ):
                 torch_version = str((conditions.get("software") or {}).get("torch"))
                 version = [int(digits) for digits in re.findall(r"\d+", torch_version)]

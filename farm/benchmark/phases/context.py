@@ -26,6 +26,6 @@ class Context(FigurePhase):
             others,
             measurement.pass_s,
             measurement.torch_device,
-            rough=measurement.stopping.rough,
+            measurement.policy,
         )
         return replace(details, context=context)

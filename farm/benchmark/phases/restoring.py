@@ -4,7 +4,6 @@ pass are measured alone, and leave the reading."""
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 
 from farm.benchmark import ranks
 from farm.benchmark.cache import InPlacePass
@@ -49,12 +48,9 @@ def time_restoring(
 ) -> Reading:
     """Measure the copies that restore the inputs of a kernel or a collective.
 
-    Copies on a card are much faster than those between cards, so a rough figure is enough for a
-    collective."""
+    Those of a collective have a policy of their own."""
     if ranks.world() > 1 and policy.energy:
-        stopping, policy = stopping.allowing(0.025), POLICIES["rough"]
+        stopping, policy = stopping.allowing(0.025), POLICIES["copies"]
     workload = arrange(Passes(call.restore), protocol, windows.torch_device)
     with contextlib.closing(workload):
-        reading = windows.measure(workload, stopping, policy, silent)
-    flags = tuple(flag for flag in reading.flags if flag != "rough")
-    return dataclasses.replace(reading, flags=flags)
+        return windows.measure(workload, stopping, policy, silent)

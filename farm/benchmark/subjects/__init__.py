@@ -44,8 +44,8 @@ def prepare(
     its graphs.
 
     Call this function, and launch the rounds of its result, under `farm.benchmark.passes.applied`;
-    on a GPU, do both on one stream that is not the default stream. ``offload`` puts the tensors of
-    the protocol's placement in slow memory.
+    on a GPU, do both on one stream that is not the default stream. ``offload`` puts tensors in
+    slow memory.
 
     Raises:
         Unmeasurable: out_of_memory, raised, rejected, not_capturable or not_available.

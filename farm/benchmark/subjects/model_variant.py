@@ -52,7 +52,7 @@ class WholeModel(SubjectKind):
     has_host_steps: ClassVar = True
 
     def policy(self, protocol: Protocol, stopping: Stopping) -> WindowPolicy:
-        return POLICIES["timed" if protocol.placement else "variant"]
+        return POLICIES["variant"]
 
     def phases(self, subject: Subject) -> Sequence[Phase]:
         return EagerLaunch(), Places(), WithoutCollectives(), InOrderReplay()

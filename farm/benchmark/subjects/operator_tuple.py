@@ -59,7 +59,7 @@ class MeasuredTuple(SubjectKind):
         return operator_passes(subject, protocol, device, offload)
 
     def policy(self, protocol: Protocol, stopping: Stopping) -> WindowPolicy:
-        if protocol.placement:
+        if protocol.slow_tensors:
             return POLICIES["timed"]
         return POLICIES["rough" if stopping.rough else "operator"]
 
@@ -130,7 +130,8 @@ def operator_passes(
     rebuilt, run = offloaded.rebuilt, offloaded.run
     if not kind.standalone:
         run = _restoring
-    stream, copies_weights = protocol.residency == "stream", bool(rebuilt.weights)
+    residency = protocol.residency
+    stream, copies_weights = residency == "stream", bool(rebuilt.weights)
     without = not kind.standalone or placement
     steps = HostSteps(device) if without else host_steps(run(rebuilt), protocol, device)
     return Passes(
@@ -141,6 +142,7 @@ def operator_passes(
         weight_bytes=rebuilt.weight_bytes,
         activation_bytes=rebuilt.activation_bytes,
         inputs=rebuilt.read_memory,
+        rewritten=rebuilt.read_memory if residency == "resident" and not placement else [],
         written=[rebuilt.memory(index) for index in sorted(rebuilt.written)],
         details=steps.noted(offloaded.details),
         pool=offloaded.pool,
