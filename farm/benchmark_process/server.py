@@ -74,7 +74,7 @@ CHECK_EVERY_S = 60.0
 MEMORY_LIMIT_SHARE = 0.8
 
 #: The niceness of a compilation ahead: an item that compiles in its turn comes first.
-COMPILES_WITH_NICENESS = 10
+COMPILES_WITH_NICENESS = 5
 
 #: Called with the request and the function that announces phases.
 Answering = Callable[[Any, OnPhase], Any]

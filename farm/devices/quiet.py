@@ -57,11 +57,11 @@ class Gate:
     @contextlib.contextmanager
     def alone(self) -> Iterator[bool]:
         """Within the block, nobody else holds the gate. Yields False if another process does."""
-        held = self.hold_alone()
+        succeeded = self.hold_alone()
         try:
-            yield held
+            yield succeeded
         finally:
-            if held:
+            if succeeded:
                 self.release()
 
 

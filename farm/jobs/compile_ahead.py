@@ -79,15 +79,25 @@ class CompileAhead:
     """Compiles the coming models of one card. Any thread may use it."""
 
     def __init__(
-        self, database: Database, card_id: str, publish: Callable[[Iterable[int]], None]
+        self,
+        database: Database,
+        card_id: str,
+        publish: Callable[[Iterable[int]], None],
+        program: str = "farm.benchmark_process.server",
     ) -> None:
-        """``publish``: publishes items that were put off."""
+        """
+        Args:
+            publish: publishes items that were put off.
+            program: the module that compiles.
+        """
         self.database, self.card_id, self._publish = database, card_id, publish
+        self._program = program
         self._lock = threading.Lock()
         self._waiting: dict[str, ComingModel] = {}  # id of a variant -> the model
         self._running: dict[str, Compilation] = {}
         self._done: set[str] = set()  # variants that were compiled, or whose turn has come
         self._threads: set[threading.Thread] = set()
+        self._guarded = False  # True if the thread runs that pauses compilations
         self._looked_s = float("-inf")
         self._closing = threading.Event()
 
@@ -146,13 +156,13 @@ class CompileAhead:
         with self._lock:
             for variant_id in [name for name in self._waiting if name not in coming]:
                 del self._waiting[variant_id]
-            cancelled = [one for name, one in self._running.items() if name not in coming]
+            cancelled = [self._running[name] for name in self._running if name not in coming]
             for variant_id, model in coming.items():
-                known = variant_id in self._done or variant_id in self._running
-                if model.waits and not known and variant_id != present and self._takes(model):
+                begun = variant_id in self._done or variant_id in self._running
+                if model.waits and not begun and variant_id != present and self._takes(model):
                     self._waiting.setdefault(variant_id, model)
-            wanted = min(places, len(self._running) + len(self._waiting))
-            new = [self._thread() for _ in range(wanted - len(self._threads))]
+            number = min(places, len(self._running) + len(self._waiting))
+            new = [self._thread() for _ in range(number - len(self._threads))]
         for compilation in cancelled:
             compilation.send(signal.SIGKILL)
         for thread in new:
@@ -186,7 +196,8 @@ class CompileAhead:
 
     def _thread(self) -> threading.Thread:
         """A thread that compiles waiting models, one after the other. The lock is held."""
-        if not self._threads:
+        if not self._guarded:
+            self._guarded = True
             threading.Thread(target=self._guard, name="compile-guard", daemon=True).start()
         thread = threading.Thread(target=self._compile_waiting, name="compile-ahead", daemon=True)
         self._threads.add(thread)
@@ -194,7 +205,11 @@ class CompileAhead:
 
     def _compile_waiting(self) -> None:
         process = BenchmarkProcess(
-            self.card_id, self._environment(), verify_apart=False, verifier=True
+            self.card_id,
+            self._environment(),
+            verify_apart=False,
+            verifier=True,
+            program=self._program,
         )
         try:
             while (slot := self._slot()) is not None:
@@ -274,10 +289,12 @@ class CompileAhead:
             quiet = Gate(QUIET, settings().lock_dir)
             compiling = Gate(COMPILING, settings().lock_dir)
         except OSError:
-            return  # no place was free either
+            with self._lock:
+                self._guarded = False
+            return  # no place is free either
         looked_s = at_s = time.monotonic()
         with contextlib.closing(quiet), contextlib.closing(compiling):
-            while self._threads:
+            while self._goes_on():
                 self._pause_or_go_on(quiet, compiling)
                 self._closing.wait(GUARD_EVERY_S)
                 now_s = time.monotonic()
@@ -287,6 +304,12 @@ class CompileAhead:
                     looked_s = now_s
                     with contextlib.suppress(FarmError):
                         self._look()
+
+    def _goes_on(self) -> bool:
+        """False if there are no compilations any more; the next one starts another guard."""
+        with self._lock:
+            self._guarded = bool(self._threads)
+            return self._guarded
 
     def _pause_or_go_on(self, quiet: Gate, compiling: Gate) -> None:
         with self._lock:

@@ -483,15 +483,15 @@ def coming_models(database: Database, card_id: str) -> list[ComingModel]:
             Item.cards == 1,
             col(Item.state).in_(tables.OPEN),
         )
-        found: list[ComingModel] = []
+        models: list[ComingModel] = []
         for item in session.execute(_described(*of_card).order_by(col(Item.id)).limit(MOST_COMING)):
             with contextlib.suppress(Unreadable):
-                one = _describe(session, item, Request.from_json(item.request), "")
-                asked = one.subject.built_variant
+                claim = _describe(session, item, Request.from_json(item.request), "")
+                asked = claim.subject.built_variant
                 if asked is not None:
                     waits = item.state == ItemState.WAITING
-                    found.append(ComingModel(asked, one.subject, one.protocol, waits))
-        return found
+                    models.append(ComingModel(asked, claim.subject, claim.protocol, waits))
+        return models
 
 
 def others_wait(database: Database, claimed: Claim, card_id: str) -> bool:

@@ -464,7 +464,7 @@ def without_card() -> Iterator[None]:
       refuses the model.
     """
     from torch._inductor.fx_passes import pad_mm
-    from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder
+    from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder as folder
     from torch._inductor.runtime import benchmarking
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
     from torch._subclasses import fake_tensor
@@ -475,7 +475,7 @@ def without_card() -> Iterator[None]:
     def refuse(*_: Any, **__: Any) -> Any:
         raise NeedsCard("the compiler times operators on the card")
 
-    def known(original: Callable[..., Any], key: Any) -> Any:
+    def timed_before(original: Callable[..., Any], key: Any) -> Any:
         answer = original(key)
         return refuse() if answer is None else answer
 
@@ -488,14 +488,13 @@ def without_card() -> Iterator[None]:
         (fake_tensor.FakeTensorMode, "avoid_device_init", True),
         (CachingAutotuner, "_make_launchers", nothing),
         (CachingAutotuner, "_dynamic_scale_rblock", nothing),
-        (pad_mm, "get_cached_should_pad", _hooked(pad_mm.get_cached_should_pad, known)),
+        (pad_mm, "get_cached_should_pad", _hooked(pad_mm.get_cached_should_pad, timed_before)),
         (type(benchmarking.benchmarker), "benchmark", refuse),
         (type(benchmarking.benchmarker), "benchmark_gpu", refuse),
         (torch.accelerator, "is_available", lambda: False),
+        (folder, "__init__", _hooked(folder.__init__, on_host)),
+        (folder, "_deduce_value", _hooked(folder._deduce_value, on_host)),
     ]
-    for name in ("__init__", "_deduce_value"):
-        original = getattr(UniformValueConstantFolder, name)
-        replacements.append((UniformValueConstantFolder, name, _hooked(original, on_host)))
     with contextlib.ExitStack() as stack:
         for owner, name, value in replacements:
             stack.enter_context(replaced(owner, name, value))
