@@ -412,6 +412,12 @@ def build_step(variant: Variant, device: torch.device, *, launch: str = "eager")
     return step
 
 
+def autocast_of(variant: Variant, device_type: str) -> contextlib.AbstractContextManager[Any]:
+    """The context of the forward pass of a variant's training step: autocast, or none."""
+    dtype = _AMP[variant.amp]
+    return torch.autocast(device_type, dtype) if dtype else contextlib.nullcontext()
+
+
 def _chosen(variant: Variant, device_type: str, launch: str = "eager") -> dict[str, Any]:
     return {
         "optimizer": implementation(variant.optimizer, device_type),
