@@ -36,12 +36,12 @@ from farm.benchmark.clock import TimedRound
 from farm.benchmark.passes import Pass, applied
 from farm.benchmark.torch_device import cache_bytes
 from farm.benchmark.workload import Workload
-from farm.models.building import replaced
 from farm.subjects import kernel as kernels
 from farm.subjects.encoding import tensors_in
 from farm.types import intervals
 from farm.types.figure import Figure
 from farm.types.protocol import Protocol, Stopping
+from farm.types.replacement import replaced
 
 TURNS = 22  # most turns: in a turn each subject has a visit
 LEAST_TURNS = 8
@@ -156,12 +156,11 @@ class HostTimer:
         """For each turn, the time of a pass without the passes of this turn. Unit: us."""
         if len(self.turns) < 2:
             return []
-        return [
-            fastest_us(
-                [round_ for other in self.turns if other is not left_out for round_ in other]
-            )
-            for left_out in self.turns
-        ]
+        times_us = []
+        for number in range(len(self.turns)):
+            rounds = list(itertools.chain(*self.turns[:number], *self.turns[number + 1 :]))
+            times_us.append(fastest_us(rounds))
+        return times_us
 
     def converged(self) -> bool:
         """True if the interval is narrow enough for the stopping rule."""

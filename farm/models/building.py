@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -13,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from farm.errors import UnsupportedModel
 from farm.types.protocol import Variant
+from farm.types.replacement import replaced
 
 _log = logging.getLogger(__name__)
 
@@ -65,20 +65,30 @@ def _planned_bytes(func: Any, args: Any, kwargs: dict[str, Any]) -> int:
     return planned.nbytes
 
 
-def built_on_meta(make: Callable[[], Made]) -> Made:
+def built_on_meta(
+    make: Callable[[], Made], accepts: Callable[[Made], bool] = lambda _: True
+) -> Made:
     """What ``make`` returns if modules create their parameters on meta.
 
     Some models cannot be built so, because they read their weights: a calibration, a fused batch
-    norm, a dry run in a constructor. If ``make`` raises, it runs again with real memory, and its
-    parameters are on the CPU. Raises as the second run, and `UnsupportedModel` if the model does
-    not fit into the memory of this host."""
+    norm, a dry run in a constructor. If ``make`` raises, or ``accepts`` is false for what it
+    returns, it runs again with real memory (`built_on_cpu`). Raises as the second run."""
     try:
         with EmptyOnMeta():
-            return make()
+            model = make()
+        if accepts(model):
+            return model
     except UnsupportedModel:
         raise
     except Exception:
         _log.debug("The model cannot be built on meta", exc_info=True)
+    return built_on_cpu(make)
+
+
+def built_on_cpu(make: Callable[[], Made]) -> Made:
+    """What ``make`` returns if its parameters have values. Raises `UnsupportedModel` if they do not
+    fit into the memory of this host.
+    """
     with CountedMemory(free_memory_bytes()):
         return make()
 
@@ -139,21 +149,6 @@ def memory_format_of(variant: Variant) -> torch.memory_format:
     if variant.memory_format == "channels_last":
         return torch.channels_last
     return torch.contiguous_format
-
-
-@contextlib.contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """While active, the attribute ``name`` of a class or module is replaced by ``value``."""
-    is_inherited = name not in vars(owner)
-    before = vars(owner).get(name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if not is_inherited:
-            setattr(owner, name, before)
-        else:
-            delattr(owner, name)
 
 
 class ByPosition(nn.Module):

@@ -1,34 +1,29 @@
 """The operator tuples of a model: calls, FLOPs, bytes and share of the estimated cost. The kernels
-of a compiled model: their sources in the model and their rates; kernels matched between two jobs.
-Nothing is measured here."""
+of a compiled model: their sources in the model and their rates. Nothing is measured here."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sqlmodel import Session, col, select
 
 from farm.errors import FarmError
+from farm.report.rates import Rates
 from farm.store import tables
 from farm.store.columns import OPERATOR
-from farm.store.content import PlacedCall
 from farm.store.database import by_key, fetch_values
 from farm.subjects.label import fused_names
-from farm.types.figure import share_of, value_of
-from farm.types.format import count_of, percent, told_apart
+from farm.types.figure import value_of
+from farm.types.format import told_apart
 from farm.types.protocol import Variant
 from farm.types.roofline import Roofline, roofline_of
 from farm.types.tuple import NeededTuple
 from farm.verdict.cost_line import CostLine
 from farm.verdict.model_readings import known_tuples
-
-# A kernel has room for improvement if it has at least this share of the sum, and less than this
-# share of the roofline.
-LEAST_SHARE, MOST_OF_ROOFLINE = 0.01, 0.5
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
@@ -64,6 +59,7 @@ class Operators:
     mismatches: Mapping[str, str] = field(
         default_factory=dict
     )  # label -> why the tuple is not measured
+    note_on_values: str = ""  # which calls depend on values of the example input
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -75,6 +71,7 @@ class Operators:
             "bytes_moved": sum(row.count * row.bytes_per_call for row in self.rows),
             "gaps": list(self.gaps),
             "mismatches": dict(self.mismatches),
+            "note_on_values": self.note_on_values,
             "operators": [vars(row) for row in self.rows],
         }
 
@@ -91,8 +88,103 @@ def operators(variant: Variant, roofline: Roofline | None = None) -> Operators:
     needed = extracted.needed()
     mismatches = {entry.label: entry.mismatch for entry in needed if entry.mismatch}
     return Operators(
-        variant, _rows(needed, peaks), extracted.model_flops, gaps, refusal, mismatches=mismatches
+        variant,
+        _rows(needed, peaks),
+        extracted.model_flops,
+        gaps,
+        refusal,
+        mismatches=mismatches,
+        note_on_values=extracted.note_on_values,
     )
+
+
+@dataclass(frozen=True)
+class OtherCall:
+    """A call that is another tuple with the other input: how often, with which label and FLOPs.
+
+    A call that only one of the inputs has lacks the label of the other."""
+
+    module_path: str
+    operator: str
+    count: int
+    label_a: str
+    label_b: str
+    flops_a: int
+    flops_b: int
+
+
+@dataclass(frozen=True)
+class ComparedInputs:
+    """The calls of a model that differ between two inputs, and the totals with each of them."""
+
+    calls: tuple[OtherCall, ...]
+    equal_calls: int
+    calls_a: int
+    calls_b: int
+    flops_a: int
+    flops_b: int
+    bytes_a: int
+    bytes_b: int
+
+    def to_json(self) -> dict[str, Any]:
+        return vars(self) | {"calls": [vars(row) for row in self.calls]}
+
+
+def compare_inputs(a: Variant, b: Variant) -> ComparedInputs:
+    """Capture a model with two inputs, and pair their calls by module, operator and order. Raises
+    as `operators`, and the refusal of either capture."""
+    from farm.subjects.label import label_of
+    from farm.training.extract import extract
+
+    sides = [extract(variant) for variant in (a, b)]
+    placed: list[dict[tuple[str, str, int], str]] = []
+    labels: dict[str, str] = {"": ""}
+    flops: dict[str, int] = {"": 0}
+    for variant, side in zip((a, b), sides, strict=True):
+        refusal = side.refusal(variant.model)
+        if refusal is not None:
+            raise refusal
+        labels |= {id_: label_of(spec) for id_, spec in side.capture.tuples.items()}
+        flops |= {id_: cost.flops for id_, cost in side.costs.items()}
+        number: Counter[tuple[str, str]] = Counter()
+        calls = {}
+        for call in side.capture.calls:
+            where = (call.module_path, side.capture.tuples[call.tuple_id].short_name)
+            calls[*where, number[where]] = call.tuple_id
+            number[where] += 1
+        placed.append(calls)
+    others: Counter[tuple[str, str, str, str]] = Counter()
+    for path, operator, position in dict.fromkeys((*placed[0], *placed[1])):
+        pair = [calls.get((path, operator, position), "") for calls in placed]
+        others[path, operator, pair[0], pair[1]] += 1
+    differing = {key: count for key, count in others.items() if key[2] != key[3]}
+    rows = [
+        OtherCall(path, name, count, labels[id_a], labels[id_b], flops[id_a], flops[id_b])
+        for (path, name, id_a, id_b), count in differing.items()
+    ]
+    return ComparedInputs(
+        tuple(rows),
+        equal_calls=others.total() - sum(differing.values()),
+        calls_a=len(sides[0].capture.calls),
+        calls_b=len(sides[1].capture.calls),
+        flops_a=sides[0].flops,
+        flops_b=sides[1].flops,
+        bytes_a=sides[0].bytes_moved,
+        bytes_b=sides[1].bytes_moved,
+    )
+
+
+def operators_or_kernels(
+    variant: Variant,
+    device_type: str,
+    ask: Callable[[Callable[[Session], Operators]], Operators],
+) -> Operators:
+    """Return the tuples of a variant: extracted, or the stored ones of a compiled model. ``ask``
+    calls a function with a session of a database. Raises as `operators` and
+    `compiled_operators`."""
+    if not variant.compile:
+        return operators(variant)
+    return ask(lambda session: compiled_operators(session, variant, device_type))
 
 
 def compiled_operators(session: Session, variant: Variant, device_type: str) -> Operators:
@@ -143,43 +235,13 @@ def _rows(needed: Sequence[NeededTuple], peaks: Roofline) -> tuple[OperatorRow, 
 
 @dataclass(frozen=True)
 class KernelRow:
-    """A generated kernel or a library call of a compiled model. Time and rates are for one call."""
+    """A generated kernel or a library call of a compiled model."""
 
     line: CostLine
     fused: tuple[str, ...]  # names of the aten operators that a generated kernel computes
     # paths of the modules that the kernel was fused from; * stands for several numbers
     modules: tuple[str, ...]
-    time_share: float | None
-    peaks: Roofline  # of the card
-
-    @property
-    def bytes_per_s(self) -> float | None:
-        time_s = self._time_s
-        return self.line.subject.bytes_moved / time_s if time_s else None
-
-    @property
-    def flops_per_s(self) -> float | None:
-        time_s = self._time_s
-        return self.line.subject.flops / time_s if time_s else None
-
-    @property
-    def roofline_share(self) -> float | None:
-        """The time at the card's peak rates / the time; above 1: the data was in the cache."""
-        if not self.line.time_us or not self.line.time_us.value:
-            return None
-        subject, peaks = self.line.subject, self.peaks
-        ideal_s = max(subject.flops / peaks.flops_per_s, subject.bytes_moved / peaks.bytes_per_s)
-        return ideal_s * 1e6 / self.line.time_us.value
-
-    @property
-    def _time_s(self) -> float:
-        return self.line.time_us.value * 1e-6 if self.line.time_us else 0.0
-
-    @property
-    def improvable(self) -> bool:
-        """True if the kernel has room for improvement."""
-        heavy = (self.time_share or 0.0) >= LEAST_SHARE
-        return heavy and (self.roofline_share or 1.0) < MOST_OF_ROOFLINE
+    rates: Rates
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -189,11 +251,7 @@ class KernelRow:
             "modules": self.modules,
             "calls": self.line.count,
             "time_us": value_of(self.line.time_us),
-            "time_share": self.time_share,
-            "bytes_per_s": self.bytes_per_s,
-            "flops_per_s": self.flops_per_s,
-            "roofline_share": self.roofline_share,
-            "improvable": self.improvable,
+            **self.rates.to_json(),
         }
 
 
@@ -215,17 +273,6 @@ class CompiledJob:
             for reason, n in self.graph_breaks.items()
         )
         return "; ".join([str(sum(self.graph_breaks.values())), *reasons])
-
-    @property
-    def rule(self) -> str:
-        """What the mark of a kernel and the column `roofline` mean."""
-        rates = (
-            f"{count_of(self.peaks.bytes_per_s, 'B/s')}, "
-            f"{count_of(self.peaks.flops_per_s, 'FLOP/s')}"
-        )
-        share, of_roofline = percent(LEAST_SHARE, 0), percent(MOST_OF_ROOFLINE, 0)
-        limits = f"at least {share} of the sum and below {of_roofline} of the roofline"
-        return f"* room for improvement: {limits} ({rates}; above 100 %: the data was in the cache)"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -252,14 +299,12 @@ def compiled_job(
     rows = []
     for line in lines:
         operator_id = line.subject.operator_id
-        measured = line.time_us is not None and line.time_us.value
         rows.append(
             KernelRow(
                 line,
                 fused=tuple(fused_names(stored[operator_id].parameters.get("fused") or "")),
-                modules=shortened(paths[operator_id]),
-                time_share=share_of(line.total_us, total_us) if measured else None,
-                peaks=peaks,
+                modules=patterns_of(paths[operator_id]),
+                rates=Rates.of(line, total_us, peaks),
             )
         )
     rows.sort(key=lambda row: (-row.line.total_us, -row.line.count * row.line.subject.estimated_us))
@@ -271,103 +316,12 @@ def paths_of(text: str) -> list[str]:
     return text.split(", ") if text else []
 
 
-def shortened(paths: Iterable[str]) -> tuple[str, ...]:
-    """Return distinct paths; paths that differ only in numbers become one path with ``*``:
-    ``h.*.mlp.act``.
-    """
-    groups = by_key(lambda path: _NUMBER.sub("*", path), dict.fromkeys(paths))
+def pattern_of(path: str) -> str:
+    """Return a module path with ``*`` for each number: ``h.*.mlp.act``."""
+    return _NUMBER.sub("*", path)
+
+
+def patterns_of(paths: Iterable[str]) -> tuple[str, ...]:
+    """Return distinct paths; paths that differ only in numbers become one pattern."""
+    groups = by_key(pattern_of, dict.fromkeys(paths))
     return tuple(alike[0] if len(alike) == 1 else pattern for pattern, alike in groups.items())
-
-
-# ------------------------------------------------------------------------------------------------
-# two jobs
-
-
-@dataclass
-class Group:
-    """Calls of A and B that compute the same part of a model. No call is in two groups."""
-
-    modules: tuple[str, ...]  # as in `KernelRow`
-    a: Counter[tuple[str, str]]  # (tuple id, data class) -> number of calls
-    b: Counter[tuple[str, str]]
-
-
-Calls = Sequence[PlacedCall]
-
-
-def fused_groups(eager: Calls, compiled: Calls) -> tuple[list[Any], list[Any]]:
-    """Return the group of each eager call and of each launch of the compiled model; None if it has
-    no match.
-
-    A module's calls belong to the first launch that names the module. A launch that computes more
-    of a module joins the group of that first launch. The same groups of several layers become one.
-    """
-    eager_paths = {call.module_path for call in eager}
-    full = _full_paths(eager_paths)
-    group_of: dict[str, int] = {}
-    launches: list[int | None] = []
-    for number, call in enumerate(compiled):
-        paths = [full.get(path) or path for path in paths_of(call.module_path)]
-        paths = [path for path in paths if path in eager_paths]
-        group = group_of.get(paths[0], number) if paths else None
-        launches.append(group)
-        if group is not None:
-            for path in paths:
-                group_of.setdefault(path, group)
-
-    layers: dict[int | None, dict[str, None]] = defaultdict(dict)
-    for call in eager:
-        layers[group_of.get(call.module_path)][_NUMBER.sub("*", call.module_path)] = None
-    keys: dict[int | None, Any] = {number: tuple(paths) for number, paths in layers.items()}
-    keys[None] = None
-    of_eager = [keys[group_of.get(call.module_path)] for call in eager]
-    return of_eager, [keys[number] for number in launches]
-
-
-def _full_paths(paths: Iterable[str]) -> dict[str, str]:
-    """End of a path -> the one path with that end. After a graph break, the compiler's paths may
-    lack the beginning.
-    """
-    every: set[str] = set()
-    for path in paths:
-        steps = path.split(".")
-        every.update(".".join(steps[:end]) for end in range(len(steps) + 1))
-
-    path_of: dict[str, str] = {}  # "": several paths have the end
-    for path in every:
-        steps = path.split(".")
-        for begin in range(1, len(steps)):
-            end = ".".join(steps[begin:])
-            path_of[end] = "" if end in path_of else path
-    return {end: path for end, path in path_of.items() if path and end not in every}
-
-
-def kernel_groups(a: Calls, b: Calls, sources: Mapping[str, str]) -> tuple[list[Any], list[Any]]:
-    """Return the group of each launch of two compiled models: by the kernel's source, else by the
-    module paths. `sources`: tuple id -> the hash of the kernel's source; absent for library
-    calls."""
-    of_a, of_b = (
-        {sources.get(call.operator_id, call.operator_id) for call in calls} for calls in (a, b)
-    )
-
-    def group(call: PlacedCall) -> str | None:
-        source = sources.get(call.operator_id, call.operator_id)
-        return source if source in of_a & of_b else _NUMBER.sub("*", call.module_path) or None
-
-    return [group(call) for call in a], [group(call) for call in b]
-
-
-def merged(a: Calls, of_a: Sequence[Any], b: Calls, of_b: Sequence[Any]) -> list[Group]:
-    """Join the calls of each group. The calls of a side without a match become one group."""
-    common = set(of_a) & set(of_b) - {None}
-    paths: dict[Any, list[str]] = defaultdict(list)
-    sides: dict[Any, tuple[Counter[Any], Counter[Any]]] = defaultdict(
-        lambda: (Counter(), Counter())
-    )
-    for side, (calls, groups) in enumerate(((a, of_a), (b, of_b))):
-        for call, group in zip(calls, groups, strict=True):
-            key = group if group in common else ("only in", side)
-            sides[key][side][call.operator_id, call.data] += 1
-            if group in common and not side:
-                paths[key] += paths_of(call.module_path)
-    return [Group(shortened(paths[key]), *of_group) for key, of_group in sides.items()]

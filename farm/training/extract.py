@@ -17,16 +17,16 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from farm.errors import CaptureError, UnseenOperators, UnsupportedTensor, UsageError, refused
 from farm.models import catalog, own
-from farm.models.building import replaced
 from farm.models.resolved import ResolvedModel
-from farm.models.tensor_kinds import bytes_of, is_plain
 from farm.models.user_code import captured_code
+from farm.models.user_modules import seeded
 from farm.operators import self_check
 from farm.operators.capture import WatchedOperators, capture, predict, settled
 from farm.operators.captured import CapturedPass
 from farm.operators.cost import Cost, costs_of, model_flops
 from farm.operators.fake_outputs import as_computed
 from farm.operators.fake_pass import STANDS_FOR_A_CARD, fake_pass
+from farm.operators.value_sizes import sizes_in_words
 from farm.subjects.encoding import tensors_in
 from farm.subjects.needed import needed_tuple
 from farm.training.capture import capture_step, dropout, scaled_dot_product_attention
@@ -34,6 +34,8 @@ from farm.training.split import build, completed_works, fake_group, split
 from farm.training.step import ForwardPass, Loss, TrainingStep, checkpoint_modules, loss_of
 from farm.training.tensor_lifetime import least_peak_bytes
 from farm.types.protocol import Variant
+from farm.types.replacement import replaced
+from farm.types.tensor_kinds import bytes_of, is_plain
 from farm.types.tuple import NeededTuple
 
 MEASURABLE_ALONE = (
@@ -44,6 +46,7 @@ MOST_MASK_BYTES = (
     2**28
 )  # largest mask that is computed if the model reads a value of it: 16 of 4096 x 4096
 MOST_RUN_BYTES = 2 * 2**30  # parameters and buffers of a model that is run with values
+STEP_COPIES = 4  # of the parameters in a training step: gradients and two states of an optimizer
 _AMP = {"": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -65,6 +68,12 @@ class Extraction:
     def bytes_moved(self) -> int:
         """The minimum of bytes that all calls read and write."""
         return sum(self.costs[call.tuple_id].bytes for call in self.capture.calls)
+
+    @property
+    def note_on_values(self) -> str:
+        """Which calls depend on values, so that another input may have other calls; "" if none."""
+        specs = self.capture.tuples.values()
+        return sizes_in_words(specs, with_values=self.capture.with_values)
 
     def needed(self) -> list[NeededTuple]:
         """The tuples, all with the data class of the protocol."""
@@ -149,22 +158,24 @@ def extract(
     if variant.version and (kept := _kept.get((variant, device_type, grad))) is not None:
         return kept
     with refused(f"{variant.model} cannot be captured"):
+        resolved = model or catalog.resolve(variant.model)
         if variant.step:
-            return _step_extraction(variant, device_type)
+            return _step_extraction(variant, resolved, device_type)
         if variant.cards > 1:
-            captured = _checked(_extract_split(variant, device_type, grad=grad), device_type)
+            captured = _extract_split(variant, resolved, device_type, grad=grad)
+            captured = _checked(captured, device_type)
             costs = costs_of(captured)
             # PyTorch's counter cannot count one rank's part.
             flops = sum(costs[call.tuple_id].flops for call in captured.calls)
             return Extraction(captured, costs, flops)
-        resolved = model or catalog.resolve(variant.model)
         with captured_code():
             captured, flops = _extract_forward(variant, resolved, device_type, grad=grad)
         return Extraction(captured, costs_of(captured), flops)
 
 
-def _step_extraction(variant: Variant, device_type: str) -> Extraction:
-    step = _checked(extract_step(variant, device_type=device_type), device_type)
+def _step_extraction(variant: Variant, resolved: ResolvedModel, device_type: str) -> Extraction:
+    captured = extract_step(variant, device_type=device_type, model=resolved)
+    step = _checked(captured, device_type)
     assert step.flops is not None, "extract_step counts the FLOPs of each step that it captures"
     if step.device_type == device_type:
         peak_bytes = max(step.memory_bytes)
@@ -191,8 +202,11 @@ def _extract_forward(
     try:
         model = resolved.build(variant, device="cpu")
         inputs = resolved.example_inputs(variant, device="cpu")
-        captured = settled(model, lambda: capture(model, inputs, grad_enabled=grad))
-        flops = model_flops(model, inputs, computed=True)
+        with seeded():
+            captured = settled(model, lambda: capture(model, inputs, grad_enabled=grad))
+        with seeded():
+            flops = model_flops(model, inputs, computed=True)
+        captured = dataclasses.replace(captured, with_values=True)
         return self_check.checked_on(torch.device("cpu"), captured), flops
     except (UnseenOperators, UnsupportedTensor):
         raise
@@ -202,13 +216,15 @@ def _extract_forward(
         ) from error
 
 
-def _check_may_run(model: torch.nn.Module, error: CaptureError) -> None:
-    """Raises ``error`` with the reason if a model is too large to run with values."""
-    needed = bytes_of([*model.parameters(), *model.buffers()])
+def _check_may_run(model: torch.nn.Module, error: CaptureError, *, copies: int = 1) -> None:
+    """Raises ``error`` with the reason if a model is too large to run with values. ``copies``: of
+    the parameters, such as their gradients."""
+    needed = copies * bytes_of([*model.parameters(), *model.buffers()])
     if needed > MOST_RUN_BYTES:
+        more = " with gradients and states" if copies > 1 else ""
         raise CaptureError(
-            f"{error.message} A capture with real values is not possible: parameters and buffers "
-            "take "
+            f"{error.message} A capture with real values is not possible: parameters and buffers"
+            f"{more} take "
             f"{needed / 2**30:.1f} GiB, and the limit is {MOST_RUN_BYTES / 2**30:.0f} GiB.",
             f"{error.next_step} Or choose a smaller variant of the model, for example with "
             "--layers.",
@@ -231,22 +247,27 @@ def _predicted(
 
 
 def _checked(captured: CapturedPass, device_type: str) -> CapturedPass:
-    """The capture of a pass on fake tensors with its mismatches."""
+    """The capture of a pass with its mismatches."""
     stands = device_type == "cuda" and captured.device_type == "cpu"
+    if captured.with_values:
+        corrected = functools.partial(as_computed, on_card=False)
+        return self_check.checked_on(torch.device("cpu"), captured, corrected=corrected)
     return self_check.checked(
         captured, device_type, corrected=functools.partial(as_computed, on_card=stands)
     )
 
 
-def _extract_split(variant: Variant, device_type: str, *, grad: bool) -> CapturedPass:
+def _extract_split(
+    variant: Variant, resolved: ResolvedModel, device_type: str, *, grad: bool
+) -> CapturedPass:
     """Captures the aten operators and the collectives that one rank of a split model runs in a
     forward pass.
     """
     device = "cpu" if device_type == "cpu" else STANDS_FOR_A_CARD
     with captured_code(), fake_group(variant.cards):
-        model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
+        model, inputs = resolved.build(variant, device="meta"), resolved.meta_inputs(variant)
         with fake_pass(model, inputs, None, device) as (fakes, fake_inputs, _):
-            split(model, variant, "cpu")
+            split(model, variant, "cpu", resolved)
             return capture_forward(model, fake_inputs, grad=grad, warmed_up=False, fakes=fakes)
 
 
@@ -263,28 +284,56 @@ def capture_forward(
     )
 
 
-def extract_step(variant: Variant, *, device_type: str = "cpu") -> CapturedPass:
+def extract_step(
+    variant: Variant, *, device_type: str = "cpu", model: ResolvedModel | None = None
+) -> CapturedPass:
     """Captures one training step of a variant as a kind of device would run it, in train mode;
-    nothing is computed.
+    nothing is computed. ``model``: the variant's model, if the caller has found it.
 
     Without a CUDA context it records the operators of the CPU, but the attention, dropout and
-    optimizer of a GPU. Raises `CaptureError` if the step does not run, and as `farm.models.catalog`
-    and `farm.training.step`."""
+    optimizer of a GPU. A step that depends on values runs for real on the CPU. Raises
+    `CaptureError` if the step does not run, and as `farm.models.catalog` and
+    `farm.training.step`."""
     if variant.phase == "decode":
         text = "A training step cannot use the phase decode (one token with a cache)."
         raise UsageError(text, "Give --phase prefill.")
     with refused(f"The training step of {variant.model} cannot be captured"):
+        resolved = model or catalog.resolve(variant.model)
         try:
-            return _extract_step_for(variant, device_type)
-        except CaptureError:
-            _refuse_special(variant)
+            return _extract_step_for(variant, resolved, device_type)
+        except (UnseenOperators, UnsupportedTensor):
             raise
+        except CaptureError as error:
+            _refuse_special(variant, resolved)
+            if variant.cards > 1 or error.__cause__ is None:
+                raise
+            return _step_with_values(variant, resolved, device_type, error)
 
 
-def _refuse_special(variant: Variant) -> None:
+def _step_with_values(
+    variant: Variant, resolved: ResolvedModel, device_type: str, error: CaptureError
+) -> CapturedPass:
+    """A training step that ran on the CPU, with the optimizer of a kind of device."""
+    _check_may_run(resolved.build(variant, device="meta"), error, copies=STEP_COPIES)
+    device = torch.device("cpu")
+    with captured_code():
+        model = resolved.build(variant, device=device)
+        inputs = resolved.example_inputs(variant, device=device)
+        with checkpoint_modules(model, variant.recompute):
+            chosen = _chosen(variant, device_type)
+            step = TrainingStep(
+                model,
+                inputs,
+                make_loss=lambda output: loss_for(resolved, variant, output, device),
+                **chosen,
+            )
+            return capture_step(step, with_values=True)
+
+
+def _refuse_special(variant: Variant, resolved: ResolvedModel) -> None:
     """Raises `UnsupportedTensor` with the module's path if the forward pass computes with a special
     tensor. A step that has one ends with an error of PyTorch, or without the path."""
-    model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
+    model, inputs = resolved.build(variant, device="meta"), resolved.meta_inputs(variant)
     tensors = [*model.parameters(), *model.buffers(), *inputs]
     if all(map(is_plain, tensors_in(tensors))):
         return
@@ -296,25 +345,27 @@ def _refuse_special(variant: Variant) -> None:
         return
 
 
-def _extract_step_for(variant: Variant, device_type: str) -> CapturedPass:
+def _extract_step_for(variant: Variant, resolved: ResolvedModel, device_type: str) -> CapturedPass:
     on = device_type if torch.cuda.is_initialized() else "cpu"
     if on == device_type:
-        return _extract_step(variant, device_type, on, on)
+        return _extract_step(variant, resolved, device_type, on, on)
     functions = torch.nn.functional
     attention = replaced(functions, "scaled_dot_product_attention", scaled_dot_product_attention)
     with attention, replaced(torch._VF, "dropout", dropout):
         # some models mix tensors of two devices, which a card allows
         with contextlib.suppress(Exception):
-            return _extract_step(variant, device_type, on, STANDS_FOR_A_CARD)
-        return _extract_step(variant, device_type, on, on)
+            return _extract_step(variant, resolved, device_type, on, STANDS_FOR_A_CARD)
+        return _extract_step(variant, resolved, device_type, on, on)
 
 
-def _extract_step(variant: Variant, device_type: str, on: str, there: str) -> CapturedPass:
+def _extract_step(
+    variant: Variant, resolved: ResolvedModel, device_type: str, on: str, there: str
+) -> CapturedPass:
     """`extract_step` with the operators of one device (``on``); the fake tensors are on another
     (``there``).
     """
     with captured_code():
-        model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
+        model, inputs = resolved.build(variant, device="meta"), resolved.meta_inputs(variant)
         with contextlib.ExitStack() as stack:
             if variant.cards > 1:
                 stack.enter_context(fake_group(variant.cards))
@@ -322,11 +373,11 @@ def _extract_step(variant: Variant, device_type: str, on: str, there: str) -> Ca
             stack.enter_context(checkpoint_modules(model, variant.recompute))
             if variant.cards > 1:
                 stack.enter_context(WatchedOperators(completed_works))
-            forward = split(model, variant, on) if variant.cards > 1 else model
+            forward = split(model, variant, on, resolved) if variant.cards > 1 else model
 
             def loss(output: Any) -> Loss:
                 with _disable_current_modes():
-                    real = loss_for(variant, output, torch.device("cpu"))
+                    real = loss_for(resolved, variant, output, torch.device("cpu"))
                     return dataclasses.replace(real, targets=fakes.tree(real.targets))
 
             step = TrainingStep(model, fake_inputs, make_loss=loss, **_chosen(variant, device_type))
@@ -342,20 +393,30 @@ def _extract_step(variant: Variant, device_type: str, on: str, there: str) -> Ca
 def build_step(variant: Variant, device: torch.device, *, launch: str = "eager") -> TrainingStep:
     """Builds a variant's training step on a device with seeded random weights and runs it once;
     raises as `extract_step`. For a CUDA graph, Adam and AdamW keep their step count on the card."""
-    model, inputs = build(variant, device), catalog.example_inputs(variant, device=device)
+    resolved = catalog.resolve(variant.model)
+    model, inputs = build(variant, device, resolved)
     checkpoint_modules(model, variant.recompute)
     chosen = _chosen(variant, device.type, launch)
     step = TrainingStep(
-        model, inputs, make_loss=lambda output: loss_for(variant, output, device), **chosen
+        model,
+        inputs,
+        make_loss=lambda output: loss_for(resolved, variant, output, device),
+        **chosen,
     )
     step.split = variant.cards > 1
     if variant.data_parallel > 1 and variant.sharding == "ddp":
-        step.forward = split(model, variant, device.type)
+        step.forward = split(model, variant, device.type, resolved)
     # The first run creates the optimizer's state and the loss. DDP needs eleven runs before a CUDA
     # graph records it.
     for _ in range(11 if step.forward is not model else 1):
         step.run()
     return step
+
+
+def autocast_of(variant: Variant, device_type: str) -> contextlib.AbstractContextManager[Any]:
+    """The context of the forward pass of a variant's training step: autocast, or none."""
+    dtype = _AMP[variant.amp]
+    return torch.autocast(device_type, dtype) if dtype else contextlib.nullcontext()
 
 
 def _chosen(variant: Variant, device_type: str, launch: str = "eager") -> dict[str, Any]:
@@ -367,11 +428,11 @@ def _chosen(variant: Variant, device_type: str, launch: str = "eager") -> dict[s
     }
 
 
-def loss_for(variant: Variant, output: Any, device: torch.device) -> Loss:
+def loss_for(model: ResolvedModel, variant: Variant, output: Any, device: torch.device) -> Loss:
     """The loss of a variant: the one that the user registered for the model, else one chosen by its
     output.
     """
-    entry = catalog.find(variant.model)
+    entry = model.entry
     if entry.origin == own.NAME and (registered := own.loss(entry.own_name)) is not None:
         return Loss(own.loss_target(entry.own_name), (), lambda output, _: registered(output))
     return loss_of(

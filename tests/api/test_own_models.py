@@ -16,7 +16,8 @@ import pytest
 import torch
 
 import farm
-from farm.benchmark_process.client import BenchmarkProcess, Measured
+from farm.benchmark_process.client import BenchmarkProcess, CardReading
+from farm.benchmark_process.requests import Verified
 from farm.devices.lock import CardLock
 from farm.devices.software import torch_version
 from farm.errors import CaptureError, CardBusy, CardUnavailable, TupleRejected, UsageError
@@ -218,7 +219,7 @@ def test_the_whole_is_measured_first_and_what_the_card_does_not_run_is_not_measu
 
     def measure(
         process: BenchmarkProcess, subject: Subject, *more: Any, **options: Any
-    ) -> Measured:
+    ) -> CardReading:
         asked.append(subject.kind)
         answer = answered(process, subject, *more, **{**options, "verify": False})
         if subject.kind == "operator":
@@ -241,7 +242,7 @@ def test_the_whole_is_measured_first_and_what_the_card_does_not_run_is_not_measu
                 first.tuple_id: dataclasses.asdict(captured.extraction.costs[first.tuple_id])
             },
         }
-        return dataclasses.replace(answer, observed=observed, verification=Verification())
+        return dataclasses.replace(answer, verified=Verified(observed, Verification()))
 
     monkeypatch.setattr(BenchmarkProcess, "measure", measure)
     known = in_process._store(database, captured, Protocol(), "simulated", torch_version())
@@ -348,7 +349,7 @@ def test_if_the_process_dies_while_it_times_items_in_turn_each_is_measured_alone
     assert "measured one after the other" in caplog.text
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a benchmark process imports torch and measures a model")
 def test_readings_say_so_if_the_process_dies_after_it_timed_items_in_turn(
     database: farm.Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,7 +371,7 @@ def test_readings_say_so_if_the_process_dies_after_it_timed_items_in_turn(
     assert sorted(flagged_alone(database)) == [False, True, True]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a benchmark process imports torch and measures a model")
 def test_a_process_that_must_stop_does_not_time_the_items_behind_the_claimed_one(
     database: farm.Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

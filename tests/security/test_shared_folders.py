@@ -23,13 +23,14 @@ from farm.devices.lock import CardLock, host_lock, register_process, registered_
 from farm.devices.simulated import SOFTWARE
 from farm.doctor.host import host_checks
 from farm.errors import CardBusy, DatabaseUnreachable, SettingsError, UsageError
-from farm.jobs.item_driver import Spool
+from farm.jobs.spool import Spool
 from farm.operators import compiler
 from farm.settings import settings
 from farm.store.database import Database
 from tasks.flower import _check_folder
 from tasks.heartbeats import HostHeartbeat
 from tasks.servers import BrokerServer
+from tasks.watchdog import Pulse
 from tests.other_user import (
     IN_PLACE_OF_A_FILE,
     PLANTED,
@@ -308,7 +309,7 @@ def test_what_is_no_file_in_the_spool_is_put_aside(
 
 
 def test_a_huge_file_in_the_spool_is_put_aside(database, held, shared: Path, monkeypatch) -> None:
-    monkeypatch.setattr("farm.jobs.item_driver.MOST_SPOOLED_BYTES", 1 << 20)
+    monkeypatch.setattr("farm.jobs.spool.MOST_SPOOLED_BYTES", 1 << 20)
     spool = Spool(shared / "spool")
     spool.keep(held, READING, card_id="SIM-0", software_id=SOFTWARE.id)
     with (spool.folder / "0-huge.json").open("wb") as file:
@@ -348,7 +349,7 @@ def test_what_is_no_file_at_the_name_of_the_heartbeats_stops_no_heartbeat(
     (item,) = items_of(database, plan(database, [card]))
     claim(database, item, "holder-0", lease_s=-1)
     use(state_dir=shared, lock_dir=shared / "locks")
-    worker = HostHeartbeat("holder-0", settings())
+    worker = HostHeartbeat("holder-0", settings(), Pulse())
     plant(kind, worker.path, victim)
     worker.beat(database, [item.id])
     (item,) = items_of(database, item.job_id)
@@ -361,7 +362,7 @@ def test_heartbeats_behind_a_held_lock_go_on(database: Database, shared: Path, u
     claim(database, item, "holder-0", lease_s=-1)
     use(lock_dir=shared)
     with running_as_other_user(lambda: locked(shared / "heartbeats.lock")):
-        HostHeartbeat("holder-0", settings()).beat(database, [item.id])
+        HostHeartbeat("holder-0", settings(), Pulse()).beat(database, [item.id])
     (item,) = items_of(database, item.job_id)
     assert item.lease_until_s > item.started_at_s + 30
 

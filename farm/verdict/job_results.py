@@ -38,7 +38,7 @@ from farm.verdict.figures import (
     ReadingView,
     Whole,
 )
-from farm.verdict.replay import choices_of
+from farm.verdict.replay import measured_parts
 from farm.verdict.verdict import Verdict
 
 # Load only the columns that verdicts and reports use: there are tens of thousands of rows.
@@ -96,7 +96,7 @@ MOST_TUPLES, IN_BATCH = 20_000, 5000
 CanaryRun = tuple[str, int | None, int]
 
 
-class Evidence:
+class JobResults:
     """The database rows of a job up to one of its rounds. Each attribute is loaded at its first
     use.
 
@@ -165,23 +165,29 @@ class Evidence:
         """The roofline of the most frequent card. It is used for all tuples, so that weights are
         comparable.
         """
+        variant = self.job.request.get("variant") or {}
+        return self.roofline_for(variant.get("amp") or variant.get("dtype", "float32"))
+
+    def roofline_for(self, dtype: str) -> Roofline:
+        """The roofline of the most frequent card for another dtype."""
+        card = self._most_frequent_card
+        tf32 = bool((self.job.request.get("protocol") or {}).get("tf32"))
+        if card is None:
+            return roofline_of("cuda", "", None, dtype=dtype, tf32=tf32)
+        return roofline_of(card.kind, card.model, card.fingerprint, dtype=dtype, tf32=tf32)
+
+    @cached_property
+    def _most_frequent_card(self) -> tables.CardRow | None:
         if self.is_large:
             cards = Counter[str]()
             for tally in self.tallies:
                 cards[tally.card_id] += tally.items
         else:
             cards = Counter(item.card_id for item in self.items_of("whole") or self.items)
-        card = None
-        if cards:
-            most_frequent, _ = cards.most_common(1)[0]
-            card = self.session.get(tables.CardRow, most_frequent)
-
-        variant = self.job.request.get("variant") or {}
-        dtype = variant.get("amp") or variant.get("dtype", "float32")
-        tf32 = bool((self.job.request.get("protocol") or {}).get("tf32"))
-        if card is None:
-            return roofline_of("cuda", "", None, dtype=dtype, tf32=tf32)
-        return roofline_of(card.kind, card.model, card.fingerprint, dtype=dtype, tf32=tf32)
+        if not cards:
+            return None
+        most_frequent, _ = cards.most_common(1)[0]
+        return self.session.get(tables.CardRow, most_frequent)
 
     # ---- tuples
 
@@ -343,7 +349,7 @@ class Evidence:
         for reading_id in reading_ids:
             row = self.readings.get(reading_id)
             if row:
-                canaries.append(CanaryReading(row.subject_id, row.card_id, ReadingView.of(row)))
+                canaries.append(CanaryReading(row.subject_id, ReadingView.of(row)))
         return [*canaries, *self._reference_canaries()]
 
     def _reference_canaries(self) -> Iterable[CanaryReading]:
@@ -356,7 +362,7 @@ class Evidence:
                 continue
             view = ReadingView(note.time_us, note.energy_mj, card_id=row.card_id)
             run = _run(row.card_id, note)
-            noted[run, note.time_us.value] = CanaryReading("reference operator", row.card_id, view)
+            noted[run, note.time_us.value] = CanaryReading("reference operator", view)
         return noted.values()
 
     @cached_property
@@ -393,7 +399,7 @@ class Evidence:
     @property
     def tuples(self) -> tuple[CostLine, ...]:
         """Return the tuples with the figures that the sum uses."""
-        return cost_lines(choices_of(self.parts, self.wholes, self.protocol.launch))
+        return cost_lines(self.parts, measured_parts(self.parts, self.wholes, self.protocol.launch))
 
     def verdict(self) -> Verdict:
         """Compute the verdict from the readings so far. While items are open, it is preliminary.
