@@ -28,7 +28,6 @@ from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensor,
 )
 from torch.overrides import wrap_torch_function
 
