@@ -34,7 +34,8 @@ def as_computed(func: Any, args: Any, out: Any, *, on_card: bool) -> Any:
         weight = args[_WEIGHT_OF[func]]
         if on_card and func is torch.ops.aten.native_layer_norm.default:
             return out[0], *(
-                one.to(torch.promote_types(one.dtype, torch.float32)) for one in out[1:]
+                statistics.to(torch.promote_types(statistics.dtype, torch.float32))
+                for statistics in out[1:]
             )
         if weight is not None and weight.dtype != args[0].dtype:
             return out[0], *(statistics.to(weight.dtype) for statistics in out[1:])

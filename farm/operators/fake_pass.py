@@ -418,11 +418,13 @@ def held_tensors(model: nn.Module) -> dict[int, torch.Tensor]:
     """The tensors of a model that are no parameters, by their ids: buffers, and what its modules
     keep in other attributes.
     """
-    held: dict[int, torch.Tensor] = {}
+    tensors: dict[int, torch.Tensor] = {}
     for module in model.modules():
         others = [value for name, value in vars(module).items() if name not in _OWN_ATTRIBUTES]
-        held |= {id(tensor): tensor for tensor in tensors_in([*module._buffers.values(), *others])}
-    return held
+        tensors |= {
+            id(tensor): tensor for tensor in tensors_in([*module._buffers.values(), *others])
+        }
+    return tensors
 
 
 def _is_empty(value: Any) -> bool:
