@@ -46,7 +46,7 @@ from farm.store.database import Database
 from farm.types.figure import Figure
 from farm.types.protocol import Variant
 from farm.verdict import corrections, gap_errors, replay
-from farm.verdict.evidence import Evidence
+from farm.verdict.job_results import JobResults
 from farm.verdict.verdict import Comparison, Verdict
 
 MODELS = Path(__file__).with_name("ablation_models.yml")
@@ -151,7 +151,7 @@ def gaps_of(verdict: Verdict) -> dict[str, Gap]:
     gaps = {}
     comparisons: tuple[Comparison | None, ...] = (verdict.time, verdict.energy)
     for quantity, comparison in zip(QUANTITIES, comparisons, strict=True):
-        gap = replace(comparison, held=True).gap if comparison else None
+        gap = replace(comparison, representative=True).gap if comparison else None
         if gap:
             gaps[quantity] = Gap(gap.value, gap.half_width)
     return gaps
@@ -167,9 +167,9 @@ def judged_verdicts(session: Session) -> Iterator[Judged]:
         last = session.exec(rows.order_by(col(tables.VerdictRow.round).desc())).first()
         if last is None:
             continue
-        evidence = Evidence(session, job, last.round)
+        results = JobResults(session, job, last.round)
         with left_out(()):
-            verdict = evidence.verdict()
+            verdict = results.verdict()
         complete = verdict.parts > 1 and (verdict.coverage or 0) >= LEAST_COVERAGE
         if verdict.time.gap is None or not complete:
             continue
@@ -177,7 +177,7 @@ def judged_verdicts(session: Session) -> Iterator[Judged]:
         without = {}
         for name, classes in ABLATIONS.items():
             with left_out(classes):
-                without[name] = gaps_of(evidence.verdict())
+                without[name] = gaps_of(results.verdict())
         variant = Variant.from_json(job.request["variant"])
         card = session.get_one(tables.CardRow, verdict.wholes[0].card_id)
         yield Judged(

@@ -219,7 +219,7 @@ def plan(options: argparse.Namespace) -> None:
     machine.
     """
     from farm.devices.software import torch_version
-    from farm.jobs.create import capture_for
+    from farm.jobs.captures import capture_for
     from farm.settings import settings
     from farm.store.content import classes
     from farm.store.upgrades import writable_database
@@ -262,7 +262,7 @@ def plan(options: argparse.Namespace) -> None:
 
 def measure(database: Any, requests: list[Request], cards: list[Any], until_s: float) -> None:
     from farm.devices.software import torch_version
-    from farm.jobs.create import capture_for
+    from farm.jobs.captures import capture_for
     from farm.settings import settings
     from farm.store.content import classes
     from tasks.embedded import EmbeddedFarm

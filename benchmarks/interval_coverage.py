@@ -24,7 +24,7 @@ from sqlmodel import col, select
 
 from farm.exchange.packaged import packaged_database
 from farm.store import tables
-from farm.verdict.evidence import Evidence
+from farm.verdict.job_results import JobResults
 from farm.verdict.verdict import Comparison
 
 Z95 = 1.96
@@ -47,7 +47,7 @@ class Gap:
     def of(cls, title: str, quantity: str, found: Comparison | None) -> Gap | None:
         if found is None or found.gap is None or found.whole is None:
             return None
-        common = math.hypot(found.common / found.whole.value, found.between)
+        common = math.hypot(found.common / found.whole.value, found.between_jobs)
         stated = math.sqrt(max(0.0, found.gap.half_width**2 - common**2))
         return cls(title, quantity, found.gap.value, found.gap.half_width, stated)
 
@@ -61,7 +61,7 @@ def gaps() -> list[Gap]:
         for job in session.exec(select(tables.Job).where(tables.Job.kind == "model")):
             rows = select(tables.VerdictRow).where(tables.VerdictRow.job_id == job.id)
             last = session.exec(rows.order_by(col(tables.VerdictRow.round).desc())).first()
-            verdict = Evidence(session, job, last.round).verdict() if last else None
+            verdict = JobResults(session, job, last.round).verdict() if last else None
             if verdict and verdict.parts > 1 and (verdict.coverage or 0) >= 0.99:
                 found += [
                     Gap.of(job.title, quantity, getattr(verdict, quantity))

@@ -81,8 +81,21 @@ ENUMERATED = {"approximate", "reduce", "rounding_mode", "side", "ord", "driver",
 NOT_TAKEN_APART = frozenset(["_pack_padded_sequence_backward"])
 #: Return values to the host: a step waits for them.
 RETURN_TO_HOST = frozenset(["_local_scalar_dense", "equal"])
-#: The values that decide about the size have a rule in `farm.subjects.integers`.
-SIZE_HAS_RULE = frozenset(["index.Tensor", "_ctc_loss"])
+#: `farm.operators.value_sizes` bounds the size, and a rule of the worker chooses the values.
+SIZE_HAS_RULE = frozenset(
+    [
+        "index.Tensor",
+        "_ctc_loss",
+        "nonzero",
+        "masked_select",
+        "bincount",
+        "repeat_interleave.Tensor",
+        "_unique2",
+        "unique_consecutive",
+        "unique_dim",
+        "unique_dim_consecutive",
+    ]
+)
 #: Variants that the code generator adds, and that a capture has seen.
 SEEN_GENERATED = frozenset(["randint.low_out", "split_with_sizes_copy.out", "_chunk_cat.out"])
 
@@ -98,8 +111,8 @@ _MEMORY = re.compile(
 _STATE = re.compile(
     "_?(cudnn_init|manual|seed|record_stream|requires_grad|retain_grad|backward$|make_dual|fw_primal"
     "|unpack_dual|new_zeros_with_same|test|assert|functional_assert|debug|async|foobar|print|warn|make_dep"
-    "|functional_sym|sym_|propagate|validate|version|use_cudnn|is_all_true|is_any_true|addmm_tunable"
-    "|fill_mem_eff|dirichlet|cudnn_attention|sobol)"
+    "|functional_sym|sym_|propagate|validate|version|use_cudnn|addmm_tunable"
+    "|fill_mem_eff|cudnn_attention|sobol)"
 )
 #: Private operators (`_name`) of which somebody has read what they check. All others are denied.
 REVIEWED = re.compile(
@@ -108,8 +121,13 @@ REVIEWED = re.compile(
     "|ctc_loss|pdist|cdist|prelu_kernel|trilinear|native_batch_norm_legit|batch_norm_with_update"
     "|weight_norm_interface|scaled_dot_product|addmm_activation|int_mm|scaled_mm|grouped_mm|to_copy"
     "|amp_|chunk_cat|local_scalar_dense|unsafe_index|index_put_impl|pack_padded_sequence|stack"
-    "|logcumsumexp|euclidean_dist|conj_physical|masked_softmax|masked_scale)"
+    "|logcumsumexp|euclidean_dist|conj_physical|masked_softmax|masked_scale|unique2"
+    "|is_(all|any)_true|standard_gamma|sample_dirichlet|dirichlet_grad|thnn_fused_(lstm|gru)_cell"
+    "|cudnn_rnn(_backward)?$)"
 )
+
+#: Backward operators that compare all sizes themselves; their forwards do not run on meta.
+COMPARES_SIZES = frozenset(["_thnn_fused_gru_cell_backward"])
 
 #: Public ones that check little, because other operators call them: also denied.
 UNCHECKED = re.compile(
@@ -259,6 +277,7 @@ def backward_calls() -> dict[str, list[str]]:
 
     file = Path(torchgen.__file__).parent / "packaged/autograd/derivatives.yaml"
     names = {overload.packet for overload in overloads_of_this_torch() if not reason_of(overload)}
+    names -= COMPARES_SIZES
     calls: dict[str, list[str]] = {}
     for entry in yaml.safe_load(file.read_text()):
         forward = entry["name"].partition("(")[0]

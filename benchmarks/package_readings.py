@@ -31,7 +31,7 @@ from farm.store.query import parse
 from farm.store.tables import ImportedVerdict, Job, VerdictRow
 from farm.types.collective import COLLECTIVES
 from farm.types.reading import METHOD
-from farm.verdict.evidence import Evidence
+from farm.verdict.job_results import JobResults
 
 MOST_BYTES = 6_000_000  # limit of a folder: every installation has it
 
@@ -86,7 +86,7 @@ def judge_again(database: Database) -> None:
     with database.write() as session:
         for row in session.exec(select(VerdictRow)):
             for name, value in (
-                Evidence(session, session.get_one(Job, row.job_id), row.round)
+                JobResults(session, session.get_one(Job, row.job_id), row.round)
                 .verdict()
                 .columns()
                 .items()

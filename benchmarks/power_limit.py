@@ -108,7 +108,7 @@ def _chosen(out: dict[str, Any], both: dict[str, Any]) -> dict[str, Any]:
     """Return what a sum would take from the product's reading, given the card's state with both."""
     from farm.types.details import Details
     from farm.types.figure import Figure, figure_of
-    from farm.verdict.corrections import choose
+    from farm.verdict.corrections import cost_in_model
     from farm.verdict.figures import ReadingView
 
     def view(one: dict[str, Any], **more: Any) -> ReadingView:
@@ -123,13 +123,13 @@ def _chosen(out: dict[str, Any], both: dict[str, Any]) -> dict[str, Any]:
             **more,
         )
 
-    chosen = choose(
+    cost = cost_in_model(
         view(out["steady"], details=Details.from_json({"burst": out["burst"]})), [view(both)]
     )
     return {
-        "used": chosen.used,
-        "time_us": chosen.time.value,
-        "energy_mj": chosen.energy.value if chosen.energy else None,
+        "used": cost.used,
+        "time_us": cost.time_us.value,
+        "energy_mj": cost.energy_mj.value if cost.energy_mj else None,
     }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from farm.verdict.corrections import Call, Correction
-from farm.verdict.figures import Chosen
+from farm.verdict.figures import CallCost
 
 # share of throttled samples from which a burst did not run at full clocks
 BURST_THROTTLED_SHARE = 0.05
@@ -21,14 +21,14 @@ class BurstsAtTheLimit:
     model divided by the clock of the bursts, so the interval becomes that much wider. The figures
     stay. Evidence: the clocks and throttle reasons that the bursts and the whole model report."""
 
-    def applies(self, chosen: Chosen, call: Call) -> bool:
+    def applies(self, cost: CallCost, call: Call) -> bool:
         burst, model_mhz = call.burst, call.clock_mhz
-        if chosen.used != "burst" or burst is None or not burst.sm_clock_mhz or not model_mhz:
+        if cost.used != "burst" or burst is None or not burst.sm_clock_mhz or not model_mhz:
             return False
         limited = (burst.throttle_shares or {}).get("power_cap", 0.0) >= BURST_THROTTLED_SHARE
         return limited and burst.sm_clock_mhz < model_mhz
 
-    def correct(self, chosen: Chosen, call: Call) -> Chosen:
+    def correct(self, cost: CallCost, call: Call) -> CallCost:
         assert call.burst
         assert call.burst.sm_clock_mhz
         assert call.clock_mhz
@@ -37,10 +37,10 @@ class BurstsAtTheLimit:
         clocks = f"{burst_mhz:.0f} MHz instead of {model_mhz:.0f} MHz"
         why = f"but the bursts hit it ({clocks}): they are too slow by an unknown amount"
         return replace(
-            chosen,
-            why=f"{chosen.why}, {why}",
-            unsure_us=unsure * chosen.time.value,
-            loop_unsure_mj=unsure * chosen.energy.value if chosen.energy else 0.0,
+            cost,
+            why=f"{cost.why}, {why}",
+            unsure_us=unsure * cost.time_us.value,
+            loop_unsure_mj=unsure * cost.energy_mj.value if cost.energy_mj else 0.0,
         )
 
 

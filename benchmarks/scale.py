@@ -41,7 +41,7 @@ from sqlmodel import col, select
 
 from farm.devices.simulated import SOFTWARE
 from farm.doctor.database import card_checks
-from farm.jobs import jobs, listing, rounds
+from farm.jobs import closing, jobs, listing
 from farm.report import report
 from farm.requests.resolved import ResolvedRequest
 from farm.settings import Settings, settings
@@ -379,7 +379,7 @@ def _job(
             failed = update(tables.Item).where(col(tables.Item.id) == item_id)
             session.execute(failed.values(state="failed", reason="hung"))
         if judged:
-            rounds.close_round(database, job_id, 1)
+            closing.close_round(database, job_id, 1)
     return job_id
 
 

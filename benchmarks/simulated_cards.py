@@ -17,7 +17,7 @@ possible" knows everything beforehand: all work, divided by the total speed. The
 more information than in a farm: the exact remainder of a running item (`farm.jobs.moving.rebalance`
 counts all of it), a card's slowness over all its items (in a farm: over its last 15 minutes, from
 five items on), and the slowness of the other cards when a failed card's items move
-(`farm.jobs.rounds.card_for_each` treats all cards as equally fast)."""
+(`farm.jobs.job_cards.card_for_each` treats all cards as equally fast)."""
 
 from __future__ import annotations
 

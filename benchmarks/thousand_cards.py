@@ -43,7 +43,7 @@ from sqlmodel import Session, col, select
 
 from benchmarks.scale import _operators
 from benchmarks.simulated_cards import _processor_s
-from farm.benchmark_process.client import Measured
+from farm.benchmark_process.client import CardReading
 from farm.devices.device import Card
 from farm.devices.simulated import SOFTWARE, SimulatedDevice
 from farm.devices.simulated import measure as simulate
@@ -80,8 +80,8 @@ class Pause:
     def wait_ready(self) -> Any:
         return SOFTWARE
 
-    def measure(self, subject: Any, protocol: Any, stopping: Any, **_: Any) -> Measured:
-        return Measured(
+    def measure(self, subject: Any, protocol: Any, stopping: Any, **_: Any) -> CardReading:
+        return CardReading(
             simulate(subject, protocol, self.device, None, lambda phase, details: None),
             SOFTWARE,
             self.card,

@@ -17,7 +17,8 @@ from farm.errors import UsageError
 if TYPE_CHECKING:
     from sqlmodel import Session
 
-    from cli.run import Ending
+    from cli.interruption import Ending
+    from farm.report.comparison import SideComparison
     from farm.report.gate import Gate, Judgement
     from farm.requests.partial_request import PartialRequest
 
@@ -49,7 +50,7 @@ def compare(
             f"--format '{shape}' is not known.", f"Choose one of {', '.join(FORMATS)}."
         )
     if run:
-        from cli.run import interruptible
+        from cli.interruption import interruptible
 
         sides = _model("A", first), _model("B", second)
         interruptible(lambda ending: _paired(*sides, gate, rounds, card, shape, ending))
@@ -60,11 +61,11 @@ def compare(
         raise UsageError(
             "--scope and --min-share are for --fail-above or --run.", "Add --fail-above 3%."
         )
-    from farm.report import compare as comparisons
+    from farm.report.compare import compare as compare_sides
     from farm.report.gate import judge
 
-    def ask(session: Session) -> tuple[comparisons.SideComparison, Judgement | None]:
-        comparison = comparisons.compare(session, first, second)
+    def ask(session: Session) -> tuple[SideComparison, Judgement | None]:
+        comparison = compare_sides(session, first, second)
         is_gate = fail_above is not None or shape in FOR_CI
         return comparison, judge(session, comparison, gate) if is_gate else None
 

@@ -75,7 +75,7 @@ def significant(
     """Show or edit the operator types that `--operators auto` measures first."""
     from sqlmodel import select
 
-    from farm.jobs.rounds import forget_significant, remember_significant
+    from farm.jobs.significant import forget_significant, remember_significant
     from farm.requests.partial_request import check_operator_names
     from farm.store import tables
 

@@ -132,7 +132,7 @@ def preview(plans: Sequence[JobPlan], submissions: Submissions, *, as_json: bool
     expected_s = sum(plan.expected_s for plan in plans)
     if as_json:
         jobs = [plan.to_json() for plan in plans]
-        emit_json({"jobs": jobs, **left_out(submissions), "expected_s": expected_s})
+        emit_json({"jobs": jobs, **without_job(submissions), "expected_s": expected_s})
     else:
         for plan in plans:
             emit(_preview_line(plan))
@@ -152,8 +152,8 @@ def _preview_line(plan: JobPlan) -> str:
     )
 
 
-def left_out(submissions: Submissions) -> dict[str, Any]:
-    """The JSON of the requests without a new job: skipped, because they are done, or refused."""
+def without_job(submissions: Submissions) -> dict[str, Any]:
+    """The JSON of the requests without a new job: skipped because they are done, or refused."""
     return {"skipped": submissions.skipped, "refused": submissions.refused}
 
 
@@ -167,7 +167,7 @@ def conclude(database: Database, submissions: Submissions, *, as_json: bool, che
         built = [reports.build(session, job_id) for job_id in submissions.shown_ids]
     from cli import report_tables
 
-    shown = {"reports": [report.to_json() for report in built], **left_out(submissions)}
+    shown = {"reports": [report.to_json() for report in built], **without_job(submissions)}
     answer(as_json, shown, lambda: Group(*map(report_tables.report, built)))
     if check:
         check_verdicts(built, submissions.refusals(len(built)))

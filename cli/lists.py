@@ -34,7 +34,7 @@ from farm.types.format import (
 )
 
 if TYPE_CHECKING:
-    from farm.report.compare import ComparedKernels, ComparedRow, SideComparison
+    from farm.report.comparison import ComparedKernels, ComparedRow, SideComparison
     from farm.report.gate import JudgedRow, PairedComparison
     from farm.report.history import HistoryRow
     from farm.verdict.cost_line import Change

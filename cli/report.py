@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 
@@ -12,6 +13,12 @@ from cli.options import AsJson
 from cli.output import emit, emit_json, say, show
 from cli.tables import sparkline
 from farm.errors import UsageError
+
+if TYPE_CHECKING:
+    from sqlmodel import Session
+
+    from farm.report.layers import Layers
+    from farm.report.report import Report
 
 
 def report(
@@ -31,8 +38,6 @@ def report(
     """
     from farm.extensions import result_pages
     from farm.report import layers
-    from farm.report.report import build
-    from farm.store.job_ids import find_job
 
     if (trace is None) is not bool(jobs) or (png and trace is None):
         raise UsageError(
@@ -43,34 +48,54 @@ def report(
     _check_options(by, depth, readings=readings, as_csv=as_csv, as_json=as_json)
     if html is not None:
         result_pages("--html").check_page(html)
+
+    grouping: Any = by or ("type" if as_csv else None)
     with output.open_database().read() as session:
-        ids = list(dict.fromkeys(find_job(session, job).id for job in jobs or ()))
-        built = [build(session, job_id) for job_id in ids]
+        reports = _reports_of(session, jobs or ())
         if html is not None:
-            result_pages("--html").write_jobs(session, html, built)
+            result_pages("--html").write_jobs(session, html, reports)
             say(f"Written to {html}")
-        kind: Any = by or ("type" if as_csv else None)
-        outputs = as_csv or as_json or by != "module"  # the table of modules does not show them
-        grouped = (
-            [layers.layers(session, report, kind, depth, outputs=outputs) for report in built]
-            if kind
-            else []
-        )
+        groupings = []
+        if grouping:
+            outputs = as_csv or as_json or by != "module"  # the table of modules does not show them
+            for report_of_job in reports:
+                groupings.append(
+                    layers.layers(session, report_of_job, grouping, depth, outputs=outputs)
+                )
+
     if as_csv:
-        for line in layers.csv_lines(grouped):
+        for line in layers.csv_lines(groupings):
             emit(line)
     elif as_json:
-        documents = [document.to_json() for document in (grouped or built)]
+        documents = [document.to_json() for document in (groupings or reports)]
         emit_json(documents[0] if len(documents) == 1 else {"reports": documents})
     elif html is None or readings or by:
-        from cli import report_tables
-
-        view = report_tables.readings if readings else report_tables.report
-        shown = [report_tables.layer_table(rows) for rows in grouped] or list(map(view, built))
-        for number, table in enumerate(shown):
-            show(Group("", table) if number else table)
+        _show_tables(reports, groupings, readings=readings)
     if check:
-        follow.check_verdicts(built)
+        follow.check_verdicts(reports)
+
+
+def _reports_of(session: Session, jobs: Sequence[str]) -> list[Report]:
+    """Build the report of each job. `jobs`: ids, or their beginnings."""
+    from farm.report.report import build
+    from farm.store.job_ids import find_job
+
+    ids = dict.fromkeys(find_job(session, job).id for job in jobs)
+    return [build(session, job_id) for job_id in ids]
+
+
+def _show_tables(reports: Sequence[Report], groupings: Sequence[Layers], *, readings: bool) -> None:
+    """Show one table a job: its groups if it is grouped, else its readings or its report."""
+    from cli import report_tables
+
+    if groupings:
+        tables = [report_tables.layer_table(rows) for rows in groupings]
+    elif readings:
+        tables = [report_tables.readings(report_of_job) for report_of_job in reports]
+    else:
+        tables = [report_tables.report(report_of_job) for report_of_job in reports]
+    for number, table in enumerate(tables):
+        show(Group("", table) if number else table)
 
 
 def _check_options(

@@ -4,15 +4,11 @@ running farm.
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import FrameType
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from cli import follow, output
+from cli.interruption import CONTINUES, Ending, interruptible
 from cli.options import CliOptions
 from cli.output import Interrupted, emit_json, say
 from farm.errors import UsageError
@@ -23,9 +19,6 @@ if TYPE_CHECKING:
     from farm.store.database import Database
     from tasks.submissions import Submissions
 
-ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-PATIENCE_S = 5.0  # an interruption without effect for this long was lost, and is raised again
-CONTINUES = "Every reading taken so far is kept: the same command continues where it stopped."
 OF_A_CPU = (
     " A CPU times up to 64 items in turn, then stores them. Items that were not stored are timed "
     "again."
@@ -39,86 +32,6 @@ def run(options: CliOptions) -> None:
     interruptible(lambda ending: _run(options, ending))
 
 
-def interruptible(command: Callable[[Ending], None]) -> None:
-    """Run a command that measures on this host. Raises `Interrupted` if a person or a signal ended
-    it.
-    """
-    ending = Ending()
-    try:
-        with ending:
-            command(ending)
-    except KeyboardInterrupt as interruption:
-        raise Interrupted(ending.hint) from interruption
-    except Exception as error:
-        if (
-            ending.requested
-        ):  # an interrupted import or connection turned the interruption into another error
-            raise Interrupted(ending.hint) from error
-        raise
-
-
-class Ending:
-    """End the run in order after SIGTERM, Ctrl-C or SIGHUP: servers and workers are stopped.
-
-    The signal is stored and raised as KeyboardInterrupt. Python drops an exception that is raised
-    in a finalizer, or in C code during an import, and prints a traceback; `_dropped` suppresses it.
-    Only the first signal is raised: a second one would interrupt the stopping of the servers.
-
-    Attributes:
-        hint: the next step for a person who interrupted the command.
-        requested: a signal has arrived.
-        closing: no signal is raised now, because servers start or stop; `check` raises it later.
-    """
-
-    def __init__(self) -> None:
-        self.hint = CONTINUES
-        self.requested = False
-        self.closing = False
-        self._raised_s = -PATIENCE_S
-
-    def __enter__(self) -> None:
-        self._show_dropped = sys.unraisablehook
-        sys.unraisablehook = self._dropped
-        self._before = {number: signal.signal(number, self._end) for number in ENDING_SIGNALS}
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            # After a requested end, only the message is left to print.
-            signal.signal(number, signal.SIG_IGN if self.requested else handler)
-        sys.unraisablehook = self._show_dropped
-
-    def _dropped(self, dropped: sys.UnraisableHookArgs) -> None:
-        if issubclass(dropped.exc_type, KeyboardInterrupt):
-            self._raised_s = -PATIENCE_S
-        else:
-            self._show_dropped(dropped)
-
-    def _end(self, signum: int, frame: FrameType | None) -> None:
-        now_s = time.monotonic()
-        self.requested = True
-        if not self.closing and now_s - self._raised_s >= PATIENCE_S:
-            self._raised_s = now_s
-            raise KeyboardInterrupt
-
-    @contextlib.contextmanager
-    def uninterrupted(self) -> Iterator[None]:
-        """Do not interrupt this block; raise a requested end after it as `KeyboardInterrupt`."""
-        self.closing = True
-        try:
-            yield
-        finally:
-            self.closing = False
-        self.check()
-
-    def check(self) -> None:
-        """Raise signals again from now on. Raise `KeyboardInterrupt` if an end was requested whose
-        exception was lost or deferred.
-        """
-        self.closing = False
-        if self.requested:
-            raise KeyboardInterrupt
-
-
 def _run(options: CliOptions, ending: Ending) -> None:
     from farm.jobs.cards import check_placements
     from farm.settings import settings
@@ -127,30 +40,30 @@ def _run(options: CliOptions, ending: Ending) -> None:
 
     partials = options.requests()
     cards = output.chosen_own_cards(options.card or [])
-    jobs = resolve_all(partials, cards, target=settings().target)
-    say_differences(jobs)
-    for job in jobs:
-        check_placements(job.request, cards)
+    requests = resolve_all(partials, cards, target=settings().target)
+    say_differences(requests)
+    for resolved in requests:
+        check_placements(resolved.request, cards)
     submissions = Submissions(say)
     if options.dry_run:
         database = output.open_database() if is_there(settings().database) else None
-        plans = submissions.previews(database, jobs, own_cards=cards)
+        plans = submissions.previews(database, requests, own_cards=cards)
         follow.preview(plans, submissions, as_json=options.as_json)
         return
     with output.writable_database(may_upgrade=True) as database:
-        left = submissions.still_to_do(database, jobs)
+        left = submissions.still_to_do(database, requests)
         if left:
             measure(database, [left], cards, submissions, ending)
         follow.conclude(database, submissions, as_json=options.as_json, check=options.check)
 
 
-def say_differences(jobs: Iterable[ResolvedRequest]) -> None:
+def say_differences(requests: Iterable[ResolvedRequest]) -> None:
     """Print what differs between a user's models and the measured ones: a dtype, the mode. Each
     line once.
     """
     lines: dict[str, None] = {}
-    for job in jobs:
-        lines.update(dict.fromkeys(job.differences))
+    for resolved in requests:
+        lines.update(dict.fromkeys(resolved.differences))
     for line in lines:
         say(line)
 
@@ -162,7 +75,7 @@ def measure(
     submissions: Submissions,
     ending: Ending,
 ) -> None:
-    """Start a farm for this command and measure the batches of jobs, one batch after the other."""
+    """Start a farm for this command and measure the batches of requests, one after the other."""
     # Celery loads only when there is something to do.
     from farm.doctor.host import disturbances
     from farm.settings import settings
@@ -185,9 +98,9 @@ def measure(
             farm.tend()
 
         try:
-            for jobs in batches:
+            for requests in batches:
                 before = len(submissions.job_ids)
-                submissions.submit_all(database, jobs, progress=follow.working, farm=farm)
+                submissions.submit_all(database, requests, progress=follow.working, farm=farm)
                 tend()
                 follow.follow(database, submissions.job_ids[before:], tend=tend)
         finally:
@@ -211,15 +124,15 @@ def submit(options: CliOptions, wait: bool = False) -> None:
     check_broker(settings())
     database = output.open_database()
     cards = choose_cards(serving_cards(database, options.card or []), options.card or [])
-    jobs = resolve_all(partials, cards, target=settings().target)
-    say_differences(jobs)
+    requests = resolve_all(partials, cards, target=settings().target)
+    say_differences(requests)
     submissions = Submissions(say)
     if options.dry_run:
-        plans = submissions.previews(database, jobs)
+        plans = submissions.previews(database, requests)
         follow.preview(plans, submissions, as_json=options.as_json)
         return
     try:
-        left = submissions.still_to_do(database, jobs)
+        left = submissions.still_to_do(database, requests)
         submissions.submit_all(database, left, progress=follow.working, pinned=bool(options.card))
         if wait:
             follow.follow(database, submissions.job_ids)
@@ -246,7 +159,7 @@ def say_submitted(submissions: Submissions, *, as_json: bool) -> None:
     """Print the submitted jobs. Raises `Refused` if something cannot be measured."""
     if as_json:
         jobs = [plan.to_json() for plan in submissions.submitted]
-        emit_json({"jobs": jobs, **follow.left_out(submissions)})
+        emit_json({"jobs": jobs, **follow.without_job(submissions)})
     elif submissions.job_ids:
         say(f"→ Follow the progress with `farm status {' '.join(submissions.job_ids)} --watch`.")
     submissions.check_refused(len(submissions.submitted) + len(submissions.skipped))

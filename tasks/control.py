@@ -23,9 +23,9 @@ from sqlmodel import Session, and_, col, func, or_, select
 from farm.errors import FarmUnavailable, Unreadable
 from farm.jobs import cards, future_times, groups, items, jobs
 from farm.jobs.cards import CardStatus
+from farm.jobs.closing import Closing, close_round
 from farm.jobs.moving import give_up, move_items, rebalance
 from farm.jobs.outage import Outage, SteadyAnswers
-from farm.jobs.rounds import Closing, close_round
 from farm.settings import Settings, settings
 from farm.store import item_state, tables
 from farm.store.database import Database, by_key, database_now, long_ago, read_clock_s

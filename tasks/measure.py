@@ -27,9 +27,10 @@ from redis import RedisError
 from farm.devices.device import Card
 from farm.errors import CardUnavailable, DatabaseUnreachable, FarmError, UnhealthyCard
 from farm.jobs import cards
-from farm.jobs.item_driver import ItemDriver, Spool, log
+from farm.jobs.item_driver import ItemDriver, log
 from farm.jobs.items import Claim, Closed
 from farm.jobs.outage import Outage
+from farm.jobs.spool import Spool
 from farm.settings import die_with_parent, settings
 from farm.store.database import Database
 from farm.store.tables import CardState
@@ -145,8 +146,8 @@ class CardWorker(ItemDriver):
     def _register_again(self) -> None:
         try:
             with self.process.lock:
-                self.software = None  # with None, `ready` writes the card's row again
-                self.ready()
+                self.software = None  # with None, `prepare_card` writes the card's row again
+                self.prepare_card()
         except FarmError as error:
             log.error(
                 "The card %s cannot measure: %s %s", self.card_id, error.message, error.next_step

@@ -37,9 +37,9 @@ from farm.devices.host import find_card, open_device
 from farm.doctor.database import database_checks
 from farm.errors import FarmError
 from farm.jobs import cards, listing
-from farm.jobs.item_driver import Spool
 from farm.jobs.listing import CardCounts
 from farm.jobs.outage import Outage
+from farm.jobs.spool import Spool
 from farm.settings import Settings
 from farm.store.database import Database
 from farm.store.tables import OPEN, CardRow, CardState

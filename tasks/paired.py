@@ -33,7 +33,7 @@ class PairedRounds:
     """A comparison of two requests on one card.
 
     Attributes:
-        sides: the job of A and the job of B, as planned for each round.
+        sides: the requests of A and B; each round creates a job for each.
         jobs: round -> ids of the jobs of A and B, for complete rounds. `batches` adds rounds.
     """
 
@@ -47,7 +47,7 @@ class PairedRounds:
         """The same for commands that continue each other: requests, number of rounds, card, driver
         and torch.
         """
-        requests = [job.request.to_json() for job in self.sides.values()]
+        requests = [side.request.to_json() for side in self.sides.values()]
         on = (self.card.id, self.card.driver, torch_version())
         return content_id({"requests": requests, "rounds": self.rounds, "on": on})
 
@@ -97,16 +97,17 @@ def paired_rounds(a: PartialRequest, b: PartialRequest, card: Card, rounds: int)
                 f"{name} has --reuse {partial.reuse}, but every round is measured.",
                 "Leave --reuse out.",
             )
-        (job,) = resolve_all([partial], [card], target=settings().target)
-        if job.request.variant is None:
+        (resolved,) = resolve_all([partial], [card], target=settings().target)
+        if resolved.variant is None:
             raise UsageError(f"{name} is a sweep, which has no whole model.", "Name a model.")
-        sides[name] = dataclasses.replace(job, request=job.request.replace(reuse="none"))
+        request = resolved.request.replace(reuse="none")
+        sides[name] = dataclasses.replace(resolved, request=request)
     return PairedRounds(card, rounds, sides)
 
 
 def _jobs(session: Session, paired: PairedRounds) -> dict[int, dict[tuple[int, str], str]]:
     """Return number of the comparison -> (round, side) -> id of its newest job that is done."""
-    ids = {job.request.id for job in paired.sides.values()}
+    ids = {side.request.id for side in paired.sides.values()}
     asked = select(tables.Job).where(
         col(tables.Job.request_id).in_(ids), tables.Job.state == JobState.DONE
     )

@@ -1,5 +1,5 @@
-"""Submit jobs for partial requests: skip requests that are done, check that models fit in memory,
-submit the others.
+"""Submit jobs for requests: skip requests that are done, check that models fit in memory, submit
+the others.
 
 `farm run` and `farm submit` use this module. It prints nothing: it passes lines for people to the
 function `say`."""
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from farm import errors
 from farm.devices.device import Card
-from farm.jobs import create, jobs
+from farm.jobs import captures, create, jobs
+from farm.jobs.closing import close_complete_rounds
 from farm.jobs.dry_run import dry_running
 from farm.jobs.plan import JobPlan
-from farm.jobs.rounds import close_complete_rounds
 from farm.requests.card_selection import by_model
 from farm.requests.memory import check_fits
 from farm.requests.partial_request import (
@@ -41,17 +41,21 @@ if TYPE_CHECKING:
 def resolve_all(
     partials: Iterable[PartialRequest], cards: Sequence[Card], *, target: float
 ) -> list[ResolvedRequest]:
-    """Resolve one job per request and card model. Raises `UsageError` if a value is wrong (for a
-    request from a file, the message begins with file and line); `UnknownOperator` if PyTorch has no
-    operator of a given name."""
-    partials, jobs_to_do = list(partials), []
+    """Return a resolved request for each partial request and card model.
+
+    Raises:
+        UsageError: a value is wrong. For a request from a file, the message begins with file and
+            line.
+        UnknownOperator: PyTorch has no operator of a given name.
+    """
+    partials, resolved = list(partials), []
     alone = _number_of_requests(partials) == 1
     for partial in partials:
         for group in by_model(cards).values():
             with _located(partial.where):
-                jobs_to_do.append(resolve(partial, group, target=target, alone=alone))
-    _check_operators([job.request for job in jobs_to_do])
-    return jobs_to_do
+                resolved.append(resolve(partial, group, target=target, alone=alone))
+    _check_operators([entry.request for entry in resolved])
+    return resolved
 
 
 def _number_of_requests(partials: Sequence[PartialRequest]) -> int:
@@ -89,7 +93,7 @@ def _located(where: str) -> Iterator[None]:
 
 @dataclass
 class Submissions:
-    """The jobs of one command: submitted, skipped because they are done, or refused.
+    """The requests of one command: submitted as jobs, skipped because they are done, or refused.
 
     A command calls `still_to_do`, then `submit_all`; a dry run calls `previews`.
 
@@ -136,70 +140,71 @@ class Submissions:
             )
 
     def still_to_do(
-        self, database: Database, jobs_to_do: Sequence[ResolvedRequest]
+        self, database: Database, requests: Sequence[ResolvedRequest]
     ) -> list[ResolvedRequest]:
-        """Skip requests from files that are done already; return the other jobs with
+        """Skip requests from files that are done already; return the others with
         `ResolvedRequest.done_by` filled in.
         """
         with database.read() as session:
-            done = jobs.done_entries(session, [job.request for job in jobs_to_do])
+            done = jobs.done_entries(session, [resolved.request for resolved in requests])
         left = []
-        for job in jobs_to_do:
+        for resolved in requests:
             done_by = ""
-            if job.request.reuse != "none":
-                done_by = done.get(job.request.id, "")
-            if not (job.where and done_by):
-                left.append(dataclasses.replace(job, done_by=done_by))
+            if resolved.request.reuse != "none":
+                done_by = done.get(resolved.request.id, "")
+            if not (resolved.where and done_by):
+                left.append(dataclasses.replace(resolved, done_by=done_by))
                 continue
-            title = job.request.title
+            title = resolved.request.title
             self.skipped.append({"title": title, "job": done_by})
             self.say(
-                f"{job.where}: job {done_by} has measured {title} already; --reuse none measures "
-                "it again."
+                f"{resolved.where}: job {done_by} has measured {title} already; --reuse none "
+                "measures it again."
             )
         return left
 
-    def fitting(self, jobs_to_do: Sequence[ResolvedRequest]) -> list[ResolvedRequest]:
-        """Return the jobs whose model fits in the memory of their cards. Jobs with `done_by` are
-        not checked. Raises `UsageError` if the only job does not fit."""
+    def fitting(self, requests: Sequence[ResolvedRequest]) -> list[ResolvedRequest]:
+        """Return the requests whose model fits in the memory of their cards. Requests with
+        `done_by` are not checked. Raises `UsageError` if the only request does not fit."""
         left = []
-        for job in jobs_to_do:
-            with self._or_refused(job), _located(job.where):
-                if job.variant is not None and job.smallest_card is not None and not job.done_by:
-                    check_fits(job.variant, job.smallest_card, job.model)
-                left.append(job)
+        for resolved in requests:
+            with self._or_refused(resolved), _located(resolved.where):
+                variant, card = resolved.variant, resolved.smallest_card
+                if variant is not None and card is not None and not resolved.done_by:
+                    check_fits(variant, card, resolved.model)
+                left.append(resolved)
         return left
 
     def previews(
         self,
         database: Database | None,
-        jobs_to_do: Sequence[ResolvedRequest],
+        requests: Sequence[ResolvedRequest],
         *,
         own_cards: Sequence[Card] = (),
     ) -> list[JobPlan]:
         """Return the plan of each job, without writing to the database or starting workers.
         ``database`` is None if it does not exist yet; for ``own_cards``,
         see `farm.jobs.dry_run.dry_running`."""
-        left = list(jobs_to_do)
+        left = list(requests)
         if database is not None:
             left = self.still_to_do(database, left)
         plans = []
         with dry_running(database, own_cards) as dry_run:
-            for job in self.fitting(left):
-                with self._or_refused(job):
-                    plans.append(dry_run.preview(job))
+            for resolved in self.fitting(left):
+                with self._or_refused(resolved):
+                    plans.append(dry_run.preview(resolved))
         return plans
 
     def submit_all(
         self,
         database: Database,
-        jobs_to_do: Sequence[ResolvedRequest],
+        requests: Sequence[ResolvedRequest],
         *,
         progress: Callable[[], contextlib.AbstractContextManager[OnProgress]],
         pinned: bool = False,
         farm: EmbeddedFarm | None = None,
     ) -> None:
-        """Submit the jobs. If one of several cannot be measured, leave it out.
+        """Submit a job for each request. If one of several cannot be measured, leave it out.
 
         Args:
             progress: returns a context manager that shows the progress of one job.
@@ -208,22 +213,22 @@ class Submissions:
                 captured; they do not start if the database has readings for all items.
         """
         # Check operator names and the memory of training steps before any worker starts.
-        checked = []
-        for job in self.fitting(jobs_to_do):
-            with self._or_refused(job):
+        checked: list[tuple[ResolvedRequest, int | None]] = []
+        for resolved in self.fitting(requests):
+            with self._or_refused(resolved):
                 capture_id = None
-                if _is_captured_first(job):
-                    capture_id = create.checked_capture(database, job)
-                checked.append((job, capture_id))
-        for job, capture_id in checked:
-            is_registered = farm is not None and bool(job.done_by) and farm.registered()
+                if _is_captured_first(resolved):
+                    capture_id = captures.checked_capture(database, resolved)
+                checked.append((resolved, capture_id))
+        for resolved, capture_id in checked:
+            is_registered = farm is not None and bool(resolved.done_by) and farm.registered()
             if farm is not None and not is_registered:
                 farm.start()
-            with self._or_refused(job):
+            with self._or_refused(resolved):
                 with progress() as report:
                     plan = submit(
                         database,
-                        job,
+                        resolved,
                         capture_id=capture_id,
                         pinned=pinned,
                         wait_for_workers=farm.wait_ready if farm else lambda: None,
@@ -231,7 +236,7 @@ class Submissions:
                         progress=report,
                     )
                 self.submitted.append(plan)
-                self._say_submitted(job.request, plan)
+                self._say_submitted(resolved.request, plan)
 
     def _say_submitted(self, request: Request, plan: JobPlan) -> None:
         if plan.changed:
@@ -248,32 +253,32 @@ class Submissions:
         )
 
     @contextlib.contextmanager
-    def _or_refused(self, job: ResolvedRequest) -> Iterator[None]:
+    def _or_refused(self, resolved: ResolvedRequest) -> Iterator[None]:
         """If a model cannot be built or captured, or does not fit on a card, leave it out; raise
-        for the only job.
+        for the only request.
         """
         try:
             yield
         except (errors.CaptureError, errors.UsageError) as error:
-            of_all_jobs = isinstance(error, errors.NoSuchCard | errors.UnknownOperator)
-            if job.alone or of_all_jobs:
+            of_all_requests = isinstance(error, errors.NoSuchCard | errors.UnknownOperator)
+            if resolved.alone or of_all_requests:
                 raise
-            where = f"{job.where}: " if job.where else ""
-            title = job.request.title
+            where = f"{resolved.where}: " if resolved.where else ""
+            title = resolved.request.title
             with contextlib.suppress(errors.FarmError):  # a user's model may fail to build
-                title = job.title
+                title = resolved.title
             reason = error.message.removeprefix(where)
             self.refused.append({"title": title, "reason": reason})
             self.say(f"{where}{title} is left out: {reason}")
 
 
-def _is_captured_first(job: ResolvedRequest) -> bool:
+def _is_captured_first(resolved: ResolvedRequest) -> bool:
     """True if the model has to be captured before workers start: to check named operators, or the
     memory of a training step. The kernels of a compiled model belong to a card model, and the card
     may not be registered yet."""
-    if named(job.request.operators):
+    if named(resolved.request.operators):
         return True
-    return job.variant is not None and bool(job.variant.step or job.variant.compile)
+    return resolved.variant is not None and bool(resolved.variant.step or resolved.variant.compile)
 
 
 # ---- from a request to a published job
@@ -315,7 +320,7 @@ def submit(
     wait_for_workers = functools.cache(wait_for_workers)
     if resolved.variant is not None:
         progress(f"Capturing {resolved.variant.model}", 0, 0)
-        create.capture_all_layers(database, resolved)
+        captures.capture_all_layers(database, resolved)
     plan = create.open_job(
         database,
         resolved,

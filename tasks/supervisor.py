@@ -24,7 +24,7 @@ from farm.devices.host import check_semaphores, visible_only
 from farm.devices.lock import CardLock
 from farm.errors import FarmError
 from farm.jobs import cards, items
-from farm.jobs.item_driver import Spool
+from farm.jobs.spool import Spool
 from farm.settings import Settings, environment_of_children, settings
 from farm.store.database import Database
 from tasks import logs

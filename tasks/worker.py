@@ -34,8 +34,9 @@ from farm.devices.lock import CardLock
 from farm.devices.software import program_versions
 from farm.errors import FarmError, FarmUnavailable, NoSuchCard
 from farm.jobs import cards, items
-from farm.jobs.item_driver import Spool, heartbeat
 from farm.jobs.outage import Outage
+from farm.jobs.own_card import heartbeat
+from farm.jobs.spool import Spool
 from farm.settings import Settings, die_with_parent, settings
 from farm.store import tables
 from farm.store.database import Database

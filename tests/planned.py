@@ -14,7 +14,7 @@ from farm.devices.device import Card
 from farm.devices.simulated import SOFTWARE
 from farm.devices.software import torch_version
 from farm.jobs import cards, items, jobs
-from farm.jobs.create import capture_for
+from farm.jobs.captures import capture_for
 from farm.models import catalog
 from farm.operators.captured import CapturedCall
 from farm.store import content, tables

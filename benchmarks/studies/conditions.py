@@ -29,7 +29,7 @@ from benchmarks.studies.results import (
 from farm.benchmark_process.client import BenchmarkProcess
 from farm.devices.device import Card
 from farm.errors import FarmError, Unmeasurable
-from farm.jobs.item_driver import check_health
+from farm.jobs.own_card import check_health
 from farm.settings import START_TIMEOUT_S, settings
 from farm.store import tables
 from farm.subjects.parsing import parse

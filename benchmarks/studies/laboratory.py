@@ -24,9 +24,9 @@ from farm.devices.device import Card
 from farm.devices.lock import CardLock
 from farm.devices.software import torch_version
 from farm.errors import FarmError, Unmeasurable, UsageError
+from farm.jobs.captures import capture_for
 from farm.jobs.cards import ensure_card
-from farm.jobs.create import capture_for
-from farm.jobs.item_driver import check_health, hold_card, keep_reading, quarantining
+from farm.jobs.own_card import check_health, hold_card, keep_reading, quarantining
 from farm.requests.partial_request import DEFAULTS
 from farm.settings import settings
 from farm.store import tables

@@ -12,8 +12,8 @@ from farm.exchange import export as exports
 from farm.exchange.export import Exported
 from farm.exchange.importer import Imported, import_export
 from farm.exchange.packaged import export_at, first_answer
-from farm.report.compare import SideComparison
 from farm.report.compare import compare as compare_sides
+from farm.report.comparison import SideComparison
 from farm.report.lookup import LookupRow, Sort
 from farm.report.lookup import lookup as look_up
 from farm.settings import settings

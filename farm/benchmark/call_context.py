@@ -157,7 +157,7 @@ def time_added(player: Player, pass_s: float) -> dict[str, Place]:
     All collectives add the difference between two replays of all calls: with them and without them.
     It contains what a loop of collectives does not show: the ranks wait for each other, and
     collectives and computation run at the same time and slow each other down. The replays have no
-    events, which would delay the ranks. The largest collectives are also left out in turn. These
+    events, which would delay the ranks. The largest collectives are also omitted in turn. These
     differences only share out the sum among the collectives: without one of them, the ranks may
     wait in another."""
     capture, device = player.capture, player.device
@@ -174,12 +174,12 @@ def time_added(player: Player, pass_s: float) -> dict[str, Place]:
     received: dict[
         str, torch.Tensor | None
     ] = {}  # made in the eager pass of `HostSteps.of`, not in a graph
-    for left_out in ((), collectives, *([key] for key in largest)):
+    for omitted in ((), collectives, *([key] for key in largest)):
 
         def step(
-            call: CapturedCall, operator: Rebuilt, left_out: Collection[str] = left_out
+            call: CapturedCall, operator: Rebuilt, omitted: Collection[str] = omitted
         ) -> object:
-            if call.tuple_id not in left_out:
+            if call.tuple_id not in omitted:
                 return operator.run()
             if call.tuple_id not in received:
                 received[call.tuple_id] = without_communication(operator.spec, operator.tensors[0])

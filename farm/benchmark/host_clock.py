@@ -156,12 +156,11 @@ class HostTimer:
         """For each turn, the time of a pass without the passes of this turn. Unit: us."""
         if len(self.turns) < 2:
             return []
-        return [
-            fastest_us(
-                [round_ for other in self.turns if other is not left_out for round_ in other]
-            )
-            for left_out in self.turns
-        ]
+        times_us = []
+        for number in range(len(self.turns)):
+            rounds = list(itertools.chain(*self.turns[:number], *self.turns[number + 1 :]))
+            times_us.append(fastest_us(rounds))
+        return times_us
 
     def converged(self) -> bool:
         """True if the interval is narrow enough for the stopping rule."""

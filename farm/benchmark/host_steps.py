@@ -3,9 +3,9 @@ the card.
 
 No graph can record one. So an eager pass records their values, and the pass in the graph uses them
 (docs/method.md, "Host steps"): a read of a value becomes a copy to pinned memory, a node of the
-graph. Values of the host, and outputs whose size depends on values, are left out: they are already
-on the card. Of a boolean index, `nonzero` is left out, and an integer index remains. Tuples and
-whole models use the same functions, so both sides of a verdict leave out the same."""
+graph. Values of the host, and outputs whose size depends on values, are omitted: they are already
+on the card. Of a boolean index, `nonzero` is omitted, and an integer index remains. Tuples and
+whole models use the same functions, so both sides of a verdict omit the same."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _INDEXING = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.defau
 class _Step:
     operator: str
     value: Any  # of the eager pass
-    # host memory for the copy of a value that the host reads; None: left out
+    # host memory for the copy of a value that the host reads; None: omitted
     pinned: torch.Tensor | None = None
-    took_us: float = 0.0  # eager time of an operator that is left out, with launch and wait
+    took_us: float = 0.0  # eager time of an operator that is omitted, with launch and wait
 
 
 @dataclass
@@ -52,7 +52,7 @@ class HostSteps:
 
     device: torch.device
     steps: list[_Step] = field(default_factory=list)
-    launches: bool = False  # True if anything runs on the card that is not left out
+    launches: bool = False  # True if anything runs on the card that is not omitted
 
     @classmethod
     def of(cls, run: Callable[[], object], device: torch.device) -> HostSteps:
@@ -99,11 +99,11 @@ class HostSteps:
                 took_us[step.operator] += step.took_us  # type: ignore[assignment]
             else:
                 copies[step.operator] += 1
-        left_out_us = {name: round(value, 1) for name, value in took_us.items()}
+        omitted_us = {name: round(value, 1) for name, value in took_us.items()}
         return replace(
             details,
             launching=replace(details.launching, host_copies=dict(copies) or None),
-            timing=replace(details.timing, left_out_us=left_out_us or None),
+            timing=replace(details.timing, left_out_us=omitted_us or None),
         )
 
 
@@ -113,8 +113,8 @@ class _Pass:
     def __init__(self, found: HostSteps, *, recording: bool) -> None:
         self.found, self.recording, self.card = found, recording, found.device.type
         self.left = [] if recording else list(found.steps)  # the steps that are still to repeat
-        self.inside = False  # True while an operator runs that is left out
-        self.left_out: dict[int, torch.Tensor] = {}  # outputs that were not computed, by address
+        self.inside = False  # True while an operator runs that is omitted
+        self.not_computed: dict[int, torch.Tensor] = {}  # outputs of omitted operators, by address
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -144,11 +144,7 @@ class _Pass:
             if func is _aten._to_copy.default and kwargs.get("device"):
                 if here[0] != self._is_card(kwargs["device"]):
                     run = functools.partial(func, *args, **kwargs)
-                    return (
-                        self._read(func, run, args[0])
-                        if here[0]
-                        else self._leave_out(str(func), run)
-                    )
+                    return self._read(func, run, args[0]) if here[0] else self._omit(str(func), run)
             elif func is _aten.copy_.default and here == [True, False]:
                 args = (args[0], self._sent(args[1]))
             elif func is _aten._local_scalar_dense.default and here[0]:
@@ -162,8 +158,8 @@ class _Pass:
                 and any(here)
                 and kwargs.get("output_size") is None
             ):
-                return self._leave_out(str(func), functools.partial(func, *args, **kwargs))
-            if self.left_out and self.left_out.keys() & set(
+                return self._omit(str(func), functools.partial(func, *args, **kwargs))
+            if self.not_computed and self.not_computed.keys() & set(
                 map(storage_key, written_tensors(func, args, kwargs))
             ):
                 raise not_capturable(
@@ -210,9 +206,7 @@ class _Pass:
 
     def _sent(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of the host on the card."""
-        return self._leave_out(
-            "aten._to_copy.default", functools.partial(tensor.to, self.found.device)
-        )
+        return self._omit("aten._to_copy.default", functools.partial(tensor.to, self.found.device))
 
     def _constant(
         self, make: Callable[..., torch.Tensor], data: Any, **kwargs: Any
@@ -227,7 +221,7 @@ class _Pass:
             or not self._is_card(kwargs.get("device") or "cpu")
         ):
             return run()
-        return self._leave_out("torch.tensor", run)
+        return self._omit("torch.tensor", run)
 
     def _positions(self, values: Any, indices: Any, new: Any = None, *_: Any) -> list[Any]:
         """The indices as integers on the card, as PyTorch itself makes them."""
@@ -248,14 +242,14 @@ class _Pass:
             else:
                 nonzero = _aten.nonzero.default
                 positions.extend(
-                    self._leave_out(str(nonzero), functools.partial(nonzero, index)).unbind(1)
+                    self._omit(str(nonzero), functools.partial(nonzero, index)).unbind(1)
                 )
         return positions
 
-    def _leave_out(self, operator: str, run: Callable[[], Any]) -> Any:
+    def _omit(self, operator: str, run: Callable[[], Any]) -> Any:
         if not self.recording:
             value = _alias(self._next(operator).value)
-            self.left_out.update((storage_key(tensor), tensor) for tensor in tensors_in(value))
+            self.not_computed.update((storage_key(tensor), tensor) for tensor in tensors_in(value))
             return value
         self.inside = True
         run()  # the first run may load libraries

@@ -36,7 +36,7 @@ from farm.devices.lock import host_lock
 from farm.errors import CardBusy, HostBusy, SettingsError, Unmeasurable
 from farm.settings import START_TIMEOUT_S, environment_of_children, settings
 from farm.types.protocol import OnPhase, Protocol, Software, Stopping, Subject
-from farm.types.reading import Reading, Verification
+from farm.types.reading import Reading
 
 A = TypeVar("A")
 
@@ -54,16 +54,15 @@ class Rank:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One measured item. For a verified variant, `observed` is the capture on the card as JSON if
-    it was unexpected.
-    """
+class CardReading:
+    """A reading, with the card and the software that it was measured on.
+
+    `verified`: the verification of a variant; None if it was not verified."""
 
     reading: Reading
     software: Software
     card: Card
-    observed: dict[str, Any] | None = None
-    verification: Verification | None = None
+    verified: Verified | None = None
 
 
 class BenchmarkProcess:
@@ -328,7 +327,7 @@ class BenchmarkProcess:
         verify: bool | None = None,
         timeout_s: float = 300.0,
         on_phase: OnPhase | None = None,
-    ) -> Measured:
+    ) -> CardReading:
         """Measure one item. Verify it first if it is a variant with a prediction. Raises as `call`.
 
         Args:
@@ -338,8 +337,11 @@ class BenchmarkProcess:
             on_phase: see `call`.
         """
         software, card = self.wait_ready(), self.card
-        verified: Verified | str | None = None
-        if predicted is not None if verify is None else verify:
+        verified: Verified | None = None
+        failure = ""
+        if verify is None:
+            verify = predicted is not None
+        if verify:
             try:
                 verified = self.verify(
                     VerifyRequest(subject, protocol, predicted), timeout_s, on_phase
@@ -347,16 +349,16 @@ class BenchmarkProcess:
             except Unmeasurable as error:
                 if self._verifier is None or error.reason == "hung":
                     raise
-                verified = f"{error.reason}: {error.message}"  # the variant can still be measured
+                failure = f"{error.reason}: {error.message}"  # the variant can still be measured
         request = MeasureRequest(subject, protocol, stopping, predicted)
         reading = self.call(request, timeout_s=timeout_s, on_phase=on_phase)
-        if verified is None:
-            return Measured(reading, software, card)
+        if verified is None and not failure:
+            return CardReading(reading, software, card)
         # start it now, so that its imports do not disturb the next measurement
         self._start_verifier()
-        if isinstance(verified, str):
-            return Measured(reading.lacking("verification", verified), software, card)
-        return Measured(reading, software, card, verified.observed, verified.verification)
+        if failure:
+            reading = reading.lacking("verification", failure)
+        return CardReading(reading, software, card, verified)
 
     def verify(
         self, request: VerifyRequest, timeout_s: float, on_phase: OnPhase | None

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from farm.benchmark_process.client import A, BenchmarkProcess, Measured, Rank
+from farm.benchmark_process.client import A, BenchmarkProcess, CardReading, Rank
 from farm.benchmark_process.requests import MeasureRequest, ProcessRequest, Verified, VerifyRequest
 from farm.devices.host import link_between
 from farm.errors import HostBusy, NoSuchCard, TupleRejected, Unmeasurable
@@ -136,7 +136,7 @@ class BenchmarkGroup:
         predicted: Mapping[str, int] | None = None,
         timeout_s: float = 300.0,
         on_phase: OnPhase | None = None,
-    ) -> Measured:
+    ) -> CardReading:
         """Measure one subject on all cards, and first verify its calls if they are ``predicted``.
         Raises `Unmeasurable` if a rank failed, ended or was late; all ranks have then ended.
 
@@ -162,8 +162,7 @@ class BenchmarkGroup:
             bus_bytes_per_s=_bus_bytes_per_s(subject, merged),
             link_bytes_per_s=self._link[1],
         )
-        observations = (verified.observed, verified.verification) if verified else (None, None)
-        return Measured(merged.noting(cards=cards), software, self._ranks[0].card, *observations)
+        return CardReading(merged.noting(cards=cards), software, self._ranks[0].card, verified)
 
     def _ask(
         self, request: ProcessRequest[A], timeout_s: float, on_phase: OnPhase | None

@@ -93,6 +93,42 @@ class EventWriter:
 
 def main(measuring: type[TorchRunner] | None = None) -> None:
     """Serve requests; on a real card with `measuring`, by default a `TorchRunner`."""
+    options = _parsed_options()
+    gc.disable()  # imports create no garbage: collections would take a seventh of the start time
+    events = EventWriter(_private_output())
+    _end_only_with_parent(options.parent)
+    requests: queue.Queue[dict[str, Any]] = queue.Queue()
+    threading.Thread(target=_listen, args=(requests, events), name="listener", daemon=True).start()
+
+    try:
+        runner = _runner(options, measuring or TorchRunner)
+        gc.freeze()  # exclude a few hundred thousand permanent objects from garbage collections
+        gc.enable()
+        unhealthy = "" if options.verifier else runner.check()
+    except Exception as error:
+        _send_failed(events, error)
+        os._exit(2)
+    events.send(
+        "ready",
+        pid=os.getpid(),
+        card=kinds.to_json(runner.device.card),
+        software=runner.software.to_json(),
+        capabilities=sorted(runner.device.capabilities),
+        unhealthy=unhealthy,
+    )
+
+    for prepare in runner.preparations:
+        if requests.empty():
+            with contextlib.suppress(Exception):  # an item that needs it reports the error
+                prepare()
+    while _serve(requests.get(), runner, events):
+        pass
+    # Do not use sys.exit: the destructors of a poisoned CUDA context may hang.
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _parsed_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="farm.benchmark_process.server")
     parser.add_argument("--card", required=True)
     parser.add_argument(
@@ -106,61 +142,46 @@ def main(measuring: type[TorchRunner] | None = None) -> None:
         "--rendezvous", default="", help="a private file through which the ranks find each other"
     )
     parser.add_argument("--parent", type=int, default=0, help="end when this process ends")
-    options = parser.parse_args()
-    gc.disable()  # imports create no garbage: collections would take a seventh of the start time
-    events = EventWriter(_private_output())
-    # Ignore Ctrl-C, and a SIGTERM to all processes of a service: the parent finishes its item, then
-    # ends this process.
+    return parser.parse_args()
+
+
+def _end_only_with_parent(parent: int) -> None:
+    """Ignore Ctrl-C, and a SIGTERM to all processes of a service: the parent finishes its item,
+    then ends this process.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    die_with_parent(parent=options.parent)
+    die_with_parent(parent=parent)
     # If the host runs out of memory, the kernel should end this process, not the worker or the
     # database.
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
-    requests: queue.Queue[dict[str, Any]] = queue.Queue()
-    threading.Thread(target=_listen, args=(requests, events), name="listener", daemon=True).start()
-    try:
-        card = find_card(options.card, settings())
-        device = open_device(card)
-        runner: Runner
-        if card.is_simulated:
-            runner = SimulatedRunner(device)
-        else:
-            runner = (
-                TorchVerifier(device) if options.verifier else (measuring or TorchRunner)(device)
-            )
-        if options.world > 1:
-            runner.join(options.rank, options.world, options.rendezvous)
-        gc.freeze()  # exclude a few hundred thousand permanent objects from garbage collections
-        gc.enable()
-        unhealthy = "" if options.verifier else runner.check()
-    except Exception as error:
-        if isinstance(error, FarmError):
-            events.send("failed", message=error.message, next_step=error.next_step)
-        else:
-            traceback.print_exc()
-            events.send(
-                "failed", message=f"{type(error).__name__}: {error_text(error)}"[:600], next_step=""
-            )
-        os._exit(2)
-    events.send(
-        "ready",
-        pid=os.getpid(),
-        card=kinds.to_json(card),
-        software=runner.software.to_json(),
-        capabilities=sorted(runner.device.capabilities),
-        unhealthy=unhealthy,
-    )
-    for prepare in runner.preparations:
-        if requests.empty():
-            with contextlib.suppress(Exception):  # an item that needs it reports the error
-                prepare()
-    while _serve(requests.get(), runner, events):
-        pass
-    # Do not use sys.exit: the destructors of a poisoned CUDA context may hang.
-    sys.stderr.flush()
-    os._exit(0)
+
+
+def _runner(options: argparse.Namespace, measuring: type[TorchRunner]) -> Runner:
+    """Open the card, and return what answers requests on it; a rank has joined its group."""
+    card = find_card(options.card, settings())
+    device = open_device(card)
+    runner: Runner
+    if card.is_simulated:
+        runner = SimulatedRunner(device)
+    elif options.verifier:
+        runner = TorchVerifier(device)
+    else:
+        runner = measuring(device)
+    if options.world > 1:
+        runner.join(options.rank, options.world, options.rendezvous)
+    return runner
+
+
+def _send_failed(events: EventWriter, error: Exception) -> None:
+    """Report that the process cannot get ready."""
+    if isinstance(error, FarmError):
+        events.send("failed", message=error.message, next_step=error.next_step)
+        return
+    traceback.print_exc()
+    message = f"{type(error).__name__}: {error_text(error)}"[:600]
+    events.send("failed", message=message, next_step="")
 
 
 def _serve(data: dict[str, Any], runner: Runner, events: EventWriter) -> bool:

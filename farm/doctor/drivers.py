@@ -92,13 +92,13 @@ def _all_listed(listed: Sequence[Card], current: Settings) -> Iterator[Check]:
     if any(card.id == nvidia.uncounted_id(current) for card in counted):
         return  # another check reports that the driver does not count GPUs
     listed_ids = {card.id for card in listed}
-    left_out = [card for card in counted if card.id not in listed_ids]
-    if left_out:
-        names = ", ".join(f"{card.index} ({card.id})" for card in left_out[:8])
+    hidden = [card for card in counted if card.id not in listed_ids]
+    if hidden:
+        names = ", ".join(f"{card.index} ({card.id})" for card in hidden[:8])
         chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         yield warning(
             "GPUs",
-            f"the farm sees {len(counted) - len(left_out)} of the {len(counted)} GPUs that the "
+            f"the farm sees {len(counted) - len(hidden)} of the {len(counted)} GPUs that the "
             f"driver lists; CUDA_VISIBLE_DEVICES={chosen} leaves out {names}",
             "Unset CUDA_VISIBLE_DEVICES to use all GPUs. Leave it if a scheduler gave you only "
             "some of them.",

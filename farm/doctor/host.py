@@ -27,7 +27,7 @@ from farm.devices.software import installed_torch
 from farm.doctor import Check, drivers, ok, problem, warning
 from farm.errors import FarmError
 from farm.errors.safe_text import printable
-from farm.jobs.item_driver import Spool
+from farm.jobs.spool import Spool
 from farm.settings import Settings
 from farm.settings.shared_files import UntrustedPath, open_folder
 from farm.types.format import plural

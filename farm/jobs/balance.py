@@ -3,8 +3,8 @@ a job ends.
 
 Expected seconds are estimates, cards differ, and cards come and go. So the first choice of a card
 need not be optimal. While cards work, waiting items move from the card that would end last to cards
-that will soon be idle. `place`, `balance` and `balance_groups` use no database: the simulation of a
-hundred cards calls the same functions."""
+that will soon be idle. `assign`, `balance` and `balance_groups` use no database: the simulation of
+a hundred cards calls the same functions."""
 
 from __future__ import annotations
 

@@ -19,8 +19,9 @@ from sqlmodel import SQLModel, col, select
 from farm.devices.device import Card
 from farm.devices.host import links_of
 from farm.jobs.balance import together_s
+from farm.jobs.captures import checked_capture
 from farm.jobs.cards import ensure_card, has_installed_software
-from farm.jobs.create import checked_capture, open_job
+from farm.jobs.create import open_job
 from farm.jobs.plan import JobPlan, PlanState
 from farm.requests.resolved import ResolvedRequest
 from farm.store import tables

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from sqlmodel import col, select
 
-from farm.benchmark_process.client import Measured
+from farm.benchmark_process.client import CardReading
 from farm.benchmark_process.group import BenchmarkGroup
 from farm.errors import DatabaseUnreachable
 from farm.jobs import cards
@@ -84,7 +84,7 @@ def measure(
     on_phase: OnPhase,
     must_stop: Callable[[], bool],
     predicted: Mapping[str, int] | None = None,
-) -> Measured:
+) -> CardReading:
     """Measure a claimed item on the cards of its group, and first verify its calls if they are
     ``predicted``. It does not wait for the cards if the process ``must_stop``. Raises `Interrupted`
     if the measurement had to end (all ranks have ended), and as `BenchmarkGroup.measure`."""

@@ -20,21 +20,16 @@ from typing import TYPE_CHECKING, Any
 from sqlmodel import col, select
 
 from farm.benchmark.block import Window, measured_block
-from farm.benchmark_process.client import Measured
+from farm.benchmark_process.client import CardReading
 from farm.devices.device import Card
 from farm.devices.host import discover, open_device
 from farm.errors import Unmeasurable, UsageError
 from farm.jobs import cards, items, jobs
-from farm.jobs.create import capture_all_layers, open_job
-from farm.jobs.item_driver import (
-    ItemDriver,
-    check_health,
-    heartbeat,
-    hold_card,
-    keep_reading,
-    refuse_card_in,
-)
-from farm.jobs.rounds import Closing, close_round
+from farm.jobs.captures import capture_all_layers
+from farm.jobs.closing import Closing, close_round
+from farm.jobs.create import open_job
+from farm.jobs.item_driver import ItemDriver
+from farm.jobs.own_card import check_health, heartbeat, hold_card, keep_reading, refuse_card_in
 from farm.models import catalog
 from farm.models.resolved import ResolvedModel
 from farm.models.user_code import captured_code, user_code
@@ -166,14 +161,14 @@ def measure_tuples(
         for spec in specs:
             subject = Subject("operator", spec.id, spec.to_json())
             check_health(process)  # a restarted process has a new result
-            answer = process.measure(subject, how, until, timeout_s=settings().item_timeout_s)
+            measured = process.measure(subject, how, until, timeout_s=settings().item_timeout_s)
             row_id = ""
             if database is not None:
                 with database.write() as session:
                     store_operators(session, {spec: cost(spec)})
-                row_id = keep_reading(database, answer, subject, how).id
+                row_id = keep_reading(database, measured, subject, how).id
             readings.append(
-                TupleReading(spec, answer.reading, how, answer.card, answer.software, row_id)
+                TupleReading(spec, measured.reading, how, measured.card, measured.software, row_id)
             )
     return readings
 
@@ -269,7 +264,7 @@ def _run_job(
     with hold_card(card, database) as process:
         refuse_card_in(database, card.id, tables.CardState.DRAINING)
         driver = _JobDriver(card.id, holder, database, process, captured=captured)
-        torch = driver.ready().torch
+        torch = driver.prepare_card().torch
         try:
             capture_all_layers(database, resolved)
             capture_id = None
@@ -318,7 +313,7 @@ class _JobDriver(ItemDriver):
         with self.database.read() as session:
             return list(session.exec(query.where(col(item.state).in_(tables.OPEN))))
 
-    def measure(self, claimed: items.Claim) -> Measured:
+    def measure(self, claimed: items.Claim) -> CardReading:
         if claimed.role != "whole" or self.captured is None or self.benchmark.card.is_simulated:
             return super().measure(claimed)
         card, software = self.benchmark.card, self.benchmark.wait_ready()
@@ -326,7 +321,7 @@ class _JobDriver(ItemDriver):
         captured = self.captured
         whole = Whole(captured.variant, captured.model, captured.args, captured.kwargs)
         reading = measure_whole(whole, card, claimed.subject, claimed.protocol, claimed.stopping)
-        return Measured(reading, software, card)
+        return CardReading(reading, software, card)
 
 
 @dataclass(frozen=True)

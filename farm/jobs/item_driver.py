@@ -1,34 +1,30 @@
-"""Measure items on one card: the same steps for the worker, for `farm.measure_model` and for
-studies.
+"""Measure items on one card: the same steps for a worker and for `farm.measure_model`.
 
-The steps: lock the card, start its benchmark process, check the card's health, claim an item,
-measure it, store the operator calls observed on the card, drop the tuples that the card does not
-run, store the reading. `hold_card` does the first three steps for callers that measure without
-items. `ItemDriver` does all steps but the first."""
+The steps: start the card's benchmark process, check the card's health, claim an item, measure it,
+store the operator calls observed on the card, drop the tuples that the card does not run, store the
+reading. The caller holds the lock of the card (`farm.jobs.own_card` for callers without items)."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
-import json
 import logging
 import math
-import os
-import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
-from farm.benchmark_process.client import BenchmarkProcess, Measured
-from farm.benchmark_process.requests import FingerprintRequest, TurnsRequest, VerifyRequest
+from farm.benchmark_process.client import BenchmarkProcess, CardReading
+from farm.benchmark_process.requests import (
+    FingerprintRequest,
+    TurnsRequest,
+    Verified,
+    VerifyRequest,
+)
 from farm.devices.device import Card
 from farm.devices.host import open_device
-from farm.devices.lock import CardLock, locked_within
 from farm.errors import (
     CardUnavailable,
     DatabaseUnreachable,
@@ -39,21 +35,18 @@ from farm.errors import (
     Unmeasurable,
 )
 from farm.jobs import cards, group_driver, groups, items
-from farm.jobs.items import Claim, Closed, DeclineReason, complete
+from farm.jobs.items import Claim, Closed, Declined, DeclineReason
 from farm.jobs.outage import Outage
+from farm.jobs.own_card import check_health, refuse_card_in
+from farm.jobs.spool import Spool
 from farm.settings import settings
-from farm.settings.shared_files import PRIVATE, Folder, UntrustedPath, open_folder
 from farm.store.content import (
-    add_reading,
     predicted_counts,
     store_observed,
-    store_protocol,
-    store_software,
 )
 from farm.store.database import Database
-from farm.store.tables import CardState, Item, ReadingRow
-from farm.types.protocol import Protocol, Software, Stopping, Subject
-from farm.types.reading import Reading
+from farm.store.tables import CardState, Item
+from farm.types.protocol import Software
 
 log = logging.getLogger("farm.worker")
 
@@ -63,127 +56,6 @@ MOST_IN_TURN = 63  # most items that a CPU times in turn with a claimed item
 #: The reason of an outcome: the item was put off, because this host lacks something now
 #: (`HostBusy`).
 HOST_BUSY = "host_busy"
-#: Longest time to wait for a process that writes the same spooled reading. Unit: s.
-SPOOL_LOCK_S = 30.0
-#: Longest time to wait for the last heartbeat at the end of a measurement. Unit: s.
-LAST_BEAT_S = 10.0
-#: Largest file of a spooled reading that is read. Sampled series are the largest part: a few MiB.
-MOST_SPOOLED_BYTES = 256 << 20
-
-
-def check_health(process: BenchmarkProcess) -> Software:
-    """Wait until a benchmark process is ready and return its software. Raises `Unmeasurable` if the
-    process failed to start, and `UnhealthyCard` if the card failed the check at its start. Then the
-    process is killed; the next one checks again."""
-    software = process.wait_ready()
-    if reason := process.unhealthy:
-        process.kill()
-        raise UnhealthyCard(
-            reason,
-            f"Check the card with `farm doctor`. `farm cards release {process.card_id}` ends its "
-            "quarantine.",
-        )
-    return software
-
-
-@contextlib.contextmanager
-def hold_card(card: Card, database: Database | None = None) -> Iterator[BenchmarkProcess]:
-    """Lock a card of this host and run its benchmark process until the block ends.
-
-    Args:
-        database: stores the state of the card. A card that fails its health check is put in
-            quarantine until a person releases it, or until the next command with an embedded farm
-            checks it again. None: the state is neither checked nor stored.
-
-    Raises:
-        CardBusy: a worker or another command holds the card.
-        CardUnavailable: the card is in quarantine.
-        UnhealthyCard: the card fails its health check.
-        Unmeasurable: the benchmark process fails to start.
-    """
-    with CardLock(card.id, settings().lock_dir):
-        if database is not None:
-            cards.end_embedded_quarantines(database, [card.id])
-            refuse_card_in(database, card.id, CardState.QUARANTINED)
-        with BenchmarkProcess(card.id) as process, quarantining(database, card):
-            check_health(process)
-            yield process
-
-
-def refuse_card_in(database: Database, card_id: str, *states: CardState) -> None:
-    """Raise `CardUnavailable` if the card is in one of these states."""
-    state = cards.stored_state(database, card_id)
-    if state in states:
-        end = "resume" if state == CardState.DRAINING else "release"
-        raise CardUnavailable(
-            f"The card {card_id} is {state}.",
-            f"`farm cards {end} {card_id}` gives the card work again.",
-        )
-
-
-@contextlib.contextmanager
-def quarantining(database: Database | None, card: Card) -> Iterator[None]:
-    """Put the card in quarantine if the block raises `UnhealthyCard`."""
-    try:
-        yield
-    except UnhealthyCard as error:
-        if database is not None:
-            farm = cards.farm_name(settings().host, os.getpid(), uuid.uuid4().hex[:6])
-            with database.write() as session:
-                cards.ensure_card(session, card)
-            cards.quarantine(database, card.id, error.message, farm=farm)
-        raise
-
-
-def keep_reading(
-    database: Database, answer: Measured, subject: Subject, protocol: Protocol
-) -> ReadingRow:
-    """Store a reading without an item, and its card; return the row of the reading."""
-    reading = answer.reading
-    trace = reading.trace.pack() if reading.trace is not None else None
-    with database.write() as session:
-        cards.ensure_card(session, answer.card, answer.software)
-        software_id, protocol_id = (
-            store_software(session, answer.software),
-            store_protocol(session, protocol),
-        )
-        ids = {
-            "card_id": answer.card.id,
-            "card_model": answer.card.model,
-            "software_id": software_id,
-        }
-        row = add_reading(session, reading, trace, subject, **ids, protocol_id=protocol_id)
-        session.refresh(row)
-        return row
-
-
-@contextlib.contextmanager
-def heartbeat(beat: Callable[[], None]) -> Iterator[None]:
-    """Call `beat` every few seconds in a thread until the block ends.
-
-    The thread logs each error of `beat` once. At the end of the block, the call in progress is
-    waited for, so that no lease is renewed afterwards. The wait has a bound, `LAST_BEAT_S`, because
-    the database may not answer.
-    """
-    current = settings()
-    ended = threading.Event()
-    outage = Outage(log, "This card has no heartbeat")
-
-    def run() -> None:
-        while not ended.wait(current.beat_s):
-            try:
-                beat()
-                outage.over()
-            except Exception as error:
-                outage.note(error)
-
-    thread = threading.Thread(target=run, name="heartbeat", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join(LAST_BEAT_S)
 
 
 @dataclass(frozen=True)
@@ -275,98 +147,110 @@ class ItemDriver:
             fingerprint = self.benchmark.call(FingerprintRequest(), timeout_s=60.0)
             cards.keep_fingerprint(self.database, card.id, fingerprint)
 
-    def ready(self) -> Software:
-        """Register the card unless it is registered, and return its software. If the card cannot
-        measure, put it in quarantine. Raises `UnhealthyCard` if the card failed its health check,
-        or its benchmark process failed to start twice; `CardUnavailable` if this process is
-        ending."""
-        for last in (False, True):
-            try:
-                return self.ask(self.register, has_claim=False)
-            except UnhealthyCard as error:
-                failure: FarmError = error
-                break
-            except Unmeasurable as error:
-                failure = error
-                if self.ending():
-                    # The benchmark process ended because this process ends: no fault of the card.
-                    self.software = None
-                    raise CardUnavailable("The worker is stopping.") from error
-                if not last:
-                    log.warning(
-                        "The benchmark process of card %s did not start: %s",
-                        self.card_id,
-                        error.message,
-                    )
-        self.software = None
+    def prepare_card(self) -> Software:
+        """Register the card unless it is registered, and return its software. Put the card in
+        quarantine if it cannot measure: it failed its health check, or its benchmark process failed
+        to start twice.
+
+        Raises:
+            UnhealthyCard: the card cannot measure.
+            CardUnavailable: this process is ending.
+        """
+        try:
+            return self._registered_in_two_attempts()
+        except UnhealthyCard as error:
+            self.software = None
+            self._quarantine(error.message)
+            raise
+        except Unmeasurable as error:
+            self.software = None
+            if self.ending():
+                # The benchmark process ended because this process ends: no fault of the card.
+                raise CardUnavailable("The worker is stopping.") from error
+            self._quarantine(error.message)
+            raise UnhealthyCard(error.message, error.next_step) from error
+
+    def _registered_in_two_attempts(self) -> Software:
+        """Register the card. If its benchmark process fails to start, try once more."""
+        try:
+            return self.ask(self.register, has_claim=False)
+        except Unmeasurable as error:
+            if self.ending():
+                raise
+            reason = error.message
+        log.warning("The benchmark process of card %s did not start: %s", self.card_id, reason)
+        return self.ask(self.register, has_claim=False)
+
+    def _quarantine(self, reason: str) -> None:
         farm = cards.farm_of(self.holder)
         try:
             self.ask(
-                cards.quarantine,
-                self.database,
-                self.card_id,
-                failure.message,
-                farm=farm,
-                has_claim=False,
+                cards.quarantine, self.database, self.card_id, reason, farm=farm, has_claim=False
             )
         except NoSuchCard:
-            log.error(
-                "The card %s cannot measure and is not registered: %s",
-                self.card_id,
-                failure.message,
-            )
+            log.error("The card %s cannot measure and is not registered: %s", self.card_id, reason)
         else:
-            log.error("The card %s is put in quarantine: %s", self.card_id, failure.message)
-        raise UnhealthyCard(failure.message, failure.next_step) from failure
+            log.error("The card %s is put in quarantine: %s", self.card_id, reason)
 
     def run(self, item_id: int) -> ItemOutcome:
         """Claim an item and measure it. If the benchmark process crashes, try again until the last
-        attempt. Raises as `ready` and `ask`, and `CardUnavailable` if the card is in quarantine."""
-        current = settings()
+        attempt. Raises as `prepare_card` and `ask`, and `CardUnavailable` if the card is in
+        quarantine."""
         if self.spool is not None and item_id in self.spool.items():
             # Write the spooled reading of this item first: a new claim would invalidate its token.
             for closed in self.ask(self.spool.flush, self.database, self.card_id, has_claim=False):
                 self.follow_up(closed)
         while True:
-            if self.software is None:
-                # If the card is in quarantine, do not start a benchmark process.
-                self.ask(
-                    refuse_card_in,
-                    self.database,
-                    self.card_id,
-                    CardState.QUARANTINED,
-                    has_claim=False,
-                )
-            claimed = self.ask(
-                items.claim,
+            claimed = self._claim(item_id)
+            if isinstance(claimed, Claim):
+                outcome = self._measured(claimed)
+                if outcome is not None:
+                    return outcome
+                # The benchmark process crashed; the next claim counts the attempt.
+            elif claimed.why is DeclineReason.RESERVED:
+                self._await_group()
+            elif claimed.why is DeclineReason.DEFERRED and item_id in claimed.closed.woken:
+                pass  # nobody measures its subject any more: claim it again
+            else:
+                self.follow_up(claimed.closed)
+                return self._outcome_of_declined(item_id, claimed.why)
+
+    def _claim(self, item_id: int) -> Claim | Declined:
+        """Claim an item. A card in quarantine starts no benchmark process."""
+        current = settings()
+        if self.software is None:
+            self.ask(
+                refuse_card_in,
                 self.database,
-                item_id,
-                card_id=self.card_id,
-                holder=self.holder,
-                software_id=self.ready().id,
-                lease_s=current.lease_s,
-                max_attempts=current.max_attempts,
+                self.card_id,
+                CardState.QUARANTINED,
                 has_claim=False,
             )
-            if isinstance(claimed, Claim):
-                if claimed.card_state != CardState.STARTING:
-                    self.claimed_at_s = time.monotonic()
-                if claimed.after_group:
-                    self._call_groups()
-                outcome = self._attempt(claimed)
-                if outcome is None:
-                    continue  # the benchmark process crashed; the next claim counts the attempt
-                if claimed.cards and outcome.reason != HOST_BUSY:
-                    # An item that this host is too busy for would be published again at once.
-                    self._call_groups()
-                return outcome
-            if claimed.why is DeclineReason.RESERVED:
-                self._await_group()
-                continue
-            if claimed.why is DeclineReason.DEFERRED and item_id in claimed.closed.woken:
-                continue
-            self.follow_up(claimed.closed)
-            return self._outcome_of_declined(item_id, claimed.why)
+        return self.ask(
+            items.claim,
+            self.database,
+            item_id,
+            card_id=self.card_id,
+            holder=self.holder,
+            software_id=self.prepare_card().id,
+            lease_s=current.lease_s,
+            max_attempts=current.max_attempts,
+            has_claim=False,
+        )
+
+    def _measured(self, claimed: Claim) -> ItemOutcome | None:
+        """Measure a claimed item once, and let groups that wait for this card go on. None if the
+        benchmark process crashed.
+        """
+        if claimed.card_state != CardState.STARTING:
+            self.claimed_at_s = time.monotonic()
+        if claimed.after_group:
+            self._call_groups()
+        outcome = self._attempt(claimed)
+        # An item that this host is too busy for would be published again at once.
+        if outcome is not None and claimed.cards and outcome.reason != HOST_BUSY:
+            self._call_groups()
+        return outcome
 
     def _outcome_of_declined(self, item_id: int, why: DeclineReason) -> ItemOutcome:
         """The outcome of an item that this driver may not measure. For other reasons than those
@@ -382,7 +266,7 @@ class ItemDriver:
             return ItemOutcome("declined")
         return ItemOutcome("failed", item.reason, item.message)
 
-    def measure(self, claimed: Claim) -> Measured:
+    def measure(self, claimed: Claim) -> CardReading:
         """Measure a claimed item in the benchmark process. For a whole, first verify its capture
         once per job. Raises as `BenchmarkProcess.measure`."""
         predicted, verify = None, False
@@ -502,7 +386,7 @@ class ItemDriver:
         try:
             if claimed.lists_kernels:
                 return self._list_kernels(claimed)
-            answer = self.measure(claimed)
+            measured = self.measure(claimed)
         except group_driver.Interrupted as error:
             why, counted = error.args
             log.warning("%s was interrupted: %s", claimed.label, why)
@@ -522,18 +406,11 @@ class ItemDriver:
                 return ItemOutcome("failed", *failure)
             self.retrying(*failure)
             return None
-        if answer.verification is not None and claimed.capture_id is not None:
-            observed_id = self.ask(
-                store_observed,
-                self.database,
-                claimed.capture_id,
-                answer.observed,
-                answer.verification,
-                card_id=self.card_id,
-            )
+        if measured.verified is not None and claimed.capture_id is not None:
+            observed_id = self._store_verified(claimed.capture_id, measured.verified)
             if observed_id is not None:
                 self.ask(items.drop_not_run, self.database, claimed.job_id, observed_id)
-        closed = self._store(claimed, answer)
+        closed = self._store(claimed, measured)
         if closed is None:
             return ItemOutcome("spooled")
         self.follow_up(closed)
@@ -566,16 +443,22 @@ class ItemDriver:
                 "not_available", "A simulated card cannot compile a model. Choose another card."
             )
         assert claimed.capture_id is not None
-        self.ask(
+        self._store_verified(claimed.capture_id, verified)
+        self.follow_up(self.ask(items.listed, self.database, claimed))
+        return ItemOutcome("listed")
+
+    def _store_verified(self, capture_id: int, verified: Verified) -> int | None:
+        """Store what the card has shown about a capture; return the id of the observed capture,
+        see `store_observed`.
+        """
+        return self.ask(
             store_observed,
             self.database,
-            claimed.capture_id,
+            capture_id,
             verified.observed,
             verified.verification,
             card_id=self.card_id,
         )
-        self.follow_up(self.ask(items.listed, self.database, claimed))
-        return ItemOutcome("listed")
 
     def _time_in_turn(self, claimed: Claim) -> None:
         """On a CPU, time the item in turn with the items that wait behind it, unless it was timed
@@ -630,15 +513,15 @@ class ItemDriver:
             self._timed_by = self.benchmark.starts
             self._lost -= self._timed | {key}
 
-    def _store(self, claimed: Claim, answer: Measured) -> Closed | None:
+    def _store(self, claimed: Claim, measured: CardReading) -> Closed | None:
         """Write the reading into the database; if the database is unreachable, write it into the
         spool, return None.
 
         If the spool's disk is full too, keep the reading in memory and try both again; the token
         decides whether the database accepts it. If the database raises another error, spool the
         reading and raise that error."""
-        origin: dict[str, Any] = {"card_id": self.card_id, "software_id": answer.software.id}
-        complete = partial(items.complete, self.database, claimed, answer.reading, **origin)
+        origin: dict[str, Any] = {"card_id": self.card_id, "software_id": measured.software.id}
+        complete = partial(items.complete, self.database, claimed, measured.reading, **origin)
         if self.spool is None:
             return self.ask(complete)
         pauses_s = _pauses_s(0.5)
@@ -647,7 +530,7 @@ class ItemDriver:
                 return complete()
             except DatabaseUnreachable as away:
                 try:
-                    self.spool.keep(claimed, answer.reading, **origin)
+                    self.spool.keep(claimed, measured.reading, **origin)
                 except OSError as full:
                     log.warning(
                         "The reading of %s waits in memory: %s The spool cannot be written "
@@ -666,7 +549,7 @@ class ItemDriver:
                 return None
             except Exception:
                 with contextlib.suppress(OSError):
-                    self.spool.keep(claimed, answer.reading, **origin)
+                    self.spool.keep(claimed, measured.reading, **origin)
                     log.error(
                         "The reading of %s was not written and waits in %s",
                         claimed.label,
@@ -683,185 +566,3 @@ def _pauses_s(most_s: float) -> Iterator[float]:
     while True:
         yield pause_s
         pause_s = min(2 * pause_s, most_s)
-
-
-# ---- the spool
-
-
-class Spool:
-    """A folder with one file per reading. Files that cannot be read are moved to its folder
-    `unreadable`.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.unreadable = folder / "unreadable"
-        self._stuck: set[str] = set()  # files that this process could not move; `flush` skips them
-        self._refused = ""  # why the folder is not used; it is logged once
-
-    def keep(self, claimed: Claim, reading: Reading, *, card_id: str, software_id: str) -> Path:
-        """Write one reading atomically; return its file. Raises `OSError` if the disk is full, or
-        the folder is not writable, or others may have made it (`UntrustedPath`)."""
-        name = f"{claimed.item_id}-{claimed.token}.json"
-        origin = {"card_id": card_id, "software_id": software_id}
-        data = {"claim": dataclasses.asdict(claimed), "reading": reading.to_json(), **origin}
-        with open_folder(self.folder, create=PRIVATE) as folder:
-            folder.write(name, json.dumps(data).encode())
-        return self.folder / name
-
-    def __len__(self) -> int:
-        return len(_names_in(self.folder, ".json"))
-
-    def items(self) -> set[int]:
-        """Return the ids of the items whose readings are in the spool."""
-        parts = [name.partition("-") for name in _names_in(self.folder, ".json")]
-        numbers = [number for number, dash, _ in parts if dash]
-        return {
-            int(number)
-            for number in numbers
-            if number.isascii() and number.isdigit() and len(number) < 19
-        }
-
-    def put_aside(self) -> list[Path]:
-        """Return the files that `flush` moved out of the way: unreadable files, and readings the
-        database refused.
-        """
-        unreadable = [self.unreadable / name for name in _names_in(self.unreadable)]
-        return unreadable + [self.folder / name for name in _names_in(self.folder, ".refused")]
-
-    def flush(self, database: Database, card_id: str) -> list[Closed]:
-        """Write the readings of one card into the database and remove their files, even if a token
-        is no longer valid.
-
-        If a file is unreadable, or the database refuses it, rename it, so that it does not block
-        the others. Raises `DatabaseUnreachable` if the database is still away (the remaining files
-        stay), and `OSError` if this host lacks memory, open files or locks."""
-        done = []
-        try:
-            folder = open_folder(self.folder)
-        except FileNotFoundError:
-            return []
-        except UntrustedPath as error:
-            if str(error) != self._refused:
-                self._refused = str(error)
-                log.error(
-                    "The spool %s is not used: %s %s", self.folder, error.filename, error.strerror
-                )
-            return []
-        with folder:
-            for name in folder.names(".json"):
-                if name not in self._stuck:
-                    done += self._flush_file(folder, name, database, card_id)
-        return done
-
-    def _flush_file(
-        self, folder: Folder, name: str, database: Database, card_id: str
-    ) -> list[Closed]:
-        """Write the reading of one file into the database; [] if there is none for this card."""
-        with contextlib.ExitStack() as stack:
-            try:
-                file = stack.enter_context(os.fdopen(folder.open(name), "rb"))
-                # One process of this host at a time: writing a reading twice would count as
-                # repeated work.
-                if not locked_within(file.fileno(), SPOOL_LOCK_S) or not folder.has(
-                    name, file.fileno()
-                ):
-                    return []  # another process writes it, or has written it just now
-                parsed = _parse(folder.read_opened(name, file, MOST_SPOOLED_BYTES), card_id)
-            except FileNotFoundError:
-                return []
-            except _UNREADABLE as error:
-                if isinstance(error, OSError) and error.errno in _OF_THE_HOST:
-                    raise
-                path = self.folder / name
-                log.error(
-                    "The spooled reading %s cannot be read and is moved to %s: %s",
-                    path,
-                    self.unreadable,
-                    error,
-                )
-                self._put_aside(folder, name)
-                return []
-            closed = (
-                None if parsed is None else self._write(folder, name, database, card_id, *parsed)
-            )
-            return [] if closed is None else [closed]
-
-    def _write(
-        self,
-        folder: Folder,
-        name: str,
-        database: Database,
-        card_id: str,
-        claimed: Claim,
-        reading: Reading,
-        software_id: str,
-    ) -> Closed | None:
-        """Write the reading of one file into the database; return None if the database refuses
-        it.
-        """
-        try:
-            closed = complete(database, claimed, reading, card_id=card_id, software_id=software_id)
-        except DatabaseUnreachable:
-            raise
-        except Exception:
-            path = self.folder / name
-            log.exception(
-                "The database refuses the spooled reading %s; the file is renamed to *.refused",
-                path,
-            )
-            with self._moving(name):
-                folder.rename(name, f"{name}.refused")
-            return None
-        with self._moving(name):
-            folder.remove(name)
-        return closed
-
-    def _put_aside(self, folder: Folder, name: str) -> None:
-        with self._moving(name), open_folder(self.unreadable, create=PRIVATE) as unreadable:
-            folder.rename(name, name, into=unreadable)
-
-    @contextlib.contextmanager
-    def _moving(self, name: str) -> Iterator[None]:
-        """A context for moving or removing a file. If that fails, this process skips the file from
-        now on.
-        """
-        try:
-            yield
-        except FileNotFoundError:
-            pass  # another process has moved or removed it
-        except OSError as error:
-            self._stuck.add(name)
-            log.error(
-                "The spooled reading %s cannot be moved or deleted: %s", self.folder / name, error
-            )
-
-
-def _names_in(path: Path, suffix: str = "") -> list[str]:
-    """The sorted names in a folder; [] if it does not exist or cannot be used."""
-    with contextlib.suppress(OSError), open_folder(path) as folder:
-        return folder.names(suffix)
-    return []
-
-
-_UNREADABLE = (OSError, FarmError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
-#: Errors of the host, not of the file: the file may be readable later.
-_OF_THE_HOST = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOLCK}
-
-
-def _parse(data: bytes, card_id: str) -> tuple[Claim, Reading, str] | None:
-    """Parse a file of the spool into (claim, reading, software id); None if it belongs to another
-    card.
-    """
-    spooled = json.loads(data)
-    if spooled["card_id"] != card_id:
-        return None
-    parsed = {name: kind.from_json(spooled["claim"][name]) for name, kind in _PARSED.items()}
-    return (
-        Claim(**{**spooled["claim"], **parsed}),
-        Reading.from_json(spooled["reading"]),
-        spooled["software_id"],
-    )
-
-
-_PARSED: dict[str, Any] = {"subject": Subject, "protocol": Protocol, "stopping": Stopping}

@@ -18,8 +18,9 @@ from farm.jobs.balance import time_left_s
 from farm.jobs.cards import LOST_AFTER_HEARTBEATS, farm_of, is_gone, measured_now
 from farm.jobs.cards import views as card_views
 from farm.jobs.items import open_items
+from farm.jobs.job_cards import chosen_cards
 from farm.jobs.plan import JobPlan
-from farm.jobs.rounds import add_round, chosen_cards, note_planning
+from farm.jobs.rounds import add_round, note_planning
 from farm.settings import settings
 from farm.store import item_state, tables
 from farm.store.content import store_protocol
@@ -102,7 +103,7 @@ def create(
         of_round: the scope (default: all), capture and tuples, see `farm.jobs.rounds.add_round`.
 
     Raises:
-        NoSuchCard, UsageError: see `farm.jobs.rounds.chosen_cards`.
+        NoSuchCard, UsageError: see `farm.jobs.job_cards.chosen_cards`.
     """
     of_round.setdefault("scope", ("all",))
     of_round.setdefault("capture_id", None)

@@ -18,7 +18,8 @@ from typing import Any
 from sqlmodel import Session, col, func, or_, select
 
 from farm.jobs.balance import MovableItem, balance_groups, slowness
-from farm.jobs.rounds import card_for_each, wait_on_card, wholes_of
+from farm.jobs.job_cards import card_for_each
+from farm.jobs.whole_items import wait_on_card, wholes_of
 from farm.store import item_state
 from farm.store.database import (
     Database,

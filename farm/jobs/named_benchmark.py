@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from farm.benchmark_process.client import Measured
+from farm.benchmark_process.client import CardReading
 from farm.devices.lock import CardLock
 from farm.errors import FarmError, UsageError, told
 from farm.jobs.in_process import Whole, how_to_measure, measure_whole, own_card
-from farm.jobs.item_driver import keep_reading
+from farm.jobs.own_card import keep_reading
 from farm.settings import settings
 from farm.store.content import UNSOUND, store_variant
 from farm.store.database import Database
@@ -123,11 +123,11 @@ def measure_benchmark(
         with CardLock(chosen.id, settings().lock_dir):
             reading = measure_whole(whole, chosen, whole.subject, how, until)
         reading = reading.noting(revision=revision)
-        answer = Measured(reading, software_of(torch, chosen), chosen)
+        measured = CardReading(reading, software_of(torch, chosen), chosen)
         try:
-            _store(database, whole, answer, how)
+            _store(database, whole, measured, how)
         except Exception as error:
-            raise _kept(error, whole, answer, how) from error
+            raise _kept(error, whole, measured, how) from error
     return Benchmark.of(name, reading)
 
 
@@ -145,17 +145,17 @@ def _whole_of(target: Any, inputs: tuple[Any, ...], name: str, revision: str | N
     return Whole(variant, model, args=inputs, kwargs={})
 
 
-def _store(database: Database, whole: Whole, answer: Measured, protocol: Protocol) -> None:
+def _store(database: Database, whole: Whole, measured: CardReading, protocol: Protocol) -> None:
     with database.write() as session:
         store_variant(session, whole.variant)
-    keep_reading(database, answer, whole.subject, protocol)
+    keep_reading(database, measured, whole.subject, protocol)
 
 
-def _kept(error: Exception, whole: Whole, answer: Measured, protocol: Protocol) -> FarmError:
+def _kept(error: Exception, whole: Whole, measured: CardReading, protocol: Protocol) -> FarmError:
     """Store a reading that the database refused in a new SQLite database in the state folder.
 
     Return the error to raise: the database's error, and where the reading is."""
-    benchmark = Benchmark.of(whole.variant.model, answer.reading)
+    benchmark = Benchmark.of(whole.variant.model, measured.reading)
     reason = error.message if isinstance(error, FarmError) else told(error)
     problem = f"The reading of {benchmark.name} could not be stored: {reason}"
     kind = type(error) if isinstance(error, FarmError) else FarmError
@@ -164,7 +164,7 @@ def _kept(error: Exception, whole: Whole, answer: Measured, protocol: Protocol) 
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.closing(Database(f"sqlite:///{path}")) as database:
             database.create_or_check()
-            _store(database, whole, answer, protocol)
+            _store(database, whole, measured, protocol)
     except Exception as second:
         return kind(
             f"{problem} It could not be kept in {path} either: {told(second)} "

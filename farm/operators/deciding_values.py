@@ -91,9 +91,19 @@ def describe(given: DecidingInput, values: np.ndarray[Any, Any]) -> Distribution
     It uses NumPy: a profile of the pass counts the operators of PyTorch.
     """
     values = values.reshape(-1)
+    if not given.is_described:
+        return None
     if given.form == "selecting":
-        return _marks(values)
+        return _marks(values != 0)
+    if given.form in ("distinct", "runs"):
+        return _distinct(given, values)
     values = values.astype(np.int64)
+    if given.form == "classes":
+        return Distribution("below", (int(values.max()) + 1,)) if values.min() >= 0 else None
+    if given.form == "repeats":
+        is_valid = values.min() >= 0 and given.fixed is None
+        numbers = int(values.sum()), int((values > 0).sum())
+        return Distribution("repeats", numbers) if is_valid else None
     if given.form in ("gathered", "binned"):
         return _places(given, values)
 
@@ -138,6 +148,13 @@ def _order(values: np.ndarray[Any, Any]) -> int:
     return sum(share >= least for least in _RUNS)
 
 
+def _distinct(given: DecidingInput, values: np.ndarray[Any, Any]) -> Distribution | None:
+    number = len(np.unique(values))
+    if given.form == "runs":
+        number = 1 + int((values[1:] != values[:-1]).sum())
+    return Distribution("distinct", (number,)) if number <= given.bound else None
+
+
 def _marks(mask: np.ndarray[Any, Any]) -> Distribution:
     number = int(mask.sum())
     begins = int((mask[1:] & ~mask[:-1]).sum()) + int(mask[0])
@@ -149,11 +166,14 @@ def _marks(mask: np.ndarray[Any, Any]) -> Distribution:
 
 def check_values(spec: OperatorTuple) -> None:
     """Raise `TupleRejected` if a tuple describes values that do not fit its call."""
-    described = [index for index, tensor in enumerate(spec.tensors) if tensor.values is not None]
-    if not described:
-        return
-
     deciding = deciding_input(spec)
+    is_said = type(spec.keywords.get("output_size")) is int
+    if is_said and "repeat_interleave" in spec.operator and deciding is None:
+        text = f"The counts of '{spec.operator}' have no rule, but must amount to its output_size."
+        raise TupleRejected(
+            text, "Leave output_size out, or give counts with a memory of their own."
+        )
+    described = [index for index, tensor in enumerate(spec.tensors) if tensor.values is not None]
     for index in described:
         values = spec.tensors[index].values
         assert values is not None
@@ -177,6 +197,9 @@ def write_values(spec: OperatorTuple, tensors: Sequence[torch.Tensor]) -> None:
     values = values_of(deciding, spec.tensors[deciding.index].values)
     if values is not None:
         target = tensors[deciding.index]
+        for dimension, step in enumerate(target.stride()):
+            if not step:  # expanded: the memory has one element
+                target = target.narrow(dimension, 0, 1)
         target.copy_(values[: target.numel()].view(target.shape))
 
 
@@ -186,11 +209,22 @@ def values_of(given: DecidingInput, described: Distribution | None) -> torch.Ten
     """
     if given.form in ("ends", "starts"):
         return _edges(given, described)
+    if given.form == "repeats":
+        return _counts(given, described)
+    if given.form == "placing" and given.fixed is not None:
+        described = Distribution("marks", (given.fixed, 0))
     if described is None:
         return None
     generator = torch.Generator().manual_seed(0)
-    if given.form == "selecting":
+    if given.form in ("selecting", "placing"):
         return _mask(given.parts, described, generator)
+    if given.form in ("distinct", "runs"):
+        return _each_once(given, described, generator)
+    if given.form == "classes":
+        most = described.numbers[0] - 1
+        classes = torch.randint(most + 1, (given.parts,), generator=generator)
+        classes[-1] = most
+        return classes
     return _indices(given, described, generator)
 
 
@@ -223,6 +257,28 @@ def _indices(
     return values.clamp_(0, given.bound - 1)
 
 
+def _counts(given: DecidingInput, described: Distribution | None) -> torch.Tensor:
+    """Counts with the described sum, as equal as possible; by default, each row once."""
+    total, used = described.numbers if described is not None else (given.parts, given.parts)
+    if given.fixed is not None:
+        total, used = given.fixed, min(given.fixed, used or given.parts)
+    used = min(used, given.parts)
+    counts = torch.zeros(given.parts, dtype=torch.int64)
+    counts[:used] = torch.tensor(equal_lengths(used, total)) if used else 0
+    return counts[torch.randperm(given.parts, generator=torch.Generator().manual_seed(0))]
+
+
+def _each_once(
+    given: DecidingInput, described: Distribution, generator: torch.Generator
+) -> torch.Tensor:
+    """So many different values, in runs of equal ones or scattered."""
+    number = min(described.numbers[0], given.bound)
+    values = torch.arange(given.parts).mul_(number).div_(given.parts, rounding_mode="floor")
+    if given.form == "runs":
+        return values
+    return values[torch.randperm(given.parts, generator=generator)]
+
+
 def _mask(number: int, described: Distribution, generator: torch.Generator) -> torch.Tensor:
     marks, order = min(described.numbers[0], number), described.numbers[1]
     positions = (
@@ -236,6 +292,12 @@ def _mask(number: int, described: Distribution, generator: torch.Generator) -> t
 # ----- captures
 
 
+def _may_be_described(spec: OperatorTuple) -> bool:
+    """True if a tuple without values has an input whose values a capture describes."""
+    deciding = deciding_input(spec)
+    return spec.without_values is spec and deciding is not None and deciding.is_described
+
+
 def with_values(captured: CapturedPass, again: Callable[[], CapturedPass]) -> CapturedPass:
     """Return a capture with the values that decide the work of its calls.
 
@@ -245,11 +307,7 @@ def with_values(captured: CapturedPass, again: Callable[[], CapturedPass]) -> Ca
     Args:
         again: captures the same pass eagerly.
     """
-    deciding = {
-        id_
-        for id_, spec in captured.tuples.items()
-        if spec.without_values is spec and deciding_input(spec)
-    }
+    deciding = {id_ for id_, spec in captured.tuples.items() if _may_be_described(spec)}
     if not deciding:
         return captured
 

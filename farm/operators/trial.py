@@ -17,6 +17,7 @@ from farm.errors import FarmError, TupleRejected, Unmeasurable, told
 from farm.operators.cost import flop_counter, new_bytes
 from farm.operators.fake_pass import MetaRules
 from farm.operators.rebuild import MadeOnMeta, rebuild
+from farm.operators.value_sizes import largest_outputs
 from farm.subjects.encoding import storage_key, tensors_in
 from farm.subjects.label import label_of
 from farm.subjects.registry import kind_of
@@ -40,8 +41,8 @@ class Trial:
 
 @functools.lru_cache(maxsize=8192)
 def trial(spec: OperatorTuple) -> Trial | None:
-    """Run a call on meta; None if PyTorch cannot run it without values, as if its outputs' sizes
-    depend on them.
+    """Run a call on meta. If its output sizes depend on values, they count as the largest possible
+    ones. None if PyTorch cannot run it without values for another reason.
 
     Raises:
         TupleRejected: it returns too many tensors, or changes the shape or the memory of an input.
@@ -55,7 +56,10 @@ def trial(spec: OperatorTuple) -> Trial | None:
             f"{label_of(spec)} returns {parts} tensors; at most {MOST_OUTPUTS} are measured.",
             "Choose fewer parts.",
         )
+    largest = largest_outputs(spec)
     built = rebuild(spec, "meta")
+    if largest is not None:
+        return Trial(0, largest)
     before = _layouts(built.tensors)
     try:
         with torch.no_grad(), MadeOnMeta(), MetaRules(), flop_counter() as counter:

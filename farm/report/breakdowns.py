@@ -24,9 +24,9 @@ from farm.types.roofline import Roofline
 from farm.types.tuple import NeededTuple
 from farm.verdict.aggregate import aggregate
 from farm.verdict.cost_line import CostGroup, CostLine, TupleView, merged
-from farm.verdict.evidence import Evidence
 from farm.verdict.expectation import Quantity, expected_whole
 from farm.verdict.figures import Part, PerToken
+from farm.verdict.job_results import JobResults
 from farm.verdict.model_readings import stored_tuples
 from farm.verdict.verdict import Comparison, Unmeasured, Verdict
 
@@ -172,34 +172,34 @@ class _PlacedItem:
     data: str | None
 
 
-def placements(evidence: Evidence) -> tuple[PlacementRow, ...]:
+def placements(results: JobResults) -> tuple[PlacementRow, ...]:
     """Return the placements of a job's tuples: tuples by falling weight, placements in planned
     order.
     """
-    items = evidence.items
+    items = results.items
     protocols = fetch_values(
-        evidence.session, (PROTOCOL.id, PROTOCOL.spec), (item.protocol_id for item in items)
+        results.session, (PROTOCOL.id, PROTOCOL.spec), (item.protocol_id for item in items)
     )
     subjects: dict[str, TupleView] = {}
     calls: Counter[str] = Counter()
-    for part in evidence.parts:
+    for part in results.parts:
         subjects.setdefault(part.subject.operator_id, part.subject)
         calls[part.subject.operator_id] += part.count
 
     placed: dict[str, list[_PlacedItem]] = defaultdict(list)
-    for item in evidence.items_of("tuple"):
+    for item in results.items_of("tuple"):
         if item.subject_id in subjects:
             spec = protocols[item.protocol_id].spec or {}
             entry = _PlacedItem(item, spec.get("placement") or "", spec.get("data"))
             placed[item.subject_id].append(entry)
 
-    operators = fetch_values(evidence.session, (OPERATOR.id, OPERATOR.spec), subjects)
+    operators = fetch_values(results.session, (OPERATOR.id, OPERATOR.spec), subjects)
     weighted = []
     for operator_id, of_tuple in placed.items():
         stored = operators.get(operator_id)
         tensors = stored.spec.get("tensors", ()) if stored else ()
         count = calls[operator_id]
-        rows = _placements_of(subjects[operator_id], count, of_tuple, evidence.readings, tensors)
+        rows = _placements_of(subjects[operator_id], count, of_tuple, results.readings, tensors)
         if rows:
             weighted.append((-count * (rows[-1].fast_time_us or 0.0), operator_id, rows))
     weighted.sort(key=lambda entry: entry[:2])
@@ -314,7 +314,7 @@ class AllLayers:
 
 
 def all_layers(
-    evidence: Evidence, variant: Variant, capture: tables.Capture, measured: Verdict
+    results: JobResults, variant: Variant, capture: tables.Capture, measured: Verdict
 ) -> AllLayers | None:
     """Estimate all layers of a model from the readings of some of them (`--layers`): a sum without
     a whole.
@@ -331,7 +331,7 @@ def all_layers(
 
     whole = replace(variant, layers=0)
     needed = stored_tuples(
-        evidence.session, whole, capture.device_type, capture.launch, capture.card_model
+        results.session, whole, capture.device_type, capture.launch, capture.card_model
     )
     if not needed:
         return None
@@ -339,22 +339,20 @@ def all_layers(
         layers = catalog.find(whole.model).depth
     except FarmError:  # a model of another farm
         return None
-    plain = {} if evidence.capture_id is None else plain_ids(evidence.session, evidence.capture_id)
-    exact = by_key(lambda part: part.subject.operator_id, evidence.parts)
+    plain = {} if results.capture_id is None else plain_ids(results.session, results.capture_id)
+    exact = by_key(lambda part: part.subject.operator_id, results.parts)
     alike = by_key(
-        lambda part: plain.get(part.subject.operator_id, part.subject.operator_id), evidence.parts
+        lambda part: plain.get(part.subject.operator_id, part.subject.operator_id), results.parts
     )
     measured_parts = {**alike, **exact}
     parts: list[Part] = []
     for entry in needed:
         of_tuple = measured_parts.get(entry.operator_id, ())
-        parts += _extrapolated(entry, of_tuple, evidence.roofline)
+        parts += _extrapolated(entry, of_tuple, results.roofline)
     # The wholes of the measured layers show at which clocks the card runs the model. Their replays
     # have other calls.
-    wholes = [whole_model.without_replay() for whole_model in evidence.wholes]
-    summed = aggregate(
-        parts, wholes, evidence.canaries, target=0.95, launch=evidence.protocol.launch
-    )
+    wholes = [whole_model.without_replay() for whole_model in results.wholes]
+    summed = aggregate(parts, wholes, results.canaries, target=0.95, launch=results.protocol.launch)
     time_us = _of_complete_model(summed.time, measured.time, "time")
     energy_mj = _of_complete_model(summed.energy, measured.energy, "energy")
     cost = None

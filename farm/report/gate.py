@@ -22,7 +22,8 @@ from sqlmodel import Session, col, select
 
 from farm.errors import BelowTarget, UsageError
 from farm.report.card_spread import LEAST_ON_CARDS, Quantity, card_spread
-from farm.report.compare import ComparedRow, Side, SideComparison, compare
+from farm.report.compare import compare
+from farm.report.comparison import ComparedRow, Side, SideComparison
 from farm.store import tables
 from farm.store.content import DOUBTFUL
 from farm.types.figure import Figure, share_of, total_of, value_of

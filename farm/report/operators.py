@@ -1,11 +1,10 @@
 """The operator tuples of a model: calls, FLOPs, bytes and share of the estimated cost. The kernels
-of a compiled model: their sources in the model and their rates; kernels matched between two jobs.
-Nothing is measured here."""
+of a compiled model: their sources in the model and their rates. Nothing is measured here."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +14,6 @@ from sqlmodel import Session, col, select
 from farm.errors import FarmError
 from farm.store import tables
 from farm.store.columns import OPERATOR
-from farm.store.content import PlacedCall
 from farm.store.database import by_key, fetch_values
 from farm.subjects.label import fused_names
 from farm.types.figure import share_of, value_of
@@ -257,7 +255,7 @@ def compiled_job(
             KernelRow(
                 line,
                 fused=tuple(fused_names(stored[operator_id].parameters.get("fused") or "")),
-                modules=shortened(paths[operator_id]),
+                modules=patterns_of(paths[operator_id]),
                 time_share=share_of(line.total_us, total_us) if measured else None,
                 peaks=peaks,
             )
@@ -271,103 +269,12 @@ def paths_of(text: str) -> list[str]:
     return text.split(", ") if text else []
 
 
-def shortened(paths: Iterable[str]) -> tuple[str, ...]:
-    """Return distinct paths; paths that differ only in numbers become one path with ``*``:
-    ``h.*.mlp.act``.
-    """
-    groups = by_key(lambda path: _NUMBER.sub("*", path), dict.fromkeys(paths))
+def pattern_of(path: str) -> str:
+    """Return a module path with ``*`` for each number: ``h.*.mlp.act``."""
+    return _NUMBER.sub("*", path)
+
+
+def patterns_of(paths: Iterable[str]) -> tuple[str, ...]:
+    """Return distinct paths; paths that differ only in numbers become one pattern."""
+    groups = by_key(pattern_of, dict.fromkeys(paths))
     return tuple(alike[0] if len(alike) == 1 else pattern for pattern, alike in groups.items())
-
-
-# ------------------------------------------------------------------------------------------------
-# two jobs
-
-
-@dataclass
-class Group:
-    """Calls of A and B that compute the same part of a model. No call is in two groups."""
-
-    modules: tuple[str, ...]  # as in `KernelRow`
-    a: Counter[tuple[str, str]]  # (tuple id, data class) -> number of calls
-    b: Counter[tuple[str, str]]
-
-
-Calls = Sequence[PlacedCall]
-
-
-def fused_groups(eager: Calls, compiled: Calls) -> tuple[list[Any], list[Any]]:
-    """Return the group of each eager call and of each launch of the compiled model; None if it has
-    no match.
-
-    A module's calls belong to the first launch that names the module. A launch that computes more
-    of a module joins the group of that first launch. The same groups of several layers become one.
-    """
-    eager_paths = {call.module_path for call in eager}
-    full = _full_paths(eager_paths)
-    group_of: dict[str, int] = {}
-    launches: list[int | None] = []
-    for number, call in enumerate(compiled):
-        paths = [full.get(path) or path for path in paths_of(call.module_path)]
-        paths = [path for path in paths if path in eager_paths]
-        group = group_of.get(paths[0], number) if paths else None
-        launches.append(group)
-        if group is not None:
-            for path in paths:
-                group_of.setdefault(path, group)
-
-    layers: dict[int | None, dict[str, None]] = defaultdict(dict)
-    for call in eager:
-        layers[group_of.get(call.module_path)][_NUMBER.sub("*", call.module_path)] = None
-    keys: dict[int | None, Any] = {number: tuple(paths) for number, paths in layers.items()}
-    keys[None] = None
-    of_eager = [keys[group_of.get(call.module_path)] for call in eager]
-    return of_eager, [keys[number] for number in launches]
-
-
-def _full_paths(paths: Iterable[str]) -> dict[str, str]:
-    """End of a path -> the one path with that end. After a graph break, the compiler's paths may
-    lack the beginning.
-    """
-    every: set[str] = set()
-    for path in paths:
-        steps = path.split(".")
-        every.update(".".join(steps[:end]) for end in range(len(steps) + 1))
-
-    path_of: dict[str, str] = {}  # "": several paths have the end
-    for path in every:
-        steps = path.split(".")
-        for begin in range(1, len(steps)):
-            end = ".".join(steps[begin:])
-            path_of[end] = "" if end in path_of else path
-    return {end: path for end, path in path_of.items() if path and end not in every}
-
-
-def kernel_groups(a: Calls, b: Calls, sources: Mapping[str, str]) -> tuple[list[Any], list[Any]]:
-    """Return the group of each launch of two compiled models: by the kernel's source, else by the
-    module paths. `sources`: tuple id -> the hash of the kernel's source; absent for library
-    calls."""
-    of_a, of_b = (
-        {sources.get(call.operator_id, call.operator_id) for call in calls} for calls in (a, b)
-    )
-
-    def group(call: PlacedCall) -> str | None:
-        source = sources.get(call.operator_id, call.operator_id)
-        return source if source in of_a & of_b else _NUMBER.sub("*", call.module_path) or None
-
-    return [group(call) for call in a], [group(call) for call in b]
-
-
-def merged(a: Calls, of_a: Sequence[Any], b: Calls, of_b: Sequence[Any]) -> list[Group]:
-    """Join the calls of each group. The calls of a side without a match become one group."""
-    common = set(of_a) & set(of_b) - {None}
-    paths: dict[Any, list[str]] = defaultdict(list)
-    sides: dict[Any, tuple[Counter[Any], Counter[Any]]] = defaultdict(
-        lambda: (Counter(), Counter())
-    )
-    for side, (calls, groups) in enumerate(((a, of_a), (b, of_b))):
-        for call, group in zip(calls, groups, strict=True):
-            key = group if group in common else ("only in", side)
-            sides[key][side][call.operator_id, call.data] += 1
-            if group in common and not side:
-                paths[key] += paths_of(call.module_path)
-    return [Group(shortened(paths[key]), *of_group) for key, of_group in sides.items()]

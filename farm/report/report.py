@@ -36,10 +36,10 @@ from farm.types.reading import OtherCalls, Verification, inside_s
 from farm.types.request import Request
 from farm.types.stored import plain
 from farm.verdict.aggregate import launch_gap_us, sums_of
-from farm.verdict.corrections import choose
+from farm.verdict.corrections import cost_in_model
 from farm.verdict.cost_line import CostGroup, CostLine, merged
-from farm.verdict.evidence import Evidence
-from farm.verdict.figures import Chosen, PerToken, ReadingView
+from farm.verdict.figures import CallCost, PerToken, ReadingView
+from farm.verdict.job_results import JobResults
 from farm.verdict.verdict import VERDICT_SCHEMA, Sums, Verdict
 
 SCHEMA = 1
@@ -91,16 +91,16 @@ class TypeRow:
 class EagerRow(OtherCalls):
     """An operator that an eager pass calls more or less often than the measured pass."""
 
-    cost: Chosen | None  # of one call; None: not measured for this job
+    cost: CallCost | None  # of one call; None: not measured for this job
 
     def to_json(self) -> dict[str, Any]:
-        energy = self.cost.energy if self.cost else None
+        energy = self.cost.energy_mj if self.cost else None
         return {
             "operator_id": self.operator_id,
             "label": self.label,
             "launched": self.launched,
             "eager": self.eager,
-            "time_us": self.cost.time.value if self.cost else None,
+            "time_us": self.cost.time_us.value if self.cost else None,
             "energy_mj": value_of(energy),
         }
 
@@ -258,22 +258,22 @@ def build(session: Session, job_id: str) -> Report:
     job = session.get(tables.Job, job_id)
     if job is None:
         raise NoSuchJob(f"There is no job '{job_id}'.", "List the jobs with `farm jobs`.")
-    request, evidence = Request.from_json(job.request), Evidence(session, job, job.round)
+    request, results = Request.from_json(job.request), JobResults(session, job, job.round)
     protocol, variant = request.protocol, request.variant
     verdicts = _verdict_rows(session, job_id)
-    verdict, preliminary = _verdict(evidence, verdicts.get(job.round))
-    verification = evidence.verification
+    verdict, preliminary = _verdict(results, verdicts.get(job.round))
+    verification = results.verification
     in_model_us = _in_model_us(verification)
     tuples = _with_observed(verdict.tuples, in_model_us, verification.tuple_kernels or {})
     sums = verdict.types or sums_of(tuples)
-    capture = session.get(tables.Capture, evidence.capture_id) if evidence.capture_id else None
-    origins = _origins(evidence)
+    capture = session.get(tables.Capture, results.capture_id) if results.capture_id else None
+    origins = _origins(results)
 
     layers = rows_of_owners = None
     if variant and variant.layers and capture:
-        layers = all_layers(evidence, variant, capture, verdict)
-    if variant and variant.step and evidence.capture_id:
-        rows_of_owners = owners(session, evidence.capture_id, tuples, protocol.data)
+        layers = all_layers(results, variant, capture, verdict)
+    if variant and variant.step and results.capture_id:
+        rows_of_owners = owners(session, results.capture_id, tuples, protocol.data)
     return Report(
         job_id=job.id,
         title=job.title,
@@ -284,7 +284,7 @@ def build(session: Session, job_id: str) -> Report:
         ended_at_s=job.ended_at_s,
         request=job.request,
         protocol=protocol,
-        cards=_cards(evidence, origins.readings),
+        cards=_cards(results, origins.readings),
         software=tuple(
             row.model_dump()
             for row in fetch(session, tables.SoftwareRow, origins.software_ids).values()
@@ -295,17 +295,17 @@ def build(session: Session, job_id: str) -> Report:
         tuples=tuples,
         verdict=verdict,
         preliminary=preliminary,
-        rounds=_rounds(evidence, verdicts),
-        readings=_counts(evidence, origins),
+        rounds=_rounds(results, verdicts),
+        readings=_counts(results, origins),
         capture_origin=tables.captured_as(capture.origin) if capture else "",
         verification=_without_single_tuples(verification),
-        eagerly=_eagerly(evidence),
+        eagerly=_eagerly(results),
         origin=_imported_from(session, job_id),
         all_layers=layers,
         owners=rows_of_owners or (),
-        placements=placements(evidence) if job.asked.get("placements") else (),
-        compiled=compiled_job(session, capture, tuples, evidence.roofline) if capture else None,
-        ranks=_ranks(evidence),
+        placements=placements(results) if job.asked.get("placements") else (),
+        compiled=compiled_job(session, capture, tuples, results.roofline) if capture else None,
+        ranks=_ranks(results),
     )
 
 
@@ -336,15 +336,15 @@ def _without_single_tuples(verification: Verification) -> Verification:
     return replace(verification, tuple_kernels=None, in_model=in_model)
 
 
-def _ranks(evidence: Evidence) -> tuple[RankFigures, ...]:
+def _ranks(results: JobResults) -> tuple[RankFigures, ...]:
     """Return the figures of the ranks of the first whole that has some."""
-    for whole in evidence.wholes:
+    for whole in results.wholes:
         if whole.reading and whole.reading.details.cards.ranks:
             return whole.reading.details.cards.ranks
     return ()
 
 
-def _verdict(evidence: Evidence, row: tables.VerdictRow | None) -> tuple[Verdict, bool]:
+def _verdict(results: JobResults, row: tables.VerdictRow | None) -> tuple[Verdict, bool]:
     """Return (stored verdict, False). If there is none, return (verdict of the readings so far,
     True).
     """
@@ -352,11 +352,11 @@ def _verdict(evidence: Evidence, row: tables.VerdictRow | None) -> tuple[Verdict
         stored = Verdict.from_json(row.details)
         if stored.launch_gap_us is None:
             # The other launch may be measured after the verdict. It does not affect the outcome.
-            stored = replace(stored, launch_gap_us=launch_gap_us(evidence.wholes))
-        return stored if stored.tuples else replace(stored, tuples=evidence.tuples), False
-    verdict = evidence.verdict()
-    states = _number_by(evidence, lambda tally: tally.state)
-    if evidence.job.state == JobState.CANCELLED:
+            stored = replace(stored, launch_gap_us=launch_gap_us(results.wholes))
+        return stored if stored.tuples else replace(stored, tuples=results.tuples), False
+    verdict = results.verdict()
+    states = _number_by(results, lambda tally: tally.state)
+    if results.job.state == JobState.CANCELLED:
         begun = states[ItemState.DONE] + states[ItemState.FAILED]
         reason = (
             f"Cancelled after {begun} of {states.total()} items. Run the same command again to "
@@ -401,34 +401,36 @@ def _types(sums: Sums, lines: Sequence[CostLine], in_model_us: CallTimes) -> tup
     return tuple(rows)
 
 
-def _eagerly(evidence: Evidence) -> tuple[EagerRow, ...]:
+def _eagerly(results: JobResults) -> tuple[EagerRow, ...]:
     """The operators that an eager pass calls more or less often, with the cost of a call if a round
     measured it.
     """
-    if not evidence.verification.eagerly or not evidence.verification.eagerly.operators:
+    if not results.verification.eagerly or not results.verification.eagerly.operators:
         return ()
-    wholes = [whole.reading for whole in evidence.wholes if whole.reading]
+    wholes = [whole.reading for whole in results.wholes if whole.reading]
     readings = {}
-    for item in evidence.items_of("tuple"):
-        if item.reading_id in evidence.readings:
-            readings[item.subject_id] = evidence.readings[item.reading_id]
+    for item in results.items_of("tuple"):
+        if item.reading_id in results.readings:
+            readings[item.subject_id] = results.readings[item.reading_id]
 
     rows = []
-    for calls in evidence.verification.eagerly.operators:
+    for calls in results.verification.eagerly.operators:
         reading = readings.get(calls.operator_id)
-        cost = choose(ReadingView.of(reading), wholes, calls.operator_id) if reading else None
+        cost = (
+            cost_in_model(ReadingView.of(reading), wholes, calls.operator_id) if reading else None
+        )
         rows.append(EagerRow(calls.operator_id, calls.label, calls.launched, calls.eager, cost))
 
     def difference_us(row: EagerRow) -> float:
-        return abs(row.launched - row.eager) * (row.cost.time.value if row.cost else 0.0)
+        return abs(row.launched - row.eager) * (row.cost.time_us.value if row.cost else 0.0)
 
     return tuple(sorted(rows, key=lambda row: -difference_us(row)))
 
 
-def _number_by(evidence: Evidence, key: Callable[[Any], Any]) -> Counter[Any]:
-    """Return the number of the job's items by a key of `Evidence.tallies`."""
+def _number_by(results: JobResults, key: Callable[[Any], Any]) -> Counter[Any]:
+    """Return the number of the job's items by a key of `JobResults.tallies`."""
     numbers = Counter[Any]()
-    for tally in evidence.tallies:
+    for tally in results.tallies:
         numbers[key(tally)] += tally.items
     return numbers
 
@@ -449,9 +451,9 @@ class Origins:
     windows_s: list[float]
 
 
-def _origins(evidence: Evidence) -> Origins:
-    session, origins = evidence.session, Origins(Counter(), set(), [], [])
-    of_items = sqlalchemy.select(ITEM.reading_id).where(*evidence.of_items)
+def _origins(results: JobResults) -> Origins:
+    session, origins = results.session, Origins(Counter(), set(), [], [])
+    of_items = sqlalchemy.select(ITEM.reading_id).where(*results.of_items)
     keys = (READING.card_id, READING.software_id)
     columns = (*keys, sqlalchemy.func.count().label("readings"))
     for group in values(session, columns, READING.id.in_(of_items), grouped_by=keys):
@@ -467,9 +469,9 @@ def _origins(evidence: Evidence) -> Origins:
     return origins
 
 
-def _cards(evidence: Evidence, readings: Mapping[str, int]) -> tuple[ReportCard, ...]:
-    of_items = _number_by(evidence, lambda tally: tally.card_id)
-    cards = fetch(evidence.session, tables.CardRow, dict.fromkeys([*readings, *of_items]))
+def _cards(results: JobResults, readings: Mapping[str, int]) -> tuple[ReportCard, ...]:
+    of_items = _number_by(results, lambda tally: tally.card_id)
+    cards = fetch(results.session, tables.CardRow, dict.fromkeys([*readings, *of_items]))
     views = []
     for card in cards.values():
         views.append(
@@ -487,11 +489,13 @@ def _cards(evidence: Evidence, readings: Mapping[str, int]) -> tuple[ReportCard,
     return tuple(sorted(views, key=lambda view: (-view.readings, view.id)))
 
 
-def _rounds(evidence: Evidence, verdicts: Mapping[int, tables.VerdictRow]) -> tuple[RoundView, ...]:
-    items = _number_by(evidence, lambda tally: tally.round)
+def _rounds(
+    results: JobResults, verdicts: Mapping[int, tables.VerdictRow]
+) -> tuple[RoundView, ...]:
+    items = _number_by(results, lambda tally: tally.round)
     row = tables.Round
-    of_job = select(row).where(row.job_id == evidence.job.id, row.number <= evidence.number)
-    rounds = evidence.session.exec(of_job.order_by(col(row.number))).all()
+    of_job = select(row).where(row.job_id == results.job.id, row.number <= results.number)
+    rounds = results.session.exec(of_job.order_by(col(row.number))).all()
     views = []
     for stored in rounds:
         verdict = verdicts.get(stored.number)
@@ -508,19 +512,19 @@ def _rounds(evidence: Evidence, verdicts: Mapping[int, tables.VerdictRow]) -> tu
         views.append(view)
 
     if len(views) > 1 and rounds[0].capture_id:
-        first = evidence.session.get(tables.Capture, rounds[0].capture_id)
+        first = results.session.get(tables.Capture, rounds[0].capture_id)
         if first and first.card_model and first.compiled is None:
             views[0] = replace(views[0], outcome="listed")
     return tuple(views)
 
 
-def _counts(evidence: Evidence, origins: Origins) -> ReadingCounts:
-    states = _number_by(evidence, lambda tally: tally.state)
-    roles = _number_by(evidence, lambda tally: (tally.role, tally.state))
+def _counts(results: JobResults, origins: Origins) -> ReadingCounts:
+    states = _number_by(results, lambda tally: tally.state)
+    roles = _number_by(results, lambda tally: (tally.role, tally.state))
     listed = roles[ItemRole.COMPILE, ItemState.DONE]  # such an item has no reading
-    not_run = _number_by(evidence, lambda tally: tally.reason)[item_state.NOT_RUN]
+    not_run = _number_by(results, lambda tally: tally.reason)[item_state.NOT_RUN]
     reused = repeated = 0
-    for tally in evidence.tallies:
+    for tally in results.tallies:
         repeated += tally.repeated
         if tally.state == ItemState.DONE and tally.reused:
             reused += tally.items

@@ -1,4 +1,4 @@
-"""A complete request with its model and its cards: what one job measures.
+"""A complete request with its model and its cards: what one job will measure.
 
 A command finds the model of a request one time, in `resolve` or before it. What follows (checks of
 memory, capture, title, dry run, job) takes the model from the `ResolvedRequest`."""
@@ -21,7 +21,7 @@ from farm.types.request import Request
 
 @dataclass(frozen=True)
 class ResolvedRequest:
-    """One job to measure.
+    """A request from which one job is created.
 
     Attributes:
         request: the variant (with the version of a user's model) or the sweep, the protocol and
@@ -32,7 +32,7 @@ class ResolvedRequest:
         outside_title: the title of a model outside the catalog.
         where: file and line of the request, for messages; "" for the command line.
         alone: True if the command has only this request. Then a problem is an error; otherwise the
-            job is left out.
+            request is refused, and the others are submitted.
         done_by: the id of a finished job of the same request; "" if there is none or the request
             reuses no readings.
     """

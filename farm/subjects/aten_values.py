@@ -60,13 +60,17 @@ _BY_POSITION = frozenset(
     {"index", "index_put", "index_put_", "_unsafe_index", "_unsafe_index_put", "_index_put_impl_"}
 )
 #: Arguments that are the state of a random generator, reserved memory of a library, or a counter.
-_STATES = frozenset({"philox_seed", "philox_offset", "reserveSpace", "reserve", "growth_tracker"})
+_STATES = words("philox_seed philox_offset reserveSpace reserve growth_tracker dropout_state")
 #: Argument of an aten operator -> its values.
 _BY_NAME = {name: Fill(**how) for name, how in table_named("values_of_arguments").items()}
 #: (operator, argument that must be positive); also for operators in place.
 _POSITIVE_ARGUMENTS = frozenset(
     {(name, "self") for name in words("sqrt rsqrt log log2 log10 log1p reciprocal pow")}
     | {("div", "other"), ("addcdiv", "tensor2")}
+    # with a negative concentration, the draw of a gamma distribution never ends
+    | {(name, "self") for name in words("_standard_gamma _standard_gamma_grad _sample_dirichlet")}
+    | {("_standard_gamma_grad", "output")}
+    | {("_dirichlet_grad", argument) for argument in words("x alpha total")}
 )
 
 

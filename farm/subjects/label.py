@@ -97,6 +97,12 @@ def values_in_words(values: Distribution) -> str:
     if values.form == "places":
         order = ("random", "runs", "ascending")[values.numbers[1]]
         return f"{values.numbers[0]}/{PARTS} distinct {order}"
+    if values.form == "distinct":
+        return f"{values.numbers[0]} distinct"
+    if values.form == "repeats":
+        return f"{values.numbers[0]} rows of {values.numbers[1]}"
+    if values.form == "below":
+        return f"{values.numbers[0]} classes"
     step = LENGTH_STEP if values.form == "lengths" else values.step
     size = f" in {values.tiles} x {step}" if step > 1 else ""
     return f"{values.used_segments} of {values.segments} groups{size}"

@@ -265,9 +265,42 @@ def _sizes_of_inverse_transform(passed: Mapping[str, Any]) -> str:
     return ""
 
 
+#: Mode of a recurrent layer of cuDNN -> the gates of its cells.
+_GATES = {0: 1, 1: 1, 2: 4, 3: 3}
+
+
+def _sizes_of_recurrent_layer(passed: Mapping[str, Any]) -> str:
+    """cuDNN trusts that the steps of a packed sequence end with the input, and the weights fit."""
+    rows, steps, buffer = passed["input"], passed["batch_sizes"], passed.get("weight_buf")
+    gates = _GATES.get(passed["mode"])
+    hidden, projected = passed["hidden_size"], passed["proj_size"]
+    if gates is None or hidden < 1 or projected < 0 or rows.dim() != (2 if steps else 3):
+        return f"the input has {rows.dim()} dimensions, or the layer has no valid mode or size"
+    is_descending = steps == sorted(steps, reverse=True)
+    if steps and (not is_descending or steps[-1] < 1 or sum(steps) != rows.shape[0]):
+        return "the steps of the packed sequence are not those of the input"
+    directions, output = 2 if passed["bidirectional"] else 1, projected or hidden
+    weights, each = passed["weight"], passed["weight_stride0"]
+    if each not in (2, 3, 4, 5) or len(weights) != passed["num_layers"] * directions * each:
+        return f"the layer has {len(weights)} weights"
+    for number, weight in enumerate(weights):
+        layer, place = number // (directions * each), number % each
+        before = rows.shape[-1] if layer == 0 else output * directions
+        matrices = [(gates * hidden, before), (gates * hidden, output)]
+        biases = [(gates * hidden,)] * (2 if each > 3 else 0)
+        shapes = [*matrices, *biases, (output, hidden)]
+        if tuple(weight.shape) != shapes[place]:
+            return f"the weight {number} has the shape {tuple(weight.shape)}, not {shapes[place]}"
+    if buffer is not None and buffer.numel() < sum(weight.numel() for weight in weights):
+        return "the buffer of the weights is smaller than the weights"
+    return ""
+
+
 _RULES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "_fft_c2r": _sizes_of_inverse_transform,
     "_weight_norm_interface": _sizes_of_weight_norm,
+    "_cudnn_rnn": _sizes_of_recurrent_layer,
+    "_cudnn_rnn_backward": _sizes_of_recurrent_layer,
     **dict.fromkeys(names_listed("attention_operators"), _sizes_of_attention),
     **dict.fromkeys(names_listed("fused_optimizers"), _sizes_of_optimizer),
 }

@@ -11,7 +11,12 @@ integers that say it are data, and the model produces them. So a tuple describes
     gathered   indices of rows of a large tensor. Their number is a shape; how many differ
                decides the traffic
     binned     integers that are counted: equal neighbours are counted one after the other
-    selecting  a mask whose marks are the output
+    selecting  a mask whose marks are the output, or values whose nonzero ones are
+    placing    a mask whose marks get the values of another input, so their number is a shape
+    distinct   values of which each different one is in the output once
+    runs       values of which each run of equal ones is in the output once
+    repeats    how often each row is in the output
+    classes    the classes of a one-hot encoding that does not say how many there are
 
 This module does not import torch: job planning uses it.
 """
@@ -19,6 +24,7 @@ This module does not import torch: job planning uses it.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -44,20 +50,33 @@ _DISTRIBUTIONS_OF = {
     "gathered": ("places",),
     "binned": ("places",),
     "selecting": ("marks",),
+    "placing": (),
+    "distinct": ("distinct",),
+    "runs": ("distinct",),
+    "repeats": ("repeats",),
+    "classes": ("below",),
 }
+#: The description of such values is exact, so the rebuilt call has outputs of the same sizes.
+EXACT = ("selecting", "placing", "distinct", "runs", "repeats", "classes")
+#: Rows of an output that a call may ask for by its values; a trial also checks their memory.
+MOST_ROWS = 2**31
+#: Values that the host computes for one exact description.
+MOST_VALUES = 2**28
 
 
 @dataclass(frozen=True)
 class DecidingInput:
     """An input of a call whose values decide how much work it does.
 
-    ``index`` is the index of its tensor. ``bound`` is the length that segments divide, or the
-    number of valid values. ``parts`` is the number of segments, or of values."""
+    ``index`` is the index of its tensor. ``bound`` is the length that segments divide, the number
+    of valid values, or the largest sum of counts. ``parts`` is the number of segments, or of
+    values. ``fixed``: what the values must amount to, because another argument says it."""
 
     index: int
     form: str
     bound: int
     parts: int
+    fixed: int | None = None
 
     @property
     def least_step(self) -> int:
@@ -67,6 +86,11 @@ class DecidingInput:
     def is_needed(self) -> bool:
         """True if a call without recorded values may do any amount of work."""
         return self.form in ("ends", "starts")
+
+    @property
+    def is_described(self) -> bool:
+        """True if a tuple describes the values; False if other arguments determine them."""
+        return self.form != "placing"
 
     def problem(self, values: Distribution) -> str:
         """Say why values do not fit this input; "" if they do."""
@@ -81,6 +105,14 @@ class DecidingInput:
             return f"has the length {self.bound}, but its values need at least {values.shortest}"
         if values.form == "marks" and values.numbers[0] > self.parts:
             return f"has {self.parts} entries, but its values describe {values.numbers[0]} marks"
+        if values.form == "distinct" and values.numbers[0] > self.bound:
+            return (
+                f"has at most {self.bound} different values, but they describe {values.numbers[0]}"
+            )
+        if values.form in ("repeats", "below") and values.numbers[0] > self.bound:
+            return f"asks for {values.numbers[0]} rows; the limit is {self.bound}"
+        if values.form == "repeats" and values.numbers[1] > self.parts:
+            return f"has {self.parts} counts, but its values describe {values.numbers[1]}"
         return ""
 
 
@@ -100,18 +132,37 @@ def deciding_input(spec: OperatorTuple) -> DecidingInput | None:
     if spec.operator not in _DECLARED:
         return None
     position, argument, form = _DECLARED[spec.operator]
-    index = _only_tensor(_argument(spec, position, argument))
+    tree = _argument(spec, position, argument)
+    if form == "repeats" and len(spec.arguments) == 1 and tree is None:
+        tree = spec.arguments[0]  # the counts alone
+    index = _only_tensor(tree)
     if index is None or (spec.operator == "torch.where" and len(spec.arguments) > 1):
         return None
 
     tensor = spec.tensors[index]
-    if not tensor.numel or (tensor.stride is not None and 0 in tensor.stride):
+    if not tensor.numel or (form in EXACT and tensor.extent > MOST_VALUES):
         return None
+    if form == "placing":
+        return _placing(spec, index, tree)
+    if tensor.stride is not None and 0 in tensor.stride:
+        return None
+    if form in ("distinct", "runs"):
+        return _distinct(spec, index, form)
     if tensor.dtype == "bool":
         is_mask = form in ("gathered", "selecting")
         return DecidingInput(index, "selecting", 2, tensor.numel) if is_mask else None
+    if form == "selecting" and "masked_select" not in spec.operator:
+        return DecidingInput(index, form, 2, tensor.numel)
     if "int" not in tensor.dtype or form == "selecting":
         return None
+    if form == "repeats":
+        total = spec.keywords.get("output_size")
+        fixed = total if type(total) is int else None
+        return DecidingInput(index, form, MOST_ROWS, tensor.numel, fixed)
+    if form == "classes":
+        number = _argument(spec, 1, "num_classes")
+        is_open = number is None or number == -1
+        return DecidingInput(index, form, MOST_ROWS, tensor.numel) if is_open else None
     bound = _BOUNDS[form](spec, index)
     if bound <= 0:
         return None
@@ -141,6 +192,47 @@ def _only_tensor(tree: Any) -> int | None:
 def _tensor(spec: OperatorTuple, position: int, name: str) -> TensorSpec | None:
     index = _only_tensor(_argument(spec, position, name))
     return None if index is None else spec.tensors[index]
+
+
+def _distinct(spec: OperatorTuple, index: int, form: str) -> DecidingInput | None:
+    """Values of which each different one is an output; None if rows are compared."""
+    tensor = spec.tensors[index]
+    position = {"unique": 4, "unique_consecutive": 3, "_unique2": 9}[spec.short_name]
+    if _argument(spec, position, "dim") is not None or "complex" in tensor.dtype:
+        return None
+    most = _MOST_DISTINCT.get(tensor.dtype, 2**31)
+    return DecidingInput(index, form, min(tensor.numel, most), tensor.numel)
+
+
+#: How many integers from 0 a dtype represents exactly, where they are fewer than 2**31.
+_MOST_DISTINCT = {"bool": 2, "uint8": 2**8, "int8": 2**7, "int16": 2**15, "uint16": 2**16}
+_MOST_DISTINCT |= {"float32": 2**24, "float16": 2**11, "bfloat16": 2**8}
+_MOST_DISTINCT |= {"float8_e4m3fn": 2**4, "float8_e5m2": 2**3}
+
+
+def _placing(spec: OperatorTuple, index: int, tree: Any) -> DecidingInput | None:
+    """A mask with as many marks as there are values to place; None if any number is valid."""
+    mask, target = spec.tensors[index], _tensor(spec, 0, "self")
+    values = _tensor(spec, 2, "source" if "scatter" in spec.operator else "values")
+    if mask.dtype != "bool" or target is None or values is None:
+        return None
+    stored = math.prod(
+        size for size, step in zip(mask.shape, mask.strides, strict=True) if step or size == 1
+    )
+    if "scatter" in spec.operator:
+        marks = min(target.numel, values.numel) * stored // max(1, target.numel)
+        return DecidingInput(index, "placing", 2, stored, min(marks, stored))
+    entries = tree["tuple"] if isinstance(tree, dict) and "tuple" in tree else tree
+    entries = entries if isinstance(entries, list) else [entries]
+    place = entries.index({"tensor": index})
+    before, after = entries[:place], entries[place + 1 :]
+    if {"ellipsis": True} in before:
+        rest = len(after)
+    else:
+        rest = len(target.shape) - sum(entry is not None for entry in before) - len(mask.shape)
+    if not 0 <= rest < len(values.shape) or values.shape[-1 - rest] == 1 or stored != mask.numel:
+        return None
+    return DecidingInput(index, "placing", 2, stored, min(values.shape[-1 - rest], stored))
 
 
 def _last_is_end(spec: OperatorTuple) -> bool:

@@ -187,7 +187,7 @@ class Timing:
     ceiling_s: float | None = None
     # of a kernel or collective: what restored its inputs before each pass; subtracted
     restore_us: float | None = None
-    # eager time of the operators that a CUDA graph leaves out (`farm.benchmark.host_steps`)
+    # eager time of the operators that a CUDA graph omits (`farm.benchmark.host_steps`)
     left_out_us: Mapping[str, float] | None = None
     # of a whole in a CUDA graph: the median pass with eager launch
     eager_time_us: Figure | None = None

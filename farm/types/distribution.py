@@ -14,6 +14,9 @@ at most `MOST_NUMBERS` numbers. It is a form with numbers:
     places     (distinct, order): 16ths of the largest possible number of different values, and
                0, 1 or 2 for random order, short runs and long runs of ascending or equal values
     marks      (number, order): the number of marks, and 0 or 2 for scattered marks and one block
+    distinct   (number,): the number of different values, or of runs of equal values
+    repeats    (total, used): the sum of all counts, and how many of them are not zero
+    below      (number,): the least number that is larger than all values
 
 This module does not import torch: job planning uses it.
 """
@@ -30,7 +33,7 @@ MOST_NUMBERS = 64
 MOST_SEGMENTS = 2**20
 MOST_CLASSES = (MOST_NUMBERS - 1) // 2
 LENGTH_STEP = 16  # rows; no kernel has tiles of fewer
-FORMS = ("lengths", "segments", "places", "marks")
+FORMS = ("lengths", "segments", "places", "marks", "distinct", "repeats", "below")
 ORDERS = (0, 1, 2)
 PARTS = 16  # `places` counts different values in this many parts of the largest possible number
 
@@ -102,7 +105,14 @@ class Distribution:
             return f"must have at most {MOST_NUMBERS} numbers from 0"
         if self.form == "lengths":
             return "" if self.numbers else "must have a number for each segment"
-        return _segments_problem(self.numbers) if self.form == "segments" else _order_problem(self)
+        if self.form == "segments":
+            return _segments_problem(self.numbers)
+        if self.form == "repeats":
+            return _repeats_problem(self.numbers)
+        if self.form in ("below", "distinct"):
+            is_one = len(self.numbers) == 1 and self.numbers[0]
+            return "" if is_one else "must have one number from 1"
+        return _order_problem(self)
 
 
 def _least_length(position: int, step: int) -> int:
@@ -116,6 +126,11 @@ def _segments_problem(numbers: Sequence[int]) -> str:
     if classes != sorted(set(classes), reverse=True) or 0 in numbers[2::2]:
         return "must have each class once, in descending order, with a number"
     return ""
+
+
+def _repeats_problem(numbers: Sequence[int]) -> str:
+    is_sum = len(numbers) == 2 and numbers[1] <= numbers[0] and bool(numbers[0]) == bool(numbers[1])
+    return "" if is_sum else "must have a sum, and a number of counts that are not zero"
 
 
 def _order_problem(values: Distribution) -> str:

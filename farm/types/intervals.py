@@ -88,12 +88,10 @@ def paired_half_width(
     """95 % half-width of the ratio of a sum and a whole that were measured in the same groups, by
     the jackknife. A summand of `terms` is a factor and the value without each group, `whole` the
     value without each group."""
-    return jackknife_half_width(
-        [
-            math.fsum(factor * values[left_out] for factor, values in terms) / of
-            for left_out, of in enumerate(whole)
-        ]
-    )
+    ratios = []
+    for group, of_whole in enumerate(whole):
+        ratios.append(math.fsum(factor * values[group] for factor, values in terms) / of_whole)
+    return jackknife_half_width(ratios)
 
 
 @dataclass(frozen=True)

@@ -33,37 +33,24 @@ from farm.verdict.corrections import weights_in_cache
 from farm.verdict.cost_line import CostLine, group
 from farm.verdict.figures import (
     NOT_IN_SCOPE,
+    CallCost,
     CanaryReading,
-    Chosen,
+    MeasuredPart,
     Part,
     ReadingView,
     Whole,
 )
-from farm.verdict.gap_errors import GapErrors, JobEvidence, errors_of_gap
+from farm.verdict.gap_errors import ErrorSources, GapErrors, errors_of_gap
 from farm.verdict.judging import Circumstances, judge
-from farm.verdict.replay import Choice, choices_of, of_launch, replayed
+from farm.verdict.kernel_audit import audit_kernels
+from farm.verdict.replay import measured_parts, of_launch, replayed
 from farm.verdict.verdict import (
     Adjustment,
     Comparison,
     Sums,
     Unmeasured,
     Verdict,
-    audit_kernels,
 )
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A part with a reading, and the figures of the reading that the sum uses."""
-
-    part: Part
-    reading: ReadingView
-    chosen: Chosen
-
-    @property
-    def count(self) -> int:
-        """The number of calls."""
-        return self.part.count
 
 
 @dataclass(frozen=True)
@@ -99,8 +86,7 @@ def aggregate(
             tuples.
     """
     readings = of_launch(wholes, launch)
-    choices = choices_of(parts, wholes, launch)
-    measured = _measured(choices)
+    measured = measured_parts(parts, wholes, launch)
     every = [entry.reading for entry in measured] + readings
     systematic = _systematic(every, canaries)
     complete = len(measured) == len(parts)
@@ -127,25 +113,15 @@ def aggregate(
         adjustments=_adjustments(measured),
         flags=_flags(every),
         launch_gap_us=launch_gap_us(wholes),
-        kernels=audit_kernels(verification, parts)
-        if verification and verification.kernels
-        else None,
-        temperature_energy_mj=sums.total(lambda chosen: chosen.warmth_mj) or None,
-        between_jobs_time=sums.job.between_jobs("time"),
-        between_jobs_energy=sums.job.between_jobs("energy"),
+        kernels=audit_kernels(verification, parts) if verification else None,
+        temperature_energy_mj=sums.total(lambda cost: cost.warmth_mj) or None,
+        between_jobs_time=sums.sources.between_jobs("time"),
+        between_jobs_energy=sums.sources.between_jobs("energy"),
         host_steps=next(filter(None, map(_host_steps, readings)), ""),
         collectives_alone_us=_collectives_alone_us(measured, readings),
-        tuples=cost_lines(choices),
+        tuples=cost_lines(parts, measured),
     )
     return judge(sums.with_neighbours(verdict), _circumstances(parts, measured, requested))
-
-
-def _measured(choices: Iterable[Choice]) -> list[Measured]:
-    measured = []
-    for part, chosen in choices:
-        if part.reading and chosen:
-            measured.append(Measured(part, part.reading, chosen))
-    return measured
 
 
 def _flags(readings: Iterable[ReadingView]) -> dict[str, int]:
@@ -157,11 +133,11 @@ def _flags(readings: Iterable[ReadingView]) -> dict[str, int]:
 
 
 def _circumstances(
-    parts: Iterable[Part], measured: Sequence[Measured], requested: Sequence[str]
+    parts: Iterable[Part], measured: Sequence[MeasuredPart], requested: Sequence[str]
 ) -> Circumstances:
     alone = sum(entry.reading.details.context is None for entry in measured)
     return Circumstances(
-        without_energy=sum(entry.chosen.energy is None for entry in measured),
+        without_energy=sum(entry.cost.energy_mj is None for entry in measured),
         looped_alone=alone if alone < len(measured) else 0,
         requested=requested,
         requested_share=_share(parts, lambda part: part.in_scope),
@@ -245,7 +221,7 @@ class _Sums:
 
     def __init__(
         self,
-        measured: Sequence[Measured],
+        measured: Sequence[MeasuredPart],
         wholes: Sequence[ReadingView],
         systematic: Systematic,
         replay: PassCost | None,
@@ -255,51 +231,51 @@ class _Sums:
         self.weights = _weights(measured, wholes)
 
         layouts_us = wholes[0].details.order.layouts_half_width_us if replay else None
-        self.job = JobEvidence(
+        self.sources = ErrorSources(
             among_others=self.with_context,
             addresses=None if layouts_us is None else layouts_us / wholes[0].time_us.value,
             canaries=systematic.relative,
         )
 
-    def total(self, of: Callable[[Chosen], float]) -> float:
-        """Return the sum over all calls of one of the chosen figures."""
-        return math.fsum(of(entry.chosen) * entry.count for entry in self.measured)
+    def total(self, of: Callable[[CallCost], float]) -> float:
+        """Return the sum over all calls of one quantity of their costs."""
+        return math.fsum(of(entry.cost) * entry.count for entry in self.measured)
 
     def with_neighbours(self, verdict: Verdict) -> Verdict:
         """Return the verdict with the effect of the neighbours, if it was measured."""
         if not self.with_context:
             return verdict
-        context_mj = self.total(lambda chosen: chosen.context_mj) if verdict.energy else None
+        context_mj = self.total(lambda cost: cost.context_mj) if verdict.energy else None
         return replace(
             verdict,
-            context_time_us=self.total(lambda chosen: chosen.context_us),
+            context_time_us=self.total(lambda cost: cost.context_us),
             context_energy_mj=context_mj,
             weights_in_cache=weights_in_cache(self.wholes),
         )
 
     def time(self) -> Comparison:
         """Compare the times. Unit: us."""
-        total = total_of((entry.chosen.time, entry.count) for entry in self.measured)
+        total = total_of((entry.cost.time_us, entry.count) for entry in self.measured)
         assert total is not None
         comparison = self._compared(
             "time",
             total,
             [whole.time_us for whole in self.wholes],
-            common=self.total(lambda chosen: chosen.unsure_us),
+            common=self.total(lambda cost: cost.unsure_us),
             of_replay=self.replay.time_us if self.replay else None,
         )
-        return replace(comparison, paired=_timed_in_turn(self.measured, self.wholes))
+        return replace(comparison, gap_half_width=_timed_in_turn(self.measured, self.wholes))
 
     def energy(self) -> Comparison | None:
         """Compare the energies; None if a part has none. Unit: mJ."""
-        total = total_of((entry.chosen.energy, entry.count) for entry in self.measured)
+        total = total_of((entry.cost.energy_mj, entry.count) for entry in self.measured)
         if not self.measured or total is None:
             return None
         return self._compared(
             "energy",
             total,
             [whole.energy_mj for whole in self.wholes],
-            common=self.total(lambda chosen: chosen.unsure_mj),
+            common=self.total(lambda cost: cost.unsure_mj),
             of_replay=self.replay.energy_mj if self.replay else None,
         )
 
@@ -307,8 +283,8 @@ class _Sums:
         """Compare the energies minus those of the idle card; None if an idle power is unknown."""
         terms = []
         for entry in self.measured:
-            chosen = entry.chosen
-            above_idle = _above_idle(chosen.energy, chosen.time, entry.reading)
+            cost = entry.cost
+            above_idle = _above_idle(cost.energy_mj, cost.time_us, entry.reading)
             terms.append((above_idle, entry.count))
         total = total_of(terms)
         if total is None:
@@ -317,7 +293,7 @@ class _Sums:
             "energy",
             total,
             [_above_idle(whole.energy_mj, whole.time_us, whole) for whole in self.wholes],
-            common=self.total(lambda chosen: chosen.unsure_mj),
+            common=self.total(lambda cost: cost.unsure_mj),
         )
 
     def power(self, time: Comparison, energy: Comparison) -> Comparison:
@@ -326,8 +302,10 @@ class _Sums:
         if energy.whole and time.whole:
             whole = _power(energy.whole, time.whole)
         # With a replay, the sums of time and energy already contain the effect of the addresses.
-        between = self.job.between_jobs("power") if self.job.addresses is None else 0.0
-        return Comparison(_power(energy.total, time.total), whole, between=between)
+        between_jobs = 0.0
+        if self.sources.addresses is None:
+            between_jobs = self.sources.between_jobs("power")
+        return Comparison(_power(energy.total, time.total), whole, between_jobs=between_jobs)
 
     def _compared(
         self,
@@ -346,17 +324,19 @@ class _Sums:
             of_replay: the same quantity of the replay; None if it does not count here.
         """
         independent = math.hypot(total.half_width, common)
-        errors = errors_of_gap(GapErrors(quantity, total.value, of_replay, independent), self.job)
+        errors = errors_of_gap(
+            GapErrors(quantity, total.value, of_replay, independent), self.sources
+        )
         return Comparison(
             total=replace(total, half_width=errors.half_width),
             whole=_mean(of_wholes, self.weights),
             common=min(errors.half_width, common),
-            between=errors.between,
-            off=errors.off,
+            between_jobs=errors.between_jobs,
+            replay_difference=errors.replay_difference,
         )
 
 
-def _timed_in_turn(measured: Sequence[Measured], wholes: Sequence[ReadingView]) -> float | None:
+def _timed_in_turn(measured: Sequence[MeasuredPart], wholes: Sequence[ReadingView]) -> float | None:
     """Return the half-width of the time gap if all readings were timed in the same turns of a CPU,
     else None. The speed of a CPU drifts, but in each turn it is about the same for the tuples and
     the whole."""
@@ -375,13 +355,13 @@ def _timed_in_turn(measured: Sequence[Measured], wholes: Sequence[ReadingView]) 
     return paired_half_width(terms, of_whole) if len(of_whole) >= 3 else None
 
 
-def _weights(measured: Iterable[Measured], wholes: Sequence[ReadingView]) -> list[float]:
+def _weights(measured: Iterable[MeasuredPart], wholes: Sequence[ReadingView]) -> list[float]:
     """Return the weight of each card's whole: the card's share of the sum, or equal weights if it
     is unknown.
     """
     of_card_us: dict[str, float] = defaultdict(float)
     for entry in measured:
-        of_card_us[entry.reading.card_id] += entry.count * entry.chosen.time.value
+        of_card_us[entry.reading.card_id] += entry.count * entry.cost.time_us.value
     number = Counter(whole.card_id for whole in wholes)
     weights = [of_card_us[whole.card_id] / number[whole.card_id] for whole in wholes]
     total = math.fsum(weights)
@@ -453,16 +433,15 @@ def _systematic(readings: Iterable[ReadingView], canaries: Sequence[CanaryReadin
         energies_mj = [figure.value for figure in energies if figure]
         if len(energies_mj) > 1:
             energy = max(energy, _spread(energies_mj))
-        places.update(canary.card_id for canary in repeated)
+        places.update(canary.reading.card_id for canary in repeated)
 
     where = f"{len(places)} cards" if len(places) > 1 else "one card"
     note = f"{len(compared)} canary tuple{'s' if len(compared) > 1 else ''}, measured on {where}."
     others = sorted(cards - places)
     if others:
-        left_out = others[0] if len(others) == 1 else f"{len(others)} other cards"
+        where = others[0] if len(others) == 1 else f"{len(others)} other cards"
         note += (
-            f" No canary was measured on {left_out}, so the intervals do not include that "
-            "difference."
+            f" No canary was measured on {where}, so the intervals do not include that difference."
         )
     return Systematic({"time": time, "energy": energy}, note)
 
@@ -475,29 +454,34 @@ def _spread(values: Sequence[float]) -> float:
 # ---- the tuples of the sum
 
 
-def cost_lines(choices: Iterable[Choice]) -> tuple[CostLine, ...]:
-    """Return the tuples with the figures that the sum uses, the most expensive first."""
-    lines = [_line(part, chosen) for part, chosen in choices]
+def cost_lines(parts: Iterable[Part], measured: Iterable[MeasuredPart]) -> tuple[CostLine, ...]:
+    """Return all tuples, those with a reading with the figures that the sum uses; the most
+    expensive first.
+    """
+    lines = [_measured_line(entry) for entry in measured]
+    for part in parts:
+        if part.reading is None:
+            lines.append(
+                CostLine(
+                    part.subject, part.count, "missing", reason=part.reason, card_id=part.card_id
+                )
+            )
     return tuple(sorted(lines, key=lambda line: -line.total_us))
 
 
-def _line(part: Part, chosen: Chosen | None) -> CostLine:
-    reading = part.reading
-    if reading is None or chosen is None:
-        return CostLine(
-            part.subject, part.count, "missing", reason=part.reason, card_id=part.card_id
-        )
+def _measured_line(entry: MeasuredPart) -> CostLine:
+    part, reading, cost = entry.part, entry.reading, entry.cost
     return CostLine(
         part.subject,
         part.count,
         origin="reused" if part.reused else "measured",
-        time_us=chosen.time,
-        energy_mj=chosen.energy,
+        time_us=cost.time_us,
+        energy_mj=cost.energy_mj,
         flags=reading.flags,
         reading_id=reading.reading_id,
         card_id=part.card_id,
-        used=chosen.used,
-        context_us=chosen.context_us,
+        used=cost.used,
+        context_us=cost.context_us,
         bus=_bus(reading.details.cards),
     )
 
@@ -534,24 +518,24 @@ def _unmeasured(parts: Sequence[Part]) -> tuple[Unmeasured, ...]:
     return tuple(sorted(missing, key=lambda entry: (-entry.share, entry.label)))
 
 
-def _adjustments(measured: Iterable[Measured]) -> tuple[Adjustment, ...]:
+def _adjustments(measured: Iterable[MeasuredPart]) -> tuple[Adjustment, ...]:
     adjustments = []
     for entry in measured:
-        chosen, reading = entry.chosen, entry.reading
-        if chosen.used == "steady" and not chosen.why:
+        cost, reading = entry.cost, entry.reading
+        if cost.used == "steady" and not cost.why:
             continue
-        time_us = chosen.time.value - chosen.context_us - reading.time_us.value
+        time_us = cost.time_us.value - cost.context_us - reading.time_us.value
         energy_mj = None
-        if chosen.energy and reading.energy_mj:
-            added_mj = chosen.energy.value - chosen.context_mj - reading.energy_mj.value
+        if cost.energy_mj and reading.energy_mj:
+            added_mj = cost.energy_mj.value - cost.context_mj - reading.energy_mj.value
             energy_mj = entry.count * added_mj
         adjustments.append(
             Adjustment(
                 operator_id=entry.part.subject.operator_id,
                 label=entry.part.subject.label,
                 count=entry.count,
-                used=chosen.used,
-                why=chosen.why,
+                used=cost.used,
+                why=cost.why,
                 effect_time_us=entry.count * time_us,
                 effect_energy_mj=energy_mj,
             )
@@ -560,7 +544,7 @@ def _adjustments(measured: Iterable[Measured]) -> tuple[Adjustment, ...]:
 
 
 def _collectives_alone_us(
-    measured: Iterable[Measured], wholes: Iterable[ReadingView]
+    measured: Iterable[MeasuredPart], wholes: Iterable[ReadingView]
 ) -> float | None:
     """The time of all collectives in loops; None unless the sum has what they add to a pass
     instead.
@@ -657,13 +641,13 @@ def _host_steps(whole: ReadingView) -> str:
     (`farm.benchmark.host_steps`).
     """
     copied = whole.details.launching.host_copies
-    left_out = whole.details.timing.left_out_us
+    omitted = whole.details.timing.left_out_us
     texts = []
     if copied:
         number = sum(copied.values())
         texts.append(
             f"{number} copies between host and card, in the graph without waits of the host"
         )
-    if left_out:
-        texts.append(f"sum and whole leave out {', '.join(sorted(left_out))}")
+    if omitted:
+        texts.append(f"sum and whole leave out {', '.join(sorted(omitted))}")
     return "; ".join(texts)

@@ -1,7 +1,7 @@
 """The corrections that turn the reading of a tuple into the figures of one call in a model.
 
 A tuple is measured in a loop, at the clocks, temperature and cache contents of that loop. The model
-runs it under other conditions. `choose` begins with the figures of the loop and applies
+runs it under other conditions. `cost_in_model` begins with the figures of the loop and applies
 `CORRECTIONS` in order. Each one states its evidence, when it applies, and its uncertainty.
 
 `farm.verdict.replay` has the correction of all calls together, and `farm.verdict.gap_errors` those
@@ -18,7 +18,7 @@ from typing import Protocol
 from farm.types.details import Burst, InContext, Place
 from farm.types.figure import Figure
 from farm.types.measured_constants import MEASURED
-from farm.verdict.figures import Chosen, ReadingView
+from farm.verdict.figures import CallCost, ReadingView
 
 #: The power while a kernel waits for code or data, if it is not measured: between the card without
 #: work (0) and the operator's own power (1).
@@ -107,18 +107,18 @@ class Correction(Protocol):
     `correct` is called only if `applies` is True. It returns the figures of the call with the
     uncertainty that the correction adds."""
 
-    def applies(self, chosen: Chosen, call: Call) -> bool: ...
+    def applies(self, cost: CallCost, call: Call) -> bool: ...
 
-    def correct(self, chosen: Chosen, call: Call) -> Chosen: ...
+    def correct(self, cost: CallCost, call: Call) -> CallCost: ...
 
 
-def choose(
+def cost_in_model(
     reading: ReadingView,
     wholes: Sequence[ReadingView],
     operator_id: str = "",
     waiting: Figure = WAITING,
-) -> Chosen:
-    """Choose the figures of one call for the sum.
+) -> CallCost:
+    """Return what one call adds to the sum.
 
     Args:
         reading: the tuple's reading.
@@ -127,11 +127,11 @@ def choose(
         waiting: the power of a waiting kernel, see `farm.verdict.replay.WaitingPower`.
     """
     call = Call.of(reading, wholes, operator_id, waiting)
-    chosen = Chosen(call.reading.time_us, call.reading.energy_mj, "steady")
+    cost = CallCost(call.reading.time_us, call.reading.energy_mj)
     for correction in CORRECTIONS:
-        if correction.applies(chosen, call):
-            chosen = correction.correct(chosen, call)
-    return chosen.settled()
+        if correction.applies(cost, call):
+            cost = correction.correct(cost, call)
+    return cost.settled()
 
 
 def _mean_loop_us(wholes: Sequence[ReadingView], operator_id: str) -> float | None:
@@ -174,12 +174,12 @@ class RoughReadings:
 
     Evidence: rough and precise readings of the same tuples on H200s (`measured_constants.toml`)."""
 
-    def applies(self, chosen: Chosen, call: Call) -> bool:
-        return bool(chosen.energy) and "rough" in call.reading.flags
+    def applies(self, cost: CallCost, call: Call) -> bool:
+        return bool(cost.energy_mj) and "rough" in call.reading.flags
 
-    def correct(self, chosen: Chosen, call: Call) -> Chosen:
-        assert chosen.energy
-        return replace(chosen, loop_unsure_mj=ROUGH_POWER * chosen.energy.value)
+    def correct(self, cost: CallCost, call: Call) -> CallCost:
+        assert cost.energy_mj
+        return replace(cost, loop_unsure_mj=ROUGH_POWER * cost.energy_mj.value)
 
 
 # ---- the model's clock
@@ -196,41 +196,41 @@ class ModelClock:
     Evidence: six variants of H200s with both figures (docs/method.md, At the power limit), and
     `benchmarks/power_limit.py`, which puts one product among lighter operators."""
 
-    def applies(self, chosen: Chosen, call: Call) -> bool:
+    def applies(self, cost: CallCost, call: Call) -> bool:
         return call.burst is not None and bool(call.burst.time_us.value)
 
-    def correct(self, chosen: Chosen, call: Call) -> Chosen:
+    def correct(self, cost: CallCost, call: Call) -> CallCost:
         burst = call.burst
         assert burst is not None
         if not call.wholes:
             why = "the clock in the model is unknown: the whole model has no reading"
-            return replace(chosen, why=why)
+            return replace(cost, why=why)
 
         time, energy = burst.time_us, burst.energy_mj
         if not any(whole.power_throttled for whole in call.wholes):
             why = "the whole model is below the power limit"
-            return Chosen(time, energy or chosen.energy, "burst", why)
+            return CallCost(time, energy or cost.energy_mj, "burst", why)
 
         clock_mhz = call.clock_mhz
         low_mhz = call.reading.sm_clock_mhz
         high_mhz = burst.sm_clock_mhz
         if clock_mhz is None or not low_mhz or not high_mhz or high_mhz <= low_mhz:
             why = "the whole model hits the power limit, but no recorded clocks show by how much"
-            return replace(chosen, why=why)
+            return replace(cost, why=why)
 
         share = min(1.0, max(0.0, (clock_mhz - low_mhz) / (high_mhz - low_mhz)))
         bend = share * (1 - share)
-        between, unsure_mj = chosen.energy, 0.0
-        if chosen.energy and energy:
-            between = _between(chosen.energy, energy, share)
-            unsure_mj = bend * abs(energy.value - chosen.energy.value)
-        return Chosen(
-            _between(chosen.time, time, share),
+        between, unsure_mj = cost.energy_mj, 0.0
+        if cost.energy_mj and energy:
+            between = _between(cost.energy_mj, energy, share)
+            unsure_mj = bend * abs(energy.value - cost.energy_mj.value)
+        return CallCost(
+            _between(cost.time_us, time, share),
             between,
             "interpolated",
             f"the whole model hits the power limit and runs at {clock_mhz:.0f} MHz; the tuple runs "
             f"at {low_mhz:.0f} MHz (steady) and {high_mhz:.0f} MHz (burst)",
-            unsure_us=bend * abs(time.value - chosen.time.value),
+            unsure_us=bend * abs(time.value - cost.time_us.value),
             loop_unsure_mj=unsure_mj,
         )
 
@@ -257,29 +257,29 @@ class Temperature:
     Temperature). Its effect on gaps is small; without it, fewer than 90 % of the intervals of
     energy gaps contain zero (docs/results/ablation.md)."""
 
-    def applies(self, chosen: Chosen, call: Call) -> bool:
+    def applies(self, cost: CallCost, call: Call) -> bool:
         reading = call.reading
-        if not chosen.energy or chosen.used != "steady" or reading.temperature_c is None:
+        if not cost.energy_mj or cost.used != "steady" or reading.temperature_c is None:
             return False
         if all(whole.temperature_c is None for whole in call.wholes):
             return False
         first_step = "rough" in reading.flags and reading.details.powering.ticks == 2
         return not first_step and not any(view.power_throttled for view in (reading, *call.wholes))
 
-    def correct(self, chosen: Chosen, call: Call) -> Chosen:
-        assert chosen.energy
+    def correct(self, cost: CallCost, call: Call) -> CallCost:
+        assert cost.energy_mj
         assert call.reading.temperature_c is not None
         temperatures_c = [
             whole.temperature_c for whole in call.wholes if whole.temperature_c is not None
         ]
         model_c = math.fsum(temperatures_c) / len(temperatures_c)
-        per_c = (model_c - call.reading.temperature_c) * chosen.energy.value
+        per_c = (model_c - call.reading.temperature_c) * cost.energy_mj.value
         warmth_mj = POWER_PER_C.value * per_c
         return replace(
-            chosen,
-            energy=replace(chosen.energy, value=chosen.energy.value + warmth_mj),
+            cost,
+            energy_mj=replace(cost.energy_mj, value=cost.energy_mj.value + warmth_mj),
             warmth_mj=warmth_mj,
-            loop_unsure_mj=chosen.loop_unsure_mj + POWER_PER_C.half_width * abs(per_c),
+            loop_unsure_mj=cost.loop_unsure_mj + POWER_PER_C.half_width * abs(per_c),
         )
 
 
@@ -291,7 +291,7 @@ class Effect:
     """How much longer a call takes in the model than in its loop.
 
     Attributes:
-        time_us: the effect of the neighbours.
+        effect_us: of the neighbours on the time.
         at_place: True if it was measured at the call's place in the model. Else the real neighbours
             may act differently, so the uncertainty is as large as the effect.
         in_cache: the share of the time to fetch the weights that is subtracted, because the weights
@@ -300,7 +300,7 @@ class Effect:
             work counts only once.
     """
 
-    time_us: Figure
+    effect_us: Figure
     at_place: bool
     in_cache: float
     hidden: bool = False
@@ -316,29 +316,29 @@ class Neighbours:
     Evidence: sums of loops, with unrelated operators and at the place in the model, on H200s
     (docs/method.md, Among other operators)."""
 
-    def applies(self, chosen: Chosen, call: Call) -> bool:
+    def applies(self, cost: CallCost, call: Call) -> bool:
         return call.among_others
 
-    def correct(self, chosen: Chosen, call: Call) -> Chosen:
-        effect = self._effect(chosen, call)
+    def correct(self, cost: CallCost, call: Call) -> CallCost:
+        effect = self._effect(cost, call)
         fetched_us = effect.in_cache * self._fetching_us(call)
-        shift = Figure(effect.time_us.value - fetched_us, effect.time_us.half_width)
-        unsure_us = abs(effect.time_us.value)
+        shift = Figure(effect.effect_us.value - fetched_us, effect.effect_us.half_width)
+        unsure_us = abs(effect.effect_us.value)
         if effect.at_place:
             unsure_us = PLACE_UNSURE_US + PLACE_UNSURE * abs(shift.value)
 
         longer = replace(
-            chosen,
-            time=replace(chosen.time, value=chosen.time.value + shift.value),
-            own_us=(*chosen.own_us, shift.half_width),
+            cost,
+            time_us=replace(cost.time_us, value=cost.time_us.value + shift.value),
+            own_us=(*cost.own_us, shift.half_width),
             context_us=shift.value,
-            unsure_us=chosen.unsure_us + unsure_us,
+            unsure_us=cost.unsure_us + unsure_us,
         )
-        if chosen.energy is None or not chosen.time.value:
+        if cost.energy_mj is None or not cost.time_us.value:
             return longer
 
-        energy = chosen.energy
-        own_w = energy.value / chosen.time.value * 1e3
+        energy = cost.energy_mj
+        own_w = energy.value / cost.time_us.value * 1e3
         base_w = min(own_w, call.reading.base_power_w or call.reading.idle_power_w or own_w)
         swing_w = 0.0 if effect.hidden else own_w - base_w
         waiting_w = base_w + call.waiting.value * swing_w
@@ -347,20 +347,20 @@ class Neighbours:
         noise_mj = shift.half_width * waiting_w * 1e-3
         return replace(
             longer,
-            energy=Figure(energy.value + added_mj, math.hypot(energy.half_width, noise_mj)),
+            energy_mj=Figure(energy.value + added_mj, math.hypot(energy.half_width, noise_mj)),
             context_mj=added_mj,
             waiting_mj=waiting_mj,
             context_unsure_mj=abs(waiting_mj) * call.waiting.half_width + unsure_us * own_w * 1e-3,
         )
 
-    def _effect(self, chosen: Chosen, call: Call) -> Effect:
+    def _effect(self, cost: CallCost, call: Call) -> Effect:
         """Return the effect from the best source: what a collective adds to a pass, the call's
         place in the model, or unrelated operators.
         """
         context = call.context
         added = call.added
         if added is not None:
-            longer = replace(added, value=added.value - chosen.time.value)
+            longer = replace(added, value=added.value - cost.time_us.value)
             return Effect(longer, at_place=True, in_cache=0.0, hidden=longer.value < 0)
 
         in_cache = weights_in_cache(call.wholes) or 0.0
@@ -425,12 +425,12 @@ class Builds:
     It applies to tuples that were timed among other operators: those of GPUs. It hardly changes the
     intervals of sums, but those of single tuples (docs/results/ablation.md)."""
 
-    def applies(self, chosen: Chosen, call: Call) -> bool:
+    def applies(self, cost: CallCost, call: Call) -> bool:
         return call.among_others
 
-    def correct(self, chosen: Chosen, call: Call) -> Chosen:
+    def correct(self, cost: CallCost, call: Call) -> CallCost:
         build_us = BUILD_UNSURE_US * math.sqrt(call.reading.time_us.value)
-        return replace(chosen, own_us=(*chosen.own_us, build_us))
+        return replace(cost, own_us=(*cost.own_us, build_us))
 
 
 #: In the order in which they apply: each one corrects the figures that those before it left.

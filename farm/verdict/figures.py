@@ -173,19 +173,16 @@ class CanaryReading:
     """
 
     subject_id: str
-    card_id: str
     reading: ReadingView
 
 
 @dataclass(frozen=True)
-class Chosen:
+class CallCost(PassCost):
     """Time and energy that one call adds to the sum over a model's calls, computed from the reading
     of its tuple.
     """
 
-    time: Figure
-    energy: Figure | None
-    used: Used
+    used: Used = "steady"
     why: str = ""
     # part of the time: the effect of neighbouring operators, relative to the loop
     context_us: float = 0.0
@@ -206,8 +203,22 @@ class Chosen:
 
     def settled(self) -> Self:
         """Return the figures with all errors of the tuple itself in the half-width of the time."""
-        half_width = math.hypot(self.time.half_width, *self.own_us)
-        return replace(self, time=replace(self.time, half_width=half_width), own_us=())
+        half_width = math.hypot(self.time_us.half_width, *self.own_us)
+        return replace(self, time_us=replace(self.time_us, half_width=half_width), own_us=())
+
+
+@dataclass(frozen=True)
+class MeasuredPart:
+    """A part with a reading, and what one of its calls adds to the sum."""
+
+    part: Part
+    reading: ReadingView
+    cost: CallCost
+
+    @property
+    def count(self) -> int:
+        """The number of calls."""
+        return self.part.count
 
 
 class HasValue(Protocol):

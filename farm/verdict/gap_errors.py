@@ -23,8 +23,8 @@ BETWEEN_JOBS = {
 
 
 @dataclass(frozen=True)
-class JobEvidence:
-    """What a job shows about the errors of its sums.
+class ErrorSources:
+    """What a job shows about the sources of its sums' errors.
 
     Attributes:
         among_others: True if a tuple was timed among other operators.
@@ -56,36 +56,37 @@ class GapErrors:
         total: the sum, in the unit of the quantity.
         replay: the same quantity of the replay of all calls in order; None if it has none.
         independent: half-width of the errors that are independent of each other, in the same unit.
-        off: the known difference from the replay. It adds to the other errors linearly.
-        between: half-width of the gap for what no reading shows, relative to the whole.
+        replay_difference: the known difference from the replay. It adds to the other errors
+            linearly.
+        between_jobs: half-width of the gap for what no reading shows, relative to the whole.
     """
 
     quantity: str
     total: float
     replay: Figure | None
     independent: float
-    off: float = 0.0
-    between: float = 0.0
+    replay_difference: float = 0.0
+    between_jobs: float = 0.0
 
     @property
     def half_width(self) -> float:
         """The half-width of the sum."""
-        return self.off + self.independent
+        return self.replay_difference + self.independent
 
 
 class CorrectionOfGaps(Protocol):
     """One error of a sum or of its gap. `correct` is called only if `applies` is True."""
 
-    def applies(self, errors: GapErrors, job: JobEvidence) -> bool: ...
+    def applies(self, errors: GapErrors, sources: ErrorSources) -> bool: ...
 
-    def correct(self, errors: GapErrors, job: JobEvidence) -> GapErrors: ...
+    def correct(self, errors: GapErrors, sources: ErrorSources) -> GapErrors: ...
 
 
-def errors_of_gap(errors: GapErrors, job: JobEvidence) -> GapErrors:
+def errors_of_gap(errors: GapErrors, sources: ErrorSources) -> GapErrors:
     """Apply the corrections to the scatter and the common errors of a sum."""
     for correction in CORRECTIONS_OF_GAPS:
-        if correction.applies(errors, job):
-            errors = correction.correct(errors, job)
+        if correction.applies(errors, sources):
+            errors = correction.correct(errors, sources)
     return errors
 
 
@@ -96,11 +97,11 @@ class BetweenJobs:
     Evidence: 27 models with two to five jobs each on H200s and H100s
     (`benchmarks/interval_coverage.py`). These tuples were timed among other operators."""
 
-    def applies(self, errors: GapErrors, job: JobEvidence) -> bool:
-        return job.among_others or job.addresses is not None
+    def applies(self, errors: GapErrors, sources: ErrorSources) -> bool:
+        return sources.among_others or sources.addresses is not None
 
-    def correct(self, errors: GapErrors, job: JobEvidence) -> GapErrors:
-        return replace(errors, between=BETWEEN_JOBS[errors.quantity])
+    def correct(self, errors: GapErrors, sources: ErrorSources) -> GapErrors:
+        return replace(errors, between_jobs=BETWEEN_JOBS[errors.quantity])
 
 
 class OrderReplay:
@@ -110,10 +111,10 @@ class OrderReplay:
     The differences between jobs contain the difference from the replay. Evidence: the replays and
     wholes of 19 models (docs/results, With a replay in order)."""
 
-    def applies(self, errors: GapErrors, job: JobEvidence) -> bool:
+    def applies(self, errors: GapErrors, sources: ErrorSources) -> bool:
         return errors.replay is not None
 
-    def correct(self, errors: GapErrors, job: JobEvidence) -> GapErrors:
+    def correct(self, errors: GapErrors, sources: ErrorSources) -> GapErrors:
         assert errors.replay
         difference = abs(errors.total - errors.replay.value)
         return replace(errors, independent=errors.replay.half_width + difference)
@@ -128,18 +129,18 @@ class Addresses:
     of the energy is assumed to be proportional. Evidence: docs/method.md, The effect of
     addresses."""
 
-    def applies(self, errors: GapErrors, job: JobEvidence) -> bool:
-        return job.addresses is not None and errors.replay is not None
+    def applies(self, errors: GapErrors, sources: ErrorSources) -> bool:
+        return sources.addresses is not None and errors.replay is not None
 
-    def correct(self, errors: GapErrors, job: JobEvidence) -> GapErrors:
-        assert job.addresses is not None
+    def correct(self, errors: GapErrors, sources: ErrorSources) -> GapErrors:
+        assert sources.addresses is not None
         assert errors.replay
-        between = job.addresses / math.sqrt(2)
+        between_jobs = sources.addresses / math.sqrt(2)
         return replace(
             errors,
-            independent=math.hypot(errors.replay.half_width, between * errors.total),
-            off=abs(errors.total - errors.replay.value),
-            between=between,
+            independent=math.hypot(errors.replay.half_width, between_jobs * errors.total),
+            replay_difference=abs(errors.total - errors.replay.value),
+            between_jobs=between_jobs,
         )
 
 
@@ -147,11 +148,11 @@ class Canaries:
     """The card changes during a job, and cards differ: the readings of a reference tuple show by
     how much. The error is common to all tuples. Evidence: the canaries of the job itself."""
 
-    def applies(self, errors: GapErrors, job: JobEvidence) -> bool:
-        return bool(job.canaries[errors.quantity])
+    def applies(self, errors: GapErrors, sources: ErrorSources) -> bool:
+        return bool(sources.canaries[errors.quantity])
 
-    def correct(self, errors: GapErrors, job: JobEvidence) -> GapErrors:
-        systematic = job.canaries[errors.quantity] * errors.total
+    def correct(self, errors: GapErrors, sources: ErrorSources) -> GapErrors:
+        systematic = sources.canaries[errors.quantity] * errors.total
         return replace(errors, independent=math.hypot(errors.independent, systematic))
 
 

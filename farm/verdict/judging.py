@@ -50,7 +50,7 @@ def judge(verdict: Verdict, circumstances: Circumstances) -> Verdict:
         return replace(
             verdict,
             reasons=(meaningless,),
-            time=replace(verdict.time, held=False),
+            time=replace(verdict.time, representative=False),
             energy=_without_gap(verdict.energy),
             energy_above_idle=_without_gap(verdict.energy_above_idle),
             power=_without_gap(verdict.power),
@@ -73,7 +73,7 @@ def judge(verdict: Verdict, circumstances: Circumstances) -> Verdict:
 
 
 def _without_gap(comparison: Comparison | None) -> Comparison | None:
-    return replace(comparison, held=False) if comparison else None
+    return replace(comparison, representative=False) if comparison else None
 
 
 def _compared(verdict: Verdict) -> list[tuple[str, Comparison, Figure]]:
@@ -125,7 +125,7 @@ def _limits(
     allowed = 1 - verdict.target
     # The interval of a gap from turns includes what disturbed the single readings.
     precise_from_turns = any(
-        comparison.paired is not None and gap.half_width <= allowed
+        comparison.gap_half_width is not None and gap.half_width <= allowed
         for _, comparison, gap in compared
     )
     if not precise_from_turns:
@@ -187,7 +187,7 @@ def _not_converged(verdict: Verdict, of: Comparison | None = None) -> Iterator[s
     """
     flag = "not_converged"
     readings = _mostly(verdict, flag)
-    if readings and of and of.whole and of.paired is None:
+    if readings and of and of.whole and of.gap_half_width is None:
         wholes = sum(flag in reading.flags for reading in _readings(verdict))
         tuples = verdict.flags[flag] - wholes
         readings = f"{tuples} of {verdict.measured} tuples" if tuples else ""
@@ -213,7 +213,7 @@ def _uncertain(name: str, comparison: Comparison, gap: Figure, allowed: float) -
     if gap.half_width > max(allowed, abs(gap.value)):
         whole = comparison.whole.value if comparison.whole else math.inf
         why = "Longer windows or an idle card reduce it (option --window)."
-        if math.hypot(comparison.common / whole, comparison.between) > gap.half_width / 2:
+        if math.hypot(comparison.common / whole, comparison.between_jobs) > gap.half_width / 2:
             why = (
                 "Most of this comes from the neighbouring operators or the power limit, or differs "
                 "between processes: longer windows do not reduce it."

@@ -12,12 +12,10 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from farm.types.figure import Figure, PassCost
-from farm.verdict.corrections import POWER_PER_C, WAITING, choose
-from farm.verdict.figures import Chosen, Part, ReadingView, Whole
+from farm.verdict.corrections import POWER_PER_C, WAITING, cost_in_model
+from farm.verdict.figures import MeasuredPart, Part, ReadingView, Whole
 
 LEAST_WAITING = 0.1  # least half-width of the share of a waiting kernel, if it is measured
-
-Choice = tuple[Part, Chosen | None]  # a part, and the figures of its reading that the sum uses
 
 
 def of_launch(wholes: Iterable[Whole], launch: str) -> list[ReadingView]:
@@ -25,36 +23,44 @@ def of_launch(wholes: Iterable[Whole], launch: str) -> list[ReadingView]:
     return [whole.reading for whole in wholes if whole.reading and whole.launch in ("", launch)]
 
 
-def choices_of(parts: Iterable[Part], wholes: Iterable[Whole], launch: str) -> list[Choice]:
-    """Choose the figures of each part for the sum. Only wholes with this `launch` are
-    considered.
+def measured_parts(
+    parts: Sequence[Part], wholes: Iterable[Whole], launch: str
+) -> list[MeasuredPart]:
+    """Return the parts with a reading, and what their calls add to the sum. Only wholes with this
+    `launch` are considered.
     """
     readings = of_launch(wholes, launch)
-    choices = _choices(parts, readings, WAITING)
+    measured = _with_costs(parts, readings, WAITING)
+    if len(measured) < len(parts):
+        return measured
     for correction in CORRECTIONS_OF_CALLS:
-        if correction.applies(choices, readings):
-            choices = correction.correct(choices, readings)
-    return choices
+        if correction.applies(measured, readings):
+            measured = correction.correct(measured, readings)
+    return measured
 
 
-def _choices(parts: Iterable[Part], wholes: Sequence[ReadingView], waiting: Figure) -> list[Choice]:
-    choices: list[Choice] = []
+def _with_costs(
+    parts: Iterable[Part], wholes: Sequence[ReadingView], waiting: Figure
+) -> list[MeasuredPart]:
+    measured = []
     for part in parts:
-        chosen = None
         if part.reading:
-            chosen = choose(part.reading, wholes, part.subject.operator_id, waiting)
-        choices.append((part, chosen))
-    return choices
+            cost = cost_in_model(part.reading, wholes, part.subject.operator_id, waiting)
+            measured.append(MeasuredPart(part, part.reading, cost))
+    return measured
 
 
 class CorrectionOfCalls(Protocol):
-    """One difference between the loops and the model that only all calls together show.
+    """One difference between the loops and the model that only all calls together show. It is asked
+    only if all parts of the model are measured.
 
     `correct` is called only if `applies` is True."""
 
-    def applies(self, choices: Sequence[Choice], wholes: Sequence[ReadingView]) -> bool: ...
+    def applies(self, measured: Sequence[MeasuredPart], wholes: Sequence[ReadingView]) -> bool: ...
 
-    def correct(self, choices: Sequence[Choice], wholes: Sequence[ReadingView]) -> list[Choice]: ...
+    def correct(
+        self, measured: Sequence[MeasuredPart], wholes: Sequence[ReadingView]
+    ) -> list[MeasuredPart]: ...
 
 
 class WaitingPower:
@@ -67,14 +73,16 @@ class WaitingPower:
 
     Evidence: replays of models on H200s and H100s (docs/method.md, In its place in the model)."""
 
-    def applies(self, choices: Sequence[Choice], wholes: Sequence[ReadingView]) -> bool:
-        return self.share(choices, wholes) != WAITING
+    def applies(self, measured: Sequence[MeasuredPart], wholes: Sequence[ReadingView]) -> bool:
+        return self.share(measured, wholes) != WAITING
 
-    def correct(self, choices: Sequence[Choice], wholes: Sequence[ReadingView]) -> list[Choice]:
-        parts = [part for part, _ in choices]
-        return _choices(parts, wholes, self.share(choices, wholes))
+    def correct(
+        self, measured: Sequence[MeasuredPart], wholes: Sequence[ReadingView]
+    ) -> list[MeasuredPart]:
+        parts = [entry.part for entry in measured]
+        return _with_costs(parts, wholes, self.share(measured, wholes))
 
-    def share(self, choices: Sequence[Choice], wholes: Sequence[ReadingView]) -> Figure:
+    def share(self, measured: Sequence[MeasuredPart], wholes: Sequence[ReadingView]) -> Figure:
         """Return where the power lies; `WAITING` if the replay is missing or too imprecise."""
         replay = replayed(wholes)
         if replay is None or replay.energy_mj is None:
@@ -82,13 +90,14 @@ class WaitingPower:
 
         energies_mj, half_widths_mj = list[float](), list[float]()
         swings_mj, shared_mj = list[float](), list[float]()
-        for part, chosen in choices:
-            if chosen is None or chosen.energy is None:
+        for entry in measured:
+            cost = entry.cost
+            if cost.energy_mj is None:
                 return WAITING
-            energies_mj.append(part.count * chosen.energy.value)
-            half_widths_mj.append(part.count * chosen.energy.half_width)
-            swings_mj.append(part.count * chosen.waiting_mj)
-            shared_mj.append(part.count * chosen.loop_unsure_mj)
+            energies_mj.append(entry.count * cost.energy_mj.value)
+            half_widths_mj.append(entry.count * cost.energy_mj.half_width)
+            swings_mj.append(entry.count * cost.waiting_mj)
+            shared_mj.append(entry.count * cost.loop_unsure_mj)
         swing_mj = math.fsum(swings_mj)
         if not swing_mj:
             return WAITING
@@ -97,14 +106,14 @@ class WaitingPower:
         error_mj = math.hypot(scatter_mj, math.fsum(shared_mj))
         half_width = max(LEAST_WAITING, error_mj / abs(swing_mj))
         missing_mj = replay.energy_mj.value - math.fsum(energies_mj)
-        measured = WAITING.value + missing_mj / swing_mj
+        measured_share = WAITING.value + missing_mj / swing_mj
         if wholes[0].details.cards.ranks:
             # No upper limit: the share was 2.4 to 2.7 in four decodings on two H100s and two H200s.
-            return Figure(max(0.0, measured), half_width + max(0.0, -measured))
+            return Figure(max(0.0, measured_share), half_width + max(0.0, -measured_share))
         if half_width >= WAITING.half_width:
             return WAITING
-        share = min(1.0, max(0.0, measured))
-        return Figure(share, half_width + abs(measured - share))
+        share = min(1.0, max(0.0, measured_share))
+        return Figure(share, half_width + abs(measured_share - share))
 
 
 #: In the order in which they apply.

@@ -7,17 +7,16 @@ shown without computing it again. In JSON every key ends with its unit."""
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from farm.types.collective import COLLECTIVES
 from farm.types.fields import adapter, figure_from_json, figure_json, names_of
 from farm.types.figure import Figure
-from farm.types.reading import Verification
 from farm.verdict.cost_line import CostGroup, CostLine
-from farm.verdict.figures import NOT_IN_SCOPE, Part, ReadingView, Used, Whole
+from farm.verdict.figures import NOT_IN_SCOPE, ReadingView, Used, Whole
+from farm.verdict.kernel_audit import KernelAudit
 
 Outcome = Literal["pass", "fail", "none"]
 
@@ -29,39 +28,42 @@ class Comparison:
     """The sum of the tuples and the whole model, in one quantity such as time.
 
     A verdict stores sum, whole and gap, not the fields below `whole`, from which the gap is
-    computed. A comparison that was read back has two of them: `held` is False if the whole has no
-    gap, and `paired` is the stored half-width of the gap if it does not follow from sum and whole.
+    computed. A comparison that was read back has two of them: `representative` is False if the
+    whole has no gap, and `gap_half_width` is the stored one if it does not follow from sum and
+    whole.
 
     Attributes:
         total: the sum over all calls.
         common: the part of the sum's half-width that longer windows cannot reduce: errors that all
             tuples share, caused by neighbours in the model or by clocks at the power limit.
-        between: the half-width of the gap for differences between jobs, relative to the whole.
-        off: the known part of the sum's half-width, its difference from the replay in order. It
-            adds to the other errors linearly.
-        held: False if the readings do not represent the model, for example on a busy host. Then
-            there is no gap.
-        paired: the half-width of the gap if tuples and whole were timed in turn, because their
-            errors are then not independent. None: the errors are independent.
+        between_jobs: the half-width of the gap for differences between jobs, relative to the whole.
+        replay_difference: the part of the sum's half-width that is its difference from the replay
+            in order. It adds to the other errors linearly.
+        representative: False if the readings do not represent the model, for example on a busy
+            host. Then there is no gap.
+        gap_half_width: the half-width of the gap if tuples and whole were timed in turn, because
+            their errors are then not independent. None: it follows from sum and whole.
     """
 
     total: Figure
     whole: Figure | None = None
     common: float = 0.0
-    between: float = 0.0
-    off: float = 0.0
-    held: bool = True
-    paired: float | None = None
+    between_jobs: float = 0.0
+    replay_difference: float = 0.0
+    representative: bool = True
+    gap_half_width: float | None = None
 
     @property
     def gap(self) -> Figure | None:
         """Sum / whole - 1; None without a whole, or if it would not represent the model."""
-        if self.whole is None or not self.whole.value or not self.held:
+        if self.whole is None or not self.whole.value or not self.representative:
             return None
-        independent = replace(self.total, half_width=self.total.half_width - self.off)
-        gap = independent.deviation_from(self.whole)
-        half_width = self.off / self.whole.value + math.hypot(gap.half_width, self.between)
-        return Figure(gap.value, half_width if self.paired is None else self.paired)
+        independent_half_width = self.total.half_width - self.replay_difference
+        gap = replace(self.total, half_width=independent_half_width).deviation_from(self.whole)
+        if self.gap_half_width is not None:
+            return replace(gap, half_width=self.gap_half_width)
+        independent = math.hypot(gap.half_width, self.between_jobs)
+        return replace(gap, half_width=self.replay_difference / self.whole.value + independent)
 
     @property
     def accuracy(self) -> float | None:
@@ -217,10 +219,10 @@ class Verdict:
         fractions.
         """
         comparisons = self.comparisons
-        left_out = {*comparisons, "wholes", "tuples"}
+        separate = {*comparisons, "wholes", "tuples"}
         if not self.types:
-            left_out.add("types")
-        plain = adapter(Verdict).dump_python(self, mode="json", exclude=left_out)
+            separate.add("types")
+        plain = adapter(Verdict).dump_python(self, mode="json", exclude=separate)
 
         data: dict[str, Any] = {"schema": VERDICT_SCHEMA}
         for name in names_of(Verdict):
@@ -274,10 +276,10 @@ def _comparison_from_json(name: str, data: Mapping[str, Any]) -> Comparison | No
         return None
 
     has_gap = data[f"gap_{name}"] is not None
-    comparison = Comparison(total, whole, held=has_gap or not (whole and whole.value))
+    comparison = Comparison(total, whole, representative=has_gap or not (whole and whole.value))
     half_width = data[f"gap_{name}_half_width"]
     if comparison.gap and not math.isclose(half_width, comparison.gap.half_width):
-        return replace(comparison, paired=half_width)
+        return replace(comparison, gap_half_width=half_width)
     return comparison
 
 
@@ -328,93 +330,3 @@ def _whole_from_json(data: Mapping[str, Any]) -> Whole:
         reading_id=data["reading_id"],
     )
     return Whole(data["card_id"], reading, data["reason"], data["launch"])
-
-
-# ---- kernel audit
-
-
-KEPT = 30  # largest length of each list of kernels
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """One kernel: its launches in the whole and in all tuples together, and its time in the
-    whole.
-    """
-
-    name: str
-    whole: int
-    tuples: int
-    time_us: float = 0.0
-
-
-@dataclass(frozen=True)
-class KernelAudit:
-    """The kernels of the whole compared with those of its tuples. `explained` is the share of the
-    whole's kernel time in launches that the tuples make too. Each list holds at most the 30
-    heaviest kernels; the counts include all."""
-
-    explained: float
-    time_us: float  # time of all kernels of one unobserved pass
-    launches: int
-    unknown_tuples: int  # tuples of the model without known kernels
-    only_whole: tuple[Kernel, ...] = ()
-    only_tuples: tuple[Kernel, ...] = ()
-    other_counts: tuple[Kernel, ...] = ()
-    only_whole_count: int = 0
-    only_tuples_count: int = 0
-    other_counts_count: int = 0
-    launch: str = "eager"  # launch of the observed pass
-
-    @property
-    def same(self) -> bool:
-        """True if whole and tuples launch the same kernels equally often."""
-        return not (self.only_whole_count or self.only_tuples_count or self.other_counts_count)
-
-
-def audit_kernels(verification: Verification, parts: Iterable[Part]) -> KernelAudit | None:
-    """Compare the kernels of a whole (from the verification on a card) with those of its parts.
-    None if the kernels of the whole or those of all parts are unknown."""
-    whole = verification.kernels or {}
-    of_tuples = verification.tuple_kernels or {}
-    expected: Counter[str] = Counter()
-    examined = unknown = 0
-    for part in parts:
-        kernels = of_tuples.get(part.subject.operator_id)
-        if kernels is None:
-            unknown += 1
-            continue
-        examined += 1
-        for name, times in kernels.items():
-            expected[name] += times * part.count
-
-    total_us = sum(launches.time_us for launches in whole.values())
-    if not total_us or not examined:
-        return None
-
-    both = [
-        Kernel(name, launches.count, expected[name], launches.time_us)
-        for name, launches in whole.items()
-    ]
-    both.sort(key=lambda kernel: -kernel.time_us)
-    only_whole = [kernel for kernel in both if not kernel.tuples]
-    other_counts = [kernel for kernel in both if kernel.tuples and kernel.tuples != kernel.whole]
-    only_tuples = [
-        Kernel(name, 0, launches) for name, launches in expected.most_common() if name not in whole
-    ]
-    explained_us = sum(
-        kernel.time_us * min(1.0, kernel.tuples / kernel.whole) for kernel in both if kernel.whole
-    )
-    return KernelAudit(
-        explained=explained_us / total_us,
-        time_us=total_us,
-        launches=sum(kernel.whole for kernel in both),
-        unknown_tuples=unknown,
-        only_whole=tuple(only_whole[:KEPT]),
-        only_tuples=tuple(only_tuples[:KEPT]),
-        other_counts=tuple(other_counts[:KEPT]),
-        only_whole_count=len(only_whole),
-        only_tuples_count=len(only_tuples),
-        other_counts_count=len(other_counts),
-        launch=verification.launch or "eager",
-    )

@@ -7,13 +7,14 @@ import dataclasses
 import pytest
 
 from cli.follow import preview
+from cli.interruption import interruptible
 from cli.options import options_of_run
 from cli.output import Interrupted
-from cli.run import interruptible, measure
+from cli.run import measure
 from farm.devices.device import Card
+from farm.jobs.closing import close_complete_rounds
 from farm.jobs.jobs import done_entries
 from farm.jobs.plan import JobPlan, PlanState
-from farm.jobs.rounds import close_complete_rounds
 from farm.requests.partial_request import complete as complete_request
 from farm.requests.resolved import ResolvedRequest
 from farm.store.tables import Job

@@ -19,7 +19,7 @@ from farm.report import report
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import read_clock_s
-from farm.verdict import evidence
+from farm.verdict import job_results
 from tests.report import rows
 
 GOLDEN = Path(__file__).parent.parent / "report" / "golden"
@@ -58,8 +58,8 @@ def test_the_report_of_a_sweep_without_energy(request, database):
 
 
 def test_the_report_of_a_large_sweep_says_how_many_of_its_tuples_are_listed(database, monkeypatch):
-    monkeypatch.setattr(evidence, "MOST_TUPLES", 2)
-    monkeypatch.setattr(evidence, "IN_BATCH", 2)
+    monkeypatch.setattr(job_results, "MOST_TUPLES", 2)
+    monkeypatch.setattr(job_results, "IN_BATCH", 2)
     monkeypatch.setattr(report_tables, "_MOST_SWEEP_ROWS", 1)
     job_id = rows.sweep_job(database)
     with database.write() as session:

@@ -20,7 +20,7 @@ from farm.benchmark.phases.base import Measurement, Phase
 from farm.benchmark.subjects.model_variant import given_variant
 from farm.errors import TupleRejected, Unmeasurable
 from farm.jobs import in_process, items, jobs
-from farm.jobs.rounds import Closing, close_round
+from farm.jobs.closing import Closing, close_round
 from farm.operators.capture import predict
 from farm.operators.cost import cost
 from farm.operators.rebuild import rebuild, written_inputs

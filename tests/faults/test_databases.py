@@ -13,7 +13,7 @@ from sqlalchemy import event
 
 from farm.errors import DatabaseUnreachable
 from farm.jobs import items
-from farm.jobs.item_driver import Spool
+from farm.jobs.spool import Spool
 from farm.store.database import Database
 from farm.types.details import Details
 from tests.clock import hide_server_clock, set_server_clock_back

@@ -15,7 +15,7 @@ from farm.settings import settings
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
 from farm.verdict.cost_line import TupleView
 from farm.verdict.figures import Part
-from farm.verdict.verdict import audit_kernels
+from farm.verdict.kernel_audit import audit_kernels
 from tests.gpu import NEEDS_A_CARD
 
 pytestmark = NEEDS_A_CARD
@@ -50,19 +50,20 @@ def test_a_model_that_runs_something_else_while_it_is_captured_is_taken_as_it_is
     with BenchmarkProcess(discover(settings())[0].id) as process:
         answer = process.measure(subject, Protocol(), Stopping(), predicted={})
     settings.cache_clear()
-    assert answer.observed is not None
-    assert answer.verification is not None
+    assert answer.verified is not None
+    assert answer.verified.observed is not None
     names = [
-        answer.observed["tuples"][call["tuple_id"]]["operator"] for call in answer.observed["calls"]
+        answer.verified.observed["tuples"][call["tuple_id"]]["operator"]
+        for call in answer.verified.observed["calls"]
     ]
     assert [name.rsplit(".", 1)[-1] for name in names] == ["Linear", "mul", "add"]
-    assert answer.verification.launch == "graph"
-    assert answer.verification.eagerly is not None
-    (apart,) = answer.verification.eagerly.operators
+    assert answer.verified.verification.launch == "graph"
+    assert answer.verified.verification.eagerly is not None
+    (apart,) = answer.verified.verification.eagerly.operators
     assert (apart.launched, apart.eager) == (1, 0)
-    counts = Counter(call["tuple_id"] for call in answer.observed["calls"])
+    counts = Counter(call["tuple_id"] for call in answer.verified.observed["calls"])
     parts = [Part(TupleView(tuple_id, "", ""), count) for tuple_id, count in counts.items()]
-    audit = audit_kernels(answer.verification, parts)
+    audit = audit_kernels(answer.verified.verification, parts)
     assert audit is not None
     assert audit.same, audit
     assert audit.launch == "graph"
@@ -94,8 +95,8 @@ def test_a_process_that_measures_never_uses_the_profiler() -> None:
         assert process._verifier is not None
         pid, verifier = process.pid, process._verifier.pid
         answer = process.measure(subject, Protocol(), Stopping(), predicted={})
-        assert answer.verification is not None
-        assert answer.verification.tuple_kernels
+        assert answer.verified is not None
+        assert answer.verified.verification.tuple_kernels
         assert process.pid == pid
         assert verifier not in (pid, process._verifier.pid)
     assert answer.reading.time_us.value == pytest.approx(before.time_us.value, rel=0.03)

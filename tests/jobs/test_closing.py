@@ -10,7 +10,8 @@ from sqlmodel import select
 
 from farm.devices.simulated import SOFTWARE
 from farm.jobs import items, jobs
-from farm.jobs.rounds import Closing, close_round, significant
+from farm.jobs.closing import Closing, close_round
+from farm.jobs.significant import significant
 from farm.operators.captured import CapturedCall
 from farm.report import report
 from farm.store import content, tables

@@ -10,8 +10,8 @@ from sqlalchemy import text
 from sqlmodel import select
 
 from farm.jobs import items, jobs
+from farm.jobs.closing import Closing, close_round
 from farm.jobs.moving import give_up
-from farm.jobs.rounds import Closing, close_round
 from farm.operators.captured import CapturedCall
 from farm.report import report
 from farm.store import content, tables

@@ -8,8 +8,10 @@ from sqlmodel import select
 
 from farm.errors import NoSuchJob, UnknownOperator, UsageError
 from farm.jobs import jobs
-from farm.jobs.create import checked_capture, continue_planning, open_job
-from farm.jobs.rounds import LEAST_PRECISE, Closing, close_round
+from farm.jobs.captures import checked_capture
+from farm.jobs.closing import Closing, close_round
+from farm.jobs.create import continue_planning, open_job
+from farm.jobs.rounds import LEAST_PRECISE
 from farm.models import catalog
 from farm.operators import sweep_builder as sweeps
 from farm.requests.resolved import ResolvedRequest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from farm.jobs.item_driver import heartbeat
+from farm.jobs.own_card import heartbeat
 
 
 def test_no_lease_is_renewed_after_the_end_of_a_measurement(monkeypatch):

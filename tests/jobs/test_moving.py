@@ -14,8 +14,9 @@ from sqlmodel import select
 from farm.devices.simulated import SOFTWARE
 from farm.jobs import items, jobs
 from farm.jobs.balance import CardQueue, QueuedItem, assign, balance
+from farm.jobs.closing import Closing, close_round
 from farm.jobs.moving import give_up, move_items, rebalance
-from farm.jobs.rounds import Closing, add_round, close_round
+from farm.jobs.rounds import add_round
 from farm.store import content, tables
 from farm.store.tables import ItemState
 from farm.types.request import Request

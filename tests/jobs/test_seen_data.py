@@ -11,7 +11,7 @@ from farm.store.content import classes, store_values, stored_values
 from farm.store.database import Database
 from farm.types.protocol import Protocol, Variant
 from farm.types.request import Request
-from farm.verdict.evidence import Evidence
+from farm.verdict.job_results import JobResults
 from tests.farms import store_operators
 from tests.planned import claim, complete, items_of, register
 
@@ -80,7 +80,7 @@ def test_the_parts_count_the_calls_of_each_class(database: Database) -> None:
     assert isinstance(held, items.Claim)
     complete(database, held, behind.card_id)
     with database.read() as session:
-        parts = Evidence(session, session.get_one(tables.Job, job_id), 1).parts
+        parts = JobResults(session, session.get_one(tables.Job, job_id), 1).parts
     assert {part.subject.data: (part.count, part.reading is not None) for part in parts} == {
         "normal": (1, False),
         "zeros-50+": (2, True),

@@ -10,7 +10,7 @@ import pytest
 
 from farm.devices.simulated import SOFTWARE
 from farm.errors import DatabaseUnreachable
-from farm.jobs.item_driver import Spool
+from farm.jobs.spool import Spool
 from farm.store.database import Database
 from farm.store.tables import ItemState
 from tests.planned import READING, claim, items_of, plan, readings, register

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from farm.errors import Unreadable
-from farm.jobs import items, listing, rounds
+from farm.jobs import closing, items, listing
 from farm.jobs.items import Claim, Declined, DeclineReason
 from farm.jobs.moving import move_items
 from farm.report.report import build
@@ -44,8 +44,8 @@ def test_a_job_whose_request_cannot_be_read_ends_with_the_reason(on_sqlite, text
     }
     assert all("cannot be read" in item.message for item in items_of(database, job_id))
     with pytest.raises(Unreadable):
-        rounds.close_round(database, job_id, 1)
-    rounds.close_round(database, job_id, 1, failed="The job's request cannot be read")
+        closing.close_round(database, job_id, 1)
+    closing.close_round(database, job_id, 1, failed="The job's request cannot be read")
     with database.read() as session:
         assert {row["id"]: row["state"] for row in listing.jobs(session, 9)} == {
             job_id: "done",
@@ -75,7 +75,7 @@ def test_an_operator_that_cannot_be_read_is_refused(on_sqlite, text):
     assert isinstance(refused, Declined)
     (item,) = items_of(on_sqlite, item.job_id)
     assert (item.state, item.reason) == ("failed", "rejected")
-    assert rounds.close_round(on_sqlite, item.job_id, 1).closing is rounds.Closing.DONE
+    assert closing.close_round(on_sqlite, item.job_id, 1).closing is closing.Closing.DONE
 
 
 def test_a_reading_is_written_although_what_waits_for_it_cannot_be_read(on_sqlite):

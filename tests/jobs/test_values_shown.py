@@ -11,7 +11,7 @@ import pytest
 from farm.devices.device import Card
 from farm.devices.simulated import SOFTWARE
 from farm.jobs import cards, jobs
-from farm.jobs.rounds import Closing, close_round
+from farm.jobs.closing import Closing, close_round
 from farm.operators.captured import CapturedCall
 from farm.report import report
 from farm.store import content, tables

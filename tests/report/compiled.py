@@ -17,7 +17,7 @@ from farm.types.protocol import Protocol, Variant
 from farm.types.reading import METHOD
 from farm.types.request import Request
 from farm.types.tuple import Cost, OperatorTuple, TensorSpec
-from farm.verdict.evidence import Evidence
+from farm.verdict.job_results import JobResults
 from tests.report.filled import SOFTWARE
 from tests.report.rows import reading
 
@@ -187,7 +187,7 @@ def job(
             session.add(tables.Item(**place, **about, card_model=MODEL))
         session.flush()
         for number in range(1, len(rounds) + 1):
-            verdict = Evidence(session, session.get_one(tables.Job, job_id), number).verdict()
+            verdict = JobResults(session, session.get_one(tables.Job, job_id), number).verdict()
             session.add(
                 tables.VerdictRow(
                     job_id=job_id, round=number, created_at_s=1001.0, **verdict.columns()

@@ -14,7 +14,7 @@ from farm.training.extract import extract
 from farm.types.protocol import Variant
 from farm.types.request import Request
 from farm.types.roofline import roofline_of
-from farm.verdict.evidence import Evidence
+from farm.verdict.job_results import JobResults
 from tests.report import rows
 
 POWER_W = 500.0
@@ -68,6 +68,6 @@ def measured(
         rows.item(session, job_id, "whole", variant.id, reading_id=whole)
     with database.write() as session:
         job = session.get_one(tables.Job, job_id)
-        verdict = Evidence(session, job, 1).verdict()
+        verdict = JobResults(session, job, 1).verdict()
         session.add(tables.VerdictRow(job_id=job_id, round=1, **verdict.columns()))
     return job_id

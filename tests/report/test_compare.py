@@ -12,7 +12,8 @@ from sqlalchemy import select, update
 from farm.errors import UsageError
 from farm.exchange import packaged
 from farm.exchange.export import as_table
-from farm.report.compare import _models_of, compare
+from farm.report.compare import compare
+from farm.report.compared_side import _models_of
 from farm.report.gate import Gate, judge
 from farm.settings import settings
 from farm.store import tables
@@ -77,7 +78,7 @@ def test_jobs_are_compared_as_their_reports_have_them(database):
     assert found.total.time.verdict == "same"
     (whole,), (total,) = found.wholes, found.sums
     assert (whole.time.a, whole.covers) == (Figure(720.0, 1.44), "A: preliminary; B: preliminary")
-    assert (total.a.job, total.a.calls, total.a.tuples) == ("job1", 8, 3)
+    assert (total.a.job_id, total.a.calls, total.a.tuples) == ("job1", 8, 3)
     for side in "AB":  # a ReLU without a reading, and a pool that was not asked for
         assert f"{side}: 3 of 5 tuples (1 not in scope)" in total.covers
         assert f"{side}: 3 of 5 tuples" in found.total.covers
@@ -263,7 +264,11 @@ def test_two_cards_have_the_models_of_one_name_side_by_side(database):
         on_another_card(database, job_id)
     found = compared(database, "card=H200", "card=H100")
     (whole,), (total,) = found.wholes, found.sums
-    assert (whole.name, whole.a.job, whole.b.job) == ("resnet18 2x64 float32", "ours", "newest")
+    assert (whole.name, whole.a.job_id, whole.b.job_id) == (
+        "resnet18 2x64 float32",
+        "ours",
+        "newest",
+    )
     assert whole.covers == "B: the most complete of 2 jobs"
     ours, newest = verdict_of(database, "ours"), verdict_of(database, "newest")
     assert (whole.time.a.value, whole.time.b.value) == (ours.whole_time_us, newest.whole_time_us)
@@ -294,7 +299,7 @@ def test_two_cards_have_the_models_of_one_name_side_by_side(database):
             .values(coverage=0.5)
         )
     (whole,) = compared(database, "card=H200", "card=H100").wholes
-    assert (whole.b.job, whole.covers) == ("first", "B: the most complete of 2 jobs")
+    assert (whole.b.job_id, whole.covers) == ("first", "B: the most complete of 2 jobs")
 
 
 def test_the_newest_verdict_of_a_job_is_that_of_its_last_round(database):
@@ -339,7 +344,7 @@ def test_versions_of_an_own_model_are_compared_by_its_name(database):
         on_another_card(database, job_id)
 
     def jobs(*sides):
-        return [(row.a.job, row.b.job) for row in compared(database, *sides).wholes]
+        return [(row.a.job_id, row.b.job_id) for row in compared(database, *sides).wholes]
 
     assert jobs("card=H200", "card=H100") == [("ours1", "other1"), ("ours2", "other2")]
     assert jobs(f"card=H200 version={'1' * 8}", f"card=H100 version={'2' * 8}") == [

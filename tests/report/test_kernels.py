@@ -15,7 +15,8 @@ from farm.errors import NoReadings, UsageError
 from farm.exchange.export import export
 from farm.exchange.importer import import_export
 from farm.report.compare import compare
-from farm.report.operators import compiled_operators, fused_groups, shortened
+from farm.report.compared_kernels import grouped_by_launch
+from farm.report.operators import compiled_operators, patterns_of
 from farm.report.report import build, remarks
 from farm.store.content import PlacedCall
 from farm.subjects.label import fused_names
@@ -132,10 +133,12 @@ def test_paths_without_their_beginning_match_if_only_one_module_ends_so():
         return [PlacedCall(number, path, path, "") for number, path in enumerate(paths)]
 
     eager = calls("model.h.0.fc", "model.h.0.act", "a.norm", "b.norm")
-    of_eager, launches = fused_groups(eager, calls("h.0.fc", "h.0.act, h.0.fc", "norm"))
-    assert of_eager == [("model.h.*.fc",), ("model.h.*.act",), None, None]
-    assert launches == [("model.h.*.fc",), ("model.h.*.act",), None]
-    assert shortened(["h.0.fc", "h.1.fc", "h.0.act"]) == ("h.*.fc", "h.0.act")
+    launches = calls("h.0.fc", "h.0.act, h.0.fc", "norm")
+    grouped_eager, grouped_launches = grouped_by_launch(eager, launches)
+    parts = [("model.h.*.fc",), ("model.h.*.act",), None]
+    assert [grouped.group for grouped in grouped_eager] == [*parts, None]
+    assert [grouped.group for grouped in grouped_launches] == parts
+    assert patterns_of(["h.0.fc", "h.1.fc", "h.0.act"]) == ("h.*.fc", "h.0.act")
 
 
 def test_names_of_fused_operators_are_split():

@@ -11,7 +11,7 @@ import pytest
 from sqlmodel import select
 
 from farm.errors import NoSuchJob
-from farm.jobs import listing, rounds
+from farm.jobs import closing, listing
 from farm.models import catalog
 from farm.report import report
 from farm.report.layers import layers
@@ -23,8 +23,8 @@ from farm.types.figure import value_of
 from farm.types.protocol import Protocol
 from farm.types.reading import METHOD
 from farm.types.request import Request, Sweep
-from farm.verdict import evidence
-from farm.verdict.evidence import Evidence
+from farm.verdict import job_results
+from farm.verdict.job_results import JobResults
 from tasks.submissions import submit
 from tests.report import measured, rows
 
@@ -37,7 +37,7 @@ def built(database, job_id):
 def judged(database, job_id="job1"):
     with database.read() as session:
         job = session.get_one(tables.Job, job_id)
-        return Evidence(session, job, 1).verdict()
+        return JobResults(session, job, 1).verdict()
 
 
 def test_sums_count_every_call_and_reading(any_database):
@@ -315,8 +315,8 @@ def test_a_large_sweep_without_failed_items_is_covered_completely(database, monk
     job_id = large_sweep(database)
     with database.write() as session:
         session.delete(session.exec(select(tables.Item).where(tables.Item.state == "failed")).one())
-    monkeypatch.setattr(evidence, "MOST_TUPLES", 4)
-    monkeypatch.setattr(evidence, "IN_BATCH", 1)
+    monkeypatch.setattr(job_results, "MOST_TUPLES", 4)
+    monkeypatch.setattr(job_results, "IN_BATCH", 1)
     assert built(database, job_id).verdict.coverage == 1.0
 
 
@@ -331,8 +331,8 @@ def test_a_large_sweep_is_summed_in_parts_with_the_same_result(
                 select(tables.ReadingRow).where(tables.ReadingRow.time_us == 12.0)
             ).one().energy_mj = None
     whole = built(any_database, job_id).to_json()
-    monkeypatch.setattr(evidence, "MOST_TUPLES", 4)
-    monkeypatch.setattr(evidence, "IN_BATCH", 3)
+    monkeypatch.setattr(job_results, "MOST_TUPLES", 4)
+    monkeypatch.setattr(job_results, "IN_BATCH", 3)
     large = built(any_database, job_id)
     parts = large.to_json()
     assert (len(parts.pop("tuples")), parts["verdict"]["parts"]) == (4, 11)
@@ -372,9 +372,9 @@ def test_a_large_sweep_is_judged_before_other_writers_have_to_wait(database, mon
     job_id = large_sweep(database)
     with database.write() as session:
         session.get_one(tables.Job, job_id).state = "open"
-    monkeypatch.setattr(evidence, "MOST_TUPLES", 4)
-    monkeypatch.setattr(evidence, "IN_BATCH", 3)
-    summed, writes = rounds.Evidence.verdict, []
+    monkeypatch.setattr(job_results, "MOST_TUPLES", 4)
+    monkeypatch.setattr(job_results, "IN_BATCH", 3)
+    summed, writes = closing.JobResults.verdict, []
 
     def verdict(self):
         with database.write() as session:  # SQLite has one writer
@@ -382,8 +382,8 @@ def test_a_large_sweep_is_judged_before_other_writers_have_to_wait(database, mon
         writes.append(1)
         return summed(self)
 
-    monkeypatch.setattr(rounds.Evidence, "verdict", verdict)
-    assert rounds.close_round(database, job_id, 1).closing is rounds.Closing.DONE
+    monkeypatch.setattr(closing.JobResults, "verdict", verdict)
+    assert closing.close_round(database, job_id, 1).closing is closing.Closing.DONE
     assert writes == [1]
     stored = built(database, job_id)
     assert (len(stored.tuples), stored.verdict.measured, stored.preliminary) == (4, 10, False)

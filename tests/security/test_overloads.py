@@ -96,3 +96,11 @@ def test_the_list_is_made_and_not_written_by_hand():
     assert (
         Path(LIST).read_text().startswith("# The overloads of aten, of PyTorch 2.11, 2.12, 2.13.")
     )
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["_is_all_true.default", "_is_any_true.default", "_standard_gamma.default", "nonzero.default"],
+)
+def test_what_only_reads_is_allowed(name):
+    overload_of(f"aten.{name}")

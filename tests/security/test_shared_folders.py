@@ -23,7 +23,7 @@ from farm.devices.lock import CardLock, host_lock, register_process, registered_
 from farm.devices.simulated import SOFTWARE
 from farm.doctor.host import host_checks
 from farm.errors import CardBusy, DatabaseUnreachable, SettingsError, UsageError
-from farm.jobs.item_driver import Spool
+from farm.jobs.spool import Spool
 from farm.operators import compiler
 from farm.settings import settings
 from farm.store.database import Database
@@ -308,7 +308,7 @@ def test_what_is_no_file_in_the_spool_is_put_aside(
 
 
 def test_a_huge_file_in_the_spool_is_put_aside(database, held, shared: Path, monkeypatch) -> None:
-    monkeypatch.setattr("farm.jobs.item_driver.MOST_SPOOLED_BYTES", 1 << 20)
+    monkeypatch.setattr("farm.jobs.spool.MOST_SPOOLED_BYTES", 1 << 20)
     spool = Spool(shared / "spool")
     spool.keep(held, READING, card_id="SIM-0", software_id=SOFTWARE.id)
     with (spool.folder / "0-huge.json").open("wb") as file:

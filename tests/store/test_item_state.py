@@ -16,8 +16,8 @@ from sqlmodel import select
 
 from farm.devices.simulated import SOFTWARE
 from farm.jobs import items, jobs
+from farm.jobs.closing import close_round
 from farm.jobs.moving import give_up, move_items, rebalance
-from farm.jobs.rounds import close_round
 from farm.store import item_state, tables
 from farm.store.tables import CLOSED, Item, ItemState
 from tests.farms import store_operators

@@ -142,7 +142,7 @@ def test_a_round_whose_aggregation_always_raises_ends_with_the_reason(any_databa
         raise KeyError("what nobody thought of")
 
     monkeypatch.setattr(control, "database", lambda: any_database)
-    monkeypatch.setattr("farm.jobs.rounds._close", raising)
+    monkeypatch.setattr("farm.jobs.closing._close", raising)
     for _ in range(control.TRIES - 1):
         with pytest.raises(KeyError):
             control.aggregate(f"{job_id}/1")

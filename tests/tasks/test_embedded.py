@@ -9,7 +9,7 @@ from farm.devices.device import Card
 from farm.devices.host import discover
 from farm.devices.software import installed_torch
 from farm.errors import NoWorker
-from farm.jobs import cards, rounds
+from farm.jobs import cards, closing
 from farm.jobs.create import open_job
 from farm.jobs.items import Claim
 from farm.requests.resolved import ResolvedRequest
@@ -37,7 +37,7 @@ def measured(database, software):
         held = claim(database, item, software_id=software_id)
         assert isinstance(held, Claim)
         complete(database, held, HERE.id, software_id=software_id)
-    assert rounds.close_complete_rounds(database, planned.job_id, 1) is None
+    assert closing.close_complete_rounds(database, planned.job_id, 1) is None
 
 
 def installed() -> Software:

@@ -16,12 +16,12 @@ import pytest
 from celery.exceptions import Ignore, Reject
 from sqlalchemy import update
 
-from farm.benchmark_process.client import BenchmarkProcess, Measured
+from farm.benchmark_process.client import BenchmarkProcess, CardReading
 from farm.devices.device import Card
 from farm.devices.simulated import SOFTWARE
 from farm.errors import Unmeasurable
 from farm.jobs import cards, groups, items, jobs
-from farm.jobs.item_driver import Spool
+from farm.jobs.spool import Spool
 from farm.settings import settings
 from farm.store.database import database_now
 from farm.store.tables import Item
@@ -56,7 +56,7 @@ class Benchmark:
 
     def measure(self, subject, *_, **__):
         self.asked.append(subject.id)
-        return Measured(READING, SOFTWARE, CARD)
+        return CardReading(READING, SOFTWARE, CARD)
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_a_reading_that_the_database_refuses_is_kept_and_told(worker, any_databa
     with monkeypatch.context() as patched:
         patched.setattr(items, "complete", refuse)
         with pytest.raises(ValueError, match="not this one"):
-            worker._store(held, Measured(READING, SOFTWARE, CARD))
+            worker._store(held, CardReading(READING, SOFTWARE, CARD))
     assert worker.spool.items() == {item.id}
     (closed,) = worker.spool.flush(any_database, "SIM-0")
     assert closed.accepted

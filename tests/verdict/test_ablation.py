@@ -9,7 +9,7 @@ import yaml
 from benchmarks import ablation
 from farm.types.details import Burst, Details
 from farm.types.figure import Figure
-from farm.verdict.corrections import CORRECTIONS, POWER_PER_C, choose
+from farm.verdict.corrections import CORRECTIONS, POWER_PER_C, cost_in_model
 from farm.verdict.figures import ReadingView
 from farm.verdict.gap_errors import CORRECTIONS_OF_GAPS
 from farm.verdict.replay import CORRECTIONS_OF_CALLS
@@ -38,10 +38,10 @@ def test_a_removed_correction_applies_only_in_the_ablation():
 
 def test_a_correction_that_is_left_out_changes_nothing():
     warm, cool = reading(temperature_c=60.0), reading(temperature_c=50.0)
-    restated = choose(warm, [cool])
-    assert restated.energy.value == pytest.approx(40 * (1 - 10 * POWER_PER_C.value))
+    restated = cost_in_model(warm, [cool])
+    assert restated.energy_mj.value == pytest.approx(40 * (1 - 10 * POWER_PER_C.value))
     with ablation.left_out(["Temperature"]):
-        assert choose(warm, [cool]).energy == warm.energy_mj
+        assert cost_in_model(warm, [cool]).energy_mj == warm.energy_mj
 
 
 def test_bursts_at_the_limit_are_unsure_by_what_their_clock_lacks_in_the_ablation():
@@ -50,13 +50,13 @@ def test_bursts_at_the_limit_are_unsure_by_what_their_clock_lacks_in_the_ablatio
     )
     limited = reading(details=Details(burst=burst), flags=("throttled_power",))
     whole = reading(sm_clock_mhz=1980.0)
-    assert choose(limited, [whole]).unsure_us == 0
+    assert cost_in_model(limited, [whole]).unsure_us == 0
     with ablation.left_out(()):
-        chosen = choose(limited, [whole])
-    assert (chosen.time.value, chosen.unsure_us) == (90, pytest.approx(90 / 4))
+        chosen = cost_in_model(limited, [whole])
+    assert (chosen.time_us.value, chosen.unsure_us) == (90, pytest.approx(90 / 4))
     full = dataclasses.replace(burst, sm_clock_mhz=1980.0)
     with ablation.left_out(()):
-        assert choose(reading(details=Details(burst=full)), [whole]).unsure_us == 0
+        assert cost_in_model(reading(details=Details(burst=full)), [whole]).unsure_us == 0
 
 
 def test_an_effect_is_outside_its_interval_only_if_most_models_show_it():

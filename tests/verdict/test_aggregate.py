@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from farm.types.details import Burst, Overlap, RankFigures
 from farm.types.figure import Figure, figure_of
 from farm.verdict.aggregate import aggregate, coverage_of, next_operators
-from farm.verdict.corrections import choose
+from farm.verdict.corrections import cost_in_model
 from farm.verdict.cost_line import TupleView
 from farm.verdict.figures import CanaryReading, Part, ReadingView, Whole
 from farm.verdict.verdict import Verdict
@@ -81,7 +81,7 @@ def test_errors_of_one_tuple_scale_with_its_calls_and_tuples_add_in_quadrature()
 
 def test_what_canaries_show_counts_for_all_tuples_and_is_independent_of_their_own_errors():
     canaries = [
-        CanaryReading("c", card, reading(time, energy_mj=e))
+        CanaryReading("c", reading(time, energy_mj=e, card=card))
         for card, time, e in (("A", 99, 1.0), ("B", 101, 1.0))
     ]
     verdict = judge([part(count=10, read=reading(10, 0.1))], reading(100, 2.0), canaries=canaries)
@@ -378,22 +378,22 @@ def test_a_model_below_the_power_limit_takes_the_burst_figures():
 )
 def test_a_model_at_the_power_limit_interpolates_by_its_clock(clock, time, energy):
     whole = reading(100, sm_clock_mhz=clock, throttle_reasons=("sw_power_cap",))
-    chosen = choose(limited(), [whole])
+    chosen = cost_in_model(limited(), [whole])
     assert chosen.used == "interpolated"
-    assert (chosen.time.value, chosen.energy.value) == (time, energy)
+    assert (chosen.time_us.value, chosen.energy_mj.value) == (time, energy)
 
 
 def test_the_whole_of_the_same_card_decides():
     cool = reading(card="GPU-2", sm_clock_mhz=1980.0)
     hot = reading(card="GPU-1", sm_clock_mhz=1500.0, flags=("throttled_power",))
-    assert choose(limited(), [cool, hot]).time.value == 100
-    assert choose(limited(card="GPU-2"), [cool, hot]).used == "burst"
+    assert cost_in_model(limited(), [cool, hot]).time_us.value == 100
+    assert cost_in_model(limited(card="GPU-2"), [cool, hot]).used == "burst"
 
 
 def test_without_clocks_or_whole_the_steady_figure_stands_and_says_why():
-    assert choose(limited(), []).used == "steady"
-    assert "the whole model has no reading" in choose(limited(), []).why
-    chosen = choose(limited(), [reading(flags=("throttled_power",))])
+    assert cost_in_model(limited(), []).used == "steady"
+    assert "the whole model has no reading" in cost_in_model(limited(), []).why
+    chosen = cost_in_model(limited(), [reading(flags=("throttled_power",))])
     assert chosen.used == "steady" and "clocks" in chosen.why  # noqa: PT018
 
 

@@ -9,7 +9,8 @@ from farm.types.reading import Launches, Verification
 from farm.verdict.aggregate import aggregate
 from farm.verdict.cost_line import TupleView
 from farm.verdict.figures import Part, ReadingView, Whole
-from farm.verdict.verdict import Verdict, audit_kernels
+from farm.verdict.kernel_audit import audit_kernels
+from farm.verdict.verdict import Verdict
 
 
 def part(name, count):

@@ -20,13 +20,13 @@ from farm.verdict.corrections import (
     WAITING,
     Builds,
     Call,
-    choose,
+    cost_in_model,
     weights_in_cache,
 )
 from farm.verdict.cost_line import TupleView
-from farm.verdict.figures import Chosen, Part, ReadingView, Whole
+from farm.verdict.figures import CallCost, Part, ReadingView, Whole
 from farm.verdict.gap_errors import BETWEEN_JOBS
-from farm.verdict.replay import WaitingPower, choices_of
+from farm.verdict.replay import WaitingPower, measured_parts
 from tests.details import details_with
 
 CONTEXT = InContext(alone_us=80.0, effect_us=Figure(5.0, 0.5), passes=144)
@@ -49,8 +49,8 @@ def whole(found_again: float, **more) -> ReadingView:
 
 
 def test_a_reading_without_a_context_stands_as_it_is():
-    chosen = choose(reading(), [whole(0)])
-    assert (chosen.time.value, chosen.energy.value, chosen.context_us) == (100, 40, 0)
+    cost = cost_in_model(reading(), [whole(0)])
+    assert (cost.time_us.value, cost.energy_mj.value, cost.context_us) == (100, 40, 0)
 
 
 def test_each_correction_applies_only_under_its_conditions():
@@ -71,41 +71,41 @@ def test_each_correction_applies_only_under_its_conditions():
 def test_rough_readings_share_an_error_of_the_energy():
     rough = reading(flags=("rough",))
     assert applied(rough, [reading()]) == ["RoughReadings"]
-    chosen = choose(rough, [reading()])
-    assert chosen.energy.value == 40
-    assert chosen.unsure_mj == pytest.approx(ROUGH_POWER * 40)
+    cost = cost_in_model(rough, [reading()])
+    assert cost.energy_mj.value == 40
+    assert cost.unsure_mj == pytest.approx(ROUGH_POWER * 40)
 
 
 def test_each_build_of_an_operator_takes_another_time():
     tuple_reading = reading(details=details_with(context=CONTEXT))
     call = Call.of(tuple_reading, [whole(0)], "conv", WAITING)
-    chosen = Chosen(tuple_reading.time_us, tuple_reading.energy_mj, "steady")
-    assert Builds().applies(chosen, call)
-    corrected = Builds().correct(chosen, call).settled()
-    assert corrected.time.value == 100
-    assert corrected.time.half_width == pytest.approx(math.hypot(1.0, BUILD_UNSURE_US * 10))
-    assert not Builds().applies(chosen, Call.of(reading(), [whole(0)], "conv", WAITING))
+    cost = CallCost(tuple_reading.time_us, tuple_reading.energy_mj)
+    assert Builds().applies(cost, call)
+    corrected = Builds().correct(cost, call).settled()
+    assert corrected.time_us.value == 100
+    assert corrected.time_us.half_width == pytest.approx(math.hypot(1.0, BUILD_UNSURE_US * 10))
+    assert not Builds().applies(cost, Call.of(reading(), [whole(0)], "conv", WAITING))
 
 
 def applied(tuple_reading: ReadingView, wholes: list[ReadingView]) -> list[str]:
     """Return the names of the corrections that apply to the figures of the loop."""
     call = Call.of(tuple_reading, wholes, "conv", WAITING)
-    chosen = Chosen(tuple_reading.time_us, tuple_reading.energy_mj, "steady")
-    return [type(one).__name__ for one in CORRECTIONS if one.applies(chosen, call)]
+    cost = CallCost(tuple_reading.time_us, tuple_reading.energy_mj)
+    return [type(one).__name__ for one in CORRECTIONS if one.applies(cost, call)]
 
 
 def test_the_neighbours_add_time_and_power_between_waiting_and_working():
-    chosen = choose(reading(details=details_with(context=CONTEXT)), [whole(0)])
-    assert chosen.time.value == pytest.approx(105)
-    assert chosen.time.half_width == pytest.approx(
+    cost = cost_in_model(reading(details=details_with(context=CONTEXT)), [whole(0)])
+    assert cost.time_us.value == pytest.approx(105)
+    assert cost.time_us.half_width == pytest.approx(
         math.hypot(1.0, 0.5, BUILD_UNSURE_US * 10)
     )  # of 100 us
     # 400 W while it works, 100 W with nothing to do: 5 us at 250 W, known to 150 W, and the effect
     # to as much as it is, at 400 W.
-    assert chosen.energy.value == pytest.approx(40 + 1.25)
-    assert chosen.energy.half_width == pytest.approx((0.4**2 + 0.125**2) ** 0.5)
-    assert (chosen.unsure_us, chosen.unsure_mj) == (pytest.approx(5.0), pytest.approx(0.75 + 2.0))
-    assert (chosen.context_us, chosen.context_mj) == (pytest.approx(5), pytest.approx(1.25))
+    assert cost.energy_mj.value == pytest.approx(40 + 1.25)
+    assert cost.energy_mj.half_width == pytest.approx((0.4**2 + 0.125**2) ** 0.5)
+    assert (cost.unsure_us, cost.unsure_mj) == (pytest.approx(5.0), pytest.approx(0.75 + 2.0))
+    assert (cost.context_us, cost.context_mj) == (pytest.approx(5), pytest.approx(1.25))
 
 
 @pytest.mark.parametrize(
@@ -140,10 +140,12 @@ def test_the_power_of_a_waiting_kernel_follows_from_the_replay_in_order(
         115.0, energy_mj=46.0, details=details_with(found_again=0.0, places=places, in_order=replay)
     )
     bare = dataclasses.replace(measured, details=details_with(found_again=0.0, places=places))
-    waiting = WaitingPower().share(choices_of(parts, [Whole("GPU-1", bare)], "graph"), [measured])
+    waiting = WaitingPower().share(
+        measured_parts(parts, [Whole("GPU-1", bare)], "graph"), [measured]
+    )
     assert waiting.value == pytest.approx(share)
     assert waiting.half_width == pytest.approx(half_width)
-    without_share = choices_of(parts, [Whole("GPU-1", bare)], "graph")
+    without_share = measured_parts(parts, [Whole("GPU-1", bare)], "graph")
     assert WaitingPower().applies(without_share, [measured])
     assert not WaitingPower().applies(without_share, [bare])
     with_replay = aggregate(
@@ -189,16 +191,16 @@ def test_the_addresses_of_a_replay_count_in_the_sum_and_those_of_the_whole_in_th
         off + verdict.time.total.value * 0.02 / math.sqrt(2)
     )
     assert verdict.time.gap.half_width == pytest.approx(off / 105 + 0.02, rel=0.01)
-    assert verdict.power.between == 0
+    assert verdict.power.between_jobs == 0
 
 
 def test_weights_that_stay_in_the_cache_are_not_fetched():
-    assert choose(
+    assert cost_in_model(
         reading(details=details_with(context=CONTEXT, copies=9)), [whole(1)]
-    ).time.value == pytest.approx(105 - 20)
-    assert choose(
+    ).time_us.value == pytest.approx(105 - 20)
+    assert cost_in_model(
         reading(details=details_with(context=CONTEXT, copies=1)), [whole(1)]
-    ).time.value == pytest.approx(105)
+    ).time_us.value == pytest.approx(105)
 
 
 def test_an_operator_at_the_power_limit_is_compared_with_itself_at_full_clocks():
@@ -206,23 +208,23 @@ def test_an_operator_at_the_power_limit_is_compared_with_itself_at_full_clocks()
     limited = reading(
         details=details_with(context=CONTEXT, burst=burst, copies=9), flags=("throttled_power",)
     )
-    assert choose(limited, [whole(0)]).time.value == pytest.approx(82 + 5)
-    assert choose(limited, [whole(1)]).time.value == pytest.approx(82 + 5 - 2)
+    assert cost_in_model(limited, [whole(0)]).time_us.value == pytest.approx(82 + 5)
+    assert cost_in_model(limited, [whole(1)]).time_us.value == pytest.approx(82 + 5 - 2)
 
 
 def test_of_weights_that_stay_in_part_that_part_is_not_fetched():
-    assert choose(
+    assert cost_in_model(
         reading(details=details_with(context=CONTEXT, copies=9)), [whole(0.4)]
-    ).time.value == pytest.approx(105 - 8)
+    ).time_us.value == pytest.approx(105 - 8)
     assert weights_in_cache([whole(0.4), whole(0.6)]) == pytest.approx(0.5)
 
 
 def test_without_a_whole_that_tells_weights_are_cold():
     assert weights_in_cache([]) is None
     assert weights_in_cache([reading(details=details_with(found_again=None))]) is None
-    assert choose(
+    assert cost_in_model(
         reading(details=details_with(context=CONTEXT, copies=9)), [reading()]
-    ).time.value == pytest.approx(105)
+    ).time_us.value == pytest.approx(105)
 
 
 def test_a_verdict_says_how_much_of_the_sum_is_the_neighbours():
@@ -296,20 +298,20 @@ def test_in_its_place_in_the_model_a_tuple_takes_what_it_takes_warm_and_what_the
         details=details_with(found_again=0.0, places={"conv": Place(Figure(12.0, 0.3), 2)})
     )
     copied = reading(details=details_with(context=CONTEXT, copies=9))
-    chosen = choose(copied, [placed], "conv")
-    assert chosen.time.value == pytest.approx(80 + 12)  # the place's own weights were fetched
-    assert chosen.context_us == pytest.approx(12 - 20)
-    assert chosen.unsure_us == pytest.approx(PLACE_UNSURE_US + PLACE_UNSURE * 8)
-    assert choose(copied, [placed], "other").time.value == pytest.approx(105)
+    cost = cost_in_model(copied, [placed], "conv")
+    assert cost.time_us.value == pytest.approx(80 + 12)  # the place's own weights were fetched
+    assert cost.context_us == pytest.approx(12 - 20)
+    assert cost.unsure_us == pytest.approx(PLACE_UNSURE_US + PLACE_UNSURE * 8)
+    assert cost_in_model(copied, [placed], "other").time_us.value == pytest.approx(105)
 
 
 def test_where_the_cache_holds_all_a_place_adds_no_more_than_strangers_do():
     places = {"conv": Place(Figure(12.0, 0.3), 2), "relu": Place(Figure(2.0, 0.1), 1)}
     copied = reading(details=details_with(context=CONTEXT, copies=9))
     times = [
-        choose(
+        cost_in_model(
             copied, [reading(details=details_with(found_again=share, places=places))], name
-        ).time.value
+        ).time_us.value
         for name, share in (("conv", 1), ("conv", 0.5), ("relu", 1))
     ]
     assert times == pytest.approx([80 + 5, 80 + 8.5, 80 + 2])
@@ -323,13 +325,17 @@ def test_in_a_split_model_a_tuple_takes_as_long_as_in_a_loop_of_the_ranks():
         added={"sum": Place(Figure(130.0, 0.2), 4)},
     )
     copied = reading(details=details_with(context=CONTEXT, copies=9))
-    assert choose(copied, [reading(details=details)], "conv").time.value == pytest.approx(80.4 + 12)
-    chosen = choose(
+    assert cost_in_model(copied, [reading(details=details)], "conv").time_us.value == pytest.approx(
+        80.4 + 12
+    )
+    cost = cost_in_model(
         reading(details=details_with(context=CONTEXT)), [reading(details=details)], "sum"
     )
-    assert chosen.time.value == pytest.approx(130)  # what the collective adds to a pass
-    assert chosen.context_us == pytest.approx(30)
-    assert choose(copied, [reading(details=details)], "sum").time.value == pytest.approx(130)
+    assert cost.time_us.value == pytest.approx(130)  # what the collective adds to a pass
+    assert cost.context_us == pytest.approx(30)
+    assert cost_in_model(copied, [reading(details=details)], "sum").time_us.value == pytest.approx(
+        130
+    )
 
 
 def test_ranks_may_draw_more_between_kernels_than_the_kernels_themselves():
@@ -358,8 +364,8 @@ def test_between_steady_and_bursts_a_sum_is_least_sure_half_way(clock, unsure_us
     limited = reading(
         details=details_with(burst=burst), flags=("throttled_power",), sm_clock_mhz=1400.0
     )
-    chosen = choose(limited, [whole(0, sm_clock_mhz=clock, flags=("throttled_power",))])
-    assert (chosen.unsure_us, chosen.unsure_mj) == (
+    cost = cost_in_model(limited, [whole(0, sm_clock_mhz=clock, flags=("throttled_power",))])
+    assert (cost.unsure_us, cost.unsure_mj) == (
         pytest.approx(unsure_us),
         pytest.approx(unsure_mj),
     )
@@ -367,25 +373,30 @@ def test_between_steady_and_bursts_a_sum_is_least_sure_half_way(clock, unsure_us
 
 def test_energies_are_restated_to_the_temperature_of_the_whole_model_below_the_power_limit():
     warm, cool = reading(temperature_c=60.0, energy_mj=100.0), whole(1, temperature_c=50.0)
-    chosen = choose(warm, [cool])
-    assert chosen.energy.value == pytest.approx(100 * (1 - 10 * POWER_PER_C.value))
-    assert chosen.warmth_mj == pytest.approx(-100 * 10 * POWER_PER_C.value)
-    assert chosen.unsure_mj == pytest.approx(100 * 10 * POWER_PER_C.half_width)
-    assert choose(warm, [whole(1, temperature_c=50.0, flags=("throttled_power",))]).warmth_mj == 0
-    assert choose(warm, [whole(1)]).warmth_mj == 0, "the temperature of the whole model is unknown"
+    cost = cost_in_model(warm, [cool])
+    assert cost.energy_mj.value == pytest.approx(100 * (1 - 10 * POWER_PER_C.value))
+    assert cost.warmth_mj == pytest.approx(-100 * 10 * POWER_PER_C.value)
+    assert cost.unsure_mj == pytest.approx(100 * 10 * POWER_PER_C.half_width)
+    assert (
+        cost_in_model(warm, [whole(1, temperature_c=50.0, flags=("throttled_power",))]).warmth_mj
+        == 0
+    )
+    assert cost_in_model(warm, [whole(1)]).warmth_mj == 0, (
+        "the temperature of the whole model is unknown"
+    )
 
 
 def test_a_first_step_of_the_energy_counter_is_not_restated():
     warm, cool = reading(temperature_c=60.0, energy_mj=100.0), whole(1, temperature_c=50.0)
     for ticks, is_restated in ((2, False), (3, True)):
         rough = dataclasses.replace(warm, flags=("rough",), details=details_with(ticks=ticks))
-        assert bool(choose(rough, [cool]).warmth_mj) == is_restated
+        assert bool(cost_in_model(rough, [cool]).warmth_mj) == is_restated
 
 
 def test_a_verdict_states_the_effect_of_the_temperature():
     warm, cool = reading(temperature_c=60.0, energy_mj=100.0), whole(1, temperature_c=50.0)
     verdict = aggregate([part_of("a", 3, warm)], [Whole("GPU-1", cool)], target=0.9, launch="graph")
-    warmth_mj = choose(warm, [cool]).warmth_mj
+    warmth_mj = cost_in_model(warm, [cool]).warmth_mj
     assert verdict.temperature_energy_mj == pytest.approx(3 * warmth_mj)
     stored = type(verdict).from_json(verdict.to_json())
     assert stored.temperature_energy_mj == verdict.temperature_energy_mj

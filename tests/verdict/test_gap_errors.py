@@ -9,13 +9,13 @@ from farm.verdict.corrections import CORRECTIONS
 from farm.verdict.gap_errors import (
     BETWEEN_JOBS,
     CORRECTIONS_OF_GAPS,
+    ErrorSources,
     GapErrors,
-    JobEvidence,
     errors_of_gap,
 )
 from farm.verdict.replay import CORRECTIONS_OF_CALLS
 
-ALONE = JobEvidence(among_others=False, addresses=None, canaries={"time": 0.0, "energy": 0.0})
+ALONE = ErrorSources(among_others=False, addresses=None, canaries={"time": 0.0, "energy": 0.0})
 
 
 def errors(replay: Figure | None = None) -> GapErrors:
@@ -23,12 +23,12 @@ def errors(replay: Figure | None = None) -> GapErrors:
     return GapErrors("time", 100.0, replay, independent=3.0)
 
 
-def applied(errors: GapErrors, job: JobEvidence) -> list[str]:
+def applied(errors: GapErrors, job: ErrorSources) -> list[str]:
     return [type(one).__name__ for one in CORRECTIONS_OF_GAPS if one.applies(errors, job)]
 
 
-def job(**fields) -> JobEvidence:
-    return JobEvidence(
+def job(**fields) -> ErrorSources:
+    return ErrorSources(
         **{"among_others": True, "addresses": None, "canaries": {"time": 0.0}, **fields}
     )
 
@@ -36,13 +36,13 @@ def job(**fields) -> JobEvidence:
 def test_a_sum_of_loops_has_only_its_scatter():
     assert applied(errors(), ALONE) == []
     total = errors_of_gap(errors(), ALONE)
-    assert (total.half_width, total.off, total.between) == (3.0, 0.0, 0.0)
+    assert (total.half_width, total.replay_difference, total.between_jobs) == (3.0, 0.0, 0.0)
 
 
 def test_tuples_among_others_differ_between_jobs():
     assert applied(errors(), job()) == ["BetweenJobs"]
     total = errors_of_gap(errors(), job())
-    assert (total.half_width, total.between) == (3.0, BETWEEN_JOBS["time"])
+    assert (total.half_width, total.between_jobs) == (3.0, BETWEEN_JOBS["time"])
     assert job().between_jobs("energy") == BETWEEN_JOBS["energy"]
 
 
@@ -51,7 +51,7 @@ def test_a_replay_replaces_the_scatter_by_its_difference_from_the_sum():
     assert applied(replayed, job()) == ["BetweenJobs", "OrderReplay"]
     total = errors_of_gap(replayed, job())
     assert total.half_width == pytest.approx(0.5 + 1.0)
-    assert (total.off, total.between) == (0.0, BETWEEN_JOBS["time"])
+    assert (total.replay_difference, total.between_jobs) == (0.0, BETWEEN_JOBS["time"])
 
 
 def test_measured_addresses_replace_the_differences_between_jobs():
@@ -59,11 +59,14 @@ def test_measured_addresses_replace_the_differences_between_jobs():
     assert applied(replayed, measured) == ["BetweenJobs", "OrderReplay", "Addresses"]
     total = errors_of_gap(replayed, measured)
     half = 0.02 / math.sqrt(2)
-    assert (total.off, total.between) == (pytest.approx(1.0), pytest.approx(half))
+    assert (total.replay_difference, total.between_jobs) == (
+        pytest.approx(1.0),
+        pytest.approx(half),
+    )
     assert total.half_width == pytest.approx(1.0 + math.hypot(0.5, half * 100))
     assert measured.between_jobs("energy") == 0.02
     # A quantity that the replay does not have differs between jobs as before.
-    assert errors_of_gap(errors(), measured).between == BETWEEN_JOBS["time"]
+    assert errors_of_gap(errors(), measured).between_jobs == BETWEEN_JOBS["time"]
 
 
 def test_the_changes_of_a_canary_are_common_to_all_tuples():

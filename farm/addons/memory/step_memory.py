@@ -33,7 +33,7 @@ from farm.types.protocol import LARGEST_NUMBER, Protocol, Variant
 from farm.types.request import Request
 from farm.types.roofline import median_fingerprint, roofline_of
 from farm.types.tuple import DTYPES, OperatorTuple
-from farm.verdict.corrections import choose
+from farm.verdict.corrections import cost_in_model
 from farm.verdict.model_readings import peaks_of, select_for_model
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class CallTimes(OfCardKind):
         default_factory=dict
     )  # time of one call from a reading, by tuple id
     readings: str = ""  # origin of `read_us`, as text; "" without readings
-    job: str = ""  # id of the job that measured the readings; "" if the user named no job
+    job_id: str = ""  # of the job that measured the readings; "" if the user named no job
     # the measured peaks of the card; None if they are unknown
     fingerprint: Mapping[str, Any] | None = None
 
@@ -295,7 +295,7 @@ class StepMemory:
         return {
             "from": source,
             "card": self.times.card,
-            "job": self.times.job or None,
+            "job": self.times.job_id or None,
             "readings": self.times.readings,
             "read_share": self.read_share,
             "read_calls": self.read_calls,
@@ -421,7 +421,8 @@ def with_readings(session: Session, found: StepMemory) -> StepMemory:
             part.subject.operator_id: part.reading for part in selected.parts if part.reading
         }
         read_us = {
-            id_: choose(reading, wholes, id_).time.value for id_, reading in readings.items()
+            id_: cost_in_model(reading, wholes, id_).time_us.value
+            for id_, reading in readings.items()
         }
         software = session.get_one(tables.SoftwareRow, selected.software_id)
         fingerprints = select(tables.CardRow.fingerprint).where(tables.CardRow.model == model)

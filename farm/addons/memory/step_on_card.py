@@ -14,7 +14,7 @@ from farm.benchmark_process.client import BenchmarkProcess
 from farm.devices.cpu import no_slow_memory
 from farm.devices.device import Card
 from farm.errors import UsageError
-from farm.jobs.item_driver import hold_card
+from farm.jobs.own_card import hold_card
 from farm.operators.captured import CapturedPass
 from farm.settings import settings
 from farm.types.protocol import Protocol, Subject, Variant

@@ -254,7 +254,7 @@ def _about(data: Dataset) -> str:
 
 
 def _show_evaluations(
-    found: list[Any], data: Dataset, about: str, as_json: bool, left_out: str
+    found: list[Any], data: Dataset, about: str, as_json: bool, held_out: str
 ) -> None:
     from farm.addons.predict import tables
 
@@ -263,4 +263,4 @@ def _show_evaluations(
         "key": data.key,
         "evaluations": [evaluation.to_json() for evaluation in found],
     }
-    answer(as_json, shown, lambda: tables.evaluations(found, about, left_out))
+    answer(as_json, shown, lambda: tables.evaluations(found, about, held_out))

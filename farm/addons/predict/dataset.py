@@ -90,8 +90,9 @@ class Dataset:
         return digest.hexdigest()[:32]
 
     def without(self, operator_ids: Iterable[str]) -> Dataset:
-        left_out = set(operator_ids)
-        return self.where([call.operator_id not in left_out for call in self.calls])
+        """Return the training rows of all other tuples."""
+        removed = set(operator_ids)
+        return self.where([call.operator_id not in removed for call in self.calls])
 
     def where(self, chosen: Iterable[bool]) -> Dataset:
         return dataclasses.replace(

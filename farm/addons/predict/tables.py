@@ -383,7 +383,7 @@ def narrowed(before: Estimate, after: Estimate, level: float) -> RenderableType:
 # -- farm predict
 
 
-def evaluations(found: Sequence[Evaluation], about: str, left_out: str) -> RenderableType:
+def evaluations(found: Sequence[Evaluation], about: str, held_out: str) -> RenderableType:
     """All predictors in one table, and the errors of the best one in detail."""
     best = min(found, key=lambda one: score.median if (score := one.families["time_us"]) else 1.0)
 
@@ -406,7 +406,7 @@ def evaluations(found: Sequence[Evaluation], about: str, left_out: str) -> Rende
     shown = [
         Text(about, style="bold"),
         *([_scores("ten random folds", found, "cross_validation")] if folds else []),
-        _scores(left_out, found, "families"),
+        _scores(held_out, found, "families"),
         _sums(found),
         _intervals(found),
         *([_by_distance(best)] if best.by_distance else []),

@@ -38,7 +38,7 @@ from farm.verdict.figures import (
     ReadingView,
     Whole,
 )
-from farm.verdict.replay import choices_of
+from farm.verdict.replay import measured_parts
 from farm.verdict.verdict import Verdict
 
 # Load only the columns that verdicts and reports use: there are tens of thousands of rows.
@@ -96,7 +96,7 @@ MOST_TUPLES, IN_BATCH = 20_000, 5000
 CanaryRun = tuple[str, int | None, int]
 
 
-class Evidence:
+class JobResults:
     """The database rows of a job up to one of its rounds. Each attribute is loaded at its first
     use.
 
@@ -343,7 +343,7 @@ class Evidence:
         for reading_id in reading_ids:
             row = self.readings.get(reading_id)
             if row:
-                canaries.append(CanaryReading(row.subject_id, row.card_id, ReadingView.of(row)))
+                canaries.append(CanaryReading(row.subject_id, ReadingView.of(row)))
         return [*canaries, *self._reference_canaries()]
 
     def _reference_canaries(self) -> Iterable[CanaryReading]:
@@ -356,7 +356,7 @@ class Evidence:
                 continue
             view = ReadingView(note.time_us, note.energy_mj, card_id=row.card_id)
             run = _run(row.card_id, note)
-            noted[run, note.time_us.value] = CanaryReading("reference operator", row.card_id, view)
+            noted[run, note.time_us.value] = CanaryReading("reference operator", view)
         return noted.values()
 
     @cached_property
@@ -393,7 +393,7 @@ class Evidence:
     @property
     def tuples(self) -> tuple[CostLine, ...]:
         """Return the tuples with the figures that the sum uses."""
-        return cost_lines(choices_of(self.parts, self.wholes, self.protocol.launch))
+        return cost_lines(self.parts, measured_parts(self.parts, self.wholes, self.protocol.launch))
 
     def verdict(self) -> Verdict:
         """Compute the verdict from the readings so far. While items are open, it is preliminary.

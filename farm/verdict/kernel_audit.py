@@ -1,0 +1,96 @@
+"""The kernels that a whole model launches, compared with those of its tuples."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from farm.types.reading import Verification
+from farm.verdict.figures import Part
+
+KEPT = 30  # largest length of each list of kernels
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel: its launches in the whole and in all tuples together, and its time in the
+    whole.
+    """
+
+    name: str
+    whole: int
+    tuples: int
+    time_us: float = 0.0
+
+
+@dataclass(frozen=True)
+class KernelAudit:
+    """The kernels of the whole compared with those of its tuples. `explained` is the share of the
+    whole's kernel time in launches that the tuples make too. Each list holds at most the 30
+    heaviest kernels; the counts include all."""
+
+    explained: float
+    time_us: float  # time of all kernels of one unobserved pass
+    launches: int
+    unknown_tuples: int  # tuples of the model without known kernels
+    only_whole: tuple[Kernel, ...] = ()
+    only_tuples: tuple[Kernel, ...] = ()
+    other_counts: tuple[Kernel, ...] = ()
+    only_whole_count: int = 0
+    only_tuples_count: int = 0
+    other_counts_count: int = 0
+    launch: str = "eager"  # launch of the observed pass
+
+    @property
+    def same(self) -> bool:
+        """True if whole and tuples launch the same kernels equally often."""
+        return not (self.only_whole_count or self.only_tuples_count or self.other_counts_count)
+
+
+def audit_kernels(verification: Verification, parts: Iterable[Part]) -> KernelAudit | None:
+    """Compare the kernels of a whole (from the verification on a card) with those of its parts.
+    None if the kernels of the whole or those of all parts are unknown."""
+    whole = verification.kernels or {}
+    of_tuples = verification.tuple_kernels or {}
+    expected: Counter[str] = Counter()
+    examined = unknown = 0
+    for part in parts:
+        kernels = of_tuples.get(part.subject.operator_id)
+        if kernels is None:
+            unknown += 1
+            continue
+        examined += 1
+        for name, times in kernels.items():
+            expected[name] += times * part.count
+
+    total_us = sum(launches.time_us for launches in whole.values())
+    if not total_us or not examined:
+        return None
+
+    both = [
+        Kernel(name, launches.count, expected[name], launches.time_us)
+        for name, launches in whole.items()
+    ]
+    both.sort(key=lambda kernel: -kernel.time_us)
+    only_whole = [kernel for kernel in both if not kernel.tuples]
+    other_counts = [kernel for kernel in both if kernel.tuples and kernel.tuples != kernel.whole]
+    only_tuples = [
+        Kernel(name, 0, launches) for name, launches in expected.most_common() if name not in whole
+    ]
+    explained_us = sum(
+        kernel.time_us * min(1.0, kernel.tuples / kernel.whole) for kernel in both if kernel.whole
+    )
+    return KernelAudit(
+        explained=explained_us / total_us,
+        time_us=total_us,
+        launches=sum(kernel.whole for kernel in both),
+        unknown_tuples=unknown,
+        only_whole=tuple(only_whole[:KEPT]),
+        only_tuples=tuple(only_tuples[:KEPT]),
+        other_counts=tuple(other_counts[:KEPT]),
+        only_whole_count=len(only_whole),
+        only_tuples_count=len(only_tuples),
+        other_counts_count=len(other_counts),
+        launch=verification.launch or "eager",
+    )
