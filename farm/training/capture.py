@@ -60,6 +60,8 @@ from farm.training.step import ForwardPass, TrainingStep
 from farm.training.streams import Streams
 from farm.types.tuple import OperatorTuple
 
+#: What fake tensors raise if operators depend on values.
+VALUES_NEEDED = (DataDependentOutputException, DynamicOutputShapeException)
 _ACCUMULATES = "torch::autograd::AccumulateGrad"
 #: Reference count of a storage that one tensor refers to, such as that in autograd's buffer.
 _HELD_BY_AUTOGRAD = torch._C._storage_Use_Count(storage_key(_ALONE := torch.empty(0)))
@@ -106,7 +108,7 @@ def capture_step(
             )
     except FarmError:
         raise
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+    except VALUES_NEEDED as error:
         raise CaptureError(
             "The operators of the training step depend on values in tensors: on the result of "
             f"{error}. "

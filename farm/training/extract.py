@@ -28,7 +28,13 @@ from farm.operators.cost import Cost, costs_of, model_flops
 from farm.operators.fake_pass import STANDS_FOR_A_CARD, fake_pass
 from farm.subjects.encoding import tensors_in
 from farm.subjects.needed import needed_tuple
-from farm.training.capture import as_computed, capture_step, dropout, scaled_dot_product_attention
+from farm.training.capture import (
+    VALUES_NEEDED,
+    as_computed,
+    capture_step,
+    dropout,
+    scaled_dot_product_attention,
+)
 from farm.training.split import build, completed_works, fake_group, split
 from farm.training.step import ForwardPass, Loss, TrainingStep, checkpoint_modules, loss_of
 from farm.training.tensor_lifetime import least_peak_bytes
@@ -163,7 +169,12 @@ def extract(
 
 
 def _step_extraction(variant: Variant, device_type: str) -> Extraction:
-    step = _checked(extract_step(variant, device_type=device_type), device_type)
+    try:
+        step = _checked(extract_step(variant, device_type=device_type), device_type)
+    except CaptureError as error:
+        if not isinstance(error.__cause__, VALUES_NEEDED) or variant.cards > 1:
+            raise
+        step = _step_with_values(variant, device_type, error)
     assert step.flops is not None, "extract_step counts the FLOPs of each step that it captures"
     if step.device_type == device_type:
         peak_bytes = max(step.memory_bytes)
@@ -278,6 +289,25 @@ def extract_step(variant: Variant, *, device_type: str = "cpu") -> CapturedPass:
         except CaptureError:
             _refuse_special(variant)
             raise
+
+
+def _step_with_values(variant: Variant, device_type: str, error: CaptureError) -> CapturedPass:
+    """Captures a step whose operators depend on values, and checks it: it runs on the CPU, if the
+    model is small enough; else raises ``error`` with the reason."""
+    _check_may_run(catalog.build(variant, device="meta"), error)
+    device = torch.device("cpu")
+    with captured_code():
+        model = catalog.build(variant, device="cpu")
+        inputs = catalog.example_inputs(variant, device="cpu")
+        with checkpoint_modules(model, variant.recompute):
+            step = TrainingStep(
+                model,
+                inputs,
+                make_loss=lambda output: loss_for(variant, output, device),
+                **_chosen(variant, device_type),
+            )
+            captured = capture_step(step)
+    return self_check.checked_on(device, captured)
 
 
 def _refuse_special(variant: Variant) -> None:
