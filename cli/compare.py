@@ -114,14 +114,14 @@ def _paired(
     shape: str,
     ending: Ending,
 ) -> None:
-    from cli.run import measure, say_differences
+    from cli.run import measure
     from farm.report.gate import Gate, judge_jobs, round_values
     from tasks.paired import paired_rounds
     from tasks.submissions import Submissions
 
     chosen = output.chosen_own_cards(card or [])[0]
     paired = paired_rounds(a, b, chosen, rounds)
-    say_differences(paired.sides.values())
+    output.say_differences(paired.sides.values())
     with output.writable_database() as database:
 
         def measured(number: int, a_job: str, b_job: str) -> None:

@@ -56,7 +56,7 @@ def follow(
         if out.file.isatty():
             show_progress = stack.enter_context(_live_bars(out, transient=not on_stdout))
         else:
-            show_progress = _plain_lines()
+            show_progress = _PlainLines().show
 
         while True:
             progresses = progress_despite_outage(database, job_ids)
@@ -78,30 +78,31 @@ def _live_bars(out: Console, *, transient: bool) -> Iterator[Callable[[list[Prog
         yield lambda progresses: live.update(progress_bars(progresses))
 
 
-def _plain_lines() -> Callable[[list[Progress]], None]:
-    """A function that prints a line for each job that has ended and, from time to time, one for the
-    jobs that run.
+class _PlainLines:
+    """Prints a line for each job that has ended and, from time to time, one for the jobs that
+    run.
     """
-    said: set[str] = set()
-    said_at_s, last = 0.0, ""
 
-    def lines(progresses: list[Progress]) -> None:
-        nonlocal said_at_s, last
+    def __init__(self) -> None:
+        self._ended: set[str] = set()  # the jobs whose end was printed
+        self._printed_at_s, self._last_line = 0.0, ""
+
+    def show(self, progresses: list[Progress]) -> None:
         for job in progresses:
-            if job.over and job.job_id not in said:
-                said.add(job.job_id)
+            if job.over and job.job_id not in self._ended:
+                self._ended.add(job.job_id)
                 say(progress_line(job))
-        several, running = len(progresses) > 1, [job for job in progresses if not job.over]
-        if running and time.monotonic() - said_at_s >= (
-            PLAIN_LINE_OF_SEVERAL_S if several else REPEATED_S
-        ):
-            first = max(running, key=lambda job: job.closed / max(1, job.total))
-            text = f"{len(said)} of {len(progresses)} jobs ended; " if several else ""
-            if (text := text + progress_line(first)) != last:
-                say(text)
-            said_at_s, last = time.monotonic(), text
 
-    return lines
+        running = [job for job in progresses if not job.over]
+        pause_s = PLAIN_LINE_OF_SEVERAL_S if len(progresses) > 1 else REPEATED_S
+        if not running or time.monotonic() - self._printed_at_s < pause_s:
+            return
+        line = progress_line(max(running, key=lambda job: job.closed / max(1, job.total)))
+        if len(progresses) > 1:
+            line = f"{len(self._ended)} of {len(progresses)} jobs ended; {line}"
+        if line != self._last_line:
+            say(line)
+        self._printed_at_s, self._last_line = time.monotonic(), line
 
 
 def progress_of(database: Database, job_ids: Sequence[str]) -> list[Progress]:

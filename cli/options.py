@@ -31,17 +31,11 @@ if TYPE_CHECKING:
     from farm.types.fields import Field
 
 
-def _known(name: str) -> str:
-    from farm.models.catalog import known
-
-    return known(name)
-
-
 _MODEL = (
     "The model's name (`farm models` lists all names), or the location of your own model: "
     "my_models.py:net."
 )
-Model = Annotated[str, typer.Argument(help=_MODEL, callback=_known)]
+Model = Annotated[str, typer.Argument(help=_MODEL)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")]
 Cards = Annotated[
     list[str] | None,
@@ -250,8 +244,8 @@ class CliOptions:
             UnknownModel, UnsupportedModel, MeasurementFileError: see `farm.models.catalog.find` and
                 `farm.requests.measurement_file.load`.
         """
-        from farm.models.catalog import resolve, resolve_given
         from farm.requests import measurement_file
+        from farm.requests.partial_request import PartialRequest
 
         if not self.models and not self.files:
             raise UsageError(
@@ -260,12 +254,11 @@ class CliOptions:
             )
         cells = self._cells()
         requests = []
-        for partial in self._models_on_the_command_line(locations=locations):
+        for partial in PartialRequest.of_models(self.models or (), locations=locations):
             requests += [cell.over(partial) for cell in cells]
         if not self.files:
             return requests
-        resolve_model = resolve_given if locations else resolve
-        for entry in measurement_file.load(self.files, resolve_model=resolve_model):
+        for entry in measurement_file.load(self.files, locations=locations):
             if self.quick:
                 entry = _without_precision(entry)
             # A sweep has its own grid.
@@ -288,24 +281,6 @@ class CliOptions:
             [(name, number) for number in sizes(f"--{name}", options.pop(name))] for name in several
         ]
         return [PartialRequest(**{**options, **dict(cell)}) for cell in itertools.product(*grid)]
-
-    def _models_on_the_command_line(self, *, locations: bool) -> list[PartialRequest]:
-        """One request for each model that the command line names, without other fields."""
-        from farm.models.catalog import matching, resolve
-        from farm.models.own import is_location
-        from farm.requests.partial_request import PartialRequest
-
-        if not locations and (location := next(filter(is_location, self.models or ()), None)):
-            raise UsageError(
-                f"`farm submit` accepts names only, not the location '{location}': the workers' "
-                "hosts have other files.",
-                "Register the function in the setting `models` of every host, or use `farm run`.",
-            )
-        names: list[str] = []
-        for text in self.models or ():
-            names += matching(text)
-        models = {name: resolve(name) for name in names}
-        return [PartialRequest(model=name, resolved=model) for name, model in models.items()]
 
 
 def _without_precision(entry: PartialRequest) -> PartialRequest:

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from sqlmodel import Session
 
     from farm.devices.device import Card
+    from farm.requests.partial_request import ResolvedVariant
+    from farm.requests.resolved import ResolvedRequest
     from farm.store.database import Database
-    from farm.types.protocol import Variant
 
 
 _ENDLESS = 100_000  # columns; no line is longer
@@ -123,14 +124,14 @@ def say(line: str) -> None:
         _tell(line)
 
 
-def say_differences(variants: Iterable[Variant]) -> None:
+def say_differences(resolved: Iterable[ResolvedRequest | ResolvedVariant]) -> None:
     """Print what differs between a user's models and the measured ones: a dtype, the mode. Each
     line once.
     """
-    from farm.models import catalog
-
-    lines = [line for variant in variants for line in catalog.differences(variant)]
-    for line in dict.fromkeys(lines):
+    lines: dict[str, None] = {}
+    for entry in resolved:
+        lines.update(dict.fromkeys(entry.differences))
+    for line in lines:
         say(line)
 
 

@@ -25,6 +25,7 @@ def report(
     jobs: list[str] | None = None,
     by: str | None = None,
     depth: int | None = None,
+    why: bool = False,
     readings: bool = False,
     trace: str | None = None,
     png: Path | None = None,
@@ -46,6 +47,9 @@ def report(
     if trace is not None:
         return _show_trace(trace, png, as_json=as_json)
     _check_options(by, depth, readings=readings, as_csv=as_csv, as_json=as_json)
+    if why:
+        _refuse_beside_why(by, readings=readings, as_csv=as_csv, html=html)
+        return _show_why(jobs or (), as_json=as_json)
     if html is not None:
         result_pages("--html").check_page(html)
 
@@ -119,6 +123,29 @@ def _check_options(
             "--readings cannot be combined with --by or --csv.",
             "Omit --readings, or omit --by and --csv.",
         )
+
+
+def _refuse_beside_why(by: str | None, *, readings: bool, as_csv: bool, html: Path | None) -> None:
+    if by or readings or as_csv or html:
+        raise UsageError(
+            "--why is a report of its own.", "Omit --by, --readings, --csv and --html."
+        )
+
+
+def _show_why(jobs: Sequence[str], *, as_json: bool) -> None:
+    from cli import report_tables
+    from farm.report.why import why
+    from farm.store.job_ids import find_job
+
+    with output.open_database().read() as session:
+        ids = dict.fromkeys(find_job(session, job).id for job in jobs)
+        answers = [why(session, job_id) for job_id in ids]
+    if as_json:
+        documents = [answer.to_json() for answer in answers]
+        emit_json(documents[0] if len(documents) == 1 else {"reports": documents})
+        return
+    for number, answer in enumerate(answers):
+        show(Group("", report_tables.why(answer)) if number else report_tables.why(answer))
 
 
 def _show_trace(reading: str, png: Path | None, *, as_json: bool) -> None:

@@ -17,6 +17,7 @@ from cli.tables import Text
 from farm.report.breakdowns import OF_OWNERS, grouped
 from farm.report.layers import LayerRow, Layers, sizes_text
 from farm.report.operators import CompiledJob
+from farm.report.rates import Rates, rule_of
 from farm.report.report import Report, remarks
 from farm.store.database import by_key
 from farm.types.figure import Figure, value_of
@@ -37,6 +38,7 @@ from farm.types.format import (
 )
 
 if TYPE_CHECKING:
+    from farm.report.why import Why
     from farm.verdict.cost_line import CostLine
     from farm.verdict.verdict import Verdict
 
@@ -46,6 +48,8 @@ _MOST_CARDS = 4
 _MOST_SWEEP_ROWS = 200
 _MOST_PLACEMENTS = 60
 _MOST_KERNELS = 30
+_MOST_RATES = 20
+_MOST_CAUSES = 3
 _MOST_LAYERS = 2000
 _LONGEST_PATH = 34  # of a module in a table; CSV and JSON have all of it
 
@@ -219,24 +223,65 @@ def _kernels(job: CompiledJob) -> RenderableType:
         [
             (
                 "kernel",
-                lambda row: f"{'* ' if row.improvable else ''}{row.line.subject.short_name}",
+                lambda row: f"{'* ' if row.rates.improvable else ''}{row.line.subject.short_name}",
             ),
             ("fused from", lambda row: few(row.fused)),
             ("modules", lambda row: few(row.modules)),
             (">calls", lambda row: str(row.line.count)),
             (">time\nper call", lambda row: quantity(value_of(row.line.time_us), TIME)),
-            (">share", "time_share", percent),
-            (">B/s", "bytes_per_s", "B/s"),
-            (
-                ">FLOP/s",
-                lambda row: count_of(row.flops_per_s, "FLOP/s") if row.flops_per_s else NOTHING,
-            ),
-            (">roofline", "roofline_share", percent),
+            (">share", lambda row: percent(row.rates.time_share)),
+            (">B/s", lambda row: count_of(row.rates.bytes_per_s, "B/s")),
+            (">FLOP/s", lambda row: _flops_per_s(row.rates)),
+            (">roofline", lambda row: percent(row.rates.roofline_share)),
         ],
         drops=("calls", "FLOP/s", "B/s", "modules", "fused from"),
         most=_MOST_KERNELS,
     )
-    return Group(table, tables.hanging(job.rule, "dim"))
+    return Group(table, tables.hanging(rule_of(job.peaks), "dim"))
+
+
+def why(answer: Why) -> RenderableType:
+    """What limits each operator of a job, the most expensive first, and the largest causes."""
+    table = tables.filled(
+        answer.rows,
+        [
+            (
+                "operator tuple",
+                lambda row: f"{'* ' if row.rates.improvable else ''}{row.line.subject.label}",
+            ),
+            (">calls", lambda row: str(row.line.count)),
+            (">time", lambda row: quantity(row.line.total_us or None, TIME)),
+            (">share", lambda row: percent(row.rates.time_share)),
+            (">B/s", lambda row: count_of(row.rates.bytes_per_s, "B/s")),
+            (">FLOP/s", lambda row: _flops_per_s(row.rates)),
+            (">roofline", lambda row: percent(row.rates.roofline_share)),
+            ("bound", lambda row: row.rates.bound),
+        ],
+        drops=("calls", "FLOP/s", "B/s"),
+        most=_MOST_RATES,
+    )
+    parts: list[RenderableType] = [
+        Text(answer.title, style="bold"),
+        table,
+        tables.hanging(rule_of(answer.peaks), "dim"),
+        Text(),
+    ]
+    if not answer.causes:
+        parts.append(Text("No cause saves 1 % of the sum or more."))
+    for number, cause in enumerate(answer.causes[:_MOST_CAUSES], 1):
+        part = "an eager pass" if cause.topic == "launch" else "the sum"
+        saved = f"{quantity(cause.saves_us, TIME)}, {percent(cause.share)} of {part}"
+        parts.append(tables.hanging(f"{number}. {cause.text} It saves at most {saved}."))
+    if len(answer.causes) > 1:
+        left = len(answer.causes) - _MOST_CAUSES
+        more = f"{left} smaller {plural('cause', left)}: --json. " if left > 0 else ""
+        note = f"{more}Two causes may save the same time, so do not add them."
+        parts.append(tables.hanging(note, "dim"))
+    return Group(*parts)
+
+
+def _flops_per_s(rates: Rates) -> str:
+    return count_of(rates.flops_per_s, "FLOP/s") if rates.flops else NOTHING
 
 
 def _tuples(report: Report, most: int) -> RenderableType:

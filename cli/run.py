@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from cli import follow, output
 from cli.interruption import CONTINUES, Ending, interruptible
 from cli.options import CliOptions
-from cli.output import Interrupted, emit_json, say
+from cli.output import Interrupted, emit_json, say, say_differences
 from farm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,17 +55,6 @@ def _run(options: CliOptions, ending: Ending) -> None:
         if left:
             measure(database, [left], cards, submissions, ending)
         follow.conclude(database, submissions, as_json=options.as_json, check=options.check)
-
-
-def say_differences(requests: Iterable[ResolvedRequest]) -> None:
-    """Print what differs between a user's models and the measured ones: a dtype, the mode. Each
-    line once.
-    """
-    lines: dict[str, None] = {}
-    for resolved in requests:
-        lines.update(dict.fromkeys(resolved.differences))
-    for line in lines:
-        say(line)
 
 
 def measure(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         lookup,
         open_database,
         readings,
+        why,
     )
     from farm.benchmark.block import Window
     from farm.errors import FarmError
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "farm.api.measure": "measure_model",
     "farm.api.notebook": "JobReport job_report",
-    "farm.api.queries": "calls compare export import_readings lookup open_database readings",
+    "farm.api.queries": "calls compare export import_readings lookup open_database readings why",
     "farm.benchmark.block": "Window",
     "farm.errors": "FarmError",
     "farm.jobs.in_process": "TupleReading measure_tuples window",

@@ -12,7 +12,7 @@ import contextlib
 import os
 import random
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -264,33 +264,48 @@ def _next_items(database: Database, job_id: str, number: int) -> tuple[list[int]
 
     The whole is first, since it may show that the predicted capture is wrong. The other items are
     in random order: slow changes of the card must not correlate with the position in the model."""
+    chance = random.Random(f"{job_id}/{number}")
+    rows: list[Any] = []
     with database.read() as session:
-        depths = queue_depths(
-            session.exec(select(tables.CardRow.id).where(tables.CardRow.origin == "")).all()
-        )
-        most = min(MOST_IN_QUEUE, MOST_IN_ALL_QUEUES // max(1, len(depths)) or 1)
-        room = {card_id: most - depth for card_id, depth in depths.items() if depth <= most // 2}
-        first_unsent = select(Item.id).where(
-            *_unsent(job_id), col(Item.card_id) == col(tables.CardRow.id)
-        )
-        needed = first_unsent.order_by(col(Item.id)).limit(1).scalar_subquery().is_not(None)
-        chance, rows = random.Random(f"{job_id}/{number}"), list[Any]()
-        for (card_id,) in list(
-            among(session, select(tables.CardRow.id).where(needed), tables.CardRow.id, room)
-        ):
-            query = (
-                select(Item.id, Item.role)
-                .where(*_unsent(job_id), Item.card_id == card_id)
-                .order_by(col(Item.id))
-            )
-            chosen: list[Any] = list(session.exec(query.limit(CHOSEN_FROM)))
-            chance.shuffle(chosen)
-            chosen.sort(key=lambda row: row.role != "whole")
+        room = _room_in_queues(session)
+        for card_id in _cards_with_unsent_items(session, job_id, room):
+            chosen = _first_unsent(session, job_id, card_id)
+            _shuffle_wholes_first(chosen, chance)
             rows += chosen[: room[card_id]]
             room[card_id] -= len(chosen)
+    _shuffle_wholes_first(rows, chance)
+    return [row.id for row in rows], [card_id for card_id, left in room.items() if left > 0]
+
+
+def _room_in_queues(session: Session) -> dict[str, int]:
+    """Return card id -> the number of messages that its queue has room for, of the cards of this
+    farm whose queue is at least half empty.
+    """
+    of_this_farm = select(tables.CardRow.id).where(tables.CardRow.origin == "")
+    depths = queue_depths(session.exec(of_this_farm).all())
+    most = min(MOST_IN_QUEUE, MOST_IN_ALL_QUEUES // max(1, len(depths)) or 1)
+    return {card_id: most - depth for card_id, depth in depths.items() if depth <= most // 2}
+
+
+def _cards_with_unsent_items(session: Session, job_id: str, card_ids: Iterable[str]) -> list[str]:
+    """Return those of the cards that have an item of the job without a message."""
+    of_card = (*_unsent(job_id), col(Item.card_id) == col(tables.CardRow.id))
+    first = select(Item.id).where(*of_card).order_by(col(Item.id)).limit(1)
+    cards = select(tables.CardRow.id).where(first.scalar_subquery().is_not(None))
+    return [card_id for (card_id,) in among(session, cards, tables.CardRow.id, card_ids)]
+
+
+def _first_unsent(session: Session, job_id: str, card_id: str) -> list[Any]:
+    """Return the first items (id, role) of a job on a card without a message, from which the next
+    ones are chosen.
+    """
+    query = select(Item.id, Item.role).where(*_unsent(job_id), Item.card_id == card_id)
+    return list(session.exec(query.order_by(col(Item.id)).limit(CHOSEN_FROM)))
+
+
+def _shuffle_wholes_first(rows: list[Any], chance: random.Random) -> None:
     chance.shuffle(rows)
     rows.sort(key=lambda row: row.role != "whole")
-    return [row.id for row in rows], [card_id for card_id, left in room.items() if left > 0]
 
 
 def _rows(database: Database, item_ids: Sequence[int]) -> list[Any]:

@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -26,11 +26,14 @@ from farm.exchange.packaged import database_of as _database_of
 from farm.settings import settings, user_models
 from farm.store.database import Database
 from tasks.servers import BrokerServer
-from tests import forked, workers
+from tests import workers
 from tests.clock import Clock
 from tests.farms import SharedFarm
 from tests.namespaces import Network, why_not
 from tests.servers import PostgresServer
+
+if TYPE_CHECKING:
+    from xdist.scheduler import LoadScopeScheduling
 
 # One thread of torch per test process: there is one process per core, and more threads would only
 # compete.
@@ -76,13 +79,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.get_closest_marker("slow") and not _SLOW_TESTS:
+        slow = item.get_closest_marker("slow")
+        if slow is not None and not _SLOW_TESTS:
+            reason = slow.kwargs["reason"]
             item.add_marker(
-                pytest.mark.skip(
-                    "it waits for a minute, starts many processes, or is one of many alike; "
-                    "FARM_SLOW_TESTS=1 runs it, "
-                    "as .ci/run does"
-                )
+                pytest.mark.skip(f"{reason}; FARM_SLOW_TESTS=1 runs it, as .ci/run does")
             )
     items[:] = workers.in_order(items)
 
@@ -121,13 +122,13 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None:
-    forked.fork_workers(config, specs)
+    workers.fork_workers(config, specs)
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> workers.Rows:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
     config.option.loadscopereorder = False  # the files keep their order
-    return workers.Rows(config, log)
+    return workers.scheduler(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -23,7 +23,7 @@ setTimeout(() => {
 </script>"""
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="it builds the site and starts a browser")
 @pytest.mark.skipif(not browser.BROWSER, reason="no Chromium here")
 def test_the_search_finds_pages_in_a_local_folder(tmp_path):
     pytest.importorskip("material")

@@ -122,10 +122,9 @@ def test_the_example_of_a_measurement_file_is_one():
     "path", sorted((DOCS.parent / "examples").glob("*.yml")), ids=lambda path: path.name
 )
 def test_the_examples_are_measurement_files(path):
-    from farm.models.catalog import resolve
     from farm.requests.measurement_file import load
 
-    assert load([path], resolve_model=resolve)
+    assert load([path])
 
 
 def test_the_example_of_a_settings_file_is_one(tmp_path, monkeypatch):

@@ -51,7 +51,9 @@ def shown(printed: str) -> str:
     return _PROGRESS.sub("", printed).replace(str(FOLDER), "farm/data").rstrip()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(
+    reason="it captures and measures models, and publishes the pages of the packaged readings"
+)
 def test_followed_word_by_word(request):
     anew = request.config.getoption("--regenerate-golden")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests import forked
+from tests import workers
 from tests.workers import BUSY, ROWS
 
 TESTS = Path(__file__).parent
@@ -30,13 +30,23 @@ def test_every_file_whose_tests_start_farms_is_in_a_row():
     } <= {file for row in ROWS for file in row}
 
 
+def test_a_slow_test_states_its_reason():
+    silent = [
+        f"{file.relative_to(TESTS)}:{number}"
+        for file in TESTS.rglob("test_*.py")
+        for number, line in enumerate(file.read_text().splitlines(), 1)
+        if re.search(r"\bmark\.slow\b(?!\(reason=|\($)", line)
+    ]
+    assert silent == []
+
+
 def test_a_worker_is_a_fork_of_the_process_that_imported_the_tests():
     if sys.platform != "linux" or "PYTEST_XDIST_WORKER" not in os.environ:
         pytest.skip("workers are forked on Linux")
-    assert forked.__file__ in psutil.Process().parent().cmdline()
+    assert workers.__file__ in psutil.Process().parent().cmdline()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a session of pytest of its own imports torch")
 def test_a_file_that_cannot_be_imported_is_an_error(tmp_path):
     package = tmp_path / "some_tests"
     package.mkdir()

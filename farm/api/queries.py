@@ -16,9 +16,12 @@ from farm.report.compare import compare as compare_sides
 from farm.report.comparison import SideComparison
 from farm.report.lookup import LookupRow, Sort
 from farm.report.lookup import lookup as look_up
+from farm.report.why import Why
+from farm.report.why import why as explain
 from farm.settings import settings
 from farm.store import query as filters
 from farm.store.database import Database
+from farm.store.job_ids import find_job
 
 
 def open_database(where: str | Path | None = None) -> Database:
@@ -120,6 +123,26 @@ def compare(first: str, second: str, *, database: Database) -> SideComparison:
     """
     with database.read() as session:
         return compare_sides(session, first, second)
+
+
+def why(job: str, *, database: Database) -> Why:
+    """Explain the time of a job, as `farm report JOB --why`: the rates of its operators (`rows`),
+    and its largest causes (`causes`), each with the time that it would save at most.
+
+    Args:
+        job: the id of a job, or its first characters.
+
+    Raises:
+        NoSuchJob: there is no such job.
+        NoReadings: no operator of the job is measured.
+
+    Example:
+        >>> answer = farm.why("55xkbcua", database=farm.open_database())
+        >>> [(cause.topic, cause.saves_us) for cause in answer.causes]
+        [('dtype', 8380.0), ('fusion', 1160.0)]
+    """
+    with database.read() as session:
+        return explain(session, find_job(session, job).id)
 
 
 def export(

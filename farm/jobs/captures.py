@@ -69,6 +69,16 @@ def _check_operators(session: Session, request: Request, capture_id: int) -> Non
     )
 
 
+def is_captured_first(resolved: ResolvedRequest) -> bool:
+    """True if the model has to be captured before workers start: to check named operators, or the
+    memory of a training step. The kernels of a compiled model belong to a card model, and the card
+    may not be registered yet."""
+    if named(resolved.request.operators):
+        return True
+    variant = resolved.variant
+    return variant is not None and bool(variant.step or variant.compile)
+
+
 def capture_all_layers(database: Database, resolved: ResolvedRequest) -> None:
     """If a request measures only some layers of a model, capture all layers: the report has a sum
     for all layers.
@@ -157,11 +167,13 @@ def capture_for(
         with database.write() as session:
             capture_id = content.store_extraction(session, variant, extraction, like)
     if protocol.data == "seen":
-        _observe_values(database, capture_id, variant)
+        _observe_values(database, capture_id, variant, model)
     return capture_id
 
 
-def _observe_values(database: Database, capture_id: int, variant: Variant) -> None:
+def _observe_values(
+    database: Database, capture_id: int, variant: Variant, model: ResolvedModel | None
+) -> None:
     """Run the model once and store the activation values of each call, unless the database has
     them.
     """
@@ -174,7 +186,7 @@ def _observe_values(database: Database, capture_id: int, variant: Variant) -> No
         row = session.get(tables.ModelVariant, variant.id)
     from farm.operators.observed_values import observe_values
 
-    values = observe_values(variant, row.flops if row else 0)
+    values = observe_values(variant, row.flops if row else 0, model)
     if values is None:
         _log.warning(
             "Using random normal inputs: %s is too large to run once for real values.", variant

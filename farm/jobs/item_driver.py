@@ -260,11 +260,14 @@ class ItemDriver:
             return ItemOutcome("declined")
         if why is DeclineReason.REUSED:
             return ItemOutcome("reused")
-        with self.database.read() as session:
-            item = session.get(Item, item_id)
+        item = self.ask(self._stored, item_id, has_claim=False)
         if item is None:
             return ItemOutcome("declined")
         return ItemOutcome("failed", item.reason, item.message)
+
+    def _stored(self, item_id: int) -> Item | None:
+        with self.database.read() as session:
+            return session.get(Item, item_id)
 
     def measure(self, claimed: Claim) -> CardReading:
         """Measure a claimed item in the benchmark process. For a whole, first verify its capture

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from farm.models.tensor_kinds import REAL_FLOATING, is_plain, is_real_floating
+from farm.models.tensor_kinds import REAL_FLOATING, bytes_of, is_plain, is_real_floating
 from farm.types.format import plural
 from farm.types.protocol import Variant
 
@@ -36,6 +36,7 @@ class AsBuilt:
     # path and class of its modules that compute otherwise in train mode
     depending: tuple[tuple[str, str], ...]
     settings: tuple[str, ...]  # those of PyTorch that its code changes
+    parameter_bytes: int
 
 
 def as_built(
@@ -53,6 +54,7 @@ def as_built(
         tuple(dict.fromkeys(dtypes)),
         tuple(_depending_on_mode(model)),
         settings,
+        bytes_of(parameters),
     )
 
 

@@ -65,20 +65,30 @@ def _planned_bytes(func: Any, args: Any, kwargs: dict[str, Any]) -> int:
     return planned.nbytes
 
 
-def built_on_meta(make: Callable[[], Made]) -> Made:
+def built_on_meta(
+    make: Callable[[], Made], accepts: Callable[[Made], bool] = lambda _: True
+) -> Made:
     """What ``make`` returns if modules create their parameters on meta.
 
     Some models cannot be built so, because they read their weights: a calibration, a fused batch
-    norm, a dry run in a constructor. If ``make`` raises, it runs again with real memory, and its
-    parameters are on the CPU. Raises as the second run, and `UnsupportedModel` if the model does
-    not fit into the memory of this host."""
+    norm, a dry run in a constructor. If ``make`` raises, or ``accepts`` is false for what it
+    returns, it runs again with real memory (`built_on_cpu`). Raises as the second run."""
     try:
         with EmptyOnMeta():
-            return make()
+            model = make()
+        if accepts(model):
+            return model
     except UnsupportedModel:
         raise
     except Exception:
         _log.debug("The model cannot be built on meta", exc_info=True)
+    return built_on_cpu(make)
+
+
+def built_on_cpu(make: Callable[[], Made]) -> Made:
+    """What ``make`` returns if its parameters have values. Raises `UnsupportedModel` if they do not
+    fit into the memory of this host.
+    """
     with CountedMemory(free_memory_bytes()):
         return make()
 

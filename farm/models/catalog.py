@@ -7,7 +7,6 @@ builds modules and inputs."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import fnmatch
 from collections.abc import Sequence
@@ -169,13 +168,6 @@ def find(name: str) -> ModelEntry:
     return resolve(name).entry
 
 
-def known(name: str) -> str:
-    """The name of a model of the catalog, or of a user's model given by its location. Raises as
-    `resolve_given`.
-    """
-    return resolve_given(name).entry.name
-
-
 # ---- the methods of `ResolvedModel`, for callers that have only a name or a variant
 
 
@@ -194,13 +186,6 @@ def variant(name: str, batch: int = 1, **fields: Any) -> Variant:
         `farm.models.texts.user_text.tokenize`. UnknownModel, UnsupportedModel: see `resolve`.
     """
     return resolve_given(name).variant(batch, **fields)
-
-
-def differences(variant: Variant) -> list[str]:
-    """See `ResolvedModel.differences`; empty if the catalog does not have the model."""
-    with contextlib.suppress(UsageError):  # using the model raises this error again
-        return resolve(variant.model).differences(variant)
-    return []
 
 
 def build(model: Variant | str, **options: Any) -> nn.Module:

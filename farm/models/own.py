@@ -314,29 +314,24 @@ def _arguments(example: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
 # ---- example inputs
 
 
-def example(name: str) -> UserModel:
+def example(name: str, *, is_small: bool = False) -> UserModel:
     """The model of a function, for its example inputs and a description of its tensors.
 
     The parameters of a model of more than `MOST_BUILT_BYTES` take no memory: they are on meta, if
-    the model can be built so and its inputs do not come from them. Raises as `made`."""
-    from farm.models.building import CountedMemory, EmptyOnMeta, free_memory_bytes
+    the model can be built so and its inputs do not come from them. ``is_small``: the parameters are
+    known to take less, so the function runs once. Raises as `made`."""
+    from farm.models.building import built_on_cpu, built_on_meta
     from farm.models.tensor_kinds import bytes_of
 
-    # A model that cannot be built on meta raises here, and is built below.
-    with contextlib.suppress(SettingsError, UnsupportedModel), seeded(), EmptyOnMeta():
-        model = made(name)
+    def make() -> UserModel:
+        with seeded():
+            return made(name)
+
+    def takes_no_memory(model: UserModel) -> bool:
         is_large = bytes_of(model.module.parameters()) > MOST_BUILT_BYTES
-        if is_large and not any(tensor.is_meta for tensor in _tensors_of(model.values)):
-            return model
-    with seeded(), CountedMemory(free_memory_bytes()):
-        return made(name)
+        return is_large and not any(tensor.is_meta for tensor in _tensors_of(model.values))
 
-
-def given_inputs(name: str) -> tuple[Any, ...] | None:
-    """The model's own example inputs: positional arguments of its module. None if it has none.
-    Raises as `made`.
-    """
-    return example(name).values
+    return built_on_cpu(make) if is_small else built_on_meta(make, takes_no_memory)
 
 
 def batched(inputs: Sequence[Any], batch: int) -> list[Any]:
@@ -478,7 +473,7 @@ class Own(Source):
         dtypes change as those of the model. Raises as `made`."""
         from farm.models.building import images
 
-        example = given_inputs(entry.own_name)
+        example = self.example_inputs(entry)
         if example is None:
             return (images(variant, device),)
         dtype = self._cast_to(entry, variant)
@@ -492,8 +487,8 @@ class Own(Source):
         return None if dtype in ("", variant.dtype) else dtype_of(variant)
 
     def _arrival(self, name: str) -> AsBuilt:
-        """How the model of a function arrives; the function runs once for this. Raises as
-        `made`.
+        """How the model of a function arrives; the function runs for this until it has changed.
+        Raises as `made`.
         """
         from farm.models.as_built import as_built
 
@@ -510,7 +505,9 @@ class Own(Source):
         return self._arrivals[name][1]
 
     def example_inputs(self, entry: ModelEntry) -> tuple[Any, ...] | None:
-        return given_inputs(entry.own_name)
+        arrival = self._arrival(entry.own_name)
+        is_small = arrival.parameter_bytes <= MOST_BUILT_BYTES
+        return example(entry.own_name, is_small=is_small).values
 
     def usual_batch(self, entry: ModelEntry) -> int:
         return self._arrival(entry.own_name).batch
@@ -527,7 +524,7 @@ class Own(Source):
     def hint_about_inputs(self, entry: ModelEntry, variant: Variant) -> str:
         if self._cast_to(entry, variant) is not None:
             return " Or omit --dtype, to measure it in its own dtype."
-        if given_inputs(entry.own_name) is not None:
+        if self.example_inputs(entry) is not None:
             return ""
         return (
             " The input is an image; return a pair of the model and its example inputs for "

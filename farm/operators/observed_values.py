@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from farm.errors import FarmError
 from farm.models import catalog
+from farm.models.resolved import ResolvedModel
 from farm.models.user_code import captured_code
 from farm.operators.capture import capture, predict
 from farm.operators.input_values import channel_dimension
@@ -44,26 +45,30 @@ ObservedValues = dict[tuple[str, str], list[CallValues]]
 _Tensors = Sequence[tuple[torch.Tensor, bool]]  # each with whether the call wrote to it
 
 
-def observe_values(variant: Variant, flops: int = 0) -> ObservedValues | None:
+def observe_values(
+    variant: Variant, flops: int = 0, model: ResolvedModel | None = None
+) -> ObservedValues | None:
     """Runs a variant and describes the values of each call; None if the run costs too much (by the
-    ``flops`` of one pass, if known) or fails on a CPU."""
+    ``flops`` of one pass, if known) or fails on a CPU. ``model``: the variant's model, if the
+    caller has found it."""
+    model = model or catalog.resolve(variant.model)
     batch = 2  # shows what all samples have in common
     with captured_code():
         # Always in single precision: a CPU is slow in other dtypes, and the shares are the same.
         plain = dataclasses.replace(variant, dtype="float32", memory_format="contiguous")
-        on_meta = catalog.build(plain, real_buffers=True)
+        on_meta = model.build(plain, real_buffers=True)
         large = sum(tensor.numel() for tensor in on_meta.parameters()) > MOST_PARAMETERS
         if not large and flops * batch / variant.batch <= MOST_FLOPS:
             two = dataclasses.replace(plain, batch=batch)
-            model = catalog.build(two, device="cpu")
-            arguments = catalog.example_inputs(two, device="cpu")
+            module = model.build(two, device="cpu")
+            arguments = model.example_inputs(two, device="cpu")
             # A model with a cache accepts only the batch size of the cache.
             with contextlib.suppress(FarmError):
-                return watch_values(model, arguments)
+                return watch_values(module, arguments)
         observed: ObservedValues = defaultdict(list)
         look = functools.partial(_look, observed, described=False)
         with contextlib.suppress(FarmError):  # the model is not run: only its buffers have values
-            predict(on_meta, catalog.meta_inputs(plain), watch=look)
+            predict(on_meta, model.meta_inputs(plain), watch=look)
             return dict(observed) if any(map(any, observed.values())) else None
     return None
 

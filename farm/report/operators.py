@@ -5,28 +5,25 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sqlmodel import Session, col, select
 
 from farm.errors import FarmError
+from farm.report.rates import Rates
 from farm.store import tables
 from farm.store.columns import OPERATOR
 from farm.store.database import by_key, fetch_values
 from farm.subjects.label import fused_names
-from farm.types.figure import share_of, value_of
-from farm.types.format import count_of, percent, told_apart
+from farm.types.figure import value_of
+from farm.types.format import told_apart
 from farm.types.protocol import Variant
 from farm.types.roofline import Roofline, roofline_of
 from farm.types.tuple import NeededTuple
 from farm.verdict.cost_line import CostLine
 from farm.verdict.model_readings import known_tuples
-
-# A kernel has room for improvement if it has at least this share of the sum, and less than this
-# share of the roofline.
-LEAST_SHARE, MOST_OF_ROOFLINE = 0.01, 0.5
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
@@ -93,6 +90,19 @@ def operators(variant: Variant, roofline: Roofline | None = None) -> Operators:
     )
 
 
+def operators_or_kernels(
+    variant: Variant,
+    device_type: str,
+    ask: Callable[[Callable[[Session], Operators]], Operators],
+) -> Operators:
+    """Return the tuples of a variant: extracted, or the stored ones of a compiled model. ``ask``
+    calls a function with a session of a database. Raises as `operators` and
+    `compiled_operators`."""
+    if not variant.compile:
+        return operators(variant)
+    return ask(lambda session: compiled_operators(session, variant, device_type))
+
+
 def compiled_operators(session: Session, variant: Variant, device_type: str) -> Operators:
     """Return the stored kernels and library calls of a compiled variant, of the card model that
     compiled it last. Raises `NoReadings` if no card has compiled it."""
@@ -141,43 +151,13 @@ def _rows(needed: Sequence[NeededTuple], peaks: Roofline) -> tuple[OperatorRow, 
 
 @dataclass(frozen=True)
 class KernelRow:
-    """A generated kernel or a library call of a compiled model. Time and rates are for one call."""
+    """A generated kernel or a library call of a compiled model."""
 
     line: CostLine
     fused: tuple[str, ...]  # names of the aten operators that a generated kernel computes
     # paths of the modules that the kernel was fused from; * stands for several numbers
     modules: tuple[str, ...]
-    time_share: float | None
-    peaks: Roofline  # of the card
-
-    @property
-    def bytes_per_s(self) -> float | None:
-        time_s = self._time_s
-        return self.line.subject.bytes_moved / time_s if time_s else None
-
-    @property
-    def flops_per_s(self) -> float | None:
-        time_s = self._time_s
-        return self.line.subject.flops / time_s if time_s else None
-
-    @property
-    def roofline_share(self) -> float | None:
-        """The time at the card's peak rates / the time; above 1: the data was in the cache."""
-        if not self.line.time_us or not self.line.time_us.value:
-            return None
-        subject, peaks = self.line.subject, self.peaks
-        ideal_s = max(subject.flops / peaks.flops_per_s, subject.bytes_moved / peaks.bytes_per_s)
-        return ideal_s * 1e6 / self.line.time_us.value
-
-    @property
-    def _time_s(self) -> float:
-        return self.line.time_us.value * 1e-6 if self.line.time_us else 0.0
-
-    @property
-    def improvable(self) -> bool:
-        """True if the kernel has room for improvement."""
-        heavy = (self.time_share or 0.0) >= LEAST_SHARE
-        return heavy and (self.roofline_share or 1.0) < MOST_OF_ROOFLINE
+    rates: Rates
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -187,11 +167,7 @@ class KernelRow:
             "modules": self.modules,
             "calls": self.line.count,
             "time_us": value_of(self.line.time_us),
-            "time_share": self.time_share,
-            "bytes_per_s": self.bytes_per_s,
-            "flops_per_s": self.flops_per_s,
-            "roofline_share": self.roofline_share,
-            "improvable": self.improvable,
+            **self.rates.to_json(),
         }
 
 
@@ -213,17 +189,6 @@ class CompiledJob:
             for reason, n in self.graph_breaks.items()
         )
         return "; ".join([str(sum(self.graph_breaks.values())), *reasons])
-
-    @property
-    def rule(self) -> str:
-        """What the mark of a kernel and the column `roofline` mean."""
-        rates = (
-            f"{count_of(self.peaks.bytes_per_s, 'B/s')}, "
-            f"{count_of(self.peaks.flops_per_s, 'FLOP/s')}"
-        )
-        share, of_roofline = percent(LEAST_SHARE, 0), percent(MOST_OF_ROOFLINE, 0)
-        limits = f"at least {share} of the sum and below {of_roofline} of the roofline"
-        return f"* room for improvement: {limits} ({rates}; above 100 %: the data was in the cache)"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -250,14 +215,12 @@ def compiled_job(
     rows = []
     for line in lines:
         operator_id = line.subject.operator_id
-        measured = line.time_us is not None and line.time_us.value
         rows.append(
             KernelRow(
                 line,
                 fused=tuple(fused_names(stored[operator_id].parameters.get("fused") or "")),
                 modules=patterns_of(paths[operator_id]),
-                time_share=share_of(line.total_us, total_us) if measured else None,
-                peaks=peaks,
+                rates=Rates.of(line, total_us, peaks),
             )
         )
     rows.sort(key=lambda row: (-row.line.total_us, -row.line.count * row.line.subject.estimated_us))

@@ -134,18 +134,18 @@ def _entry_models() -> dict[str, type[BaseModel]]:
 # ----- files
 
 
-def load(
-    paths: Iterable[Path | str], *, resolve_model: Callable[[str], ResolvedModel] | None = None
-) -> list[PartialRequest]:
+def load(paths: Iterable[Path | str], *, locations: bool = False) -> list[PartialRequest]:
     """Read measurement files ("-": standard input). Return their requests in order, without
-    duplicates, one for each combination of values. `resolve_model` finds each model by its name.
-    Raises `MeasurementFileError` with ``file:line: key`` if a file cannot be read or is malformed,
-    or if `resolve_model` raises a `FarmError`."""
+    duplicates, one for each combination of values, each with its model. ``locations``: accept the
+    locations of own functions in place of names. Raises `MeasurementFileError` with ``file:line:
+    key`` if a file cannot be read or is malformed, or names a model that does not exist."""
+    from farm.models.catalog import resolve, resolve_given
+
+    resolve_model = resolve_given if locations else resolve
     requests: dict[str, PartialRequest] = {}
     for path in dict.fromkeys(map(str, paths)):
-        for request in parse(
-            _read(path), STANDARD_INPUT if path == "-" else path, resolve_model=resolve_model
-        ):
+        name = STANDARD_INPUT if path == "-" else path
+        for request in parse(_read(path), name, resolve_model=resolve_model):
             requests.setdefault(repr(sorted(request.given.items())), request)
     return list(requests.values())
 

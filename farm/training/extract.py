@@ -154,27 +154,29 @@ def extract(
     if variant.version and (kept := _kept.get((variant, device_type, grad))) is not None:
         return kept
     with refused(f"{variant.model} cannot be captured"):
+        resolved = model or catalog.resolve(variant.model)
         if variant.step:
-            return _step_extraction(variant, device_type)
+            return _step_extraction(variant, resolved, device_type)
         if variant.cards > 1:
-            captured = _checked(_extract_split(variant, device_type, grad=grad), device_type)
+            captured = _extract_split(variant, resolved, device_type, grad=grad)
+            captured = _checked(captured, device_type)
             costs = costs_of(captured)
             # PyTorch's counter cannot count one rank's part.
             flops = sum(costs[call.tuple_id].flops for call in captured.calls)
             return Extraction(captured, costs, flops)
-        resolved = model or catalog.resolve(variant.model)
         with captured_code():
             captured, flops = _extract_forward(variant, resolved, device_type, grad=grad)
         return Extraction(captured, costs_of(captured), flops)
 
 
-def _step_extraction(variant: Variant, device_type: str) -> Extraction:
+def _step_extraction(variant: Variant, resolved: ResolvedModel, device_type: str) -> Extraction:
     try:
-        step = _checked(extract_step(variant, device_type=device_type), device_type)
+        captured = extract_step(variant, device_type=device_type, model=resolved)
+        step = _checked(captured, device_type)
     except CaptureError as error:
         if not isinstance(error.__cause__, VALUES_NEEDED) or variant.cards > 1:
             raise
-        step = _step_with_values(variant, device_type, error)
+        step = _step_with_values(variant, resolved, device_type, error)
     assert step.flops is not None, "extract_step counts the FLOPs of each step that it captures"
     if step.device_type == device_type:
         peak_bytes = max(step.memory_bytes)
@@ -248,15 +250,17 @@ def _checked(captured: CapturedPass, device_type: str) -> CapturedPass:
     )
 
 
-def _extract_split(variant: Variant, device_type: str, *, grad: bool) -> CapturedPass:
+def _extract_split(
+    variant: Variant, resolved: ResolvedModel, device_type: str, *, grad: bool
+) -> CapturedPass:
     """Captures the aten operators and the collectives that one rank of a split model runs in a
     forward pass.
     """
     device = "cpu" if device_type == "cpu" else STANDS_FOR_A_CARD
     with captured_code(), fake_group(variant.cards):
-        model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
+        model, inputs = resolved.build(variant, device="meta"), resolved.meta_inputs(variant)
         with fake_pass(model, inputs, None, device) as (fakes, fake_inputs, _):
-            split(model, variant, "cpu")
+            split(model, variant, "cpu", resolved)
             return capture_forward(model, fake_inputs, grad=grad, warmed_up=False, fakes=fakes)
 
 
@@ -273,9 +277,11 @@ def capture_forward(
     )
 
 
-def extract_step(variant: Variant, *, device_type: str = "cpu") -> CapturedPass:
+def extract_step(
+    variant: Variant, *, device_type: str = "cpu", model: ResolvedModel | None = None
+) -> CapturedPass:
     """Captures one training step of a variant as a kind of device would run it, in train mode;
-    nothing is computed.
+    nothing is computed. ``model``: the variant's model, if the caller has found it.
 
     Without a CUDA context it records the operators of the CPU, but the attention, dropout and
     optimizer of a GPU. Raises `CaptureError` if the step does not run, and as `farm.models.catalog`
@@ -284,21 +290,24 @@ def extract_step(variant: Variant, *, device_type: str = "cpu") -> CapturedPass:
         text = "A training step cannot use the phase decode (one token with a cache)."
         raise UsageError(text, "Give --phase prefill.")
     with refused(f"The training step of {variant.model} cannot be captured"):
+        resolved = model or catalog.resolve(variant.model)
         try:
-            return _extract_step_for(variant, device_type)
+            return _extract_step_for(variant, resolved, device_type)
         except CaptureError:
-            _refuse_special(variant)
+            _refuse_special(variant, resolved)
             raise
 
 
-def _step_with_values(variant: Variant, device_type: str, error: CaptureError) -> CapturedPass:
+def _step_with_values(
+    variant: Variant, resolved: ResolvedModel, device_type: str, error: CaptureError
+) -> CapturedPass:
     """Captures a step whose operators depend on values, and checks it: it runs on the CPU, if the
     model is small enough; else raises ``error`` with the reason."""
-    _check_may_run(catalog.build(variant, device="meta"), error)
+    _check_may_run(resolved.build(variant, device="meta"), error)
     device = torch.device("cpu")
     with captured_code():
-        model = catalog.build(variant, device="cpu")
-        inputs = catalog.example_inputs(variant, device="cpu")
+        model = resolved.build(variant, device="cpu")
+        inputs = resolved.example_inputs(variant, device="cpu")
         with checkpoint_modules(model, variant.recompute):
             step = TrainingStep(
                 model,
@@ -310,10 +319,10 @@ def _step_with_values(variant: Variant, device_type: str, error: CaptureError) -
     return self_check.checked_on(device, captured)
 
 
-def _refuse_special(variant: Variant) -> None:
+def _refuse_special(variant: Variant, resolved: ResolvedModel) -> None:
     """Raises `UnsupportedTensor` with the module's path if the forward pass computes with a special
     tensor. A step that has one ends with an error of PyTorch, or without the path."""
-    model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
+    model, inputs = resolved.build(variant, device="meta"), resolved.meta_inputs(variant)
     tensors = [*model.parameters(), *model.buffers(), *inputs]
     if all(map(is_plain, tensors_in(tensors))):
         return
@@ -325,25 +334,27 @@ def _refuse_special(variant: Variant) -> None:
         return
 
 
-def _extract_step_for(variant: Variant, device_type: str) -> CapturedPass:
+def _extract_step_for(variant: Variant, resolved: ResolvedModel, device_type: str) -> CapturedPass:
     on = device_type if torch.cuda.is_initialized() else "cpu"
     if on == device_type:
-        return _extract_step(variant, device_type, on, on)
+        return _extract_step(variant, resolved, device_type, on, on)
     functions = torch.nn.functional
     attention = replaced(functions, "scaled_dot_product_attention", scaled_dot_product_attention)
     with attention, replaced(torch._VF, "dropout", dropout):
         # some models mix tensors of two devices, which a card allows
         with contextlib.suppress(Exception):
-            return _extract_step(variant, device_type, on, STANDS_FOR_A_CARD)
-        return _extract_step(variant, device_type, on, on)
+            return _extract_step(variant, resolved, device_type, on, STANDS_FOR_A_CARD)
+        return _extract_step(variant, resolved, device_type, on, on)
 
 
-def _extract_step(variant: Variant, device_type: str, on: str, there: str) -> CapturedPass:
+def _extract_step(
+    variant: Variant, resolved: ResolvedModel, device_type: str, on: str, there: str
+) -> CapturedPass:
     """`extract_step` with the operators of one device (``on``); the fake tensors are on another
     (``there``).
     """
     with captured_code():
-        model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
+        model, inputs = resolved.build(variant, device="meta"), resolved.meta_inputs(variant)
         with contextlib.ExitStack() as stack:
             if variant.cards > 1:
                 stack.enter_context(fake_group(variant.cards))
@@ -351,11 +362,11 @@ def _extract_step(variant: Variant, device_type: str, on: str, there: str) -> Ca
             stack.enter_context(checkpoint_modules(model, variant.recompute))
             if variant.cards > 1:
                 stack.enter_context(WatchedOperators(completed_works))
-            forward = split(model, variant, on) if variant.cards > 1 else model
+            forward = split(model, variant, on, resolved) if variant.cards > 1 else model
 
             def loss(output: Any) -> Loss:
                 with _disable_current_modes():
-                    real = loss_for(variant, output, torch.device("cpu"))
+                    real = loss_for(resolved, variant, output, torch.device("cpu"))
                     return dataclasses.replace(real, targets=fakes.tree(real.targets))
 
             step = TrainingStep(model, fake_inputs, make_loss=loss, **_chosen(variant, device_type))
@@ -371,15 +382,19 @@ def _extract_step(variant: Variant, device_type: str, on: str, there: str) -> Ca
 def build_step(variant: Variant, device: torch.device, *, launch: str = "eager") -> TrainingStep:
     """Builds a variant's training step on a device with seeded random weights and runs it once;
     raises as `extract_step`. For a CUDA graph, Adam and AdamW keep their step count on the card."""
-    model, inputs = build(variant, device), catalog.example_inputs(variant, device=device)
+    resolved = catalog.resolve(variant.model)
+    model, inputs = build(variant, device, resolved)
     checkpoint_modules(model, variant.recompute)
     chosen = _chosen(variant, device.type, launch)
     step = TrainingStep(
-        model, inputs, make_loss=lambda output: loss_for(variant, output, device), **chosen
+        model,
+        inputs,
+        make_loss=lambda output: loss_for(resolved, variant, output, device),
+        **chosen,
     )
     step.split = variant.cards > 1
     if variant.data_parallel > 1 and variant.sharding == "ddp":
-        step.forward = split(model, variant, device.type)
+        step.forward = split(model, variant, device.type, resolved)
     # The first run creates the optimizer's state and the loss. DDP needs eleven runs before a CUDA
     # graph records it.
     for _ in range(11 if step.forward is not model else 1):
@@ -396,11 +411,11 @@ def _chosen(variant: Variant, device_type: str, launch: str = "eager") -> dict[s
     }
 
 
-def loss_for(variant: Variant, output: Any, device: torch.device) -> Loss:
+def loss_for(model: ResolvedModel, variant: Variant, output: Any, device: torch.device) -> Loss:
     """The loss of a variant: the one that the user registered for the model, else one chosen by its
     output.
     """
-    entry = catalog.find(variant.model)
+    entry = model.entry
     if entry.origin == own.NAME and (registered := own.loss(entry.own_name)) is not None:
         return Loss(own.loss_target(entry.own_name), (), lambda output, _: registered(output))
     return loss_of(

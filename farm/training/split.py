@@ -18,6 +18,7 @@ from torch import nn
 from farm.errors import CaptureError, UnsupportedModel, UsageError
 from farm.models import catalog
 from farm.models.building import replaced
+from farm.models.resolved import ResolvedModel
 from farm.subjects.collective_calls import local_part
 from farm.training.step import blocks_of
 from farm.types.protocol import Variant
@@ -45,20 +46,30 @@ def fake_group(cards: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def build(variant: Variant, device: torch.device) -> nn.Module:
-    """A variant, or this rank's part of it, with random weights. DDP is not applied yet.
+def build(
+    variant: Variant, device: torch.device, model: ResolvedModel | None = None
+) -> tuple[nn.Module, tuple[Any, ...]]:
+    """A variant, or this rank's part of it, with random weights, and its inputs. DDP is not applied
+    yet. ``model``: the variant's model, if the caller has found it.
 
     Only the part is allocated: the whole model may be larger than the card's memory.
     """
+    model = model or catalog.resolve(variant.model)
     if variant.tensor_parallel == 1 and variant.sharding == "ddp":
-        return catalog.build(variant, device=device)
-    model = catalog.build(variant, device="meta", real_buffers=True)
-    kept = {name: buffer for name, buffer in model.named_buffers() if not buffer.is_meta}
-    split(model, variant, device.type)
-    model.to_empty(device=device)
+        module = model.build(variant, device=device)
+    else:
+        module = _part(variant, device, model)
+    return module, model.example_inputs(variant, device=device)
+
+
+def _part(variant: Variant, device: torch.device, model: ResolvedModel) -> nn.Module:
+    module = model.build(variant, device="meta", real_buffers=True)
+    kept = {name: buffer for name, buffer in module.named_buffers() if not buffer.is_meta}
+    split(module, variant, device.type, model)
+    module.to_empty(device=device)
     generator = torch.Generator(device).manual_seed(dist.get_rank())
     with torch.no_grad():
-        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
             local = local_part(tensor)
             if name in kept:
                 local.copy_(kept[name])
@@ -69,23 +80,25 @@ def build(variant: Variant, device: torch.device) -> nn.Module:
                 )
             else:
                 local.fill_(name.endswith("weight"))
-    return model
+    return module
 
 
-def split(model: nn.Module, variant: Variant, device_type: str) -> Callable[..., Any]:
-    """Split a model in place among the ranks of the group. Return the function that runs its
+def split(
+    module: nn.Module, variant: Variant, device_type: str, model: ResolvedModel
+) -> Callable[..., Any]:
+    """Split a module in place among the ranks of the group. Return the function that runs its
     forward pass. Raises `UnsupportedModel` if the model has no plan, or cannot be split evenly."""
     from torch.distributed.device_mesh import init_device_mesh
 
     if variant.distributed > 1:  # a user's model has split itself
-        return model
+        return module
     mesh = init_device_mesh(device_type, (variant.cards,))
     if variant.tensor_parallel > 1:
         from torch.distributed.tensor.parallel import parallelize_module
 
-        parallelize_module(model, mesh, _plan(model, variant), src_data_rank=None)
+        parallelize_module(module, mesh, _plan(module, variant, model), src_data_rank=None)
     elif variant.sharding == "ddp":
-        replicated = nn.parallel.DistributedDataParallel(model)
+        replicated = nn.parallel.DistributedDataParallel(module)
         # DDP times its first ten runs and every hundredth: in the capture of a CUDA graph it cannot
         # read the events.
         replicated._set_ddp_runtime_logging_sample_rate(2**30)
@@ -93,23 +106,23 @@ def split(model: nn.Module, variant: Variant, device_type: str) -> Callable[...,
     else:
         from torch.distributed.fsdp._fully_shard import _fully_shard as fsdp
 
-        paths, device = [""], next(model.parameters()).device
+        paths, device = [""], next(module.parameters()).device
         with contextlib.suppress(UsageError):  # a model without a list of blocks is one unit
-            paths = [*blocks_of(model), ""]
+            paths = [*blocks_of(module), ""]
         replacement = replaced(
             fsdp, "_get_device_from_mesh", lambda mesh: device
         )  # a mesh does not know "cpu:0"
         with replacement if device.type == "cpu" else contextlib.nullcontext():
             for path in paths:
-                fsdp.fully_shard(model.get_submodule(path), mesh=mesh)
-    return model
+                fsdp.fully_shard(module.get_submodule(path), mesh=mesh)
+    return module
 
 
-def _plan(model: nn.Module, variant: Variant) -> dict[str, Any]:
+def _plan(module: nn.Module, variant: Variant, model: ResolvedModel) -> dict[str, Any]:
     """Path of a module -> PyTorch's style of tensor parallelism."""
     styles = _styles()
     plan: dict[str, Any] = {}
-    for path, style in catalog.resolve(variant.model).tensor_parallel_plan(variant, model).items():
+    for path, style in model.tensor_parallel_plan(variant, module).items():
         if style not in styles:
             raise UnsupportedModel(
                 f"The plan of {variant.model} splits '{path}' in the way '{style}', which the "
@@ -118,7 +131,7 @@ def _plan(model: nn.Module, variant: Variant) -> dict[str, Any]:
             )
         if styles[style] is not None:
             plan[path] = styles[style]
-            weight: Any = model.get_submodule(path).weight
+            weight: Any = module.get_submodule(path).weight
             if uneven := [size for size in weight.shape if size % variant.tensor_parallel]:
                 raise UnsupportedModel(
                     f"{variant.model} cannot be split evenly over {variant.tensor_parallel} "

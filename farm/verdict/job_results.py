@@ -165,23 +165,29 @@ class JobResults:
         """The roofline of the most frequent card. It is used for all tuples, so that weights are
         comparable.
         """
+        variant = self.job.request.get("variant") or {}
+        return self.roofline_for(variant.get("amp") or variant.get("dtype", "float32"))
+
+    def roofline_for(self, dtype: str) -> Roofline:
+        """The roofline of the most frequent card for another dtype."""
+        card = self._most_frequent_card
+        tf32 = bool((self.job.request.get("protocol") or {}).get("tf32"))
+        if card is None:
+            return roofline_of("cuda", "", None, dtype=dtype, tf32=tf32)
+        return roofline_of(card.kind, card.model, card.fingerprint, dtype=dtype, tf32=tf32)
+
+    @cached_property
+    def _most_frequent_card(self) -> tables.CardRow | None:
         if self.is_large:
             cards = Counter[str]()
             for tally in self.tallies:
                 cards[tally.card_id] += tally.items
         else:
             cards = Counter(item.card_id for item in self.items_of("whole") or self.items)
-        card = None
-        if cards:
-            most_frequent, _ = cards.most_common(1)[0]
-            card = self.session.get(tables.CardRow, most_frequent)
-
-        variant = self.job.request.get("variant") or {}
-        dtype = variant.get("amp") or variant.get("dtype", "float32")
-        tf32 = bool((self.job.request.get("protocol") or {}).get("tf32"))
-        if card is None:
-            return roofline_of("cuda", "", None, dtype=dtype, tf32=tf32)
-        return roofline_of(card.kind, card.model, card.fingerprint, dtype=dtype, tf32=tf32)
+        if not cards:
+            return None
+        most_frequent, _ = cards.most_common(1)[0]
+        return self.session.get(tables.CardRow, most_frequent)
 
     # ---- tuples
 

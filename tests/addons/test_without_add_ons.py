@@ -98,7 +98,7 @@ def test_commands_of_the_core_work(core, database):
     assert "estimate" not in public
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a process imports torch and measures a model")
 def test_a_model_is_measured(core):
     model = ("alexnet", "-b", "1", "--input-size", "64")
     done = run(

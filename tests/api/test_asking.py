@@ -153,7 +153,7 @@ assert farm.lookup("Conv2d", card="H200", limit=1)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a process imports torch and runs twenty commands")
 def test_commands_that_ask_work_without_celery_redis_and_flower(tmp_path):
     asking = (
         "estimate resnet18 --card H200",

@@ -28,7 +28,7 @@ json.dump(shown, open(sys.argv[2], "w"))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a kernel of Jupyter imports torch and measures a model")
 def test_the_notebook_runs_on_a_cpu_and_shows_itself(tmp_path: Path) -> None:
     shown = tmp_path / "shown.json"
     command = [sys.executable, "-c", RUN, str(DOCS / "notebook.ipynb"), str(shown)]

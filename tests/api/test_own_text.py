@@ -33,7 +33,7 @@ def variant(tmp_path: Path) -> farm.Variant:
     return farm.variant("bert-base", 2, length=8, layers=1, text=text, tokenizer=tokenizer)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a benchmark process imports torch and measures a model")
 def test_it_is_measured_by_a_process_that_was_handed_the_ids(
     variant: farm.Variant, tmp_path: Path
 ) -> None:

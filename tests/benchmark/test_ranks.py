@@ -63,7 +63,7 @@ def pair(monkeypatch, tmp_path):
     return run
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="two processes import torch and run split models")
 def test_ranks_that_see_other_times_run_the_same_passes(pair):
     first, second = pair("measure")
     assert first["rounds"] == second["rounds"]
@@ -74,7 +74,7 @@ def test_ranks_that_see_other_times_run_the_same_passes(pair):
     assert second["burst"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="two processes import torch and run split models")
 def test_split_models_run_what_was_captured_without_cards_and_are_replayed_on_all_ranks(
     pair, monkeypatch, tmp_path
 ):
@@ -166,9 +166,7 @@ def observe(variant: Variant) -> dict[str, int]:
         step = build_step(variant, cpu)
         step.split = True
     else:
-        step = ForwardPass(
-            build(variant, cpu), catalog.example_inputs(variant, device=cpu), grad=False
-        )
+        step = ForwardPass(*build(variant, cpu), grad=False)
         step.run()
     return capture_step(step, warmed_up=True).counts
 

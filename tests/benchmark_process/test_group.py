@@ -167,7 +167,9 @@ def ending(pair, act, timeout_s=60.0):
     return caught.value
 
 
-@pytest.mark.slow  # simulated cards show it among the others, without torch
+@pytest.mark.slow(
+    reason="two benchmark processes import torch; simulated cards show the same without it"
+)
 def test_a_killed_rank_ends_the_group_with_the_reason(pair):
     error = ending(pair, lambda: os.kill(pair.pids[1], signal.SIGKILL))
     assert error.reason == "crashed"
@@ -175,13 +177,17 @@ def test_a_killed_rank_ends_the_group_with_the_reason(pair):
     assert "SIGKILL" in error.message
 
 
-@pytest.mark.slow
+@pytest.mark.slow(
+    reason="two benchmark processes import torch; simulated cards show the same without it"
+)
 def test_a_rank_that_hangs_ends_the_group_at_the_time_limit(pair):
     error = ending(pair, lambda: os.kill(pair.pids[1], signal.SIGSTOP), timeout_s=5.0)
     assert error.reason == "hung"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(
+    reason="two benchmark processes import torch; simulated cards show the same without it"
+)
 def test_a_cancelled_measurement_ends_the_group(pair):
     def cancel():
         raise KeyboardInterrupt

@@ -24,7 +24,7 @@ def _models(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_compiler
-@pytest.mark.slow
+@pytest.mark.slow(reason="it compiles models with the C++ compiler")
 def test_compiled_models_end_with_a_verdict_and_a_list_of_kernels_is_used_again(farm, tmp_path):
     file = tmp_path / "jobs.yml"
     file.write_text(

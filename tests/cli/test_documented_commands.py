@@ -256,7 +256,11 @@ SLOW = [
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=[pytest.mark.slow] * (page in SLOW))
+        pytest.param(
+            page,
+            marks=[pytest.mark.slow(reason="the page has many commands that capture models")]
+            * (page in SLOW),
+        )
         for page in PAGES
         if page != FOLLOWED
     ],

@@ -44,7 +44,7 @@ def jobs_of(database):
         return list(session.exec(done))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="it starts a farm and measures many rounds")
 def test_two_sizes_of_a_model_are_measured_alternately_anew_in_each_round(farm, known_resnet18):
     sides = (f"resnet18 {FEW}", f"resnet18 -b 8 {FEW}")
     said = farm(
@@ -101,7 +101,7 @@ def test_two_sizes_of_a_model_are_measured_alternately_anew_in_each_round(farm, 
     assert len(jobs_of(known_resnet18)) == 12
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="it starts a farm and measures many rounds")
 def test_a_model_against_itself_passes_and_a_finished_comparison_is_measured_again(
     farm, known_resnet18
 ):
@@ -112,7 +112,7 @@ def test_a_model_against_itself_passes_and_a_finished_comparison_is_measured_aga
         assert len(jobs_of(known_resnet18)) == 6 * number
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="it starts a farm and measures many rounds")
 def test_an_interrupted_comparison_continues_with_the_round_that_was_not_complete(
     farm, known_resnet18, monkeypatch
 ):

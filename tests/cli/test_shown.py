@@ -200,7 +200,7 @@ def test_without_a_terminal_several_jobs_have_a_line_each_at_their_end_and_one_l
     capsys,
 ):
     jobs = [progress(job_id=name) for name in ("ab12", "cd34", "ef56")]
-    lines = follow._plain_lines()
+    lines = follow._PlainLines().show
     for done in range(len(jobs) + 1):
         for _ in range(3):
             lines([progress("done", job_id=job.job_id) for job in jobs[:done]] + jobs[done:])

@@ -170,7 +170,7 @@ def test_json_alone_is_on_stdout_whatever_the_code_of_the_user_writes(tmp_path):
         assert noise in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a process imports torch")
 def test_a_thread_of_the_users_code_that_ends_the_process_is_an_error(tmp_path):
     (tmp_path / "thread.py").write_text(
         "import os, threading\ndef net():\n"

@@ -161,7 +161,7 @@ def says_that_it_was_interrupted(run, sign):
     assert "Traceback" not in stderr
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="it starts a farm and interrupts it many times")
 @pytest.mark.parametrize("moment", ["starting", "measuring"])
 def test_an_impatient_ctrl_c_ends_a_run_in_order_too(known_resnet18, moment):
     """Pressed again and again until the command has ended, through all that it puts in order on its

@@ -51,14 +51,21 @@ def test_the_capture_of_a_variant_is_the_one_on_file(variant, compare):
 
 
 @of_this_torch
-@pytest.mark.slow
+@pytest.mark.slow(reason="one of many alike")
 @pytest.mark.parametrize("variant", documents.variants("slow"), ids=str)
 def test_the_capture_of_another_variant_is_the_one_on_file(variant, compare):
     compare({f"captures/{variant}": documents.digest(documents.capture_document(variant))})
 
 
 @pytest.mark.parametrize(
-    "part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2, 3))]
+    "part",
+    [
+        0,
+        *(
+            pytest.param(part, marks=pytest.mark.slow(reason="one of many alike"))
+            for part in (1, 2, 3)
+        ),
+    ],
 )
 def test_the_reports_of_the_packaged_jobs_are_those_on_file(part, compare):
     with packaged_database().read() as session:
@@ -68,7 +75,7 @@ def test_the_reports_of_the_packaged_jobs_are_those_on_file(part, compare):
         )
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="it reads all packaged readings")
 @pytest.mark.parametrize("table", ["readings", "calls"])
 def test_the_exported_columns_of_the_packaged_readings_are_those_on_file(table, compare):
     with packaged_database().read() as session:

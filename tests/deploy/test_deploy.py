@@ -149,7 +149,7 @@ def a_farm_works(tmp_path, current):
         assert {task["state"] for task in page.tasks().values()} == {"SUCCESS"}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="it starts a complete farm with its own broker")
 def test_a_farm_needs_no_more_than_the_broker_allows(secrets, farm_toml, tmp_path):
     with (
         BrokerServer(options={"aclfile": str(secrets / "users.acl")}, ping_as="health") as broker,

@@ -67,7 +67,9 @@ def test_postgresql_is_restarted_and_crashes_during_a_job(pair, postgres):
     assert pair.settled(job_id) == {"done": 10}
 
 
-@pytest.mark.parametrize("away_s", [6.0, pytest.param(60.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "away_s", [6.0, pytest.param(60.0, marks=pytest.mark.slow(reason="it waits for a minute"))]
+)
 def test_a_reading_that_ends_while_the_database_is_away_is_kept(pair, postgres, away_s):
     job_id = pair.submit(["slow"] * 6, 1.0)
     item = pair.in_work(job_id)
@@ -82,7 +84,7 @@ def test_a_reading_that_ends_while_the_database_is_away_is_kept(pair, postgres, 
     )
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="it waits for leases and deadlines to end")
 def test_a_database_that_was_frozen_for_25_s_delays_repairs_no_longer_than_that(pair, postgres):
     """No session gets an error. All leases have ended by then, and all cards look lost."""
     job_id = pair.submit(["slow"] * 12, 1.0)
@@ -99,7 +101,7 @@ def test_a_database_that_was_frozen_for_25_s_delays_repairs_no_longer_than_that(
     )
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="it starts a farm of its own and waits for leases to end")
 def test_a_database_that_takes_no_writes_is_waited_for(start, postgres):
     """Like a standby, or a server closed by its operator. One card only: a peer would take over
     items without lease.
@@ -172,7 +174,11 @@ def _answers(hurt):
 
 
 @pytest.mark.parametrize(
-    "spool_on", [pytest.param("another disk", marks=pytest.mark.slow), "the same disk"]
+    "spool_on",
+    [
+        pytest.param("another disk", marks=pytest.mark.slow(reason="it starts a farm of its own")),
+        "the same disk",
+    ],
 )
 def test_a_full_disk_loses_no_reading(small_disk, start, tmp_path, spool_on):
     state = (small_disk.path if spool_on == "the same disk" else tmp_path) / "state"
@@ -252,7 +258,7 @@ def set_back(pair, postgres):
         yield partial(set_server_clock_back, connection)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="it waits for leases and deadlines to end")
 def test_the_clock_of_the_database_is_set_back_by_an_hour(pair, set_back):
     """While one group measures, others are put off, and single items wait."""
     groups = pair.submit(["slow"] * 3, 1.0, cards=2)

@@ -83,7 +83,13 @@ def test_groups_and_items_on_one_card_share_a_host(four):
 
 
 @pytest.mark.parametrize(
-    "victim", ["rank", pytest.param("pool", marks=pytest.mark.slow), "worker", "worker of a peer"]
+    "victim",
+    [
+        "rank",
+        pytest.param("pool", marks=pytest.mark.slow(reason="one of many alike")),
+        "worker",
+        "worker of a peer",
+    ],
 )
 def test_kill_9_of_one_process_of_a_group(four, victim):
     # The ranks do not depend on the worker of a peer. The group ends when that worker starts again
@@ -120,7 +126,9 @@ def test_a_cancelled_group_ends_and_its_cards_go_on(four):
     assert [item.state for item in four.farm.items(job_id)] == ["cancelled"]
 
 
-@pytest.mark.parametrize("how", ["drained", pytest.param("sick", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "how", ["drained", pytest.param("sick", marks=pytest.mark.slow(reason="one of many alike"))]
+)
 def test_a_group_ends_with_a_card_that_is_taken_away_and_waits_for_it(four, how):
     job_id = four.submit(["slow"], 2.0, cards=4)
     processes = in_work(four, 4)
@@ -144,7 +152,7 @@ def test_a_group_ends_with_a_card_that_is_taken_away_and_waits_for_it(four, how)
     assert [item.attempts for item in four.farm.items(job_id)] == [1 if how == "drained" else 2]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="it waits for leases and time limits to end")
 def test_a_rank_that_hangs_ends_its_group_after_the_time_limit(start):
     hurt = start(cards=2, FARM_ITEM_TIMEOUT_S="4")
     job_id = hurt.submit(["hang"], cards=2)

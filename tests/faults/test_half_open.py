@@ -17,7 +17,7 @@ from tests.faults.conftest import Hurt
 from tests.half_open import HalfOpenProxy
 from tests.servers import PostgresServer
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(reason="it waits for the deadlines of half-open connections")
 
 SETTINGS = {
     "FARM_GROUP_IDLE_S": "0",

@@ -61,7 +61,7 @@ def test_items_that_kill_or_poison_their_process_end_with_their_reason_and_harm_
     assert hurt.settled(job_id) == {"done": 3, "failed": 7}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="it starts a farm of its own and waits for time limits")
 def test_the_hard_time_limit_kills_the_process_that_supervises_a_hanging_item(start):
     """The backstop: the item's own time limit, which would end it as hung, is out of reach."""
     # So long that a busy machine still sees the first of its two attempts, and not the item after
@@ -89,7 +89,7 @@ def test_an_item_that_kills_its_worker_every_time_ends_as_failed(hurt):
     assert hurt.farm.items(job_id)[0].reason == "attempts_exhausted"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="it starts a farm of its own and waits for time limits")
 def test_sigterm_to_everything(hurt):
     job_id = hurt.submit(["slow"] * 4, 0.7)
     hurt.in_work(job_id)
@@ -231,7 +231,7 @@ if "tasks.main" in sys.orig_argv and {role!r} in sys.orig_argv:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="it starts a farm of its own and waits for time limits")
 @pytest.mark.parametrize(("role", "begun"), [("card", 0), ("card", 1), ("control", 1)])
 def test_a_worker_whose_main_loop_hangs_is_started_anew(start, tmp_path, role, begun):
     mark = tmp_path / "mark"

@@ -81,7 +81,7 @@ def connection(postgres):
         yield connection
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="three hosts run for more than a minute")
 def test_three_hosts_in_which_faults_are_injected_lose_nothing(soak):
     _, found = soak
     assert found["hosts"] == 3
@@ -123,7 +123,7 @@ PLANTED = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="three hosts run for more than a minute")
 @pytest.mark.parametrize("change", PLANTED)
 def test_the_audit_finds_what_is_wrong(soak, connection, change):
     folder, found = soak
@@ -135,7 +135,7 @@ def test_the_audit_finds_what_is_wrong(soak, connection, change):
     assert found["checks"][PLANTED[change]] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="three hosts run for more than a minute")
 def test_the_audit_finds_measurements_that_overlap(soak, connection, tmp_path):
     folder, _ = soak
     for file in [folder / "jobs.jsonl", *folder.glob("host*/executions.log")]:

@@ -325,7 +325,9 @@ FAMILIES = (
 @pytest.mark.parametrize(
     "class_name",
     [
-        pytest.param(name, marks=() if name in FAMILIES else pytest.mark.slow)
+        pytest.param(
+            name, marks=() if name in FAMILIES else pytest.mark.slow(reason="one of many alike")
+        )
         for name in sorted(EXAMPLES)
     ],
 )

@@ -285,7 +285,9 @@ def test_a_look_up_changes_neither_the_environment_nor_the_settings(here):
     (here / "tiny/config.json").write_text("{}")
     environment, loaded = dict(os.environ), settings()
     before = loaded.model_dump()
-    assert catalog.matching("looked_up.py:net") == [catalog.known("looked_up:net")]
+    assert catalog.matching("looked_up.py:net") == [
+        catalog.resolve_given("looked_up:net").entry.name
+    ]
     assert own.register("./tiny") == "tiny"
     assert dict(os.environ) == environment
     assert settings() is loaded
@@ -436,7 +438,7 @@ def test_a_location_that_is_not_complete_is_answered_with_its_form(here):
     (here / "tiny" / "config.json").write_text("{}")
     for name, step in (("net.py", "net.py:net"), ("tiny", "./tiny")):
         with pytest.raises(UnknownModel) as caught:
-            catalog.known(name)
+            catalog.resolve_given(name)
         assert step in caught.value.next_step
 
 
@@ -492,7 +494,7 @@ def test_a_name_that_no_file_can_have_is_an_unknown_model(here):
     name = "a" * 5000
     for location in (name, f"./{name}", f"{name}/{name}"):
         with pytest.raises(UnknownModel, match="There is no model named"):
-            catalog.known(location)
+            catalog.resolve_given(location)
     with pytest.raises(UsageError, match="There is no file"):
         own.register(f"{name}.py:net")
 
@@ -603,6 +605,10 @@ def kinds(here):
     return lambda name: own.register(f"{module}.py:{name}")
 
 
+def differences(variant):
+    return catalog.resolve(variant.model).differences(variant)
+
+
 def dtypes_of(variant):
     model = catalog.build(variant, device="cpu")
     return [
@@ -625,7 +631,7 @@ def test_a_model_keeps_its_dtypes(kinds, name, dtype, all_dtypes):
     variant = catalog.variant(kinds(name))
     assert variant.dtype == dtype
     assert set(dtypes_of(variant)) == all_dtypes
-    assert catalog.differences(variant) == []
+    assert differences(variant) == []
     if name != "whole":
         assert extract(variant).refusal(name) is None
 
@@ -634,7 +640,7 @@ def test_a_given_dtype_casts_real_numbers_and_says_so(kinds):
     variant = catalog.variant(kinds("mixed"), dtype="float32")
     assert dtypes_of(variant) == ["float32"] * 4 + ["complex64"]
     assert catalog.example_inputs(variant, device="cpu")[0].dtype == torch.float32
-    (line,) = catalog.differences(variant)
+    (line,) = differences(variant)
     assert "has tensors of bfloat16; they are measured as float32" in line
     assert "Tensors of complex64 are not changed" in line
     spectral = catalog.variant(kinds("spectral"), dtype="bfloat16")
@@ -663,11 +669,11 @@ def test_a_model_that_arrives_in_train_mode_is_measured_in_eval_mode_with_a_line
     variant = catalog.variant(kinds(name))
     assert variant.mode == "eval"
     assert not catalog.build(variant).training
-    lines = catalog.differences(variant)
+    lines = differences(variant)
     assert len(lines) == bool(shown)
     assert all(shown in line and "--mode train" in line for line in lines)
-    assert catalog.differences(catalog.variant(variant.model, mode="train")) == []
-    assert catalog.differences(catalog.variant(kinds("ready"))) == []
+    assert differences(catalog.variant(variant.model, mode="train")) == []
+    assert differences(catalog.variant(kinds("ready"))) == []
 
 
 def test_in_train_mode_a_module_that_the_user_has_frozen_stays_frozen(kinds):
@@ -812,7 +818,7 @@ def test_the_folder_of_a_whisper_runs_and_says_what_is_measured(here):
     variant = catalog.variant(own.register("./heard"))
     assert catalog.example_inputs(variant)[0].shape == (1, 20, 100)
     assert extract(variant).refusal("heard") is None
-    (line,) = catalog.differences(variant)
+    (line,) = differences(variant)
     assert (
         "names WhisperForConditionalGeneration; the farm measures the encoder of WhisperModel"
         in line
@@ -834,11 +840,24 @@ def test_random_inputs_are_the_same_in_every_process_and_leave_the_generator_alo
     )
     name = own.register("random_here.py:net")
     before = torch.get_rng_state()
-    first = [tensor.clone() for tensor in own.given_inputs(name)]
+    first = [tensor.clone() for tensor in own.example(name).values]
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(7)
     del sys.modules["random_here"]
-    assert all(map(torch.equal, first, own.given_inputs(name)))
+    assert all(map(torch.equal, first, own.example(name).values))
+
+
+def test_a_small_model_is_built_once_whenever_its_inputs_are_asked_for(here):
+    (here / "counted_here.py").write_text(
+        "import torch\nCALLS = []\ndef net():\n    CALLS.append(0)\n"
+        "    return torch.nn.Linear(4, 4), torch.randn(2, 4)\n"
+    )
+    model = catalog.resolve_given("counted_here.py:net")
+    variant = model.variant()
+    calls = sys.modules["counted_here"].CALLS
+    before = len(calls)
+    model.example_inputs(variant)
+    assert len(calls) == before + 1
 
 
 BUILT = """
@@ -973,7 +992,7 @@ def test_settings_that_a_file_of_models_changes_reach_no_other_model(
     assert torch.get_default_dtype() is torch.float32
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.get_num_threads() == threads
-    (line,) = catalog.differences(catalog.variant("net", 2))
+    (line,) = differences(catalog.variant("net", 2))
     assert line == (
         "The code of net changes torch.use_deterministic_algorithms and torch.set_default_dtype. "
         "The farm measures with the defaults of PyTorch and the flags of the protocol."

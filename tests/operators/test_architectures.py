@@ -44,7 +44,7 @@ def test_a_model_of_each_kind_is_extracted_completely(variant: Variant) -> None:
     assert found.flops == found.model_flops > 0
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="one of many alike")
 @pytest.mark.parametrize("row", listed(), ids=lambda row: row["title"])
 def test_an_architecture_is_extracted_as_the_table_tells(row: dict) -> None:
     variant = Variant.from_json(row["variant"])

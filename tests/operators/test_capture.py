@@ -148,7 +148,10 @@ def test_recurrent_modules_are_one_call(model):
     [
         "resnet18",
         "vit_b_32",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("swin_t", "googlenet")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow(reason="one of many alike"))
+            for name in ("swin_t", "googlenet")
+        ),
     ],
 )
 def test_a_prediction_on_meta_is_what_runs(name):

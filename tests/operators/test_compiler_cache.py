@@ -99,7 +99,7 @@ def test_an_incomplete_file_that_is_not_listed_is_removed_unless_it_may_be_in_wo
 
 
 @needs_compiler
-@pytest.mark.slow
+@pytest.mark.slow(reason="it compiles models with the C++ compiler")
 def test_a_model_compiles_again_after_its_code_was_damaged(tmp_path, monkeypatch):
     monkeypatch.setenv("FARM_COMPILER_CACHE_DIR", str(tmp_path / "cache"))
     settings.cache_clear()

@@ -31,7 +31,9 @@ DIFFERENT = {
     "xlnet",
 }
 EACH = [
-    name if name in DIFFERENT else pytest.param(name, marks=pytest.mark.slow)
+    name
+    if name in DIFFERENT
+    else pytest.param(name, marks=pytest.mark.slow(reason="one of many alike"))
     for name in families.FAMILIES
 ]
 
@@ -90,7 +92,9 @@ class Decode(nn.Module):
         return self.model(input_ids=tokens, past_key_values=self.cache).logits
 
 
-@pytest.mark.parametrize("name", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["llama", pytest.param("gpt2", marks=pytest.mark.slow(reason="one of many alike"))]
+)
 def test_a_cache_is_written_where_it_ends_and_stays_as_it_was(name):
     model = Decode(families.make(name), used=20).eval()
     found = check(model, (torch.tensor([[5], [6]]),), {})

@@ -14,7 +14,7 @@ from farm.operators.capture import capture, predict
 from farm.operators.cost import cost, model_flops
 from farm.subjects.label import LENGTH, label_of
 
-slow = functools.partial(pytest.param, marks=pytest.mark.slow)
+slow = functools.partial(pytest.param, marks=pytest.mark.slow(reason="one of many alike"))
 #: Families whose smallest model takes 2 s or more. Most of them have smaller relatives here, or are
 #: in other tests.
 LONG = (

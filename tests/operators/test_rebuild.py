@@ -152,7 +152,7 @@ def _flat(out):
     "name",
     [
         "vit_b_32",
-        pytest.param("swin_t", marks=pytest.mark.slow),
+        pytest.param("swin_t", marks=pytest.mark.slow(reason="one of many alike")),
         "shufflenet_v2_x0_5",
         "mobilenet_v3_small",
     ],

@@ -38,7 +38,7 @@ class Twice(nn.Module):
     [
         "resnet18",
         "googlenet",
-        pytest.param("swin_t", marks=pytest.mark.slow),
+        pytest.param("swin_t", marks=pytest.mark.slow(reason="one of many alike")),
         "vit_b_32",
         "shufflenet_v2_x0_5",
     ],

@@ -50,10 +50,10 @@ def test_a_report_shows_what_each_kernel_was_fused_from_and_its_rates(jobs):
     fused = rows["pointwise", ("native_layer_norm", "relu")]
     assert fused.modules == ("h.0.act", "h.0.fc", "h.1.ln")
     assert rows["mm", ()].modules == ("h.*.fc",)
-    assert fused.bytes_per_s == pytest.approx(2 * 2**20 / 12e-6)
-    assert fused.roofline_share == pytest.approx(2 * 2**20 / 4.8e12 / 12e-6)
-    assert fused.improvable
-    assert not rows["pointwise", ("copy",)].improvable, "it has less than 1 % of the sum"
+    assert fused.rates.bytes_per_s == pytest.approx(2 * 2**20 / 12e-6)
+    assert fused.rates.roofline_share == pytest.approx(2 * 2**20 / 4.8e12 / 12e-6)
+    assert fused.rates.improvable
+    assert not rows["pointwise", ("copy",)].rates.improvable, "it has less than 1 % of the sum"
     assert dict(remarks(report))["graph breaks"] == "3; Unsupported call (×2); print (×1)"
     assert report.rounds[0].outcome == "listed"
     json.dumps(report.to_json())

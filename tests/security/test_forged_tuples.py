@@ -26,7 +26,7 @@ def test_three_hundred_forged_tuples():
     check(300, "EmbeddingBag BatchNorm2d MaxPool2d CTCLoss", seed=1, most_bytes=3 * 2**30)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a benchmark process runs thousands of tuples")
 def test_ten_thousand_forged_tuples():
     most_bytes = MEMORY_LIMIT_SHARE * psutil.virtual_memory().total
     check(10_000, SEED_LAYERS, seed=2, most_bytes=most_bytes)

@@ -30,6 +30,7 @@ from farm.store.database import Database
 from tasks.flower import _check_folder
 from tasks.heartbeats import HostHeartbeat
 from tasks.servers import BrokerServer
+from tasks.watchdog import Pulse
 from tests.other_user import (
     IN_PLACE_OF_A_FILE,
     PLANTED,
@@ -348,7 +349,7 @@ def test_what_is_no_file_at_the_name_of_the_heartbeats_stops_no_heartbeat(
     (item,) = items_of(database, plan(database, [card]))
     claim(database, item, "holder-0", lease_s=-1)
     use(state_dir=shared, lock_dir=shared / "locks")
-    worker = HostHeartbeat("holder-0", settings())
+    worker = HostHeartbeat("holder-0", settings(), Pulse())
     plant(kind, worker.path, victim)
     worker.beat(database, [item.id])
     (item,) = items_of(database, item.job_id)
@@ -361,7 +362,7 @@ def test_heartbeats_behind_a_held_lock_go_on(database: Database, shared: Path, u
     claim(database, item, "holder-0", lease_s=-1)
     use(lock_dir=shared)
     with running_as_other_user(lambda: locked(shared / "heartbeats.lock")):
-        HostHeartbeat("holder-0", settings()).beat(database, [item.id])
+        HostHeartbeat("holder-0", settings(), Pulse()).beat(database, [item.id])
     (item,) = items_of(database, item.job_id)
     assert item.lease_until_s > item.started_at_s + 30
 

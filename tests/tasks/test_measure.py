@@ -19,7 +19,7 @@ from sqlalchemy import update
 from farm.benchmark_process.client import BenchmarkProcess, CardReading
 from farm.devices.device import Card
 from farm.devices.simulated import SOFTWARE
-from farm.errors import Unmeasurable
+from farm.errors import DatabaseUnreachable, Unmeasurable
 from farm.jobs import cards, groups, items, jobs
 from farm.jobs.spool import Spool
 from farm.settings import settings
@@ -116,6 +116,25 @@ def test_an_item_whose_reading_on_disk_cannot_be_read_is_measured_again_while_it
         attempts_left,
     )
     assert len(worker.spool) == 0
+
+
+def test_a_database_that_is_away_while_an_item_is_declined_is_waited_for(
+    worker, any_database, no_broker, monkeypatch
+):
+    (item,) = items_of(any_database, plan(any_database, ["SIM-0"]))
+    with any_database.write() as session:
+        session.execute(update(Item).values(attempts=settings().max_attempts))
+    stored, outages = worker._stored, [DatabaseUnreachable("It is away.", "Start it.")]
+
+    def read(item_id):
+        if outages:
+            raise outages.pop()
+        return stored(item_id)
+
+    monkeypatch.setattr(worker, "_stored", read)
+    monkeypatch.setattr("farm.jobs.item_driver.time.sleep", lambda _: None)
+    assert measure.run_item(None, worker, item.id)["reason"] == "attempts_exhausted"
+    assert not outages
 
 
 def test_a_card_in_quarantine_begins_no_process_for_its_messages(worker, any_database, no_broker):

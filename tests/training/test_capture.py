@@ -317,8 +317,15 @@ def test_a_gradient_scaler_belongs_to_the_loss_and_to_the_optimizer():
 @pytest.mark.parametrize(
     ("model", "said", "loss"),
     [
-        pytest.param("googlenet", {}, "cross-entropy", marks=pytest.mark.slow),
-        pytest.param("swin_t", {"input_size": 64}, "cross-entropy", marks=pytest.mark.slow),
+        pytest.param(
+            "googlenet", {}, "cross-entropy", marks=pytest.mark.slow(reason="one of many alike")
+        ),
+        pytest.param(
+            "swin_t",
+            {"input_size": 64},
+            "cross-entropy",
+            marks=pytest.mark.slow(reason="one of many alike"),
+        ),
         ("bert-base", {"length": 16, "layers": 2}, "cross-entropy of masked tokens"),
         (
             "gpt2",

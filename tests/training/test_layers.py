@@ -58,7 +58,7 @@ def test_a_row_is_what_the_farm_does(name):
     assert f"{forward} | {step}" == ROWS[name]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="one of many alike")
 @pytest.mark.parametrize("name", [*LAYERS, *FUNCTIONS])
 def test_each_row_is_what_the_farm_does(name):
     test_a_row_is_what_the_farm_does(name)

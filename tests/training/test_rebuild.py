@@ -34,11 +34,11 @@ STEPS = [
         {"input_size": 64, "optimizer": "adam", "memory_format": "channels_last"},
     ),
     ("resnet18", {"input_size": 32, "optimizer": "sgd-fused", "amp": "float16"}),
-    pytest.param("googlenet", {}, marks=pytest.mark.slow),
+    pytest.param("googlenet", {}, marks=pytest.mark.slow(reason="one of many alike")),
     pytest.param(
         "bert-base",
         {**TOKENS, "optimizer": "adamw-fused", "amp": "bfloat16"},
-        marks=pytest.mark.slow,
+        marks=pytest.mark.slow(reason="one of many alike"),
     ),
     ("gpt2", {**TOKENS, "optimizer": "adamw-foreach"}),
     ("t5-small", {**TOKENS, "phase": "encode"}),
@@ -113,7 +113,7 @@ OTHER_FAMILIES = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="one of many alike")
 @pytest.mark.parametrize("model", OTHER_FAMILIES)
 def test_every_operator_of_other_families_runs_as_it_was_captured(model, given_back):
     entry = catalog.find(model)
@@ -131,11 +131,12 @@ def test_on_the_card_every_operator_of_a_step_runs_as_it_did(model, amp, given_b
     sized = TOKENS if model in ("bert-base", "gpt2") else {}
     variant = dataclasses.replace(catalog.variant(model, 2, dtype="float32", **sized), mode="train")
     card = torch.device("cuda")
+    resolved = catalog.resolve(variant.model)
     step = TrainingStep(
-        catalog.build(variant, device="cuda").train(),
-        catalog.example_inputs(variant, device="cuda"),
+        resolved.build(variant, device="cuda").train(),
+        resolved.example_inputs(variant, device="cuda"),
         optimizer="adamw-fused",
-        make_loss=lambda output: loss_for(variant, output, card),
+        make_loss=lambda output: loss_for(resolved, variant, output, card),
         amp=amp,
     )
     captured = capturing.capture_step(step, device_type="cuda")

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from cli.options import SPLIT, AsJson, Declared, Model
-from cli.output import answer, say, say_differences
+from cli.output import answer, say
 from farm.addons.memory.memory_options import MemoryOptions
 
 Fields = Annotated[
@@ -32,13 +32,10 @@ def memory(
     from farm.models import catalog
 
     checked = MemoryOptions(**options)
-    variant = catalog.variant(
-        model,
-        batch or catalog.resolve(model).usual_batch(32),
-        dtype=dtype,
-        step="training",
-        **given,
-    )
-    say_differences([variant])
+    resolved = catalog.resolve_given(model)
+    usual_batch = batch or resolved.usual_batch(32)
+    variant = resolved.variant(usual_batch, dtype=dtype, step="training", **given)
+    for line in resolved.differences(variant):
+        say(line)
     step_memory = requested_memory(variant, checked, say)
     answer(as_json, step_memory, lambda: tables.table(step_memory))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +17,8 @@ from farm.errors import UsageError, writing_to
 
 if TYPE_CHECKING:
     from farm.addons.predict.dataset import Dataset, MeasuredModel
-    from farm.addons.predict.evaluation import Evaluation
+    from farm.addons.predict.evaluation import Evaluation, HeldOutPredictions
+    from farm.addons.predict.predictors import PredictorSpec
 
 app = typer.Typer(
     help="Predict time, power and energy of operators without a reading, and evaluate predictors.",
@@ -109,36 +111,34 @@ def evaluate(
     """Evaluate predictors with random tuples left out, and with a whole family of models left
     out.
     """
-    from farm.addons.predict import evaluation
+    from farm.addons.predict import tables
     from farm.addons.predict.predictors import PREDICTORS, predictor_spec
-    from farm.addons.predict.regressors import needs_scikit_learn
 
     specs = [predictor_spec(name) for name in predictors or PREDICTORS]
     if png is not None:
         from farm.addons.pages.plots import check_path
 
         check_path(png)
-    if on or across:
-        _evaluate_fitted(readings, on, across, specs[-1].name if predictors else "best", as_json)
-        return
-    needs_scikit_learn()
-    data, models = readings.training_set()
-    evaluations = [
-        evaluation.evaluate(spec, data, models, folds=folds, curve=curve, say=say) for spec in specs
-    ]
-    whole = sum(model.cost is not None for model in models)
-    title = _about(data).replace("tuples", f"tuples and {whole} whole models", 1)
-    _show_evaluations(
-        [evaluation for evaluation, _ in evaluations],
-        data,
-        title,
+    if across:
+        evaluated = _fitted_to_another_card(
+            readings, across, specs[-1] if predictors else predictor_spec("best")
+        )
+    elif on:
+        evaluated = _stored_on_other_readings(readings, on)
+    else:
+        evaluated = _held_out(readings, specs, folds=folds, curve=curve)
+    description, held_out = evaluated.description, evaluated.held_out
+    answer(
         as_json,
-        "one model family left out",
+        evaluated.to_json(),
+        lambda: tables.evaluations(evaluated.evaluations, description, held_out),
     )
     if png is not None:
         from farm.addons.predict.plots import draw_evaluation
 
-        draw_evaluation(data, evaluations[-1][1], png, f"{specs[-1].name}: {title}")
+        name = evaluated.evaluations[-1].predictor
+        title = f"{name}: {description}"
+        draw_evaluation(evaluated.data, evaluated.predictions, png, title, held_out)
         say(f"Drawn to {png}")
 
 
@@ -159,14 +159,13 @@ def plan(
     from farm.addons.predict import next_measurements, tables
     from farm.addons.predict.estimate_command import estimated
     from farm.addons.predict.query import EstimateQuery
-    from farm.models import catalog
     from farm.requests.partial_request import usual_variant
 
     query = EstimateQuery(readings.card, torch=readings.torch)
     kind = query.kind()
     variants = [
         usual_variant(name, kind, batch=size, **given)
-        for name, size in itertools.product(map(catalog.known, models), sizes("--batch", batch))
+        for name, size in itertools.product(models, sizes("--batch", batch))
     ]
     output.say_differences(variants)
     estimates = [estimated(variant, query) for variant in variants]
@@ -194,40 +193,57 @@ def plan(
         )
 
 
-def _evaluate_fitted(
-    readings: Readings, on: str, across: str, predictor: str, as_json: bool
-) -> None:
-    """Compare a fitted predictor with readings outside its training data: those of another card
-    (``across``), else those of a database (``on``) that the stored predictor has not learned.
-    """
-    if across:
-        data, comparison, origin = _fitted_to_another_card(readings, across, predictor)
-    else:
-        data, comparison, origin = _stored_on_other_readings(readings, on)
-    title = f"{_about(data)}; predictor {comparison.predictor}, {origin}"
-    _show_evaluations([comparison], data, title, as_json, "tuples outside the training data")
+@dataclass(frozen=True)
+class _Evaluated:
+    """What `farm predict evaluate` prints and draws."""
+
+    data: Dataset
+    evaluations: Sequence[Evaluation]
+    predictions: HeldOutPredictions  # of the last evaluation
+    description: str
+    held_out: str  # what the predictors did not learn from
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "about": self.description,
+            "key": self.data.key,
+            "evaluations": [evaluation.to_json() for evaluation in self.evaluations],
+        }
 
 
-def _fitted_to_another_card(
-    readings: Readings, card: str, predictor: str
-) -> tuple[Dataset, Evaluation, str]:
-    """Fit a predictor to the readings and evaluate it on those of ``card``. Return these, the
-    evaluation, and where the predictor comes from.
-    """
+def _held_out(
+    readings: Readings, specs: Sequence[PredictorSpec], *, folds: bool, curve: bool
+) -> _Evaluated:
+    """Evaluate predictors on tuples and families that they have not learned."""
     from farm.addons.predict import evaluation
-    from farm.addons.predict.predictors import predictor_spec
+    from farm.addons.predict.regressors import needs_scikit_learn
+
+    needs_scikit_learn()
+    data, models = readings.training_set()
+    evaluations = []
+    for spec in specs:
+        scores, predictions = evaluation.evaluate(
+            spec, data, models, folds=folds, curve=curve, say=say
+        )
+        evaluations.append(scores)
+    whole = sum(model.cost is not None for model in models)
+    description = _about(data).replace("tuples", f"tuples and {whole} whole models", 1)
+    return _Evaluated(data, evaluations, predictions, description, "one model family left out")
+
+
+def _fitted_to_another_card(readings: Readings, card: str, spec: PredictorSpec) -> _Evaluated:
+    """Fit a predictor to the readings and evaluate it on those of ``card``."""
+    from farm.addons.predict import evaluation
 
     train, _ = readings.training_set()
     data, models = Readings(card).training_set()
-    fitted = predictor_spec(predictor).fit(train)
-    comparison = evaluation.evaluate_fitted(fitted, data, models)
-    return data, comparison, f"fitted to readings of {train.card.model}"
+    compared = evaluation.evaluate_fitted(spec.fit(train), data, models)
+    return _outside_training(data, compared, f"fitted to readings of {train.card.model}")
 
 
-def _stored_on_other_readings(readings: Readings, on: str) -> tuple[Dataset, Evaluation, str]:
-    """Evaluate the stored predictor on the readings of a database that it has not learned. Return
-    these, the evaluation, and where the predictor comes from. Raises `UsageError` if no predictor
-    is stored for their card.
+def _stored_on_other_readings(readings: Readings, on: str) -> _Evaluated:
+    """Evaluate the stored predictor on the readings of a database that it has not learned. Raises
+    `UsageError` if no predictor is stored for their card.
     """
     from farm.addons.predict import evaluation, query, stored_predictor
 
@@ -243,24 +259,19 @@ def _stored_on_other_readings(readings: Readings, on: str) -> tuple[Dataset, Eva
             f"Fit a predictor: `farm predict fit --card '{card_model}'`",
         )
     data = everything.where(~stored.has_learned(call.operator_id for call in everything.calls))
-    comparison = evaluation.evaluate_fitted(
+    compared = evaluation.evaluate_fitted(
         stored.fitted, data, models, stored.calibration, everything
     )
-    return data, comparison, f"stored in {stored.path}"
+    return _outside_training(data, compared, f"stored in {stored.path}")
+
+
+def _outside_training(
+    data: Dataset, compared: tuple[Evaluation, HeldOutPredictions], origin: str
+) -> _Evaluated:
+    scores, predictions = compared
+    description = f"{_about(data)}; predictor {scores.predictor}, {origin}"
+    return _Evaluated(data, [scores], predictions, description, "tuples outside the training data")
 
 
 def _about(data: Dataset) -> str:
     return f"{len(data)} tuples of {data.card.model}, torch {data.conditions.software.torch}"
-
-
-def _show_evaluations(
-    found: list[Any], data: Dataset, about: str, as_json: bool, held_out: str
-) -> None:
-    from farm.addons.predict import tables
-
-    shown = {
-        "about": about,
-        "key": data.key,
-        "evaluations": [evaluation.to_json() for evaluation in found],
-    }
-    answer(as_json, shown, lambda: tables.evaluations(found, about, held_out))

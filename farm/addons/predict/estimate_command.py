@@ -17,6 +17,7 @@ from farm.errors import NoReadings, NoSuchCard, UsageError
 if TYPE_CHECKING:
     from farm.addons.predict.estimate import Estimate
     from farm.addons.predict.query import EstimateQuery
+    from farm.requests.partial_request import ResolvedVariant
     from farm.types.protocol import Variant
 
 
@@ -83,7 +84,7 @@ def estimate(model: Model, options: EstimateOptions) -> None:
     output.say_differences(variants)
     if (tokens := options.generate) is not None:
         generated = output.first_that_knows(
-            lambda session: query.generation(session, variants[0], tokens),
+            lambda session: query.generation(session, variants[0].variant, tokens),
             lambda known: any(phase.covered_tuples for phase in known.phases),
         )
         answer(options.as_json, generated, lambda: tables.generation(generated))
@@ -102,34 +103,33 @@ def estimate(model: Model, options: EstimateOptions) -> None:
             level = min(current.level, before.level) if before else current.level
             if before:
                 show(tables.narrowed(before, current, level))
-            show(tables.estimate(current, level))
+            show(tables.estimate(variants[0].title, current, level))
 
 
-def estimated(variant: Variant, query: EstimateQuery) -> Estimate:
+def estimated(resolved: ResolvedVariant, query: EstimateQuery) -> Estimate:
     """An estimate from one's own database, or from the readings of the package if one's own has
     none.
     """
-    from farm.models.catalog import title_of
     from farm.training.version import versioned
 
-    variant = versioned(variant)
-    output.doing(f"farm is estimating {title_of(variant)}")
+    variant = versioned(resolved.variant, resolved.model)
+    output.doing(f"farm is estimating {resolved.title}")
     return query.answer(variant, say=say)
 
 
 def _curve(
-    variants: list[Variant], query: EstimateQuery, options: EstimateOptions, *, over: str
+    variants: list[ResolvedVariant], query: EstimateQuery, options: EstimateOptions, *, over: str
 ) -> None:
     from farm.addons.predict import tables
     from farm.addons.predict.estimate import too_large_from
 
     estimates: list[Estimate] = []
     without: dict[Variant, NoReadings] = {}
-    for variant in variants:
+    for resolved in variants:
         try:
-            estimates.append(estimated(variant, query))
+            estimates.append(estimated(resolved, query))
         except NoReadings as error:
-            without[variant] = error
+            without[resolved.variant] = error
     if not estimates:
         raise next(iter(without.values()))
     too_large = too_large_from(estimates)

@@ -397,7 +397,7 @@ def evaluate_fitted(
     models: Sequence[MeasuredModel],
     calibration: Calibration = Calibration(),  # noqa: B008 - it is frozen
     all_readings: Dataset | None = None,
-) -> Evaluation:
+) -> tuple[Evaluation, HeldOutPredictions]:
     """Compare a fitted predictor with readings outside its training data, and with whole models.
     Without a ``calibration``, as for a predictor of another card model, there are no intervals.
     ``all_readings``: readings that may replace predictions of a model's most expensive tuples."""
@@ -420,7 +420,7 @@ def evaluate_fitted(
         name: calibration.sum_half_widths(name, errors.spread)
         for name, errors in predictions.sum_errors().items()
     }
-    return _evaluation(fitted.name, data, predictions, widths, sum_widths)
+    return _evaluation(fitted.name, data, predictions, widths, sum_widths), predictions
 
 
 def fit(

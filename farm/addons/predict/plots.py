@@ -13,9 +13,12 @@ from farm.addons.predict.evaluation import HeldOutPredictions
 from farm.types.format import percent
 
 
-def draw_evaluation(data: Dataset, held: HeldOutPredictions, path: Path, title: str) -> None:
+def draw_evaluation(
+    data: Dataset, held: HeldOutPredictions, path: Path, title: str, held_out: str
+) -> None:
     """Draw predicted against measured time by operator family, and the errors of each family of
-    models. Raises `UsageError` if the file cannot be drawn (`check_path`)."""
+    models. ``held_out``: what the predictor did not learn from. Raises `UsageError` if the file
+    cannot be drawn (`check_path`)."""
     check_path(path)
     import numpy as np
 
@@ -57,7 +60,7 @@ def draw_evaluation(data: Dataset, held: HeldOutPredictions, path: Path, title: 
         medianprops={"color": COLOURS[0]},
     )
     right.tick_params(axis="y", labelsize=8)
-    right.set(xlabel="error of the predicted time (%), trained without the model's family")
+    right.set(xlabel=f"error of the predicted time (%), {held_out}")
     save_figure(figure, path, title)
 
 

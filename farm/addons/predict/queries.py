@@ -13,7 +13,6 @@ from farm.addons.predict.query import EstimateQuery
 from farm.addons.predict.stored_predictor import CallPrediction
 from farm.errors import UsageError
 from farm.exchange.packaged import first_answer
-from farm.models import catalog
 from farm.operators.cost import cost
 from farm.requests.partial_request import usual_variant
 from farm.store.database import Database
@@ -62,7 +61,8 @@ def estimate(
         extraction = as_captured_for(model, query.kind(database))
         return query.answer(model.variant, extraction.needed(), database=database)
     if isinstance(model, str):
-        model = usual_variant(catalog.known(model), query.kind(database), batch=batch, **fields)
+        kind = query.kind(database)
+        model = usual_variant(model, kind, batch=batch, **fields).variant
     if not isinstance(model, Variant):
         raise no_model(model)
     return query.answer(versioned(model), database=database)

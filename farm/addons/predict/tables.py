@@ -12,7 +12,6 @@ from rich.console import Group, RenderableType
 from cli.tables import Text, filled, grid, row, ruled
 from farm.addons.predict.estimate import PREDICTED_LEVEL, interval_at, too_large_from
 from farm.addons.predict.stored_predictor import PredictedValue
-from farm.models.catalog import title_of
 from farm.types.figure import Figure
 from farm.types.format import (
     ENERGY,
@@ -65,7 +64,7 @@ def generation(found: Generation) -> RenderableType:
     )
 
 
-def estimate(estimate: Estimate, level: float = 0.0) -> RenderableType:
+def estimate(title: str, estimate: Estimate, level: float = 0.0) -> RenderableType:
     """Show the estimated cost of the model, its measured and predicted parts, and the missing
     tuples. `level` is the level of the intervals, e.g. 0.95; default: that of the estimate."""
     level = level or estimate.level
@@ -77,7 +76,7 @@ def estimate(estimate: Estimate, level: float = 0.0) -> RenderableType:
     parts: list[RenderableType] = [Text(f"  {note}") for note in estimate.notes]
     if estimate.missing:
         parts += [Text(""), _missing(estimate)]
-    return Group(Text(title_of(estimate.variant), style="bold"), table, *parts)
+    return Group(Text(title, style="bold"), table, *parts)
 
 
 def _cost_lines(estimate: Estimate, level: float) -> dict[str, str]:

@@ -179,8 +179,6 @@ def build_variant(
     If `hand_over` is set, the next call for the same variant and device returns the same objects,
     once. A call for another variant frees them: the same seed builds them again. Raises
     `Unmeasurable` (rejected) if a caller gave a model for another variant (`given_variant`)."""
-    from farm.models import catalog
-
     key = (variant.id, str(device))
     waiting = _handed_over.pop(key, None)
     if waiting is not None:
@@ -189,7 +187,7 @@ def build_variant(
     _free_handed_over(variant)
     from farm.training.split import build
 
-    model, arguments = build(variant, device), catalog.example_inputs(variant, device=device)
+    model, arguments = build(variant, device)
     if hand_over:
         _handed_over[key] = _BuiltVariant(variant, model, arguments, given=False)
     return model, arguments

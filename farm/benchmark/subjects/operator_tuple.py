@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,6 +39,7 @@ from farm.subjects.parsing import parse
 from farm.subjects.registry import kind_of
 from farm.types.details import Details
 from farm.types.protocol import Placement, Protocol, Stopping, Subject
+from farm.types.tuple import OperatorTuple
 from farm.types.value_profiles import HeldFilling, fillings, held_fillings
 
 if TYPE_CHECKING:
@@ -96,16 +98,7 @@ def operator_passes(
             "--data copied needs a compiled model.",
             "Give --data seen, or --compile.",
         )
-    needed, free = needed_bytes(spec), free_bytes(device)
-    if (
-        needed > MEMORY_SHARE * free
-    ):  # check now: on a CPU, Linux kills a process that uses too much memory
-        most = f"{MEMORY_SHARE:.0%} of the {free / 2**30:.1f} GiB that are free"
-        text = (
-            f"The operator's inputs need {needed / 2**30:.1f} GiB of memory; they may use {most}."
-        )
-        raise Unmeasurable("out_of_memory", text, "Choose a smaller batch.")
-    check_size(spec, device, MEMORY_SHARE * free - needed, MOST_CALL_S)
+    _check_memory(spec, device)
     rebuilt = rebuild(spec, device)
     if compiled is not None:
         _copy_values(rebuilt, compiled)
@@ -117,24 +110,17 @@ def operator_passes(
             text = "--residency chain cannot use tensors in slow memory."
             raise Unmeasurable("not_available", text, "Use --residency resident.")
         return _chain(rebuilt)
-    if not placement:
-        offloaded = Offloaded(rebuilt, operator.attrgetter("run"), Details(), None, None)
-    elif offload is None:
-        raise Unmeasurable(
-            "not_available",
-            "This process cannot put tensors in slow memory: its host lacks the add-on 'memory'.",
-            "Install the farm on this host again with all its files.",
-        )
-    else:
-        offloaded = offload(rebuilt, placement)
-    rebuilt, run = offloaded.rebuilt, offloaded.run
+    offloaded = _offloaded(rebuilt, placement, offload) if placement else None
+    run: Callable[[Rebuilt], Pass] = operator.attrgetter("run")
+    if offloaded is not None:
+        rebuilt, run = offloaded.rebuilt, offloaded.run
     if not kind.standalone:
         run = _restoring
     residency = protocol.residency
     stream, copies_weights = residency == "stream", bool(rebuilt.weights)
     without = not kind.standalone or placement
     steps = HostSteps(device) if without else host_steps(run(rebuilt), protocol, device)
-    return Passes(
+    passes = Passes(
         first=steps.around(run(rebuilt)),
         copy=lambda index: steps.around(
             run(rebuilt.replica(weights=copies_weights, activations=stream, index=index))
@@ -144,10 +130,41 @@ def operator_passes(
         inputs=rebuilt.read_memory,
         rewritten=rebuilt.read_memory if residency == "resident" and not placement else [],
         written=[rebuilt.memory(index) for index in sorted(rebuilt.written)],
+        details=steps.noted(Details()),
+    )
+    if offloaded is None:
+        return passes
+    return replace(
+        passes,
         details=steps.noted(offloaded.details),
         pool=offloaded.pool,
         keep=offloaded.memory,
     )
+
+
+def _check_memory(spec: OperatorTuple, device: torch.device) -> None:
+    """Raise `Unmeasurable` if an operator needs too much memory or time. Check before it is
+    rebuilt: on a CPU, Linux kills a process that uses too much memory.
+    """
+    needed, free = needed_bytes(spec), free_bytes(device)
+    if needed > MEMORY_SHARE * free:
+        most = f"{MEMORY_SHARE:.0%} of the {free / 2**30:.1f} GiB that are free"
+        text = (
+            f"The operator's inputs need {needed / 2**30:.1f} GiB of memory; they may use {most}."
+        )
+        raise Unmeasurable("out_of_memory", text, "Choose a smaller batch.")
+    check_size(spec, device, MEMORY_SHARE * free - needed, MOST_CALL_S)
+
+
+def _offloaded(rebuilt: Rebuilt, placement: Placement, offload: Offload | None) -> Offloaded:
+    """Put the tensors of a placement in slow memory."""
+    if offload is None:
+        raise Unmeasurable(
+            "not_available",
+            "This process cannot put tensors in slow memory: its host lacks the add-on 'memory'.",
+            "Install the farm on this host again with all its files.",
+        )
+    return offload(rebuilt, placement)
 
 
 def _chain(rebuilt: Rebuilt) -> Passes:

@@ -135,7 +135,7 @@ def test_an_interval_that_was_calibrated_covers_what_comes_later():
     data = dataset()
     learnt = fit(PREDICTORS["best"], data, models(data))
     later = dataset(seed=11)
-    found = evaluate_fitted(learnt.fitted, later, models(later), learnt.calibration)
+    found, _ = evaluate_fitted(learnt.fitted, later, models(later), learnt.calibration)
     assert found.intervals["time_us"].coverage > 0.75
     assert found.sum_intervals["time_us"].coverage >= 0.6
     assert found.families["time_us"].median < 0.2
@@ -232,7 +232,7 @@ def test_too_few_families_are_said():
 
 def test_what_one_card_taught_is_asked_of_another():
     data = dataset()
-    found = evaluate_fitted(TREES.fit(data), dataset(seed=2), models(dataset(seed=2)))
+    found, _ = evaluate_fitted(TREES.fit(data), dataset(seed=2), models(dataset(seed=2)))
     assert found.families["time_us"].median < 0.3
     assert found.intervals == {}
 

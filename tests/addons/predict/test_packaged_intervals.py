@@ -50,7 +50,7 @@ def packaged_variants(session):
     return [requests[variant_id] for variant_id in sorted(requests)]
 
 
-@pytest.mark.slow  # an estimate takes about a second
+@pytest.mark.slow(reason="an estimate takes a second, and it makes dozens")
 def test_the_interval_of_a_sum_of_parts_contains_the_measured_whole_model():
     times, energies = [], []
     with packaged_database().read() as session:

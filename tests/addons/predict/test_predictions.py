@@ -371,6 +371,10 @@ def test_a_kept_predictor_is_held_against_another_database(own, database, tmp_pa
     assert evaluation["families"]["time_us"]["count"] == 2
     assert evaluation["models"][0]["model"] == "resnet18 2x64 float32"
     assert own("predict", "evaluate", "--on", "nowhere.db").code == 2
+    picture = tmp_path / "errors.svg"
+    said = own("predict", "evaluate", "--on", str(tmp_path / "other.db"), "--png", str(picture))
+    assert f"Drawn to {picture}" in " ".join(said.stderr.split())
+    assert "tuples outside the training data" in picture.read_text()
 
 
 def test_a_data_set_is_written(own, tmp_path):

@@ -1,0 +1,111 @@
+"""How fast calls compute and move data, as shares of the card's roofline, and what limits them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from farm.types.figure import share_of
+from farm.types.format import count_of, percent
+from farm.types.roofline import Roofline
+from farm.verdict.cost_line import CostLine
+
+# A row has room for improvement if it has at least this share of the sum, and less than this share
+# of the roofline.
+LEAST_SHARE, MOST_OF_ROOFLINE = 0.01, 0.5
+
+#: What limits a call at best: the rate of arithmetic, the bandwidth, or the least time of a kernel.
+Bound = Literal["compute", "memory", "launch"]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The rates of some equal calls.
+
+    Attributes:
+        time_us: of one call; 0 if the calls are not measured.
+        flops, bytes_moved: of one call.
+        time_share: of all calls in the sum over the model; None if they are not measured.
+    """
+
+    calls: int
+    time_us: float
+    flops: int
+    bytes_moved: int
+    time_share: float | None
+    peaks: Roofline
+
+    @classmethod
+    def of(cls, line: CostLine, total_us: float, peaks: Roofline) -> Self:
+        """The rates of a line's calls. `total_us`: the sum of the model."""
+        time_us = line.time_us.value if line.time_us else 0.0
+        return cls(
+            calls=line.count,
+            time_us=time_us,
+            flops=line.subject.flops,
+            bytes_moved=line.subject.bytes_moved,
+            time_share=share_of(line.total_us, total_us) if time_us else None,
+            peaks=peaks,
+        )
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        return self.bytes_moved / (self.time_us * 1e-6) if self.time_us else None
+
+    @property
+    def flops_per_s(self) -> float | None:
+        return self.flops / (self.time_us * 1e-6) if self.time_us else None
+
+    @property
+    def ideal_us(self) -> float:
+        """The time of one call at the card's peak rates, without its launch."""
+        return max(self._compute_s, self._memory_s) * 1e6
+
+    @property
+    def roofline_share(self) -> float | None:
+        """The time at the card's peak rates / the time; above 1: the data was in the cache."""
+        return self.ideal_us / self.time_us if self.time_us else None
+
+    @property
+    def bound(self) -> Bound:
+        """What limits a call at best."""
+        if self.ideal_us < self.peaks.launch_floor_us:
+            return "launch"
+        return "compute" if self._compute_s > self._memory_s else "memory"
+
+    @property
+    def excess_us(self) -> float:
+        """The time of all calls above that of calls at the peak rates; 0 if not measured."""
+        least_us = max(self.ideal_us, self.peaks.launch_floor_us)
+        return self.calls * max(self.time_us - least_us, 0.0)
+
+    @property
+    def improvable(self) -> bool:
+        """True if the calls have room for improvement."""
+        heavy = (self.time_share or 0.0) >= LEAST_SHARE
+        return heavy and (self.roofline_share or 1.0) < MOST_OF_ROOFLINE
+
+    @property
+    def _compute_s(self) -> float:
+        return self.flops / self.peaks.flops_per_s
+
+    @property
+    def _memory_s(self) -> float:
+        return self.bytes_moved / self.peaks.bytes_per_s
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "time_share": self.time_share,
+            "bytes_per_s": self.bytes_per_s,
+            "flops_per_s": self.flops_per_s,
+            "roofline_share": self.roofline_share,
+            "improvable": self.improvable,
+        }
+
+
+def rule_of(peaks: Roofline) -> str:
+    """What the mark of a row and the column `roofline` mean."""
+    rates = f"{count_of(peaks.bytes_per_s, 'B/s')}, {count_of(peaks.flops_per_s, 'FLOP/s')}"
+    share, of_roofline = percent(LEAST_SHARE, 0), percent(MOST_OF_ROOFLINE, 0)
+    limits = f"at least {share} of the sum and below {of_roofline} of the roofline"
+    return f"* room for improvement: {limits} ({rates}; above 100 %: the data was in the cache)"
