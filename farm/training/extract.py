@@ -312,7 +312,7 @@ def _step_with_values(
             step = TrainingStep(
                 model,
                 inputs,
-                make_loss=lambda output: loss_for(variant, output, device),
+                make_loss=lambda output: loss_for(resolved, variant, output, device),
                 **_chosen(variant, device_type),
             )
             captured = capture_step(step)
