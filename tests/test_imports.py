@@ -56,6 +56,7 @@ TORCH_ROOMS = (
     "farm/training/capture.py",
     "farm/training/step.py",
     "farm/training/extract.py",
+    "farm/training/compile_ahead.py",
     "farm/training/split.py",
     "farm/training/streams.py",
     "farm/benchmark/bench.py",

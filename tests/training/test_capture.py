@@ -15,7 +15,6 @@ from farm.models import catalog
 from farm.operators.fake_pass import STANDS_FOR_A_CARD, fake_pass
 from farm.operators.profiler import profiled
 from farm.settings import settings
-from farm.training import extract as training_extract
 from farm.training.capture import capture_step
 from farm.training.extract import extract, extract_step
 from farm.training.step import Loss, TrainingStep, blocks_of, loss_of
@@ -442,27 +441,12 @@ class Growing(nn.Module):
         return x
 
 
-class Reading(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(4, 4)
-
-    def forward(self, x):
-        x = self.head(x)
-        return x if x.sum().item() > 0 else -x
-
-
 @pytest.mark.parametrize(
     ("model", "told"),
     [
         (
             "Growing",
             "The model changes its structure during the training step: 'layers.2' was added.",
-        ),
-        (
-            "Reading",
-            "The operators of the training step depend on values in tensors: on the result of "
-            "aten._local_scalar_dense.default",
         ),
     ],
 )
@@ -477,33 +461,6 @@ def test_a_model_whose_step_is_not_always_the_same_is_one_line(model, told, monk
 
 def made_growing():
     return Growing(), torch.randn(2, 4)
-
-
-def made_reading():
-    return Reading(), torch.randn(2, 4)
-
-
-def test_a_step_whose_operators_depend_on_values_is_captured_with_values(monkeypatch):
-    monkeypatch.setenv("FARM_MODELS", json.dumps({"mine": f"{__name__}:made_reading"}))
-    monkeypatch.setenv("FARM_MODELS_PATH", ".")
-    settings.cache_clear()
-    found = extract(catalog.variant("mine", 2, step="training"))
-    assert found.refusal("mine") is None
-    assert found.capture.mismatches == {}
-    read = [call for call in found.capture.calls if call.owner == "item"]
-    assert [found.capture.tuples[call.tuple_id].short_name for call in read] == [
-        "_local_scalar_dense"
-    ]
-    assert found.flops == found.model_flops
-
-
-def test_a_step_is_too_large_for_values_by_its_weights(monkeypatch):
-    monkeypatch.setenv("FARM_MODELS", json.dumps({"mine": f"{__name__}:made_reading"}))
-    monkeypatch.setenv("FARM_MODELS_PATH", ".")
-    settings.cache_clear()
-    monkeypatch.setattr(training_extract, "MOST_RUN_BYTES", 16)
-    with pytest.raises(CaptureError, match="A capture with real values is not possible"):
-        extract(catalog.variant("mine", 2, step="training"))
 
 
 class Counting(nn.Module):
