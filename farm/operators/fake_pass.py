@@ -42,8 +42,11 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from farm.models.building import replaced
-from farm.models.tensor_kinds import (
+from farm.subjects.allow_list import LEAF_CLASSES
+from farm.subjects.collective_calls import local_part
+from farm.subjects.encoding import DescribedCall, storage_key, tensors_in, written_tensors
+from farm.types.replacement import replaced
+from farm.types.tensor_kinds import (
     WRAPPERS,
     bits_of,
     is_composite,
@@ -53,9 +56,6 @@ from farm.models.tensor_kinds import (
     refusal,
     with_bits,
 )
-from farm.subjects.allow_list import LEAF_CLASSES
-from farm.subjects.collective_calls import local_part
-from farm.subjects.encoding import DescribedCall, storage_key, tensors_in, written_tensors
 
 #: Largest integer tensor of the model or its inputs whose values are kept: two million token ids.
 MOST_BYTES = 2**24

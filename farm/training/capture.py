@@ -33,8 +33,6 @@ from torch._subclasses.fake_tensor import (
 from torch.overrides import wrap_torch_function
 
 from farm.errors import CaptureError, FarmError, error_text, told
-from farm.models.building import replaced
-from farm.models.tensor_kinds import has_composites, is_plain
 from farm.models.user_modules import seeded
 from farm.operators.capture import (
     Recorder,
@@ -60,6 +58,8 @@ from farm.subjects.encoding import (
 )
 from farm.training.step import ForwardPass, TrainingStep
 from farm.training.streams import Streams
+from farm.types.replacement import replaced
+from farm.types.tensor_kinds import has_composites, is_plain
 from farm.types.tuple import OperatorTuple
 
 _ACCUMULATES = "torch::autograd::AccumulateGrad"

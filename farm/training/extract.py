@@ -17,9 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from farm.errors import CaptureError, UnseenOperators, UnsupportedTensor, UsageError, refused
 from farm.models import catalog, own
-from farm.models.building import replaced
 from farm.models.resolved import ResolvedModel
-from farm.models.tensor_kinds import bytes_of, is_plain
 from farm.models.user_code import captured_code
 from farm.models.user_modules import seeded
 from farm.operators import self_check
@@ -35,6 +33,8 @@ from farm.training.split import build, completed_works, fake_group, split
 from farm.training.step import ForwardPass, Loss, TrainingStep, checkpoint_modules, loss_of
 from farm.training.tensor_lifetime import least_peak_bytes
 from farm.types.protocol import Variant
+from farm.types.replacement import replaced
+from farm.types.tensor_kinds import bytes_of, is_plain
 from farm.types.tuple import NeededTuple
 
 MEASURABLE_ALONE = (
