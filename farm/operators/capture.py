@@ -6,6 +6,12 @@ belong to it. If no tuple can describe the owner's call (a function that is not 
 an argument of another type, autocast, a transform such as `torch.vmap`), the capture goes *one
 level down*: each of its aten operators is a call of the owner's module.
 
+`Recorder` has what both recorders share: the description of a call, its storages, what it ran.
+They stay two, because they differ in what a call is. Here it is the call of a leaf or a public
+function, a repeated call does not run, and its operators have one owner by nesting. In a training
+step (`farm.training.capture`) it is each operator of the dispatcher, the owner follows from
+autograd's sequence numbers, and the life of each tensor counts.
+
 `Recorder` watches a forward pass or a training step; `farm.operators.profiler` compares a watched
 pass with an unwatched one.
 

@@ -595,6 +595,8 @@ class _RealIntegers(TorchDispatchMode):
         most = max(
             self.made, 8 * sum(tensor.nbytes for tensor in real)
         )  # also integers from booleans
+        if not real and not any(tensor.numel() for tensor in tensors_in(out)):
+            return False  # it has no values, and a model may resize it to be like a fake tensor
         return all(tensor.untyped_storage().nbytes() <= most for tensor in tensors_in(out))
 
     def _run_packing(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -755,6 +757,8 @@ def _repeatable_kind(func: Any) -> str:
         if argument.alias_info and argument.alias_info.is_write
     ]
     in_place = written == ["self"] == [schema.arguments[0].name] and len(schema.returns) == 1
+    if schema.name.startswith("aten::resize"):  # its tags do not say that the layout changes
+        return ""
     return "in place" if in_place and torch.Tag.inplace_view not in func.tags else ""
 
 
