@@ -106,7 +106,18 @@ def grouped_product(left: Any, right: Any, *others: Any, out_shape: Any, **named
     return 2 * left[-2] * left[-1] * right[-1]
 
 
+def fused_attention_layer(
+    query: Any, key: Any, value: Any, width: int, *others: Any, out_shape: Any, **named: Any
+) -> int:
+    """A whole `nn.MultiheadAttention` without a mask, which PyTorch's counter does not know: for
+    each row of the batch the products with the weights of queries, keys and values, and of the
+    output (four matrices of width x width), queries with keys, and probabilities with values."""
+    rows, length, _ = query
+    return 2 * rows * length * width * (4 * width + 2 * key[1])
+
+
 MORE_OPERATORS = {
+    aten._native_multi_head_attention: fused_attention_layer,
     aten._scaled_dot_product_flash_attention_for_cpu: attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward,
     aten._grouped_mm: grouped_product,
@@ -163,7 +174,7 @@ def called(events: Iterable[Any]) -> Iterable[Any]:
     """The operators of aten that a program calls and that compute. An operator that only calls
     others is replaced by these; what other operators call inside is left out."""
     for event in events:
-        if is_operator(event) and is_reached(event.cpu_parent) and computes(event.name):
+        if is_operator(event) and is_reached(event.cpu_parent) and computes(event):
             yield event
 
 
@@ -174,14 +185,22 @@ def is_operator(event: Any) -> bool:
 def is_reached(parent: Any) -> bool:
     """True if no operator that computes is around the event."""
     while parent is not None:
-        if is_operator(parent) and not only_calls_others(parent.name):
+        if is_operator(parent) and not calls_others(parent):
             return False
         parent = parent.cpu_parent
     return True
 
 
-def computes(name: str) -> bool:
-    return not (name.startswith(WITHOUT_WORK) or only_calls_others(name) or is_view(name))
+def calls_others(event: Any) -> bool:
+    """True if an operator consists of others, or calls itself: under `torch.vmap` with the shapes
+    of one sample, then with those of the batch."""
+    below = [child.name for child in event.cpu_children]
+    return only_calls_others(event.name) or event.name in below
+
+
+def computes(event: Any) -> bool:
+    without_work = event.name.startswith(WITHOUT_WORK) or is_view(event.name)
+    return not (without_work or calls_others(event))
 
 
 @functools.cache
