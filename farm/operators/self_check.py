@@ -71,8 +71,9 @@ def checked(
             stand for a card.
         corrected: only of a training step.
     """
-    stands = device_type == "cuda" and captured.device_type == "cpu"
-    device = STANDS_FOR_A_CARD if stands else captured.device_type
+    device = captured.device_type
+    if captured.stands_for(device_type):
+        device = STANDS_FOR_A_CARD
     with contextlib.ExitStack() as stack:
         fakes: list[FakeTensors] = []  # made for the first tuple that is new in this process
 

@@ -233,7 +233,7 @@ def _predicted(
 
 def _checked(captured: CapturedPass, device_type: str) -> CapturedPass:
     """The capture of a pass on fake tensors with its mismatches."""
-    stands = device_type == "cuda" and captured.device_type == "cpu"
+    stands = captured.stands_for(device_type)
     return self_check.checked(
         captured, device_type, corrected=functools.partial(as_computed, on_card=stands)
     )
