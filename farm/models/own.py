@@ -321,7 +321,7 @@ def example(name: str, *, is_small: bool = False) -> UserModel:
     the model can be built so and its inputs do not come from them. ``is_small``: the parameters are
     known to take less, so the function runs once. Raises as `made`."""
     from farm.models.building import built_on_cpu, built_on_meta
-    from farm.models.tensor_kinds import bytes_of
+    from farm.types.tensor_kinds import bytes_of
 
     def make() -> UserModel:
         with seeded():
@@ -359,7 +359,7 @@ def _has_batch(value: Any) -> bool:
     """True for a plain tensor with dimensions."""
     import torch
 
-    from farm.models.tensor_kinds import is_plain
+    from farm.types.tensor_kinds import is_plain
 
     return isinstance(value, torch.Tensor) and is_plain(value) and value.dim() > 0
 
@@ -378,7 +378,7 @@ def _placed(value: Any, dtype: torch.dtype | None, device: torch.device) -> Any:
     import torch
     from torch.nn.utils.rnn import PackedSequence
 
-    from farm.models.tensor_kinds import moved
+    from farm.types.tensor_kinds import moved
 
     if isinstance(value, PackedSequence):
         data, _, *orders = (_placed(part, dtype, device) for part in value)
@@ -399,7 +399,7 @@ def _filled(tensor: torch.Tensor, dtype: torch.dtype | None, device: torch.devic
     import torch
 
     from farm.models.building import random_normal
-    from farm.models.tensor_kinds import is_real_floating
+    from farm.types.tensor_kinds import is_real_floating
 
     if is_real_floating(tensor):
         return random_normal(tuple(tensor.shape), dtype or tensor.dtype, device)
@@ -455,7 +455,7 @@ class Own(Source):
         """The module; it takes the values of `inputs` by position. Its tensors keep their dtypes,
         unless the variant has another one than most of its numbers. Raises as `made`."""
         from farm.models.building import ByPosition
-        from farm.models.tensor_kinds import cast
+        from farm.types.tensor_kinds import cast
 
         model = made(entry.own_name)
         dtype = self._cast_to(entry, variant)

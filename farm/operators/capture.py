@@ -45,15 +45,6 @@ from farm.errors import (
     told,
 )
 from farm.models import torch_settings
-from farm.models.building import replaced
-from farm.models.tensor_kinds import (
-    WRAPPERS,
-    is_composite,
-    is_plain,
-    only_views,
-    parts_of,
-    refusal,
-)
 from farm.operators import deciding_values, higher_order
 from farm.operators.captured import CallTrace, CapturedCall, CapturedPass, CapturedTensor
 from farm.operators.cost import new_bytes, operator_flops, shapes_of
@@ -78,6 +69,15 @@ from farm.subjects.encoding import (
     tensors_in,
 )
 from farm.subjects.registry import KINDS, kind_of, recorded_as
+from farm.types.replacement import replaced
+from farm.types.tensor_kinds import (
+    WRAPPERS,
+    is_composite,
+    is_plain,
+    only_views,
+    parts_of,
+    refusal,
+)
 from farm.types.tuple import OperatorTuple
 
 #: Operators that PyTorch runs as another one.

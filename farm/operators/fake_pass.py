@@ -42,8 +42,11 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from farm.models.building import replaced
-from farm.models.tensor_kinds import (
+from farm.subjects.allow_list import LEAF_CLASSES
+from farm.subjects.collective_calls import local_part
+from farm.subjects.encoding import DescribedCall, storage_key, tensors_in, written_tensors
+from farm.types.replacement import replaced
+from farm.types.tensor_kinds import (
     WRAPPERS,
     bits_of,
     is_composite,
@@ -53,9 +56,6 @@ from farm.models.tensor_kinds import (
     refusal,
     with_bits,
 )
-from farm.subjects.allow_list import LEAF_CLASSES
-from farm.subjects.collective_calls import local_part
-from farm.subjects.encoding import DescribedCall, storage_key, tensors_in, written_tensors
 
 #: Largest integer tensor of the model or its inputs whose values are kept: two million token ids.
 MOST_BYTES = 2**24
@@ -144,8 +144,9 @@ class FakeTensors:
     """Replaces tensors and keeps their identity and strides: small integer tensors that have values
     become real copies, all others become fake tensors."""
 
-    def __init__(self, mode: FakeTensorMode, device: str) -> None:
-        self.mode, self.device = mode, torch.device(device)
+    def __init__(self, mode: FakeTensorMode, device: str, *, keeps_values: bool = True) -> None:
+        """``keeps_values``: False if small integer tensors become fake tensors, too."""
+        self.mode, self.device, self._keeps_values = mode, torch.device(device), keeps_values
         self.stands = self.device == torch.device(STANDS_FOR_A_CARD)
         self.on_card: dict[
             int, StorageWeakRef
@@ -177,7 +178,7 @@ class FakeTensors:
             self._replacements[id(tensor)] = (tensor, twin)
         if id(tensor) not in self._replacements:
             is_parameter, storage = isinstance(tensor, nn.Parameter), tensor.untyped_storage()
-            numbers_matter = not (
+            numbers_matter = self._keeps_values and not (
                 tensor.is_floating_point() or tensor.is_complex() or tensor.is_meta or fake
             )
             if numbers_matter and storage.nbytes() <= MOST_BYTES:

@@ -22,7 +22,7 @@ from sqlmodel import Session, SQLModel, col, func, select
 from farm.errors import TupleRejected, Unreadable, UsageError
 from farm.operators.captured import CapturedCall
 from farm.store import tables
-from farm.store.columns import READING, columns_of
+from farm.store.columns import CAPTURE, READING, VARIANT, columns_of
 from farm.store.database import Database, among, database_now, fetch, fetch_values, read_clock_s
 from farm.store.tables import CardRow, ItemRole, Job, ReadingRow, SoftwareRow
 from farm.subjects.label import label_of
@@ -71,8 +71,14 @@ def store_software(session: Session, software: Software) -> str:
 
 
 def store_protocol(session: Session, protocol: Protocol) -> str:
-    columns = {name: getattr(protocol, name) for name in ("id", "launch", "residency", "data")}
-    insert_new(session, tables.ProtocolRow, [{**columns, "spec": protocol.to_json()}])
+    row = {
+        "id": protocol.id,
+        "launch": protocol.launch,
+        "residency": protocol.residency,
+        "data": protocol.data,
+        "spec": protocol.to_json(),
+    }
+    insert_new(session, tables.ProtocolRow, [row])
     return protocol.id
 
 
@@ -80,7 +86,10 @@ def store_operators(session: Session, operators: Mapping[OperatorTuple, Cost]) -
     stored_ids = fetch_values(session, [col(tables.Operator.id)], (spec.id for spec in operators))
     rows = [
         {
-            **{name: getattr(spec, name) for name in ("id", "short_name", "kind", "training")},
+            "id": spec.id,
+            "short_name": spec.short_name,
+            "kind": spec.kind,
+            "training": spec.training,
             "schema_version": spec.to_json()["schema"],
             "name": spec.operator,
             "label": label_of(spec),
@@ -131,16 +140,21 @@ def other_dtypes(session: Session, variant: Variant) -> Sequence[str]:
 
 def _same(variant: Variant, *without: str) -> list[Any]:
     """The conditions for variants with the same fields, except the fields ``without``."""
-    names = [name for name in names_of(Variant) if name not in without]
-    return [getattr(tables.ModelVariant, name) == getattr(variant, name) for name in names]
+    fields = dataclasses.asdict(variant).items()
+    return [VARIANT[name] == value for name, value in fields if name not in without]
 
 
 def store_tokens(session: Session, tokens: Tokens) -> str:
     """Store token ids; return the id with which `find_tokens` finds them on any host."""
-    columns = {
-        name: getattr(tokens, name) for name in ("id", "batch", "length", "row_lengths", "padding")
+    row = {
+        "id": tokens.id,
+        "batch": tokens.batch,
+        "length": tokens.length,
+        "row_lengths": tokens.row_lengths,
+        "padding": tokens.padding,
+        "packed": tokens.compressed(),
     }
-    insert_new(session, tables.TokenInput, [{**columns, "packed": tokens.compressed()}])
+    insert_new(session, tables.TokenInput, [row])
     return tokens.id
 
 
@@ -184,33 +198,50 @@ def find_capture(session: Session, like: tables.Capture) -> int | None:
     """Return the id of the capture with the variant, device type, grad mode, torch version and
     launch of ``like``. Prefer an observed capture to a predicted one. Imported captures are not
     used. None if there is no capture."""
-    same = [getattr(tables.Capture, name) == getattr(like, name) for name in CAPTURE_KEY]
     is_own = col(tables.Capture.origin).in_(OWN_CAPTURES)
-    return session.exec(
-        select(tables.Capture.id).where(*same, is_own).order_by(col(tables.Capture.origin))
-    ).first()
+    query = select(tables.Capture.id).where(*_like(like), is_own)
+    return session.exec(query.order_by(col(tables.Capture.origin))).first()
+
+
+def _capture_key(capture: tables.Capture) -> dict[str, Any]:
+    """The values of `CAPTURE_KEY`."""
+    return {
+        "variant_id": capture.variant_id,
+        "device_type": capture.device_type,
+        "grad": capture.grad,
+        "torch": capture.torch,
+        "launch": capture.launch,
+        "card_model": capture.card_model,
+    }
+
+
+def _like(capture: tables.Capture) -> list[Any]:
+    """The conditions for captures with the same key."""
+    return [CAPTURE[name] == value for name, value in _capture_key(capture).items()]
 
 
 def store_capture(session: Session, calls: Iterable[CapturedCall], capture: tables.Capture) -> int:
     """Store a capture with its calls if it is new; return its id. The caller has stored its
     operators.
     """
-    same = [
-        getattr(tables.Capture, name) == getattr(capture, name) for name in (*CAPTURE_KEY, "origin")
-    ]
-    if (stored_id := session.exec(select(tables.Capture.id).where(*same)).first()) is not None:
+    same = select(tables.Capture.id).where(*_like(capture), tables.Capture.origin == capture.origin)
+    stored_id = session.exec(same).first()
+    if stored_id is not None:
         return stored_id
     capture.created_at_s = database_now()  # type: ignore[assignment]
     session.add(capture)
     session.flush()
     assert capture.id is not None
-    copied = ("module_path", "reads", "writes", "part", "owner")
     rows = [
         {
             "capture_id": capture.id,
             "call_index": call.index,
             "operator_id": call.tuple_id,
-            **{name: getattr(call, name) for name in copied},
+            "module_path": call.module_path,
+            "reads": call.reads,
+            "writes": call.writes,
+            "part": call.part,
+            "owner": call.owner,
         }
         for call in calls
     ]
@@ -229,8 +260,13 @@ def store_extraction(
     store_operators(
         session, {spec: extraction.costs[tuple_id] for tuple_id, spec in captured.tuples.items()}
     )
-    costs = {name: getattr(extraction, name) for name in ("flops", "model_flops", "bytes_moved")}
-    store_variant(session, variant, **costs)
+    store_variant(
+        session,
+        variant,
+        flops=extraction.flops,
+        model_flops=extraction.model_flops,
+        bytes_moved=extraction.bytes_moved,
+    )
     if captured.mismatches:
         capture.verification = Verification(mismatches=captured.mismatches).to_json()
     return store_capture(session, captured.calls, capture)
@@ -497,9 +533,8 @@ def store_observed(
         store_operators(
             session, {specs[tuple_id]: Cost(**cost) for tuple_id, cost in observed["costs"].items()}
         )
-        same = {name: getattr(predicted, name) for name in CAPTURE_KEY}
         kept = tables.Capture(
-            **same,
+            **_capture_key(predicted),
             origin="observed",
             card_id=card_id,
             verification=verification.to_json(),
