@@ -45,7 +45,7 @@ from farm.models.source import Source
 from farm.models.user_code import user_code
 from farm.models.user_modules import seeded, user_modules
 from farm.settings import settings, user_models
-from farm.types.protocol import IMAGE_PX, Variant
+from farm.types.protocol import IMAGE_PX, LARGEST_NUMBER, Variant
 
 if TYPE_CHECKING:
     import torch
@@ -351,8 +351,11 @@ def batched(inputs: Sequence[Any], batch: int) -> list[Any]:
 
 
 def _batch(inputs: Sequence[Any]) -> int:
-    """The first dimension of the first tensor; 0 if there is none."""
-    return next((value.shape[0] for value in inputs if _has_batch(value)), 0)
+    """The first dimension of the first tensor; 0 if there is none; 1 if it is too large for a
+    batch, as for one row of billions of numbers.
+    """
+    first = next((value.shape[0] for value in inputs if _has_batch(value)), 0)
+    return first if first <= LARGEST_NUMBER else 1
 
 
 def _has_batch(value: Any) -> bool:

@@ -688,6 +688,17 @@ def stored_variant(columns: Mapping[str, Any]) -> Variant:
     return Variant(**{name: columns[name] for name in names_of(Variant)})
 
 
+def tuples_with_ids(session: Session, operator_ids: Iterable[str]) -> dict[str, OperatorTuple]:
+    """Return id -> stored tuple. Rows that do not parse (as in tests with simulated cards) are left
+    out.
+    """
+    operator, tuples = tables.Operator, {}
+    for id_, spec in among(session, select(operator.id, operator.spec), operator.id, operator_ids):
+        with contextlib.suppress(TupleRejected):
+            tuples[id_] = parse(spec)
+    return tuples
+
+
 def satisfies(reading: ReadingRow, wanted: Stopping) -> bool:
     """True if a reading is precise enough, or if its window was as long as the longest wanted
     window. False for readings that are not `sound`, or have flags that the rule does not accept."""
