@@ -31,6 +31,7 @@ from sqlmodel import Session, and_, col, or_, select
 from farm.errors import Unmeasurable, Unreadable
 from farm.jobs import groups
 from farm.store import item_state, tables
+from farm.store.columns import RUN_WHOLES
 from farm.store.content import (
     add_reading,
     counts,
@@ -494,7 +495,7 @@ def coming_models(database: Database, card_id: str) -> list[ComingModel]:
             return []
         of_card = (
             col(Item.subject_id).in_(variant_ids),
-            Item.subject_kind == "variant",
+            RUN_WHOLES,
             Item.card_id == card_id,
             Item.cards == 1,
             col(Item.state).in_(tables.OPEN),
