@@ -84,7 +84,7 @@ class ItemDriver:
     section "hooks".
 
     The caller renews the leases of `holder` during a measurement (`heartbeat`,
-    `farm.jobs.items.renew`)."""
+    `farm.jobs.leases.renew`)."""
 
     card_id: str
     holder: str
