@@ -24,7 +24,7 @@ from farm.jobs.rounds import (
 )
 from farm.jobs.significant import significant
 from farm.requests.resolved import ResolvedRequest
-from farm.store import content, tables
+from farm.store import captures, content, tables
 from farm.store.database import Database, locked
 from farm.store.tables import Job, JobState
 from farm.types.format import plural
@@ -91,7 +91,7 @@ def open_job(
             title = variant.with_version(title)
         changed = _changed(session, variant, others, capture_id)
         scope = _first_scope(session, request, capture_id, resolved.card_ids)
-        calls = content.counts(session, capture_id)
+        calls = captures.counts(session, capture_id)
         if request.placements != "none":
             _remember_outputs(tuples_with_ids(session, calls).values())
     plan = create(scope=scope, capture_id=capture_id, title=title)

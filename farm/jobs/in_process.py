@@ -38,7 +38,8 @@ from farm.requests.partial_request import DEFAULTS, default_data, usual_variant_
 from farm.requests.resolved import ResolvedRequest
 from farm.settings import settings
 from farm.store import tables
-from farm.store.content import store_extraction, store_operators, store_values
+from farm.store.captures import store_extraction, store_values
+from farm.store.content import store_operators
 from farm.store.database import Database
 from farm.subjects.label import label_of
 from farm.subjects.parsing import parse

@@ -40,10 +40,7 @@ from farm.jobs.outage import Outage
 from farm.jobs.own_card import check_health, refuse_card_in
 from farm.jobs.spool import Spool
 from farm.settings import settings
-from farm.store.content import (
-    predicted_counts,
-    store_observed,
-)
+from farm.store.captures import predicted_counts, store_observed
 from farm.store.database import Database
 from farm.store.tables import CardState, Item
 from farm.types.protocol import Software

@@ -31,14 +31,8 @@ from sqlmodel import Session, and_, col, or_, select
 from farm.errors import Unmeasurable, Unreadable
 from farm.jobs import groups
 from farm.store import item_state, tables
-from farm.store.content import (
-    add_reading,
-    counts,
-    find_readings,
-    find_tokens,
-    satisfies,
-    software_of_groups,
-)
+from farm.store.captures import counts
+from farm.store.content import add_reading, find_tokens
 from farm.store.database import (
     Database,
     database_now,
@@ -47,6 +41,7 @@ from farm.store.database import (
     lock_items,
     remembered,
 )
+from farm.store.reuse import find_readings, satisfies, software_of_groups
 from farm.store.tables import Item, ItemRole, ItemState, Job, JobState
 from farm.types.protocol import Protocol, Stopping, Subject
 from farm.types.reading import Reading

@@ -26,7 +26,7 @@ from sqlmodel import Session
 from farm.addons.predict.stored_predictor import CallPrediction, PredictedValue
 from farm.errors import NoReadings
 from farm.store.columns import OPERATOR, READING
-from farm.store.content import sound_readings
+from farm.store.reuse import sound_readings
 from farm.types.collective import COLLECTIVES
 from farm.types.figure import Figure, PassCost, value_of
 from farm.types.format import plural

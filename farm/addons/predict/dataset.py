@@ -26,8 +26,9 @@ from farm.addons.predict.call_features import CallDescription, describe
 from farm.addons.predict.families import model_family
 from farm.addons.predict.tile_roofline import CardModel, card_model
 from farm.store.columns import CALL, CAPTURE, CARD, OPERATOR, PROTOCOL, READING, VARIANT
-from farm.store.content import sound_readings, stored_software, stored_variant
+from farm.store.content import stored_software, stored_variant
 from farm.store.database import among
+from farm.store.reuse import sound_readings
 from farm.subjects.registry import unpredictable_kinds
 from farm.types.details import Details
 from farm.types.fields import Record, adapter, cost_from_json, figure_json
