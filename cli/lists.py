@@ -154,6 +154,29 @@ def operators(rows: Sequence[Row], title: str) -> RenderableType:
     return Group(Text(title, style="bold"), table)
 
 
+def compared_inputs(found: Row) -> RenderableType:
+    """The calls that differ between two inputs, and the totals (`ComparedInputs.to_json`)."""
+    calls, equal = found["calls"], found["equal_calls"]
+    totals = Text(
+        f"{found['calls_a']} and {found['calls_b']} calls, {equal} of them equal; "
+        f"{count_of(found['flops_a'], 'FLOP')} and {count_of(found['flops_b'], 'FLOP')}; "
+        f"{count_of(found['bytes_a'], 'B')} and {count_of(found['bytes_b'], 'B')}"
+    )
+    if not calls:
+        return Group(Text("All calls are equal with both inputs.", style="bold"), totals)
+    table = tables.filled(
+        calls,
+        [
+            ("module", "module_path"),
+            (">calls", "count"),
+            ("operator tuple with the first input", "label_a"),
+            ("with the other input", "label_b"),
+        ],
+        drops=("module",),
+    )
+    return Group(table, totals)
+
+
 def models(rows: Sequence[Row]) -> RenderableType:
     """Keys: name, task, input_size, length, phases, parameters, flops (of one pass at batch 1),
     note.

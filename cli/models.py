@@ -30,24 +30,29 @@ def models(pattern: str | None = None, source: str | None = None, as_json: AsJso
 
 
 def operators(
-    model: Model, *, batch: int | None = None, given: VariantFields, as_json: AsJson = False
+    model: Model,
+    *,
+    batch: int | None = None,
+    compare_inputs: str | None = None,
+    given: VariantFields,
+    as_json: AsJson = False,
 ) -> None:
     """Show a model's operator tuples with counts, FLOPs and bytes."""
     from farm.jobs.cards import kind_of_cards
-    from farm.report.operators import compiled_operators
-    from farm.report.operators import operators as list_operators
+    from farm.report.operators import operators_or_kernels
     from farm.requests.partial_request import usual_variant
 
     kind = kind_of_cards() if batch is None else ""
     resolved = usual_variant(model, kind or "cuda", batch=batch, **given)
-    variant = resolved.variant
+    if compare_inputs is not None:
+        from farm.report.operators import compare_inputs as compared_inputs
+
+        other = usual_variant(compare_inputs, kind or "cuda", batch=batch, **given)
+        compared = compared_inputs(resolved.variant, other.variant).to_json()
+        answer(as_json, compared, lambda: lists.compared_inputs(compared))
+        return
     say_differences([resolved])
-    if variant.compile:
-        listed = first_that_knows(
-            lambda session: compiled_operators(session, variant, kind or "cuda")
-        )
-    else:
-        listed = list_operators(variant)
+    listed = operators_or_kernels(resolved.variant, kind or "cuda", first_that_knows)
     if listed.refusal is not None and not listed.gaps:
         raise listed.refusal
     if as_json:
@@ -58,5 +63,7 @@ def operators(
         show(lists.operators(listed.to_json()["operators"], f"{resolved.title}{card}{default}"))
     for label, reason in listed.mismatches.items():
         say(f"→ {label} is not measured: {reason}.")
+    if listed.note_on_values:
+        say(f"→ {listed.note_on_values}")
     if listed.refusal is not None:
         raise listed.refusal

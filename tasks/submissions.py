@@ -23,8 +23,7 @@ from farm.requests.card_selection import by_model
 from farm.requests.memory import check_fits
 from farm.requests.partial_request import (
     PartialRequest,
-    check_kernel_names,
-    check_operator_names,
+    check_names,
 )
 from farm.requests.resolved import ResolvedRequest, resolve
 from farm.settings import settings
@@ -32,7 +31,7 @@ from farm.store import tables
 from farm.store.database import Database
 from farm.store.tables import JobState
 from farm.types.format import percent, span
-from farm.types.request import Request, named
+from farm.types.request import Request
 
 if TYPE_CHECKING:
     from tasks.embedded import EmbeddedFarm
@@ -54,7 +53,7 @@ def resolve_all(
         for group in by_model(cards).values():
             with _located(partial.where):
                 resolved.append(resolve(partial, group, target=target, alone=alone))
-    _check_operators([entry.request for entry in resolved])
+    check_names([entry.request for entry in resolved])
     return resolved
 
 
@@ -63,21 +62,6 @@ def _number_of_requests(partials: Sequence[PartialRequest]) -> int:
     typed = {partial.title for partial in partials if not partial.where}
     written = [partial for partial in partials if partial.where]
     return len(typed) + len(written)
-
-
-def _check_operators(requests: Sequence[Request]) -> None:
-    """Raise `UnknownOperator` if a request names an operator that neither PyTorch nor a compiled
-    model has."""
-    compiled_names, eager_names, eager_variants = set[str](), set[str](), []
-    for request in requests:
-        if request.variant is not None and request.variant.compile:
-            compiled_names.update(named(request.operators))
-            continue
-        eager_names.update(named(request.operators))
-        if request.variant is not None:
-            eager_variants.append(request.variant)
-    check_kernel_names(compiled_names)
-    check_operator_names(eager_names, eager_variants)
 
 
 @contextlib.contextmanager
@@ -217,7 +201,7 @@ class Submissions:
         for resolved in self.fitting(requests):
             with self._or_refused(resolved):
                 capture_id = None
-                if _is_captured_first(resolved):
+                if captures.is_captured_first(resolved):
                     capture_id = captures.checked_capture(database, resolved)
                 checked.append((resolved, capture_id))
         for resolved, capture_id in checked:
@@ -270,15 +254,6 @@ class Submissions:
             reason = error.message.removeprefix(where)
             self.refused.append({"title": title, "reason": reason})
             self.say(f"{where}{title} is left out: {reason}")
-
-
-def _is_captured_first(resolved: ResolvedRequest) -> bool:
-    """True if the model has to be captured before workers start: to check named operators, or the
-    memory of a training step. The kernels of a compiled model belong to a card model, and the card
-    may not be registered yet."""
-    if named(resolved.request.operators):
-        return True
-    return resolved.variant is not None and bool(resolved.variant.step or resolved.variant.compile)
 
 
 # ---- from a request to a published job

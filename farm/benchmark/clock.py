@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import collections
+import itertools
 import math
 import random
 import statistics
@@ -170,39 +171,15 @@ def measure_bursts(workload: Workload, device: Device) -> Burst | None:
     other operators run in between and the card cools (docs/method.md, "At the power limit"). Bursts
     run at full clocks. Power is linear in the duty f, the share of work: P = P_pause + f (P_op -
     P_pause). So two duties give P_op, the power without pauses."""
-    duties, powers, rounds, sampled = (
-        list[float](),
-        list[intervals.Slope](),
-        list[TimedRound](),
-        list[SampledWindow](),
-    )
+    measured: list[_AtDuty] = []
     for duty in DUTIES:
-        with Sampler(device) as sampler:
-            clock = Clock(workload)
-            clock.in_flight = 10**6  # the whole burst is queued before the host waits
-            count = max(1, round(BURST_S / max(workload.round_s, 1e-6)))
-            begin_s = time.perf_counter()
-            while ranks.largest(time.perf_counter() - begin_s < BURST_WINDOW_S + 0.3):
-                if clock.cuda:
-                    # Keep the card busy (about 25 us) until the burst is queued. Otherwise the
-                    # first event would complete at once, and the launch that follows would count as
-                    # work.
-                    torch.cuda._sleep(50_000)
-                for _ in range(count):
-                    clock.launch()
-                clock.finish()
-                burst_s = sum(entry.took_s for entry in clock.done[-count:])
-                time.sleep(burst_s * (1 - duty) / duty)
-        seen_s, ticks_mj = sampler.ticks(begin_s + 0.25)
-        ticks_s = sampler.regular(seen_s)
-        inside = clock.between(ticks_s[0], ticks_s[-1]) if len(ticks_s) >= 4 else []
-        if ranks.largest(not inside):
+        at_duty = _run_bursts(workload, device, duty)
+        if at_duty is None:
             return None
-        duties.append(sum(entry.took_s for entry in inside) / (ticks_s[-1] - ticks_s[0]))
-        powers.append(intervals.power_of_ticks(ticks_s, ticks_mj))
-        rounds += inside
-        sampled.append(sampler.window(ticks_s[0], ticks_s[-1]))
-    (high, low), (high_w, low_w) = duties, (power.rate for power in powers)
+        measured.append(at_duty)
+    high, low = (entry.duty for entry in measured)
+    powers = [entry.power for entry in measured]
+    high_w, low_w = (power.rate for power in powers)
     if high - low < 0.05:
         return None
     # The line through both points has the value P_op at duty 1 and P_pause at duty 0.
@@ -211,6 +188,8 @@ def measure_bursts(workload: Workload, device: Device) -> Burst | None:
         weight * power.half_width for weight, power in zip(weights, powers, strict=True)
     ]
     power_w = Figure(weights[0] * high_w - weights[1] * low_w, math.hypot(*half_widths_w))
+    rounds = list(itertools.chain.from_iterable(entry.rounds for entry in measured))
+    sampled = [entry.sampled for entry in measured]
     times_us = pass_times_us(rounds)
     time_us = intervals.finite_figure(
         statistics.fmean(times_us), intervals.batch_half_width(times_us)
@@ -230,4 +209,43 @@ def measure_bursts(workload: Workload, device: Device) -> Burst | None:
             for name in reasons
         },
         passes=sum(entry.passes for entry in rounds),
+    )
+
+
+class _AtDuty(NamedTuple):
+    """What bursts at one duty showed."""
+
+    duty: float  # share of time with work
+    power: intervals.Slope
+    rounds: list[TimedRound]
+    sampled: SampledWindow
+
+
+def _run_bursts(workload: Workload, device: Device, duty: float) -> _AtDuty | None:
+    """Run bursts with pauses; None if the power cannot be measured."""
+    with Sampler(device) as sampler:
+        clock = Clock(workload)
+        clock.in_flight = 10**6  # the whole burst is queued before the host waits
+        count = max(1, round(BURST_S / max(workload.round_s, 1e-6)))
+        begin_s = time.perf_counter()
+        while ranks.largest(time.perf_counter() - begin_s < BURST_WINDOW_S + 0.3):
+            if clock.cuda:
+                # Keep the card busy (about 25 us) until the burst is queued. Otherwise the first
+                # event would complete at once, and the launch that follows would count as work.
+                torch.cuda._sleep(50_000)
+            for _ in range(count):
+                clock.launch()
+            clock.finish()
+            burst_s = sum(entry.took_s for entry in clock.done[-count:])
+            time.sleep(burst_s * (1 - duty) / duty)
+    seen_s, ticks_mj = sampler.ticks(begin_s + 0.25)
+    ticks_s = sampler.regular(seen_s)
+    inside = clock.between(ticks_s[0], ticks_s[-1]) if len(ticks_s) >= 4 else []
+    if ranks.largest(not inside):
+        return None
+    return _AtDuty(
+        duty=sum(entry.took_s for entry in inside) / (ticks_s[-1] - ticks_s[0]),
+        power=intervals.power_of_ticks(ticks_s, ticks_mj),
+        rounds=inside,
+        sampled=sampler.window(ticks_s[0], ticks_s[-1]),
     )

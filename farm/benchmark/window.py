@@ -101,15 +101,7 @@ def window_power(
     ``least_steps``: if it is 1, two ticks are enough, with the half-width `FIRST_STEP`, if they are
     one known period apart. ``pauses``: their time and their energy are subtracted, so the power is
     that of the rounds alone."""
-    times, energies = sampler.ticks(begin_s)
-    pairs, ticks_s = list[tuple[float, float]](), list[float]()
-    for tick_s, energy_mj in zip(
-        sampler.regular([at for at in times if at <= end_s]), energies, strict=False
-    ):
-        paused_s = pauses.until_s(tick_s)
-        if not pairs or tick_s - paused_s - pairs[-1][0] > LEAST_WORK * (tick_s - ticks_s[-1]):
-            pairs.append((tick_s - paused_s, energy_mj - pauses.power_w * paused_s * 1e3))
-            ticks_s.append(tick_s)
+    pairs, ticks_s = _ticks_of_work(sampler, begin_s, end_s, pauses)
     period_s = sampler.period.period_s
     is_first_step = least_steps == 1 and len(pairs) == 2
     if is_first_step and period_s and pairs[1][0] - pairs[0][0] < 1.5 * period_s:
@@ -123,25 +115,53 @@ def window_power(
             ticks=2,
         )
     if len(pairs) >= 3:
-        dropped = _ramp(pairs)
-        pairs = pairs[dropped:]
-        times, energies = [a for a, _ in pairs], [b for _, b in pairs]
-        fit = intervals.power_of_ticks(times, energies)
-        drift = _drift(times, energies)
-        begin_s, end_s = ticks_s[dropped], ticks_s[-1]
-        window = sampler.window(begin_s, end_s)
-        checks = window.power_source == "power_instant" and not pauses.share(begin_s, end_s)
-        return WindowPower(
-            # If the power drifts, its uncertainty is at least half of the drift.
-            power_w=Figure(fit.rate, math.hypot(fit.half_width, fit.rate * drift / 2)),
-            source="rapl" if sampler.device.card.is_cpu else "energy_counter",
-            begin_s=begin_s,
-            end_s=end_s,
-            drift=drift,
-            ticks=len(pairs),
-            ramp_ticks_dropped=dropped,
-            integral_w=_rounded(window.power_w, 3) if checks else None,
-        )
+        return _power_of_counter(sampler, pairs, ticks_s, pauses)
+    return _power_of_sensor(sampler, begin_s, end_s, pauses)
+
+
+def _ticks_of_work(
+    sampler: Sampler, begin_s: float, end_s: float, pauses: Pauses
+) -> tuple[list[tuple[float, float]], list[float]]:
+    """The ticks of a window that have enough work since the tick before: pairs of time (s) and
+    energy (mJ) without the pauses, and the times with them.
+    """
+    times, energies = sampler.ticks(begin_s)
+    pairs, ticks_s = list[tuple[float, float]](), list[float]()
+    for tick_s, energy_mj in zip(
+        sampler.regular([at for at in times if at <= end_s]), energies, strict=False
+    ):
+        paused_s = pauses.until_s(tick_s)
+        if not pairs or tick_s - paused_s - pairs[-1][0] > LEAST_WORK * (tick_s - ticks_s[-1]):
+            pairs.append((tick_s - paused_s, energy_mj - pauses.power_w * paused_s * 1e3))
+            ticks_s.append(tick_s)
+    return pairs, ticks_s
+
+
+def _power_of_counter(
+    sampler: Sampler, pairs: list[tuple[float, float]], ticks_s: list[float], pauses: Pauses
+) -> WindowPower:
+    dropped = _ramp(pairs)
+    pairs = pairs[dropped:]
+    times, energies = [a for a, _ in pairs], [b for _, b in pairs]
+    fit = intervals.power_of_ticks(times, energies)
+    drift = _drift(times, energies)
+    begin_s, end_s = ticks_s[dropped], ticks_s[-1]
+    window = sampler.window(begin_s, end_s)
+    checks = window.power_source == "power_instant" and not pauses.share(begin_s, end_s)
+    return WindowPower(
+        # If the power drifts, its uncertainty is at least half of the drift.
+        power_w=Figure(fit.rate, math.hypot(fit.half_width, fit.rate * drift / 2)),
+        source="rapl" if sampler.device.card.is_cpu else "energy_counter",
+        begin_s=begin_s,
+        end_s=end_s,
+        drift=drift,
+        ticks=len(pairs),
+        ramp_ticks_dropped=dropped,
+        integral_w=_rounded(window.power_w, 3) if checks else None,
+    )
+
+
+def _power_of_sensor(sampler: Sampler, begin_s: float, end_s: float, pauses: Pauses) -> WindowPower:
     window = sampler.window(begin_s, end_s)
     if window.power_w is None:
         return WindowPower(None, "", begin_s, end_s)

@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -208,17 +208,7 @@ def arrange(passes: Passes, protocol: Protocol, device: torch.device) -> Workloa
     else:
         groups = [calls * math.ceil(count / len(calls))]
     keep.append(calls)
-    rounds: list[WorkloadRound] = []
-    for group in groups:
-        launch: Callable[[], object] = functools.partial(run_all, group)
-        if graph:
-            with _not_capturable():
-                captured = capture_graph(group, device, pool)
-            keep.insert(0, captured)
-            launch = captured.replay
-        rounds.append(WorkloadRound(launch, len(group)))
-    if graph:
-        torch.cuda.synchronize(device)
+    rounds = _rounds_of(groups, keep, device, pool, graph=graph)
     launching = dataclasses.replace(
         passes.details.launching,
         copies=len(calls),
@@ -237,6 +227,24 @@ def arrange(passes: Passes, protocol: Protocol, device: torch.device) -> Workloa
         calls=calls,
         rewritten=passes.rewritten,
     )
+
+
+def _rounds_of(
+    groups: Sequence[list[Pass]], keep: list[Any], device: torch.device, pool: Any, *, graph: bool
+) -> list[WorkloadRound]:
+    """One round for each group of passes. Graphs are put in front of `keep`."""
+    rounds: list[WorkloadRound] = []
+    for group in groups:
+        launch: Callable[[], object] = functools.partial(run_all, group)
+        if graph:
+            with _not_capturable():
+                captured = capture_graph(group, device, pool)
+            keep.insert(0, captured)
+            launch = captured.replay
+        rounds.append(WorkloadRound(launch, len(group)))
+    if graph:
+        torch.cuda.synchronize(device)
+    return rounds
 
 
 def _copies(

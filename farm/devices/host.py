@@ -32,7 +32,11 @@ SHARED_MEMORY_STEP = (
 def vendor_of(kind: CardKind) -> Vendor:
     """The vendor of this host's cards of a kind."""
     torch = software.installed_torch()
-    return next(vendor for vendor in VENDORS if vendor.kind == kind and vendor.serves(torch))
+    return next(vendor for vendor in _vendors_of(kind) if vendor.serves(torch))
+
+
+def _vendors_of(kind: str) -> list[Vendor]:
+    return [vendor for vendor in VENDORS if vendor.kind == kind]
 
 
 def discover(settings: Settings) -> list[Card]:
@@ -119,7 +123,7 @@ def is_installed(registered: Software, card: Card) -> bool:
 
 def note_about(kind: str, model: str) -> str:
     """What a user should know about readings of a card model of any host; "" if nothing."""
-    notes = [vendor.note_about(model) for vendor in VENDORS if vendor.kind == kind]
+    notes = [vendor.note_about(model) for vendor in _vendors_of(kind)]
     return next(filter(None, notes), "")
 
 

@@ -69,6 +69,16 @@ def _check_operators(session: Session, request: Request, capture_id: int) -> Non
     )
 
 
+def is_captured_first(resolved: ResolvedRequest) -> bool:
+    """True if the model has to be captured before workers start: to check named operators, or the
+    memory of a training step. The kernels of a compiled model belong to a card model, and the card
+    may not be registered yet."""
+    if named(resolved.request.operators):
+        return True
+    variant = resolved.variant
+    return variant is not None and bool(variant.step or variant.compile)
+
+
 def capture_all_layers(database: Database, resolved: ResolvedRequest) -> None:
     """If a request measures only some layers of a model, capture all layers: the report has a sum
     for all layers.

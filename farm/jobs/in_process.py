@@ -201,7 +201,7 @@ def run_model(
     chosen = own_card(card)
     resolved, variant = _found(model, chosen, compile)
     how, until = how_to_measure(
-        chosen, protocol, stopping, quick=quick, data=_data_for(variant, chosen)
+        chosen, protocol, stopping, quick=quick, data=default_data(chosen.kind, variant)
     )
     if captured is not None and how.grad != captured.grad:
         raise UsageError(
@@ -242,13 +242,6 @@ def _found(
         resolved = catalog.resolve(model.model)
     variant = versioned(model, resolved)
     return resolved, dataclasses.replace(variant, compile=compile_mode or variant.compile)
-
-
-def _data_for(variant: Variant, card: Card) -> str:
-    """The default data class of a variant on a card."""
-    if variant.compile:
-        return "copied"
-    return default_data(card.kind, records_values=not (variant.step or variant.cards > 1))
 
 
 def _run_job(

@@ -192,6 +192,7 @@ class CapturedPass:
     launches: tuple[Launch, ...] = field(default=(), compare=False, repr=False)
     owners: tuple[Owner, ...] = ()  # only of a training step
     loss: str = ""  # only of a training step
+    with_values: bool = False  # ran on real tensors of the CPU, because it depends on values
     # of a training step, counted by PyTorch's own counter; None if not counted
     flops: int | None = None
 

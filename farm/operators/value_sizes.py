@@ -6,7 +6,7 @@ PyTorch cannot run such a call on meta. Its inputs, or the values that its tuple
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from farm.subjects.registry import kind_of
@@ -116,6 +116,25 @@ _RULES: dict[str, Callable[[OperatorTuple], int]] = {
 }
 
 
-def sized_calls(specs: Sequence[OperatorTuple]) -> list[str]:
-    """The short names of the calls whose output sizes depend on values, each once."""
-    return list(dict.fromkeys(spec.short_name for spec in specs if is_sized_by_values(spec)))
+def sizes_in_words(specs: Iterable[OperatorTuple], *, with_values: bool) -> str:
+    """Say which calls decide by values how large other calls are, or which calls there are; "" if
+    none does.
+
+    Args:
+        with_values: the pass ran with values, because it reads them on the host."""
+    from farm.subjects.allow_list import RETURNS_TO_HOST
+
+    deciding = [
+        spec.short_name
+        for spec in specs
+        if is_sized_by_values(spec) or (with_values and spec.operator in RETURNS_TO_HOST)
+    ]
+    names = ", ".join(dict.fromkeys(deciding))
+    if not names and not with_values:
+        return ""
+    how = "The pass was captured with values on the CPU: sizes" if with_values else "Sizes"
+    calls = f" ({names})" if names else ""
+    return (
+        f"{how} or branches depend on values{calls}. They are those of the example input; another "
+        "input may have others (--compare-inputs)."
+    )

@@ -19,7 +19,18 @@ from sqlmodel import Session
 from farm.errors import NoSuchJob, UnknownOperator, UsageError
 from farm.report.comparison import Side
 from farm.store import tables
-from farm.store.columns import ITEM, JOB, OPERATOR, PROTOCOL, READING, SOFTWARE, VARIANT, VERDICT
+from farm.store.columns import (
+    ITEM,
+    JOB,
+    OF_TUPLES,
+    OF_WHOLES,
+    OPERATOR,
+    PROTOCOL,
+    READING,
+    SOFTWARE,
+    VARIANT,
+    VERDICT,
+)
 from farm.store.database import by_key, fetch, fetch_values, values
 from farm.store.query import Filters, parse, select_readings
 from farm.types.fields import names_of
@@ -275,8 +286,7 @@ def _means_of_readings(session: Session, filters: Filters) -> list[Any]:
     selection = select_readings(session, filters, placed=False, kind="operator")
     rows: list[Any] = []
     for conditions in selection.where():
-        of_tuples = READING.subject_kind == "operator"
-        rows += values(session, columns, of_tuples, *conditions, grouped_by=key)
+        rows += values(session, columns, OF_TUPLES, *conditions, grouped_by=key)
     return rows
 
 
@@ -316,7 +326,7 @@ def _models_of(session: Session, filters: Filters) -> tuple[list[ComparedModel],
     )
     query = query.where(
         *(ITEM.role == "whole", ITEM.reading_id == READING.id, JOB.id == ITEM.job_id),
-        *(VERDICT.job_id == JOB.id, READING.subject_kind == "variant"),
+        *(VERDICT.job_id == JOB.id, OF_WHOLES),
         READING.subject_id.in_(
             sqlalchemy.select(VARIANT.id)
         ),  # by its index, not through all readings of a card

@@ -13,7 +13,7 @@ from sqlmodel import Session, col, select
 
 from farm.errors import UsageError, did_you_mean
 from farm.store import tables
-from farm.store.columns import OPERATOR, PROTOCOL, READING, SOFTWARE, VARIANT
+from farm.store.columns import OF_TUPLES, OPERATOR, PROTOCOL, READING, SOFTWARE, VARIANT
 from farm.store.content import stored_variant
 from farm.store.database import read_clock_s
 from farm.store.query import Filters, Selection, select_readings
@@ -152,8 +152,7 @@ def _selection(session: Session, filters: Filters) -> Selection:
     selection = select_readings(session, filters, placed=False)
     filtered = {entry.column.name for entry in filters.filters}
     if selection.subject_ids is None and filtered.isdisjoint(("model", "batch", "subject_kind")):
-        of_tuples = READING.subject_kind == "operator"
-        return Selection((*selection.conditions, of_tuples), None)
+        return Selection((*selection.conditions, OF_TUPLES), None)
     return selection
 
 

@@ -4,8 +4,8 @@ of a compiled model: their sources in the model and their rates. Nothing is meas
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,6 +59,7 @@ class Operators:
     mismatches: Mapping[str, str] = field(
         default_factory=dict
     )  # label -> why the tuple is not measured
+    note_on_values: str = ""  # which calls depend on values of the example input
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -70,6 +71,7 @@ class Operators:
             "bytes_moved": sum(row.count * row.bytes_per_call for row in self.rows),
             "gaps": list(self.gaps),
             "mismatches": dict(self.mismatches),
+            "note_on_values": self.note_on_values,
             "operators": [vars(row) for row in self.rows],
         }
 
@@ -86,8 +88,103 @@ def operators(variant: Variant, roofline: Roofline | None = None) -> Operators:
     needed = extracted.needed()
     mismatches = {entry.label: entry.mismatch for entry in needed if entry.mismatch}
     return Operators(
-        variant, _rows(needed, peaks), extracted.model_flops, gaps, refusal, mismatches=mismatches
+        variant,
+        _rows(needed, peaks),
+        extracted.model_flops,
+        gaps,
+        refusal,
+        mismatches=mismatches,
+        note_on_values=extracted.note_on_values,
     )
+
+
+@dataclass(frozen=True)
+class OtherCall:
+    """A call that is another tuple with the other input: how often, with which label and FLOPs.
+
+    A call that only one of the inputs has lacks the label of the other."""
+
+    module_path: str
+    operator: str
+    count: int
+    label_a: str
+    label_b: str
+    flops_a: int
+    flops_b: int
+
+
+@dataclass(frozen=True)
+class ComparedInputs:
+    """The calls of a model that differ between two inputs, and the totals with each of them."""
+
+    calls: tuple[OtherCall, ...]
+    equal_calls: int
+    calls_a: int
+    calls_b: int
+    flops_a: int
+    flops_b: int
+    bytes_a: int
+    bytes_b: int
+
+    def to_json(self) -> dict[str, Any]:
+        return vars(self) | {"calls": [vars(row) for row in self.calls]}
+
+
+def compare_inputs(a: Variant, b: Variant) -> ComparedInputs:
+    """Capture a model with two inputs, and pair their calls by module, operator and order. Raises
+    as `operators`, and the refusal of either capture."""
+    from farm.subjects.label import label_of
+    from farm.training.extract import extract
+
+    sides = [extract(variant) for variant in (a, b)]
+    placed: list[dict[tuple[str, str, int], str]] = []
+    labels: dict[str, str] = {"": ""}
+    flops: dict[str, int] = {"": 0}
+    for variant, side in zip((a, b), sides, strict=True):
+        refusal = side.refusal(variant.model)
+        if refusal is not None:
+            raise refusal
+        labels |= {id_: label_of(spec) for id_, spec in side.capture.tuples.items()}
+        flops |= {id_: cost.flops for id_, cost in side.costs.items()}
+        number: Counter[tuple[str, str]] = Counter()
+        calls = {}
+        for call in side.capture.calls:
+            where = (call.module_path, side.capture.tuples[call.tuple_id].short_name)
+            calls[*where, number[where]] = call.tuple_id
+            number[where] += 1
+        placed.append(calls)
+    others: Counter[tuple[str, str, str, str]] = Counter()
+    for path, operator, position in dict.fromkeys((*placed[0], *placed[1])):
+        pair = [calls.get((path, operator, position), "") for calls in placed]
+        others[path, operator, pair[0], pair[1]] += 1
+    differing = {key: count for key, count in others.items() if key[2] != key[3]}
+    rows = [
+        OtherCall(path, name, count, labels[id_a], labels[id_b], flops[id_a], flops[id_b])
+        for (path, name, id_a, id_b), count in differing.items()
+    ]
+    return ComparedInputs(
+        tuple(rows),
+        equal_calls=others.total() - sum(differing.values()),
+        calls_a=len(sides[0].capture.calls),
+        calls_b=len(sides[1].capture.calls),
+        flops_a=sides[0].flops,
+        flops_b=sides[1].flops,
+        bytes_a=sides[0].bytes_moved,
+        bytes_b=sides[1].bytes_moved,
+    )
+
+
+def operators_or_kernels(
+    variant: Variant,
+    device_type: str,
+    ask: Callable[[Callable[[Session], Operators]], Operators],
+) -> Operators:
+    """Return the tuples of a variant: extracted, or the stored ones of a compiled model. ``ask``
+    calls a function with a session of a database. Raises as `operators` and
+    `compiled_operators`."""
+    if not variant.compile:
+        return operators(variant)
+    return ask(lambda session: compiled_operators(session, variant, device_type))
 
 
 def compiled_operators(session: Session, variant: Variant, device_type: str) -> Operators:

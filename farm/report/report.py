@@ -33,7 +33,7 @@ from farm.types.details import RankFigures
 from farm.types.figure import share_of, value_of
 from farm.types.protocol import Protocol
 from farm.types.reading import OtherCalls, Verification, inside_s
-from farm.types.request import Request
+from farm.types.request import OfJobKind, Request
 from farm.types.stored import plain
 from farm.verdict.aggregate import launch_gap_us, sums_of
 from farm.verdict.corrections import cost_in_model
@@ -168,7 +168,7 @@ class ReadingCounts:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(OfJobKind):
     """The state of a job. If `preliminary`, the round is open and the verdict uses the readings so
     far.
     """
@@ -207,11 +207,6 @@ class Report:
     def cost(self) -> CostGroup:
         """The cost of all operator types together."""
         return merged(row.cost for row in self.types)
-
-    @property
-    def is_sweep(self) -> bool:
-        """True if the job measures a grid of one operator, without a model."""
-        return self.kind == "sweep"
 
     @property
     def per_token(self) -> PerToken:
@@ -272,7 +267,7 @@ def build(session: Session, job_id: str) -> Report:
     layers = rows_of_owners = None
     if variant and variant.layers and capture:
         layers = all_layers(results, variant, capture, verdict)
-    if variant and variant.step and results.capture_id:
+    if results.capture_id:
         rows_of_owners = owners(session, results.capture_id, tuples, protocol.data)
     return Report(
         job_id=job.id,
@@ -303,7 +298,7 @@ def build(session: Session, job_id: str) -> Report:
         origin=_imported_from(session, job_id),
         all_layers=layers,
         owners=rows_of_owners or (),
-        placements=placements(results) if job.asked.get("placements") else (),
+        placements=placements(results),
         compiled=compiled_job(session, capture, tuples, results.roofline) if capture else None,
         ranks=_ranks(results),
     )

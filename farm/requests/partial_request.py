@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from farm.errors import CaptureError, UnknownOperator, UsageError, did_you_mean
 from farm.types.fields import Field, Record, declared, fields_of
 from farm.types.protocol import Protocol, Stopping, Variant
-from farm.types.request import Request
+from farm.types.request import Request, named
 from farm.types.tuple import short_name_of
 
 if TYPE_CHECKING:
@@ -26,12 +26,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Defaults:
-    """The defaults of one kind of card."""
+    """The defaults of one kind of card, and what it can do."""
 
     batch: int
     launch: str
     stopping: Stopping
     data: str = "normal"
+    text_dtype: str = "bfloat16"  # of models that generate text; "": that of the model
+    has_graphs: bool = True
+    times_in_turn: bool = False  # all tuples, until the gap is known
 
 
 #: Kind of card -> its defaults.
@@ -42,7 +45,12 @@ DEFAULTS = {
     # A CPU has no graphs and rarely an energy counter, so short windows are enough: resnet18 takes
     # about two minutes.
     "cpu": Defaults(
-        batch=4, launch="eager", stopping=Stopping(warm_up_s=0.2, minimum_s=0.3, maximum_s=1.5)
+        batch=4,
+        launch="eager",
+        stopping=Stopping(warm_up_s=0.2, minimum_s=0.3, maximum_s=1.5),
+        text_dtype="",  # a CPU rarely has bfloat16 arithmetic
+        has_graphs=False,
+        times_in_turn=True,
     ),
     "simulated": Defaults(
         batch=32, launch="graph", stopping=Stopping(warm_up_s=0.0, minimum_s=0.0, maximum_s=0.1)
@@ -50,11 +58,11 @@ DEFAULTS = {
 }
 
 
-def default_data(card_kind: str, *, records_values: bool) -> str:
-    """The default data class. `records_values`: values are only recorded in a forward pass on one
-    card, not in a training step or on several cards.
-    """
-    return DEFAULTS[card_kind].data if records_values else "normal"
+def default_data(card_kind: str, variant: Variant) -> str:
+    """The default data class of a variant on a kind of card."""
+    if variant.compile:
+        return variant.data_of_calls
+    return DEFAULTS[card_kind].data if variant.records_values else "normal"
 
 
 @dataclass(frozen=True)
@@ -90,10 +98,11 @@ def usual_variant(name: str, card_kind: str, **fields: Any) -> ResolvedVariant:
 def usual_variant_of(model: ResolvedModel, card_kind: str, **fields: Any) -> Variant:
     """As `usual_variant`, of a model that was found. Raises `UsageError` if it does not accept a
     field."""
+    defaults = DEFAULTS[card_kind]
     if fields.get("batch") is None:
-        fields["batch"] = model.usual_batch(DEFAULTS[card_kind].batch)
-    if model.entry.generates and card_kind != "cpu":
-        fields.setdefault("dtype", "bfloat16")
+        fields["batch"] = model.usual_batch(defaults.batch)
+    if model.entry.generates and defaults.text_dtype:
+        fields.setdefault("dtype", defaults.text_dtype)
     return model.variant(**fields)
 
 
@@ -201,12 +210,12 @@ def complete(
     Raises `UnknownModel` or `UnsupportedModel` if the catalog does not have the model or refuses
     it, and `UsageError` with the name of a value that is not allowed."""
     defaults = DEFAULTS[card_kind]
-    protocol = _protocol(defaults, partial, card_kind)
-    if card_kind == "cpu" and protocol.launch == "graph":
+    protocol = Protocol(**{"launch": defaults.launch, **partial.among(PROTOCOL)})
+    if protocol.launch == "graph" and not defaults.has_graphs:
         raise UsageError(
             "A CPU has no CUDA graphs to launch.", "Omit --launch, or give --launch eager."
         )
-    if card_kind == "cpu" and (partial.within or partial.budget_s):
+    if defaults.times_in_turn and (partial.within or partial.budget_s):
         raise UsageError(
             "--within and --budget need a GPU: a CPU times all tuples in turn until the gap is "
             "known.",
@@ -219,6 +228,8 @@ def complete(
 
         model = model or catalog.resolve_given(partial.model)
         variant = versioned(usual_variant_of(model, card_kind, **partial.among(VARIANT)), model)
+        if partial.data is None:
+            protocol = protocol.with_data(default_data(card_kind, variant))
     return Request(
         variant=variant,
         sweep=partial.sweep,
@@ -226,19 +237,6 @@ def complete(
         stopping=_stopping(defaults.stopping, partial),
         **{"target": target, **partial.among(JOB)},
     )
-
-
-def _protocol(defaults: Defaults, partial: PartialRequest, card_kind: str) -> Protocol:
-    """The protocol of a request: the given fields, then the launch and data of a kind of card."""
-    splits = (partial.tensor_parallel, partial.data_parallel, partial.distributed)
-    is_split = any((cards or 1) > 1 for cards in splits)
-    if partial.compile:
-        data = "copied"
-    elif partial.sweep is not None:
-        data = "normal"
-    else:
-        data = default_data(card_kind, records_values=not (partial.step or is_split))
-    return Protocol(**{"launch": defaults.launch, "data": data, **partial.among(PROTOCOL)})
 
 
 def _stopping(default: Stopping, partial: PartialRequest) -> Stopping:
@@ -279,6 +277,21 @@ def operator_names(text: str) -> tuple[str, ...]:
             "Give --operators all, auto, or names such as Conv2d,Linear.",
         )
     return names
+
+
+def check_names(requests: Iterable[Request]) -> None:
+    """Raise `UnknownOperator` if a request names an operator that neither PyTorch nor a compiled
+    model has."""
+    compiled_names, eager_names, eager_variants = set[str](), set[str](), []
+    for request in requests:
+        if request.variant is not None and request.variant.compile:
+            compiled_names.update(named(request.operators))
+            continue
+        eager_names.update(named(request.operators))
+        if request.variant is not None:
+            eager_variants.append(request.variant)
+    check_kernel_names(compiled_names)
+    check_operator_names(eager_names, eager_variants)
 
 
 def check_kernel_names(names: Iterable[str]) -> None:

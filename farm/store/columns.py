@@ -26,3 +26,9 @@ ROUND = columns_of(tables.Round)
 SOFTWARE = columns_of(tables.SoftwareRow)
 VARIANT = columns_of(tables.ModelVariant)
 VERDICT = columns_of(tables.VerdictRow)
+
+#: The readings of tuples, and of whole models.
+OF_TUPLES = READING.subject_kind == "operator"
+OF_WHOLES = READING.subject_kind == "variant"
+#: The cards that are no simulated ones.
+REAL_CARDS = CARD.kind != "simulated"

@@ -30,6 +30,7 @@ from sqlmodel import Field, SQLModel
 from farm.types import protocol, reading
 from farm.types.card_kind import OfCardKind
 from farm.types.fields import fields_of
+from farm.types.request import OfJobKind
 
 # Every constraint gets a name: a migration needs the name to change the constraint, on SQLite too.
 SQLModel.metadata.naming_convention = {
@@ -292,7 +293,7 @@ class ProtocolRow(Row, table=True):
     spec: dict[str, Any] = _json(dict)
 
 
-class Job(Row, table=True):
+class Job(OfJobKind, Row, table=True):
     """One submitted request: a model variant or a sweep, with one protocol, on chosen cards, in one
     or more rounds.
     """
@@ -312,11 +313,6 @@ class Job(Row, table=True):
     round: int = 0  # the newest round
     created_at_s: float = 0.0
     ended_at_s: float | None = None
-
-    @property
-    def is_sweep(self) -> bool:
-        """True if the job measures a grid of one operator, without a model."""
-        return self.kind == "sweep"
 
     @property
     def asked(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -34,6 +35,7 @@ from torch.overrides import wrap_torch_function
 from farm.errors import CaptureError, FarmError, error_text, told
 from farm.models.building import replaced
 from farm.models.tensor_kinds import has_composites, is_plain
+from farm.models.user_modules import seeded
 from farm.operators.capture import (
     Recorder,
     Storages,
@@ -74,25 +76,28 @@ def capture_step(
     *,
     device_type: str = "cpu",
     warmed_up: bool = False,
+    with_values: bool = False,
     **about: Any,
 ) -> CapturedPass:
     """Runs two steps, or two forward passes of a split model, and records the second; the tensors
     may be fake. If it is ``warmed_up``, the first step has already run, and FLOPs are not counted.
+    ``with_values``: what runs depends on values, so both steps draw the same random numbers.
     ``about``: of a `Recorder`; ``around`` returns the context to enter around each aten operator.
     Raises `CaptureError` if the step raises an error, or changes the model's structure."""
     flops, unseen = None, Unseen()
+    drawn = seeded if with_values else contextlib.nullcontext
     parameters = {name for name, _ in step.model.named_parameters()}
     try:
         with unseen.watching(), torch.autograd.set_multithreading_enabled(False):
             if not warmed_up:
-                with flop_counter() as counter:
+                with drawn(), flop_counter() as counter:
                     step.run()
                 flops = counter.get_total_flops()
             step.count_from_one()
             before = _structure(step.model)
             recorder = StepRecorder(step, device_type, **about)
             recorder.unseen = unseen
-            with recorder.watching_step():
+            with drawn(), recorder.watching_step():
                 step.run(recorder.stage)
         after = _structure(step.model)
         added = [name for name in after if after[name] != before.get(name)]
@@ -126,7 +131,7 @@ def capture_step(
             "Check that one iteration runs on this input. Shapes that depend on values cannot be "
             "captured.",
         ) from error
-    return recorder.result(flops)
+    return dataclasses.replace(recorder.result(flops), with_values=with_values)
 
 
 def _structure(model: nn.Module) -> dict[str, int]:

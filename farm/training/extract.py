@@ -21,11 +21,13 @@ from farm.models.building import replaced
 from farm.models.resolved import ResolvedModel
 from farm.models.tensor_kinds import bytes_of, is_plain
 from farm.models.user_code import captured_code
+from farm.models.user_modules import seeded
 from farm.operators import self_check
 from farm.operators.capture import WatchedOperators, capture, predict
 from farm.operators.captured import CapturedPass
 from farm.operators.cost import Cost, costs_of, model_flops
 from farm.operators.fake_pass import STANDS_FOR_A_CARD, fake_pass
+from farm.operators.value_sizes import sizes_in_words
 from farm.subjects.encoding import tensors_in
 from farm.subjects.needed import needed_tuple
 from farm.training.capture import as_computed, capture_step, dropout, scaled_dot_product_attention
@@ -43,6 +45,7 @@ MOST_MASK_BYTES = (
     2**28
 )  # largest mask that is computed if the model reads a value of it: 16 of 4096 x 4096
 MOST_RUN_BYTES = 2 * 2**30  # parameters and buffers of a model that is run with values
+STEP_COPIES = 4  # of the parameters in a training step: gradients and two states of an optimizer
 _AMP = {"": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -64,6 +67,12 @@ class Extraction:
     def bytes_moved(self) -> int:
         """The minimum of bytes that all calls read and write."""
         return sum(self.costs[call.tuple_id].bytes for call in self.capture.calls)
+
+    @property
+    def note_on_values(self) -> str:
+        """Which calls depend on values, so that another input may have other calls; "" if none."""
+        specs = self.capture.tuples.values()
+        return sizes_in_words(specs, with_values=self.capture.with_values)
 
     def needed(self) -> list[NeededTuple]:
         """The tuples, all with the data class of the protocol."""
@@ -192,8 +201,11 @@ def _extract_forward(
     try:
         model = resolved.build(variant, device="cpu")
         inputs = resolved.example_inputs(variant, device="cpu")
-        captured = capture(model, inputs, grad_enabled=grad)
-        flops = model_flops(model, inputs, computed=True)
+        with seeded():
+            captured = capture(model, inputs, grad_enabled=grad)
+        with seeded():
+            flops = model_flops(model, inputs, computed=True)
+        captured = dataclasses.replace(captured, with_values=True)
         return self_check.checked_on(torch.device("cpu"), captured), flops
     except (UnseenOperators, UnsupportedTensor):
         raise
@@ -203,13 +215,15 @@ def _extract_forward(
         ) from error
 
 
-def _check_may_run(model: torch.nn.Module, error: CaptureError) -> None:
-    """Raises ``error`` with the reason if a model is too large to run with values."""
-    needed = bytes_of([*model.parameters(), *model.buffers()])
+def _check_may_run(model: torch.nn.Module, error: CaptureError, *, copies: int = 1) -> None:
+    """Raises ``error`` with the reason if a model is too large to run with values. ``copies``: of
+    the parameters, such as their gradients."""
+    needed = copies * bytes_of([*model.parameters(), *model.buffers()])
     if needed > MOST_RUN_BYTES:
+        more = " with gradients and states" if copies > 1 else ""
         raise CaptureError(
-            f"{error.message} A capture with real values is not possible: parameters and buffers "
-            "take "
+            f"{error.message} A capture with real values is not possible: parameters and buffers"
+            f"{more} take "
             f"{needed / 2**30:.1f} GiB, and the limit is {MOST_RUN_BYTES / 2**30:.0f} GiB.",
             f"{error.next_step} Or choose a smaller variant of the model, for example with "
             "--layers.",
@@ -232,8 +246,11 @@ def _predicted(
 
 
 def _checked(captured: CapturedPass, device_type: str) -> CapturedPass:
-    """The capture of a pass on fake tensors with its mismatches."""
+    """The capture of a pass with its mismatches."""
     stands = device_type == "cuda" and captured.device_type == "cpu"
+    if captured.with_values:
+        corrected = functools.partial(as_computed, on_card=False)
+        return self_check.checked_on(torch.device("cpu"), captured, corrected=corrected)
     return self_check.checked(
         captured, device_type, corrected=functools.partial(as_computed, on_card=stands)
     )
@@ -273,8 +290,9 @@ def extract_step(
     nothing is computed. ``model``: the variant's model, if the caller has found it.
 
     Without a CUDA context it records the operators of the CPU, but the attention, dropout and
-    optimizer of a GPU. Raises `CaptureError` if the step does not run, and as `farm.models.catalog`
-    and `farm.training.step`."""
+    optimizer of a GPU. A step that depends on values runs for real on the CPU. Raises
+    `CaptureError` if the step does not run, and as `farm.models.catalog` and
+    `farm.training.step`."""
     if variant.phase == "decode":
         text = "A training step cannot use the phase decode (one token with a cache)."
         raise UsageError(text, "Give --phase prefill.")
@@ -282,9 +300,33 @@ def extract_step(
         resolved = model or catalog.resolve(variant.model)
         try:
             return _extract_step_for(variant, resolved, device_type)
-        except CaptureError:
-            _refuse_special(variant, resolved)
+        except (UnseenOperators, UnsupportedTensor):
             raise
+        except CaptureError as error:
+            _refuse_special(variant, resolved)
+            if variant.cards > 1 or error.__cause__ is None:
+                raise
+            return _step_with_values(variant, resolved, device_type, error)
+
+
+def _step_with_values(
+    variant: Variant, resolved: ResolvedModel, device_type: str, error: CaptureError
+) -> CapturedPass:
+    """A training step that ran on the CPU, with the optimizer of a kind of device."""
+    _check_may_run(resolved.build(variant, device="meta"), error, copies=STEP_COPIES)
+    device = torch.device("cpu")
+    with captured_code():
+        model = resolved.build(variant, device=device)
+        inputs = resolved.example_inputs(variant, device=device)
+        with checkpoint_modules(model, variant.recompute):
+            chosen = _chosen(variant, device_type)
+            step = TrainingStep(
+                model,
+                inputs,
+                make_loss=lambda output: loss_for(resolved, variant, output, device),
+                **chosen,
+            )
+            return capture_step(step, with_values=True)
 
 
 def _refuse_special(variant: Variant, resolved: ResolvedModel) -> None:

@@ -274,6 +274,16 @@ class Variant(ContentAddressed):
         return self.tensor_parallel * self.data_parallel * self.distributed
 
     @property
+    def records_values(self) -> bool:
+        """True if the input values of its calls can be recorded: in a forward pass, on one card."""
+        return not (self.step or self.cards > 1)
+
+    @property
+    def data_of_calls(self) -> str:
+        """The data class that stands for the values in the running model."""
+        return "copied" if self.compile else "seen"
+
+    @property
     def computes_in(self) -> str:
         """The dtype of most of the model's arithmetic."""
         return self.amp or self.dtype

@@ -64,6 +64,17 @@ def named(operators: Sequence[str]) -> tuple[str, ...]:
     return () if {"all", "auto"} & set(operators) else tuple(operators)
 
 
+class OfJobKind:
+    """What a record with the column or field ``kind`` of a job says about it."""
+
+    kind: str  # model | sweep
+
+    @property
+    def is_sweep(self) -> bool:
+        """True if the job measures a grid of one operator, without a model."""
+        return self.kind == "sweep"
+
+
 @dataclass(frozen=True)
 class Request(ContentAddressed):
     """One entry of a measurement file, or one model of ``farm submit``. Exactly one of variant and
@@ -92,7 +103,7 @@ class Request(ContentAddressed):
 
     def _problems(self) -> Iterator[tuple[str, str]]:
         """Yield each contradiction, and what to do."""
-        data, step = self.protocol.data, bool(self.variant and self.variant.step)
+        data = self.protocol.data
         compiled = bool(self.variant and self.variant.compile)
         if (self.variant is None) == (self.sweep is None):
             yield (
@@ -104,7 +115,7 @@ class Request(ContentAddressed):
                 f"The target is {self.target}; it must be above 0 and at most 1.",
                 "Give --target 0.95, for example.",
             )
-        if data == "seen" and (step or (self.variant is not None and self.variant.cards > 1)):
+        if data == "seen" and self.variant is not None and not self.variant.records_values:
             why = "input values are recorded in a forward pass only, on one card"
             problem = f"--data seen does not work for a training step or several cards: {why}."
             yield (

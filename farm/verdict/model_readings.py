@@ -18,7 +18,7 @@ from sqlmodel import Session
 from farm.errors import Ambiguous, NoReadings, UsageError, did_you_mean
 from farm.store import tables
 from farm.store.captures import classes, mismatches
-from farm.store.columns import CAPTURE, CARD, OPERATOR, PROTOCOL, READING
+from farm.store.columns import CAPTURE, CARD, OPERATOR, PROTOCOL, READING, REAL_CARDS
 from farm.store.content import stored_software
 from farm.store.database import among, fetch_values, in_batches
 from farm.store.query import NO_READINGS
@@ -35,7 +35,7 @@ from farm.verdict.figures import VIEW_COLUMNS, Part, ReadingView, Whole
 def card_model_named(session: Session, word: str) -> str:
     """Return the one card model that has readings and whose name contains `word` ("": any name).
     Raises `UsageError` if there is none, `Ambiguous` if there are several."""
-    real = sqlalchemy.select(CARD.model).where(CARD.kind != "simulated")
+    real = sqlalchemy.select(CARD.model).where(REAL_CARDS)
     models = sorted(set(session.scalars(real.distinct())))
     matches = [model for model in models if word.lower() in model.lower()]
     matches = [model for model in matches if model.lower() == word.lower()] or matches
@@ -87,7 +87,7 @@ def known_tuples(
     stored = stored_tuples(session, variant, device_type, launch, card_model)
     if stored or not variant.compile:
         return stored
-    request = Request(variant=variant, protocol=Protocol(data="copied"))
+    request = Request(variant=variant, protocol=Protocol(data=variant.data_of_calls))
     command = request.command().partition(" --launch")[0]
     raise NoReadings(
         f"The kernels of {variant} are unknown: no {card_model or 'card'} has compiled it.",
@@ -120,9 +120,7 @@ def stored_tuples(
     if stored is None:
         return []
     calls: dict[str, dict[str, int]] = defaultdict(dict)
-    for (operator_id, data), number in classes(
-        session, stored, "copied" if variant.compile else "seen"
-    ).items():
+    for (operator_id, data), number in classes(session, stored, variant.data_of_calls).items():
         calls[operator_id][data] = number
     columns = ["id", "short_name", "label", "flops", "bytes_moved", "spec", "output_shapes"]
     rows, unlike = (

@@ -36,6 +36,16 @@ class Ends(nn.Module):
     def forward(self, values):
         sys.exit("no licence")
 
+class Chosen(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, values):
+        return self.layer(values[values[:, 0] > 0])
+
+def chosen(): return Chosen(), torch.ones(6, 8)
+def chosen_other(): return Chosen(), torch.ones(6, 8) * torch.tensor([[1.0]] * 2 + [[-1.0]] * 4)
 def gapped(): return Gapped(), torch.ones(2, 8)
 def ends(): return Ends(), torch.ones(2, 8)
 def ends_early(): sys.exit("no such card")
@@ -52,7 +62,7 @@ def loud():
 def _models(monkeypatch, tmp_path):
     (tmp_path / "models_that_do_wrong.py").write_text(MODELS)
     monkeypatch.syspath_prepend(tmp_path)
-    names = ("gapped", "ends", "ends_early", "nothing", "loud", "half")
+    names = ("gapped", "ends", "ends_early", "nothing", "loud", "half", "chosen", "chosen_other")
     monkeypatch.setenv(
         "FARM_MODELS", json.dumps({name: f"models_that_do_wrong:{name}" for name in names})
     )
@@ -151,3 +161,24 @@ def test_what_differs_from_the_users_model_is_said_in_a_line_each(farm):
     assert "half" not in as_it_is.stderr
     rows = json.loads(as_it_is.stdout)["operators"]
     assert all("fp16" in row["label"] for row in rows)
+
+
+def test_the_calls_that_another_input_changes_are_listed(farm):
+    said = farm("operators", "chosen")
+    assert "sizes or branches depend on values (getitem)" in said.stderr
+    compared = farm("operators", "chosen", "--compare-inputs", "chosen_other", "--json")
+    found = json.loads(compared.stdout)
+    assert [row["label_a"] for row in found["calls"]] == [
+        "getitem | 6x8 + 6 fp32 6 marked",
+        "Linear 8->4 | 6x8 fp32",
+    ]
+    assert found["calls"][1]["label_b"] == "Linear 8->4 | 2x8 fp32"
+    assert (found["flops_a"], found["flops_b"]) == (3 * found["flops_b"], 2 * 2 * 8 * 4)
+    shown = farm("operators", "chosen", "--compare-inputs", "chosen_other")
+    assert "calls, 1 of them equal; 384 FLOP and 128 FLOP" in shown.stdout
+
+
+def test_another_input_that_no_function_gives_is_one_line(farm):
+    said = farm("operators", "chosen", "--compare-inputs", "chosen_othr")
+    assert (said.code, said.stdout) == (2, "")
+    assert "chosen_other" in said.stderr

@@ -34,7 +34,18 @@ from farm.report.rates import rule_of
 from farm.report.report import Report, build, remarks
 from farm.settings.shared_files import replacing_file
 from farm.store import tables
-from farm.store.columns import ITEM, JOB, OPERATOR, PROTOCOL, READING, SOFTWARE, VARIANT, VERDICT
+from farm.store.columns import (
+    ITEM,
+    JOB,
+    OF_TUPLES,
+    OPERATOR,
+    PROTOCOL,
+    READING,
+    REAL_CARDS,
+    SOFTWARE,
+    VARIANT,
+    VERDICT,
+)
 from farm.store.database import by_key, fetch_values
 from farm.types import format
 from farm.types.fingerprint import sound_fingerprint
@@ -351,7 +362,7 @@ def _operators(session: Session) -> tuple[list[Row], int]:
         .over(partition_by=same_subject, order_by=READING.created_at_s.desc())
         .label("place")
     )
-    ours = (READING.subject_kind == "operator", READING.simulated.is_(False))
+    ours = (OF_TUPLES, READING.simulated.is_(False))
     placed = sqlalchemy.select(READING.id, place).where(*ours).subquery()
     newest = placed.c.place == 1
     of_reading = [
@@ -409,9 +420,7 @@ def _cards(session: Session) -> list[Row]:
         model: number for model, number in session.execute(counted.group_by(READING.card_model))
     }
     card_row = tables.CardRow
-    stored = session.exec(
-        select(card_row).where(card_row.kind != "simulated").order_by(col(card_row.id))
-    )
+    stored = session.exec(select(card_row).where(REAL_CARDS).order_by(col(card_row.id)))
     rows = []
     for model, cards in sorted(by_key(lambda card: card.model, stored).items()):
         first = next((card for card in cards if card.fingerprint), cards[0])

@@ -21,12 +21,14 @@ from typing import Any
 
 import numpy as np
 import sqlalchemy
+from sqlalchemy import ColumnElement
 from sqlmodel import Session
 
 from farm.addons.predict.stored_predictor import CallPrediction, PredictedValue
 from farm.errors import NoReadings
 from farm.store.columns import OPERATOR, READING
 from farm.store.reuse import sound_readings
+from farm.subjects.registry import kinds_on_several_cards
 from farm.types.collective import COLLECTIVES
 from farm.types.figure import Figure, PassCost, value_of
 from farm.types.format import plural
@@ -61,6 +63,11 @@ class Size:
         return cls(name, spec["parameters"]["cards"], tensor["dtype"], size, cost)
 
 
+def on_several_cards() -> ColumnElement[bool]:
+    """SQL condition: the tuple is of a kind whose calls several cards run together."""
+    return OPERATOR.kind.in_(kinds_on_several_cards())  # type: ignore[no-any-return]
+
+
 def measured_sizes(
     session: Session,
     names: Collection[str],
@@ -72,9 +79,7 @@ def measured_sizes(
     `most_similar`).
     """
     query = sqlalchemy.select(OPERATOR.id, OPERATOR.spec).where(OPERATOR.short_name.in_(names))
-    specs = {
-        row.id: row.spec for row in session.execute(query.where(OPERATOR.kind == "collective"))
-    }
+    specs = {row.id: row.spec for row in session.execute(query.where(on_several_cards()))}
     columns = (*VIEW_COLUMNS, "subject_id", "method", "software_id")
     chosen = READING.subject_id.in_(list(specs)), READING.protocol_id.in_(protocol_ids)
     sets: dict[tuple[int, str], dict[str, Any]] = defaultdict(dict)

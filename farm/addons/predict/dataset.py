@@ -25,7 +25,17 @@ from farm.addons.predict import call_features
 from farm.addons.predict.call_features import CallDescription, describe
 from farm.addons.predict.families import model_family
 from farm.addons.predict.tile_roofline import CardModel, card_model
-from farm.store.columns import CALL, CAPTURE, CARD, OPERATOR, PROTOCOL, READING, VARIANT
+from farm.store.columns import (
+    CALL,
+    CAPTURE,
+    CARD,
+    OF_TUPLES,
+    OF_WHOLES,
+    OPERATOR,
+    PROTOCOL,
+    READING,
+    VARIANT,
+)
 from farm.store.content import stored_software, stored_variant
 from farm.store.database import among
 from farm.store.reuse import sound_readings
@@ -188,7 +198,7 @@ def datasets(
         )
 
     chosen = [
-        READING.subject_kind == "operator",
+        OF_TUPLES,
         *([READING.subject_id.in_(only)] if only is not None else []),
     ]
     for row in sound_readings(session, model, _COLUMNS, *chosen):
@@ -296,9 +306,7 @@ def measured_models(
     alike = {row.id for row in specs if row.spec and _plain_protocol(row.spec) == protocol}
     wholes = {
         row.subject_id: row
-        for row in sound_readings(
-            session, conditions.card_model, _COLUMNS, READING.subject_kind == "variant"
-        )
+        for row in sound_readings(session, conditions.card_model, _COLUMNS, OF_WHOLES)
         if (row.software_id, row.method) == (conditions.software.id, conditions.method)
         and row.protocol_id in alike
     }

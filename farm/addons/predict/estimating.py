@@ -186,9 +186,7 @@ class _ModelOnCard:
         where = f"{self.card_model} under {self.protocol.launch} launch"
         if torch:
             where += f" and torch {torch}"
-        data = "copied"
-        if not variant.compile:
-            data = default_data(self.kind, records_values=not (variant.step or variant.cards > 1))
+        data = default_data(self.kind, variant)
         request = Request(variant=variant, protocol=self.protocol.with_data(data))
         return NoReadings(
             f"No tuple of {variant} has a reading on {where}, and {why}.",

@@ -17,6 +17,7 @@ import sqlalchemy
 from sqlmodel import Session, select
 
 from farm.addons.predict import stored_predictor
+from farm.addons.predict.collectives import on_several_cards
 from farm.addons.predict.dataset import (
     Dataset,
     MeasuredModel,
@@ -47,7 +48,7 @@ from farm.exchange.packaged import (
 from farm.settings import settings
 from farm.settings.shared_files import replacing_file
 from farm.store import tables
-from farm.store.columns import OPERATOR, PROTOCOL, READING
+from farm.store.columns import OF_TUPLES, OPERATOR, PROTOCOL, READING
 from farm.store.database import Database, open_database
 from farm.store.reuse import sound_readings
 from farm.types.card_kind import usual_launch
@@ -319,10 +320,8 @@ def _not_learned(session: Session, found: StoredPredictor) -> list[str]:
         READING.protocol_id.in_(
             [row.id for row in eager if {**(row.spec or {}), **of_calls} == like]
         ),
-        READING.subject_kind == "operator",
-        READING.subject_id.not_in(
-            sqlalchemy.select(OPERATOR.id).where(OPERATOR.kind == "collective")
-        ),
+        OF_TUPLES,
+        READING.subject_id.not_in(sqlalchemy.select(OPERATOR.id).where(on_several_cards())),
         READING.method == conditions.method,
     )
     rows = sound_readings(session, found.card.model, ("subject_id", "flags"), *chosen)

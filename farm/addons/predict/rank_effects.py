@@ -14,7 +14,7 @@ import numpy as np
 import sqlalchemy
 from sqlmodel import Session
 
-from farm.addons.predict.collectives import counted_us
+from farm.addons.predict.collectives import counted_us, on_several_cards
 from farm.store.columns import OPERATOR, VARIANT
 from farm.types.collective import COLLECTIVES
 from farm.types.details import CallOrder, Details
@@ -64,7 +64,7 @@ def rank_effects(
         tuples.update(details.looped_us or (), details.added or ())
     rows = newest_readings(session, [*wholes, *tuples], *conditions)[key]
     loops = {subject: ReadingView.of(row) for (subject, _), row in rows.items()}
-    query = sqlalchemy.select(OPERATOR.id, OPERATOR.short_name).where(OPERATOR.kind == "collective")
+    query = sqlalchemy.select(OPERATOR.id, OPERATOR.short_name).where(on_several_cards())
     names = {row.id: row.short_name for row in session.execute(query)}
     added_us: dict[str, list[float]] = defaultdict(list)
     for variant_id, whole in wholes.items():
