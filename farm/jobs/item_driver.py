@@ -25,6 +25,7 @@ from farm.benchmark_process.requests import (
 )
 from farm.devices.device import Card
 from farm.devices.host import open_device
+from farm.devices.quiet import quiet
 from farm.errors import (
     CardUnavailable,
     DatabaseUnreachable,
@@ -35,6 +36,7 @@ from farm.errors import (
     Unmeasurable,
 )
 from farm.jobs import cards, group_driver, groups, items
+from farm.jobs.compile_ahead import CompileAhead
 from farm.jobs.items import Claim, Closed, Declined, DeclineReason
 from farm.jobs.outage import Outage
 from farm.jobs.own_card import check_health, refuse_card_in
@@ -92,6 +94,8 @@ class ItemDriver:
     #: The software with which the card is registered. None: not registered.
     software: Software | None = None
     queue: str = ""
+    #: Compiles the models of coming items. None: each item compiles its model in its turn.
+    ahead: CompileAhead | None = None
     #: Time of the newest claim on the registered card, by the monotonic clock.
     claimed_at_s: float = field(default=-math.inf, init=False)
     _group: group_driver.KeptGroup = field(
@@ -113,7 +117,9 @@ class ItemDriver:
         return cls(card_id, holder, database, BenchmarkProcess(card_id), **fields)
 
     def close(self) -> None:
-        """End all processes that measure."""
+        """End all processes that measure or compile."""
+        if self.ahead is not None:
+            self.ahead.close()
         self._group.close()
         self.benchmark.close()
 
@@ -383,10 +389,16 @@ class ItemDriver:
         """Measure a claimed item once and return its outcome; None if the benchmark process
         crashed.
         """
+        if self.ahead is not None and not self.ask(self.ahead.turn_of, claimed):
+            log.info("%s is put off: its model is being compiled", claimed.label)
+            why = "the model is being compiled, and the card measures other items meanwhile"
+            self._put_off(claimed, why, counted=False, reason="not_available")
+            return ItemOutcome("declined", HOST_BUSY, f"{claimed.label} is being compiled")
         try:
-            if claimed.lists_kernels:
-                return self._list_kernels(claimed)
-            measured = self.measure(claimed)
+            with self._quiet(claimed):
+                if claimed.lists_kernels:
+                    return self._list_kernels(claimed)
+                measured = self.measure(claimed)
         except group_driver.Interrupted as error:
             why, counted = error.args
             log.warning("%s was interrupted: %s", claimed.label, why)
@@ -415,6 +427,13 @@ class ItemDriver:
             return ItemOutcome("spooled")
         self.follow_up(closed)
         return ItemOutcome("done" if closed.accepted else "fenced")
+
+    def _quiet(self, claimed: Claim) -> contextlib.AbstractContextManager[None]:
+        """Within the context, the compilations of this host pause if the item's time depends on
+        the host.
+        """
+        on_host = self.card_id.startswith("CPU-") or claimed.protocol.launch == "eager"
+        return quiet(settings().lock_dir) if on_host else contextlib.nullcontext()
 
     def _put_off(self, claimed: Claim, why: str, **how: Any) -> None:
         """Let a claimed item wait again, see `items.put_off`."""

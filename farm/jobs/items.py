@@ -32,6 +32,7 @@ from farm.errors import Unmeasurable, Unreadable
 from farm.jobs import groups
 from farm.store import item_state, tables
 from farm.store.captures import counts
+from farm.store.columns import RUN_WHOLES
 from farm.store.content import add_reading, find_tokens
 from farm.store.database import (
     Database,
@@ -43,7 +44,7 @@ from farm.store.database import (
 )
 from farm.store.reuse import find_readings, satisfies, software_of_groups
 from farm.store.tables import Item, ItemRole, ItemState, Job, JobState
-from farm.types.protocol import Protocol, Stopping, Subject
+from farm.types.protocol import Protocol, Stopping, Subject, Variant
 from farm.types.reading import Reading
 from farm.types.request import Request
 
@@ -81,6 +82,12 @@ class Claim:
     cards: tuple[str, ...] = ()  # of an item on several cards: their ids, in the order of the ranks
     # the last item on the card was of a group: other groups may reserve the card again
     after_group: bool = False
+
+    @property
+    def variant_id(self) -> str:
+        """The id of the variant that the item compiles; "" if it compiles none."""
+        variant = self.subject.built_variant
+        return variant.id if variant is not None and variant.compile else ""
 
     @property
     def lists_kernels(self) -> bool:
@@ -435,6 +442,64 @@ def waiting_beside(
                 beside = _describe(session, item, Request.from_json(item.request), "")
                 subjects.append((beside.subject, beside.protocol))
     return subjects, calls
+
+
+#: Items whose models are compiled ahead, at most, of one card.
+MOST_COMING = 64
+
+
+@dataclass(frozen=True)
+class ComingModel:
+    """A compiled variant that open items of a card need."""
+
+    variant: Variant
+    subject: Subject
+    protocol: Protocol
+    waits: bool  # True if no worker measures the item now
+
+
+def coming_models(database: Database, card_id: str) -> list[ComingModel]:
+    """The compiled variants that open items on a card need, the oldest item first."""
+    variant = tables.ModelVariant
+    with database.read() as session:
+        # First the few jobs: a card may have a million waiting items.
+        compiled = (
+            select(Job.variant_id)
+            .join(variant, col(variant.id) == col(Job.variant_id))
+            .where(Job.state == JobState.OPEN, variant.compile != "")
+        )
+        variant_ids = session.exec(compiled.distinct()).all()
+        if not variant_ids:
+            return []
+        of_card = (
+            col(Item.subject_id).in_(variant_ids),
+            RUN_WHOLES,
+            Item.card_id == card_id,
+            Item.cards == 1,
+            col(Item.state).in_(tables.OPEN),
+        )
+        models: list[ComingModel] = []
+        for item in session.execute(_described(*of_card).order_by(col(Item.id)).limit(MOST_COMING)):
+            with contextlib.suppress(Unreadable):
+                claim = _describe(session, item, Request.from_json(item.request), "")
+                asked = claim.subject.built_variant
+                if asked is not None:
+                    waits = item.state == ItemState.WAITING
+                    models.append(ComingModel(asked, claim.subject, claim.protocol, waits))
+        return models
+
+
+def others_wait(database: Database, claimed: Claim, card_id: str) -> bool:
+    """True if another item waits for the card and has a message."""
+    others = select(Item.id).where(
+        Item.card_id == card_id,
+        Item.state == ItemState.WAITING,
+        item_state.has_message(),
+        col(Item.published_at_s).is_not(None),
+        Item.id != claimed.item_id,
+    )
+    with database.read() as session:
+        return session.exec(others.limit(1)).first() is not None
 
 
 # ------------------------------------------------------------------------------------------ results

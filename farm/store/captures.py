@@ -18,6 +18,7 @@ from sqlmodel import Session, col, func, select
 from farm.errors import TupleRejected
 from farm.operators.captured import CapturedCall
 from farm.store import tables
+from farm.store.columns import CAPTURE
 from farm.store.content import store_operators, store_variant
 from farm.store.database import Database, database_now, fetch, read_clock_s
 from farm.store.tables import CardRow, Job
@@ -43,33 +44,50 @@ def find_capture(session: Session, like: tables.Capture) -> int | None:
     """Return the id of the capture with the variant, device type, grad mode, torch version and
     launch of ``like``. Prefer an observed capture to a predicted one. Imported captures are not
     used. None if there is no capture."""
-    same = [getattr(tables.Capture, name) == getattr(like, name) for name in CAPTURE_KEY]
     is_own = col(tables.Capture.origin).in_(OWN_CAPTURES)
-    return session.exec(
-        select(tables.Capture.id).where(*same, is_own).order_by(col(tables.Capture.origin))
-    ).first()
+    query = select(tables.Capture.id).where(*_like(like), is_own)
+    return session.exec(query.order_by(col(tables.Capture.origin))).first()
+
+
+def _capture_key(capture: tables.Capture) -> dict[str, Any]:
+    """The values of `CAPTURE_KEY`."""
+    return {
+        "variant_id": capture.variant_id,
+        "device_type": capture.device_type,
+        "grad": capture.grad,
+        "torch": capture.torch,
+        "launch": capture.launch,
+        "card_model": capture.card_model,
+    }
+
+
+def _like(capture: tables.Capture) -> list[Any]:
+    """The conditions for captures with the same key."""
+    return [CAPTURE[name] == value for name, value in _capture_key(capture).items()]
 
 
 def store_capture(session: Session, calls: Iterable[CapturedCall], capture: tables.Capture) -> int:
     """Store a capture with its calls if it is new; return its id. The caller has stored its
     operators.
     """
-    same = [
-        getattr(tables.Capture, name) == getattr(capture, name) for name in (*CAPTURE_KEY, "origin")
-    ]
-    if (stored_id := session.exec(select(tables.Capture.id).where(*same)).first()) is not None:
+    same = select(tables.Capture.id).where(*_like(capture), tables.Capture.origin == capture.origin)
+    stored_id = session.exec(same).first()
+    if stored_id is not None:
         return stored_id
     capture.created_at_s = database_now()  # type: ignore[assignment]
     session.add(capture)
     session.flush()
     assert capture.id is not None
-    copied = ("module_path", "reads", "writes", "part", "owner")
     rows = [
         {
             "capture_id": capture.id,
             "call_index": call.index,
             "operator_id": call.tuple_id,
-            **{name: getattr(call, name) for name in copied},
+            "module_path": call.module_path,
+            "reads": call.reads,
+            "writes": call.writes,
+            "part": call.part,
+            "owner": call.owner,
         }
         for call in calls
     ]
@@ -88,8 +106,13 @@ def store_extraction(
     store_operators(
         session, {spec: extraction.costs[tuple_id] for tuple_id, spec in captured.tuples.items()}
     )
-    costs = {name: getattr(extraction, name) for name in ("flops", "model_flops", "bytes_moved")}
-    store_variant(session, variant, **costs)
+    store_variant(
+        session,
+        variant,
+        flops=extraction.flops,
+        model_flops=extraction.model_flops,
+        bytes_moved=extraction.bytes_moved,
+    )
     if captured.mismatches:
         capture.verification = Verification(mismatches=captured.mismatches).to_json()
     return store_capture(session, captured.calls, capture)
@@ -301,9 +324,8 @@ def store_observed(
         store_operators(
             session, {specs[tuple_id]: Cost(**cost) for tuple_id, cost in observed["costs"].items()}
         )
-        same = {name: getattr(predicted, name) for name in CAPTURE_KEY}
         kept = tables.Capture(
-            **same,
+            **_capture_key(predicted),
             origin="observed",
             card_id=card_id,
             verification=verification.to_json(),

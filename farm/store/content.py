@@ -5,20 +5,22 @@ nothing."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlmodel import Session, SQLModel, col, select
 
-from farm.errors import Unreadable, UsageError
+from farm.errors import TupleRejected, Unreadable, UsageError
 from farm.store import tables
-from farm.store.columns import columns_of
-from farm.store.database import database_now, fetch_values
+from farm.store.columns import VARIANT, columns_of
+from farm.store.database import among, database_now, fetch_values
 from farm.store.tables import SoftwareRow
 from farm.subjects.label import label_of
+from farm.subjects.parsing import parse
 from farm.types.fields import names_of
 from farm.types.protocol import Protocol, Software, Subject, Variant
 from farm.types.reading import Reading
@@ -48,8 +50,14 @@ def store_software(session: Session, software: Software) -> str:
 
 
 def store_protocol(session: Session, protocol: Protocol) -> str:
-    columns = {name: getattr(protocol, name) for name in ("id", "launch", "residency", "data")}
-    insert_new(session, tables.ProtocolRow, [{**columns, "spec": protocol.to_json()}])
+    row = {
+        "id": protocol.id,
+        "launch": protocol.launch,
+        "residency": protocol.residency,
+        "data": protocol.data,
+        "spec": protocol.to_json(),
+    }
+    insert_new(session, tables.ProtocolRow, [row])
     return protocol.id
 
 
@@ -57,7 +65,10 @@ def store_operators(session: Session, operators: Mapping[OperatorTuple, Cost]) -
     stored_ids = fetch_values(session, [col(tables.Operator.id)], (spec.id for spec in operators))
     rows = [
         {
-            **{name: getattr(spec, name) for name in ("id", "short_name", "kind", "training")},
+            "id": spec.id,
+            "short_name": spec.short_name,
+            "kind": spec.kind,
+            "training": spec.training,
             "schema_version": spec.to_json()["schema"],
             "name": spec.operator,
             "label": label_of(spec),
@@ -108,16 +119,21 @@ def other_dtypes(session: Session, variant: Variant) -> Sequence[str]:
 
 def _same(variant: Variant, *without: str) -> list[Any]:
     """The conditions for variants with the same fields, except the fields ``without``."""
-    names = [name for name in names_of(Variant) if name not in without]
-    return [getattr(tables.ModelVariant, name) == getattr(variant, name) for name in names]
+    fields = dataclasses.asdict(variant).items()
+    return [VARIANT[name] == value for name, value in fields if name not in without]
 
 
 def store_tokens(session: Session, tokens: Tokens) -> str:
     """Store token ids; return the id with which `find_tokens` finds them on any host."""
-    columns = {
-        name: getattr(tokens, name) for name in ("id", "batch", "length", "row_lengths", "padding")
+    row = {
+        "id": tokens.id,
+        "batch": tokens.batch,
+        "length": tokens.length,
+        "row_lengths": tokens.row_lengths,
+        "padding": tokens.padding,
+        "packed": tokens.compressed(),
     }
-    insert_new(session, tables.TokenInput, [{**columns, "packed": tokens.compressed()}])
+    insert_new(session, tables.TokenInput, [row])
     return tokens.id
 
 
@@ -216,3 +232,14 @@ def stored_software(session: Session, software_id: str) -> Software:
 def stored_variant(columns: Mapping[str, Any]) -> Variant:
     """Return the variant of a row of `tables.ModelVariant`, or of a row with its columns."""
     return Variant(**{name: columns[name] for name in names_of(Variant)})
+
+
+def tuples_with_ids(session: Session, operator_ids: Iterable[str]) -> dict[str, OperatorTuple]:
+    """Return id -> stored tuple. Rows that do not parse (as in tests with simulated cards) are left
+    out.
+    """
+    operator, tuples = tables.Operator, {}
+    for id_, spec in among(session, select(operator.id, operator.spec), operator.id, operator_ids):
+        with contextlib.suppress(TupleRejected):
+            tuples[id_] = parse(spec)
+    return tuples

@@ -28,11 +28,11 @@ from farm.benchmark.phases.order import InOrderReplay, Places, WithoutCollective
 from farm.benchmark.policies import GROUP_WINDOWS, POLICIES, WHOLE_WINDOW_S, WindowPolicy
 from farm.benchmark.subjects.base import SubjectKind
 from farm.errors import Unmeasurable
-from farm.models.tensor_kinds import bytes_of
 from farm.operators.capture import Around, run_with_owners
 from farm.operators.captured import CapturedPass
 from farm.types.details import Details
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
+from farm.types.tensor_kinds import bytes_of
 
 if TYPE_CHECKING:
     from farm.operators.profiler import WatchedPass
