@@ -857,27 +857,37 @@ def _write_job(session: Session, verdict: Row) -> None:
     if lacks_readings or (row["capture_id"] and captured is None):
         return
 
-    job_id, at_s = row["job_id"], row["created_at_s"]
-    job = session.get(tables.Job, job_id)
+    job = session.get(tables.Job, row["job_id"])
     if job is None:
         cards = sorted({reading.card_id for reading in readings.values()})
-        job = tables.Job(
-            id=job_id,
-            kind=row["job_kind"],
-            title=row["title"],
-            variant_id=row["variant_id"],
-            protocol_id=content.store_protocol(session, request.protocol),
-            request={**request.to_json(), "cards": cards},
-            state=tables.JobState.DONE,
-            created_at_s=at_s,
-        )
-        session.add(job)
-        session.flush()
+        job = _add_job(session, row, request, cards)
     job.round = max(job.round, row["round"])
-    job.ended_at_s = max(job.ended_at_s or 0.0, at_s)
+    job.ended_at_s = max(job.ended_at_s or 0.0, row["created_at_s"])
+    _add_round(session, row, captured)
+    _write_items(session, job.id, made_of, readings)
 
+
+def _add_job(session: Session, row: Row, request: Request, cards: list[str]) -> tables.Job:
+    job = tables.Job(
+        id=row["job_id"],
+        kind=row["job_kind"],
+        title=row["title"],
+        variant_id=row["variant_id"],
+        protocol_id=content.store_protocol(session, request.protocol),
+        request={**request.to_json(), "cards": cards},
+        state=tables.JobState.DONE,
+        created_at_s=row["created_at_s"],
+    )
+    session.add(job)
+    session.flush()
+    return job
+
+
+def _add_round(session: Session, row: Row, captured: int | None) -> None:
+    """Write the round of an imported verdict, and the verdict."""
+    at_s = row["created_at_s"]
     imported_round = tables.Round(
-        job_id=job_id,
+        job_id=row["job_id"],
         number=row["round"],
         operators=row["operators"] or ["all"],
         capture_id=captured,
@@ -893,7 +903,6 @@ def _write_job(session: Session, verdict: Row) -> None:
     }
     session.add(tables.VerdictRow(**figures, details=json.loads(row["details"])))
     session.flush()
-    _write_items(session, job_id, made_of, readings)
 
 
 def _write_items(

@@ -342,7 +342,7 @@ def measure_whole(
     from torch.utils._pytree import tree_map_only
 
     from farm.benchmark.bench import Bench
-    from farm.benchmark.subjects.model_variant import given_variant
+    from farm.benchmark.subjects.model_variant import GivenModel
     from farm.benchmark.workload import why_it_raised
     from farm.models.building import ByPosition
 
@@ -357,8 +357,7 @@ def measure_whole(
             raise why_it_raised(error) from error
         if whole.kwargs:
             model = ByPosition(model, len(whole.args), tuple(whole.kwargs))
-        with given_variant(whole.variant, to, model, values):
-            return bench.measure(subject, protocol, stopping)
+        return bench.measure(GivenModel.of(subject, model, values), protocol, stopping)
 
 
 def _torch_device(card: Card) -> Any:

@@ -173,21 +173,22 @@ def claim(
             if not _remove_claim_key(database, item_id, software_id):
                 return _defer(database, item_id, software_id)
         except Unreadable as error:
-            with database.write() as session:
-                closing = item_state.REFUSE.update(
-                    claimable, **item_state.why("rejected", error.message)
-                )
-                rounds = session.exec(closing.returning(col(Item.job_id), col(Item.round))).all()
-            answer = Declined(
-                DeclineReason.REFUSED,
-                Closed(True, tuple((job_id, number) for job_id, number in rounds)),
-            )
+            answer = _refuse(database, claimable, error)
             break
     if isinstance(answer, Claim):
         return answer
     with database.read() as session:
         finished = _finished(session, set(answer.closed.rounds))
     return Declined(answer.why, dataclasses.replace(answer.closed, rounds=finished))
+
+
+def _refuse(database: Database, claimable: ColumnElement[bool], error: Unreadable) -> Declined:
+    """Close an item whose stored description cannot be read."""
+    with database.write() as session:
+        closing = item_state.REFUSE.update(claimable, **item_state.why("rejected", error.message))
+        rounds = session.exec(closing.returning(col(Item.job_id), col(Item.round))).all()
+    closed = Closed(True, tuple((job_id, number) for job_id, number in rounds))
+    return Declined(DeclineReason.REFUSED, closed)
 
 
 def _claim(
@@ -222,19 +223,9 @@ def _claim(
     if reserved and item.cards == 1:
         return Declined(DeclineReason.RESERVED)
     request = Request.from_json(item.request)
-    its_round = ((item.job_id, item.round),)
-    reading = (
-        find_readings(session, [item], request, software_id, {card_id})[0] if item.known else None
-    )
-    if reading is not None:
-        served = session.exec(item_state.SERVE.update(claimable, reading_id=reading.id)).rowcount
-        return Declined(DeclineReason.REUSED, Closed(True, its_round)) if served else _GONE
-    if item.attempts >= max_attempts:
-        if not session.exec(item_state.EXHAUST.update(claimable, **_last_reason(item))).rowcount:
-            return _GONE
-        return Declined(
-            DeclineReason.EXHAUSTED, Closed(True, its_round, _wake_behind(session, item))
-        )
+    closed = _close_unmeasured(session, item, request, software_id, max_attempts, claimable)
+    if closed is not None:
+        return closed
     key = _subject_key(item, request.reuse, software_id)
     token = uuid.uuid4().hex
     group = (
@@ -254,6 +245,31 @@ def _claim(
     return dataclasses.replace(
         _describe(session, item, request, token), cards=group, after_group=after_group
     )
+
+
+def _close_unmeasured(
+    session: Session,
+    item: Any,
+    request: Request,
+    software_id: str,
+    max_attempts: int,
+    claimable: ColumnElement[bool],
+) -> Declined | None:
+    """Close an item with a stored reading, or because it has no attempts left; None if it must be
+    measured.
+    """
+    rounds = ((item.job_id, item.round),)
+    reading = None
+    if item.known:
+        (reading,) = find_readings(session, [item], request, software_id, {item.card_id})
+    if reading is not None:
+        served = session.exec(item_state.SERVE.update(claimable, reading_id=reading.id)).rowcount
+        return Declined(DeclineReason.REUSED, Closed(True, rounds)) if served else _GONE
+    if item.attempts < max_attempts:
+        return None
+    if not session.exec(item_state.EXHAUST.update(claimable, **_last_reason(item))).rowcount:
+        return _GONE
+    return Declined(DeclineReason.EXHAUSTED, Closed(True, rounds, _wake_behind(session, item)))
 
 
 #: The columns of an item that claims and results use. A whole row costs the database and this
