@@ -29,7 +29,7 @@ from farm.exchange.column_types import check_of
 from farm.exchange.export import METADATA, schema_of
 from farm.exchange.parquet_pages import DamagedPage, pages_of
 from farm.exchange.tidy import ORIGIN, capture_key
-from farm.store import content, item_state, tables
+from farm.store import captures, content, item_state, tables
 from farm.store.columns import CALL, CAPTURE, CARD, IMPORTED, ITEM, OPERATOR, READING
 from farm.store.data_columns import ADDED, FIGURES, FORMAT, PROTOCOL, TABLES, VARIANT_FIELDS, Column
 from farm.store.database import Database, among, fetch_values, read_clock_s
@@ -660,7 +660,7 @@ def _shapes(cost: Cost) -> list[list[int]] | None:
 
 def _is_own(session: Session, subject_id: str) -> bool:
     """True if this farm has captured or measured an operator or a variant."""
-    is_own = CAPTURE.origin.in_(content.OWN_CAPTURES)
+    is_own = CAPTURE.origin.in_(captures.OWN_CAPTURES)
     calling = sqlalchemy.select(CAPTURE.id).join(tables.Call, CALL.capture_id == CAPTURE.id)
     queries = (
         sqlalchemy.select(READING.id).where(READING.subject_id == subject_id, READING.origin == ""),
@@ -720,7 +720,7 @@ def _same_capture(session: Session, row: Row) -> tables.Capture | None:
     """Return the capture that was imported from the same farm before, or the one of this farm that
     was exported.
     """
-    same = [CAPTURE[name] == row[name] for name in content.CAPTURE_KEY]
+    same = [CAPTURE[name] == row[name] for name in captures.CAPTURE_KEY]
     captured = tables.captured_as(row["origin"])
     verification = _without_farm(row["verification"])
     for capture in session.scalars(sqlalchemy.select(tables.Capture).where(*same)):
@@ -766,7 +766,7 @@ def _write_calls(session: Session, records: Sequence[Checked]) -> int:
 
 def _imported_captures(session: Session) -> dict[tuple[str, str], int]:
     """Return (capture id of exports, farm) -> id in this database."""
-    columns = (CAPTURE[name] for name in ("id", "origin", *content.CAPTURE_KEY))
+    columns = (CAPTURE[name] for name in ("id", "origin", *captures.CAPTURE_KEY))
     imported = session.execute(
         sqlalchemy.select(*columns).where(CAPTURE.origin.startswith(tables.IMPORTED))
     ).all()

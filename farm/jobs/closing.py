@@ -19,10 +19,7 @@ from farm.jobs.items import open_items
 from farm.jobs.rounds import add_round
 from farm.jobs.significant import remember_significant, significant
 from farm.store import tables
-from farm.store.content import (
-    find_capture,
-    lacking_values,
-)
+from farm.store.captures import find_capture, lacking_values
 from farm.store.database import (
     Database,
     database_now,

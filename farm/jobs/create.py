@@ -24,7 +24,7 @@ from farm.jobs.rounds import (
 from farm.jobs.significant import significant
 from farm.jobs.slow_memory import remember_outputs, remember_stored_outputs
 from farm.requests.resolved import ResolvedRequest
-from farm.store import content, tables
+from farm.store import captures, content, tables
 from farm.store.database import Database, locked
 from farm.store.tables import Job, JobState
 from farm.types.format import plural
@@ -90,7 +90,7 @@ def open_job(
             title = variant.with_version(title)
         changed = _changed(session, variant, others, capture_id)
         scope = _first_scope(session, request, capture_id, resolved.card_ids)
-        calls = content.counts(session, capture_id)
+        calls = captures.counts(session, capture_id)
         remember_stored_outputs(session, request, calls)
     plan = create(scope=scope, capture_id=capture_id, title=title)
     return dataclasses.replace(

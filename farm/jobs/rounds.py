@@ -23,21 +23,15 @@ from farm.jobs.plan import JobPlan, PlanState
 from farm.jobs.slow_memory import slow_protocols
 from farm.jobs.whole_items import SUBJECT_COLUMNS, new_item, role_of_wholes, wait_on_card
 from farm.store import item_state, tables
-from farm.store.content import (
-    classes,
-    find_readings,
-    lacking_values,
-    mismatches,
-    software_of_groups,
-    store_protocol,
-    tuples_with_ids,
-)
+from farm.store.captures import classes, lacking_values, mismatches
+from farm.store.content import store_protocol, tuples_with_ids
 from farm.store.database import (
     among,
     database_now,
     fetch_values,
     read_clock_s,
 )
+from farm.store.reuse import find_readings, software_of_groups
 from farm.store.tables import (
     CardRow,
     Item,
