@@ -53,8 +53,8 @@ def audit_kernels(verification: Verification, parts: Iterable[Part]) -> KernelAu
     None if the kernels of the whole or those of all parts are unknown."""
     in_whole = verification.kernels or {}
     total_us = sum(launches.time_us for launches in in_whole.values())
-    in_tuples, known, unknown = _launches_of_tuples(verification.tuple_kernels or {}, parts)
-    if not total_us or not known:
+    in_tuples, examined, unknown = _launches_of_tuples(verification.tuple_kernels or {}, parts)
+    if not total_us or not examined:
         return None
 
     of_whole = [
@@ -93,16 +93,16 @@ def _launches_of_tuples(
     without known kernels. `kernels_of`: tuple id -> the launches of one call.
     """
     launches = Counter[str]()
-    known = unknown = 0
+    examined = unknown = 0
     for part in parts:
         kernels = kernels_of.get(part.subject.operator_id)
         if kernels is None:
             unknown += 1
             continue
-        known += 1
+        examined += 1
         for name, times in kernels.items():
             launches[name] += times * part.count
-    return launches, known, unknown
+    return launches, examined, unknown
 
 
 def _explained_us(kernels: Iterable[Kernel]) -> float:
