@@ -325,7 +325,7 @@ def offloadable(spec: OperatorTuple) -> tuple[tuple[int, ...], int]:
 
     Output storages are allocated and returned by a call. Their count is 0 if it does not run on
     fake tensors. The cache has room for the tuples of the largest model: a job fills it before the
-    transaction that plans the placements (`farm.jobs.create`)."""
+    transaction that plans the placements (`farm.jobs.slow_memory`)."""
     on_host = kind_of(spec).host_storages(spec)
     inputs = tuple(
         number

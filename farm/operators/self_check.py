@@ -71,8 +71,9 @@ def checked(
             stand for a card.
         corrected: as the capture corrects the outputs of fake operators.
     """
-    stands = device_type == "cuda" and captured.device_type == "cpu"
-    device = STANDS_FOR_A_CARD if stands else captured.device_type
+    device = captured.device_type
+    if captured.stands_for(device_type):
+        device = STANDS_FOR_A_CARD
     with contextlib.ExitStack() as stack:
         fakes: list[FakeTensors] = []  # made for the first tuple that is new in this process
 

@@ -248,7 +248,7 @@ def _predicted(
 
 def _checked(captured: CapturedPass, device_type: str) -> CapturedPass:
     """The capture of a pass with its mismatches."""
-    stands = device_type == "cuda" and captured.device_type == "cpu"
+    stands = captured.stands_for(device_type)
     if captured.with_values:
         corrected = functools.partial(as_computed, on_card=False)
         return self_check.checked_on(torch.device("cpu"), captured, corrected=corrected)
