@@ -135,10 +135,12 @@ def on_cpu(content: dict[str, Any]) -> dict[str, Any]:
     content["defaults"]["dtype"] = "float32"
     for entry in content["measurements"]:
         entry["batch"] = 1
+        if "layers" in entry:
+            entry["layers"] = 1
         if "length" in entry:
             entry["length"] = 16
         if "cache" in entry:
-            entry["cache"] = 16
+            entry["cache"] = 64
     return content
 
 
