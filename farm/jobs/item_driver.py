@@ -42,10 +42,7 @@ from farm.jobs.outage import Outage
 from farm.jobs.own_card import check_health, refuse_card_in
 from farm.jobs.spool import Spool
 from farm.settings import settings
-from farm.store.content import (
-    predicted_counts,
-    store_observed,
-)
+from farm.store.captures import predicted_counts, store_observed
 from farm.store.database import Database
 from farm.store.tables import CardState, Item
 from farm.types.protocol import Software
@@ -86,7 +83,7 @@ class ItemDriver:
     section "hooks".
 
     The caller renews the leases of `holder` during a measurement (`heartbeat`,
-    `farm.jobs.items.renew`)."""
+    `farm.jobs.leases.renew`)."""
 
     card_id: str
     holder: str

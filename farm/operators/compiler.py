@@ -31,11 +31,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from farm.errors import CaptureError, UsageError, error_text
-from farm.models.building import replaced
 from farm.operators.compiler_cache import cached_files, remove_damaged
 from farm.settings import settings
 from farm.settings.shared_files import why_not_own
 from farm.subjects import kernel as kernels
+from farm.types.replacement import replaced
 
 MOST_TIMES = 8  # algorithms of an operation whose times are stored
 _PARAMETER = re.compile(r"(\w+)\s*(?:,|\)|$)")

@@ -17,7 +17,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from farm.errors import Unmeasurable
-from farm.models.tensor_kinds import with_bits
 from farm.operators.deciding_values import check_values, write_values
 from farm.operators.input_values import fill
 from farm.subjects.encoding import decode, dtype_of, storage_key, tensors_in
@@ -25,6 +24,7 @@ from farm.subjects.label import label_of
 from farm.subjects.registry import kind_of
 from farm.subjects.values import storage_users
 from farm.types.protocol import configurations
+from farm.types.tensor_kinds import with_bits
 from farm.types.tuple import OperatorTuple, TensorSpec
 
 #: More than the memory of any card.
@@ -325,7 +325,7 @@ def offloadable(spec: OperatorTuple) -> tuple[tuple[int, ...], int]:
 
     Output storages are allocated and returned by a call. Their count is 0 if it does not run on
     fake tensors. The cache has room for the tuples of the largest model: a job fills it before the
-    transaction that plans the placements (`farm.jobs.create`)."""
+    transaction that plans the placements (`farm.jobs.slow_memory`)."""
     on_host = kind_of(spec).host_storages(spec)
     inputs = tuple(
         number

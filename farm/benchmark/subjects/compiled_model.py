@@ -18,10 +18,10 @@ from farm.benchmark.passes import (
 )
 from farm.benchmark.subjects.model_variant import Observation, WholeModel, build_variant
 from farm.errors import CaptureError, Unmeasurable
-from farm.models.tensor_kinds import bytes_of, is_plain
 from farm.subjects import kernel as kernels
 from farm.types.details import Details
 from farm.types.protocol import Protocol, Subject
+from farm.types.tensor_kinds import bytes_of, is_plain
 
 if TYPE_CHECKING:
     from farm.operators.compiled import CompiledPass
