@@ -85,7 +85,7 @@ def run(options: argparse.Namespace, mode: str, limit_s: float) -> dict[str, Any
         "FARM_DATABASE_URL": f"sqlite:///{folder / 'farm.db'}",
         "FARM_STATE_DIR": str(folder / "state"),
         "FARM_COMPILER_CACHE_DIR": str(folder / "cache"),
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
     }
     if mode == "in turn":
         environment["FARM_COMPILE_PROCESSES"] = "0"

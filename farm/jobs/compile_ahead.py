@@ -223,6 +223,7 @@ class CompileAhead:
             verify_apart=False,
             verifier=True,
             program=self._program,
+            start_timeout_s=LONGEST_S,
         )
         try:
             while (slot := self._slot()) is not None:
