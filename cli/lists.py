@@ -170,8 +170,8 @@ def compared_inputs(found: Row) -> RenderableType:
         [
             ("module", "module_path"),
             (">calls", "count"),
-            ("operator tuple with the first input", "label_a"),
-            ("with the other input", "label_b"),
+            ("operator tuple", "label_a"),
+            ("operator tuple (B)", "label_b"),
         ],
         drops=("module",),
     )

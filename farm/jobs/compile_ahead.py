@@ -98,6 +98,7 @@ class CompileAhead:
         self._done: set[str] = set()  # variants that were compiled, or whose turn has come
         self._threads: set[threading.Thread] = set()
         self._guarded = False  # True if the thread runs that pauses compilations
+        self._in_turn = False  # True while an item lists the kernels of its model in its turn
         self._looked_s = float("-inf")
         self._closing = threading.Event()
 
@@ -106,11 +107,21 @@ class CompileAhead:
         model is being compiled. Also begins the compilations of coming items.
         """
         variant_id = claimed.variant_id
+        self.end_turn()
         if self._closing.is_set() or settings().compile_processes == 0:
             return True
         self._look(variant_id)
         if not variant_id:
             return True
+        may_run = self._may_run(claimed, variant_id)
+        if may_run and claimed.lists_kernels:
+            # This takes a minute, and the jobs behind it may be submitted meanwhile.
+            self._in_turn = True
+            with self._lock:
+                self._start_guard()
+        return may_run
+
+    def _may_run(self, claimed: Claim, variant_id: str) -> bool:
         with self._lock:
             running, waits = self._running.get(variant_id), variant_id in self._waiting
         if running is None and not waits:
@@ -127,6 +138,10 @@ class CompileAhead:
             self._waiting.pop(variant_id, None)
             self._done.add(variant_id)
             return True
+
+    def end_turn(self) -> None:
+        """The item whose turn it was has ended."""
+        self._in_turn = False
 
     def close(self) -> None:
         """End all compilations."""
@@ -196,9 +211,7 @@ class CompileAhead:
 
     def _thread(self) -> threading.Thread:
         """A thread that compiles waiting models, one after the other. The lock is held."""
-        if not self._guarded:
-            self._guarded = True
-            threading.Thread(target=self._guard, name="compile-guard", daemon=True).start()
+        self._start_guard()
         thread = threading.Thread(target=self._compile_waiting, name="compile-ahead", daemon=True)
         self._threads.add(thread)
         return thread
@@ -210,6 +223,7 @@ class CompileAhead:
             verify_apart=False,
             verifier=True,
             program=self._program,
+            start_timeout_s=LONGEST_S,
         )
         try:
             while (slot := self._slot()) is not None:
@@ -283,7 +297,8 @@ class CompileAhead:
 
     def _guard(self) -> None:
         """Pause the compilations while a time that depends on the host is measured, end those that
-        take too long or are not needed any more. Runs while there are compilations.
+        take too long or are not needed any more, and look for new ones. Runs while there are
+        compilations, and while an item compiles its model.
         """
         try:
             quiet = Gate(QUIET, settings().lock_dir)
@@ -305,10 +320,17 @@ class CompileAhead:
                     with contextlib.suppress(FarmError):
                         self._look()
 
+    def _start_guard(self) -> None:
+        """Start the guard unless it runs. The lock is held."""
+        if not self._guarded:
+            self._guarded = True
+            threading.Thread(target=self._guard, name="compile-guard", daemon=True).start()
+
     def _goes_on(self) -> bool:
-        """False if there are no compilations any more; the next one starts another guard."""
+        """False if the guard has nothing to do any more; the next compilation starts another."""
         with self._lock:
-            self._guarded = bool(self._threads)
+            in_turn = self._in_turn and not self._closing.is_set()
+            self._guarded = bool(self._threads) or in_turn
             return self._guarded
 
     def _pause_or_go_on(self, quiet: Gate, compiling: Gate) -> None:

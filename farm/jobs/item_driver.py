@@ -395,7 +395,7 @@ class ItemDriver:
             self._put_off(claimed, why, counted=False, reason="not_available")
             return ItemOutcome("declined", HOST_BUSY, f"{claimed.label} is being compiled")
         try:
-            with self._quiet(claimed):
+            with self._turn(claimed):
                 if claimed.lists_kernels:
                     return self._list_kernels(claimed)
                 measured = self.measure(claimed)
@@ -428,12 +428,16 @@ class ItemDriver:
         self.follow_up(closed)
         return ItemOutcome("done" if closed.accepted else "fenced")
 
-    def _quiet(self, claimed: Claim) -> contextlib.AbstractContextManager[None]:
-        """Within the context, the compilations of this host pause if the item's time depends on
-        the host.
+    @contextlib.contextmanager
+    def _turn(self, claimed: Claim) -> Iterator[None]:
+        """The turn of an item. The compilations of this host pause if its time depends on the
+        host.
         """
-        on_host = self.card_id.startswith("CPU-") or claimed.protocol.launch == "eager"
-        return quiet(settings().lock_dir) if on_host else contextlib.nullcontext()
+        depends_on_host = self.card_id.startswith("CPU-") or claimed.protocol.launch == "eager"
+        with quiet(settings().lock_dir) if depends_on_host else contextlib.nullcontext():
+            yield
+        if self.ahead is not None:
+            self.ahead.end_turn()
 
     def _put_off(self, claimed: Claim, why: str, **how: Any) -> None:
         """Let a claimed item wait again, see `items.put_off`."""

@@ -76,7 +76,7 @@ class Settings(BaseSettings):
         8, ge=0
     )  # beyond it, the oldest files are removed at the start of a compilation
     # that compile models ahead of their turn on this host, together; 0: none
-    compile_processes: int = Field(default_factory=lambda: max(1, (os.cpu_count() or 1) // 2), ge=0)
+    compile_processes: int = Field(default=0, ge=0)
     lock_dir: Path = Field(
         default_factory=_lock_dir
     )  # of the cards' locks, shared by all workers of the host

@@ -94,6 +94,15 @@ def test_the_present_item_compiles_itself_and_coming_ones_are_compiled_ahead(
     assert not ahead.published
 
 
+def test_a_job_that_is_submitted_while_an_item_compiles_its_model_is_compiled_ahead(
+    ahead: Ahead, database: Database, folder: Path
+) -> None:
+    assert ahead.turn_of(claimed(database, 7))
+    assert not begun(folder)
+    planned(database, 1)
+    until(lambda: begun(folder).keys() == {1})
+
+
 def test_an_item_whose_model_is_being_compiled_is_put_off_and_published_at_the_end(
     ahead: Ahead, database: Database, folder: Path
 ) -> None:
