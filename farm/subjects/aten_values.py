@@ -233,8 +233,8 @@ def _rule(spec: OperatorTuple, argument: str, position: int) -> Fill | None:
     name = spec.short_name
     if argument in _STATES:
         return NOTHING
-    if name.rstrip("_") in _DIVIDING and argument == "other":
-        return Fill("index", bound=100, shift=1.0)
+    if name.rstrip("_") in _DIVIDING and argument in ("self", "other"):
+        return Fill("index", bound=100, shift=1.0) if argument == "other" else _ANYTHING
     if argument == "out" or computes_by_element(spec.operator) or name in _COMPUTE:
         return _ANYTHING
     if argument in _INDEXED and name in ALONG | _BY_POSITION:

@@ -40,6 +40,24 @@ _BROADCASTING = names_listed("broadcasting_backwards")
 _NEUTRAL: dict[str, Any] = table_named("neutral_arguments")
 
 
+#: Largest order of a polynomial: a kernel computes one term after the other for each element.
+MOST_TERMS = 1000
+
+
+def check_order(spec: OperatorTuple) -> None:
+    """Raises `TupleRejected` if a call computes polynomials of a huge order: its time has no bound
+    that follows from its shapes."""
+    if "_polynomial_" not in spec.operator:
+        return
+    order = spec.keywords.get("n", next(iter(spec.arguments[1:2]), None))
+    if isinstance(order, int | float) and not abs(order) <= MOST_TERMS:
+        raise TupleRejected(
+            f"'{spec.operator}' computes polynomials of the order {order}; the limit is "
+            f"{MOST_TERMS}.",
+            "Choose a smaller order in the model.",
+        )
+
+
 @functools.lru_cache(maxsize=8192)
 def check_shapes(spec: OperatorTuple) -> None:
     """Raises `TupleRejected` if the tensors of a call of kind `aten` do not belong together."""

@@ -277,3 +277,16 @@ def test_indices_cover_the_dimension_that_they_index(call):
     assert index.min() >= 0
     assert 0.9 * ROWS < index.max() < ROWS
     assert len(index.unique()) > 0.9 * ROWS
+
+
+def test_indices_that_share_memory_are_valid_in_each_dimension():
+    """`nonzero` returns the indices of all dimensions in one memory."""
+
+    def call(rows, mask):
+        first, second = mask.nonzero().unbind(1)
+        return rows[first, second, None]
+
+    mask = torch.arange(32).view(32, 1) % 16 == 0
+    captured = capture(FunctionAsModel(call), (torch.randn(32, 1), mask))
+    spec = next(spec for spec in captured.tuples.values() if spec.short_name == "getitem")
+    assert rebuild(spec, CPU).run().shape == (2, 1)
