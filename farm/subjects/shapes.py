@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from farm.errors import TupleRejected
 from farm.subjects.allow_list import (
     arguments_of,
+    overload_of,
     registered,
     tensor_arguments,
     written_by_schema,
@@ -56,6 +57,23 @@ def check_order(spec: OperatorTuple) -> None:
             f"{MOST_TERMS}.",
             "Choose a smaller order in the model.",
         )
+
+
+#: Types of arguments that PyTorch also accepts as numbers, without a check of their range.
+_ENUMERATED = ("ScalarType", "Layout", "MemoryFormat")
+
+
+def check_enumerated(spec: OperatorTuple) -> None:
+    """Raises `TupleRejected` if a call of kind `aten` passes a number as a dtype, a layout or a
+    memory format: a number that PyTorch does not know ends the process."""
+    call = arguments_of(spec)
+    for argument in overload_of(spec.operator)._schema.arguments:
+        is_enumerated = any(name in str(argument.real_type) for name in _ENUMERATED)
+        if is_enumerated and isinstance(call.get(argument.name), int | float):
+            raise TupleRejected(
+                f"The argument {argument.name} of '{spec.operator}' is a number.",
+                "Capture the model again with this version. Do not edit a tuple by hand.",
+            )
 
 
 @functools.lru_cache(maxsize=8192)

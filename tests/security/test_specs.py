@@ -129,3 +129,25 @@ def test_a_polynomial_of_a_huge_order_is_refused_before_it_runs(operator):
     rebuild(parse({**spec, "arguments": [{"tensor": 0}, 20]}), "cpu").run()
     with pytest.raises(TupleRejected, match="the limit is"):
         rebuild(parse({**spec, "arguments": [{"tensor": 0}, 2**40]}), "cpu")
+
+
+@pytest.mark.parametrize(
+    "keywords", [{"layout": 1000}, {"dtype": 99}, {"dtype": {"dtype": "bool"}, "layout": -1}]
+)
+def test_a_number_is_no_layout_and_no_dtype(keywords):
+    """PyTorch looks such numbers up without a check, and the process ends."""
+    from farm.operators.rebuild import rebuild
+
+    spec = {
+        "schema": 1,
+        "operator": "aten.full.default",
+        "kind": "aten",
+        "parameters": {},
+        "arguments": [[2], 1],
+        "keywords": keywords,
+        "tensors": [],
+        "training": False,
+        "direction": "forward",
+    }
+    with pytest.raises(TupleRejected, match="is a number"):
+        rebuild(parse(spec), "cpu")
