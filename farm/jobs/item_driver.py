@@ -45,6 +45,7 @@ from farm.settings import settings
 from farm.store.captures import predicted_counts, store_observed
 from farm.store.database import Database
 from farm.store.tables import CardState, Item
+from farm.types.card_kind import card_kind_of
 from farm.types.protocol import Software
 
 log = logging.getLogger("farm.worker")
@@ -433,7 +434,8 @@ class ItemDriver:
         """The turn of an item. The compilations of this host pause if its time depends on the
         host.
         """
-        depends_on_host = self.card_id.startswith("CPU-") or claimed.protocol.launch == "eager"
+        on_host = card_kind_of(self.card_id) == "cpu"
+        depends_on_host = on_host or claimed.protocol.launch == "eager"
         with quiet(settings().lock_dir) if depends_on_host else contextlib.nullcontext():
             yield
         if self.ahead is not None:
