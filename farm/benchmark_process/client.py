@@ -246,17 +246,23 @@ class BenchmarkProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def item_timeout_s(self) -> float:
+        """The setting ``item_timeout_s``: the longest time of one item. Unit: s."""
+        return settings().item_timeout_s
+
     def call(
         self,
         request: ProcessRequest[A],
         *,
-        timeout_s: float = 300.0,
+        timeout_s: float | None = None,
         on_phase: OnPhase | None = None,
     ) -> A:
         """Send a request and return its answer.
 
         Args:
-            timeout_s: longest time for the request, without the start of the process. Unit: s.
+            timeout_s: longest time for the request, without the start of the process. None: that
+                of an item. Unit: s.
             on_phase: called at the begin of each phase. If it raises an exception, the process is
                 killed.
 
@@ -265,6 +271,7 @@ class BenchmarkProcess:
                 locked.
             Unmeasurable: the process sent a reason; or it crashed or hung, and has ended.
         """
+        timeout_s = self.item_timeout_s if timeout_s is None else timeout_s
         self.wait_ready()
         with contextlib.ExitStack() as stack:
             if request.uses_slow_memory:
