@@ -304,7 +304,7 @@ def _tuples(report: Report, most: int) -> RenderableType:
         return f"{text} ± {relative * 100:.1f} %" if relative else text
 
     def remarks_of(line: CostLine) -> str:
-        used = "" if line.used == "steady" else line.used
+        used = line.cost.used if line.cost and line.cost.used != "steady" else ""
         return ", ".join(filter(None, (line.reason, line.bus, used, *line.flags)))
 
     energies = [

@@ -24,6 +24,7 @@ from farm.errors import NoSuchJob
 from farm.report.breakdowns import AllLayers, OwnerRow, PlacementRow, all_layers, owners, placements
 from farm.report.operators import CompiledJob, compiled_job
 from farm.store import item_state, tables
+from farm.store.captures import is_unlisted
 from farm.store.columns import ITEM, READING
 from farm.store.database import fetch, values
 from farm.store.tables import CLOSED, ItemRole, ItemState, JobState
@@ -510,10 +511,8 @@ def _rounds(
             )
         views.append(view)
 
-    if len(views) > 1 and rounds[0].capture_id:
-        first = results.session.get(tables.Capture, rounds[0].capture_id)
-        if first and first.card_model and first.compiled is None:
-            views[0] = replace(views[0], outcome="listed")
+    if len(views) > 1 and is_unlisted(results.session, rounds[0].capture_id):
+        views[0] = replace(views[0], outcome="listed")
     return tuple(views)
 
 

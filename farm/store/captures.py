@@ -119,6 +119,32 @@ def store_extraction(
     return store_capture(session, captured.calls, capture)
 
 
+def is_unlisted(session: Session, capture_id: int | None) -> bool:
+    """True if a capture is of a compiled model whose kernels no card has listed."""
+    capture, variant = tables.Capture, tables.ModelVariant
+    unlisted = (
+        select(capture.id)
+        .join(variant, col(variant.id) == col(capture.variant_id))
+        .where(capture.id == capture_id, variant.compile != "", col(capture.compiled).is_(None))
+    )
+    return session.exec(unlisted).first() is not None
+
+
+def compiled_source(
+    session: Session, variant: Variant, job_id: str, round_number: int
+) -> dict[str, Any]:
+    """`Subject.compiled` for the items of a round: the compiled variant, and the compiler's choices
+    if a card has listed its kernels."""
+    capture, numbered = tables.Capture, tables.Round
+    query = (
+        select(capture.compiled)
+        .join(numbered, col(numbered.capture_id) == col(capture.id))
+        .where(numbered.job_id == job_id, numbered.number == round_number)
+    )
+    stored = session.exec(query).first() or {}
+    return {"variant": variant.to_json(), "choices": stored.get("choices")}
+
+
 def mismatches(session: Session, capture_id: int) -> Mapping[str, str]:
     """Return tuple id -> why its reading would not be that of the model's calls, for the tuples of
     a capture.

@@ -23,8 +23,8 @@ from farm.types.format import plural
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.roofline import Roofline
 from farm.types.tuple import NeededTuple
-from farm.verdict.cost_line import TupleView
-from farm.verdict.figures import VIEW_COLUMNS, Part, ReadingView, Whole
+from farm.verdict.cost_line import CostLine, TupleView
+from farm.verdict.figures import VIEW_COLUMNS, ReadingView, Whole
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class SelectedReadings:
 
     method: int
     software_id: str
-    parts: list[Part]
+    parts: list[CostLine]
     rows: Mapping[
         str, Sequence[Any]
     ]  # tuple id -> its readings, one for each data class that has a reading
@@ -198,7 +198,7 @@ def _parts(
     data_of: Mapping[str, str],
     roofline: Roofline,
     cards: int = 1,
-) -> tuple[list[Part], dict[str, list[Any]], int]:
+) -> tuple[list[CostLine], dict[str, list[Any]], int]:
     """Return the parts of a sum, tuple id -> readings, and the number of calls with a reading of
     another data class.
     """
@@ -223,6 +223,9 @@ def _parts(
                 required.bytes_moved,
                 estimated_us,
             )
-            view = ReadingView.of(row).on_cards(cards) if row is not None else None
-            parts.append(Part(described, calls, view))
+            if row is None:
+                parts.append(CostLine(described, calls, "missing"))
+                continue
+            view = ReadingView.of(row).on_cards(cards)
+            parts.append(CostLine.of_reading(described, calls, view))
     return parts, dict(used), other_data_calls

@@ -33,6 +33,7 @@ from farm.addons.memory.memory_tier import SlowMemory, slow_memory_of
 from farm.benchmark.passes import Offloaded, Pass
 from farm.errors import Unmeasurable
 from farm.operators.rebuild import Rebuilt, new_storages
+from farm.subjects.allow_list import registered
 from farm.subjects.encoding import storage_key, tensors_in
 from farm.types.details import Details, MemoryUse
 from farm.types.protocol import Placement
@@ -179,11 +180,11 @@ def _out_variant(func: Any, key: str) -> tuple[Any, tuple[str, ...]] | None:
     run the kernel.
     """
     names = [argument.name for argument in func._schema.arguments]
-    if func in _CRASHING:
-        return None
     packet = getattr(func, "overloadpacket", None)
-    for name in packet.overloads() if packet is not None and func.namespace == "aten" else ():
-        variant = getattr(packet, name)
+    if func in _CRASHING or packet is None or func.namespace != "aten":
+        return None
+    for name in packet.overloads():
+        variant = registered(f"{packet.__name__}.{name}")
         if torch.Tag.generated in variant.tags:
             continue
         written = [argument.name for argument in variant._schema.arguments if argument.is_out]

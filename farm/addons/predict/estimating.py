@@ -110,12 +110,16 @@ def estimate(
     if variant.cards > 1:
         result = model.in_ranks(result)
     if result.missing and (predictor is None or predictor.software is None):
-        bound = "count with a lower bound (the roofline)"
-        why = bound if predictor else f"have no reading, and {unfilled}"
-        share = f"{percent(1 - result.coverage)} of the estimated cost"
-        reason = f"{len(result.missing)} of {result.tuples} tuples ({share}) {why}."
-        result = replace(result, incomplete_reason=reason)
+        why = "count with a lower bound (the roofline)"
+        if predictor is None:
+            why = f"have no reading, and {unfilled}"
+        result = replace(result, incomplete_reason=_incomplete_reason(result, why))
     return model.with_routing(result)
+
+
+def _incomplete_reason(result: Estimate, why: str) -> str:
+    share = f"{percent(1 - result.coverage)} of the estimated cost"
+    return f"{len(result.missing)} of {result.tuples} tuples ({share}) {why}."
 
 
 def _tuples_of(
