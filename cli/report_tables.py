@@ -501,10 +501,6 @@ def layer_table(layers: Layers) -> RenderableType:
     return Group(Text(f"{layers.title}  (job {layers.job_id})", style="bold"), Text(), table)
 
 
-def _calls_of(row: LayerRow) -> str:
-    return part_of(row.measured_calls, row.cost.calls)
-
-
 def _path(path: str) -> str:
     """The module of a call; of a long path the end, which distinguishes it from its neighbours."""
     steps = path.split(".")
