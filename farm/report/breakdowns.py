@@ -14,7 +14,7 @@ from sqlmodel import Session, col, func, select
 
 from farm.errors import FarmError
 from farm.store import tables
-from farm.store.captures import plain_ids
+from farm.store.captures import plain_ids, stored_tuples
 from farm.store.columns import OPERATOR, PROTOCOL
 from farm.store.database import by_key, fetch_values
 from farm.types.fields import cost_json, figure_json
@@ -27,7 +27,6 @@ from farm.verdict.cost_line import CostGroup, CostLine, TupleView, merged
 from farm.verdict.expectation import Quantity, expected_whole
 from farm.verdict.figures import CallCost, PerToken
 from farm.verdict.job_results import JobResults
-from farm.verdict.model_readings import stored_tuples
 from farm.verdict.verdict import Comparison, Unmeasured, Verdict
 
 # the parts of a training step that have an owner

@@ -20,6 +20,8 @@ from farm.errors import NoReadings, UsageError
 from farm.models import catalog
 from farm.settings import settings
 from farm.store import tables
+from farm.store.captures import known_tuples
+from farm.store.card_models import card_model_named
 from farm.store.database import newest_schema, read_clock_s
 from farm.types.details import Burst, Details
 from farm.types.figure import Figure
@@ -28,7 +30,7 @@ from farm.types.roofline import roofline_of
 from farm.verdict.cost_line import CostLine, TupleView
 from farm.verdict.figures import ReadingView
 from farm.verdict.gap_errors import BETWEEN_JOBS
-from farm.verdict.model_readings import SelectedReadings, card_model_named, known_tuples
+from farm.verdict.model_readings import SelectedReadings
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import filled
 

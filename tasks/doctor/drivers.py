@@ -16,8 +16,8 @@ from farm.devices import nvidia, nvml
 from farm.devices.amd import UNTESTED
 from farm.devices.device import Card
 from farm.devices.software import Installed
-from farm.doctor import Check, ok, problem, warning
 from farm.settings import Settings
+from tasks.doctor import Check, ok, problem, warning
 
 #: The cards of the host, the installed torch (None: none) and the settings -> checks.
 DriverChecks = Callable[[Sequence[Card], Installed | None, Settings], Iterator[Check]]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from farm.errors import DamagedPackage
 
-DATA = Path(__file__).resolve().parent.parent / "data"
+DATA = Path(__file__).resolve().parent
 CHECKSUMS = DATA / "checksums.json"
 
 
@@ -52,19 +52,3 @@ def _checksums() -> dict[str, str]:
     if not isinstance(checksums, dict):
         raise DamagedPackage.of(CHECKSUMS, "has no checksums")
     return checksums
-
-
-def checked_files() -> list[Path]:
-    """Return the files of `farm/data` that have a checksum: the packaged readings and
-    predictors.
-    """
-    patterns = ("*/*.parquet", "*.db.zst", "predictors/*")
-    return sorted(path for pattern in patterns for path in DATA.glob(pattern))
-
-
-def write_checksums() -> None:
-    """Write the checksums of the present files. Only a maintainer does this, after a change of the
-    files.
-    """
-    checksums = {path.relative_to(DATA).as_posix(): checksum_of(path) for path in checked_files()}
-    CHECKSUMS.write_text(json.dumps(checksums, indent=1) + "\n", encoding="utf-8")

@@ -24,13 +24,13 @@ from farm.devices.host import (
 )
 from farm.devices.lock import holder_of, lock_problems, registered_processes
 from farm.devices.software import installed_torch
-from farm.doctor import Check, drivers, ok, problem, warning
 from farm.errors import FarmError
 from farm.errors.safe_text import printable
 from farm.jobs.spool import Spool
 from farm.settings import Settings
 from farm.settings.shared_files import UntrustedPath, open_folder
 from farm.types.format import plural
+from tasks.doctor import Check, drivers, ok, problem, warning
 
 DISK_PROBLEM_BYTES = 2**30
 DISK_WARNING_BYTES = 10 * 2**30

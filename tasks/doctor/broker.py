@@ -15,8 +15,6 @@ from kombu.exceptions import OperationalError
 from redis import RedisError
 
 from farm.devices.software import program_versions
-from farm.doctor import Check, ok, problem, warning
-from farm.doctor.database import is_local, waiting_items
 from farm.errors import BrokerUnreachable, FarmError, SettingsError
 from farm.errors.safe_text import shown_url
 from farm.settings import Settings
@@ -24,6 +22,8 @@ from farm.store.database import Database
 from farm.types.format import plural
 from tasks.app import app, check_broker
 from tasks.broker_probe import check_broker_works
+from tasks.doctor import Check, ok, problem, warning
+from tasks.doctor.database import is_local, waiting_items
 from tasks.queues import reconciler_works
 from tasks.servers import broker_program
 

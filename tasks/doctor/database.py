@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 
 from sqlmodel import Session, and_, col, func, or_, select
 
-from farm.doctor import Check, ok, problem, warning
 from farm.errors import DatabaseUnreachable, FarmError, SchemaMismatch, SettingsError
 from farm.jobs import cards
 from farm.jobs.cards import CardStatus
@@ -20,6 +19,7 @@ from farm.store import tables
 from farm.store.database import Database, by_key, database_now, read_clock_s
 from farm.store.tables import Item, ItemState, Job, JobState
 from farm.types.format import plural
+from tasks.doctor import Check, ok, problem, warning
 
 #: Leases use the database's clock only, so skew does not affect them. It does affect logs,
 #: certificates and graphs.

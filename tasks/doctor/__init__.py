@@ -2,8 +2,8 @@
 next.
 
 The checks leave nothing behind and raise nothing: if a part of the farm does not answer, the check
-reports a problem. `farm.doctor.host` checks this host, `farm.doctor.database` the database, and
-`tasks.broker_checks` the broker."""
+reports a problem. `tasks.doctor.host` checks this host, `tasks.doctor.database` the database, and
+`tasks.doctor.broker` the broker."""
 
 from __future__ import annotations
 
