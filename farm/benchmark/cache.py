@@ -3,9 +3,9 @@ caches add.
 
 If a kernel runs in a loop, its code stays in the instruction caches and its inputs do not change.
 In a model, another kernel has just run and has written these inputs. On an H200 this costs 0.2 us
-to a few us per kernel, 3 to 7 % of a whole model (docs/method.md). So the farm also times an
-operator after a dozen kernels of other operators and a kernel that rewrites its inputs. CUDA events
-inside the graph add the same overhead with warm and with cold caches."""
+to a few us per kernel, 3 to 7 % of a whole model (docs/design/neighbours.md). So the farm also
+times an operator after a dozen kernels of other operators and a kernel that rewrites its inputs.
+CUDA events inside the graph add the same overhead with warm and with cold caches."""
 
 from __future__ import annotations
 

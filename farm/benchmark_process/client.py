@@ -248,17 +248,23 @@ class BenchmarkProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def item_timeout_s(self) -> float:
+        """The setting ``item_timeout_s``: the longest time of one item. Unit: s."""
+        return settings().item_timeout_s
+
     def call(
         self,
         request: ProcessRequest[A],
         *,
-        timeout_s: float = 300.0,
+        timeout_s: float | None = None,
         on_phase: OnPhase | None = None,
     ) -> A:
         """Send a request and return its answer.
 
         Args:
-            timeout_s: longest time for the request, without the start of the process. Unit: s.
+            timeout_s: longest time for the request, without the start of the process. None: that
+                of an item. Unit: s.
             on_phase: called at the begin of each phase. If it raises an exception, the process is
                 killed.
 
@@ -267,6 +273,7 @@ class BenchmarkProcess:
                 locked.
             Unmeasurable: the process sent a reason; or it crashed or hung, and has ended.
         """
+        timeout_s = self.item_timeout_s if timeout_s is None else timeout_s
         self.wait_ready()
         with contextlib.ExitStack() as stack:
             if request.uses_slow_memory:
@@ -329,7 +336,7 @@ class BenchmarkProcess:
         *,
         predicted: Mapping[str, int] | None = None,
         verify: bool | None = None,
-        timeout_s: float = 300.0,
+        timeout_s: float | None = None,
         on_phase: OnPhase | None = None,
     ) -> CardReading:
         """Measure one item. Verify it first if it is a variant with a prediction. Raises as `call`.
@@ -337,7 +344,7 @@ class BenchmarkProcess:
         Args:
             predicted: for a variant, its expected tuples: tuple id -> number of calls.
             verify: True to verify, False to omit it; by default verify if there is a prediction.
-            timeout_s: longest time of the verification, and also of the measurement. Unit: s.
+            timeout_s: longest time of the verification, and also of the measurement; see `call`.
             on_phase: see `call`.
         """
         software, card = self.wait_ready(), self.card
@@ -365,7 +372,7 @@ class BenchmarkProcess:
         return CardReading(reading, software, card, verified)
 
     def verify(
-        self, request: VerifyRequest, timeout_s: float, on_phase: OnPhase | None
+        self, request: VerifyRequest, timeout_s: float | None, on_phase: OnPhase | None
     ) -> Verified:
         """Verify a variant on the card. Raises as `call`.
 

@@ -304,7 +304,6 @@ class ItemDriver:
             claimed.stopping,
             predicted=predicted,
             verify=verify,
-            timeout_s=settings().item_timeout_s,
             on_phase=partial(self.phase, claimed),
         )
         key = (claimed.job_id, claimed.subject.id, claimed.protocol.id)
@@ -517,9 +516,7 @@ class ItemDriver:
         try:
             counts = tuple(calls.get(subject.id, 1) for subject in subjects)
             request = TurnsRequest(subjects, protocols, counts, claimed.stopping)
-            positions = self.benchmark.call(
-                request, timeout_s=settings().item_timeout_s, on_phase=on_phase
-            )
+            positions = self.benchmark.call(request, on_phase=on_phase)
         except _MustStop:
             self._lost.add(key)
             log.info("The worker stops: %s is measured without the items behind it", claimed.label)

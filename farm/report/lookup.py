@@ -23,6 +23,7 @@ from farm.types.format import ENERGY, TIME, quantity
 from farm.types.protocol import Variant
 from farm.types.reading import Trace
 from farm.verdict.cost_line import CostLine, TupleView
+from farm.verdict.figures import CallCost
 
 Sort = Literal["time", "energy", "power", "age"]
 
@@ -256,8 +257,10 @@ def _line(row: Any, label: str) -> CostLine:
         subject,
         count=1,
         origin="measured",
-        time_us=Figure(row["time_us"], row["time_half_width_us"]),
-        energy_mj=figure_of(row["energy_mj"], row["energy_half_width_mj"]),
+        cost=CallCost(
+            Figure(row["time_us"], row["time_half_width_us"]),
+            figure_of(row["energy_mj"], row["energy_half_width_mj"]),
+        ),
         flags=tuple(row["flags"] or ()),
         reading_id=row["id"],
         card_id=row["card_id"],

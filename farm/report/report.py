@@ -35,6 +35,7 @@ from farm.types.figure import share_of, value_of
 from farm.types.protocol import Protocol
 from farm.types.reading import OtherCalls, Verification, inside_s
 from farm.types.request import OfJobKind, Request
+from farm.types.roofline import Roofline
 from farm.types.stored import plain
 from farm.verdict.aggregate import launch_gap_us, sums_of
 from farm.verdict.corrections import cost_in_model
@@ -195,6 +196,7 @@ class Report(OfJobKind):
     readings: ReadingCounts
     capture_origin: str  # predicted | observed | ""
     verification: Verification  # verification of the capture, without the values of single tuples
+    roofline: Roofline  # of the most frequent card; the JSON does not have it
     eagerly: tuple[EagerRow, ...] = ()  # operators that an eager pass calls more or less often
     origin: str = ""  # the farm from which the job was imported; "": this farm
     all_layers: AllLayers | None = None  # only if some layers of the model were measured
@@ -235,6 +237,7 @@ class Report(OfJobKind):
         data: dict[str, Any] = {"schema": SCHEMA}
         data |= {name: value for name, value in vars(self).items() if name not in optional}
         data |= {name: value for name, value in optional.items() if value}
+        del data["roofline"]
         data |= asdict(self.per_token)
         data["cards"] = [vars(card) for card in self.cards]
         data["types"] = [row.to_json() for row in self.types]
@@ -295,6 +298,7 @@ def build(session: Session, job_id: str) -> Report:
         readings=_counts(results, origins),
         capture_origin=tables.captured_as(capture.origin) if capture else "",
         verification=_without_single_tuples(verification),
+        roofline=results.roofline,
         eagerly=_eagerly(results),
         origin=_imported_from(session, job_id),
         all_layers=layers,

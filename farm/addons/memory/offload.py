@@ -259,9 +259,6 @@ _MIXED = (
     "The output cannot be in slow memory: it cannot be told apart from the workspaces in the "
     "allocator's pool."
 )
-_KEPT: list[
-    Any
-] = []  # allocators and their callbacks, because a destroyed pool still calls them to free memory
 
 
 class _Pool:
@@ -290,7 +287,9 @@ class _Pool:
         give = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *arguments)(lambda *_: None)
         addresses = [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in (take, give)]
         allocator = torch._C._cuda_customAllocator(*addresses)
-        _KEPT.append((take, give, allocator))
+        # A destroyed pool still calls them to free memory: they stay until the process ends.
+        kept = (take, give, allocator)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
         try:
             self.pool = torch.cuda.MemPool(
                 allocator, no_split=True
