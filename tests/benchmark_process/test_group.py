@@ -28,6 +28,11 @@ from farm.training.version import versioned
 from farm.types.collective import COLLECTIVES
 from farm.types.protocol import Protocol, Stopping, Subject, content_id
 
+
+def pids_of(group):
+    return [process.pid for process in group._ranks]
+
+
 EAGER = Protocol(launch="eager")
 SHORT = Stopping(warm_up_s=0.02, minimum_s=0.02, maximum_s=0.1, time_half_width=0.5)
 TINY = {
@@ -156,7 +161,7 @@ def ending(pair, act, timeout_s=60.0):
             act()
 
     pair.wait_ready()
-    pids, began_s = pair.pids, time.monotonic()
+    pids, began_s = pids_of(pair), time.monotonic()
     with pytest.raises((Unmeasurable, KeyboardInterrupt)) as caught:
         pair.measure(
             collective("all_reduce"), EAGER, endless, timeout_s=timeout_s, on_phase=on_phase
@@ -171,7 +176,7 @@ def ending(pair, act, timeout_s=60.0):
     reason="two benchmark processes import torch; simulated cards show the same without it"
 )
 def test_a_killed_rank_ends_the_group_with_the_reason(pair):
-    error = ending(pair, lambda: os.kill(pair.pids[1], signal.SIGKILL))
+    error = ending(pair, lambda: os.kill(pids_of(pair)[1], signal.SIGKILL))
     assert error.reason == "crashed"
     assert error.message.startswith("Rank 1 of 2")
     assert "SIGKILL" in error.message
@@ -181,7 +186,7 @@ def test_a_killed_rank_ends_the_group_with_the_reason(pair):
     reason="two benchmark processes import torch; simulated cards show the same without it"
 )
 def test_a_rank_that_hangs_ends_the_group_at_the_time_limit(pair):
-    error = ending(pair, lambda: os.kill(pair.pids[1], signal.SIGSTOP), timeout_s=5.0)
+    error = ending(pair, lambda: os.kill(pids_of(pair)[1], signal.SIGSTOP), timeout_s=5.0)
     assert error.reason == "hung"
 
 
@@ -214,7 +219,7 @@ def test_a_group_of_simulated_cards_sums_their_energies():
         folder = group._folder
         left = tempfile.mkdtemp(prefix="farm-group-")  # of a process that was killed
         assert os.stat(folder).st_mode & 0o777 == 0o700
-        threading.Timer(0.5, os.kill, (group.pids[2], signal.SIGKILL)).start()
+        threading.Timer(0.5, os.kill, (pids_of(group)[2], signal.SIGKILL)).start()
         spec = {"operator": "torch.nn.ReLU", "parameters": {"simulate": "hang"}}
         with pytest.raises(Unmeasurable, match=r"Rank 2 of 3 on SIM-here-2.*SIGKILL") as caught:
             group.measure(
@@ -242,7 +247,7 @@ def test_the_ranks_of_an_item_wait_for_the_next_one_on_the_same_cards(monkeypatc
             group.wait_ready()
             if error is not None:
                 raise error
-            return group.pids
+            return pids_of(group)
 
     first = pids(0, 1)
     assert pids(0, 1) == first
