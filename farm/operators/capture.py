@@ -194,7 +194,8 @@ class Recorder:
         """
         roles = {id(tensor): self.role_of(tensor) for tensor in tensors_in((args, kwargs))}
         name = str(_AS_RUN.get(func, func))
-        return self.describe(name, "aten", args, kwargs, TensorTable(roles))
+        kind = "aten" if func.namespace == "aten" else "library"
+        return self.describe(name, kind, args, kwargs, TensorTable(roles))
 
     def run_parts(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs the operators of which an operator of aten consists. Code below autograd, such as

@@ -60,8 +60,12 @@ from farm.subjects.encoding import (
 )
 from farm.training.step import ForwardPass, TrainingStep
 from farm.training.streams import Streams
-from farm.types.tuple import OperatorTuple
+from farm.types.tuple import OperatorTuple, words
 
+#: Namespaces of operators that split models run around their collectives.
+_DISTRIBUTED = words(
+    "c10d _c10d_functional _c10d_functional_autograd _dtensor fsdp symm_mem prim profiler"
+)
 _ACCUMULATES = "torch::autograd::AccumulateGrad"
 #: Reference count of a storage that one tensor refers to, such as that in autograd's buffer.
 _HELD_BY_AUTOGRAD = torch._C._storage_Use_Count(storage_key(_ALONE := torch.empty(0)))
@@ -336,7 +340,7 @@ class StepRecorder(Recorder):
                 self._record(func, args, kwargs, out)
             elif within := collectives.inside(func, args, kwargs, out):
                 self._record(*within, None, returned=False)
-            elif func.namespace != "aten":
+            elif func.namespace in _DISTRIBUTED:
                 self._record_collectives(func, args, kwargs, out)
             elif (
                 not counter

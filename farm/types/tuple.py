@@ -359,7 +359,8 @@ def dtype_of_call(spec: Mapping[str, Any]) -> str | None:
 def short_name_of(operator: str) -> str:
     """See `OperatorTuple.short_name`."""
     parts = operator.split(".")
-    if parts[0] == "aten":  # aten.mul.Tensor: the last part is the overload
+    # aten.mul.Tensor, or torchvision.nms.default: the last part is the overload
+    if len(parts) == 3 and parts[0] != "torch":
         return parts[1]
     if parts[-1] == "__get__" and len(parts) > 1:
         return parts[-2]
