@@ -221,7 +221,7 @@ def plan(options: argparse.Namespace) -> None:
     from farm.devices.software import torch_version
     from farm.jobs.captures import capture_for
     from farm.settings import settings
-    from farm.store.content import classes
+    from farm.store.captures import classes
     from farm.store.upgrades import writable_database
 
     settings.cache_clear()
@@ -264,7 +264,7 @@ def measure(database: Any, requests: list[Request], cards: list[Any], until_s: f
     from farm.devices.software import torch_version
     from farm.jobs.captures import capture_for
     from farm.settings import settings
-    from farm.store.content import classes
+    from farm.store.captures import classes
     from tasks.embedded import EmbeddedFarm
     from tasks.submissions import submit
 

@@ -1,8 +1,8 @@
 """Send forged tuples of allowed operators to a benchmark process, and check that nothing breaks.
 
 Each forged tuple is valid JSON of a tuple, and names an operator of the list. Half of them have random arguments;
-the others are tuples of training steps of layers, with some numbers, shapes, strides, dtypes or offsets changed. The
-process may refuse a tuple, fail to run it, or run it. It must not end, write a file, or take more memory than the
+the others are tuples of training steps of layers, with some numbers, shapes, strides, dtypes or offsets changed. All
+operators, and all tuples of layers, come equally often. The process may refuse a tuple, fail to run it, or run it. It must not end, write a file, or take more memory than the
 bound.
 
     python benchmarks/forged_tuples.py                          # 10,000 tuples
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import json
 import os
 import random
@@ -113,7 +114,7 @@ def random_tuple(chance: random.Random, name: str) -> dict[str, Any]:
         else:
             positional.append(tree)
     call = {"arguments": positional, "keywords": keywords, "tensors": tensors}
-    fixed = {"schema": 1, "parameters": {}, "training": False}
+    fixed = {"schema": 1, "parameters": {}, "training": False, "direction": "forward"}
     function = FUNCTIONS_OF_ATEN.get(name.split(".")[1])
     if function and chance.random() < 0.4:
         return {"operator": function, "kind": "function", **fixed, **call}
@@ -161,20 +162,15 @@ def random_shape(chance: random.Random) -> list[int]:
 def random_tensor(chance: random.Random, storage: int, shape: list[int]) -> dict[str, Any]:
     if chance.random() < 0.3:
         shape = random_shape(chance)
-    stride = None
-    if chance.random() < 0.15:
-        stride = [chance.choice((0, 1, 2, 8)) for _ in shape]
+    strided = chance.random() < 0.15
+    stride = {"stride": [chance.choice((0, 1, 2, 8)) for _ in shape]} if strided else {}
     return {
         "role": "activation",
-        "name": "",
         "shape": list(shape),
         "dtype": chance.choice(TENSOR_DTYPES),
-        "stride": stride,
+        **stride,
         "storage": storage,
         "offset": chance.choice((0, 0, 0, 0, 1, 8)),
-        "zeros": 0.0,
-        "bits": [],
-        "values": None,
     }
 
 
@@ -191,7 +187,7 @@ def changed(chance: random.Random, spec: dict[str, Any]) -> dict[str, Any]:
                 tensor["dtype"] = chance.choice(TENSOR_DTYPES)
             case 2 if tensor:
                 tensor["shape"] = random_shape(chance)
-                tensor["stride"] = None
+                tensor.pop("stride", None)
             case 3 if tensor:
                 tensor["offset"] = chance.choice((0, 1, 64))
                 tensor["stride"] = [chance.choice((0, 1, 3)) for _ in tensor["shape"]]
@@ -226,15 +222,16 @@ def seeds(layers: str = SEED_LAYERS) -> list[dict[str, Any]]:
 
 
 def forged(seed: int, count: int, known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """So many forged tuples that pass validation."""
+    """So many forged tuples that pass validation; each operator and each known tuple in turn."""
     chance = random.Random(seed)
-    names = sorted(ATEN_OVERLOADS)
+    names = itertools.cycle(chance.sample(sorted(ATEN_OVERLOADS), len(ATEN_OVERLOADS)))
+    originals = itertools.cycle(chance.sample(known, len(known)))
     made = 0
     while made < count:
         if known and chance.random() < 0.5:
-            spec = changed(chance, chance.choice(known))
+            spec = changed(chance, next(originals))
         else:
-            spec = random_tuple(chance, chance.choice(names))
+            spec = random_tuple(chance, next(names))
         try:
             parse(spec)
         except TupleRejected:

@@ -47,7 +47,7 @@ from farm.benchmark_process.client import CardReading
 from farm.devices.device import Card
 from farm.devices.simulated import SOFTWARE, SimulatedDevice
 from farm.devices.simulated import measure as simulate
-from farm.jobs import items, jobs
+from farm.jobs import jobs, leases
 from farm.settings import Settings, settings
 from farm.store import tables
 from farm.store.database import Database, database_now, in_batches
@@ -112,9 +112,9 @@ def client(numbers: range, connections: int, host_cards: int) -> None:
         began_s = time.monotonic()
         for holders in in_batches(held, host_cards):
             if host_cards == 1:
-                items.renew(database, holders[0], settings().lease_s, set(held[holders[0]]))
+                leases.renew(database, holders[0], settings().lease_s, set(held[holders[0]]))
             else:
-                items.renew_together(
+                leases.renew_together(
                     database, {holder: set(held[holder]) for holder in holders}, settings().lease_s
                 )
         time.sleep(max(0.1, settings().heartbeat_s - (time.monotonic() - began_s)))

@@ -6,6 +6,7 @@ missing key is a dash."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -169,8 +170,8 @@ def compared_inputs(found: Row) -> RenderableType:
         [
             ("module", "module_path"),
             (">calls", "count"),
-            ("operator tuple with the first input", "label_a"),
-            ("with the other input", "label_b"),
+            ("operator tuple", "label_a"),
+            ("operator tuple (B)", "label_b"),
         ],
         drops=("module",),
     )
@@ -294,8 +295,10 @@ def comparison(found: SideComparison, limit: int) -> RenderableType:
         )
         parts += [Text(), _differences("", rows)]
     elif models:
-        names = ((whole, replace(row, name="  sum of its tuples")) for whole, row in models)
-        parts += [Text(), _differences("whole model", [row for pair in names for row in pair])]
+        rows = []
+        for whole, row in models:
+            rows += [whole, replace(row, name="  sum of its tuples")]
+        parts += [Text(), _differences("whole model", rows)]
         parts += _more(len(found.sums) - len(models), "model")
     elif found.a.job_id or found.b.job_id:
         parts += [Text(), Text(f"{'B' if found.a.job_id else 'A'} has no verdict of this model.")]
@@ -314,7 +317,8 @@ def comparison(found: SideComparison, limit: int) -> RenderableType:
         parts += [Text(), _differences("tuple", found.tuples[:limit])]
         parts += _more(len(found.tuples) - limit, "tuple", " with smaller changes")
     every = (*found.wholes, *found.sums, *found.types, *found.tuples[:limit])
-    if any(value.change and not value.apart for row in every for value in (row.time, row.energy)):
+    values = itertools.chain.from_iterable((row.time, row.energy) for row in every)
+    if any(value.change and not value.apart for value in values):
         parts += [
             Text(),
             Text("  A change in parentheses: the intervals of A and B overlap.", style="dim"),

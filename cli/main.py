@@ -206,15 +206,9 @@ def _usage_error(error: Any, outer: Any = None) -> tuple[str, str]:
     if required := _required_value(error):
         return required, step
     if error_type == "NoSuchOption":
-        names = (
-            [
-                name
-                for parameter in context.command.params
-                for name in (*parameter.opts, *parameter.secondary_opts)
-            ]
-            if context
-            else []
-        )
+        names: list[str] = []
+        for option in context.command.params if context else ():
+            names += [*option.opts, *option.secondary_opts]
         return f"There is no option '{error.option_name}'.", did_you_mean(
             error.option_name, names
         ) or step

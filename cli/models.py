@@ -39,7 +39,8 @@ def operators(
 ) -> None:
     """Show a model's operator tuples with counts, FLOPs and bytes."""
     from farm.jobs.cards import kind_of_cards
-    from farm.report.operators import operators_or_kernels
+    from farm.report.operators import compiled_operators
+    from farm.report.operators import operators as list_operators
     from farm.requests.partial_request import usual_variant
 
     kind = kind_of_cards() if batch is None else ""
@@ -48,11 +49,18 @@ def operators(
         from farm.report.operators import compare_inputs as compared_inputs
 
         other = usual_variant(compare_inputs, kind or "cuda", batch=batch, **given)
-        compared = compared_inputs(resolved.variant, other.variant).to_json()
+        sides = resolved.extraction(), other.extraction()
+        compared = compared_inputs(resolved.variant.model, *sides).to_json()
         answer(as_json, compared, lambda: lists.compared_inputs(compared))
         return
     say_differences([resolved])
-    listed = operators_or_kernels(resolved.variant, kind or "cuda", first_that_knows)
+    if resolved.variant.compile:
+        variant = resolved.versioned()
+        listed = first_that_knows(
+            lambda session: compiled_operators(session, variant, kind or "cuda")
+        )
+    else:
+        listed = list_operators(resolved.variant, resolved.extraction())
     if listed.refusal is not None and not listed.gaps:
         raise listed.refusal
     if as_json:

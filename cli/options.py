@@ -85,23 +85,17 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
     parameters = inspect.signature(command, eval_str=True).parameters.values()
     texts = _texts(command).get(name.rstrip("_"), {})
     options_by_name = {parameter.name: _with_text(texts, parameter) for parameter in parameters}
+    every = list(_flat(options_by_name))
     # A declared field may have an own option, in any group.
-    names = {
-        option.name for option in _flat(options_by_name) if isinstance(option, inspect.Parameter)
-    }
-    options = [
-        parameter
-        for option in _flat(options_by_name)
-        for parameter in (
-            [
-                _parameter(field, option)
-                for field in option.fields().values()
-                if field.name not in names
-            ]
-            if isinstance(option, Declared)
-            else [option.replace(kind=_KEYWORD)]
-        )
-    ]
+    names = {option.name for option in every if isinstance(option, inspect.Parameter)}
+    options: list[inspect.Parameter] = []
+    for option in every:
+        if not isinstance(option, Declared):
+            options.append(option.replace(kind=_KEYWORD))
+            continue
+        for field in option.fields().values():
+            if field.name not in names:
+                options.append(_parameter(field, option))
 
     def flattened(**values: Any) -> None:
         command(**_grouped(options_by_name, values))

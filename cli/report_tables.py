@@ -6,7 +6,7 @@ Formatting, no logic; `farm.report` computes the values.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
@@ -18,7 +18,7 @@ from farm.report.breakdowns import OF_OWNERS, grouped
 from farm.report.layers import LayerRow, Layers, sizes_text
 from farm.report.operators import CompiledJob
 from farm.report.rates import Rates, rule_of
-from farm.report.report import Report, remarks
+from farm.report.report import ReadingCounts, Report, remarks
 from farm.store.database import by_key
 from farm.types.figure import Figure, value_of
 from farm.types.format import (
@@ -84,21 +84,39 @@ def _header(report: Report) -> RenderableType:
     rounds = f", round {report.round}" if report.round > 1 else ""
     origin = f", imported from {report.origin}" if report.origin else ""
     lines = [("job", f"{report.job_id}, {report.state}{rounds}{origin}")]
+    lines += _card_lines(report)
+    lines += [("software", _software_text(software)) for software in report.software]
+    lines.append(("protocol", str(report.protocol)))
+    lines.append(("readings", _readings_text(report.readings)))
+    if report.flops:
+        cost = f"{count_of(report.flops, 'FLOP')}, {count_of(report.bytes_moved, 'B')} moved"
+        lines.append(("cost", cost + (" per pass" if not report.is_sweep else " in total")))
+    facts = tables.facts((name, Text(text, overflow="fold")) for name, text in lines)
+    return Group(Text(report.title, style="bold"), facts)
+
+
+def _card_lines(report: Report) -> list[tuple[str, str]]:
+    lines = []
     for card in report.cards[:_MOST_CARDS]:
         driver = f"{'kernel' if card.is_cpu else 'driver'} {card.driver}" if card.driver else ""
-        lines.append(
-            ("card", f"{card.model}  ({', '.join(filter(None, (card.id, card.host, driver)))})")
-        )
-    if (left := len(report.cards) - _MOST_CARDS) > 0:
+        details = ", ".join(filter(None, (card.id, card.host, driver)))
+        lines.append(("card", f"{card.model}  ({details})"))
+    left = len(report.cards) - _MOST_CARDS
+    if left > 0:
         lines.append(("", f"and {left} more {plural('card', left)}"))
-    for software in report.software:
-        named = (("torch", "torch"), ("CUDA", "cuda"), ("cuDNN", "cudnn"), ("Python", "python"))
-        text = [f"{name} {software[key]}" for name, key in named if software.get(key)]
-        lines.append(
-            ("software", ", ".join([*text, *filter(None, [software.get("communication")])]))
-        )
-    lines.append(("protocol", str(report.protocol)))
-    counts = report.readings
+    return lines
+
+
+def _software_text(software: Mapping[str, Any]) -> str:
+    named = (("torch", "torch"), ("CUDA", "cuda"), ("cuDNN", "cudnn"), ("Python", "python"))
+    words = [f"{name} {software[key]}" for name, key in named if software.get(key)]
+    if software.get("communication"):
+        words.append(software["communication"])
+    return ", ".join(words)
+
+
+def _readings_text(counts: ReadingCounts) -> str:
+    """The numbers of readings by origin, and the card time that they took."""
     words = [f"{counts.measured} measured", f"{counts.reused} reused"]
     for number, word in (
         (counts.failed, "failed"),
@@ -109,16 +127,11 @@ def _header(report: Report) -> RenderableType:
     ):
         if number:
             words.append(f"{number} {word}")
-    spent = ""
-    if counts.card_time_s >= 0.5:
-        inside = percent(counts.window_time_s / counts.card_time_s, 0)
-        spent = f"; {span(counts.card_time_s)} of card time, {inside} in warm-ups and windows"
-    lines.append(("readings", ", ".join(words) + spent))
-    if report.flops:
-        cost = f"{count_of(report.flops, 'FLOP')}, {count_of(report.bytes_moved, 'B')} moved"
-        lines.append(("cost", cost + (" per pass" if not report.is_sweep else " in total")))
-    facts = tables.facts((name, Text(text, overflow="fold")) for name, text in lines)
-    return Group(Text(report.title, style="bold"), facts)
+    text = ", ".join(words)
+    if counts.card_time_s < 0.5:
+        return text
+    inside = percent(counts.window_time_s / counts.card_time_s, 0)
+    return f"{text}; {span(counts.card_time_s)} of card time, {inside} in warm-ups and windows"
 
 
 def _types(report: Report) -> RenderableType:

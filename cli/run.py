@@ -33,7 +33,7 @@ def run(options: CliOptions) -> None:
 
 
 def _run(options: CliOptions, ending: Ending) -> None:
-    from farm.jobs.cards import check_placements
+    from farm.jobs import slow_memory
     from farm.settings import settings
     from farm.store.database import is_there
     from tasks.submissions import Submissions, resolve_all
@@ -43,7 +43,7 @@ def _run(options: CliOptions, ending: Ending) -> None:
     requests = resolve_all(partials, cards, target=settings().target)
     say_differences(requests)
     for resolved in requests:
-        check_placements(resolved.request, cards)
+        slow_memory.check_cards(resolved.request, cards)
     submissions = Submissions(say)
     if options.dry_run:
         database = output.open_database() if is_there(settings().database) else None

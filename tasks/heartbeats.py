@@ -21,7 +21,7 @@ from typing import Any
 
 from farm.devices.lock import host_lock
 from farm.errors import FarmError
-from farm.jobs import items
+from farm.jobs import leases
 from farm.jobs.cards import process_started
 from farm.settings import Settings
 from farm.settings.shared_files import PRIVATE, Folder, open_folder
@@ -53,7 +53,7 @@ class HostHeartbeat:
 
     def beat(self, database: Database, item_ids: Collection[int]) -> None:
         """Renew the leases of this worker, unless another worker does, or its main loop stands
-        still. ``item_ids``: see `items.renew`."""
+        still. ``item_ids``: see `leases.renew`."""
         if self.pulse.silent_s >= SILENT_AFTER_S:
             return
         now_s, lease_s, period_s = time.monotonic(), self.current.lease_s, self.current.beat_s
@@ -76,7 +76,7 @@ class HostHeartbeat:
             if first := not 0 <= now_s - notes["begun_at_s"] < 0.9 * period_s:
                 notes["begun_at_s"] = now_s
         if first:
-            renewed = items.renew_together(
+            renewed = leases.renew_together(
                 database, {holder: note["items"] for holder, note in live_workers.items()}, lease_s
             )
         elif (
@@ -86,7 +86,7 @@ class HostHeartbeat:
         ):
             return
         if self.holder not in renewed:
-            items.renew(database, self.holder, lease_s, item_ids)
+            leases.renew(database, self.holder, lease_s, item_ids)
         with contextlib.suppress(*_UNUSABLE), self._notes() as notes:
             for holder in {*renewed, self.holder} & notes["workers"].keys():
                 notes["workers"][holder]["renewed_at_s"] = now_s

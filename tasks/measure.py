@@ -27,6 +27,7 @@ from redis import RedisError
 from farm.devices.device import Card
 from farm.errors import CardUnavailable, DatabaseUnreachable, FarmError, UnhealthyCard
 from farm.jobs import cards
+from farm.jobs.compile_ahead import CompileAhead
 from farm.jobs.item_driver import ItemDriver, log
 from farm.jobs.items import Claim, Closed
 from farm.jobs.outage import Outage
@@ -176,6 +177,9 @@ def begin(**_: Any) -> None:
         spool=Spool(current.state_dir / "spool"),
         queue=card_queue(card_id),
         process=process,
+    )
+    worker.ahead = CompileAhead(
+        worker.database, card_id, lambda ids: worker.follow_up(Closed(False, woken=tuple(ids)))
     )
     process.worker = worker
     worker.benchmark.start()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from sqlmodel import Session, col, select
 
 from farm.devices.device import Card
+from farm.devices.quiet import quiet
 from farm.devices.software import torch_version
 from farm.errors import FarmError, UsageError
 from farm.requests.partial_request import PartialRequest
@@ -67,24 +68,25 @@ class PairedRounds:
         with database.read() as session:
             serial, done = _newest(session, self)
         self.jobs.update(done)
-        for number in range(1, self.rounds + 1):
-            if number in self.jobs:
-                continue
-            for side in SIDES if number % 2 else SIDES[::-1]:
-                job = self.sides[side]
-                mark = f"{self.key}/{serial}/{number}/{side}"
-                yield [dataclasses.replace(job, request=job.request.replace(comparison=mark))]
-            with database.read() as session:
-                jobs = _jobs(session, self).get(serial, {})
-            ids = tuple(jobs.get((number, side), "") for side in SIDES)
-            if not all(ids):
-                text = (
-                    f"Round {number} has no result of {SIDES[ids.index('')]}: its job was "
-                    "cancelled or abandoned."
-                )
-                raise FarmError(text, "The same command continues with this round.")
-            self.jobs[number] = (ids[0], ids[1])
-            measured(number, *self.jobs[number])
+        with quiet(settings().lock_dir):  # compilations of the host pause during all rounds
+            for number in range(1, self.rounds + 1):
+                if number in self.jobs:
+                    continue
+                for side in SIDES if number % 2 else SIDES[::-1]:
+                    job = self.sides[side]
+                    mark = f"{self.key}/{serial}/{number}/{side}"
+                    yield [dataclasses.replace(job, request=job.request.replace(comparison=mark))]
+                with database.read() as session:
+                    jobs = _jobs(session, self).get(serial, {})
+                ids = tuple(jobs.get((number, side), "") for side in SIDES)
+                if not all(ids):
+                    text = (
+                        f"Round {number} has no result of {SIDES[ids.index('')]}: its job was "
+                        "cancelled or abandoned."
+                    )
+                    raise FarmError(text, "The same command continues with this round.")
+                self.jobs[number] = (ids[0], ids[1])
+                measured(number, *self.jobs[number])
 
 
 def paired_rounds(a: PartialRequest, b: PartialRequest, card: Card, rounds: int) -> PairedRounds:

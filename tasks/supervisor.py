@@ -23,7 +23,7 @@ from farm.devices.device import Card
 from farm.devices.host import check_semaphores, visible_only
 from farm.devices.lock import CardLock
 from farm.errors import FarmError
-from farm.jobs import cards, items
+from farm.jobs import cards, leases
 from farm.jobs.spool import Spool
 from farm.settings import Settings, environment_of_children, settings
 from farm.store.database import Database
@@ -221,7 +221,7 @@ def _hand_back(supervisor: Supervisor, current: Settings) -> None:
         try:
             spooled = Spool(current.state_dir / "spool").items()
             for card_id, worker in supervisor.holders(current.host).items():
-                if items.hand_back(database, worker, spooled=spooled):
+                if leases.hand_back(database, worker, spooled=spooled):
                     log.info("The unfinished item of card %s waits for a worker again", card_id)
                 cards.stopped(database, worker)
         except FarmError as error:

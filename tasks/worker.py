@@ -33,7 +33,7 @@ from farm.devices.host import check_semaphores, find_card
 from farm.devices.lock import CardLock
 from farm.devices.software import program_versions
 from farm.errors import FarmError, FarmUnavailable, NoSuchCard
-from farm.jobs import cards, items
+from farm.jobs import cards, leases
 from farm.jobs.outage import Outage
 from farm.jobs.own_card import heartbeat
 from farm.jobs.spool import Spool
@@ -87,7 +87,7 @@ def serve_card(card_id: str) -> int:
         _flush(spool, database, card_id)
         # This process has the card's lock, so no other worker measures: end the leases of an
         # earlier worker.
-        items.release_card(database, card_id)
+        leases.release_card(database, card_id)
         _announce(database, card_id, holder, current)
         try:
             with heartbeat(beat):

@@ -17,7 +17,7 @@ from farm.jobs import cards, items, jobs
 from farm.jobs.captures import capture_for
 from farm.models import catalog
 from farm.operators.captured import CapturedCall
-from farm.store import content, tables
+from farm.store import captures, content, tables
 from farm.store.database import Database
 from farm.types.details import Details
 from farm.types.figure import Figure
@@ -98,7 +98,7 @@ def plan_model(
         calls = [
             CapturedCall(index, "", operator_id, (), ()) for index, operator_id in enumerate(ids)
         ]
-        capture_id = content.store_capture(
+        capture_id = captures.store_capture(
             session,
             calls,
             tables.Capture(

@@ -109,7 +109,7 @@ def outcome(name: str, step: str) -> dict[str, Any]:
         reasons = [*map(str, capture["gaps"]), *capture["mismatches"].values()]
         return row | {"outcome": "partial", "reason": "; ".join(sorted(set(reasons)))}
     plain = in_fork(plain_counts, name, step)
-    return row | compared(capture["flops"], captured["operators"], plain)
+    return row | compared(capture["flops"], captured.get("operators", {}), plain)
 
 
 def compared(flops: int, operators: dict[str, int] | str, plain: dict[str, Any]) -> dict[str, Any]:
@@ -120,7 +120,9 @@ def compared(flops: int, operators: dict[str, int] | str, plain: dict[str, Any])
     reasons = []
     if plain["flops"] is not None and plain["flops"] != flops:
         reasons.append(f"{flops:,} FLOP, PyTorch counts {plain['flops']:,}")
-    if isinstance(operators, str):
+    if plain["operators"] is None:
+        pass  # of a training step
+    elif isinstance(operators, str):
         reasons.append(operators)
     else:
         differences = differing(operators, plain["operators"])
@@ -204,7 +206,7 @@ def captured_by_command(name: str, step: str) -> dict[str, Any]:
             file.seek(0)
             texts.append(file.read().decode())
         captured = {"exit_code": exit_code, "stdout": texts[0], "stderr": texts[1]}
-        if exit_code == 0:
+        if exit_code == 0 and step == "forward":
             captured["operators"] = operators_of_tuples(extractions[-1].capture)
     return captured
 

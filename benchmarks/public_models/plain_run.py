@@ -2,8 +2,9 @@
 tuples of its capture.
 
 Both are counted in the same way, so a model and its tuples can be compared. Counted are the
-innermost operators of aten with the shapes of their inputs. Left out are views and operators that
-only make memory, because they compute nothing."""
+operators of aten that the program calls, with the shapes of their inputs. An operator that only
+calls others counts as these. Left out are views and operators that only make memory, because they
+compute nothing."""
 
 from __future__ import annotations
 
@@ -28,6 +29,7 @@ WITHOUT_WORK = (
     "aten::resize",
     "aten::set_",
     "aten::_efficientzero",
+    "aten::_unsafe_view",
 )
 
 
@@ -44,15 +46,13 @@ def counts_of_forward(name: str) -> dict[str, Any]:
 
 
 def counts_of_step(name: str) -> dict[str, Any]:
-    """FLOPs and operators of the second training step: the state of the optimizer exists."""
-    from farm.models.user_modules import MODULES
+    """FLOPs of a training step. Its operators are not counted: a capture of a step has the
+    attention and the dropout of a card, and sees operators below autograd."""
     from farm.training.step import TrainingStep, loss_of
 
-    del MODULES
     model, positional, named = example(name)
-    model.train()
     step = TrainingStep(
-        Called(model, named),
+        Called(model.train(), named),
         positional,
         optimizer="sgd",
         make_loss=lambda output: loss_of(
@@ -60,8 +60,7 @@ def counts_of_step(name: str) -> dict[str, Any]:
         ),
     )
     step.run()
-    operators = operators_of(step.run)
-    return {"flops": flops_of(step.run), "operators": operators}
+    return {"flops": flops_of(step.run), "operators": None}
 
 
 class Called(torch.nn.Module):
@@ -95,13 +94,32 @@ def attention(query: Any, key: Any, value: Any, *others: Any, out_shape: Any, **
     return flop_counter.sdpa_flop_count(query, key, value)
 
 
+def attention_backward(
+    gradient: Any, query: Any, key: Any, value: Any, *others: Any, out_shape: Any, **named: Any
+) -> int:
+    """The backward of the fused attention of CPUs."""
+    return flop_counter.sdpa_backward_flop_count(gradient, query, key, value)
+
+
 def grouped_product(left: Any, right: Any, *others: Any, out_shape: Any, **named: Any) -> int:
     """A grouped product, which PyTorch's counter does not know: each row meets one matrix."""
     return 2 * left[-2] * left[-1] * right[-1]
 
 
+def fused_attention_layer(
+    query: Any, key: Any, value: Any, width: int, *others: Any, out_shape: Any, **named: Any
+) -> int:
+    """A whole `nn.MultiheadAttention` without a mask, which PyTorch's counter does not know: for
+    each row of the batch the products with the weights of queries, keys and values, and of the
+    output (four matrices of width x width), queries with keys, and probabilities with values."""
+    rows, length, _ = query
+    return 2 * rows * length * width * (4 * width + 2 * key[1])
+
+
 MORE_OPERATORS = {
+    aten._native_multi_head_attention: fused_attention_layer,
     aten._scaled_dot_product_flash_attention_for_cpu: attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward,
     aten._grouped_mm: grouped_product,
 }
 
@@ -128,7 +146,7 @@ def operators_of(run: Callable[[], object]) -> dict[str, int]:
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, record_shapes=True) as profile:
         run()
-    return dict(Counter(map(described, innermost(profile.events() or ()))))
+    return dict(Counter(map(described, called(profile.events() or ()))))
 
 
 def operators_of_tuples(capture: Any) -> dict[str, int] | str:
@@ -152,35 +170,62 @@ def operators_of_tuples(capture: Any) -> dict[str, int] | str:
     return dict(total)
 
 
-def innermost(events: Iterable[Any]) -> Iterable[Any]:
-    """The operators of aten that compute and call no other operator of aten."""
+def called(events: Iterable[Any]) -> Iterable[Any]:
+    """The operators of aten that a program calls and that compute. An operator that only calls
+    others is replaced by these; what other operators call inside is left out."""
     for event in events:
-        if not event.name.startswith("aten::") or event.name.startswith(WITHOUT_WORK):
-            continue
-        if computes(event.name) and not has_operator_below(event):
+        if is_operator(event) and is_reached(event.cpu_parent) and computes(event):
             yield event
 
 
-def has_operator_below(event: Any) -> bool:
+def is_operator(event: Any) -> bool:
+    return event.name.startswith("aten::")
+
+
+def is_reached(parent: Any) -> bool:
+    """True if no operator that computes is around the event."""
+    while parent is not None:
+        if is_operator(parent) and not calls_others(parent):
+            return False
+        parent = parent.cpu_parent
+    return True
+
+
+def calls_others(event: Any) -> bool:
+    """True if an operator consists of others, or calls itself: under `torch.vmap` with the shapes
+    of one sample, then with those of the batch."""
+    below = [child.name for child in event.cpu_children]
+    return only_calls_others(event.name) or event.name in below
+
+
+def computes(event: Any) -> bool:
+    without_work = event.name.startswith(WITHOUT_WORK) or is_view(event.name)
+    return not (without_work or calls_others(event))
+
+
+@functools.cache
+def only_calls_others(name: str) -> bool:
     return any(
-        child.name.startswith("aten::") or has_operator_below(child) for child in event.cpu_children
+        torch._C._dispatch_has_kernel_for_dispatch_key(overload, "CompositeImplicitAutograd")
+        for overload, _ in overloads_of(name)
     )
 
 
 @functools.cache
-def computes(name: str) -> bool:
-    """False for views, and for operators that only call others: if such an operator calls none, it
-    returns its input, as dropout does in eval mode."""
-    packet = aten.__getattr__(name.removeprefix("aten::"))
-    for overload in map(packet.__getattr__, packet.overloads()):
-        if not torch._C._dispatch_has_kernel(overload.name()):  # of TorchScript only
-            continue
-        is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(
-            overload.name(), "CompositeImplicitAutograd"
-        )
-        if overload.is_view or is_composite:
-            return False
-    return True
+def is_view(name: str) -> bool:
+    """True if an overload returns memory of its input and writes nothing."""
+    return any(
+        result.alias_info is not None and not result.alias_info.is_write
+        for _, schema in overloads_of(name)
+        for result in schema.returns
+    )
+
+
+def overloads_of(name: str) -> list[tuple[str, Any]]:
+    """Name and schema of each overload for tensors."""
+    schemas = torch._C._jit_get_schemas_for_operator(name)
+    named = [(f"{name}.{schema.overload_name}".rstrip("."), schema) for schema in schemas]
+    return [(full, schema) for full, schema in named if torch._C._dispatch_has_kernel(full)]
 
 
 def described(event: Any) -> str:

@@ -30,7 +30,7 @@ from farm.jobs.own_card import check_health, hold_card, keep_reading, quarantini
 from farm.requests.partial_request import DEFAULTS
 from farm.settings import settings
 from farm.store import tables
-from farm.store.content import classes
+from farm.store.captures import classes
 from farm.store.database import Database
 from farm.types.protocol import Protocol, Software, Stopping, Subject, Variant
 from farm.types.request import Request

@@ -74,7 +74,7 @@ class Bench:
         self.cuda = self.torch_device.type == "cuda"
         self._stream = None
         before = device.compute_processes() or frozenset()
-        if self.cuda and _has_context(self.torch_device.index or 0):
+        if self.cuda and has_context(self.torch_device.index or 0):
             before = frozenset()  # the id of this process is already on the card
         self.levels = PowerLevels(device, self.torch_device, idle_power_w)
         if self.cuda:
@@ -237,7 +237,7 @@ class Bench:
         return reading
 
 
-def _has_context(index: int) -> bool:
+def has_context(index: int) -> bool:
     """True if this process already has a CUDA context on a card."""
     if not torch.cuda.is_initialized():
         return False

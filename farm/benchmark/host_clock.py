@@ -36,12 +36,12 @@ from farm.benchmark.clock import TimedRound
 from farm.benchmark.passes import Pass, applied
 from farm.benchmark.torch_device import cache_bytes
 from farm.benchmark.workload import Workload
-from farm.models.building import replaced
 from farm.subjects import kernel as kernels
 from farm.subjects.encoding import tensors_in
 from farm.types import intervals
 from farm.types.figure import Figure
 from farm.types.protocol import Protocol, Stopping
+from farm.types.replacement import replaced
 
 TURNS = 22  # most turns: in a turn each subject has a visit
 LEAST_TURNS = 8

@@ -22,11 +22,11 @@ from torch.utils._pytree import tree_map_only
 
 from farm.benchmark.torch_device import synchronize
 from farm.errors import Unmeasurable
-from farm.models.building import replaced
 from farm.operators.capture import WatchedOperators
 from farm.operators.grouped_products import multiply, needs_host
 from farm.subjects.encoding import storage_key, tensors_in, written_tensors
 from farm.types.details import Details
+from farm.types.replacement import replaced
 
 _aten: Any = torch.ops.aten
 #: The same values in other tensors: autograd attaches the graph of a pass to what an operator

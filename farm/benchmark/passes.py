@@ -17,12 +17,12 @@ from farm.benchmark.cache import found_again
 from farm.benchmark.host_steps import HostSteps
 from farm.benchmark.torch_device import capture_graph
 from farm.errors import Unmeasurable
-from farm.models.tensor_kinds import bytes_of
 from farm.operators.captured import CapturedPass
 from farm.operators.deciding_values import with_values
 from farm.operators.rebuild import Rebuilt
 from farm.types.details import Details, MemoryUse
 from farm.types.protocol import Placement, Protocol
+from farm.types.tensor_kinds import bytes_of
 
 if TYPE_CHECKING:
     pass

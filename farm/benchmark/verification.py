@@ -46,6 +46,7 @@ from farm.errors import CaptureError, FarmError, Unmeasurable, error_text
 from farm.operators import profiler, self_check
 from farm.operators.captured import CapturedPass, role_in_tuple
 from farm.operators.cost import costs_of
+from farm.operators.fake_outputs import as_computed
 from farm.operators.profiler import (
     RANGE,
     Record,
@@ -145,8 +146,6 @@ def _checked(found: WatchedPass, predicted: Mapping[str, int], device: torch.dev
     """Check the captured tuples on this device. A CPU runs what was predicted, so only others are
     checked there.
     """
-    from farm.training.capture import as_computed
-
     corrected = functools.partial(as_computed, on_card=False)
     known = predicted if device.type == "cpu" else ()
     check = functools.partial(self_check.checked_on, device, corrected=corrected, known=known)

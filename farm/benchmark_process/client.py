@@ -81,6 +81,7 @@ class BenchmarkProcess:
         also_visible: tuple[str, ...] = (),
         rank: Rank | None = None,
         program: str = "farm.benchmark_process.server",
+        start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         """
         Args:
@@ -92,10 +93,11 @@ class BenchmarkProcess:
             also_visible: other GPUs that the process sees; the caller holds their locks.
             rank: the process is a rank of a group.
             program: the module to run: the server, or a module that calls its `main`.
+            start_timeout_s: longest wait for each of its events until it is ready.
         """
         self.card_id, self._rank, self._program = card_id, rank, program
         self._gpus = [card_id, *also_visible] if card_id.startswith("GPU-") else []
-        self.starts = 0
+        self.starts, self._start_timeout_s = 0, start_timeout_s
         self._env = dict(env or {})
         apart = card_id.startswith("GPU-") if verify_apart is None else verify_apart
         # Without this, the profiler unloads CUPTI after each use: this takes long and is known to
@@ -181,7 +183,7 @@ class BenchmarkProcess:
         """Start the process if necessary, wait until it can measure, and return its software.
         Raises `Unmeasurable`: crashed, hung or not_available."""
         self.start()
-        while not self.is_ready(time.monotonic() + START_TIMEOUT_S):
+        while not self.is_ready(time.monotonic() + self._start_timeout_s):
             pass
         assert self._ready is not None
         return Software.from_json(self._ready["software"])

@@ -69,6 +69,26 @@ class VerifyRequest(SubjectRequest[Verified]):
 
 
 @dataclass(frozen=True)
+class CompiledAhead:
+    """The result of a compilation ahead of an item's turn."""
+
+    took_s: float
+    has_context: bool  # True if the process has a CUDA context
+
+
+@dataclass(frozen=True)
+class CompileRequest(SubjectRequest[CompiledAhead]):
+    """Compile a variant on fake tensors, so that the compiler's cache has its code
+    (`farm.training.compile_ahead`).
+    """
+
+    name = "compile"
+    answer = CompiledAhead
+    doing = "compile the model"
+    most_bytes: int  # of memory that the process may use
+
+
+@dataclass(frozen=True)
 class MeasureRequest(SubjectRequest[Reading]):
     """Measure one item (`farm.benchmark.bench`). Only a simulated card uses `predicted`."""
 

@@ -48,7 +48,12 @@ import psutil
 
 from farm.benchmark_process import requests as kinds
 from farm.benchmark_process.handlers import Handler, OpenCard
-from farm.benchmark_process.requests import MeasureRequest, ProcessRequest, VerifyRequest
+from farm.benchmark_process.requests import (
+    CompileRequest,
+    MeasureRequest,
+    ProcessRequest,
+    VerifyRequest,
+)
 from farm.benchmark_process.torch_handlers import HANDLERS
 from farm.devices import simulated
 from farm.devices.device import Card, Device
@@ -67,6 +72,9 @@ from farm.types.tokens import Tokens, hold_tokens
 CHECK_EVERY_S = 60.0
 #: The process of a CPU may take this share of the host's memory.
 MEMORY_LIMIT_SHARE = 0.8
+
+#: The niceness of a compilation ahead: an item that compiles in its turn comes first.
+COMPILES_WITH_NICENESS = 5
 
 #: Called with the request and the function that announces phases.
 Answering = Callable[[Any, OnPhase], Any]
@@ -369,8 +377,31 @@ class TorchVerifier(Runner):
         self.handlers = {
             VerifyRequest: lambda one, on_phase: kinds.Verified(
                 *verification.verify(one.subject, one.protocol, self._torch_device, one.predicted)
-            )
+            ),
+            CompileRequest: lambda one, on_phase: self._compile(one),
         }
+
+    def _compile(self, request: CompileRequest) -> kinds.CompiledAhead:
+        """Compile a variant without using the card. A context that PyTorch creates nevertheless is
+        registered as the farm's own.
+        """
+        from farm.benchmark.bench import has_context, own_processes
+        from farm.benchmark.subjects.compiled_model import fill_cache
+
+        os.setpriority(os.PRIO_PROCESS, 0, COMPILES_WITH_NICENESS)
+        _limit_memory(request.most_bytes)
+        device = self._torch_device
+        began_s, before = time.monotonic(), self.device.compute_processes() or frozenset()
+        register_process(self.device.card.id, [os.getpid()], settings().lock_dir)
+        try:
+            fill_cache(request.subject, request.protocol, device)
+        finally:
+            created = device.type == "cuda" and has_context(device.index or 0)
+            if created:
+                after = self.device.compute_processes() or frozenset()
+                ids, _ = own_processes(before, after, os.getpid())
+                register_process(self.device.card.id, ids, settings().lock_dir)
+        return kinds.CompiledAhead(time.monotonic() - began_s, created)
 
     def answer(self, request: ProcessRequest[Any], on_phase: OnPhase) -> Any:
         built = [subject.built_variant for subject in _subjects(request)]
@@ -430,18 +461,17 @@ class TorchRunner(TorchVerifier):
         self.handlers = handlers
 
         if device.card.is_cpu:
-            _limit_memory()
+            _limit_memory(int(MEMORY_LIMIT_SHARE * psutil.virtual_memory().total))
 
     def unhealthy(self) -> str:
         return self._health().run()
 
 
-def _limit_memory() -> None:
-    """Let Linux refuse memory beyond a share of the host's. Otherwise it ends processes, of which
-    any may be the largest.
+def _limit_memory(most: int) -> None:
+    """Let Linux refuse memory beyond ``most`` bytes. Otherwise it ends processes, of which any may
+    be the largest.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    most = int(MEMORY_LIMIT_SHARE * psutil.virtual_memory().total)
     if hard == resource.RLIM_INFINITY or most < hard:
         resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 

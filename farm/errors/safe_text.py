@@ -81,12 +81,8 @@ def keep_secret(value: str) -> None:
     for part in re.split(r"[;,](?=[A-Za-z+]+://)", value):
         for text in (part, unquote(part)):  # a person may have encoded the colon or the @, too
             words |= _secret_words(text, shown)
-    words |= {
-        piece
-        for word in words
-        for text in (word, unquote(word))
-        for piece in re.split(r"\W+", text)
-    }
+    for word in list(words):
+        words.update(re.split(r"\W+", word), re.split(r"\W+", unquote(word)))
     whole = {value}
     if shown == UNREADABLE_URL:
         whole.add(value.rpartition("://")[2].partition("/")[0])  # a client may name it as the host

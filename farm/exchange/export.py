@@ -67,21 +67,8 @@ def export(
         filters: select the readings to write; default: all.
         traces: also write the sampled time series, which are much larger than everything else.
     """
-    if form is not None and form not in FORMATS:
-        near = did_you_mean(form, FORMATS)
-        raise UsageError(
-            f"There is no format '{form}'.", near or f"Choose one of {', '.join(FORMATS)}."
-        )
     alone = _format_of(target)
-    if alone and form not in (None, alone):
-        raise UsageError(
-            f"The name {target} does not end in .{form}.",
-            f"Name it {target.with_suffix(f'.{form}')}.",
-        )
-    if alone and traces:
-        raise UsageError(
-            "--traces needs a folder, not a file.", "Give a folder: `farm export FOLDER --traces`."
-        )
+    _check_options(target, alone, form, traces)
     form = alone or form or "parquet"
     selection = select_readings(session, filters or Filters())
     makers = {"readings": tidy.readings}
@@ -106,6 +93,25 @@ def export(
             file.write(as_markdown().encode())
     written = {table: rows for table, (_, rows) in files.items()}
     return Exported(files, dictionary, left_out(session, filters, written))
+
+
+def _check_options(target: Path, alone: str | None, form: str | None, traces: bool) -> None:
+    """Raise `UsageError` if the format is unknown, or if an option contradicts the target.
+    ``alone``: the format of a single file; None for a folder."""
+    if form is not None and form not in FORMATS:
+        near = did_you_mean(form, FORMATS)
+        raise UsageError(
+            f"There is no format '{form}'.", near or f"Choose one of {', '.join(FORMATS)}."
+        )
+    if alone and form not in (None, alone):
+        raise UsageError(
+            f"The name {target} does not end in .{form}.",
+            f"Name it {target.with_suffix(f'.{form}')}.",
+        )
+    if alone and traces:
+        raise UsageError(
+            "--traces needs a folder, not a file.", "Give a folder: `farm export FOLDER --traces`."
+        )
 
 
 def as_table(

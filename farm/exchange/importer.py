@@ -29,7 +29,7 @@ from farm.exchange.column_types import check_of
 from farm.exchange.export import METADATA, schema_of
 from farm.exchange.parquet_pages import DamagedPage, pages_of
 from farm.exchange.tidy import ORIGIN, capture_key
-from farm.store import content, item_state, tables
+from farm.store import captures, content, item_state, tables
 from farm.store.columns import CALL, CAPTURE, CARD, IMPORTED, ITEM, OPERATOR, READING
 from farm.store.data_columns import ADDED, FIGURES, FORMAT, PROTOCOL, TABLES, VARIANT_FIELDS, Column
 from farm.store.database import Database, among, fetch_values, read_clock_s
@@ -660,7 +660,7 @@ def _shapes(cost: Cost) -> list[list[int]] | None:
 
 def _is_own(session: Session, subject_id: str) -> bool:
     """True if this farm has captured or measured an operator or a variant."""
-    is_own = CAPTURE.origin.in_(content.OWN_CAPTURES)
+    is_own = CAPTURE.origin.in_(captures.OWN_CAPTURES)
     calling = sqlalchemy.select(CAPTURE.id).join(tables.Call, CALL.capture_id == CAPTURE.id)
     queries = (
         sqlalchemy.select(READING.id).where(READING.subject_id == subject_id, READING.origin == ""),
@@ -720,7 +720,7 @@ def _same_capture(session: Session, row: Row) -> tables.Capture | None:
     """Return the capture that was imported from the same farm before, or the one of this farm that
     was exported.
     """
-    same = [CAPTURE[name] == row[name] for name in content.CAPTURE_KEY]
+    same = [CAPTURE[name] == row[name] for name in captures.CAPTURE_KEY]
     captured = tables.captured_as(row["origin"])
     verification = _without_farm(row["verification"])
     for capture in session.scalars(sqlalchemy.select(tables.Capture).where(*same)):
@@ -766,7 +766,7 @@ def _write_calls(session: Session, records: Sequence[Checked]) -> int:
 
 def _imported_captures(session: Session) -> dict[tuple[str, str], int]:
     """Return (capture id of exports, farm) -> id in this database."""
-    columns = (CAPTURE[name] for name in ("id", "origin", *content.CAPTURE_KEY))
+    columns = (CAPTURE[name] for name in ("id", "origin", *captures.CAPTURE_KEY))
     imported = session.execute(
         sqlalchemy.select(*columns).where(CAPTURE.origin.startswith(tables.IMPORTED))
     ).all()
@@ -857,27 +857,37 @@ def _write_job(session: Session, verdict: Row) -> None:
     if lacks_readings or (row["capture_id"] and captured is None):
         return
 
-    job_id, at_s = row["job_id"], row["created_at_s"]
-    job = session.get(tables.Job, job_id)
+    job = session.get(tables.Job, row["job_id"])
     if job is None:
         cards = sorted({reading.card_id for reading in readings.values()})
-        job = tables.Job(
-            id=job_id,
-            kind=row["job_kind"],
-            title=row["title"],
-            variant_id=row["variant_id"],
-            protocol_id=content.store_protocol(session, request.protocol),
-            request={**request.to_json(), "cards": cards},
-            state=tables.JobState.DONE,
-            created_at_s=at_s,
-        )
-        session.add(job)
-        session.flush()
+        job = _add_job(session, row, request, cards)
     job.round = max(job.round, row["round"])
-    job.ended_at_s = max(job.ended_at_s or 0.0, at_s)
+    job.ended_at_s = max(job.ended_at_s or 0.0, row["created_at_s"])
+    _add_round(session, row, captured)
+    _write_items(session, job.id, made_of, readings)
 
+
+def _add_job(session: Session, row: Row, request: Request, cards: list[str]) -> tables.Job:
+    job = tables.Job(
+        id=row["job_id"],
+        kind=row["job_kind"],
+        title=row["title"],
+        variant_id=row["variant_id"],
+        protocol_id=content.store_protocol(session, request.protocol),
+        request={**request.to_json(), "cards": cards},
+        state=tables.JobState.DONE,
+        created_at_s=row["created_at_s"],
+    )
+    session.add(job)
+    session.flush()
+    return job
+
+
+def _add_round(session: Session, row: Row, captured: int | None) -> None:
+    """Write the round of an imported verdict, and the verdict."""
+    at_s = row["created_at_s"]
     imported_round = tables.Round(
-        job_id=job_id,
+        job_id=row["job_id"],
         number=row["round"],
         operators=row["operators"] or ["all"],
         capture_id=captured,
@@ -893,7 +903,6 @@ def _write_job(session: Session, verdict: Row) -> None:
     }
     session.add(tables.VerdictRow(**figures, details=json.loads(row["details"])))
     session.flush()
-    _write_items(session, job_id, made_of, readings)
 
 
 def _write_items(

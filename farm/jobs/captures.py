@@ -17,7 +17,7 @@ from farm.models.resolved import ResolvedModel
 from farm.requests.card_selection import CardLike
 from farm.requests.memory import check_step_fits
 from farm.requests.resolved import ResolvedRequest
-from farm.store import content, tables
+from farm.store import captures, content, tables
 from farm.store.database import Database, fetch
 from farm.types.protocol import Variant
 from farm.types.request import Request, named
@@ -148,13 +148,13 @@ def capture_for(
         card_model=card.model if variant.compile and card is not None else "",
     )
     with database.read() as session:
-        capture_id = content.find_capture(session, like)
+        capture_id = captures.find_capture(session, like)
     if capture_id is None and variant.compile:
         # Only a card can list the kernels. The first item compiles the model; its list of kernels
         # is the next round.
         with database.write() as session:
             content.store_variant(session, variant)
-            return content.store_capture(session, (), like)
+            return captures.store_capture(session, (), like)
     if capture_id is None:
         from farm.training.extract import extract
 
@@ -165,7 +165,7 @@ def capture_for(
         if card is not None:
             check_step_fits(variant, card, extraction.least_peak_bytes)
         with database.write() as session:
-            capture_id = content.store_extraction(session, variant, extraction, like)
+            capture_id = captures.store_extraction(session, variant, extraction, like)
     if protocol.data == "seen":
         _observe_values(database, capture_id, variant, model)
     return capture_id
@@ -192,4 +192,4 @@ def _observe_values(
             "Using random normal inputs: %s is too large to run once for real values.", variant
         )
     with database.write() as session:
-        content.store_values(session, capture_id, values or {})
+        captures.store_values(session, capture_id, values or {})

@@ -8,7 +8,7 @@ holder names of its workers contain."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ import sqlalchemy
 from sqlalchemy import case, update
 from sqlmodel import Session, and_, col, func, select
 
-from farm.devices.cpu import cpu_card, no_slow_memory
+from farm.devices.cpu import cpu_card
 from farm.devices.device import Card
 from farm.devices.host import discover, is_installed, links_of
-from farm.errors import FarmUnavailable, NoSuchCard, NoWorker, UsageError
+from farm.errors import FarmUnavailable, NoSuchCard, NoWorker
 from farm.requests.card_selection import choose_cards, matching_cards
 from farm.settings import settings
 from farm.store.content import storable_text, store_software
@@ -38,7 +38,6 @@ from farm.store.tables import (
 )
 from farm.types.fingerprint import FINGERPRINT_VERSION, sound_fingerprint
 from farm.types.protocol import Software
-from farm.types.request import Request
 
 #: A card is lost if its worker has not been seen for this many heartbeats.
 LOST_AFTER_HEARTBEATS = 3
@@ -515,16 +514,6 @@ def _usable(found: Sequence[Card], say: Say) -> list[Card]:
         if card.refusal:
             say(f"Not usable: {card}: {card.refusal}")
     return [card for card in found if not card.refusal]
-
-
-def check_placements(request: Request, cards: Iterable[Card]) -> None:
-    """Raise `UsageError` if a request measures tensors in slow memory and a card has none."""
-    if request.placements == "none":
-        return
-    for card in cards:
-        why = no_slow_memory(card)
-        if why:
-            raise UsageError(why, "Leave --placements out, or choose another card with --card.")
 
 
 def kind_of_cards() -> str:

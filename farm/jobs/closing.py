@@ -19,10 +19,7 @@ from farm.jobs.items import open_items
 from farm.jobs.rounds import add_round
 from farm.jobs.significant import remember_significant, significant
 from farm.store import tables
-from farm.store.content import (
-    find_capture,
-    lacking_values,
-)
+from farm.store.captures import find_capture, lacking_values
 from farm.store.database import (
     Database,
     database_now,
@@ -182,10 +179,7 @@ def _next_round(
         session, session.get_one(tables.Capture, this.capture_id, options=without)
     )
     if newest not in (None, this.capture_id):
-        compiled = not session.scalar(
-            select(func.count()).where(tables.Call.capture_id == this.capture_id)
-        )
-        reason = _why_next(session, this.capture_id, compiled=compiled)
+        reason = _why_next(session, this.capture_id)
         return add_round(session, job, scope=this.operators, capture_id=newest, reason=reason).round
     # Without a whole or without valid readings, more operators do not help. If the sum is too
     # large, each added type makes it larger.
@@ -206,9 +200,11 @@ def _next_round(
     return None
 
 
-def _why_next(session: Session, capture_id: int, *, compiled: bool) -> str:
-    """Say what a card has shown about a predicted capture."""
-    if compiled:
+def _why_next(session: Session, capture_id: int) -> str:
+    """Say what a card has shown about a predicted capture. One without calls only asked for the
+    kernels.
+    """
+    if not session.scalar(select(func.count()).where(tables.Call.capture_id == capture_id)):
         return "the card listed its kernels"
     verification = Verification.from_json(session.get_one(tables.Capture, capture_id).verification)
     lacking = len(lacking_values(session, capture_id))

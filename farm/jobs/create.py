@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from sqlmodel import Session, col, func, select
 
@@ -20,17 +20,16 @@ from farm.jobs.rounds import (
     add_tuples,
     note_planning,
     roofline_on,
-    tuples_with_ids,
 )
 from farm.jobs.significant import significant
+from farm.jobs.slow_memory import remember_outputs, remember_stored_outputs
 from farm.requests.resolved import ResolvedRequest
-from farm.store import content, tables
+from farm.store import captures, content, tables
 from farm.store.database import Database, locked
 from farm.store.tables import Job, JobState
 from farm.types.format import plural
 from farm.types.protocol import Variant
 from farm.types.request import Request
-from farm.types.tuple import OperatorTuple
 from farm.verdict.aggregate import next_operators
 from farm.verdict.job_results import unscoped_parts
 
@@ -91,9 +90,8 @@ def open_job(
             title = variant.with_version(title)
         changed = _changed(session, variant, others, capture_id)
         scope = _first_scope(session, request, capture_id, resolved.card_ids)
-        calls = content.counts(session, capture_id)
-        if request.placements != "none":
-            _remember_outputs(tuples_with_ids(session, calls).values())
+        calls = captures.counts(session, capture_id)
+        remember_stored_outputs(session, request, calls)
     plan = create(scope=scope, capture_id=capture_id, title=title)
     return dataclasses.replace(
         plan,
@@ -183,8 +181,7 @@ def _plan_sweep(
     plan: JobPlan | None = None
     try:
         for batch in expansion.batches():
-            if request.placements != "none":
-                _remember_outputs(batch)
+            remember_outputs(request, batch)
             with database.write() as session:
                 content.store_operators(session, batch)
             operator_ids = [spec.id for spec in batch]
@@ -205,16 +202,6 @@ def _plan_sweep(
             jobs.cancel(database, plan.job_id)
         raise
     return dataclasses.replace(plan, state=PlanState.OPENED, left_out=expansion.skipped)
-
-
-def _remember_outputs(specs: Iterable[OperatorTuple]) -> None:
-    """Fill the cache of `offloadable` before the transaction that plans placements: computing the
-    outputs of tuples imports torch and takes long.
-    """
-    from farm.operators.rebuild import offloadable
-
-    for spec in specs:
-        offloadable(spec)
 
 
 def _add(database: Database, job_id: str, operator_ids: Sequence[str]) -> JobPlan:

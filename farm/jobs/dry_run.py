@@ -25,7 +25,7 @@ from farm.jobs.create import open_job
 from farm.jobs.plan import JobPlan, PlanState
 from farm.requests.resolved import ResolvedRequest
 from farm.store import tables
-from farm.store.content import counts
+from farm.store.captures import counts
 from farm.store.database import Database, in_batches
 from farm.store.tables import Item, ItemState
 from farm.types.protocol import Variant

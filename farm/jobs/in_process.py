@@ -24,7 +24,7 @@ from farm.benchmark_process.client import CardReading
 from farm.devices.device import Card
 from farm.devices.host import discover, open_device
 from farm.errors import Unmeasurable, UsageError
-from farm.jobs import cards, items, jobs
+from farm.jobs import cards, items, jobs, leases
 from farm.jobs.captures import capture_all_layers
 from farm.jobs.closing import Closing, close_round
 from farm.jobs.create import open_job
@@ -38,7 +38,8 @@ from farm.requests.partial_request import DEFAULTS, default_data, usual_variant_
 from farm.requests.resolved import ResolvedRequest
 from farm.settings import settings
 from farm.store import tables
-from farm.store.content import store_extraction, store_operators, store_values
+from farm.store.captures import store_extraction, store_values
+from farm.store.content import store_operators
 from farm.store.database import Database
 from farm.subjects.label import label_of
 from farm.subjects.parsing import parse
@@ -252,7 +253,7 @@ def _run_job(
     holder = cards.holder_name(card.id, host, os.getpid(), tag, farm)
 
     def beat() -> None:
-        items.renew(database, holder, settings().lease_s)
+        leases.renew(database, holder, settings().lease_s)
 
     with hold_card(card, database) as process:
         refuse_card_in(database, card.id, tables.CardState.DRAINING)
@@ -341,7 +342,7 @@ def measure_whole(
     from torch.utils._pytree import tree_map_only
 
     from farm.benchmark.bench import Bench
-    from farm.benchmark.subjects.model_variant import given_variant
+    from farm.benchmark.subjects.model_variant import GivenModel
     from farm.benchmark.workload import why_it_raised
     from farm.models.building import ByPosition
 
@@ -356,8 +357,7 @@ def measure_whole(
             raise why_it_raised(error) from error
         if whole.kwargs:
             model = ByPosition(model, len(whole.args), tuple(whole.kwargs))
-        with given_variant(whole.variant, to, model, values):
-            return bench.measure(subject, protocol, stopping)
+        return bench.measure(GivenModel.of(subject, model, values), protocol, stopping)
 
 
 def _torch_device(card: Card) -> Any:

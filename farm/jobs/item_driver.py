@@ -25,6 +25,7 @@ from farm.benchmark_process.requests import (
 )
 from farm.devices.device import Card
 from farm.devices.host import open_device
+from farm.devices.quiet import quiet
 from farm.errors import (
     CardUnavailable,
     DatabaseUnreachable,
@@ -35,15 +36,13 @@ from farm.errors import (
     Unmeasurable,
 )
 from farm.jobs import cards, group_driver, groups, items
+from farm.jobs.compile_ahead import CompileAhead
 from farm.jobs.items import Claim, Closed, Declined, DeclineReason
 from farm.jobs.outage import Outage
 from farm.jobs.own_card import check_health, refuse_card_in
 from farm.jobs.spool import Spool
 from farm.settings import settings
-from farm.store.content import (
-    predicted_counts,
-    store_observed,
-)
+from farm.store.captures import predicted_counts, store_observed
 from farm.store.database import Database
 from farm.store.tables import CardState, Item
 from farm.types.protocol import Software
@@ -84,7 +83,7 @@ class ItemDriver:
     section "hooks".
 
     The caller renews the leases of `holder` during a measurement (`heartbeat`,
-    `farm.jobs.items.renew`)."""
+    `farm.jobs.leases.renew`)."""
 
     card_id: str
     holder: str
@@ -95,6 +94,8 @@ class ItemDriver:
     #: The software with which the card is registered. None: not registered.
     software: Software | None = None
     queue: str = ""
+    #: Compiles the models of coming items. None: each item compiles its model in its turn.
+    ahead: CompileAhead | None = None
     #: Time of the newest claim on the registered card, by the monotonic clock.
     claimed_at_s: float = field(default=-math.inf, init=False)
     _group: group_driver.KeptGroup = field(
@@ -116,7 +117,9 @@ class ItemDriver:
         return cls(card_id, holder, database, BenchmarkProcess(card_id), **fields)
 
     def close(self) -> None:
-        """End all processes that measure."""
+        """End all processes that measure or compile."""
+        if self.ahead is not None:
+            self.ahead.close()
         self._group.close()
         self.benchmark.close()
 
@@ -386,10 +389,16 @@ class ItemDriver:
         """Measure a claimed item once and return its outcome; None if the benchmark process
         crashed.
         """
+        if self.ahead is not None and not self.ask(self.ahead.turn_of, claimed):
+            log.info("%s is put off: its model is being compiled", claimed.label)
+            why = "the model is being compiled, and the card measures other items meanwhile"
+            self._put_off(claimed, why, counted=False, reason="not_available")
+            return ItemOutcome("declined", HOST_BUSY, f"{claimed.label} is being compiled")
         try:
-            if claimed.lists_kernels:
-                return self._list_kernels(claimed)
-            measured = self.measure(claimed)
+            with self._turn(claimed):
+                if claimed.lists_kernels:
+                    return self._list_kernels(claimed)
+                measured = self.measure(claimed)
         except group_driver.Interrupted as error:
             why, counted = error.args
             log.warning("%s was interrupted: %s", claimed.label, why)
@@ -418,6 +427,17 @@ class ItemDriver:
             return ItemOutcome("spooled")
         self.follow_up(closed)
         return ItemOutcome("done" if closed.accepted else "fenced")
+
+    @contextlib.contextmanager
+    def _turn(self, claimed: Claim) -> Iterator[None]:
+        """The turn of an item. The compilations of this host pause if its time depends on the
+        host.
+        """
+        depends_on_host = self.card_id.startswith("CPU-") or claimed.protocol.launch == "eager"
+        with quiet(settings().lock_dir) if depends_on_host else contextlib.nullcontext():
+            yield
+        if self.ahead is not None:
+            self.ahead.end_turn()
 
     def _put_off(self, claimed: Claim, why: str, **how: Any) -> None:
         """Let a claimed item wait again, see `items.put_off`."""

@@ -17,13 +17,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import sqlalchemy
-from sqlalchemy import ColumnElement, Connection, update
+from sqlalchemy import ColumnElement, Connection
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import aliased
 from sqlmodel import Session, and_, col, or_, select
@@ -31,14 +31,9 @@ from sqlmodel import Session, and_, col, or_, select
 from farm.errors import Unmeasurable, Unreadable
 from farm.jobs import groups
 from farm.store import item_state, tables
-from farm.store.content import (
-    add_reading,
-    counts,
-    find_readings,
-    find_tokens,
-    satisfies,
-    software_of_groups,
-)
+from farm.store.captures import counts
+from farm.store.columns import RUN_WHOLES
+from farm.store.content import add_reading, find_tokens
 from farm.store.database import (
     Database,
     database_now,
@@ -46,10 +41,10 @@ from farm.store.database import (
     in_batches,
     lock_items,
     remembered,
-    without_index,
 )
+from farm.store.reuse import find_readings, satisfies, software_of_groups
 from farm.store.tables import Item, ItemRole, ItemState, Job, JobState
-from farm.types.protocol import Protocol, Stopping, Subject
+from farm.types.protocol import Protocol, Stopping, Subject, Variant
 from farm.types.reading import Reading
 from farm.types.request import Request
 
@@ -87,6 +82,12 @@ class Claim:
     cards: tuple[str, ...] = ()  # of an item on several cards: their ids, in the order of the ranks
     # the last item on the card was of a group: other groups may reserve the card again
     after_group: bool = False
+
+    @property
+    def variant_id(self) -> str:
+        """The id of the variant that the item compiles; "" if it compiles none."""
+        variant = self.subject.built_variant
+        return variant.id if variant is not None and variant.compile else ""
 
     @property
     def lists_kernels(self) -> bool:
@@ -172,21 +173,22 @@ def claim(
             if not _remove_claim_key(database, item_id, software_id):
                 return _defer(database, item_id, software_id)
         except Unreadable as error:
-            with database.write() as session:
-                closing = item_state.REFUSE.update(
-                    claimable, **item_state.why("rejected", error.message)
-                )
-                rounds = session.exec(closing.returning(col(Item.job_id), col(Item.round))).all()
-            answer = Declined(
-                DeclineReason.REFUSED,
-                Closed(True, tuple((job_id, number) for job_id, number in rounds)),
-            )
+            answer = _refuse(database, claimable, error)
             break
     if isinstance(answer, Claim):
         return answer
     with database.read() as session:
         finished = _finished(session, set(answer.closed.rounds))
     return Declined(answer.why, dataclasses.replace(answer.closed, rounds=finished))
+
+
+def _refuse(database: Database, claimable: ColumnElement[bool], error: Unreadable) -> Declined:
+    """Close an item whose stored description cannot be read."""
+    with database.write() as session:
+        closing = item_state.REFUSE.update(claimable, **item_state.why("rejected", error.message))
+        rounds = session.exec(closing.returning(col(Item.job_id), col(Item.round))).all()
+    closed = Closed(True, tuple((job_id, number) for job_id, number in rounds))
+    return Declined(DeclineReason.REFUSED, closed)
 
 
 def _claim(
@@ -221,19 +223,9 @@ def _claim(
     if reserved and item.cards == 1:
         return Declined(DeclineReason.RESERVED)
     request = Request.from_json(item.request)
-    its_round = ((item.job_id, item.round),)
-    reading = (
-        find_readings(session, [item], request, software_id, {card_id})[0] if item.known else None
-    )
-    if reading is not None:
-        served = session.exec(item_state.SERVE.update(claimable, reading_id=reading.id)).rowcount
-        return Declined(DeclineReason.REUSED, Closed(True, its_round)) if served else _GONE
-    if item.attempts >= max_attempts:
-        if not session.exec(item_state.EXHAUST.update(claimable, **_last_reason(item))).rowcount:
-            return _GONE
-        return Declined(
-            DeclineReason.EXHAUSTED, Closed(True, its_round, _wake_behind(session, item))
-        )
+    closed = _close_unmeasured(session, item, request, software_id, max_attempts, claimable)
+    if closed is not None:
+        return closed
     key = _subject_key(item, request.reuse, software_id)
     token = uuid.uuid4().hex
     group = (
@@ -253,6 +245,31 @@ def _claim(
     return dataclasses.replace(
         _describe(session, item, request, token), cards=group, after_group=after_group
     )
+
+
+def _close_unmeasured(
+    session: Session,
+    item: Any,
+    request: Request,
+    software_id: str,
+    max_attempts: int,
+    claimable: ColumnElement[bool],
+) -> Declined | None:
+    """Close an item with a stored reading, or because it has no attempts left; None if it must be
+    measured.
+    """
+    rounds = ((item.job_id, item.round),)
+    reading = None
+    if item.known:
+        (reading,) = find_readings(session, [item], request, software_id, {item.card_id})
+    if reading is not None:
+        served = session.exec(item_state.SERVE.update(claimable, reading_id=reading.id)).rowcount
+        return Declined(DeclineReason.REUSED, Closed(True, rounds)) if served else _GONE
+    if item.attempts < max_attempts:
+        return None
+    if not session.exec(item_state.EXHAUST.update(claimable, **_last_reason(item))).rowcount:
+        return _GONE
+    return Declined(DeclineReason.EXHAUSTED, Closed(True, rounds, _wake_behind(session, item)))
 
 
 #: The columns of an item that claims and results use. A whole row costs the database and this
@@ -443,6 +460,64 @@ def waiting_beside(
     return subjects, calls
 
 
+#: Items whose models are compiled ahead, at most, of one card.
+MOST_COMING = 64
+
+
+@dataclass(frozen=True)
+class ComingModel:
+    """A compiled variant that open items of a card need."""
+
+    variant: Variant
+    subject: Subject
+    protocol: Protocol
+    waits: bool  # True if no worker measures the item now
+
+
+def coming_models(database: Database, card_id: str) -> list[ComingModel]:
+    """The compiled variants that open items on a card need, the oldest item first."""
+    variant = tables.ModelVariant
+    with database.read() as session:
+        # First the few jobs: a card may have a million waiting items.
+        compiled = (
+            select(Job.variant_id)
+            .join(variant, col(variant.id) == col(Job.variant_id))
+            .where(Job.state == JobState.OPEN, variant.compile != "")
+        )
+        variant_ids = session.exec(compiled.distinct()).all()
+        if not variant_ids:
+            return []
+        of_card = (
+            col(Item.subject_id).in_(variant_ids),
+            RUN_WHOLES,
+            Item.card_id == card_id,
+            Item.cards == 1,
+            col(Item.state).in_(tables.OPEN),
+        )
+        models: list[ComingModel] = []
+        for item in session.execute(_described(*of_card).order_by(col(Item.id)).limit(MOST_COMING)):
+            with contextlib.suppress(Unreadable):
+                claim = _describe(session, item, Request.from_json(item.request), "")
+                asked = claim.subject.built_variant
+                if asked is not None:
+                    waits = item.state == ItemState.WAITING
+                    models.append(ComingModel(asked, claim.subject, claim.protocol, waits))
+        return models
+
+
+def others_wait(database: Database, claimed: Claim, card_id: str) -> bool:
+    """True if another item waits for the card and has a message."""
+    others = select(Item.id).where(
+        Item.card_id == card_id,
+        Item.state == ItemState.WAITING,
+        item_state.has_message(),
+        col(Item.published_at_s).is_not(None),
+        Item.id != claimed.item_id,
+    )
+    with database.read() as session:
+        return session.exec(others.limit(1)).first() is not None
+
+
 # ------------------------------------------------------------------------------------------ results
 
 
@@ -613,99 +688,6 @@ def _held(session: Session, claimed: Claim) -> tuple[Any, Sequence[Any]]:
         session.exec(item_state.REPEAT.update(col(Item.id) == item.id))
         session.commit()
     return None, ()
-
-
-# ------------------------------------------------------------------------------------------ leases
-
-
-def renew(
-    database: Database, holder: str, lease_s: float, item_ids: Collection[int] | None = None
-) -> int:
-    """Record the heartbeat of a living holder: its card was seen, and its leases go on; return the
-    number of leases.
-
-    Args:
-        item_ids: the items whose messages the holder has; None: all of its items. Nobody measures a
-            claimed item without a message, so its lease must end.
-    """
-    lease_until_s = database_now() + lease_s
-    renewal = item_state.RENEW.update(
-        col(Item.holder) == holder, item_state.in_work(), lease_until_s=lease_until_s
-    )
-    if item_ids is not None:
-        renewal = renewal.where(col(Item.id).in_(sorted(item_ids)))
-    heartbeat = (
-        update(tables.CardRow)
-        .where(col(tables.CardRow.worker) == holder)
-        .values(last_seen_at_s=database_now())
-    )
-    with database.write() as session:
-        session.execute(heartbeat)
-        return session.exec(renewal).rowcount if item_ids or item_ids is None else 0
-
-
-def renew_together(
-    database: Database, held: Mapping[str, Collection[int]], lease_s: float
-) -> set[str]:
-    """Like `renew` for several living holders, each with the items whose messages it has, in one
-    transaction; return the holders whose card was seen.
-
-    Rows that another transaction has locked are left out: a process that hangs in it must not hold
-    up other holders. So are leases that the next worker of the card has ended."""
-
-    def free(table: Any, *which: Any) -> ColumnElement[bool]:
-        # As a common table expression, PostgreSQL evaluates it once, and not for each item in work
-        # of all cards.
-        locked = (
-            select(table.id).where(*which).with_for_update(key_share=True, skip_locked=True).cte()
-        )
-        return col(table.id).in_(select(locked.c.id))
-
-    ids = sorted(set[int]().union(*held.values()))
-    in_work = without_index(and_(item_state.in_work(), col(Item.lease_until_s) > 0))
-    renewed = (col(Item.id).in_(ids), col(Item.holder).in_(held), in_work)
-    heartbeat = update(tables.CardRow).where(
-        free(tables.CardRow, col(tables.CardRow.worker).in_(held))
-    )
-    with database.write() as session:
-        seen_workers = session.execute(
-            heartbeat.values(last_seen_at_s=database_now()).returning(col(tables.CardRow.worker))
-        )
-        holders = set(seen_workers.scalars())
-        if ids:
-            session.exec(
-                item_state.RENEW.update(
-                    free(Item, *renewed), lease_until_s=database_now() + lease_s
-                )
-            )
-        return holders
-
-
-def release_card(database: Database, card_id: str) -> int:
-    """End all leases on a card, and its reservation; return their number. Only the holder of its
-    lock may call this.
-    """
-    with database.write() as session:
-        groups.end_reservation(session, card_id)
-        return session.exec(
-            item_state.END_LEASE.update(col(Item.card_id) == card_id, item_state.in_work())
-        ).rowcount
-
-
-def hand_back(database: Database, worker: str, *, spooled: Collection[int] = ()) -> int:
-    """Let the items of a stopped worker wait again without counting the attempt; return their
-    number. ``worker``: the holder name, or the prefix from `farm.jobs.cards.holder_of_process`.
-    Tokens of items whose reading is ``spooled`` stay valid.
-
-    Only the process that stopped the worker may call this, after it ended. If a worker dies, its
-    attempt counts."""
-    with database.write() as session:
-        of_worker = (
-            col(Item.holder).startswith(worker, autoescape=True),
-            col(Item.id).not_in(sorted(spooled)),
-        )
-        session.exec(item_state.LET_GO.update(*of_worker))
-        return session.exec(item_state.HAND_BACK.update(*of_worker)).rowcount
 
 
 # ------------------------------------------------------------------------------------------

@@ -17,8 +17,9 @@ from farm.errors import FarmError, UsageError, told
 from farm.jobs.in_process import Whole, how_to_measure, measure_whole, own_card
 from farm.jobs.own_card import keep_reading
 from farm.settings import settings
-from farm.store.content import UNSOUND, store_variant
+from farm.store.content import store_variant
 from farm.store.database import Database
+from farm.store.reuse import UNSOUND
 from farm.store.upgrades import writable_database
 from farm.training.captured_model import variant_named
 from farm.types.fields import cost_from_json, cost_json

@@ -21,11 +21,7 @@ from farm.errors import (
 from farm.jobs import cards
 from farm.jobs.outage import Outage
 from farm.settings import settings
-from farm.store.content import (
-    add_reading,
-    store_protocol,
-    store_software,
-)
+from farm.store.content import add_reading, store_protocol, store_software
 from farm.store.database import Database
 from farm.store.tables import CardState, ReadingRow
 from farm.types.protocol import Protocol, Software, Subject

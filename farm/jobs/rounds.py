@@ -6,38 +6,32 @@ transaction of the caller. `farm.jobs.closing` closes a round and asks for the n
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import insert, update
 from sqlmodel import Session, col, select
 
 from farm.errors import (
-    TupleRejected,
     UsageError,
 )
 from farm.jobs.groups import leading_cards
 from farm.jobs.job_cards import card_for_each, chosen_cards
 from farm.jobs.plan import JobPlan, PlanState
+from farm.jobs.slow_memory import slow_protocols
 from farm.jobs.whole_items import SUBJECT_COLUMNS, new_item, role_of_wholes, wait_on_card
 from farm.store import item_state, tables
-from farm.store.content import (
-    classes,
-    find_readings,
-    lacking_values,
-    mismatches,
-    software_of_groups,
-    store_protocol,
-)
+from farm.store.captures import classes, lacking_values, mismatches
+from farm.store.content import store_protocol, tuples_with_ids
 from farm.store.database import (
     among,
     database_now,
     fetch_values,
     read_clock_s,
 )
+from farm.store.reuse import find_readings, software_of_groups
 from farm.store.tables import (
     CardRow,
     Item,
@@ -46,13 +40,11 @@ from farm.store.tables import (
     Job,
     Round,
 )
-from farm.subjects.parsing import parse
 from farm.subjects.registry import kind_of, kinds_on_several_cards
 from farm.types.measured_constants import MEASURED
-from farm.types.protocol import Stopping
+from farm.types.protocol import Protocol, Stopping
 from farm.types.request import Request
 from farm.types.roofline import Roofline, roofline_of
-from farm.types.tuple import OperatorTuple
 
 #: The time of an item in addition to window and warm-up: rebuilding, writing, the pause between
 #: items. Unit: s.
@@ -200,10 +192,7 @@ class _Planner:
         session, request = self.session, self.request
 
         @functools.cache
-        def protocol_id(data: str, placement: str = "") -> str:
-            protocol = request.protocol.with_data(data)
-            if placement:
-                protocol = protocol.with_placement(placement)
+        def protocol_id(protocol: Protocol) -> str:
             return store_protocol(session, protocol)
 
         calls_of = self._calls(capture_id, operator_ids)
@@ -220,21 +209,11 @@ class _Planner:
         )
         rows = fetch_values(session, columns, data_of)
         measurements = [
-            _Measurement(rows[operator_id], protocol_id(data), calls)
+            _Measurement(rows[operator_id], protocol_id(request.protocol.with_data(data)), calls)
             for (operator_id, data), calls in calls_of.items()
         ]
-        if request.placements != "none":
-            from farm.operators.rebuild import placements_of
-
-            # Each placement is measured with the data of the first call only: values do not affect
-            # transfers.
-            specs = tuples_with_ids(session, data_of)
-            for operator_id, data in data_of.items():
-                if operator_id not in specs:
-                    continue
-                for placement in placements_of(specs[operator_id], request.placements):
-                    placed_id = protocol_id(data, placement)
-                    measurements.append(_Measurement(rows[operator_id], placed_id, 1))
+        for operator_id, protocol in slow_protocols(session, request, data_of):
+            measurements.append(_Measurement(rows[operator_id], protocol_id(protocol), 1))
         of_job = select(Item.subject_id, Item.protocol_id).where(
             Item.job_id == self.job.id, Item.role == "tuple"
         )
@@ -483,14 +462,3 @@ def _expected_s(stopping: Stopping, call_us: float) -> float:
 
 def _whole_s(cards: Sequence[CardRow]) -> float:
     return WHOLE_ON_GPU_S if cards[0].is_gpu else WHOLE_S
-
-
-def tuples_with_ids(session: Session, operator_ids: Iterable[str]) -> dict[str, OperatorTuple]:
-    """Return id -> stored tuple. Rows that do not parse (as in tests with simulated cards) are left
-    out.
-    """
-    operator, tuples = tables.Operator, {}
-    for id_, spec in among(session, select(operator.id, operator.spec), operator.id, operator_ids):
-        with contextlib.suppress(TupleRejected):
-            tuples[id_] = parse(spec)
-    return tuples

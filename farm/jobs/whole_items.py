@@ -11,6 +11,7 @@ from typing import Any
 from sqlmodel import Session, col, select
 
 from farm.store import item_state, tables
+from farm.store.columns import RUN_WHOLES
 from farm.store.database import database_now
 from farm.store.tables import CardRow, Item, ItemRole, Job, Round
 
@@ -100,7 +101,7 @@ def _runs_variant(job_id: str) -> tuple[Any, ...]:
     """Conditions of a job's items that run the whole model: the database reads few entries of an
     index.
     """
-    return Item.job_id == job_id, Item.subject_kind == "variant"
+    return Item.job_id == job_id, RUN_WHOLES
 
 
 def _fresh(session: Session, *conditions: Any) -> list[Item]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -13,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from farm.errors import UnsupportedModel
 from farm.types.protocol import Variant
+from farm.types.replacement import replaced
 
 _log = logging.getLogger(__name__)
 
@@ -149,21 +149,6 @@ def memory_format_of(variant: Variant) -> torch.memory_format:
     if variant.memory_format == "channels_last":
         return torch.channels_last
     return torch.contiguous_format
-
-
-@contextlib.contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """While active, the attribute ``name`` of a class or module is replaced by ``value``."""
-    is_inherited = name not in vars(owner)
-    before = vars(owner).get(name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if not is_inherited:
-            setattr(owner, name, before)
-        else:
-            delattr(owner, name)
 
 
 class ByPosition(nn.Module):

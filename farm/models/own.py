@@ -45,7 +45,7 @@ from farm.models.source import Source
 from farm.models.user_code import user_code
 from farm.models.user_modules import seeded, user_modules
 from farm.settings import settings, user_models
-from farm.types.protocol import IMAGE_PX, Variant
+from farm.types.protocol import IMAGE_PX, LARGEST_NUMBER, Variant
 
 if TYPE_CHECKING:
     import torch
@@ -321,7 +321,7 @@ def example(name: str, *, is_small: bool = False) -> UserModel:
     the model can be built so and its inputs do not come from them. ``is_small``: the parameters are
     known to take less, so the function runs once. Raises as `made`."""
     from farm.models.building import built_on_cpu, built_on_meta
-    from farm.models.tensor_kinds import bytes_of
+    from farm.types.tensor_kinds import bytes_of
 
     def make() -> UserModel:
         with seeded():
@@ -351,15 +351,18 @@ def batched(inputs: Sequence[Any], batch: int) -> list[Any]:
 
 
 def _batch(inputs: Sequence[Any]) -> int:
-    """The first dimension of the first tensor; 0 if there is none."""
-    return next((value.shape[0] for value in inputs if _has_batch(value)), 0)
+    """The first dimension of the first tensor; 0 if there is none; 1 if it is too large for a
+    batch, as for one row of billions of numbers.
+    """
+    first = next((value.shape[0] for value in inputs if _has_batch(value)), 0)
+    return first if first <= LARGEST_NUMBER else 1
 
 
 def _has_batch(value: Any) -> bool:
     """True for a plain tensor with dimensions."""
     import torch
 
-    from farm.models.tensor_kinds import is_plain
+    from farm.types.tensor_kinds import is_plain
 
     return isinstance(value, torch.Tensor) and is_plain(value) and value.dim() > 0
 
@@ -378,7 +381,7 @@ def _placed(value: Any, dtype: torch.dtype | None, device: torch.device) -> Any:
     import torch
     from torch.nn.utils.rnn import PackedSequence
 
-    from farm.models.tensor_kinds import moved
+    from farm.types.tensor_kinds import moved
 
     if isinstance(value, PackedSequence):
         data, _, *orders = (_placed(part, dtype, device) for part in value)
@@ -399,7 +402,7 @@ def _filled(tensor: torch.Tensor, dtype: torch.dtype | None, device: torch.devic
     import torch
 
     from farm.models.building import random_normal
-    from farm.models.tensor_kinds import is_real_floating
+    from farm.types.tensor_kinds import is_real_floating
 
     if is_real_floating(tensor):
         return random_normal(tuple(tensor.shape), dtype or tensor.dtype, device)
@@ -455,7 +458,7 @@ class Own(Source):
         """The module; it takes the values of `inputs` by position. Its tensors keep their dtypes,
         unless the variant has another one than most of its numbers. Raises as `made`."""
         from farm.models.building import ByPosition
-        from farm.models.tensor_kinds import cast
+        from farm.types.tensor_kinds import cast
 
         model = made(entry.own_name)
         dtype = self._cast_to(entry, variant)

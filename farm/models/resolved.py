@@ -140,7 +140,7 @@ class ResolvedModel:
         import torch
 
         from farm.models.building import built_on_meta, memory_format_of
-        from farm.models.tensor_kinds import placed
+        from farm.types.tensor_kinds import placed
 
         maker = self._installed_maker()
         device = torch.device(device)

@@ -59,7 +59,8 @@ class Transformers(Source):
     def make(self, entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module:
         import torch
 
-        from farm.models.building import Decoding, replaced
+        from farm.models.building import Decoding
+        from farm.types.replacement import replaced
 
         architecture = _about(entry)
         made = _class_of(entry)
@@ -335,7 +336,7 @@ def _masked_by_padding_alone(forward: Callable[..., Any], padded: bool) -> Calla
         import torch
         from transformers import masking_utils
 
-        from farm.models.building import replaced
+        from farm.types.replacement import replaced
 
         base = _package().PreTrainedModel
         with contextlib.ExitStack() as stack:
@@ -379,7 +380,7 @@ def _nothing_fetched() -> Iterator[None]:
     """
     from transformers.integrations import hub_kernels
 
-    from farm.models.building import replaced
+    from farm.types.replacement import replaced
 
     with replaced(hub_kernels, "_kernels_enabled", False):
         yield

@@ -6,6 +6,12 @@ belong to it. If no tuple can describe the owner's call (a function that is not 
 an argument of another type, autocast, a transform such as `torch.vmap`), the capture goes *one
 level down*: each of its aten operators is a call of the owner's module.
 
+`Recorder` has what both recorders share: the description of a call, its storages, what it ran.
+They stay two, because they differ in what a call is. Here it is the call of a leaf or a public
+function, a repeated call does not run, and its operators have one owner by nesting. In a training
+step (`farm.training.capture`) it is each operator of the dispatcher, the owner follows from
+autograd's sequence numbers, and the life of each tensor counts.
+
 `Recorder` watches a forward pass or a training step; `farm.operators.profiler` compares a watched
 pass with an unwatched one.
 
@@ -45,18 +51,10 @@ from farm.errors import (
     told,
 )
 from farm.models import torch_settings
-from farm.models.building import replaced
-from farm.models.tensor_kinds import (
-    WRAPPERS,
-    is_composite,
-    is_plain,
-    only_views,
-    parts_of,
-    refusal,
-)
 from farm.operators import deciding_values, higher_order
 from farm.operators.captured import CallTrace, CapturedCall, CapturedPass, CapturedTensor
 from farm.operators.cost import new_bytes, operator_flops, shapes_of
+from farm.operators.fake_outputs import as_computed
 from farm.operators.fake_pass import (
     MOST_MADE_BYTES,
     STANDS_FOR_A_CARD,
@@ -64,6 +62,7 @@ from farm.operators.fake_pass import (
     RepeatedCalls,
     actual_device,
     fake_pass,
+    held_tensors,
 )
 from farm.operators.unseen import NOT_COMPILED, Unseen
 from farm.subjects import encoding, leaf
@@ -78,6 +77,15 @@ from farm.subjects.encoding import (
     tensors_in,
 )
 from farm.subjects.registry import KINDS, kind_of, recorded_as
+from farm.types.replacement import replaced
+from farm.types.tensor_kinds import (
+    WRAPPERS,
+    is_composite,
+    is_plain,
+    only_views,
+    parts_of,
+    refusal,
+)
 from farm.types.tuple import OperatorTuple
 
 #: Operators that PyTorch runs as another one.
@@ -475,10 +483,27 @@ def predict(
             if watch is not None:
                 watch(path, operator, *shown)
 
-        recorder = ForwardRecorder(
-            model, device_type, watch and look, repeated=RepeatedCalls(fakes)
-        )
-        return _captured(recorder, model, fake_args, fake_kwargs, grad_enabled)
+        def one_pass() -> CapturedPass:
+            recorder = ForwardRecorder(
+                model, device_type, watch and look, repeated=RepeatedCalls(fakes)
+            )
+            return _captured(recorder, model, fake_args, fake_kwargs, grad_enabled)
+
+        return settled(model, one_pass)
+
+
+def settled(model: nn.Module, one_pass: Callable[[], CapturedPass]) -> CapturedPass:
+    """The capture of a pass as it runs again and again.
+
+    A model may keep tensors of its first pass, such as a table of positions, and use them in later
+    passes. Then the second pass is captured; the first one if the second one raises."""
+    before = held_tensors(model)
+    captured = one_pass()
+    if held_tensors(model).keys() <= before.keys():
+        return captured
+    with contextlib.suppress(CaptureError):
+        captured = one_pass()
+    return captured
 
 
 def run_with_owners(
@@ -739,6 +764,8 @@ class ForwardRecorder(Recorder):
         out, name = func(*args, **kwargs), str(func)
         self.views_special(func, out)
         with torch._C.DisableTorchFunction():
+            if self.fakes is not None:
+                out = as_computed(func, args, out, on_card=self.fakes.stands)
             if name == _READ_VALUE and self.open_calls:
                 self.open_calls[-1].values_read.append((args[0], out))
             if not self.costs_something(func, args, kwargs, out):
@@ -771,6 +798,8 @@ class ForwardRecorder(Recorder):
             out = func(*args, **kwargs)
         self.views_special(func, out)
         with torch._C.DisableTorchFunction():
+            if self.fakes is not None:
+                out = as_computed(func, args, out, on_card=self.fakes.stands)
             if not self.costs_something(func, args, kwargs, out):
                 return out
             self.operators[call.what] += 1

@@ -206,6 +206,10 @@ class CapturedPass:
         """For each call, the bytes of all tensors that exist during it."""
         return self.held_bytes(self.tensors)
 
+    def stands_for(self, device_type: str) -> bool:
+        """True if fake tensors of the CPU stood for those of a GPU: there was no CUDA context."""
+        return device_type == "cuda" and self.device_type == "cpu"
+
     def held_bytes(
         self, tensors: Iterable[CapturedTensor], *, rounded_to: int = 1
     ) -> tuple[int, ...]:

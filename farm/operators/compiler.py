@@ -27,13 +27,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from farm.errors import CaptureError, UsageError, error_text
-from farm.models.building import replaced
 from farm.operators.compiler_cache import cached_files, remove_damaged
 from farm.settings import settings
 from farm.settings.shared_files import why_not_own
 from farm.subjects import kernel as kernels
+from farm.types.replacement import replaced
 
 MOST_TIMES = 8  # algorithms of an operation whose times are stored
 _PARAMETER = re.compile(r"(\w+)\s*(?:,|\)|$)")
@@ -133,10 +135,14 @@ class CompiledModel:
         device: torch.device,
         choices: Mapping[str, Any] | None = None,
         cached: bool = True,
+        only_fills_cache: bool = False,
     ) -> None:
-        """Raises `UsageError` if no compiler is installed."""
+        """``only_fills_cache``: the model has fake tensors; a call compiles it and runs nothing.
+
+        Raises `UsageError` if no compiler is installed."""
         check_compiler(device)
         self.model = model
+        self._only_fills_cache = only_fills_cache
         self.graphs: dict[int, Graph] = {}
         self.breaks: Counter[str] = Counter()  # graph breaks by reason
         self.given: Mapping[str, Any] = choices or {}
@@ -243,6 +249,8 @@ class CompiledModel:
             modules.get(node.name, "") for node in graph.graph.nodes if node.op == "placeholder"
         ]
         compiled: Any = compile_fx(graph, inputs, config_patches=self._options)
+        if self._only_fills_cache:
+            return graph  # it runs on the fake tensors; the kernels cannot
 
         def run(*args: Any) -> Any:
             if self._observer is not None:  # one graph can serve several modules with the same code
@@ -436,6 +444,75 @@ class _CppKernel:
             tuple(_PARAMETER.findall(signature.rpartition(")")[0])),
             self.function,
         )
+
+
+class NeedsCard(Exception):
+    """Raised if the compiler wants to time operators on the card while it may not use the card."""
+
+
+@contextlib.contextmanager
+def without_card() -> Iterator[None]:
+    """While active, the compiler makes code for fake tensors on a card and does not use the card.
+
+    - PyTorch creates no CUDA context for fake tensors, and no tensor of a number is copied to the
+      card.
+    - Dynamo does not ask for the current stream.
+    - Operators on constants, which the compiler runs to find uniform tensors, run on the host.
+    - Generated kernels are compiled and not loaded. Further configurations that depend on the
+      registers of a loaded kernel are compiled at its first launch.
+    - If the compiler wants to time operators on the card, it gets the exception `NeedsCard`, and
+      refuses the model.
+    """
+    from torch._inductor.fx_passes import pad_mm
+    from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder as folder
+    from torch._inductor.runtime import benchmarking
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+    from torch._subclasses import fake_tensor
+
+    def nothing(*_: Any) -> None:
+        """Do nothing."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise NeedsCard("the compiler times operators on the card")
+
+    def timed_before(original: Callable[..., Any], key: Any) -> Any:
+        answer = original(key)
+        return refuse() if answer is None else answer
+
+    def on_host(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with _ConstantsOnHost():
+            return original(*args, **kwargs)
+
+    replacements: list[tuple[Any, str, Any]] = [
+        (fake_tensor, "init_gpu_context", nothing),
+        (fake_tensor.FakeTensorMode, "avoid_device_init", True),
+        (CachingAutotuner, "_make_launchers", nothing),
+        (CachingAutotuner, "_dynamic_scale_rblock", nothing),
+        (pad_mm, "get_cached_should_pad", _hooked(pad_mm.get_cached_should_pad, timed_before)),
+        (type(benchmarking.benchmarker), "benchmark", refuse),
+        (type(benchmarking.benchmarker), "benchmark_gpu", refuse),
+        (torch.accelerator, "is_available", lambda: False),
+        (folder, "__init__", _hooked(folder.__init__, on_host)),
+        (folder, "_deduce_value", _hooked(folder._deduce_value, on_host)),
+    ]
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in replacements:
+            stack.enter_context(replaced(owner, name, value))
+        yield
+
+
+class _ConstantsOnHost(TorchDispatchMode):
+    """While active, operators that name a card run on the host."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        args, kwargs = tree_map_only(torch.device, _host_instead, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _host_instead(device: torch.device) -> torch.device:
+    return torch.device("cpu") if device.type == "cuda" else device
 
 
 def _hooked(original: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..., Any]:

@@ -42,8 +42,11 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from farm.models.building import replaced
-from farm.models.tensor_kinds import (
+from farm.subjects.allow_list import LEAF_CLASSES
+from farm.subjects.collective_calls import local_part
+from farm.subjects.encoding import DescribedCall, storage_key, tensors_in, written_tensors
+from farm.types.replacement import replaced
+from farm.types.tensor_kinds import (
     WRAPPERS,
     bits_of,
     is_composite,
@@ -53,9 +56,6 @@ from farm.models.tensor_kinds import (
     refusal,
     with_bits,
 )
-from farm.subjects.allow_list import LEAF_CLASSES
-from farm.subjects.collective_calls import local_part
-from farm.subjects.encoding import DescribedCall, storage_key, tensors_in, written_tensors
 
 #: Largest integer tensor of the model or its inputs whose values are kept: two million token ids.
 MOST_BYTES = 2**24
@@ -144,8 +144,9 @@ class FakeTensors:
     """Replaces tensors and keeps their identity and strides: small integer tensors that have values
     become real copies, all others become fake tensors."""
 
-    def __init__(self, mode: FakeTensorMode, device: str) -> None:
-        self.mode, self.device = mode, torch.device(device)
+    def __init__(self, mode: FakeTensorMode, device: str, *, keeps_values: bool = True) -> None:
+        """``keeps_values``: False if small integer tensors become fake tensors, too."""
+        self.mode, self.device, self._keeps_values = mode, torch.device(device), keeps_values
         self.stands = self.device == torch.device(STANDS_FOR_A_CARD)
         self.on_card: dict[
             int, StorageWeakRef
@@ -177,7 +178,7 @@ class FakeTensors:
             self._replacements[id(tensor)] = (tensor, twin)
         if id(tensor) not in self._replacements:
             is_parameter, storage = isinstance(tensor, nn.Parameter), tensor.untyped_storage()
-            numbers_matter = not (
+            numbers_matter = self._keeps_values and not (
                 tensor.is_floating_point() or tensor.is_complex() or tensor.is_meta or fake
             )
             if numbers_matter and storage.nbytes() <= MOST_BYTES:
@@ -349,8 +350,9 @@ class FakeTensors:
 
     @contextlib.contextmanager
     def swapped_into(self, model: nn.Module) -> Iterator[None]:
-        """While active, all tensors of the model are replaced."""
-        undo: list[tuple[dict[str, Any], str, Any]] = []
+        """While active, all tensors of the model are replaced. Afterwards each module has the
+        attributes that it had before, without what a pass keeps on it."""
+        saved: list[tuple[dict[str, Any], dict[str, Any]]] = []
         visited: dict[int, bool] = {}
         try:
             for module in model.modules():
@@ -363,23 +365,24 @@ class FakeTensors:
                     module.__dict__,
                 )
                 for dictionary in dictionaries:
+                    saved.append((dictionary, dict(dictionary)))
                     for name, value in list(dictionary.items()):
-                        if name not in _OWN_ATTRIBUTES and _holds_tensors(value, visited):
-                            undo.append((dictionary, name, value))
-                            is_tensor = isinstance(value, torch.Tensor)
-                            dictionary[name] = (
-                                self.tensor(value, fake=leaf) if is_tensor else self.tree(value)
-                            )
+                        if name in _OWN_ATTRIBUTES:
+                            continue
+                        if isinstance(value, torch.Tensor):
+                            dictionary[name] = self.tensor(value, fake=leaf)
+                        elif _holds_tensors(value, visited) or _is_empty(value):
+                            dictionary[name] = self.tree(value)
                 if isinstance(module, nn.RNNBase):
                     # a list of its own parameters, passed to the kernel
-                    undo.append((module.__dict__, "_flat_weights", module._flat_weights))
                     module.__dict__["_flat_weights"] = [
                         getattr(module, name) for name in module._flat_weights_names
                     ]
             yield
         finally:
-            for dictionary, name, value in reversed(undo):
-                dictionary[name] = value
+            for dictionary, before in reversed(saved):
+                dictionary.clear()
+                dictionary.update(before)
 
 
 def actual_device(tensor: torch.Tensor) -> torch.device:
@@ -409,6 +412,24 @@ def holds_other_tensors(model: nn.Module) -> bool:
             if name not in skipped and _holds_tensors(value, visited):
                 return True
     return False
+
+
+def held_tensors(model: nn.Module) -> dict[int, torch.Tensor]:
+    """The tensors of a model that are no parameters, by their ids: buffers, and what its modules
+    keep in other attributes.
+    """
+    tensors: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        others = [value for name, value in vars(module).items() if name not in _OWN_ATTRIBUTES]
+        tensors |= {
+            id(tensor): tensor for tensor in tensors_in([*module._buffers.values(), *others])
+        }
+    return tensors
+
+
+def _is_empty(value: Any) -> bool:
+    """True for a container that a pass may fill with tensors."""
+    return type(value) in (dict, list) and not value
 
 
 def _holds_tensors(value: Any, visited: dict[int, bool]) -> bool:
@@ -574,6 +595,8 @@ class _RealIntegers(TorchDispatchMode):
         most = max(
             self.made, 8 * sum(tensor.nbytes for tensor in real)
         )  # also integers from booleans
+        if not real and not any(tensor.numel() for tensor in tensors_in(out)):
+            return False  # it has no values, and a model may resize it to be like a fake tensor
         return all(tensor.untyped_storage().nbytes() <= most for tensor in tensors_in(out))
 
     def _run_packing(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -734,6 +757,8 @@ def _repeatable_kind(func: Any) -> str:
         if argument.alias_info and argument.alias_info.is_write
     ]
     in_place = written == ["self"] == [schema.arguments[0].name] and len(schema.returns) == 1
+    if schema.name.startswith("aten::resize"):  # its tags do not say that the layout changes
+        return ""
     return "in place" if in_place and torch.Tag.inplace_view not in func.tags else ""
 
 

@@ -23,7 +23,7 @@ import torch
 from torch._ops import HigherOrderOperator
 
 from farm.errors import UnseenOperators, location_of_model
-from farm.models.building import replaced
+from farm.types.replacement import replaced
 
 #: The operators that eager mode runs as Python code, by the names that PyTorch gives them.
 _PYTHON = frozenset(

@@ -8,7 +8,7 @@ equal those of the original call, because they decide which kernels run."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,14 +17,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from farm.errors import Unmeasurable
-from farm.models.tensor_kinds import with_bits
 from farm.operators.deciding_values import check_values, write_values
 from farm.operators.input_values import fill
 from farm.subjects.encoding import decode, dtype_of, storage_key, tensors_in
 from farm.subjects.label import label_of
 from farm.subjects.registry import kind_of
-from farm.subjects.values import storage_users
+from farm.subjects.values import Fill, storage_users
 from farm.types.protocol import configurations
+from farm.types.tensor_kinds import with_bits
 from farm.types.tuple import OperatorTuple, TensorSpec
 
 #: More than the memory of any card.
@@ -197,13 +197,21 @@ def rebuild(
         generator = torch.Generator(device=device).manual_seed(seed)
         written = written_inputs(spec)
         with torch.no_grad():
-            for storage, (index, *_) in storage_users(spec).items():
-                values = kind.values(spec, index, written)
-                fill(storages[storage], spec.tensors[index], values, generator)
+            for storage, indices in storage_users(spec).items():
+                values = [kind.values(spec, index, written) for index in indices]
+                strictest = _strictest(values)
+                fill(storages[storage], spec.tensors[indices[0]], strictest, generator)
             rebuilt = Rebuilt(spec, device, storages)
             write_values(spec, rebuilt.tensors)
             return rebuilt
     return Rebuilt(spec, device, storages)
+
+
+def _strictest(values: Sequence[Fill]) -> Fill:
+    """The values of a storage that several tensors share: indices valid in each of them."""
+    if any(fill.form != "index" for fill in values):
+        return values[0]
+    return min(values, key=lambda fill: fill.shift + fill.bound)
 
 
 @functools.lru_cache(maxsize=8192)
@@ -325,7 +333,7 @@ def offloadable(spec: OperatorTuple) -> tuple[tuple[int, ...], int]:
 
     Output storages are allocated and returned by a call. Their count is 0 if it does not run on
     fake tensors. The cache has room for the tuples of the largest model: a job fills it before the
-    transaction that plans the placements (`farm.jobs.create`)."""
+    transaction that plans the placements (`farm.jobs.slow_memory`)."""
     on_host = kind_of(spec).host_storages(spec)
     inputs = tuple(
         number

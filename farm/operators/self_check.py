@@ -69,10 +69,11 @@ def checked(
     Args:
         device_type: that for which the pass was captured. Without a card, fake tensors of the CPU
             stand for a card.
-        corrected: only of a training step.
+        corrected: as the capture corrects the outputs of fake operators.
     """
-    stands = device_type == "cuda" and captured.device_type == "cpu"
-    device = STANDS_FOR_A_CARD if stands else captured.device_type
+    device = captured.device_type
+    if captured.stands_for(device_type):
+        device = STANDS_FOR_A_CARD
     with contextlib.ExitStack() as stack:
         fakes: list[FakeTensors] = []  # made for the first tuple that is new in this process
 
@@ -208,6 +209,8 @@ def _traced(rebuilt: Rebuilt, fakes: FakeTensors | None, corrected: Corrected | 
 
     def call(func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **kwargs)
+        if fakes is not None and corrected is not None:
+            out = corrected(func, args, out)
         if recorder.costs_something(func, args, kwargs, out):
             costly.append(str(func))
         return out

@@ -30,9 +30,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from farm.errors import UnseenOperators, location_in, location_of_model
-from farm.models.building import replaced
 from farm.operators import higher_order
 from farm.subjects.encoding import costs_something, tensors_in
+from farm.types.replacement import replaced
 
 NOT_COMPILED = (
     "Measure the whole model compiled, with --compile. Or measure it uncompiled: leave out "

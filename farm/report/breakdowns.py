@@ -14,8 +14,8 @@ from sqlmodel import Session, col, func, select
 
 from farm.errors import FarmError
 from farm.store import tables
+from farm.store.captures import plain_ids
 from farm.store.columns import OPERATOR, PROTOCOL
-from farm.store.content import plain_ids
 from farm.store.database import by_key, fetch_values
 from farm.types.fields import cost_json, figure_json
 from farm.types.figure import Figure, PassCost, figure_of, share_of, value_of

@@ -17,8 +17,8 @@ from farm.report.comparison import ComparedKernels, ComparedRow
 from farm.report.matching import Counted
 from farm.report.operators import paths_of, pattern_of, patterns_of
 from farm.store import tables
+from farm.store.captures import PlacedCall, placed_calls
 from farm.store.columns import OPERATOR
-from farm.store.content import PlacedCall, placed_calls
 from farm.store.database import fetch_values
 from farm.types.figure import value_of
 from farm.verdict.cost_line import CostLine

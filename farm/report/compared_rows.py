@@ -15,7 +15,7 @@ from farm.report.compared_side import ComparedModel, LoadedSide, covered_share
 from farm.report.comparison import ComparedRow, Made, RowSide
 from farm.report.matching import Counted, Matching, Pair
 from farm.store import tables
-from farm.store.content import counts
+from farm.store.captures import counts
 from farm.store.database import by_key
 from farm.types.figure import Figure, PassCost, total_of
 from farm.types.format import percent

@@ -25,7 +25,7 @@ from farm.report.card_spread import LEAST_ON_CARDS, Quantity, card_spread
 from farm.report.compare import compare
 from farm.report.comparison import ComparedRow, Side, SideComparison
 from farm.store import tables
-from farm.store.content import DOUBTFUL
+from farm.store.reuse import DOUBTFUL
 from farm.types.figure import Figure, share_of, total_of, value_of
 from farm.types.format import ENERGY, TIME, percent, plural
 from farm.types.format import quantity as in_unit

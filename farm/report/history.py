@@ -17,7 +17,8 @@ from sqlmodel import Session, col, select
 
 from farm.errors import NoReadings, did_you_mean
 from farm.report.gate import student_t
-from farm.store.content import UNSOUND, stored_variant
+from farm.store.content import stored_variant
+from farm.store.reuse import UNSOUND
 from farm.store.tables import Job, ModelVariant, ProtocolRow, ReadingRow, SoftwareRow
 from farm.types.fields import cost_json, figure_json
 from farm.types.figure import Figure, PassCost, figure_of

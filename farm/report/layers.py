@@ -24,8 +24,8 @@ from farm.errors import TupleRejected, UsageError
 from farm.errors.safe_text import cell, printable
 from farm.report.report import Report
 from farm.store import tables
+from farm.store.captures import PlacedCall, placed_calls
 from farm.store.columns import OPERATOR
-from farm.store.content import PlacedCall, placed_calls
 from farm.store.database import by_key, fetch_values
 from farm.subjects.label import call_of
 from farm.subjects.parsing import parse

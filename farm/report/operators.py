@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlmodel import Session, col, select
 
@@ -24,6 +24,9 @@ from farm.types.roofline import Roofline, roofline_of
 from farm.types.tuple import NeededTuple
 from farm.verdict.cost_line import CostLine
 from farm.verdict.model_readings import known_tuples
+
+if TYPE_CHECKING:
+    from farm.training.extract import Extraction
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
@@ -76,14 +79,12 @@ class Operators:
         }
 
 
-def operators(variant: Variant, roofline: Roofline | None = None) -> Operators:
-    """Extract the tuples of a variant and count the cost of each. Imports torch; measures nothing.
-    The cost shares are estimates for a generic GPU without a `roofline`. Raises `CaptureError` and
-    the errors of `farm.models.catalog`."""
-    from farm.training.extract import extract
-
+def operators(
+    variant: Variant, extracted: Extraction, roofline: Roofline | None = None
+) -> Operators:
+    """The tuples of a variant with the cost of each. The cost shares are estimates for a generic
+    GPU without a `roofline`."""
     peaks = roofline or roofline_of("cuda", "", dtype=variant.computes_in)
-    extracted = extract(variant)
     gaps, refusal = extracted.capture.gaps, extracted.refusal(variant.model)
     needed = extracted.needed()
     mismatches = {entry.label: entry.mismatch for entry in needed if entry.mismatch}
@@ -130,18 +131,16 @@ class ComparedInputs:
         return vars(self) | {"calls": [vars(row) for row in self.calls]}
 
 
-def compare_inputs(a: Variant, b: Variant) -> ComparedInputs:
-    """Capture a model with two inputs, and pair their calls by module, operator and order. Raises
-    as `operators`, and the refusal of either capture."""
+def compare_inputs(name: str, *sides: Extraction) -> ComparedInputs:
+    """Pair the calls of a model with two inputs by module, operator and order. Raises the refusal
+    of either capture. ``name``: of the model, for messages."""
     from farm.subjects.label import label_of
-    from farm.training.extract import extract
 
-    sides = [extract(variant) for variant in (a, b)]
     placed: list[dict[tuple[str, str, int], str]] = []
     labels: dict[str, str] = {"": ""}
     flops: dict[str, int] = {"": 0}
-    for variant, side in zip((a, b), sides, strict=True):
-        refusal = side.refusal(variant.model)
+    for side in sides:
+        refusal = side.refusal(name)
         if refusal is not None:
             raise refusal
         labels |= {id_: label_of(spec) for id_, spec in side.capture.tuples.items()}
@@ -174,25 +173,9 @@ def compare_inputs(a: Variant, b: Variant) -> ComparedInputs:
     )
 
 
-def operators_or_kernels(
-    variant: Variant,
-    device_type: str,
-    ask: Callable[[Callable[[Session], Operators]], Operators],
-) -> Operators:
-    """Return the tuples of a variant: extracted, or the stored ones of a compiled model. ``ask``
-    calls a function with a session of a database. Raises as `operators` and
-    `compiled_operators`."""
-    if not variant.compile:
-        return operators(variant)
-    return ask(lambda session: compiled_operators(session, variant, device_type))
-
-
 def compiled_operators(session: Session, variant: Variant, device_type: str) -> Operators:
     """Return the stored kernels and library calls of a compiled variant, of the card model that
     compiled it last. Raises `NoReadings` if no card has compiled it."""
-    from farm.training.version import versioned
-
-    variant = versioned(variant)
     capture = tables.Capture
     observed = select(capture).where(
         capture.variant_id == variant.id, col(capture.compiled).is_not(None)

@@ -20,37 +20,36 @@ Bound = Literal["compute", "memory", "launch"]
 
 @dataclass(frozen=True)
 class Rates:
-    """The rates of some equal calls.
+    """The rates of the calls of a line.
 
     Attributes:
-        time_us: of one call; 0 if the calls are not measured.
-        flops, bytes_moved: of one call.
-        time_share: of all calls in the sum over the model; None if they are not measured.
+        time_share: of all its calls in the sum over the model; None if they are not measured.
+        peaks: of the card.
     """
 
-    calls: int
-    time_us: float
-    flops: int
-    bytes_moved: int
+    line: CostLine
     time_share: float | None
     peaks: Roofline
 
     @classmethod
     def of(cls, line: CostLine, total_us: float, peaks: Roofline) -> Self:
         """The rates of a line's calls. `total_us`: the sum of the model."""
-        time_us = line.time_us.value if line.time_us else 0.0
-        return cls(
-            calls=line.count,
-            time_us=time_us,
-            flops=line.subject.flops,
-            bytes_moved=line.subject.bytes_moved,
-            time_share=share_of(line.total_us, total_us) if time_us else None,
-            peaks=peaks,
-        )
+        measured = line.time_us is not None and line.time_us.value
+        return cls(line, share_of(line.total_us, total_us) if measured else None, peaks)
+
+    @property
+    def time_us(self) -> float:
+        """The time of one call; 0 if the calls are not measured."""
+        return self.line.time_us.value if self.line.time_us else 0.0
+
+    @property
+    def flops(self) -> int:
+        """The FLOPs of one call."""
+        return self.line.subject.flops
 
     @property
     def bytes_per_s(self) -> float | None:
-        return self.bytes_moved / (self.time_us * 1e-6) if self.time_us else None
+        return self.line.subject.bytes_moved / (self.time_us * 1e-6) if self.time_us else None
 
     @property
     def flops_per_s(self) -> float | None:
@@ -77,7 +76,7 @@ class Rates:
     def excess_us(self) -> float:
         """The time of all calls above that of calls at the peak rates; 0 if not measured."""
         least_us = max(self.ideal_us, self.peaks.launch_floor_us)
-        return self.calls * max(self.time_us - least_us, 0.0)
+        return self.line.count * max(self.time_us - least_us, 0.0)
 
     @property
     def improvable(self) -> bool:
@@ -91,7 +90,7 @@ class Rates:
 
     @property
     def _memory_s(self) -> float:
-        return self.bytes_moved / self.peaks.bytes_per_s
+        return self.line.subject.bytes_moved / self.peaks.bytes_per_s
 
     def to_json(self) -> dict[str, Any]:
         return {

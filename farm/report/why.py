@@ -20,7 +20,7 @@ from farm.errors import NoReadings
 from farm.report.rates import MOST_OF_ROOFLINE, Rates
 from farm.report.report import Report, build
 from farm.store import tables
-from farm.store.content import PlacedCall, placed_calls
+from farm.store.captures import PlacedCall, placed_calls
 from farm.types.figure import share_of
 from farm.types.format import TIME, few, percent, plural, quantity
 from farm.types.request import Request

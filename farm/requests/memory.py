@@ -194,7 +194,7 @@ def _bytes_of(values: Any) -> int:
     import torch
     from torch.utils import _pytree
 
-    from farm.models.tensor_kinds import bytes_of
+    from farm.types.tensor_kinds import bytes_of
 
     return bytes_of(
         value for value in _pytree.tree_leaves(values) if isinstance(value, torch.Tensor)

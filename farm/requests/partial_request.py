@@ -22,6 +22,7 @@ from farm.types.tuple import short_name_of
 
 if TYPE_CHECKING:
     from farm.models.resolved import ResolvedModel
+    from farm.training.extract import Extraction
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,18 @@ class ResolvedVariant:
     def differences(self) -> list[str]:
         """Lines about what differs between a user's model and the measured one."""
         return self.model.differences(self.variant)
+
+    def versioned(self) -> Variant:
+        """See `farm.training.version.versioned`."""
+        from farm.training.version import versioned
+
+        return versioned(self.variant, self.model)
+
+    def extraction(self) -> Extraction:
+        """See `farm.training.extract.extract`."""
+        from farm.training.extract import extract
+
+        return extract(self.variant, model=self.model)
 
 
 def usual_variant(name: str, card_kind: str, **fields: Any) -> ResolvedVariant:

@@ -75,6 +75,8 @@ class Settings(BaseSettings):
     compiler_cache_gib: float = Field(
         8, ge=0
     )  # beyond it, the oldest files are removed at the start of a compilation
+    # that compile models ahead of their turn on this host, together; 0: none
+    compile_processes: int = Field(default=0, ge=0)
     lock_dir: Path = Field(
         default_factory=_lock_dir
     )  # of the cards' locks, shared by all workers of the host

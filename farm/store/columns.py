@@ -27,6 +27,8 @@ SOFTWARE = columns_of(tables.SoftwareRow)
 VARIANT = columns_of(tables.ModelVariant)
 VERDICT = columns_of(tables.VerdictRow)
 
+#: The items that run a whole model, also those that only compile it.
+RUN_WHOLES = ITEM.subject_kind == "variant"
 #: The readings of tuples, and of whole models.
 OF_TUPLES = READING.subject_kind == "operator"
 OF_WHOLES = READING.subject_kind == "variant"

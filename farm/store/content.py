@@ -1,5 +1,4 @@
-"""Store and query software, protocols, operators, variants, token ids, captures with calls,
-readings; reuse readings.
+"""Store and query software, protocols, operators, variants, token ids and readings.
 
 Most ids are hashes of the row's content: if two processes write the same row, the second write does
 nothing."""
@@ -10,43 +9,23 @@ import contextlib
 import dataclasses
 import math
 import uuid
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-import sqlalchemy
-from sqlalchemy import insert, update
-from sqlmodel import Session, SQLModel, col, func, select
+from sqlmodel import Session, SQLModel, col, select
 
 from farm.errors import TupleRejected, Unreadable, UsageError
-from farm.operators.captured import CapturedCall
 from farm.store import tables
-from farm.store.columns import READING, columns_of
-from farm.store.database import Database, among, database_now, fetch, fetch_values, read_clock_s
-from farm.store.tables import CardRow, ItemRole, Job, ReadingRow, SoftwareRow
+from farm.store.columns import VARIANT, columns_of
+from farm.store.database import among, database_now, fetch_values
+from farm.store.tables import SoftwareRow
 from farm.subjects.label import label_of
 from farm.subjects.parsing import parse
-from farm.types.deciding import declared_operators, lacks_values
-from farm.types.details import Details
 from farm.types.fields import names_of
-from farm.types.protocol import Protocol, Software, Stopping, Subject, Variant
-from farm.types.reading import Reading, Verification, method_of
-from farm.types.request import Request
+from farm.types.protocol import Protocol, Software, Subject, Variant
+from farm.types.reading import Reading
 from farm.types.tokens import Tokens, TokensRejected, hold_tokens, holds_tokens, tokens_of_text
 from farm.types.tuple import Cost, OperatorTuple
-from farm.types.value_profiles import class_of
-
-if TYPE_CHECKING:
-    from farm.training.extract import Extraction
-
-#: The key of a capture: for a model, captures with equal values in these columns are
-#: interchangeable.
-CAPTURE_KEY = ("variant_id", "device_type", "grad", "torch", "launch", "card_model")
-
-
-#: The origins of captures of this farm.
-OWN_CAPTURES = ("observed", "predicted")
 
 
 def insert_new(session: Session, table: type[SQLModel], rows: list[dict[str, Any]]) -> None:
@@ -71,8 +50,14 @@ def store_software(session: Session, software: Software) -> str:
 
 
 def store_protocol(session: Session, protocol: Protocol) -> str:
-    columns = {name: getattr(protocol, name) for name in ("id", "launch", "residency", "data")}
-    insert_new(session, tables.ProtocolRow, [{**columns, "spec": protocol.to_json()}])
+    row = {
+        "id": protocol.id,
+        "launch": protocol.launch,
+        "residency": protocol.residency,
+        "data": protocol.data,
+        "spec": protocol.to_json(),
+    }
+    insert_new(session, tables.ProtocolRow, [row])
     return protocol.id
 
 
@@ -80,7 +65,10 @@ def store_operators(session: Session, operators: Mapping[OperatorTuple, Cost]) -
     stored_ids = fetch_values(session, [col(tables.Operator.id)], (spec.id for spec in operators))
     rows = [
         {
-            **{name: getattr(spec, name) for name in ("id", "short_name", "kind", "training")},
+            "id": spec.id,
+            "short_name": spec.short_name,
+            "kind": spec.kind,
+            "training": spec.training,
             "schema_version": spec.to_json()["schema"],
             "name": spec.operator,
             "label": label_of(spec),
@@ -131,16 +119,21 @@ def other_dtypes(session: Session, variant: Variant) -> Sequence[str]:
 
 def _same(variant: Variant, *without: str) -> list[Any]:
     """The conditions for variants with the same fields, except the fields ``without``."""
-    names = [name for name in names_of(Variant) if name not in without]
-    return [getattr(tables.ModelVariant, name) == getattr(variant, name) for name in names]
+    fields = dataclasses.asdict(variant).items()
+    return [VARIANT[name] == value for name, value in fields if name not in without]
 
 
 def store_tokens(session: Session, tokens: Tokens) -> str:
     """Store token ids; return the id with which `find_tokens` finds them on any host."""
-    columns = {
-        name: getattr(tokens, name) for name in ("id", "batch", "length", "row_lengths", "padding")
+    row = {
+        "id": tokens.id,
+        "batch": tokens.batch,
+        "length": tokens.length,
+        "row_lengths": tokens.row_lengths,
+        "padding": tokens.padding,
+        "packed": tokens.compressed(),
     }
-    insert_new(session, tables.TokenInput, [{**columns, "packed": tokens.compressed()}])
+    insert_new(session, tables.TokenInput, [row])
     return tokens.id
 
 
@@ -177,72 +170,6 @@ def find_tokens(session: Session, tokens_id: str) -> Tokens:
     raise Unreadable(
         f"The stored token ids {tokens_id} were changed: {reason}.",
         "Restore the database from a backup.",
-    )
-
-
-def find_capture(session: Session, like: tables.Capture) -> int | None:
-    """Return the id of the capture with the variant, device type, grad mode, torch version and
-    launch of ``like``. Prefer an observed capture to a predicted one. Imported captures are not
-    used. None if there is no capture."""
-    same = [getattr(tables.Capture, name) == getattr(like, name) for name in CAPTURE_KEY]
-    is_own = col(tables.Capture.origin).in_(OWN_CAPTURES)
-    return session.exec(
-        select(tables.Capture.id).where(*same, is_own).order_by(col(tables.Capture.origin))
-    ).first()
-
-
-def store_capture(session: Session, calls: Iterable[CapturedCall], capture: tables.Capture) -> int:
-    """Store a capture with its calls if it is new; return its id. The caller has stored its
-    operators.
-    """
-    same = [
-        getattr(tables.Capture, name) == getattr(capture, name) for name in (*CAPTURE_KEY, "origin")
-    ]
-    if (stored_id := session.exec(select(tables.Capture.id).where(*same)).first()) is not None:
-        return stored_id
-    capture.created_at_s = database_now()  # type: ignore[assignment]
-    session.add(capture)
-    session.flush()
-    assert capture.id is not None
-    copied = ("module_path", "reads", "writes", "part", "owner")
-    rows = [
-        {
-            "capture_id": capture.id,
-            "call_index": call.index,
-            "operator_id": call.tuple_id,
-            **{name: getattr(call, name) for name in copied},
-        }
-        for call in calls
-    ]
-    if rows:
-        session.execute(insert(tables.Call), rows)
-    return capture.id
-
-
-def store_extraction(
-    session: Session, variant: Variant, extraction: Extraction, capture: tables.Capture
-) -> int:
-    """Store a variant with its operators and its predicted capture; return the id of the
-    capture.
-    """
-    captured = extraction.capture
-    store_operators(
-        session, {spec: extraction.costs[tuple_id] for tuple_id, spec in captured.tuples.items()}
-    )
-    costs = {name: getattr(extraction, name) for name in ("flops", "model_flops", "bytes_moved")}
-    store_variant(session, variant, **costs)
-    if captured.mismatches:
-        capture.verification = Verification(mismatches=captured.mismatches).to_json()
-    return store_capture(session, captured.calls, capture)
-
-
-def mismatches(session: Session, capture_id: int) -> Mapping[str, str]:
-    """Return tuple id -> why its reading would not be that of the model's calls, for the tuples of
-    a capture.
-    """
-    return (
-        Verification.from_json(session.get_one(tables.Capture, capture_id).verification).mismatches
-        or {}
     )
 
 
@@ -298,352 +225,6 @@ def storable_text(text: str) -> str:
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
 
 
-# ----- calls of captures
-
-
-def store_values(
-    session: Session,
-    capture_id: int,
-    seen: Mapping[tuple[str, str], Sequence[list[dict[str, Any] | None]]],
-) -> None:
-    """Store the observed input values of each call. Calls are matched by module path, operator and
-    order. A call without a match, or with another number of activations, gets an empty list: its
-    values are unknown."""
-    met: Counter[tuple[str, str]] = Counter()
-    rows = []
-    query = _calls(capture_id, tables.Operator.spec, tables.Call.call_index)
-    for path, name, spec, index in session.execute(query).all():
-        key = (path, name)
-        profiles = seen.get(key, ())
-        data = list(profiles[met[key]]) if met[key] < len(profiles) else []
-        met[key] += 1
-        tensors = spec.get("tensors", ())
-        activations = sum(tensor["role"] == "activation" for tensor in tensors)
-        held_tensors = sum(
-            tensor["role"] != "activation" and not tensor.get("name") for tensor in tensors
-        )
-        fits = len(data) in (activations, activations + held_tensors)
-        rows.append({"capture_id": capture_id, "call_index": index, "data": data if fits else []})
-    if rows:
-        session.execute(update(tables.Call), rows)
-
-
-def _calls(capture_id: int, *columns: Any) -> Any:
-    """Return a query for the module path, operator and these columns of each call of a capture, in
-    order.
-    """
-    call, operator = tables.Call, tables.Operator
-    query: Any = sqlalchemy.select(call.module_path, operator.name, *columns)  # type: ignore[call-overload]
-    query = query.join(operator, col(operator.id) == col(call.operator_id))
-    return query.where(call.capture_id == capture_id).order_by(col(call.call_index))
-
-
-def stored_values(
-    session: Session, capture_id: int
-) -> dict[tuple[str, str], list[list[dict[str, Any] | None]]]:
-    with_data = _calls(capture_id, tables.Call.data).where(col(tables.Call.data).is_not(None))
-    data_of: dict[tuple[str, str], list[list[dict[str, Any] | None]]] = defaultdict(list)
-    for path, name, data in session.execute(with_data):
-        data_of[path, name].append(list(data or []))
-    return data_of
-
-
-@dataclass(frozen=True)
-class PlacedCall:
-    """One call of a capture with its module path and the value profile that it is measured with."""
-
-    index: int
-    module_path: str
-    operator_id: str
-    data: str
-
-
-def placed_calls(session: Session, capture_id: int, data: str) -> list[PlacedCall]:
-    """Return the calls of a capture in order. ``data``: `Protocol.data`; any value but `seen`
-    applies to all calls.
-    """
-    call = tables.Call
-    query = select(call.call_index, call.module_path, call.operator_id, call.data).where(
-        call.capture_id == capture_id
-    )
-    return [
-        PlacedCall(index, path, operator_id, class_of(seen) if data == "seen" else data)
-        for index, path, operator_id, seen in session.exec(query.order_by(col(call.call_index)))
-    ]
-
-
-def classes(session: Session, capture_id: int, data: str) -> dict[tuple[str, str], int]:
-    """Return (tuple id, value profile) -> number of calls, sorted by first call. `data`: as in
-    `placed_calls`.
-    """
-    return dict(
-        Counter((call.operator_id, call.data) for call in placed_calls(session, capture_id, data))
-    )
-
-
-def predicted_counts(
-    database: Database, capture_id: int, job_id: str, card_id: str
-) -> tuple[dict[str, int], bool]:
-    """Return (tuple id -> number of calls, whether the job must verify these calls on a card).
-
-    For a real card the ids are those of tuples without values that decide their work: a card shows
-    other values than a prediction, or the first ones.
-
-    The job must, unless a card has verified them since the job started. A verification also
-    measures the calls in the running model, and these times must be as new as the reading of the
-    whole model. A job with ``--within`` or ``--budget`` saves this time if a card of the same model
-    has ever verified the calls."""
-    with database.read() as session:
-        verification = Verification.from_json(
-            session.get_one(tables.Capture, capture_id).verification
-        )
-        job, before = session.get_one(Job, job_id), session.get(CardRow, verification.card or "")
-        card = session.get_one(CardRow, card_id)
-        short = job.request.get("within") or job.request.get("budget_s")
-        verified_before = (
-            short
-            and before is not None
-            and before.model == card.model
-            and verification.ran_as(job.request)
-        )
-        # A time in the future is of before the clock was set back.
-        since_s, now_s = job.created_at_s, read_clock_s(session)
-        verified = verification.read_at_s is not None and (
-            verified_before or since_s <= verification.read_at_s <= now_s
-        )
-        old = not verified
-        if card.is_simulated:
-            return counts(session, capture_id), old
-        return _counts_without_values(session, capture_id), old or bool(
-            lacking_values(session, capture_id)
-        )
-
-
-def _counts_without_values(session: Session, capture_id: int) -> dict[str, int]:
-    """Return id of a tuple without values that decide its work -> number of calls in a capture."""
-    numbers, plain = Counter[str](), plain_ids(session, capture_id)
-    for tuple_id, number in counts(session, capture_id).items():
-        numbers[plain.get(tuple_id, tuple_id)] += number
-    return dict(numbers)
-
-
-def plain_ids(session: Session, capture_id: int) -> dict[str, str]:
-    """Return the id of each tuple of a capture that may describe values -> the id of the same call
-    without them.
-    """
-    return {spec.id: spec.without_values.id for spec in _may_have_values(session, capture_id)}
-
-
-def lacking_values(session: Session, capture_id: int) -> set[str]:
-    """Return the ids of the tuples of a capture whose work is unknown: no card has shown the values
-    that decide it.
-    """
-    return {spec.id for spec in _may_have_values(session, capture_id) if lacks_values(spec)}
-
-
-def _may_have_values(session: Session, capture_id: int) -> Iterator[OperatorTuple]:
-    """Yield the tuples of a capture whose operator has an input whose values decide its work."""
-    call, operator = tables.Call, tables.Operator
-    called = select(call.operator_id).where(call.capture_id == capture_id)
-    query = select(operator.spec).where(
-        col(operator.id).in_(called), col(operator.name).in_(declared_operators())
-    )
-    for spec in session.exec(query):
-        with contextlib.suppress(TupleRejected):  # as in tests with simulated cards
-            yield parse(spec)
-
-
-def counts(session: Session, capture_id: int) -> dict[str, int]:
-    """Return tuple id -> number of calls in a capture."""
-    call = tables.Call
-    query = (
-        select(call.operator_id, func.count())
-        .where(call.capture_id == capture_id)
-        .group_by(col(call.operator_id))
-    )
-    return {operator_id: int(number) for operator_id, number in session.execute(query)}
-
-
-def store_observed(
-    database: Database,
-    capture_id: int,
-    observed: Mapping[str, Any] | None,
-    found: Verification,
-    *,
-    card_id: str,
-) -> int | None:
-    """Store the verification of a predicted capture. If the observed calls differ, store them as a
-    capture too. ``observed``: the validated result of the card's benchmark process. Returns the id
-    of the new capture, or None."""
-    with database.write() as session:
-        predicted = session.get_one(tables.Capture, capture_id)
-        observed_calls = [CapturedCall(**call) for call in observed["calls"]] if observed else []
-        stored_calls = [
-            call.operator_id
-            for call in session.execute(_calls(capture_id, tables.Call.operator_id))
-        ]
-        is_same = not observed_calls or stored_calls == [call.tuple_id for call in observed_calls]
-        found = _labelled(session, found)
-        if not is_same and predicted.origin == "observed" and found.matches:
-            found = _with_other_values(found)
-        unlike = {**mismatches(session, capture_id), **(found.mismatches or {})} or None
-        verification = dataclasses.replace(
-            found, card=card_id, read_at_s=read_clock_s(session), mismatches=unlike
-        )
-        predicted.verification = verification.to_json()
-        if observed is None or is_same:
-            return None
-        specs = {spec.id: spec for spec in map(parse, observed["tuples"].values())}
-        store_operators(
-            session, {specs[tuple_id]: Cost(**cost) for tuple_id, cost in observed["costs"].items()}
-        )
-        same = {name: getattr(predicted, name) for name in CAPTURE_KEY}
-        kept = tables.Capture(
-            **same,
-            origin="observed",
-            card_id=card_id,
-            verification=verification.to_json(),
-            compiled=observed.get("compiled"),
-        )
-        observed_id = store_capture(session, observed_calls, kept)
-        if values := stored_values(session, capture_id):
-            store_values(session, observed_id, values)
-        return observed_id
-
-
-def _with_other_values(found: Verification) -> Verification:
-    """Say that a card showed other values than those of the capture, whose tuples were measured."""
-    text = "the values that decide the work of some calls are not those of the measured tuples"
-    differences = (*(found.differences or ()), text)
-    return dataclasses.replace(
-        found, matches=False, differences=differences, difference_count=len(differences)
-    )
-
-
-def _labelled(session: Session, found: Verification) -> Verification:
-    """Replace the ids of missing tuples in a verification by labels, which the benchmark process
-    does not know.
-    """
-    labels = {
-        row.id: row.label for row in fetch(session, tables.Operator, found.missing or ()).values()
-    }
-
-    def named(difference: str) -> str:
-        words, _, last = difference.rpartition(" ")
-        return f"{words} {labels[last]}" if last in labels else difference
-
-    return dataclasses.replace(found, differences=tuple(map(named, found.differences or ())))
-
-
-# ---- reuse of readings
-
-
-def find_readings(
-    session: Session,
-    items: Sequence[Any],
-    request: Request,
-    software_id: str,
-    card_ids: Collection[str],
-) -> list[ReadingRow | None]:
-    """Return for each item the reading to reuse, or None. Readings of the chosen cards
-    (``card_ids``) are preferred.
-    """
-    if request.reuse == "none":
-        return [None] * len(items)
-    candidates: dict[tuple[str, str], list[ReadingRow]] = defaultdict(list)
-    query = select(ReadingRow).where(
-        col(ReadingRow.protocol_id).in_({item.protocol_id for item in items}),
-        ReadingRow.software_id == software_id,
-        col(ReadingRow.simulated).is_(False),
-    )
-    if request.reuse != "imported":
-        query = query.where(ReadingRow.origin == "")
-    for (reading,) in among(
-        session, query, ReadingRow.subject_id, (item.subject_id for item in items)
-    ):
-        candidates[reading.subject_id, reading.protocol_id].append(reading)
-    return [
-        _best(candidates[item.subject_id, item.protocol_id], item, request, card_ids)
-        for item in items
-    ]
-
-
-def software_of_groups(session: Session, cards: Sequence[CardRow]) -> str | None:
-    """Return the id of the software with which these cards measure together; None if it is unknown
-    or differs.
-    """
-    libraries = {(card.software_id, (card.links or {}).get("communication", "")) for card in cards}
-    software_id, communication = libraries.pop()
-    row = (
-        session.get(SoftwareRow, software_id)
-        if software_id and communication and not libraries
-        else None
-    )
-    return (
-        dataclasses.replace(row.value, communication=communication).id if row is not None else None
-    )
-
-
-def _best(
-    readings: Iterable[ReadingRow], item: Any, request: Request, card_ids: Collection[str]
-) -> ReadingRow | None:
-    """Return the reading to reuse for an item, or None. Readings of chosen cards come first, then
-    the newest.
-    """
-    if item.role == ItemRole.COMPILE:
-        return None
-    if item.role != "tuple":
-        serving = [reading for reading in readings if reading.card_id == item.card_id]
-    elif request.reuse == "card":
-        serving = [reading for reading in readings if reading.card_id in card_ids]
-    else:
-        serving = [reading for reading in readings if reading.card_model == item.card_model]
-    stopping = request.stopping.allowing(item.half_width)
-    serving = [reading for reading in serving if satisfies(reading, stopping)]
-    return max(
-        serving,
-        key=lambda reading: (reading.card_id in card_ids, reading.created_at_s),
-        default=None,
-    )
-
-
-#: Flags of doubtful readings: a repetition may be better.
-DOUBTFUL = {"shared", "starved", "throttled_thermal", "canary_off"}
-UNSOUND = DOUBTFUL | {"busy_host"}  # by other programs, also on a CPU
-
-
-def sound(reading: ReadingRow) -> bool:
-    """True if the reading has the current method of its card and no doubtful flag."""
-    current = method_of(reading.card_id)
-    return Details.from_json(reading.details).method == current and not DOUBTFUL & set(
-        reading.flags
-    )
-
-
-def tells_others(flags: Iterable[str] | None) -> bool:
-    """True if a reading with these flags may be used outside its job: no doubtful flag, and no
-    study.
-    """
-    return not (DOUBTFUL | {"study"}) & set(flags or ())
-
-
-def sound_readings(
-    session: Session, card_model: str, names: Iterable[str], *chosen: Any
-) -> Iterator[Any]:
-    """Yield columns of the usable readings of a card model, oldest first: without simulations and
-    studies.
-    """
-    query = sqlalchemy.select(*(READING[name] for name in names)).where(
-        READING.card_model == card_model,
-        READING.simulated.is_(False),
-        READING.method.is_not(None),
-        *chosen,
-    )
-    for row in session.execute(query.order_by(READING.created_at_s, READING.id)):
-        if tells_others(row.flags):
-            yield row
-
-
 def stored_software(session: Session, software_id: str) -> Software:
     return session.get_one(SoftwareRow, software_id).value
 
@@ -653,19 +234,12 @@ def stored_variant(columns: Mapping[str, Any]) -> Variant:
     return Variant(**{name: columns[name] for name in names_of(Variant)})
 
 
-def satisfies(reading: ReadingRow, wanted: Stopping) -> bool:
-    """True if a reading is precise enough, or if its window was as long as the longest wanted
-    window. False for readings that are not `sound`, or have flags that the rule does not accept."""
-    if not sound(reading) or not wanted.accepts(reading.flags):
-        return False
-    time_ok = reading.time_half_width_us <= wanted.time_half_width * reading.time_us * 1.001
-    energy_ok = (
-        reading.energy_half_width_mj is None
-        or reading.energy_mj is None
-        or (reading.energy_half_width_mj <= wanted.energy_half_width * reading.energy_mj * 1.001)
-    )
-    # A window ends with a tick, so it may be a little shorter than its limit.
-    given_s = max(
-        reading.window_s / 0.9, Details.from_json(reading.details).timing.ceiling_s or 0.0
-    )
-    return (time_ok and energy_ok) or given_s >= wanted.maximum_s
+def tuples_with_ids(session: Session, operator_ids: Iterable[str]) -> dict[str, OperatorTuple]:
+    """Return id -> stored tuple. Rows that do not parse (as in tests with simulated cards) are left
+    out.
+    """
+    operator, tuples = tables.Operator, {}
+    for id_, spec in among(session, select(operator.id, operator.spec), operator.id, operator_ids):
+        with contextlib.suppress(TupleRejected):
+            tuples[id_] = parse(spec)
+    return tuples

@@ -670,11 +670,11 @@ def fetch_values(session: Session, columns: Sequence[Any], keys: Iterable[Any]) 
     """Return key -> named tuple of columns; the first column is the key. Much faster than objects
     for many rows.
     """
-    return {
-        row[0]: row
-        for batch in in_batches(keys)
-        for row in values(session, columns, columns[0].in_(batch))
-    }
+    rows = {}
+    for batch in in_batches(keys):
+        for row in values(session, columns, columns[0].in_(batch)):
+            rows[row[0]] = row
+    return rows
 
 
 def values(

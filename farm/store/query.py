@@ -497,13 +497,18 @@ def operator_values(row: Any) -> dict[str, Any]:
     return {
         "operator": row.short_name,
         "operator_name": row.name,
-        **{name: getattr(row, name) for name in ("label", "training", "flops", "bytes_moved")},
+        "label": row.label,
+        "training": row.training,
+        "flops": row.flops,
+        "bytes_moved": row.bytes_moved,
         "dtype": dtype_of_call(spec),
         "input_shape": list(inputs[0]) if inputs else None,
         "input_shapes": list(map(list, inputs)),
         "output_shape": outputs[0] if outputs else None,
         "output_shapes": outputs,
-        **{name: getattr(product, name, None) for name in ("m", "n", "k")},
+        "m": product.m if product else None,
+        "n": product.n if product else None,
+        "k": product.k if product else None,
         "products": product.count if product else None,
         **{
             column.name: _parameter(column, parameters.get(column.name))

@@ -35,8 +35,10 @@ class Aten(Kind):
 
     def admit(self, spec: OperatorTuple) -> None:
         from farm.subjects.aten_values import aten_fills
-        from farm.subjects.shapes import check_shapes
+        from farm.subjects.shapes import check_enumerated, check_order, check_shapes
 
+        check_order(spec)
+        check_enumerated(spec)
         aten_fills(spec)
         check_shapes(spec)
 

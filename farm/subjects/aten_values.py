@@ -21,6 +21,7 @@ from farm.subjects.allow_list import (
     written_by_schema,
 )
 from farm.subjects.values import (
+    ALONG,
     MANTISSA_BITS,
     NOTHING,
     POSITIVE,
@@ -55,7 +56,6 @@ _DECLARED: dict[str, dict[str, str]] = table_named("integer_values")
 _PROBABILITIES = names_listed("of_probabilities")
 #: Arguments that are not indices, of operators with indices.
 _INDEXED = frozenset({"self", "src", "source", "values", "value"})
-_ALONG = names_listed("indexed_along_a_dimension")
 _BY_POSITION = frozenset(
     {"index", "index_put", "index_put_", "_unsafe_index", "_unsafe_index_put", "_index_put_impl_"}
 )
@@ -233,11 +233,11 @@ def _rule(spec: OperatorTuple, argument: str, position: int) -> Fill | None:
     name = spec.short_name
     if argument in _STATES:
         return NOTHING
-    if name.rstrip("_") in _DIVIDING and argument == "other":
-        return Fill("index", bound=100, shift=1.0)
+    if name.rstrip("_") in _DIVIDING and argument in ("self", "other"):
+        return Fill("index", bound=100, shift=1.0) if argument == "other" else _ANYTHING
     if argument == "out" or computes_by_element(spec.operator) or name in _COMPUTE:
         return _ANYTHING
-    if argument in _INDEXED and name in _ALONG | _BY_POSITION:
+    if argument in _INDEXED and name in ALONG | _BY_POSITION:
         return _ANYTHING
     declared = _DECLARED.get(name, {}).get(argument)
     if declared is not None:
@@ -281,7 +281,7 @@ def _bound(spec: OperatorTuple, argument: str, position: int) -> int | None:
     if not indexed:
         return None
     sizes = spec.tensors[indexed[0]].shape
-    if argument == "index" and name in _ALONG:
+    if argument == "index" and name in ALONG:
         return sizes[int(call["dim"])] if sizes else 1
     if argument == "indices" and name in _BY_POSITION:
         dimension = 0

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import _disable_current_modes
 
 from farm.errors import TupleRejected
-from farm.models.tensor_kinds import bits_of, is_composite, special_kind
+from farm.types.tensor_kinds import bits_of, is_composite, special_kind
 from farm.types.tuple import (
     DTYPES,
     MEMORY_FORMATS,

@@ -22,10 +22,12 @@ class PublicOperator(Kind):
 
     def admit(self, spec: OperatorTuple) -> None:
         from farm.subjects.allow_list import ALLOWED_OPERATORS
+        from farm.subjects.shapes import check_order
 
         if spec.operator not in ALLOWED_OPERATORS:
             text = f"'{spec.operator}' is not in this version's allow-list of operators."
             raise TupleRejected(text, "Capture the model again with this version.")
+        check_order(spec)
 
     def operator(self, spec: OperatorTuple, *, is_module: bool) -> Any:
         """The function, or the class of the module. Raises `TupleRejected` if it is the other."""

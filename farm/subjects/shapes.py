@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from farm.errors import TupleRejected
 from farm.subjects.allow_list import (
     arguments_of,
+    overload_of,
     registered,
     tensor_arguments,
     written_by_schema,
@@ -38,6 +39,41 @@ _CHECKED_BY: dict[str, str] = table_named("checked_by")
 _BROADCASTING = names_listed("broadcasting_backwards")
 #: Values of arguments that only the forward has; they change no shape.
 _NEUTRAL: dict[str, Any] = table_named("neutral_arguments")
+
+
+#: Largest order of a polynomial: a kernel computes one term after the other for each element.
+MOST_TERMS = 1000
+
+
+def check_order(spec: OperatorTuple) -> None:
+    """Raises `TupleRejected` if a call computes polynomials of a huge order: its time has no bound
+    that follows from its shapes."""
+    if "_polynomial_" not in spec.operator:
+        return
+    order = spec.keywords.get("n", next(iter(spec.arguments[1:2]), None))
+    if isinstance(order, int | float) and not abs(order) <= MOST_TERMS:
+        raise TupleRejected(
+            f"'{spec.operator}' computes polynomials of the order {order}; the limit is "
+            f"{MOST_TERMS}.",
+            "Choose a smaller order in the model.",
+        )
+
+
+#: Types of arguments that PyTorch also accepts as numbers, without a check of their range.
+_ENUMERATED = ("ScalarType", "Layout", "MemoryFormat")
+
+
+def check_enumerated(spec: OperatorTuple) -> None:
+    """Raises `TupleRejected` if a call of kind `aten` passes a number as a dtype, a layout or a
+    memory format: a number that PyTorch does not know ends the process."""
+    call = arguments_of(spec)
+    for argument in overload_of(spec.operator)._schema.arguments:
+        is_enumerated = any(name in str(argument.real_type) for name in _ENUMERATED)
+        if is_enumerated and isinstance(call.get(argument.name), int | float):
+            raise TupleRejected(
+                f"The argument {argument.name} of '{spec.operator}' is a number.",
+                "Capture the model again with this version. Do not edit a tuple by hand.",
+            )
 
 
 @functools.lru_cache(maxsize=8192)

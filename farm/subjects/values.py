@@ -109,6 +109,8 @@ _NEEDS_PROBABILITY = words("bernoulli binomial binary_cross_entropy BCELoss")
 _PROBABILITY = Fill(scale=0.02, shift=0.5)
 _DIVIDING = names_listed("dividing")
 _PROBABILITIES = names_listed("of_probabilities")
+#: Operators whose indices select places of one dimension.
+ALONG = names_listed("indexed_along_a_dimension")
 
 
 def public_values(spec: OperatorTuple, index: int, written: frozenset[int]) -> Fill:
@@ -199,6 +201,9 @@ def _index_bound(spec: OperatorTuple, index: int) -> int:
     classes = spec.keywords.get("num_classes", next(iter(spec.arguments[1:2]), None))
     if name == "one_hot" and type(classes) is int and classes > 0:
         return classes
+    along = _size_along(spec, name)
+    if along is not None:
+        return along
     if name not in ("__getitem__", "__setitem__") or len(spec.arguments) < 2:
         others = spec.tensors[:index] + spec.tensors[index + 1 :]
         sizes = itertools.chain.from_iterable(tensor.shape for tensor in others)
@@ -217,3 +222,17 @@ def _index_bound(spec: OperatorTuple, index: int) -> int:
         elif entry is not None and not isinstance(entry, bool):
             dimension += 1
     return max(1, min(filter(None, shape), default=1))
+
+
+def _size_along(spec: OperatorTuple, name: str) -> int | None:
+    """The size of the dimension that an operator of `ALONG` indexes; None for others."""
+    indexed = next(tensor_references(spec.arguments[:1]), None)
+    if indexed is None or name not in ALONG | {"take_along_dim"}:
+        return None
+    shape = spec.tensors[indexed].shape
+    dim = spec.keywords.get("dim", next(iter(spec.arguments[1:2]), None))
+    if name == "take_along_dim":
+        dim = spec.keywords.get("dim", next(iter(spec.arguments[2:3]), None))
+    if not is_number(dim) or not -len(shape) <= dim < len(shape):
+        return None
+    return max(1, shape[int(dim)])

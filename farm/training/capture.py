@@ -28,13 +28,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensor,
 )
 from torch.overrides import wrap_torch_function
 
 from farm.errors import CaptureError, FarmError, error_text, told
-from farm.models.building import replaced
-from farm.models.tensor_kinds import has_composites, is_plain
 from farm.models.user_modules import seeded
 from farm.operators.capture import (
     Recorder,
@@ -46,6 +43,7 @@ from farm.operators.capture import (
 )
 from farm.operators.captured import CapturedCall, CapturedPass, Owner, role_in_tuple
 from farm.operators.cost import flop_counter, operator_flops
+from farm.operators.fake_outputs import as_computed
 from farm.operators.unseen import Unseen
 from farm.subjects import collective_calls as collectives
 from farm.subjects.allow_list import FUNCTION_NAMES, LEAF_CLASSES
@@ -60,6 +58,8 @@ from farm.subjects.encoding import (
 )
 from farm.training.step import ForwardPass, TrainingStep
 from farm.training.streams import Streams
+from farm.types.replacement import replaced
+from farm.types.tensor_kinds import has_composites, is_plain
 from farm.types.tuple import OperatorTuple, words
 
 #: Namespaces of operators that split models run around their collectives.
@@ -510,39 +510,6 @@ def scaled_dot_product_attention(
     return fused(
         query, key, value, attn_mask, trained, dropout_p, is_causal, scale=more.get("scale")
     )[0]
-
-
-#: The position of a normalization's weight among its arguments.
-_WEIGHT_OF = {
-    torch.ops.aten.native_batch_norm.default: 1,
-    torch.ops.aten.native_group_norm.default: 1,
-    torch.ops.aten.native_layer_norm.default: 2,
-}
-
-
-def as_computed(func: Any, args: Any, out: Any, *, on_card: bool) -> Any:
-    """Corrects the dtype or layout of a fake output to match a device; returns real outputs
-    unchanged.
-
-    Under autocast the statistics of a normalization have the dtype of its weights; those of a layer
-    norm on a card are never in half precision. The gradient of the input is contiguous for a layer
-    norm, has the layout of the input for a batch norm, and the layout of a product for hardswish.
-    """
-    if func in _WEIGHT_OF:
-        weight = args[_WEIGHT_OF[func]]
-        if on_card and func is torch.ops.aten.native_layer_norm.default:
-            return out[0], *(
-                one.to(torch.promote_types(one.dtype, torch.float32)) for one in out[1:]
-            )
-        if weight is not None and weight.dtype != args[0].dtype:
-            return out[0], *(statistics.to(weight.dtype) for statistics in out[1:])
-    if func is torch.ops.aten.native_layer_norm_backward.default and out[0] is not None:
-        return out[0].contiguous(), *out[1:]
-    if func is torch.ops.aten.native_batch_norm_backward.default and isinstance(out[0], FakeTensor):
-        return torch.empty_like(args[1]), *out[1:]
-    if func is torch.ops.aten.hardswish_backward.default and isinstance(out, FakeTensor):
-        return args[0] * args[1]
-    return out
 
 
 class _StepStorages(Storages):

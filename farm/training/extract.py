@@ -17,24 +17,25 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from farm.errors import CaptureError, UnseenOperators, UnsupportedTensor, UsageError, refused
 from farm.models import catalog, own
-from farm.models.building import replaced
 from farm.models.resolved import ResolvedModel
-from farm.models.tensor_kinds import bytes_of, is_plain
 from farm.models.user_code import captured_code
 from farm.models.user_modules import seeded
 from farm.operators import self_check
-from farm.operators.capture import WatchedOperators, capture, predict
+from farm.operators.capture import WatchedOperators, capture, predict, settled
 from farm.operators.captured import CapturedPass
 from farm.operators.cost import Cost, costs_of, model_flops
+from farm.operators.fake_outputs import as_computed
 from farm.operators.fake_pass import STANDS_FOR_A_CARD, fake_pass
 from farm.operators.value_sizes import sizes_in_words
 from farm.subjects.encoding import tensors_in
 from farm.subjects.needed import needed_tuple
-from farm.training.capture import as_computed, capture_step, dropout, scaled_dot_product_attention
+from farm.training.capture import capture_step, dropout, scaled_dot_product_attention
 from farm.training.split import build, completed_works, fake_group, split
 from farm.training.step import ForwardPass, Loss, TrainingStep, checkpoint_modules, loss_of
 from farm.training.tensor_lifetime import least_peak_bytes
 from farm.types.protocol import Variant
+from farm.types.replacement import replaced
+from farm.types.tensor_kinds import bytes_of, is_plain
 from farm.types.tuple import NeededTuple
 
 MEASURABLE_ALONE = (
@@ -202,7 +203,7 @@ def _extract_forward(
         model = resolved.build(variant, device="cpu")
         inputs = resolved.example_inputs(variant, device="cpu")
         with seeded():
-            captured = capture(model, inputs, grad_enabled=grad)
+            captured = settled(model, lambda: capture(model, inputs, grad_enabled=grad))
         with seeded():
             flops = model_flops(model, inputs, computed=True)
         captured = dataclasses.replace(captured, with_values=True)
@@ -247,7 +248,7 @@ def _predicted(
 
 def _checked(captured: CapturedPass, device_type: str) -> CapturedPass:
     """The capture of a pass with its mismatches."""
-    stands = device_type == "cuda" and captured.device_type == "cpu"
+    stands = captured.stands_for(device_type)
     if captured.with_values:
         corrected = functools.partial(as_computed, on_card=False)
         return self_check.checked_on(torch.device("cpu"), captured, corrected=corrected)
@@ -410,6 +411,12 @@ def build_step(variant: Variant, device: torch.device, *, launch: str = "eager")
     for _ in range(11 if step.forward is not model else 1):
         step.run()
     return step
+
+
+def autocast_of(variant: Variant, device_type: str) -> contextlib.AbstractContextManager[Any]:
+    """The context of the forward pass of a variant's training step: autocast, or none."""
+    dtype = _AMP[variant.amp]
+    return torch.autocast(device_type, dtype) if dtype else contextlib.nullcontext()
 
 
 def _chosen(variant: Variant, device_type: str, launch: str = "eager") -> dict[str, Any]:

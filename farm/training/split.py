@@ -17,11 +17,11 @@ from torch import nn
 
 from farm.errors import CaptureError, UnsupportedModel, UsageError
 from farm.models import catalog
-from farm.models.building import replaced
 from farm.models.resolved import ResolvedModel
 from farm.subjects.collective_calls import local_part
 from farm.training.step import blocks_of
 from farm.types.protocol import Variant
+from farm.types.replacement import replaced
 
 
 @contextlib.contextmanager

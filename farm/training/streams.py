@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from farm.models.building import replaced
 from farm.operators.captured import Launch
+from farm.types.replacement import replaced
 
 COMMUNICATION = -1  # the stream of the communication library, which runs asynchronous collectives
 

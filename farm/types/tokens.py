@@ -112,8 +112,10 @@ class Tokens:
 
     def _sizes(self) -> dict[str, Any]:
         return {
-            **{name: getattr(self, name) for name in _SIZES},
+            "batch": self.batch,
+            "length": self.length,
             "row_lengths": list(self.row_lengths),
+            "padding": self.padding,
         }
 
     def compressed(self) -> bytes:
@@ -163,11 +165,8 @@ class Tokens:
             first = error.errors()[0]
             raise TokensRejected(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
         return cls.of_compressed(
-            **{name: getattr(values, name) for name in _SIZES}, compressed=values.ids
+            values.batch, values.length, values.row_lengths, values.padding, values.ids
         )
-
-
-_SIZES = ("batch", "length", "row_lengths", "padding")
 
 
 def check_size(batch: int, length: int) -> None:

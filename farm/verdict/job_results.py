@@ -17,9 +17,10 @@ import sqlalchemy
 from sqlmodel import Session, col, func, select
 
 from farm.store import item_state, tables
+from farm.store.captures import classes, counts, lacking_values
 from farm.store.columns import ITEM, OPERATOR, READING
-from farm.store.content import classes, counts, lacking_values, sound
 from farm.store.database import fetch, streamed, values
+from farm.store.reuse import sound
 from farm.store.tables import ItemRole, ItemState
 from farm.types.details import CanaryNote, canary_of
 from farm.types.format import told_apart

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from farm.types.reading import Verification
@@ -51,40 +51,30 @@ class KernelAudit:
 def audit_kernels(verification: Verification, parts: Iterable[Part]) -> KernelAudit | None:
     """Compare the kernels of a whole (from the verification on a card) with those of its parts.
     None if the kernels of the whole or those of all parts are unknown."""
-    whole = verification.kernels or {}
-    of_tuples = verification.tuple_kernels or {}
-    expected: Counter[str] = Counter()
-    examined = unknown = 0
-    for part in parts:
-        kernels = of_tuples.get(part.subject.operator_id)
-        if kernels is None:
-            unknown += 1
-            continue
-        examined += 1
-        for name, times in kernels.items():
-            expected[name] += times * part.count
-
-    total_us = sum(launches.time_us for launches in whole.values())
+    in_whole = verification.kernels or {}
+    total_us = sum(launches.time_us for launches in in_whole.values())
+    in_tuples, examined, unknown = _launches_of_tuples(verification.tuple_kernels or {}, parts)
     if not total_us or not examined:
         return None
 
-    both = [
-        Kernel(name, launches.count, expected[name], launches.time_us)
-        for name, launches in whole.items()
+    of_whole = [
+        Kernel(name, launches.count, in_tuples[name], launches.time_us)
+        for name, launches in in_whole.items()
     ]
-    both.sort(key=lambda kernel: -kernel.time_us)
-    only_whole = [kernel for kernel in both if not kernel.tuples]
-    other_counts = [kernel for kernel in both if kernel.tuples and kernel.tuples != kernel.whole]
+    of_whole.sort(key=lambda kernel: -kernel.time_us)
+    only_whole = [kernel for kernel in of_whole if not kernel.tuples]
+    other_counts = [
+        kernel for kernel in of_whole if kernel.tuples and kernel.tuples != kernel.whole
+    ]
     only_tuples = [
-        Kernel(name, 0, launches) for name, launches in expected.most_common() if name not in whole
+        Kernel(name, 0, launches)
+        for name, launches in in_tuples.most_common()
+        if name not in in_whole
     ]
-    explained_us = sum(
-        kernel.time_us * min(1.0, kernel.tuples / kernel.whole) for kernel in both if kernel.whole
-    )
     return KernelAudit(
-        explained=explained_us / total_us,
+        explained=_explained_us(of_whole) / total_us,
         time_us=total_us,
-        launches=sum(kernel.whole for kernel in both),
+        launches=sum(kernel.whole for kernel in of_whole),
         unknown_tuples=unknown,
         only_whole=tuple(only_whole[:KEPT]),
         only_tuples=tuple(only_tuples[:KEPT]),
@@ -93,4 +83,32 @@ def audit_kernels(verification: Verification, parts: Iterable[Part]) -> KernelAu
         only_tuples_count=len(only_tuples),
         other_counts_count=len(other_counts),
         launch=verification.launch or "eager",
+    )
+
+
+def _launches_of_tuples(
+    kernels_of: Mapping[str, Mapping[str, int]], parts: Iterable[Part]
+) -> tuple[Counter[str], int, int]:
+    """Return kernel -> its launches in all calls of the parts, and the numbers of parts with and
+    without known kernels. `kernels_of`: tuple id -> the launches of one call.
+    """
+    launches = Counter[str]()
+    examined = unknown = 0
+    for part in parts:
+        kernels = kernels_of.get(part.subject.operator_id)
+        if kernels is None:
+            unknown += 1
+            continue
+        examined += 1
+        for name, times in kernels.items():
+            launches[name] += times * part.count
+    return launches, examined, unknown
+
+
+def _explained_us(kernels: Iterable[Kernel]) -> float:
+    """Return the time of the launches that the tuples make too."""
+    return sum(
+        kernel.time_us * min(1.0, kernel.tuples / kernel.whole)
+        for kernel in kernels
+        if kernel.whole
     )

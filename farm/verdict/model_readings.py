@@ -17,10 +17,12 @@ from sqlmodel import Session
 
 from farm.errors import Ambiguous, NoReadings, UsageError, did_you_mean
 from farm.store import tables
+from farm.store.captures import classes, mismatches
 from farm.store.columns import CAPTURE, CARD, OPERATOR, PROTOCOL, READING, REAL_CARDS
-from farm.store.content import DOUBTFUL, classes, mismatches, sound_readings, stored_software
+from farm.store.content import stored_software
 from farm.store.database import among, fetch_values, in_batches
 from farm.store.query import NO_READINGS
+from farm.store.reuse import DOUBTFUL, sound_readings
 from farm.types.format import plural
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.request import Request

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from farm.models import tensor_kinds
+from farm.types import tensor_kinds
 
 CARD = torch.device("meta")  # without CUDA, PyTorch cannot index tensors that say `cuda`
 _aten: Any = torch.ops.aten

@@ -7,12 +7,12 @@ import torch
 
 from farm.benchmark.passes import CHAIN_LAYERS
 from farm.benchmark.subjects import prepare
-from farm.benchmark.subjects.model_variant import build_variant, given_variant
+from farm.benchmark.subjects.model_variant import GivenModel, build_variant
 from farm.benchmark.workload import MAX_COPIES, copies_wanted
 from farm.errors import Unmeasurable
 from farm.operators.rebuild import rebuild
 from farm.subjects.parsing import parse
-from farm.types.protocol import Protocol, Variant
+from farm.types.protocol import Protocol, Subject, Variant
 from tests.benchmark.operators import linear
 
 MIB = 2**20
@@ -62,15 +62,16 @@ def test_what_cannot_feed_itself_is_not_available_as_a_chain() -> None:
     assert caught.value.reason == "not_available"
 
 
-def test_a_given_model_is_not_dropped_if_another_variant_is_built() -> None:
+def test_a_given_model_is_measured_without_a_model_of_the_catalog() -> None:
     cpu, model = torch.device("cpu"), torch.nn.ReLU()
     mine, other = Variant("mine", 1, 64), Variant("squeezenet1_1", 1, 64)
-    with given_variant(mine, cpu, model, (torch.ones(1),)):
-        with pytest.raises(Unmeasurable, match="has not been measured"):
-            build_variant(other, cpu)
-        assert build_variant(mine, cpu)[0] is model
-        built, _ = build_variant(other, cpu, hand_over=True)
-    assert build_variant(other, cpu)[0] is built
+    built, _ = build_variant(other, cpu, hand_over=True)
+    subject = Subject("variant", mine.id, mine.to_json())
+    given = GivenModel.of(subject, model, (-torch.ones(1),))
+    workload = prepare(given, Protocol(launch="eager"), cpu)
+    assert workload.passes is not None
+    assert torch.equal(workload.passes.first(), torch.zeros(1))
+    assert build_variant(other, cpu)[0] is built, "the model that was handed over still waits"
 
 
 def test_a_model_that_was_built_for_the_next_measurement_is_built_again_after_another() -> None:

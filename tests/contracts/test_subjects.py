@@ -3,7 +3,6 @@ capture, label, check, build, count and measure an operator, with a phase of its
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +16,7 @@ from torch import nn
 
 from farm.benchmark.bench import Bench
 from farm.benchmark.phases.base import Measurement, Phase
-from farm.benchmark.subjects.model_variant import given_variant
+from farm.benchmark.subjects.model_variant import GivenModel
 from farm.errors import TupleRejected, Unmeasurable
 from farm.jobs import in_process, items, jobs
 from farm.jobs.closing import Closing, close_round
@@ -296,16 +295,15 @@ def report_of(database: Database, model: nn.Module) -> Report:
     bench = Bench(FakeDevice(), "cpu", idle_power_w=80.0)
     for item in items_of(database, job_id):
         claimed = claim(database, item)
-        arguments = captured.variant, bench.torch_device, captured.model, captured.args
-        with contextlib.ExitStack() as stack:
-            if claimed.role == "whole":
-                stack.enter_context(given_variant(*arguments))
-            try:
-                reading = bench.measure(claimed.subject, claimed.protocol, claimed.stopping)
-            except Unmeasurable as error:
-                items.fail(database, claimed, error.reason, error.message)
-            else:
-                complete(database, claimed, card, reading=reading)
+        measured = claimed.subject
+        if claimed.role == "whole":
+            measured = GivenModel.of(measured, captured.model, captured.args)
+        try:
+            reading = bench.measure(measured, claimed.protocol, claimed.stopping)
+        except Unmeasurable as error:
+            items.fail(database, claimed, error.reason, error.message)
+        else:
+            complete(database, claimed, card, reading=reading)
     assert close_round(database, job_id, 1).closing is Closing.DONE
     with database.read() as session:
         return report.build(session, job_id)

@@ -26,7 +26,7 @@ from farm.models import catalog
 from farm.report.layers import layers
 from farm.report.report import build
 from farm.store import tables
-from farm.store.content import find_capture
+from farm.store.captures import find_capture
 from farm.store.data_columns import ADDED, FORMAT, TABLES
 from farm.store.database import Database, read_clock_s
 from farm.store.query import parse

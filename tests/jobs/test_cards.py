@@ -10,7 +10,7 @@ from sqlalchemy import update
 from farm.devices.device import Card
 from farm.devices.simulated import SOFTWARE
 from farm.errors import NoSuchCard
-from farm.jobs import cards, items, listing
+from farm.jobs import cards, leases, listing
 from farm.jobs.items import DeclineReason
 from farm.store import tables
 from farm.store.database import database_now
@@ -108,7 +108,7 @@ def test_a_worker_that_starts_again_makes_a_lost_card_seen_at_once(any_database)
     assert view(any_database).seen_ago_s < 60
     unseen(any_database)
     assert view(any_database).state == "lost", "its worker is gone before it got ready"
-    items.renew(any_database, "new", 0.0, ())
+    leases.renew(any_database, "new", 0.0, ())
     assert view(any_database).state == "starting"
 
 

@@ -14,7 +14,7 @@ from farm.jobs.closing import Closing, close_round
 from farm.jobs.significant import significant
 from farm.operators.captured import CapturedCall
 from farm.report import report
-from farm.store import content, tables
+from farm.store import captures, content, tables
 from farm.types.figure import Figure
 from farm.types.reading import Verification
 from tests.planned import READING, claim, complete, items_of, plan, plan_model, register
@@ -95,7 +95,7 @@ def observe(database, job_id):
             CapturedCall(0, "", "observed", (), ()),
             CapturedCall(1, "", calls[1].operator_id, (), ()),
         ]
-        return content.store_capture(
+        return captures.store_capture(
             session,
             observed,
             tables.Capture(
@@ -144,7 +144,7 @@ def test_what_a_card_did_not_see_is_named_by_its_label(any_database):
         capture_id = session.get_one(tables.Round, (job_id, 1)).capture_id
         operator = session.exec(select(tables.Operator)).first()
     told = [f"predicted, but not run on the card: 1x {operator.id}", "gap: aten.mul at ''"]
-    content.store_observed(
+    captures.store_observed(
         any_database,
         capture_id,
         None,
@@ -166,14 +166,16 @@ def test_what_a_card_says_of_a_prediction_is_asked_once_a_job_and_renewed_with_t
     def asked(job_id):
         with any_database.read() as session:
             capture_id = session.get_one(tables.Round, (job_id, 1)).capture_id
-        return content.predicted_counts(any_database, capture_id, job_id, card)[1], capture_id
+        return captures.predicted_counts(any_database, capture_id, job_id, card)[1], capture_id
 
     (card,) = register(any_database, 0)
     (other,) = register(any_database, 1, model="another")
     first = plan_model(any_database, [card], ["Conv2d", "ReLU"])
     awaited, capture_id = asked(first)
     assert awaited
-    content.store_observed(any_database, capture_id, None, Verification(matches=True), card_id=card)
+    captures.store_observed(
+        any_database, capture_id, None, Verification(matches=True), card_id=card
+    )
     assert asked(first) == (False, capture_id)
     with any_database.write() as session:  # before the clock was set back by an hour
         capture = session.get_one(tables.Capture, capture_id)

@@ -14,7 +14,7 @@ from farm.jobs.closing import Closing, close_round
 from farm.jobs.moving import give_up
 from farm.operators.captured import CapturedCall
 from farm.report import report
-from farm.store import content, tables
+from farm.store import captures, content, tables
 from farm.store.database import Database
 from farm.types.protocol import Protocol, Variant
 from farm.types.request import Request
@@ -41,7 +41,7 @@ def plan_compiled(database: Database, cards: list[str], batch: int = 1, **change
     )
     with database.write() as session:
         content.store_variant(session, variant)
-        capture_id = content.store_capture(session, (), like)
+        capture_id = captures.store_capture(session, (), like)
     request = Request(variant=variant, protocol=Protocol(launch="eager", data="copied"), **changes)
     return jobs.create(database, request, cards, scope=("all",), capture_id=capture_id).job_id
 
@@ -60,9 +60,9 @@ def store_kernels(database: Database, job_id: str) -> None:
         (planned,) = session.exec(
             select(tables.Capture).where(tables.Capture.variant_id == job.variant_id)
         )
-        same = {name: getattr(planned, name) for name in content.CAPTURE_KEY}
+        same = {name: getattr(planned, name) for name in captures.CAPTURE_KEY}
         compiled = {"choices": {"kernels": {}, "algorithms": {}}, "graph_breaks": {}}
-        content.store_capture(
+        captures.store_capture(
             session, calls, tables.Capture(**same, origin="observed", compiled=compiled)
         )
 

@@ -16,7 +16,7 @@ from farm.models import catalog
 from farm.operators import sweep_builder as sweeps
 from farm.requests.resolved import ResolvedRequest
 from farm.settings import settings
-from farm.store.content import counts
+from farm.store.captures import counts
 from farm.store.tables import CardRow, Item, Job, Round
 from farm.training.version import versioned
 from farm.types.protocol import Protocol, Variant

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlmodel import select
 
-from farm.jobs import cards, items
+from farm.jobs import cards, leases
 from farm.jobs.future_times import correct_future_times
 from farm.jobs.items import Claim, DeclineReason
 from farm.store import tables
@@ -45,7 +45,7 @@ def test_a_living_worker_keeps_its_lease(any_database, clock, item):
     for _ in range(4):
         correct(any_database)
         clock.forward(LEASE_S / 2)
-        items.renew(any_database, "holder-0", LEASE_S)
+        leases.renew(any_database, "holder-0", LEASE_S)
         assert claim(any_database, item, "another").why is DeclineReason.GONE
     assert complete(any_database, claimed, item.card_id).accepted
 
@@ -66,7 +66,7 @@ def test_a_card_whose_worker_died_is_lost_soon(any_database, clock):
     correct(any_database)
     assert states(any_database) == ["idle", "idle"]
     clock.forward(20)
-    items.renew(any_database, "holder-1", LEASE_S)
+    leases.renew(any_database, "holder-1", LEASE_S)
     correct(any_database)
     assert states(any_database) == ["lost", "idle"]
 

@@ -12,7 +12,7 @@ from sqlmodel import select
 
 from farm.devices.simulated import SOFTWARE
 from farm.errors import UsageError
-from farm.jobs import cards, groups, items, jobs
+from farm.jobs import cards, groups, items, jobs, leases
 from farm.jobs.group_driver import Interrupted, check_cards, peers_at_work
 from farm.jobs.groups import block_of, leading_cards
 from farm.jobs.items import Claim, DeclineReason
@@ -153,9 +153,9 @@ def test_a_reservation_ends_with_its_claim(any_database, four, end):
     elif end == "fail":
         items.fail(any_database, claimed, "raised", "an error")
     elif end == "hand back":
-        items.hand_back(any_database, "holder-0")
+        leases.hand_back(any_database, "holder-0")
     elif end != "lease":
-        items.release_card(any_database, four[0 if end == "worker" else 2])
+        leases.release_card(any_database, four[0 if end == "worker" else 2])
         assert interruption(any_database, claimed)[1]
         if end == "worker of a peer":
             items.put_off(any_database, claimed, "why", counted=True)
@@ -243,7 +243,7 @@ def test_a_group_needs_all_its_cards_at_work_and_ends_when_one_is_not(
     if state == "lost":
         clock.forward(60)
         for number in (0, 1, 3):
-            items.renew(any_database, f"holder-{number}", 60.0)
+            leases.renew(any_database, f"holder-{number}", 60.0)
     else:
         with any_database.write() as session:
             session.get_one(CardRow, four[2]).state = state

@@ -11,7 +11,7 @@ from sqlalchemy import event, update
 from sqlmodel import select
 
 from farm.devices.simulated import SOFTWARE
-from farm.jobs import cards, items, jobs
+from farm.jobs import cards, items, jobs, leases
 from farm.jobs.cards import holder_name, holder_of_process
 from farm.jobs.items import Claim, DeclineReason
 from farm.store import tables
@@ -90,7 +90,7 @@ def test_an_energy_that_is_not_positive_is_absent_and_flagged(any_database, card
 def test_the_lease_lets_another_in_and_the_token_keeps_the_late_one_out(any_database, card):
     item = only(any_database, plan(any_database, [card]))
     late = claim(any_database, item, lease_s=-1)
-    assert items.renew(any_database, "nobody", 60) == 0
+    assert leases.renew(any_database, "nobody", 60) == 0
     newer = claim(any_database, item, "another")
     assert isinstance(newer, Claim)
     assert not complete(any_database, late, card).accepted
@@ -108,9 +108,9 @@ def test_a_late_result_counts_while_nobody_else_has_taken_the_item(any_database,
 def test_only_what_is_in_work_is_renewed(any_database, card):
     item = only(any_database, plan(any_database, [card]))
     claim(any_database, item, "holder", lease_s=-1)
-    assert items.renew(any_database, "holder", 60, set()) == 0
+    assert leases.renew(any_database, "holder", 60, set()) == 0
     assert isinstance(claim(any_database, item, "another", lease_s=-1), Claim)
-    assert items.renew(any_database, "another", 60, {item.id}) == 1
+    assert leases.renew(any_database, "another", 60, {item.id}) == 1
     assert claim(any_database, item, "third").why is DeclineReason.GONE
 
 
@@ -140,7 +140,7 @@ def test_an_item_whose_last_attempt_nobody_ends_is_closed_without_a_card(any_dat
     late = claim(any_database, last, "second", max_attempts=2)
     assert claim(any_database, other).why is DeclineReason.DEFERRED
     assert not close_exhausted(any_database).accepted, "it is being measured"
-    items.renew(any_database, "second", -30)
+    leases.renew(any_database, "second", -30)
     assert not close_exhausted(any_database, after_s=60).accepted, "its reading may wait in a spool"
     assert not close_exhausted(any_database, farm="embedded:there:1:abc").accepted
     closed = close_exhausted(any_database, farm="", job_id=last.job_id)
@@ -162,7 +162,7 @@ def test_an_item_handed_back_waits_and_its_attempt_does_not_count(any_database, 
     claim(any_database, other, holder_name(card, "here_1", 77, "ab"))
     claim(any_database, spooled, worker)
     assert (
-        items.hand_back(any_database, holder_of_process(card, "here_1", 7), spooled=[spooled.id])
+        leases.hand_back(any_database, holder_of_process(card, "here_1", 7), spooled=[spooled.id])
         == 1
     )
     item, other, spooled = items_of(any_database, item.job_id)
@@ -232,7 +232,7 @@ def test_a_deferred_item_wakes_when_the_other_is_lost(any_database, card):
     )
     claim(any_database, first)
     claim(any_database, second)
-    items.release_card(any_database, card)
+    leases.release_card(any_database, card)
     assert items.wake_orphans(any_database, farm="embedded:there:1:abc") == ()
     assert items.wake_orphans(any_database) == (second.id,)
 
@@ -252,7 +252,7 @@ def one_behind_the_other(database, card):
     first, second = (only(database, plan(database, [card], operators=operators)) for _ in range(2))
     held = claim(database, first)
     assert claim(database, second).why is DeclineReason.DEFERRED
-    items.renew(database, "somebody", -1)
+    leases.renew(database, "somebody", -1)
     return held, second
 
 
@@ -291,7 +291,7 @@ def test_a_deferred_item_that_closes_just_before_it_wakes_stays_closed(any_datab
 
 def test_to_look_for_what_wakes_waits_for_no_writer(any_database, card):
     one_behind_the_other(any_database, card)
-    items.renew(any_database, "somebody", 60)
+    leases.renew(any_database, "somebody", 60)
     with any_database.write():
         assert items.wake_orphans(any_database) == ()
 
@@ -361,7 +361,7 @@ def test_what_is_in_work_for_a_cancelled_job_serves_another_and_is_not_measured_
     held = claim(any_database, first)
     jobs.cancel(any_database, first.job_id)
     assert claim(any_database, second, "another").why is DeclineReason.DEFERRED
-    assert items.renew(any_database, "somebody", 60, {first.id}) == 1
+    assert leases.renew(any_database, "somebody", 60, {first.id}) == 1
     assert items.wake_orphans(any_database) == ()
     assert set(complete(any_database, held, card).rounds) == {(first.job_id, 1), (second.job_id, 1)}
     assert only(any_database, second.job_id).state == ItemState.DONE
@@ -384,12 +384,12 @@ def test_when_it_ends_without_a_reading_the_other_is_measured(any_database, card
     if end == "it fails":
         assert items.fail(any_database, held, "raised", "no").woken == (second.id,)
     elif end == "its lease ends":
-        items.renew(any_database, worker, -1)
+        leases.renew(any_database, worker, -1)
         assert items.wake_orphans(any_database) == (second.id,)
     elif end == "its worker comes anew":
-        items.release_card(any_database, card)
+        leases.release_card(any_database, card)
     else:
-        items.hand_back(any_database, holder_of_process(card, "here", 7))
+        leases.hand_back(any_database, holder_of_process(card, "here", 7))
     items.wake_orphans(any_database)
     again = claim(any_database, second, "another")
     assert isinstance(again, Claim)
@@ -459,7 +459,7 @@ def test_a_heartbeat_is_one_session(any_database, card):
     item = only(any_database, plan(any_database, [card]))
     claim(any_database, item, "holder-0", lease_s=1)
     event.listen(any_database.engine, "checkout", lambda *_: sessions.append(1))
-    assert items.renew(any_database, "holder-0", 60, {item.id}) == 1
+    assert leases.renew(any_database, "holder-0", 60, {item.id}) == 1
     assert len(sessions) == 1
     assert only(any_database, item.job_id).lease_until_s > item.created_at_s + 50
     with any_database.read() as session:

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from farm.jobs import items, jobs
 from farm.operators.captured import CapturedCall
-from farm.store import content, tables
-from farm.store.content import classes, store_values, stored_values
+from farm.store import captures, content, tables
+from farm.store.captures import classes, store_values, stored_values
 from farm.store.database import Database
 from farm.types.protocol import Protocol, Variant
 from farm.types.request import Request
@@ -26,7 +26,7 @@ def capture(database: Database, origin: str = "predicted") -> int:
     with database.write() as session:
         content.store_variant(session, VARIANT)
         calls = [CapturedCall(index, f"layer{index}", operator_id, (), ()) for index in range(3)]
-        return content.store_capture(
+        return captures.store_capture(
             session,
             calls,
             tables.Capture(

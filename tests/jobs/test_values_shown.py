@@ -14,7 +14,7 @@ from farm.jobs import cards, jobs
 from farm.jobs.closing import Closing, close_round
 from farm.operators.captured import CapturedCall
 from farm.report import report
-from farm.store import content, tables
+from farm.store import captures, content, tables
 from farm.types.distribution import segments_of
 from farm.types.protocol import Protocol, Variant
 from farm.types.reading import Verification
@@ -70,7 +70,7 @@ def planned(any_database):
         content.store_variant(session, VARIANT)
         about = {"device_type": "cpu", "grad": False, "torch": "t", "launch": "eager"}
         capture = tables.Capture(variant_id=VARIANT.id, **about, origin="predicted")
-        capture_id = content.store_capture(session, calls, capture)
+        capture_id = captures.store_capture(session, calls, capture)
 
     def plan(**changes):
         request = Request(variant=VARIANT, protocol=Protocol(launch="eager"), **changes)
@@ -111,11 +111,11 @@ def subjects(database, job_id, number):
 def test_they_are_items_of_the_next_round_and_the_others_of_the_first(any_database, planned):
     job_id, found = planned(), Verification(matches=True, missing={}, unexpected={})
     assert subjects(any_database, job_id, 1) == [RELU.id]
-    predicted, verify = content.predicted_counts(any_database, planned.capture_id, job_id, CARD)
+    predicted, verify = captures.predicted_counts(any_database, planned.capture_id, job_id, CARD)
     assert (predicted, verify) == ({RELU.id: 1, PLAIN.id: 2}, True)
 
     skewed, even = routed(512, 0, 0, 0), routed(128, 128, 128, 128)
-    shown = content.store_observed(
+    shown = captures.store_observed(
         any_database, planned.capture_id, observed(RELU, skewed, even), found, card_id=CARD
     )
     measure(any_database, job_id)
@@ -132,13 +132,13 @@ def test_they_are_items_of_the_next_round_and_the_others_of_the_first(any_databa
     assert told.verdict.coverage == 1.0
 
     # The next job begins with them.
-    assert content.predicted_counts(any_database, shown, job_id, CARD)[0] == {
+    assert captures.predicted_counts(any_database, shown, job_id, CARD)[0] == {
         RELU.id: 1,
         PLAIN.id: 2,
     }
     with any_database.read() as session:
         assert (
-            content.find_capture(session, session.get_one(tables.Capture, planned.capture_id))
+            captures.find_capture(session, session.get_one(tables.Capture, planned.capture_id))
             == shown
         )
 
@@ -163,14 +163,14 @@ def test_a_whole_model_runs_again_as_long_as_no_card_has_shown_them(any_database
 def test_a_card_that_shows_other_values_than_the_measured_ones_says_so(any_database, planned):
     found = Verification(matches=True, missing={}, unexpected={})
     first, second = routed(512, 0, 0, 0), routed(256, 256, 0, 0)
-    shown = content.store_observed(
+    shown = captures.store_observed(
         any_database, planned.capture_id, observed(RELU, first, first), found, card_id=CARD
     )
-    content.store_observed(any_database, shown, observed(RELU, first, first), found, card_id=CARD)
+    captures.store_observed(any_database, shown, observed(RELU, first, first), found, card_id=CARD)
     with any_database.read() as session:
         assert session.get_one(tables.Capture, shown).verification["matches"] is True
     assert (
-        content.store_observed(
+        captures.store_observed(
             any_database, shown, observed(RELU, first, second), found, card_id=CARD
         )
         == shown

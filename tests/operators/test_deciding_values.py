@@ -242,3 +242,51 @@ def test_all_places_that_are_built_are_valid(distinct, order):
     assert places.min() >= 0
     assert places.max() < 4096
     assert len(places.unique()) == distinct * 256
+
+
+ROWS, EDGES, WIDTH = 500, 2000, 3
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda rows, index, new: rows.scatter_add_(0, index[:, None].expand(-1, WIDTH), new),
+        lambda rows, index, new: rows.scatter_reduce_(
+            0, index[:, None].expand(-1, WIDTH), new, reduce="amax", include_self=False
+        ),
+        lambda rows, index, new: torch.scatter(rows, 0, index[:, None].expand(-1, WIDTH), new),
+        lambda rows, index, new: rows.index_add_(0, index, new),
+        lambda rows, index, new: rows.index_add(dim=0, index=index, source=new),
+        lambda rows, index, new: rows.index_copy_(-2, index, new),
+        lambda rows, index, new: torch.index_select(rows, 0, index),
+        lambda rows, index, new: rows.gather(0, index[:, None].expand(-1, WIDTH)),
+        lambda rows, index, new: torch.take_along_dim(
+            rows, index[:, None].expand(-1, WIDTH), dim=0
+        ),
+        lambda rows, index, new: rows[index],
+    ],
+)
+def test_indices_cover_the_dimension_that_they_index(call):
+    """Not the smallest size of any tensor: sums into 3 of 500 rows wait for each other."""
+    captured = capture(
+        FunctionAsModel(call),
+        (torch.zeros(ROWS, WIDTH), torch.randint(ROWS, (EDGES,)), torch.randn(EDGES, WIDTH)),
+    )
+    spec = next(spec for spec in captured.tuples.values() if "int64" in str(spec.tensors))
+    (index,) = (tensor for tensor in rebuild(spec, CPU).tensors if tensor.dtype == torch.int64)
+    assert index.min() >= 0
+    assert 0.9 * ROWS < index.max() < ROWS
+    assert len(index.unique()) > 0.9 * ROWS
+
+
+def test_indices_that_share_memory_are_valid_in_each_dimension():
+    """`nonzero` returns the indices of all dimensions in one memory."""
+
+    def call(rows, mask):
+        first, second = mask.nonzero().unbind(1)
+        return rows[first, second, None]
+
+    mask = torch.arange(32).view(32, 1) % 16 == 0
+    captured = capture(FunctionAsModel(call), (torch.randn(32, 1), mask))
+    spec = next(spec for spec in captured.tuples.values() if spec.short_name == "getitem")
+    assert rebuild(spec, CPU).run().shape == (2, 1)

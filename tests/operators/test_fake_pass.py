@@ -150,6 +150,16 @@ class _Cache:
         self.itself = self
 
 
+def test_an_empty_tensor_may_be_resized_to_be_like_another():
+    def forward(model, values):
+        made = values.new()
+        made.resize_as_(values)
+        torch.mul(values, values, out=made)
+        return values.new().resize_(2, 4).copy_(made)
+
+    assert alike(forward, torch.randn(2, 4)) == ["mul", "copy_"]
+
+
 def test_objects_that_hold_tensors_stand_in_and_stay_as_they_were():
     def cached(model, x):
         layer = model.cache.itself.layers[0]

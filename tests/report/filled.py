@@ -8,7 +8,7 @@ import itertools
 import math
 from typing import Any
 
-from farm.store import content, tables
+from farm.store import captures, content, tables
 from farm.store.database import Database
 from farm.training.extract import Extraction, extract
 from farm.types.protocol import Protocol, Software, Variant
@@ -76,7 +76,7 @@ def fill(
                 }
             ],
         )
-        capture_id = content.store_capture(
+        capture_id = captures.store_capture(
             session,
             taken.capture.calls,
             tables.Capture(

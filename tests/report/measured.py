@@ -8,7 +8,7 @@ import functools
 import random
 from typing import Any
 
-from farm.store import content, tables
+from farm.store import captures, tables
 from farm.store.database import Database
 from farm.training.extract import extract
 from farm.types.protocol import Variant
@@ -37,7 +37,7 @@ def measured(
         capture = tables.Capture(
             variant_id=variant.id, device_type="cuda", launch=launch, torch="2.11.0"
         )
-        captured = content.store_extraction(session, variant, apart, capture)
+        captured = captures.store_extraction(session, variant, apart, capture)
         rows.job(session, asked, job_id)
         session.add(
             tables.Round(

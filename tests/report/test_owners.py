@@ -3,7 +3,7 @@
 from farm.jobs.captures import capture_for
 from farm.report.breakdowns import owners
 from farm.requests.partial_request import PartialRequest, complete
-from farm.store import content
+from farm.store import captures
 from farm.types.figure import Figure
 from farm.verdict.cost_line import CostLine, TupleView
 
@@ -13,7 +13,7 @@ def test_each_part_of_a_step_is_what_its_calls_take(database):
     request = complete(partial, "cpu", target=0.95)
     capture_id = capture_for(database, request, device_type="cpu", torch="2.13.0")
     with database.read() as session:
-        counts = content.counts(session, capture_id)
+        counts = captures.counts(session, capture_id)
         cost = (Figure(2.0), Figure(3.0))
         tuples = [
             CostLine(TupleView(id_, "", ""), count, "measured", *cost)

@@ -10,7 +10,9 @@ import farm as library
 from farm.errors import NoSuchJob
 from farm.report.rates import Rates
 from farm.report.why import why
+from farm.types.figure import Figure
 from farm.types.roofline import Roofline
+from farm.verdict.cost_line import CostLine, TupleView
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import compiled
 from tests.report.compiled import COMPILED, EAGER, EAGER_CALLS, compiled_calls
@@ -19,7 +21,9 @@ PEAKS = Roofline(flops_per_s=1e14, bytes_per_s=1e12, launch_floor_us=2.0)
 
 
 def rates(time_us: float, flops: int, bytes_moved: int, calls: int = 3) -> Rates:
-    return Rates(calls, time_us, flops, bytes_moved, time_share=0.5, peaks=PEAKS)
+    subject = TupleView("id", "Linear", "Linear", flops=flops, bytes_moved=bytes_moved)
+    line = CostLine(subject, calls, "measured", Figure(time_us))
+    return Rates(line, time_share=0.5, peaks=PEAKS)
 
 
 @pytest.fixture

@@ -107,3 +107,47 @@ def test_ten_thousand_mangled_specs_are_refused_or_harmless(tmp_path, monkeypatc
                 rebuild(spec, "cpu")
     assert refused > SPECS * 0.5
     assert not trap.exists()
+
+
+@pytest.mark.parametrize("operator", ["aten.special_laguerre_polynomial_l.n_scalar", "function"])
+def test_a_polynomial_of_a_huge_order_is_refused_before_it_runs(operator):
+    """Its kernel computes one term after the other, so nothing else bounds its time."""
+    from farm.operators.rebuild import rebuild
+
+    is_aten = operator.startswith("aten")
+    tensor = {"role": "activation", "shape": [4], "dtype": "float32", "storage": 0}
+    spec = {
+        "schema": 1,
+        "operator": operator if is_aten else "torch.special.laguerre_polynomial_l",
+        "kind": "aten" if is_aten else "function",
+        "parameters": {},
+        "keywords": {},
+        "tensors": [tensor],
+        "training": False,
+        "direction": "forward",
+    }
+    rebuild(parse({**spec, "arguments": [{"tensor": 0}, 20]}), "cpu").run()
+    with pytest.raises(TupleRejected, match="the limit is"):
+        rebuild(parse({**spec, "arguments": [{"tensor": 0}, 2**40]}), "cpu")
+
+
+@pytest.mark.parametrize(
+    "keywords", [{"layout": 1000}, {"dtype": 99}, {"dtype": {"dtype": "bool"}, "layout": -1}]
+)
+def test_a_number_is_no_layout_and_no_dtype(keywords):
+    """PyTorch looks such numbers up without a check, and the process ends."""
+    from farm.operators.rebuild import rebuild
+
+    spec = {
+        "schema": 1,
+        "operator": "aten.full.default",
+        "kind": "aten",
+        "parameters": {},
+        "arguments": [[2], 1],
+        "keywords": keywords,
+        "tensors": [],
+        "training": False,
+        "direction": "forward",
+    }
+    with pytest.raises(TupleRejected, match="is a number"):
+        rebuild(parse(spec), "cpu")

@@ -15,7 +15,7 @@ from sqlalchemy import text
 from sqlmodel import select
 
 from farm.devices.simulated import SOFTWARE
-from farm.jobs import items, jobs
+from farm.jobs import items, jobs, leases
 from farm.jobs.closing import close_round
 from farm.jobs.moving import give_up, move_items, rebalance
 from farm.store import item_state, tables
@@ -306,13 +306,13 @@ class Farm:
             items.fail(self.database, held, "crashed", "signal", again=True)
 
     def renew(self):
-        items.renew(self.database, self.random.choice("ab"), self.random.choice([60.0, -1.0]))
+        leases.renew(self.database, self.random.choice("ab"), self.random.choice([60.0, -1.0]))
 
     def release_card(self):
-        items.release_card(self.database, self.random.choice(self.cards))
+        leases.release_card(self.database, self.random.choice(self.cards))
 
     def hand_back(self):
-        items.hand_back(self.database, self.random.choice("ab"))
+        leases.hand_back(self.database, self.random.choice("ab"))
 
     def exhaust(self):
         items.close_exhausted(self.database, max_attempts=2, after_s=0.0)

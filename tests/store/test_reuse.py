@@ -6,7 +6,7 @@ import pytest
 from sqlmodel import select
 
 from farm.store import content, tables
-from farm.store.content import find_readings, satisfies
+from farm.store.reuse import find_readings, satisfies
 from farm.types.protocol import Stopping
 from farm.types.reading import CPU_METHOD, METHOD
 from tests.planned import READING, items_of, plan, register, sweep

@@ -17,8 +17,8 @@ from farm.errors import CardBusy, CardUnavailable, FarmError, UnhealthyCard, Usa
 from farm.jobs.cards import quarantine, stored_state
 from farm.settings import settings
 from farm.store import tables
-from farm.store.content import satisfies
 from farm.store.database import Database
+from farm.store.reuse import satisfies
 from farm.types.protocol import Stopping, Subject, Variant
 
 VARIANT = Variant("squeezenet1_1", 1, 224)

@@ -10,7 +10,7 @@ from celery.exceptions import Ignore
 from sqlalchemy import update
 from sqlmodel import select
 
-from farm.jobs import cards, items
+from farm.jobs import cards, leases
 from farm.jobs.items import Claim
 from farm.jobs.rounds import add_round
 from farm.settings import Settings, settings
@@ -75,7 +75,7 @@ def test_a_card_that_is_back_since_it_was_looked_at_keeps_its_items(any_database
     with any_database.read() as session:
         views = cards.views(session, current.heartbeat_s)
     back = claim(any_database, items_of(any_database, job_id)[0])
-    items.renew(any_database, "holder-0", 0.0, ())
+    leases.renew(any_database, "holder-0", 0.0, ())
     assert _move_stranded(any_database, current, views, "") == []
     assert {item.card_id for item in items_of(any_database, job_id)} == {lost}
     unseen_for(any_database, lost, lost_after_s(current) + 1)

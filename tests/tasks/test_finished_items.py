@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Text, cast, event, func, insert, literal, null, select, text
 from sqlalchemy.exc import InternalError
 
-from farm.jobs import balance, items, listing
+from farm.jobs import balance, items, leases, listing
 from farm.settings import settings
 from farm.store.database import Database, database_now
 from farm.store.tables import Item
@@ -100,7 +100,7 @@ def test_finished_items_cost_workers_the_reconciler_and_metrics_nothing(store):
     with few_rows_read(store, "claim"):
         claimed = planned.claim(store, first, "holder-0")
     with few_rows_read(store, "renew"):
-        assert items.renew(store, "holder-0", 60.0, {first.id}) == 1
+        assert leases.renew(store, "holder-0", 60.0, {first.id}) == 1
     with few_rows_read(store, "result"):
         assert planned.complete(store, claimed, cards[0]).accepted
     failing = planned.claim(store, waiting[0], "holder-0")
@@ -117,6 +117,6 @@ def test_finished_items_cost_workers_the_reconciler_and_metrics_nothing(store):
     copy(store, waiting[1], "in work", 300, state="claimed", holder="another", lease_until_s=9e9)
     claimed = planned.claim(store, waiting[2], "holder-0")
     with few_rows_read(store, "renew together", 100):
-        assert items.renew_together(store, {"holder-0": {waiting[2].id}}, 60.0) == {"holder-0"}
+        assert leases.renew_together(store, {"holder-0": {waiting[2].id}}, 60.0) == {"holder-0"}
     with few_rows_read(store, "result", 100):
         assert planned.complete(store, claimed, cards[0]).accepted

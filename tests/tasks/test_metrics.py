@@ -16,7 +16,7 @@ import sqlmodel
 from prometheus_client.parser import text_string_to_metric_families
 
 from farm.devices.device import Card
-from farm.jobs import cards, items, jobs, listing
+from farm.jobs import cards, items, jobs, leases, listing
 from farm.jobs.cards import register
 from farm.settings import Settings
 from farm.store import tables
@@ -188,7 +188,7 @@ def test_what_is_tried_again_moved_or_handed_back_lowers_no_counter_and_waits_si
             if item.id == moved.id:
                 item.card_id = "SIM-1"
     jobs.retry_failed(any_database, job_id)
-    items.hand_back(any_database, "somebody")
+    leases.hand_back(any_database, "somebody")
     after = figures()
     assert [
         key for key, (kind, value) in before.items() if kind != "gauge" and after[key][1] < value

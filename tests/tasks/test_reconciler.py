@@ -14,7 +14,7 @@ import redis
 from sqlalchemy import make_url, update
 
 from farm.errors import DatabaseUnreachable
-from farm.jobs import items
+from farm.jobs import leases
 from farm.jobs.group_driver import Interrupted, check_cards
 from farm.jobs.outage import SteadyAnswers
 from farm.settings import settings
@@ -162,7 +162,7 @@ def test_after_the_clock_was_set_forward_no_item_moves_until_the_workers_had_tim
     reconcile()
     answers._since_s -= 3600
     clock.forward(3600)
-    items.renew(any_database, "holder-1", 60.0)
+    leases.renew(any_database, "holder-1", 60.0)
     reconcile()
     assert {item.card_id for item in items_of(any_database, job_id)} == {ids[0]}
     answers._since_s -= 3600

@@ -14,7 +14,7 @@ import pytest
 import redis
 from sqlmodel import select
 
-from farm.jobs import cards, items, jobs
+from farm.jobs import cards, jobs, leases
 from farm.jobs.items import Claim, Declined, DeclineReason
 from farm.settings import settings
 from farm.store import tables
@@ -46,9 +46,9 @@ class Desk:
         """
         self.clock.forward(seconds)
         for number in seen:
-            items.renew(self.database, f"holder-{number}", 0.0, ())
+            leases.renew(self.database, f"holder-{number}", 0.0, ())
             if renewed:
-                items.renew(self.database, f"holder-{number}", settings().lease_s)
+                leases.renew(self.database, f"holder-{number}", settings().lease_s)
         control.reconcile_now(self.database, settings(), "")
 
     def take(self, card):

@@ -7,7 +7,7 @@ import redis
 from sqlmodel import select
 
 from farm.errors import BrokerUnreachable
-from farm.jobs import cards, items
+from farm.jobs import cards, items, leases
 from farm.jobs.items import Claim, Closed, DeclineReason
 from farm.operators import sweep_builder as sweeps
 from farm.requests.resolved import ResolvedRequest
@@ -68,7 +68,7 @@ def test_resuming_puts_right_what_the_reconciler_would_and_publishes_the_rest(
         claim(any_database, exhausted, holder, lease_s=-1000)
     claim(any_database, let_go, lease_s=-1)
     still = claim(any_database, held)
-    items.hand_back(any_database, "elsewhere")
+    leases.hand_back(any_database, "elsewhere")
     cards.drain(any_database, drained)
     assert submissions.resume(any_database, job_id) == 3
     now = items_of(any_database, job_id)

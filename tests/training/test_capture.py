@@ -84,6 +84,66 @@ def test_what_runs_when_nobody_looks_runs_when_it_is_recorded(optimizer, amp):
     assert not seen.overlaps
 
 
+class Transformed(nn.Module):
+    """A layer, and what a function does with it."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.layer, self.function = nn.Linear(8, 8), function
+
+    def forward(self, rows):
+        return self.function(self.layer, rows)
+
+
+def per_sample_gradients(layer, rows):
+    def loss(weights, row):
+        return torch.func.functional_call(layer, weights, row).tanh().sum()
+
+    weights = dict(layer.named_parameters())
+    gradients = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, rows)
+    return gradients["weight"].flatten(1)
+
+
+def after_an_inner_step(layer, rows):
+    def loss(weights):
+        return torch.func.functional_call(layer, weights, rows).square().mean()
+
+    weights = dict(layer.named_parameters())
+    slopes = torch.func.grad(loss)(weights)
+    better = {name: weights[name] - 0.1 * slopes[name] for name in weights}
+    return torch.func.functional_call(layer, better, rows)
+
+
+def slope_of_the_input(layer, rows):
+    rows = rows.detach().requires_grad_()
+    return torch.autograd.grad(layer(rows).tanh().sum(), rows, create_graph=True)[0]
+
+
+def jacobians(layer, rows):
+    return torch.vmap(torch.func.jacrev(lambda row: layer(row).tanh()))(rows).flatten(1)
+
+
+def under_autocast(layer, rows):
+    with torch.autocast("cpu", torch.bfloat16):
+        return layer(rows).relu().float()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [per_sample_gradients, after_an_inner_step, slope_of_the_input, jacobians, under_autocast],
+)
+def test_a_step_through_a_transform_runs_the_same_when_it_is_recorded(function):
+    step = stepping(Transformed(function), torch.randn(4, 8))
+    step.run()
+    captures = []
+    with torch.autograd.set_multithreading_enabled(False):
+        plain, _ = profiled(step.run, CPU)
+        watched, _ = profiled(lambda: captures.append(capture_step(step, warmed_up=True)), CPU)
+    assert plain == watched
+    (seen,) = captures
+    assert (seen.gaps, seen.overlaps) == ((), ())
+
+
 def test_a_backward_belongs_to_the_call_whose_gradient_it_takes():
     seen = capture_step(stepping(Residual(), torch.randn(2, 3, 16, 16)))
     owned = Counter(

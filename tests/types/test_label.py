@@ -4,6 +4,7 @@ import pytest
 
 from farm.report.operators import operators
 from farm.subjects.label import LENGTH, label_of
+from farm.training.extract import extract
 from farm.types.format import told_apart
 from farm.types.protocol import Variant
 from farm.types.tuple import OperatorTuple, TensorSpec
@@ -83,5 +84,6 @@ def test_a_list_tells_tuples_of_one_label_apart():
 
 
 def test_no_two_tuples_share_a_label_where_only_their_strides_differ():
-    rows = operators(Variant("vit_b_16", 2, 224, "bfloat16", "channels_last", "train")).rows
+    variant = Variant("vit_b_16", 2, 224, "bfloat16", "channels_last", "train")
+    rows = operators(variant, extract(variant)).rows
     assert len({row.label for row in rows}) == len(rows)

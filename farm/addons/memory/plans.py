@@ -24,7 +24,7 @@ class PlanRow:
     predicted_us: float  # of the step
     run: Run | None = None  # None if the step was not run under the plan
     why_not: str = ""  # the reason, if a run was requested
-    off: Figure | None = None  # predicted time / measured time - 1
+    deviation: Figure | None = None  # predicted time / measured time - 1
     stayed_fast_bytes: int = 0  # size of the planned slow tensors that had to stay in fast memory
     moved_bytes: int = 0  # bytes that one step copies out; it copies as many back
 
@@ -42,14 +42,14 @@ class PlanRow:
         return self.run.time_us if self.run is not None else None
 
     def run_json(self) -> dict[str, Any] | None:
-        if self.run is None or self.off is None:
+        if self.run is None or self.deviation is None:
             return None
         return {
             **asdict(self.run),
             "time_us": self.run.time_us.value,
             "half_width_us": self.run.time_us.half_width,
             "stayed_fast_bytes": self.stayed_fast_bytes,
-            "prediction_off": self.off.value,
+            "prediction_off": self.deviation.value,
         }
 
 
@@ -126,9 +126,9 @@ def plan_rows(life: Life, offload_plans: OffloadPlans) -> list[PlanRow]:
             row = replace(row, why_not=run)
         elif run is not None:
             times = row.predicted_us / run.time_us.value
-            off = Figure(times - 1, times * run.time_us.relative)
+            deviation = Figure(times - 1, times * run.time_us.relative)
             stayed_bytes = sum(sizes.get(number, 0) for number in run.stayed_fast)
-            row = replace(row, run=run, off=off, stayed_fast_bytes=stayed_bytes)
+            row = replace(row, run=run, deviation=deviation, stayed_fast_bytes=stayed_bytes)
         rows.append(row)
     return rows
 

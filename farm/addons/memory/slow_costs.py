@@ -17,8 +17,8 @@ from farm.addons.memory.offload_plan import SlowCosts
 from farm.errors import UsageError
 from farm.operators.captured import CapturedCall
 from farm.store.columns import OPERATOR, PROTOCOL, READING
-from farm.store.content import tells_others
 from farm.store.database import fetch_values, in_batches
+from farm.store.reuse import tells_others
 from farm.subjects.allow_list import written_by_schema
 from farm.subjects.parsing import parse
 from farm.training.tensor_lifetime import Life

@@ -205,7 +205,7 @@ def _plans(found: StepMemory, plans: OffloadPlans) -> Table:
         size, slow, to_best = "all fast", "0", ""
         if (plan := row.plan) is not None:
             size, slow, to_best = _size(plan.fast_bytes), str(len(plan.slow)), percent(plan.gap)
-        as_run = (interval(row.run_us, TIME), gap(row.off)) if ran else ()
+        as_run = (interval(row.run_us, TIME), gap(row.deviation)) if ran else ()
         more = [row.moves_told] if moves else []
         rows.append((size, quantity(row.predicted_us, TIME), *as_run, slow, *more, to_best))
     return tables.ruled(heads, rows, drops=("solver gap", "slow tensors"))

@@ -16,7 +16,7 @@ import hashlib
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -254,7 +254,7 @@ def publish(session: Session, folder: Path, told: Callable[[str], None] = lambda
     models = list(_models(session, told))
     cards = _cards(session)
     operators, left_out = _operators(session)
-    points = [(page.report, model.file) for model in models for page in model.jobs]
+    points = list(_reports(models))
     index = {
         "title": "What models cost",
         "models": models,
@@ -431,12 +431,19 @@ def _cards(session: Session) -> list[Row]:
     return rows
 
 
+def _reports(models: Iterable[ModelPage]) -> Iterator[tuple[Report, str]]:
+    """Yield the report of each job on the pages of models, and the file of its page."""
+    for model in models:
+        for page in model.jobs:
+            yield page.report, model.file
+
+
 def _side_by_side(models: Sequence[ModelPage]) -> Row:
     """The card models, most rows first; and a row per variant and protocol: card model -> time and
     energy.
     """
     rows: dict[tuple[str, str], Row] = {}
-    for report, file in ((page.report, model.file) for model in models for page in model.jobs):
+    for report, file in _reports(models):
         verdict, protocol = report.verdict, str(report.protocol)
         if (
             report.cards

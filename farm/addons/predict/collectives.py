@@ -27,7 +27,7 @@ from sqlmodel import Session
 from farm.addons.predict.stored_predictor import CallPrediction, PredictedValue
 from farm.errors import NoReadings
 from farm.store.columns import OPERATOR, READING
-from farm.store.content import sound_readings
+from farm.store.reuse import sound_readings
 from farm.subjects.registry import kinds_on_several_cards
 from farm.types.collective import COLLECTIVES
 from farm.types.figure import Figure, PassCost, value_of

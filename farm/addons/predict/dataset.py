@@ -36,8 +36,9 @@ from farm.store.columns import (
     READING,
     VARIANT,
 )
-from farm.store.content import sound_readings, stored_software, stored_variant
+from farm.store.content import stored_software, stored_variant
 from farm.store.database import among
+from farm.store.reuse import sound_readings
 from farm.subjects.registry import unpredictable_kinds
 from farm.types.details import Details
 from farm.types.fields import Record, adapter, cost_from_json, figure_json

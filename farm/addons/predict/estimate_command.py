@@ -110,9 +110,7 @@ def estimated(resolved: ResolvedVariant, query: EstimateQuery) -> Estimate:
     """An estimate from one's own database, or from the readings of the package if one's own has
     none.
     """
-    from farm.training.version import versioned
-
-    variant = versioned(resolved.variant, resolved.model)
+    variant = resolved.versioned()
     output.doing(f"farm is estimating {resolved.title}")
     return query.answer(variant, say=say)
 

@@ -49,8 +49,8 @@ from farm.settings import settings
 from farm.settings.shared_files import replacing_file
 from farm.store import tables
 from farm.store.columns import OF_TUPLES, OPERATOR, PROTOCOL, READING
-from farm.store.content import sound_readings
 from farm.store.database import Database, open_database
+from farm.store.reuse import sound_readings
 from farm.types.card_kind import usual_launch
 from farm.types.data_sheets import data_sheets, sheet_of
 from farm.types.protocol import Protocol, Variant

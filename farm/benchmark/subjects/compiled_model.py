@@ -12,15 +12,16 @@ from farm.benchmark.passes import (
     Offload,
     Passes,
     as_launched,
+    numeric_flags,
     working_set,
     zero_out,
 )
 from farm.benchmark.subjects.model_variant import Observation, WholeModel, build_variant
-from farm.errors import Unmeasurable
-from farm.models.tensor_kinds import bytes_of, is_plain
+from farm.errors import CaptureError, Unmeasurable
 from farm.subjects import kernel as kernels
 from farm.types.details import Details
 from farm.types.protocol import Protocol, Subject
+from farm.types.tensor_kinds import bytes_of, is_plain
 
 if TYPE_CHECKING:
     from farm.operators.compiled import CompiledPass
@@ -113,6 +114,26 @@ def compiled_pass(
         else:
             _compiled[key] = CompiledPass(*build_variant(variant, device), device, **how)
     return _compiled[key]
+
+
+def fill_cache(subject: Subject, protocol: Protocol, device: torch.device) -> None:
+    """Compile a variant on fake tensors, with the settings of a measurement on this device. Raises
+    `Unmeasurable`: out_of_memory, or raised: the compiler refuses the model, or the model can be
+    compiled only on the card, in its item's turn."""
+    from farm.benchmark.workload import why_it_raised
+    from farm.training import compile_ahead
+
+    variant = subject.built_variant
+    assert variant is not None, "a subject of a compiled model names the model"
+    if device.type == "cpu":
+        torch.set_num_threads(1)  # as a `Bench`
+    try:
+        with numeric_flags(protocol):
+            compile_ahead.fill_cache(variant, device, grad=protocol.grad)
+    except CaptureError as error:
+        raise Unmeasurable("raised", error.message, error.next_step) from error
+    except Exception as error:
+        raise why_it_raised(error) from error
 
 
 def compiled_pass_with(subject: Subject, device: torch.device) -> CompiledPass:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 
@@ -27,12 +26,11 @@ from farm.benchmark.phases.eager import EagerLaunch
 from farm.benchmark.phases.order import InOrderReplay, Places, WithoutCollectives
 from farm.benchmark.policies import GROUP_WINDOWS, POLICIES, WHOLE_WINDOW_S, WindowPolicy
 from farm.benchmark.subjects.base import SubjectKind
-from farm.errors import Unmeasurable
-from farm.models.tensor_kinds import bytes_of
 from farm.operators.capture import Around, run_with_owners
 from farm.operators.captured import CapturedPass
 from farm.types.details import Details
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
+from farm.types.tensor_kinds import bytes_of
 
 if TYPE_CHECKING:
     from farm.operators.profiler import WatchedPass
@@ -89,7 +87,7 @@ class ModelVariant(WholeModel):
         device: torch.device,
         offload: Offload | None = None,
     ) -> Passes:
-        return variant_passes(Variant.from_json(subject.spec), protocol, device)
+        return variant_passes(subject, protocol, device)
 
     def observation(
         self, subject: Subject, protocol: Protocol, device: torch.device
@@ -119,15 +117,33 @@ class ModelVariant(WholeModel):
         return as_launched(lambda: capture_forward(model, arguments, **options), protocol, device)
 
 
-def variant_passes(variant: Variant, protocol: Protocol, device: torch.device) -> Passes:
+@dataclass(frozen=True)
+class GivenModel(Subject):
+    """A model that a caller gives: this process cannot build it, because its variant is not in the
+    catalog.
+    """
+
+    module: Any = None  # a `torch.nn.Module` on the device
+    arguments: tuple[Any, ...] = ()  # its inputs, by position, on the device
+
+    @classmethod
+    def of(cls, subject: Subject, module: torch.nn.Module, arguments: tuple[Any, ...]) -> Self:
+        return cls(**vars(subject), module=module, arguments=arguments)
+
+
+def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -> Passes:
     """The forward passes of a whole model. Their `details` have its size and, if context is
     measured, `found_again`.
     """
     from farm.operators.capture import capture
     from farm.training.extract import capture_forward
 
+    variant = Variant.from_json(subject.spec)
     check_cards(str(variant), variant.cards)
-    model, arguments = build_variant(variant, device)
+    if isinstance(subject, GivenModel):
+        model, arguments = subject.module, subject.arguments
+    else:
+        model, arguments = build_variant(variant, device)
     if protocol.data == "zeros":
         zero_out(arguments)
 
@@ -156,19 +172,8 @@ def variant_passes(variant: Variant, protocol: Protocol, device: torch.device) -
     )
 
 
-@dataclass(frozen=True)
-class _BuiltVariant:
-    """A built model with its inputs, which waits for the next `build_variant`."""
-
-    variant: Variant
-    model: torch.nn.Module
-    arguments: tuple[Any, ...]
-    given: bool  # by a caller: this process cannot build the model itself
-
-
-# At most one built variant. The verification puts it here if the same process measures next; so
-# does a caller whose model is not in the catalog.
-_handed_over: dict[tuple[str, str], _BuiltVariant] = {}
+#: The built variant of the last verification, with its inputs: the same process may measure next.
+_handed_over: dict[tuple[str, str], tuple[torch.nn.Module, tuple[Any, ...]]] = {}
 
 
 def build_variant(
@@ -177,46 +182,16 @@ def build_variant(
     """Build a model variant and its inputs on a device, with seeded random weights.
 
     If `hand_over` is set, the next call for the same variant and device returns the same objects,
-    once. A call for another variant frees them: the same seed builds them again. Raises
-    `Unmeasurable` (rejected) if a caller gave a model for another variant (`given_variant`)."""
+    once. A call for another variant frees them: the same seed builds them again."""
     key = (variant.id, str(device))
     waiting = _handed_over.pop(key, None)
     if waiting is not None:
-        return waiting.model, waiting.arguments
+        return waiting
 
-    _free_handed_over(variant)
+    _handed_over.clear()
     from farm.training.split import build
 
-    model, arguments = build(variant, device)
+    built = build(variant, device)
     if hand_over:
-        _handed_over[key] = _BuiltVariant(variant, model, arguments, given=False)
-    return model, arguments
-
-
-def _free_handed_over(variant: Variant) -> None:
-    """Free what waits for another build. Raises `Unmeasurable` if a caller gave it."""
-    for waiting in _handed_over.values():
-        if waiting.given:
-            raise Unmeasurable(
-                "rejected",
-                f"The model that was given for {waiting.variant} has not been measured, and "
-                f"{variant} is to be built instead.",
-                "Measure the given model first.",
-            )
-    _handed_over.clear()
-
-
-@contextlib.contextmanager
-def given_variant(
-    variant: Variant, device: torch.device, model: torch.nn.Module, arguments: tuple[Any, ...]
-) -> Iterator[None]:
-    """Within the block, the next `build_variant` of this variant on this device returns this model
-    and its arguments, once.
-    """
-    key = (variant.id, str(device))
-    _handed_over.clear()
-    _handed_over[key] = _BuiltVariant(variant, model, arguments, given=True)
-    try:
-        yield
-    finally:
-        _handed_over.pop(key, None)
+        _handed_over[key] = built
+    return built

@@ -19,12 +19,12 @@ from farm.benchmark.passes import (
     zero_out,
 )
 from farm.benchmark.subjects.model_variant import Observation, WholeModel
-from farm.models.tensor_kinds import bytes_of, is_plain
 from farm.operators.captured import CapturedPass
 from farm.subjects.collective_calls import local_part
 from farm.subjects.encoding import tensors_in
 from farm.types.details import Details, MemoryUse
 from farm.types.protocol import Protocol, Subject, Variant
+from farm.types.tensor_kinds import bytes_of, is_plain
 
 if TYPE_CHECKING:
     pass

@@ -2,7 +2,7 @@
 
 import types
 
-from farm.models.building import replaced
+from farm.types.replacement import replaced
 
 
 def test_an_attribute_is_as_before_also_if_it_was_none_or_inherited():
