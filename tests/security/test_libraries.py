@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import farm
+from benchmarks.forged_tuples import forged, send
 from benchmarks.library_operators import reason_of, text_of
 from farm.benchmark_process.client import BenchmarkProcess
 from farm.devices.cpu import cpu_card
@@ -20,6 +21,7 @@ from farm.errors import SettingsError, TupleRejected, Unmeasurable
 from farm.models import own
 from farm.operators.input_values import fill
 from farm.operators.rebuild import rebuild
+from farm.operators.trial import trial
 from farm.settings import settings
 from farm.subjects import allow_list, libraries
 from farm.subjects.allow_list import overload_of
@@ -32,6 +34,7 @@ from farm.types.tuple import OperatorTuple, TensorSpec
 ROOT = Path(__file__).parents[2]
 ONE, TWO = {"tensor": 0}, {"tensor": 1}
 LIBRARY = """
+import typing
 import torch
 
 @torch.library.custom_op("small_library::scaled", mutates_args=())
@@ -58,6 +61,33 @@ def _(values, rows):
 @torch.library.custom_op("small_library::kept", mutates_args=())
 def kept(values: torch.Tensor) -> torch.Tensor:
     return values[values[:, 0] > 0].clone()
+
+@torch.library.custom_op("small_library::lost", mutates_args=())
+def lost(values: torch.Tensor) -> torch.Tensor:
+    return values[values[:, 0] > 0].clone()
+
+@torch.library.custom_op("small_library::repeated", mutates_args=())
+def repeated(values: torch.Tensor, count: int) -> torch.Tensor:
+    return values.new_ones(count)
+
+@repeated.register_fake
+def _(values, count):
+    return values.new_empty(count)
+
+@torch.library.custom_op("small_library::sized", mutates_args=())
+def sized(values: torch.Tensor, count: int) -> torch.Tensor:
+    return values.new_ones(count)
+
+@torch.library.custom_op("small_library::padded", mutates_args=())
+def padded(values: torch.Tensor, sizes: typing.Sequence[int]) -> torch.Tensor:
+    return values.clone()
+
+@torch.library.custom_op("small_library::written", mutates_args={"rows"})
+def written(rows: torch.Tensor) -> None:
+    rows.add_(1)
+
+schemas = torch.library.Library("small_library", "FRAGMENT")
+schemas.define("kernelless(Tensor values) -> Tensor")
 
 @torch.library.custom_op("small_library::unruled", mutates_args=())
 def unruled(rows: torch.Tensor) -> torch.Tensor:
@@ -94,8 +124,16 @@ def scaled_net(): return Scaled().eval(), torch.randn(4, 8)
 def kept_net(): return Kept().eval(), torch.randn(4, 8)
 """
 RULES = {
-    "values": {"small_library.picked.default": {"rows": "below values 0"}},
-    "limits": {"small_library.scaled.default": {"factor": [0, 100]}},
+    "values": {
+        "small_library.picked.default": {"rows": "below values 0"},
+        "small_library.written.default": {"rows": "below rows 0"},
+    },
+    "limits": {
+        "small_library.scaled.default": {"factor": [0, 100]},
+        "small_library.padded.default": {"sizes": [0, 8]},
+        "small_library.repeated.default": {"count": [0, 2**40]},
+    },
+    "selects_from": {"small_library.kept.default": "values"},
 }
 
 
@@ -106,7 +144,7 @@ def library(tmp_path_factory):
     (folder / "small_library.py").write_text(LIBRARY)
     script = (
         "import json; from benchmarks.library_operators import registered_by; "
-        "print(json.dumps(registered_by('small_library')))"
+        "print(json.dumps(registered_by('small_library', ['small_library'])))"
     )
     made = subprocess.run(
         [sys.executable, "-c", script],
@@ -116,7 +154,7 @@ def library(tmp_path_factory):
         check=True,
     )
     signatures = json.loads(made.stdout.splitlines()[-1])
-    (folder / "small_library.toml").write_text(text_of("small_library", signatures, RULES))
+    (folder / "small_library.toml").write_text(text_of("small_library", "1", signatures, RULES))
     return folder
 
 
@@ -135,13 +173,20 @@ def variant(library, name, **fields):
     return farm.variant(own.register(f"{library}/small_library.py:{name}"), 4, **fields)
 
 
+def version():
+    """The version of the library: a hash of its file."""
+    sys.path_importer_cache.clear()
+    libraries.load()
+    return {"version": libraries.version_of("small_library")}
+
+
 def picked(bound=4):
     tensors = (
         TensorSpec("activation", "", (bound, 8), "float32"),
         TensorSpec("activation", "", (16,), "int64", storage=1),
     )
     return OperatorTuple(
-        "small_library.picked.default", "library", {}, (ONE, TWO), {}, tuple(tensors)
+        "small_library.picked.default", "library", version(), (ONE, TWO), {}, tuple(tensors)
     )
 
 
@@ -212,18 +257,71 @@ def test_indices_come_from_the_rule_of_the_list(library, allowed):
         ({"operator": "torch.ops.aten"}, "not the name of an overload of a library"),
         ({"arguments": [ONE, 101.0]}, "is measured for factor from 0 to 100"),
         ({"arguments": [ONE, None]}, "is measured for factor from 0 to 100"),
+        ({"arguments": [ONE, 2.0, 3.0]}, "do not fit"),
+        ({"parameters": {}}, "must be the version of the library"),
+        ({"parameters": {"version": "other"}}, "is of version 'other' of small_library"),
+        ({"operator": "small_library.sized.default"}, "takes whole numbers 'count'"),
+        ({"operator": "small_library.padded.default"}, "of any length"),
+        ({"operator": "small_library.kernelless.default", "arguments": [ONE]}, "has no operator"),
     ],
 )
 def test_forged_tuples_are_refused(library, allowed, change, why):
     libraries.load()
     dtype = "int64" if "unruled" in change.get("operator", "") else "float32"
     tensor = TensorSpec("activation", "", (4, 8), dtype)
-    scaled = OperatorTuple("small_library.scaled.default", "library", {}, (ONE, 2.0), {}, (tensor,))
+    scaled = OperatorTuple(
+        "small_library.scaled.default", "library", version(), (ONE, 2.0), {}, (tensor,)
+    )
     forged = scaled.to_json() | change
     if "unruled" in forged["operator"]:
         forged["arguments"] = [ONE]
     with pytest.raises(TupleRejected, match=why):
         rebuild(parse(json.loads(json.dumps(forged))), "cpu")
+
+
+def test_an_index_that_the_operator_writes_is_refused(library, allowed):
+    rows = TensorSpec("activation", "", (4,), "int64")
+    spec = OperatorTuple("small_library.written.default", "library", version(), (ONE,), {}, (rows,))
+    with pytest.raises(TupleRejected, match="the operator writes it"):
+        rebuild(spec, "cpu")
+
+
+def test_a_tensor_of_fewer_elements_than_its_shape_is_refused(library, allowed):
+    """A kernel may expect that a tensor is contiguous."""
+    tensor = TensorSpec("activation", "", (1000, 1000), "float32", (0, 0))
+    spec = OperatorTuple(
+        "small_library.scaled.default", "library", version(), (ONE, 2.0), {}, (tensor,)
+    )
+    with pytest.raises(TupleRejected, match="share memory"):
+        rebuild(spec, "cpu")
+
+
+def test_an_output_of_unknown_size_is_refused(library, allowed):
+    tensor = TensorSpec("activation", "", (4, 8), "float32")
+    spec = OperatorTuple("small_library.lost.default", "library", version(), (ONE,), {}, (tensor,))
+    with pytest.raises(TupleRejected, match="does not run on meta") as refused:
+        trial(spec)
+    assert "selects_from" in refused.value.next_step
+
+
+def test_a_message_imports_no_library(library, allowed):
+    script = (
+        "import sys, json; from farm.errors import TupleRejected\n"
+        "from farm.operators.rebuild import rebuild; from farm.subjects.parsing import parse\n"
+        "try: rebuild(parse(json.load(sys.stdin)), 'cpu')\n"
+        "except TupleRejected as error: print(error.message, 'small_library' in sys.modules)"
+    )
+    environment = allowed | {"PYTHONPATH": f"{library}:{ROOT}"}
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        input=json.dumps(picked().to_json()),
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "This host has no operator 'small_library.picked.default'" in ran.stdout
+    assert ran.stdout.endswith("False\n")
 
 
 def test_another_signature_on_the_host_is_refused(library, allowed, monkeypatch, tmp_path):
@@ -259,11 +357,21 @@ def test_a_worker_that_names_the_library_measures_its_operator(allowed):
     assert measured(picked(), allowed).reading.time_us.value > 0
 
 
+def test_a_worker_bounds_the_memory_of_an_operator(allowed):
+    tensor = TensorSpec("activation", "", (4, 8), "float32")
+    spec = OperatorTuple(
+        "small_library.repeated.default", "library", version(), (ONE, 2**39), {}, (tensor,)
+    )
+    with pytest.raises(Unmeasurable) as refused:
+        measured(spec, allowed)
+    assert refused.value.reason == "out_of_memory"
+
+
 def test_a_worker_that_does_not_name_it_refuses_the_item_and_imports_nothing(library):
     with pytest.raises(Unmeasurable) as refused:
         measured(picked(), {"FARM_LIBRARIES": "{}", "PYTHONPATH": str(library)})
     assert refused.value.reason == "rejected"
-    assert "FARM_LIBRARIES" in refused.value.next_step
+    assert "FARM_LIBRARIES" in refused.value.message
 
 
 def test_a_worker_without_the_library_refuses_the_item(allowed):
@@ -271,7 +379,18 @@ def test_a_worker_without_the_library_refuses_the_item(allowed):
     with pytest.raises(Unmeasurable, match="has no operator 'small_library") as refused:
         measured(picked(), environment)
     assert refused.value.reason == "rejected"
-    assert "Install small_library" in refused.value.next_step
+    assert "Install a build of small_library" in refused.value.next_step
+
+
+def test_forged_tuples_of_a_library_break_nothing(library, allowed, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(library))
+    version()
+    outcome = send(forged(3, 300, [], libraries.allowed()), cpu_card(settings()).id)
+    assert not outcome.crashes
+    # PyTorch's compiler makes its folder when the first operator of a library in Python runs
+    assert [name for name in outcome.files if not name.startswith("torchinductor_")] == []
+    assert outcome.reasons["measured"] > 10
+    assert outcome.reasons["rejected"] > 100
 
 
 # ----- torchvision's list
@@ -301,7 +420,12 @@ OPERATORS = ("nms", "roi_align", "deform_conv2d", "_roi_pool_backward", "qnms")
 def test_regions_name_images_that_there_are_and_boxes_in_them(torchvision_list):
     arguments = (ONE, TWO, 0.25, 7, 7, 2, True)
     spec = OperatorTuple(
-        "torchvision.roi_align.default", "library", {}, arguments, {}, (IMAGES, REGIONS)
+        "torchvision.roi_align.default",
+        "library",
+        {"version": "0.28.0"},
+        arguments,
+        {},
+        (IMAGES, REGIONS),
     )
     names = ("input", "rois", "spatial_scale", "pooled_height", "pooled_width", "sampling_ratio")
     passed = dict(zip(names, arguments, strict=False))
@@ -317,14 +441,20 @@ def test_regions_name_images_that_there_are_and_boxes_in_them(torchvision_list):
 
 
 @pytest.mark.parametrize(
-    ("signature", "is_allowed"),
+    ("signature", "reason"),
     [
-        ("(Tensor x, SymInt[2] size, *, ScalarType? dtype=None) -> Tensor", True),
-        ("(Tensor(a!) x) -> ()", True),
-        ("(Tensor x, str path) -> Tensor", False),
-        ("(__torch__.torch.classes.A x) -> Tensor", False),
-        ("(Tensor x) -> int", False),
+        ("(Tensor x, float scale=1., *, ScalarType? dtype=None) -> Tensor", ""),
+        ("(Tensor(a!) x) -> ()", ""),
+        ("(Tensor x, int[2] size=[1, 1], int? n=None) -> Tensor", ""),
+        ("(Tensor x, int[2] size=[1, 1], int other=1) -> Tensor", "numbers 'other'"),
+        ("(Tensor x, Scalar other) -> Tensor", "numbers 'other'"),
+        ("(Tensor x, int[] size) -> Tensor", "any length"),
+        ("(Tensor x, str path) -> Tensor", "cannot contain"),
+        ("(__torch__.torch.classes.A x) -> Tensor", "cannot contain"),
+        ("(Tensor x) -> int", "returns no tensor"),
     ],
 )
-def test_a_signature_decides(signature, is_allowed):
-    assert (not reason_of("a.b.default", signature, ())) == is_allowed
+def test_a_signature_decides(signature, reason):
+    limits = {"size": [0, 8], "n": [0, 8]}
+    found = reason_of("a.b.default", signature, (), limits)
+    assert reason in found if reason else not found
