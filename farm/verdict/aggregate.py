@@ -29,7 +29,7 @@ from farm.types.reading import Verification
 from farm.verdict.canaries import systematic_of
 from farm.verdict.cost_line import CostLine, group
 from farm.verdict.figures import NOT_IN_SCOPE, CanaryReading, ReadingView, Whole
-from farm.verdict.judging import Circumstances, judge
+from farm.verdict.judging import judge
 from farm.verdict.kernel_audit import audit_kernels
 from farm.verdict.replay import measured_lines, of_launch, replayed
 from farm.verdict.sum_and_whole import SumAndWhole, mean_power
@@ -102,7 +102,8 @@ def aggregate(
         collectives_alone_us=_collectives_alone_us(measured, readings),
         tuples=sum_lines(parts, measured),
     )
-    return judge(sums.with_neighbours(verdict), _circumstances(parts, measured, requested))
+    requested_share = _share(parts, lambda part: part.in_scope)
+    return judge(sums.with_neighbours(verdict), measured, requested, requested_share)
 
 
 def _flags(readings: Iterable[ReadingView]) -> dict[str, int]:
@@ -111,18 +112,6 @@ def _flags(readings: Iterable[ReadingView]) -> dict[str, int]:
     for reading in readings:
         flags.update(reading.flags)
     return dict(flags.most_common())
-
-
-def _circumstances(
-    parts: Iterable[CostLine], measured: Sequence[CostLine], requested: Sequence[str]
-) -> Circumstances:
-    alone = sum(line.measured[0].details.context is None for line in measured)
-    return Circumstances(
-        without_energy=sum(line.energy_mj is None for line in measured),
-        looped_alone=alone if alone < len(measured) else 0,
-        requested=requested,
-        requested_share=_share(parts, lambda part: part.in_scope),
-    )
 
 
 # ---- large sweeps
