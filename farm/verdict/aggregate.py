@@ -22,13 +22,14 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from farm.types.collective import COLLECTIVES
 from farm.types.figure import Figure, value_of
 from farm.types.reading import Verification
-from farm.verdict.canaries import systematic_of
+from farm.verdict.canaries import Canaries, systematic_of
 from farm.verdict.cost_line import CostLine, group
-from farm.verdict.figures import NOT_IN_SCOPE, CanaryReading, ReadingView, Whole
+from farm.verdict.figures import NOT_IN_SCOPE, ReadingView, Whole
 from farm.verdict.judging import judge
 from farm.verdict.kernel_audit import audit_kernels
 from farm.verdict.replay import measured_lines, of_launch, replayed
@@ -45,7 +46,7 @@ from farm.verdict.verdict import (
 def aggregate(
     parts: Sequence[CostLine],
     wholes: Sequence[Whole] = (),
-    canaries: Sequence[CanaryReading] = (),
+    canaries: Canaries = MappingProxyType({}),
     *,
     target: float,
     launch: str,
@@ -58,7 +59,7 @@ def aggregate(
         parts: every tuple of the model, measured or not.
         wholes: the whole model on each card of the job; each is weighted by the card's share of the
             sum. Wholes with the other launch are used only for the launch gap.
-        canaries: readings of reference tuples on the cards.
+        canaries: readings of reference tuples on the cards, by the id of the tuple.
         target: the least accuracy and coverage of a pass, as a fraction.
         launch: ``graph`` or ``eager``; the two are never mixed.
         requested: the operator types requested by name. If they are too few for the target, the
