@@ -41,6 +41,7 @@ from farm.jobs.items import Claim, ComingModel
 from farm.settings import settings
 from farm.store.database import Database
 from farm.store.tables import CardRow, CardState
+from farm.types.card_kind import is_gpu_id
 
 log = logging.getLogger("farm.worker")
 
@@ -217,7 +218,7 @@ class CompileAhead:
     def _takes(self, model: ComingModel) -> bool:
         """True if the model can be compiled without its card."""
         variant = model.variant
-        on_gpu = self.card_id.startswith("GPU-")
+        on_gpu = is_gpu_id(self.card_id)
         return (
             variant.compile == "default"
             and variant.cards == 1
