@@ -45,7 +45,7 @@ from farm.settings import settings
 from farm.store.captures import predicted_counts, store_observed
 from farm.store.database import Database
 from farm.store.tables import CardState, Item
-from farm.types.card_kind import card_kind_of
+from farm.types.card_kind import is_cpu_id
 from farm.types.protocol import Software
 
 log = logging.getLogger("farm.worker")
@@ -433,8 +433,7 @@ class ItemDriver:
         """The turn of an item. The compilations of this host pause if its time depends on the
         host.
         """
-        on_host = card_kind_of(self.card_id) == "cpu"
-        depends_on_host = on_host or claimed.protocol.launch == "eager"
+        depends_on_host = is_cpu_id(self.card_id) or claimed.protocol.launch == "eager"
         with quiet(settings().lock_dir) if depends_on_host else contextlib.nullcontext():
             yield
         if self.ahead is not None:
