@@ -54,6 +54,7 @@ TORCH_ROOMS = (
     "farm/subjects/leaf.py",
     "farm/subjects/shapes.py",
     "farm/training/capture.py",
+    "farm/training/card_functions.py",
     "farm/training/step.py",
     "farm/training/extract.py",
     "farm/training/compile_ahead.py",

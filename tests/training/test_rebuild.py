@@ -43,7 +43,11 @@ STEPS = [
     ("gpt2", {**TOKENS, "optimizer": "adamw-foreach"}),
     ("t5-small", {**TOKENS, "phase": "encode"}),
 ]
-ONLY_ON_A_CARD = ("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_efficient_attention")
+ONLY_ON_A_CARD = (
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_efficient_attention",
+    "cudnn_batch_norm",
+)
 MOST_BYTES, MOST_BYTES_SLOW = 2**26, 2**29  # of memory, for one operator
 
 
