@@ -304,7 +304,7 @@ def _tuples(report: Report, most: int) -> RenderableType:
         return f"{text} ± {relative * 100:.1f} %" if relative else text
 
     def remarks_of(line: CostLine) -> str:
-        used = "" if line.used == "steady" else line.used
+        used = line.cost.used if line.cost and line.cost.used != "steady" else ""
         return ", ".join(filter(None, (line.reason, line.bus, used, *line.flags)))
 
     energies = [
@@ -499,10 +499,6 @@ def layer_table(layers: Layers) -> RenderableType:
         rest="; --csv and --json list all",
     )
     return Group(Text(f"{layers.title}  (job {layers.job_id})", style="bold"), Text(), table)
-
-
-def _calls_of(row: LayerRow) -> str:
-    return part_of(row.measured_calls, row.cost.calls)
 
 
 def _path(path: str) -> str:

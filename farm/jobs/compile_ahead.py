@@ -39,6 +39,7 @@ from farm.jobs.items import Claim, ComingModel
 from farm.settings import settings
 from farm.store.database import Database
 from farm.store.tables import CardRow, CardState
+from farm.types.card_kind import card_kind_of
 
 log = logging.getLogger("farm.worker")
 
@@ -186,7 +187,7 @@ class CompileAhead:
     def _takes(self, model: ComingModel) -> bool:
         """True if the model can be compiled without its card."""
         variant = model.variant
-        on_gpu = self.card_id.startswith("GPU-")
+        on_gpu = card_kind_of(self.card_id) == "cuda"
         return (
             variant.compile == "default"
             and variant.cards == 1

@@ -162,7 +162,7 @@ def measure_tuples(
         for spec in specs:
             subject = Subject("operator", spec.id, spec.to_json())
             check_health(process)  # a restarted process has a new result
-            measured = process.measure(subject, how, until, timeout_s=settings().item_timeout_s)
+            measured = process.measure(subject, how, until)
             row_id = ""
             if database is not None:
                 with database.write() as session:

@@ -45,6 +45,7 @@ from farm.settings import settings
 from farm.store.captures import predicted_counts, store_observed
 from farm.store.database import Database
 from farm.store.tables import CardState, Item
+from farm.types.card_kind import card_kind_of
 from farm.types.protocol import Software
 
 log = logging.getLogger("farm.worker")
@@ -303,7 +304,6 @@ class ItemDriver:
             claimed.stopping,
             predicted=predicted,
             verify=verify,
-            timeout_s=settings().item_timeout_s,
             on_phase=partial(self.phase, claimed),
         )
         key = (claimed.job_id, claimed.subject.id, claimed.protocol.id)
@@ -433,7 +433,8 @@ class ItemDriver:
         """The turn of an item. The compilations of this host pause if its time depends on the
         host.
         """
-        depends_on_host = self.card_id.startswith("CPU-") or claimed.protocol.launch == "eager"
+        on_host = card_kind_of(self.card_id) == "cpu"
+        depends_on_host = on_host or claimed.protocol.launch == "eager"
         with quiet(settings().lock_dir) if depends_on_host else contextlib.nullcontext():
             yield
         if self.ahead is not None:
@@ -516,9 +517,7 @@ class ItemDriver:
         try:
             counts = tuple(calls.get(subject.id, 1) for subject in subjects)
             request = TurnsRequest(subjects, protocols, counts, claimed.stopping)
-            positions = self.benchmark.call(
-                request, timeout_s=settings().item_timeout_s, on_phase=on_phase
-            )
+            positions = self.benchmark.call(request, on_phase=on_phase)
         except _MustStop:
             self._lost.add(key)
             log.info("The worker stops: %s is measured without the items behind it", claimed.label)

@@ -14,6 +14,7 @@ from sqlmodel import Session, col, select
 from farm.errors import FarmError
 from farm.report.rates import Rates
 from farm.store import tables
+from farm.store.captures import known_tuples
 from farm.store.columns import OPERATOR
 from farm.store.database import by_key, fetch_values
 from farm.subjects.label import fused_names
@@ -23,7 +24,6 @@ from farm.types.protocol import Variant
 from farm.types.roofline import Roofline, roofline_of
 from farm.types.tuple import NeededTuple
 from farm.verdict.cost_line import CostLine
-from farm.verdict.model_readings import known_tuples
 
 if TYPE_CHECKING:
     from farm.training.extract import Extraction

@@ -24,6 +24,7 @@ from farm.errors import NoSuchJob
 from farm.report.breakdowns import AllLayers, OwnerRow, PlacementRow, all_layers, owners, placements
 from farm.report.operators import CompiledJob, compiled_job
 from farm.store import item_state, tables
+from farm.store.captures import is_unlisted
 from farm.store.columns import ITEM, READING
 from farm.store.database import fetch, values
 from farm.store.tables import CLOSED, ItemRole, ItemState, JobState
@@ -34,6 +35,7 @@ from farm.types.figure import share_of, value_of
 from farm.types.protocol import Protocol
 from farm.types.reading import OtherCalls, Verification, inside_s
 from farm.types.request import OfJobKind, Request
+from farm.types.roofline import Roofline
 from farm.types.stored import plain
 from farm.verdict.aggregate import launch_gap_us, sums_of
 from farm.verdict.corrections import cost_in_model
@@ -194,6 +196,7 @@ class Report(OfJobKind):
     readings: ReadingCounts
     capture_origin: str  # predicted | observed | ""
     verification: Verification  # verification of the capture, without the values of single tuples
+    roofline: Roofline  # of the most frequent card; the JSON does not have it
     eagerly: tuple[EagerRow, ...] = ()  # operators that an eager pass calls more or less often
     origin: str = ""  # the farm from which the job was imported; "": this farm
     all_layers: AllLayers | None = None  # only if some layers of the model were measured
@@ -234,6 +237,7 @@ class Report(OfJobKind):
         data: dict[str, Any] = {"schema": SCHEMA}
         data |= {name: value for name, value in vars(self).items() if name not in optional}
         data |= {name: value for name, value in optional.items() if value}
+        del data["roofline"]
         data |= asdict(self.per_token)
         data["cards"] = [vars(card) for card in self.cards]
         data["types"] = [row.to_json() for row in self.types]
@@ -294,6 +298,7 @@ def build(session: Session, job_id: str) -> Report:
         readings=_counts(results, origins),
         capture_origin=tables.captured_as(capture.origin) if capture else "",
         verification=_without_single_tuples(verification),
+        roofline=results.roofline,
         eagerly=_eagerly(results),
         origin=_imported_from(session, job_id),
         all_layers=layers,
@@ -506,10 +511,8 @@ def _rounds(
             )
         views.append(view)
 
-    if len(views) > 1 and rounds[0].capture_id:
-        first = results.session.get(tables.Capture, rounds[0].capture_id)
-        if first and first.card_model and first.compiled is None:
-            views[0] = replace(views[0], outcome="listed")
+    if len(views) > 1 and is_unlisted(results.session, rounds[0].capture_id):
+        views[0] = replace(views[0], outcome="listed")
     return tuple(views)
 
 

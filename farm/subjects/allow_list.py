@@ -134,7 +134,8 @@ ALLOWED_OPERATORS: dict[str, Any] = {
 } | {f"torch.nn.{leaf.__name__}": leaf for leaf in LEAF_CLASSES}
 # As models call them: `farm.benchmark.host_steps` replaces the methods.
 ALLOWED_OPERATORS |= {
-    f"torch.Tensor.__{name}__": getattr(operator, name) for name in ("getitem", "setitem")
+    "torch.Tensor.__getitem__": operator.getitem,
+    "torch.Tensor.__setitem__": operator.setitem,
 }
 
 #: Operators that return a value to the host. On meta there is none; only the bytes that they read
@@ -175,8 +176,8 @@ def overload_of(name: str) -> Any:
 
 def registered(name: str) -> Any:
     """The overload of aten with a name of the lists: ``mul.Tensor``, ``relu`` for ``default``."""
-    packet, _, overload = name.partition(".")
-    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+    path = name if "." in name else f"{name}.default"
+    return operator.attrgetter(path)(torch.ops.aten)
 
 
 @functools.lru_cache(maxsize=8192)

@@ -102,16 +102,7 @@ def capture_step(
             recorder.unseen = unseen
             with drawn(), recorder.watching_step():
                 step.run(recorder.stage)
-        after = _structure(step.model)
-        added = [name for name in after if after[name] != before.get(name)]
-        added += [name for name, _ in step.model.named_parameters() if name not in parameters]
-        if changed := added or [name for name in (*before, *parameters) if name not in after]:
-            raise CaptureError(
-                "The model changes its structure during the training step: "
-                f"'{changed[0]}' was {'added' if added else 'removed'}.",
-                "Create all modules before the first step, because the farm repeats one step many "
-                "times.",
-            )
+        _check_structure(step.model, before, parameters)
     except FarmError:
         raise
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -135,6 +126,22 @@ def capture_step(
             "captured.",
         ) from error
     return dataclasses.replace(recorder.result(flops), with_values=with_values)
+
+
+def _check_structure(model: nn.Module, before: dict[str, int], parameters: set[str]) -> None:
+    """Raise `CaptureError` if the model has other modules or parameters than before a step.
+    ``before``: its structure; ``parameters``: the names of its parameters before the first step."""
+    after = _structure(model)
+    added = [name for name in after if after[name] != before.get(name)]
+    added += [name for name, _ in model.named_parameters() if name not in parameters]
+    removed = [name for name in (*before, *parameters) if name not in after]
+    if added or removed:
+        changed = f"'{added[0]}' was added" if added else f"'{removed[0]}' was removed"
+        raise CaptureError(
+            f"The model changes its structure during the training step: {changed}.",
+            "Create all modules before the first step, because the farm repeats one step many "
+            "times.",
+        )
 
 
 def _structure(model: nn.Module) -> dict[str, int]:

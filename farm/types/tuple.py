@@ -215,6 +215,8 @@ class OperatorTuple:
     keywords: Mapping[str, Any] = field(default_factory=dict)
     tensors: tuple[TensorSpec, ...] = ()
     training: bool = False
+    #: Of a call in a capture, for an operator that PyTorch cannot run without values.
+    observed_cost: Cost | None = None
 
     @functools.cached_property
     def id(self) -> str:

@@ -193,7 +193,7 @@ class ModelClock:
     steady and burst, at the model's clock. The true relation is a curve; the error of the linear
     interpolation is zero at both ends, and half way a quarter of the difference is uncertain.
 
-    Evidence: six variants of H200s with both figures (docs/method.md, At the power limit), and
+    Evidence: six variants of H200s with both figures (docs/design/power-limit.md), and
     `benchmarks/power_limit.py`, which puts one product among lighter operators."""
 
     def applies(self, cost: CallCost, call: Call) -> bool:
@@ -253,9 +253,9 @@ class Temperature:
     energy counter, which is compared with long runs as it is
     (`farm.benchmark.window.FIRST_STEP`). The uncertainty is common to all tuples.
 
-    Evidence: the slope of the power within 800 readings of H200s and H100s (docs/method.md,
-    Temperature). Its effect on gaps is small; without it, fewer than 90 % of the intervals of
-    energy gaps contain zero (docs/results/ablation.md)."""
+    Evidence: the slope of the power within 800 readings of H200s and H100s
+    (docs/design/temperature.md). Its effect on gaps is small; without it, fewer than 90 % of the
+    intervals of energy gaps contain zero (docs/results/ablation.md)."""
 
     def applies(self, cost: CallCost, call: Call) -> bool:
         reading = call.reading
@@ -314,7 +314,7 @@ class Neighbours:
     the operator's power: `Call.waiting` says where. The uncertainties are common to all tuples.
 
     Evidence: sums of loops, with unrelated operators and at the place in the model, on H200s
-    (docs/method.md, Among other operators)."""
+    (docs/design/neighbours.md)."""
 
     def applies(self, cost: CallCost, call: Call) -> bool:
         return call.among_others
@@ -421,7 +421,7 @@ class Builds:
     """The time of an operator differs each time it is built, because its tensors have other
     addresses. The figures stay; each tuple gets an error of its own (`BUILD_UNSURE_US`).
 
-    Evidence: 50 operators on H200s, built and measured five times each (docs/method.md, Intervals).
+    Evidence: 50 operators on H200s, built and measured five times each (docs/design/intervals.md).
     It applies to tuples that were timed among other operators: those of GPUs. It hardly changes the
     intervals of sums, but those of single tuples (docs/results/ablation.md)."""
 

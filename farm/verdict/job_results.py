@@ -28,18 +28,17 @@ from farm.types.protocol import Protocol, Variant, software_values
 from farm.types.reading import Verification
 from farm.types.request import named
 from farm.types.roofline import Roofline, roofline_of
-from farm.verdict.aggregate import added, aggregate, cost_lines
+from farm.verdict.aggregate import added, aggregate, sum_lines
 from farm.verdict.cost_line import CostLine, TupleView
 from farm.verdict.figures import (
     NOT_IN_SCOPE,
     NOT_SHOWN,
     VIEW_COLUMNS,
     CanaryReading,
-    Part,
     ReadingView,
     Whole,
 )
-from farm.verdict.replay import measured_parts
+from farm.verdict.replay import measured_lines
 from farm.verdict.verdict import Verdict
 
 # Load only the columns that verdicts and reports use: there are tens of thousands of rows.
@@ -193,7 +192,7 @@ class JobResults:
     # ---- tuples
 
     @cached_property
-    def parts(self) -> Sequence[Part]:
+    def parts(self) -> Sequence[CostLine]:
         """The tuples of the model with their number of calls. In a sweep, the number is 1."""
         operators = self._operators()
         labels = _labels(operators.values())
@@ -223,26 +222,20 @@ class JobResults:
         data = self.protocol.of_whole.data
         return dict.fromkeys(((item.subject_id, data) for item in self.items_of("tuple")), 1)
 
-    def _part(self, subject: TupleView, count: int, item: Any, row: Any) -> Part:
-        """Build the part of a tuple from its item and its reading, which may be None."""
+    def _part(self, subject: TupleView, count: int, item: Any, row: Any) -> CostLine:
+        """Build the line of a tuple from its item and its reading, which may be None."""
         in_scope = item is not None or self._selects(subject.short_name)
         mismatch = (self.verification.mismatches or {}).get(subject.operator_id, "")
         if row is None or mismatch:
-            return Part(
+            return CostLine(
                 subject,
                 count,
+                "missing",
                 reason=mismatch or self._reason(subject.operator_id, item, in_scope),
                 card_id=item.card_id if item else "",
                 in_scope=in_scope,
             )
-        return Part(
-            subject,
-            count,
-            reading=self._view(row),
-            card_id=row.card_id,
-            in_scope=in_scope,
-            reused=bool(item.reused),
-        )
+        return CostLine.of_reading(subject, count, self._view(row), reused=bool(item.reused))
 
     def _selects(self, short_name: str) -> bool:
         """True if the job measures this operator type up to this round."""
@@ -400,7 +393,7 @@ class JobResults:
     @property
     def tuples(self) -> tuple[CostLine, ...]:
         """Return the tuples with the figures that the sum uses."""
-        return cost_lines(self.parts, measured_parts(self.parts, self.wholes, self.protocol.launch))
+        return sum_lines(self.parts, measured_lines(self.parts, self.wholes, self.protocol.launch))
 
     def verdict(self) -> Verdict:
         """Compute the verdict from the readings so far. While items are open, it is preliminary.
@@ -416,7 +409,9 @@ class JobResults:
                 software[row.software_id] += 1
         return self._of_one_software(verdict, software)
 
-    def _verdict_of(self, parts: Sequence[Part], canaries: Sequence[CanaryReading] = ()) -> Verdict:
+    def _verdict_of(
+        self, parts: Sequence[CostLine], canaries: Sequence[CanaryReading] = ()
+    ) -> Verdict:
         return aggregate(
             parts,
             self.wholes,
@@ -477,7 +472,7 @@ class JobResults:
         )
 
 
-def unscoped_parts(session: Session, capture_id: int, roofline: Roofline) -> list[Part]:
+def unscoped_parts(session: Session, capture_id: int, roofline: Roofline) -> list[CostLine]:
     """Return the tuples of a capture with estimated costs only. The accuracy loop uses them for its
     first choice.
     """
@@ -486,7 +481,8 @@ def unscoped_parts(session: Session, capture_id: int, roofline: Roofline) -> lis
     parts = []
     for operator in session.exec(operators):
         subject = _subject(operator, roofline, operator.label, "normal")
-        parts.append(Part(subject, number[operator.id], reason=NOT_IN_SCOPE, in_scope=False))
+        calls = number[operator.id]
+        parts.append(CostLine(subject, calls, "missing", reason=NOT_IN_SCOPE, in_scope=False))
     return parts
 
 

@@ -21,8 +21,8 @@ import pytest
 import yaml
 
 from farm.api.queries import open_database
-from farm.models.revision import revision_of
 from farm.report.history import history
+from farm.types.revision import revision_of
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = "farm.api.pytest_plugin"

@@ -13,6 +13,7 @@ from farm.report.why import why
 from farm.types.figure import Figure
 from farm.types.roofline import Roofline
 from farm.verdict.cost_line import CostLine, TupleView
+from farm.verdict.figures import CallCost
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import compiled
 from tests.report.compiled import COMPILED, EAGER, EAGER_CALLS, compiled_calls
@@ -22,7 +23,7 @@ PEAKS = Roofline(flops_per_s=1e14, bytes_per_s=1e12, launch_floor_us=2.0)
 
 def rates(time_us: float, flops: int, bytes_moved: int, calls: int = 3) -> Rates:
     subject = TupleView("id", "Linear", "Linear", flops=flops, bytes_moved=bytes_moved)
-    line = CostLine(subject, calls, "measured", Figure(time_us))
+    line = CostLine(subject, calls, "measured", CallCost(Figure(time_us)))
     return Rates(line, time_share=0.5, peaks=PEAKS)
 
 

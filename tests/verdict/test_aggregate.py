@@ -12,8 +12,8 @@ from farm.types.details import Burst, Overlap, RankFigures
 from farm.types.figure import Figure, figure_of
 from farm.verdict.aggregate import aggregate, coverage_of, next_operators
 from farm.verdict.corrections import cost_in_model
-from farm.verdict.cost_line import TupleView
-from farm.verdict.figures import CanaryReading, Part, ReadingView, Whole
+from farm.verdict.cost_line import CostLine, TupleView
+from farm.verdict.figures import CanaryReading, ReadingView, Whole
 from farm.verdict.verdict import Verdict
 from tests.details import details_with
 
@@ -30,9 +30,11 @@ def reading(
     )
 
 
-def part(name="Conv2d", count=1, weight=1.0, read: ReadingView | None = None, **more) -> Part:
+def part(name="Conv2d", count=1, weight=1.0, read: ReadingView | None = None, **more) -> CostLine:
     subject = TupleView(f"id-{name}", name, f"{name} 64->64", estimated_us=weight)
-    return Part(subject, count, reading=read, **more)
+    if read is None:
+        return CostLine(subject, count, "missing", **more)
+    return CostLine.of_reading(subject, count, read)
 
 
 def judge(parts, whole: ReadingView | None, **more) -> Verdict:
@@ -447,7 +449,8 @@ def test_a_verdict_survives_json():
     again = Verdict.from_json(data)
     assert (again.to_json(), again.tuples) == (data, ())
     stored = json.loads(json.dumps(verdict.columns()["details"]))
-    assert Verdict.from_json(stored).tuples == verdict.tuples
+    lines = [line.to_json() for line in Verdict.from_json(stored).tuples]
+    assert lines == [line.to_json() for line in verdict.tuples]
     assert dataclasses.replace(again, wholes=()) == dataclasses.replace(verdict, wholes=())
     assert data["sum_time_us"] == 160 and data["whole_energy_mj"] == 140  # noqa: PT018
     later = (

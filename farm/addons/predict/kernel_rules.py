@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from farm.addons.predict.families import operator_family, operator_type
-from farm.operators.matrix_products import Products, matrix_product
+from farm.types.matrix_products import Products, matrix_product
 from farm.types.tuple import (
     DTYPES,
     contiguous_stride,

@@ -48,6 +48,7 @@ from farm.exchange.packaged import (
 from farm.settings import settings
 from farm.settings.shared_files import replacing_file
 from farm.store import tables
+from farm.store.card_models import card_model_named, peaks_of
 from farm.store.columns import OF_TUPLES, OPERATOR, PROTOCOL, READING
 from farm.store.database import Database, open_database
 from farm.store.reuse import sound_readings
@@ -55,7 +56,6 @@ from farm.types.card_kind import usual_launch
 from farm.types.data_sheets import data_sheets, sheet_of
 from farm.types.protocol import Protocol, Variant
 from farm.types.tuple import NeededTuple
-from farm.verdict.model_readings import card_model_named, peaks_of
 
 FILLS = ("auto", "none", "roofline")
 # readings of one card from which its power is predicted apart from that of its model
