@@ -220,11 +220,14 @@ def _rows(needed: Sequence[NeededTuple], peaks: Roofline) -> tuple[OperatorRow, 
 class KernelRow:
     """A generated kernel or a library call of a compiled model."""
 
-    line: CostLine
+    rates: Rates
     fused: tuple[str, ...]  # names of the aten operators that a generated kernel computes
     # paths of the modules that the kernel was fused from; * stands for several numbers
     modules: tuple[str, ...]
-    rates: Rates
+
+    @property
+    def line(self) -> CostLine:
+        return self.rates.line
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -284,10 +287,9 @@ def compiled_job(
         operator_id = line.subject.operator_id
         rows.append(
             KernelRow(
-                line,
+                Rates.of(line, total_us, peaks),
                 fused=tuple(fused_names(stored[operator_id].parameters.get("fused") or "")),
                 modules=patterns_of(paths[operator_id]),
-                rates=Rates.of(line, total_us, peaks),
             )
         )
     rows.sort(key=lambda row: (-row.line.total_us, -row.line.count * row.line.subject.estimated_us))

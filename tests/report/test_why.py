@@ -78,7 +78,7 @@ def test_fusion_saves_at_most_all_but_the_longest_call_of_each_run(jobs):
 def test_a_float32_model_is_told_what_bfloat16_would_save_at_most(jobs):
     answer = explained(jobs, "eager")
     products = next(row for row in answer.rows if row.line.subject.flops)
-    assert products.rates.bound == "compute"
+    assert products.bound == "compute"
     dtype = next(cause for cause in answer.causes if cause.topic == "dtype")
     ratio = answer.peaks.flops_per_s / 989e12
     assert dtype.saves_us == pytest.approx(150 * (1 - ratio), rel=0.01)
