@@ -18,7 +18,6 @@ from farm.errors import FarmError, UnsupportedModel, UsageError, told
 from farm.types.protocol import QUANTIZE_SCHEMES, Variant
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
 PACKAGE = "torchao"
@@ -37,6 +36,8 @@ class Scheme:
         dtypes: of the model, that the scheme accepts.
         multiple: both sizes of a layer must be multiples of this number; others stay as they are.
         on_cpu: True if torchao has kernels for CPUs.
+        eager_on_card: False if an eager pass cannot be measured on a card. torchao's `safe_int_mm`
+            then prints its input, so the host waits for values in each layer.
         capability: the least compute capability of an NVIDIA card.
     """
 
@@ -44,7 +45,7 @@ class Scheme:
     dtypes: tuple[str, ...]
     multiple: int = 1
     on_cpu: bool = False
-    capability: tuple[int, int] = (8, 0)
+    eager_on_card: bool = True
 
 
 SCHEMES: dict[str, Scheme] = {
@@ -57,6 +58,7 @@ SCHEMES: dict[str, Scheme] = {
         lambda torchao: torchao.Int8DynamicActivationInt8WeightConfig(),
         ("float32", "float16", "bfloat16"),
         on_cpu=True,
+        eager_on_card=False,
     ),
     "int4-weights": Scheme(
         lambda torchao: torchao.Int4WeightOnlyConfig(
@@ -71,7 +73,6 @@ SCHEMES: dict[str, Scheme] = {
         ),
         ("bfloat16",),
         multiple=16,
-        capability=(8, 9),
     ),
 }
 assert SCHEMES.keys() == set(QUANTIZE_SCHEMES), "each scheme of a variant has an entry"
@@ -101,6 +102,12 @@ def check(variant: Variant, card_kind: str = "") -> None:
         raise UsageError(
             f"--quantize {variant.quantize} needs a GPU: {PACKAGE} has no kernels of it for CPUs.",
             f"Give {_others(variant.dtype, card_kind)}.",
+        )
+    if card_kind == "cuda" and not scheme.eager_on_card and not variant.compile:
+        raise UsageError(
+            f"--quantize {variant.quantize} cannot be measured eagerly on a GPU: {PACKAGE} reads "
+            "the input of each layer on the host.",
+            "Add --compile: the compiled model does not read it.",
         )
 
 

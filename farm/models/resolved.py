@@ -100,11 +100,16 @@ class ResolvedModel:
 
     def differences(self, variant: Variant) -> list[str]:
         """Lines about what differs between a user's model and the measured one: its dtype, its mode
-        or its class.
+        or its class; and how much of a model is quantised.
         """
+        lines: list[str] = []
         with contextlib.suppress(UsageError):  # using the model raises this error again
-            return self.maker.differences(self.entry, variant)
-        return []
+            lines += self.maker.differences(self.entry, variant)
+        if variant.quantize:
+            with contextlib.suppress(UsageError):
+                plain = self.build(dataclasses.replace(variant, quantize="", batch=1))
+                lines.append(quantization.layers_in_words(variant, plain))
+        return lines
 
     def hint_about_inputs(self, variant: Variant) -> str:
         """A next step for a model that raises on an input of the farm; "" for a user's own example
