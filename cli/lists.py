@@ -187,11 +187,12 @@ def models(rows: Sequence[Row]) -> RenderableType:
 
     def sizes(row: Row) -> str:
         size, length = row.get("input_size"), row.get("length")
-        words = [
-            f"{length}{' tokens' if row.get('phases') else ''}" if length else "",
-            f"{size} px" if size else "",
-        ]
-        return " + ".join(filter(None, words)) or NOTHING
+        words = []
+        if length:
+            words.append(f"{length} tokens" if row.get("phases") else str(length))
+        if size:
+            words.append(f"{size} px")
+        return " + ".join(words) or NOTHING
 
     return tables.filled(
         rows,
@@ -428,14 +429,19 @@ def paired(found: PairedComparison) -> RenderableType:
 
     def cells(row: JudgedRow) -> list[Any]:
         a, b, change, *bounds = row.cells
-        style = "red" if row.low > 0 else "green" if row.high < 0 else ""
-        styled = Text(change, style="bold red" if row.fails else style)
+        style = ""
+        if row.fails:
+            style = "bold red"
+        elif row.low > 0:
+            style = "red"
+        elif row.high < 0:
+            style = "green"
         return [
             f"{row.quantity} of {row.name}",
             percent(row.share),
             a,
             b,
-            styled,
+            Text(change, style=style),
             *bounds,
             str(row.rounds),
         ]

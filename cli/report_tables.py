@@ -98,7 +98,8 @@ def _header(report: Report) -> RenderableType:
 def _card_lines(report: Report) -> list[tuple[str, str]]:
     lines = []
     for card in report.cards[:_MOST_CARDS]:
-        driver = f"{'kernel' if card.is_cpu else 'driver'} {card.driver}" if card.driver else ""
+        name = "kernel" if card.is_cpu else "driver"
+        driver = f"{name} {card.driver}" if card.driver else ""
         details = ", ".join(filter(None, (card.id, card.host, driver)))
         lines.append(("card", f"{card.model}  ({details})"))
     left = len(report.cards) - _MOST_CARDS

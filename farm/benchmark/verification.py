@@ -94,27 +94,18 @@ def verify(
     kind, not_captured = kind_of_variant(Variant.from_json(subject.spec)), None
     if record is None and device.type == "cuda" and protocol.launch == "graph":
         record = functools.partial(_as_graph, device=device, waits=kind.has_host_steps)
-    try:
-        with numeric_flags(protocol):
-            if ranks.world() > 1:
-                return _verify_rank(subject, protocol, device, predicted or {})
-            compare, timed = kind.observation(subject, protocol, device)
-            try:
-                found = compare(record=record)
-            except NotCaptured as error:
-                record, not_captured = None, error_text(error)  # verify the eager pass instead
-                found = compare()
-            in_model = time_in_model(timed, found.capture, device, record=record)
-            found = _checked(found, predicted or {}, device)
-            tuple_kernels = _tuple_kernels(
-                found.capture, protocol, device, record or (lambda run: run)
-            )
-    except CaptureError as error:
-        raise Unmeasurable("raised", error.message, error.next_step) from error
-    except FarmError:
-        raise
-    except Exception as error:  # a user's model may raise anything
-        raise why_it_raised(error) from error
+    with _errors_of_model(), numeric_flags(protocol):
+        if ranks.world() > 1:
+            return _verify_rank(subject, protocol, device, predicted or {})
+        compare, timed = kind.observation(subject, protocol, device)
+        try:
+            found = compare(record=record)
+        except NotCaptured as error:
+            record, not_captured = None, error_text(error)  # verify the eager pass instead
+            found = compare()
+        in_model = time_in_model(timed, found.capture, device, record=record)
+        found = _checked(found, predicted or {}, device)
+        tuple_kernels = _tuple_kernels(found.capture, protocol, device, record or (lambda run: run))
     findings = dataclasses.replace(
         _compared(found, predicted),
         launch="graph" if record is not None else "eager",
@@ -132,6 +123,19 @@ def verify(
     if as_predicted and not _has_deciding_values(found.capture):
         return None, findings
     return {**capture_json(found.capture), **kind.facts(subject, device)}, findings
+
+
+@contextlib.contextmanager
+def _errors_of_model() -> Iterator[None]:
+    """Raise any error of a model as `Unmeasurable`."""
+    try:
+        yield
+    except CaptureError as error:
+        raise Unmeasurable("raised", error.message, error.next_step) from error
+    except FarmError:
+        raise
+    except Exception as error:  # a user's model may raise anything
+        raise why_it_raised(error) from error
 
 
 def _has_deciding_values(capture: CapturedPass) -> bool:

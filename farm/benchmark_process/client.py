@@ -35,7 +35,7 @@ from farm.devices.host import visible_only
 from farm.devices.lock import host_lock
 from farm.errors import CardBusy, HostBusy, SettingsError, Unmeasurable
 from farm.settings import START_TIMEOUT_S, environment_of_children, settings
-from farm.types.card_kind import card_kind_of
+from farm.types.card_kind import is_gpu_id
 from farm.types.protocol import OnPhase, Protocol, Software, Stopping, Subject
 from farm.types.reading import Reading
 
@@ -97,7 +97,7 @@ class BenchmarkProcess:
             start_timeout_s: longest wait for each of its events until it is ready.
         """
         self.card_id, self._rank, self._program = card_id, rank, program
-        on_gpu = card_kind_of(card_id) == "cuda"
+        on_gpu = is_gpu_id(card_id)
         self._gpus = [card_id, *also_visible] if on_gpu else []
         self.starts, self._start_timeout_s = 0, start_timeout_s
         self._env = dict(env or {})

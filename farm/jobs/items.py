@@ -498,14 +498,13 @@ def coming_models(database: Database, card_id: str) -> list[ComingModel]:
         return models
 
 
-def others_wait(database: Database, claimed: Claim, card_id: str) -> bool:
-    """True if another item waits for the card and has a message."""
+def others_wait(database: Database, card_id: str) -> bool:
+    """True if an item waits for the card and has a message: neither claimed nor put off."""
     others = select(Item.id).where(
         Item.card_id == card_id,
         Item.state == ItemState.WAITING,
         item_state.has_message(),
         col(Item.published_at_s).is_not(None),
-        Item.id != claimed.item_id,
     )
     with database.read() as session:
         return session.exec(others.limit(1)).first() is not None

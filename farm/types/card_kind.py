@@ -48,6 +48,14 @@ def card_kind_of(card_id: str) -> CardKind:
     return "cuda"
 
 
+def is_gpu_id(card_id: str) -> bool:
+    return card_kind_of(card_id) == "cuda"
+
+
+def is_cpu_id(card_id: str) -> bool:
+    return card_kind_of(card_id) == "cpu"
+
+
 def device_type_of(kind: str) -> DeviceType:
     """PyTorch's device type of a kind of cards. A simulated card uses captures of a CPU."""
     return "cuda" if kind == "cuda" else "cpu"

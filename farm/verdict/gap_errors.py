@@ -109,7 +109,7 @@ class OrderReplay:
     neighbours. So the error of a sum is its difference from the replay, and that of the replay.
 
     The differences between jobs contain the difference from the replay. Evidence: the replays and
-    wholes of 19 models (docs/design/intervals.md)."""
+    wholes of 19 models (docs/design/interval-coverage.md)."""
 
     def applies(self, errors: GapErrors, sources: ErrorSources) -> bool:
         return errors.replay is not None

@@ -73,7 +73,7 @@ class WaitingPower:
     the loops, it is the energy of the waits. The model's own energy has no influence. Its
     half-width contains the scatter of loops and replay and the errors that all loops share.
 
-    Evidence: replays of models on H200s and H100s (docs/design/place-in-model.md)."""
+    Evidence: replays of models on H200s and H100s (docs/design/waiting-power.md)."""
 
     def applies(self, measured: Sequence[CostLine], wholes: Sequence[ReadingView]) -> bool:
         return self.share(measured, wholes) != WAITING

@@ -110,9 +110,8 @@ def estimate(
     if variant.cards > 1:
         result = model.in_ranks(result)
     if result.missing and (predictor is None or predictor.software is None):
-        why = "count with a lower bound (the roofline)"
-        if predictor is None:
-            why = f"have no reading, and {unfilled}"
+        bound = "count with a lower bound (the roofline)"
+        why = bound if predictor else f"have no reading, and {unfilled}"
         result = replace(result, incomplete_reason=_incomplete_reason(result, why))
     return model.with_routing(result)
 

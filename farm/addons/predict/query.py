@@ -353,14 +353,14 @@ def training_set(
         None,
     )
     if chosen is None:
+        problem = f"The database has no operator readings on {model}"
+        if torch:
+            problem += f" with torch {torch}"
         versions = ", ".join(sorted({data.conditions.software.torch for data in data_sets}))
-        raise UsageError(
-            f"The database has no operator readings on {model}"
-            + (f" with torch {torch}." if torch else "."),
-            f"Choose a torch version that has readings: {versions}."
-            if versions
-            else "Measure a model: farm run resnet18.",
-        )
+        step = "Measure a model: farm run resnet18."
+        if versions:
+            step = f"Choose a torch version that has readings: {versions}."
+        raise UsageError(f"{problem}.", step)
     return chosen, measured_models(session, chosen.card, chosen.conditions)
 
 

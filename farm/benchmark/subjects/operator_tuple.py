@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -48,17 +48,15 @@ if TYPE_CHECKING:
 MOST_CALL_S = 300.0  # of one call; as the time limit of an item
 
 
+@dataclass(frozen=True)
 class MeasuredTuple(SubjectKind):
-    """An operator tuple: hundreds belong to a model, so their windows are short."""
+    """An operator tuple: hundreds belong to a model, so their windows are short. ``offload`` puts
+    the tensors of a placement in slow memory; None: this process cannot."""
 
-    def passes(
-        self,
-        subject: Subject,
-        protocol: Protocol,
-        device: torch.device,
-        offload: Offload | None = None,
-    ) -> Passes:
-        return operator_passes(subject, protocol, device, offload)
+    offload: Offload | None = None
+
+    def passes(self, subject: Subject, protocol: Protocol, device: torch.device) -> Passes:
+        return operator_passes(subject, protocol, device, self.offload)
 
     def policy(self, protocol: Protocol, stopping: Stopping) -> WindowPolicy:
         if protocol.slow_tensors:
