@@ -198,7 +198,8 @@ def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
     """The size of the plain tensors and of the parts of composites; sparse and nested tensors have
     no single memory.
     """
-    return sum(part.nbytes for tensor in tensors for part in parts_of(tensor))
+    parts = itertools.chain.from_iterable(map(parts_of, tensors))
+    return sum(part.nbytes for part in parts)
 
 
 @functools.cache
