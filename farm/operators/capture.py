@@ -65,7 +65,7 @@ from farm.operators.fake_pass import (
     held_tensors,
 )
 from farm.operators.unseen import NOT_COMPILED, Unseen
-from farm.subjects import encoding, leaf
+from farm.subjects import encoding, leaf, libraries
 from farm.subjects.allow_list import RETURNS_TO_HOST
 from farm.subjects.encoding import (
     DescribedCall,
@@ -202,7 +202,11 @@ class Recorder:
         """
         roles = {id(tensor): self.role_of(tensor) for tensor in tensors_in((args, kwargs))}
         name = str(_AS_RUN.get(func, func))
-        return self.describe(name, "aten", args, kwargs, TensorTable(roles))
+        if func.namespace == "aten":
+            return self.describe(name, "aten", args, kwargs, TensorTable(roles))
+        entry = libraries.listed(name)
+        version = {"version": libraries.version_of(entry.library) if entry else ""}
+        return self.describe(name, "library", args, kwargs, TensorTable(roles), version)
 
     def run_parts(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs the operators of which an operator of aten consists. Code below autograd, such as

@@ -112,10 +112,9 @@ def covered_share(lines: Sequence[CostLine], every: Sequence[CostLine]) -> float
     keys = {line.subject.key for line in lines}
     covered_us, every_us = [], []
     for line in every:
-        estimated_us = line.count * line.subject.estimated_us
-        every_us.append(estimated_us)
+        every_us.append(line.weight_us)
         if line.subject.key in keys:
-            covered_us.append(estimated_us)
+            covered_us.append(line.weight_us)
     return share_of(math.fsum(covered_us), math.fsum(every_us))
 
 

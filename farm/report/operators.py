@@ -292,7 +292,7 @@ def compiled_job(
                 modules=patterns_of(paths[operator_id]),
             )
         )
-    rows.sort(key=lambda row: (-row.line.total_us, -row.line.count * row.line.subject.estimated_us))
+    rows.sort(key=lambda row: (-row.line.total_us, -row.line.weight_us))
     return CompiledJob(tuple(rows), capture.compiled.get("graph_breaks") or {}, peaks)
 
 

@@ -50,6 +50,8 @@ class Fill:
         boolean     random, half of them True
         quantized   integers as of a weight that was quantised to int8: ``scale * N(0, 1)``, rounded
         bits        integers of which each bit is random, as of several packed numbers
+        boxes       corners of boxes in an image with sides of ``scale``
+        regions     a number below ``bound`` and such a box in each row
     """
 
     form: str = "normal"

@@ -22,14 +22,15 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from farm.types.collective import COLLECTIVES
 from farm.types.figure import Figure, value_of
 from farm.types.reading import Verification
-from farm.verdict.canaries import systematic_of
+from farm.verdict.canaries import Canaries, systematic_of
 from farm.verdict.cost_line import CostLine, group
-from farm.verdict.figures import NOT_IN_SCOPE, CanaryReading, ReadingView, Whole
-from farm.verdict.judging import Circumstances, judge
+from farm.verdict.figures import NOT_IN_SCOPE, ReadingView, Whole
+from farm.verdict.judging import judge
 from farm.verdict.kernel_audit import audit_kernels
 from farm.verdict.replay import measured_lines, of_launch, replayed
 from farm.verdict.sum_and_whole import SumAndWhole, mean_power
@@ -45,7 +46,7 @@ from farm.verdict.verdict import (
 def aggregate(
     parts: Sequence[CostLine],
     wholes: Sequence[Whole] = (),
-    canaries: Sequence[CanaryReading] = (),
+    canaries: Canaries = MappingProxyType({}),
     *,
     target: float,
     launch: str,
@@ -58,7 +59,7 @@ def aggregate(
         parts: every tuple of the model, measured or not.
         wholes: the whole model on each card of the job; each is weighted by the card's share of the
             sum. Wholes with the other launch are used only for the launch gap.
-        canaries: readings of reference tuples on the cards.
+        canaries: readings of reference tuples on the cards, by the id of the tuple.
         target: the least accuracy and coverage of a pass, as a fraction.
         launch: ``graph`` or ``eager``; the two are never mixed.
         requested: the operator types requested by name. If they are too few for the target, the
@@ -102,7 +103,8 @@ def aggregate(
         collectives_alone_us=_collectives_alone_us(measured, readings),
         tuples=sum_lines(parts, measured),
     )
-    return judge(sums.with_neighbours(verdict), _circumstances(parts, measured, requested))
+    requested_share = _share(parts, lambda part: part.in_scope)
+    return judge(sums.with_neighbours(verdict), measured, requested, requested_share)
 
 
 def _flags(readings: Iterable[ReadingView]) -> dict[str, int]:
@@ -111,18 +113,6 @@ def _flags(readings: Iterable[ReadingView]) -> dict[str, int]:
     for reading in readings:
         flags.update(reading.flags)
     return dict(flags.most_common())
-
-
-def _circumstances(
-    parts: Iterable[CostLine], measured: Sequence[CostLine], requested: Sequence[str]
-) -> Circumstances:
-    alone = sum(line.measured[0].details.context is None for line in measured)
-    return Circumstances(
-        without_energy=sum(line.energy_mj is None for line in measured),
-        looped_alone=alone if alone < len(measured) else 0,
-        requested=requested,
-        requested_share=_share(parts, lambda part: part.in_scope),
-    )
 
 
 # ---- large sweeps

@@ -1,6 +1,4 @@
-"""The inputs of a verdict: readings, wholes and canary readings; and what a sum uses of a
-reading.
-"""
+"""The inputs of a verdict: readings and wholes; and what a sum uses of a reading."""
 
 from __future__ import annotations
 
@@ -145,16 +143,6 @@ class Whole:
         details = self.reading.details
         details = replace(details, order=replace(details.order, in_order=None))
         return replace(self, reading=replace(self.reading, details=details))
-
-
-@dataclass(frozen=True)
-class CanaryReading:
-    """One reading of a reference tuple. Several readings of one tuple show drift and differences
-    between cards.
-    """
-
-    subject_id: str
-    reading: ReadingView
 
 
 @dataclass(frozen=True)

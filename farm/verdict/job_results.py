@@ -7,10 +7,11 @@ left out."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import sqlalchemy
@@ -29,12 +30,12 @@ from farm.types.reading import Verification
 from farm.types.request import named
 from farm.types.roofline import Roofline, roofline_of
 from farm.verdict.aggregate import added, aggregate, sum_lines
+from farm.verdict.canaries import Canaries
 from farm.verdict.cost_line import CostLine, TupleView
 from farm.verdict.figures import (
     NOT_IN_SCOPE,
     NOT_SHOWN,
     VIEW_COLUMNS,
-    CanaryReading,
     ReadingView,
     Whole,
 )
@@ -329,7 +330,7 @@ class JobResults:
         return [Whole(newest.card_id, ReadingView.of(newest), "", other)] if newest else []
 
     @cached_property
-    def canaries(self) -> Sequence[CanaryReading]:
+    def canaries(self) -> Canaries:
         """The readings of canary items, of tuple items with the same operators, and of the
         reference operator.
         """
@@ -339,25 +340,25 @@ class JobResults:
             if item.role != "whole" and (item.subject_id, item.protocol_id) in subjects:
                 reading_ids[item.reading_id] = None
 
-        canaries = []
+        canaries: dict[str, list[ReadingView]] = defaultdict(list)
         for reading_id in reading_ids:
             row = self.readings.get(reading_id)
             if row:
-                canaries.append(CanaryReading(row.subject_id, ReadingView.of(row)))
-        return [*canaries, *self._reference_canaries()]
+                canaries[row.subject_id].append(ReadingView.of(row))
+        return {**canaries, "reference operator": self._reference_canaries()}
 
-    def _reference_canaries(self) -> Iterable[CanaryReading]:
+    def _reference_canaries(self) -> list[ReadingView]:
         """Return the measurements of the reference operator. Each benchmark process measures it
         repeatedly; each reading stores the last result."""
-        noted: dict[tuple[CanaryRun, float], CanaryReading] = {}
+        noted: dict[tuple[CanaryRun, float], ReadingView] = {}
         for row in self.readings.values():
             note = canary_of(row.details)
             if note is None:
                 continue
             view = ReadingView(note.time_us, note.energy_mj, card_id=row.card_id)
             run = _run(row.card_id, note)
-            noted[run, note.time_us.value] = CanaryReading("reference operator", view)
-        return noted.values()
+            noted[run, note.time_us.value] = view
+        return list(noted.values())
 
     @cached_property
     def changed(self) -> set[CanaryRun]:
@@ -410,7 +411,7 @@ class JobResults:
         return self._of_one_software(verdict, software)
 
     def _verdict_of(
-        self, parts: Sequence[CostLine], canaries: Sequence[CanaryReading] = ()
+        self, parts: Sequence[CostLine], canaries: Canaries = MappingProxyType({})
     ) -> Verdict:
         return aggregate(
             parts,

@@ -313,6 +313,17 @@ def test_a_wrong_location_is_refused(here):
             own.register(location)
 
 
+def test_a_library_without_its_compiled_operators_is_named(here):
+    (here / "detects.py").write_text(
+        "import torch\n"
+        "fake = torch.library.register_fake('absent_library::nms')\n"
+        "def net(): return fake(lambda boxes: boxes)\n"
+    )
+    with pytest.raises(SettingsError, match="absent_library::nms does not exist") as caught:
+        catalog.build(own.register("detects.py:net"))
+    assert "install a build of it that suits PyTorch" in caught.value.next_step
+
+
 def test_an_error_of_the_users_function_is_shown_with_its_line(here):
     (here / "raises_here.py").write_text(NET)
     with pytest.raises(SettingsError, match="ValueError: no width") as caught:
