@@ -57,6 +57,7 @@ TORCH_ROOMS = (
     "farm/training/card_functions.py",
     "farm/training/step.py",
     "farm/training/extract.py",
+    "farm/training/observed_values.py",
     "farm/training/compile_ahead.py",
     "farm/training/split.py",
     "farm/training/streams.py",
@@ -84,7 +85,7 @@ TORCH_ROOMS = (
     "farm/models/as_built.py",
     "farm/models/building.py",
     "farm/types/tensor_kinds.py",
-    "farm/models/torch_settings.py",
+    "farm/types/torch_settings.py",
 )
 TORCH_FREE_AT_IMPORT = (
     "cli.main",

@@ -20,6 +20,7 @@ from torch import nn
 from torch.overrides import get_overridable_functions, resolve_name
 
 from farm.errors import TupleRejected
+from farm.subjects.libraries import library_overload
 from farm.subjects.overloads import (
     BY_ELEMENT,
     GENERATED,
@@ -158,10 +159,14 @@ def computes_by_element(name: str) -> bool:
     return name in _BY_ELEMENT
 
 
-@functools.cache
 def overload_of(name: str) -> Any:
-    """The aten overload with a name such as ``aten.mul.Tensor``. Raises `TupleRejected` if the list
-    denies it or does not name it, or this torch has no such operator."""
+    """The overload with a name such as ``aten.mul.Tensor``, also of a library. Raises
+    `TupleRejected` if a list denies it or none names it, or this host has no such operator."""
+    return _aten_overload(name) if name.startswith("aten.") else library_overload(name)
+
+
+@functools.cache
+def _aten_overload(name: str) -> Any:
     reason = _ATEN.get(name)
     if reason != "":
         why = f": it {reason}" if reason else ""
