@@ -79,9 +79,7 @@ def main() -> None:
         default=540.0,
         help="time in seconds after which no job begins and the script waits for none",
     )
-    parser.add_argument(
-        "--out", type=Path, default=Path("docs/results"), help="folder of the two tables"
-    )
+    parser.add_argument("--out", type=Path, default=Path(), help="folder of the two tables")
     parser.add_argument(
         "--also",
         type=Path,

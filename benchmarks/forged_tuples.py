@@ -7,6 +7,7 @@ bound.
 
     python benchmarks/forged_tuples.py                          # 10,000 tuples
     python benchmarks/forged_tuples.py --count 300 --seed 7
+    FARM_LIBRARIES='{"torchvision": ""}' python benchmarks/forged_tuples.py --libraries
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,12 @@ from benchmarks.layer_table import EXAMPLES
 from farm.benchmark_process.client import BenchmarkProcess
 from farm.errors import FarmError, TupleRejected, Unmeasurable
 from farm.models import own
+from farm.subjects import libraries
 from farm.subjects.allow_list import ALLOWED_OPERATORS, ATEN_OVERLOADS, overload_of
 from farm.subjects.parsing import parse
 from farm.training.extract import extract
 from farm.types.protocol import Protocol, Stopping, Subject
+from farm.types.tuple import OperatorTuple, TensorSpec
 
 SIZES = (0, 1, 1, 2, 2, 3, 4, 4, 7, 8, 16, 33)
 NUMBERS = (
@@ -100,6 +103,24 @@ SEED_LAYERS = (
 )
 
 
+#: Operator of torchvision -> the shapes of its tensors, and its other arguments.
+REGIONS: dict[str, tuple[tuple[tuple[int, ...], ...], tuple[Any, ...]]] = {
+    "torchvision.nms.default": (((16, 4), (16,)), (0.5,)),
+    "torchvision.roi_align.default": (((2, 4, 16, 16), (6, 5)), (0.5, 7, 7, 2, True)),
+    "torchvision.roi_pool.default": (((2, 4, 16, 16), (6, 5)), (0.5, 7, 7)),
+    "torchvision.ps_roi_align.default": (((2, 8, 16, 16), (6, 5)), (0.5, 2, 2, 2)),
+    "torchvision.ps_roi_pool.default": (((2, 8, 16, 16), (6, 5)), (0.5, 2, 2)),
+    "torchvision._roi_align_backward.default": (
+        ((6, 4, 7, 7), (6, 5)),
+        (0.5, 7, 7, 2, 4, 16, 16, 2, True),
+    ),
+    "torchvision.deform_conv2d.default": (
+        ((2, 3, 8, 8), (4, 3, 3, 3), (2, 18, 8, 8), (2, 9, 8, 8), (4,)),
+        (1, 1, 1, 1, 1, 1, 1, 1, True),
+    ),
+}
+
+
 def random_tuple(chance: random.Random, name: str) -> dict[str, Any]:
     """A tuple with random arguments of the types that the schema of an overload names."""
     tensors: list[dict[str, Any]] = []
@@ -115,6 +136,9 @@ def random_tuple(chance: random.Random, name: str) -> dict[str, Any]:
             positional.append(tree)
     call = {"arguments": positional, "keywords": keywords, "tensors": tensors}
     fixed = {"schema": 1, "parameters": {}, "training": False, "direction": "forward"}
+    if not name.startswith("aten."):
+        version = {"version": libraries.version_of(libraries.listed(name).library)}
+        return {"operator": name, "kind": "library", **fixed, "parameters": version, **call}
     function = FUNCTIONS_OF_ATEN.get(name.split(".")[1])
     if function and chance.random() < 0.4:
         return {"operator": function, "kind": "function", **fixed, **call}
@@ -221,10 +245,31 @@ def seeds(layers: str = SEED_LAYERS) -> list[dict[str, Any]]:
     return [json.loads(json.dumps(found[id_])) for id_ in sorted(found)]
 
 
-def forged(seed: int, count: int, known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def library_seeds() -> list[dict[str, Any]]:
+    """A valid tuple of each operator of torchvision, as JSON; none without torchvision's list."""
+    if not set(REGIONS) <= libraries.allowed():
+        return []
+    version = {"version": libraries.version_of("torchvision")}
+    found = []
+    for name, (shapes, rest) in REGIONS.items():
+        tensors = tuple(
+            TensorSpec("activation", "", shape, "float32", storage=number)
+            for number, shape in enumerate(shapes)
+        )
+        arguments = (*({"tensor": number} for number in range(len(shapes))), *rest)
+        found.append(OperatorTuple(name, "library", version, arguments, {}, tensors).to_json())
+    return [json.loads(json.dumps(spec)) for spec in found]
+
+
+def forged(
+    seed: int,
+    count: int,
+    known: list[dict[str, Any]],
+    operators: Collection[str] = ATEN_OVERLOADS,
+) -> Iterator[dict[str, Any]]:
     """So many forged tuples that pass validation; each operator and each known tuple in turn."""
     chance = random.Random(seed)
-    names = itertools.cycle(chance.sample(sorted(ATEN_OVERLOADS), len(ATEN_OVERLOADS)))
+    names = itertools.cycle(chance.sample(sorted(operators), len(operators)))
     originals = itertools.cycle(chance.sample(known, len(known)))
     made = 0
     while made < count:
@@ -284,12 +329,20 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--crashes", type=Path, help="write the tuples that ended the process")
+    parser.add_argument(
+        "--libraries", action="store_true", help="the operators of the setting 'libraries' only"
+    )
     given = parser.parse_args()
     from farm.devices.cpu import cpu_card
     from farm.settings import settings
 
     begin_s = time.monotonic()
-    outcome = send(forged(given.seed, given.count, seeds()), cpu_card(settings()).id)
+    if given.libraries:
+        libraries.load()
+        specs = forged(given.seed, given.count, library_seeds(), libraries.allowed())
+    else:
+        specs = forged(given.seed, given.count, seeds())
+    outcome = send(specs, cpu_card(settings()).id)
     print(f"{given.count} tuples in {time.monotonic() - begin_s:.0f} s: {dict(outcome.reasons)}")
     print(
         f"{outcome.most_bytes / 2**30:.2f} GiB at most, {len(outcome.crashes)} crashes, files: {outcome.files}"

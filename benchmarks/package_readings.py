@@ -12,6 +12,7 @@ and with ``--verdicts`` after a change of the verdicts' arithmetic."""
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import sqlite3
 import sys
@@ -21,12 +22,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from sqlmodel import select
 
+from farm.data.package_files import CHECKSUMS, DATA, checksum_of
 from farm.errors import FarmError
 from farm.exchange.export import PARQUET, export
 from farm.exchange.importer import import_export
 from farm.exchange.packaged import FOLDER, compressed_database, database_of, packaged_files
 from farm.store.database import Database
-from farm.store.package_files import write_checksums
 from farm.store.query import parse
 from farm.store.tables import ImportedVerdict, Job, VerdictRow
 from farm.types.collective import COLLECTIVES
@@ -115,6 +116,20 @@ def compress() -> Path:
         )
     write_checksums()
     return target
+
+
+def checked_files() -> list[Path]:
+    """Return the files of `farm/data` that have a checksum: the packaged readings and
+    predictors.
+    """
+    patterns = ("*/*.parquet", "*.db.zst", "predictors/*")
+    return sorted(path for pattern in patterns for path in DATA.glob(pattern))
+
+
+def write_checksums() -> None:
+    """Write the checksums of the present files."""
+    checksums = {path.relative_to(DATA).as_posix(): checksum_of(path) for path in checked_files()}
+    CHECKSUMS.write_text(json.dumps(checksums, indent=1) + "\n", encoding="utf-8")
 
 
 def _export(path: Path, copy: Path, target: Path, chosen: str) -> None:

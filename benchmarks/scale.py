@@ -40,7 +40,6 @@ from sqlalchemy import event, insert, text, update
 from sqlmodel import col, select
 
 from farm.devices.simulated import SOFTWARE
-from farm.doctor.database import card_checks
 from farm.jobs import closing, jobs, listing
 from farm.report import report
 from farm.requests.resolved import ResolvedRequest
@@ -50,6 +49,7 @@ from farm.store.content import reading_row
 from farm.store.database import Database
 from farm.types.protocol import Protocol, Stopping
 from farm.types.request import Request, Sweep
+from tasks.doctor.database import card_checks
 from tasks.servers import BrokerServer
 from tests.farms import running
 from tests.planned import READING, register

@@ -2,7 +2,7 @@
 
 `commands.json` lists the commands of the core, each with its place in `cli` and an example. For a
 command of the farm's own add-ons it only has the name of the add-on, which describes the command
-itself (`farm.extensions.Command`)."""
+itself (`farm.types.add_on.Command`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from farm.extensions import Command, add_ons
+from farm.extensions import add_ons
+from farm.types.add_on import Command
 
 #: Group of the help -> command -> its place in `cli` and an example, or the name of its add-on. The
 #: order is that in which a new user needs them.

@@ -20,21 +20,21 @@ from farm.errors.safe_text import shown_url, without_secrets
 from farm.types.format import plural
 
 if TYPE_CHECKING:
-    from farm.doctor import Check
+    from tasks.doctor import Check
 
 
 def doctor(as_json: AsJson = False) -> None:
     """Check this host and its farm: each line says ok, or what to do."""
-    from farm.doctor import problem
-    from farm.doctor.database import database_checks
-    from farm.doctor.host import host_checks
     from farm.settings import NEXT_STEP, settings_but_wrong_ones
+    from tasks.doctor import problem
+    from tasks.doctor.database import database_checks
+    from tasks.doctor.host import host_checks
 
     current, wrong = settings_but_wrong_ones()
     checks = [problem("settings", message, NEXT_STEP) for message in wrong]
     if not wrong:  # else the other checks use defaults, and the broker is not asked
         try:
-            from tasks.broker_checks import broker_checks
+            from tasks.doctor.broker import broker_checks
 
             checks += broker_checks(current)
         except ModuleNotFoundError as error:

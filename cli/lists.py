@@ -187,11 +187,12 @@ def models(rows: Sequence[Row]) -> RenderableType:
 
     def sizes(row: Row) -> str:
         size, length = row.get("input_size"), row.get("length")
-        words = [
-            f"{length}{' tokens' if row.get('phases') else ''}" if length else "",
-            f"{size} px" if size else "",
-        ]
-        return " + ".join(filter(None, words)) or NOTHING
+        words = []
+        if length:
+            words.append(f"{length} tokens" if row.get("phases") else str(length))
+        if size:
+            words.append(f"{size} px")
+        return " + ".join(words) or NOTHING
 
     return tables.filled(
         rows,
@@ -283,29 +284,13 @@ def comparison(found: SideComparison, limit: int) -> RenderableType:
         )
         text = f"{name}  {side.text}  ({source}; {side.tuples} {plural('tuple', side.tuples)})"
         parts.append(Text(text, style="bold"))
-    counts_own_calls, total = found.weights == "own calls", found.total
-    models = list(zip(found.wholes or found.sums, found.sums, strict=True))[: limit or SHOWN]
-    if counts_own_calls:
-        rows = [*(replace(row, name="whole model") for row in found.wholes)]
-        rows += [replace(row, name="sum of all tuples") for row in found.sums]
-        rows += (
-            [replace(total, name="tuples of both sides, calls of A")]
-            if total and total.covers
-            else []
-        )
-        parts += [Text(), _differences("", rows)]
-    elif models:
-        rows = []
-        for whole, row in models:
-            rows += [whole, replace(row, name="  sum of its tuples")]
-        parts += [Text(), _differences("whole model", rows)]
-        parts += _more(len(found.sums) - len(models), "model")
-    elif found.a.job_id or found.b.job_id:
-        parts += [Text(), Text(f"{'B' if found.a.job_id else 'A'} has no verdict of this model.")]
-    if total is None:
+    parts += _compared_wholes(found, limit)
+    if found.total is None:
         parts += [Text(), Text("A and B have no tuple in common.")]
     if found.types:
-        last = replace(found.sums[0], name="sum") if counts_own_calls else total
+        last = found.total
+        if _counts_own_calls(found):
+            last = replace(found.sums[0], name="sum")
         parts += [
             Text(),
             Text(_WEIGHTS[found.weights]),
@@ -334,6 +319,33 @@ def comparison(found: SideComparison, limit: int) -> RenderableType:
                 *_more(len(only) - (limit or SHOWN), "tuple"),
             ]
     return Group(*parts)
+
+
+def _counts_own_calls(found: SideComparison) -> bool:
+    """True if each side is a job, and counts its own calls."""
+    return found.weights == "own calls"
+
+
+def _compared_wholes(found: SideComparison, limit: int) -> list[RenderableType]:
+    """Whole models and the sums of their tuples."""
+    if _counts_own_calls(found):
+        rows = [replace(row, name="whole model") for row in found.wholes]
+        rows += [replace(row, name="sum of all tuples") for row in found.sums]
+        if found.total and found.total.covers:
+            rows.append(replace(found.total, name="tuples of both sides, calls of A"))
+        return [Text(), _differences("", rows)]
+
+    models = list(zip(found.wholes or found.sums, found.sums, strict=True))[: limit or SHOWN]
+    if models:
+        rows = []
+        for whole, row in models:
+            rows += [whole, replace(row, name="  sum of its tuples")]
+        more = _more(len(found.sums) - len(models), "model")
+        return [Text(), _differences("whole model", rows), *more]
+    if found.a.job_id or found.b.job_id:
+        side = "B" if found.a.job_id else "A"
+        return [Text(), Text(f"{side} has no verdict of this model.")]
+    return []
 
 
 def _more(left: int, what: str, which: str = "") -> list[Text]:
@@ -417,14 +429,19 @@ def paired(found: PairedComparison) -> RenderableType:
 
     def cells(row: JudgedRow) -> list[Any]:
         a, b, change, *bounds = row.cells
-        style = "red" if row.low > 0 else "green" if row.high < 0 else ""
-        styled = Text(change, style="bold red" if row.fails else style)
+        style = ""
+        if row.fails:
+            style = "bold red"
+        elif row.low > 0:
+            style = "red"
+        elif row.high < 0:
+            style = "green"
         return [
             f"{row.quantity} of {row.name}",
             percent(row.share),
             a,
             b,
-            styled,
+            Text(change, style=style),
             *bounds,
             str(row.rounds),
         ]

@@ -28,7 +28,8 @@ from cli.output import Left, complain, noted, set_quiet
 from cli.streams import discard_stdout, keep_results_apart, stdout_is_writable
 from farm.errors import FarmError, Unwritable, did_you_mean, error_text
 from farm.errors.safe_text import without_secrets
-from farm.extensions import Command, at
+from farm.extensions import at
+from farm.types.add_on import Command
 from farm.types.fields import A_NUMBER
 from farm.types.release import __version__
 

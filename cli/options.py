@@ -187,15 +187,19 @@ def _parameter(field: Field, group: Declared) -> inspect.Parameter:
 
     several, panel = group.of == "request" and field.several, None
     if group.of == "request":
-        what = field.name in VARIANT or field.name == "operators"
-        panel = _WHAT if what else _WHERE if field.name in ("reuse", "target") else _HOW
+        panel = _HOW
+        if field.name in VARIANT or field.name == "operators":
+            panel = _WHAT
+        elif field.name in ("reuse", "target"):
+            panel = _WHERE
     number = {"parser": number_of} if field.type is float else {}
+    metavar = None
+    if several or not field.several:
+        metavar = field.metavar or ("NUMBER" if number else None)
     option = typer.Option(
         *field.option,
         **number,  # type: ignore[arg-type]
-        metavar=field.metavar or ("NUMBER" if number else None)
-        if several or not field.several
-        else None,
+        metavar=metavar,
         help=dataclasses.replace(field, several=several).help,
         show_default=False,
         rich_help_panel=panel,

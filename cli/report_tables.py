@@ -98,7 +98,8 @@ def _header(report: Report) -> RenderableType:
 def _card_lines(report: Report) -> list[tuple[str, str]]:
     lines = []
     for card in report.cards[:_MOST_CARDS]:
-        driver = f"{'kernel' if card.is_cpu else 'driver'} {card.driver}" if card.driver else ""
+        name = "kernel" if card.is_cpu else "driver"
+        driver = f"{name} {card.driver}" if card.driver else ""
         details = ", ".join(filter(None, (card.id, card.host, driver)))
         lines.append(("card", f"{card.model}  ({details})"))
     left = len(report.cards) - _MOST_CARDS
@@ -260,15 +261,15 @@ def why(answer: Why) -> RenderableType:
         [
             (
                 "operator tuple",
-                lambda row: f"{'* ' if row.rates.improvable else ''}{row.line.subject.label}",
+                lambda row: f"{'* ' if row.improvable else ''}{row.line.subject.label}",
             ),
             (">calls", lambda row: str(row.line.count)),
             (">time", lambda row: quantity(row.line.total_us or None, TIME)),
-            (">share", lambda row: percent(row.rates.time_share)),
-            (">B/s", lambda row: count_of(row.rates.bytes_per_s, "B/s")),
-            (">FLOP/s", lambda row: _flops_per_s(row.rates)),
-            (">roofline", lambda row: percent(row.rates.roofline_share)),
-            ("bound", lambda row: row.rates.bound),
+            (">share", lambda row: percent(row.time_share)),
+            (">B/s", lambda row: count_of(row.bytes_per_s, "B/s")),
+            (">FLOP/s", lambda row: _flops_per_s(row)),
+            (">roofline", lambda row: percent(row.roofline_share)),
+            ("bound", lambda row: row.bound),
         ],
         drops=("calls", "FLOP/s", "B/s"),
         most=_MOST_RATES,
@@ -304,7 +305,7 @@ def _tuples(report: Report, most: int) -> RenderableType:
         return f"{text} ± {relative * 100:.1f} %" if relative else text
 
     def remarks_of(line: CostLine) -> str:
-        used = "" if line.used == "steady" else line.used
+        used = line.cost.used if line.cost and line.cost.used != "steady" else ""
         return ", ".join(filter(None, (line.reason, line.bus, used, *line.flags)))
 
     energies = [
@@ -499,10 +500,6 @@ def layer_table(layers: Layers) -> RenderableType:
         rest="; --csv and --json list all",
     )
     return Group(Text(f"{layers.title}  (job {layers.job_id})", style="bold"), Text(), table)
-
-
-def _calls_of(row: LayerRow) -> str:
-    return part_of(row.measured_calls, row.cost.calls)
 
 
 def _path(path: str) -> str:

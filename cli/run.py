@@ -66,8 +66,8 @@ def measure(
 ) -> None:
     """Start a farm for this command and measure the batches of requests, one after the other."""
     # Celery loads only when there is something to do.
-    from farm.doctor.host import disturbances
     from farm.settings import settings
+    from tasks.doctor.host import disturbances
     from tasks.embedded import EmbeddedFarm
 
     ending.hint = CONTINUES + (OF_A_CPU if any(card.is_cpu for card in cards) else "")

@@ -1,9 +1,10 @@
 """Finds the add-ons of this host: products beside the core, such as predictions or pages.
 
-A distribution registers an add-on by an entry point of the group ``farm.addons``, which names an
-`AddOn`. The farm loads the entry points of its own distribution, and of other distributions only if
-the setting ``addons`` of the host names them. The core never imports an add-on. It loads one
-through this module, when a command, a name of ``import farm`` or a request needs it.
+A distribution registers an add-on by an entry point of the group ``farm.addons``, which names a
+`farm.types.add_on.AddOn`. The farm loads the entry points of its own distribution, and of other
+distributions only if the setting ``addons`` of the host names them. The core never imports an
+add-on. It loads one through this module, when a command, a name of ``import farm`` or a request
+needs it.
 
 Example, in the ``pyproject.toml`` of another distribution::
 
@@ -17,52 +18,16 @@ import functools
 import importlib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from farm.errors import SettingsError, UsageError
+from farm.types.add_on import AddOn
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "farm.addons"
 DISTRIBUTION = "operator-farm"
-
-
-@dataclass(frozen=True)
-class Command:
-    """A command of `farm`.
-
-    Its module may import `cli.options`, `cli.output` and `cli.tables`. A file `options.toml` beside
-    the module has the flags and help of the command's options.
-    """
-
-    name: str
-    place: str  # of a function or a `typer.Typer`
-    example: str
-    group: str = "Add-ons"  # the heading in `farm --help`
-
-
-@dataclass(frozen=True)
-class AddOn:
-    """What an add-on adds to the farm. A place is written as ``module:attribute``, so that the
-    description imports nothing.
-
-    Example:
-        >>> command = Command("carbon", "farm_carbon.commands:carbon", "farm carbon JOB")
-        >>> ADD_ON = AddOn("carbon", commands=(command,))
-    """
-
-    name: str
-    commands: tuple[Command, ...] = ()
-    #: A module -> the names of ``import farm`` that it defines, separated by blanks.
-    public: Mapping[str, str] = field(default_factory=dict)
-    #: The place of a tuple of `farm.benchmark_process.handlers.Handler`.
-    handlers: str = ""
-    #: The place of a function that puts tensors in slow memory: `farm.benchmark.passes.Offload`.
-    offload: str = ""
-    #: A module that is a `farm.report.pages.ResultPages`.
-    pages: str = ""
 
 
 @functools.cache

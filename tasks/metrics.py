@@ -34,7 +34,6 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from farm.devices.device import Device
 from farm.devices.host import find_card, open_device
-from farm.doctor.database import database_checks
 from farm.errors import FarmError
 from farm.jobs import cards, listing
 from farm.jobs.listing import CardCounts
@@ -44,6 +43,7 @@ from farm.settings import Settings
 from farm.store.database import Database
 from farm.store.tables import OPEN, CardRow, CardState
 from tasks.broker_probe import check_broker_works
+from tasks.doctor.database import database_checks
 from tasks.queues import queue_depths, reconciler_works
 from tasks.supervisor import state_of_supervisor
 

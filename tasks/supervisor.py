@@ -27,6 +27,7 @@ from farm.jobs import cards, leases
 from farm.jobs.spool import Spool
 from farm.settings import Settings, environment_of_children, settings
 from farm.store.database import Database
+from farm.types.card_kind import card_kind_of
 from tasks import logs
 from tasks.app import configure
 
@@ -73,13 +74,14 @@ class Supervisor:
         log_dir: Path | None = None,
     ) -> None:
         self.log_dir = log_dir
+        gpus = [card_id for card_id in card_ids if card_kind_of(card_id) == "cuda"]
         self.children = [
             Child("control", ("control",)),
             *(Child(card_id, ("card", card_id)) for card_id in card_ids),
         ]
         for child in self.children:
-            gpus = [child.name] if child.name.startswith("GPU-") else []
-            child.environment = {**(environment or {}), **visible_only(gpus)}
+            visible = [child.name] if child.name in gpus else []
+            child.environment = {**(environment or {}), **visible_only(visible)}
 
     def start(self) -> None:
         for child in self.children:

@@ -43,7 +43,7 @@ from farm.store.database import Database
 from farm.store.tables import CardState
 from tasks import logs
 from tasks.app import CARD_VARIABLE, HOLDER_VARIABLE, app
-from tasks.broker_checks import QUESTION, SUPERVISOR
+from tasks.doctor.broker import QUESTION, SUPERVISOR
 from tasks.heartbeats import HostHeartbeat
 from tasks.message_filter import CONTROL_QUEUE
 from tasks.queues import card_queue, control_messages, follow_up, own_farm

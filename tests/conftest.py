@@ -9,6 +9,7 @@ import functools
 import gc
 import os
 import shutil
+import signal
 import sys
 import time
 import uuid
@@ -55,6 +56,9 @@ os.environ.pop("COLUMNS", None)
 # which git ignores.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# A shell that starts the tests in the background lets them and their children ignore Ctrl-C, which
+# some tests send.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Torch and the tests are not garbage: no garbage collection until all tests are collected.
 gc.disable()

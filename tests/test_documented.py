@@ -14,6 +14,7 @@ from sqlalchemy import text
 from typer.testing import CliRunner
 
 import farm
+from benchmarks import results_page
 from cli import main
 from cli.commands import all_commands
 from cli.main import app
@@ -229,6 +230,41 @@ def test_the_readme_states_all_packaged_verdicts(request, name):
         README.write_text(page.replace(row + cells, row + sentence))
         return
     assert cells == sentence
+
+
+def test_the_page_of_results_states_all_packaged_verdicts(request):
+    """`--regenerate-golden` writes the current tables."""
+    if request.config.getoption("--regenerate-golden"):
+        results_page.PAGE.write_text(results_page.page())
+        return
+    assert results_page.PAGE.read_text() == results_page.page()
+
+
+def test_every_design_note_is_in_the_index_and_in_the_navigation():
+    folder = DOCS / "design"
+    index = (folder / "README.md").read_text()
+    navigation = (DOCS.parent / "mkdocs.yml").read_text()
+    for path in folder.glob("*.md"):
+        if path.name == "README.md":
+            continue
+        text = path.read_text()
+        assert f"]({path.name}) | " in index
+        assert f": design/{path.name}\n" in navigation
+        for part in ("**Question.**", "**Choice.**", "**Evidence.**"):
+            assert f"\n{part} " in text, f"{path.name} has no {part}"
+
+
+def test_the_pages_that_files_name_exist():
+    root = DOCS.parent
+    missing = {
+        f"{path.relative_to(root)}: {name}"
+        for folder in ("benchmarks", "cli", "examples", "farm", "tasks")
+        for pattern in ("*.py", "*.toml", "*.yml")
+        for path in (root / folder).rglob(pattern)
+        for name in re.findall(r"docs/[\w/.-]+\.md\b", path.read_text())
+        if not (root / name).is_file()
+    }
+    assert not missing
 
 
 def test_the_architecture_page_lists_the_modules_of_every_room(request):

@@ -9,7 +9,7 @@ from farm.settings import settings
 from tests.cli.conftest import farm  # noqa: F401
 
 MODULE = """
-from farm.extensions import AddOn, Command
+from farm.types.add_on import AddOn, Command
 
 ADD_ON = AddOn(
     "carbon",

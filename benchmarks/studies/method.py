@@ -29,8 +29,8 @@ from farm.store import tables
 from farm.types.details import Details
 from farm.types.figure import value_of
 from farm.verdict.aggregate import aggregate
-from farm.verdict.cost_line import TupleView
-from farm.verdict.figures import Part, ReadingView, Whole
+from farm.verdict.cost_line import CostLine, TupleView
+from farm.verdict.figures import ReadingView, Whole
 
 #: (length of the window in s, number of readings of each tuple).
 LENGTHS = ((0.5, 5), (1.0, 4), (2.0, 3), (5.0, 2), (10.0, 1), (30.0, 1))
@@ -350,18 +350,13 @@ def against_whole(
                 view, details=dataclasses.replace(view.details, context=None)
             )
         estimated_us = sample.weight_us / max(1, sample.count)
-        parts.append(
-            Part(
-                TupleView(
-                    sample.subject.id,
-                    sample.short_name,
-                    sample.label,
-                    estimated_us=estimated_us,
-                ),
-                sample.count,
-                reading=view,
-            )
+        described = TupleView(
+            sample.subject.id, sample.short_name, sample.label, estimated_us=estimated_us
         )
+        if view is None:
+            parts.append(CostLine(described, sample.count, "missing"))
+        else:
+            parts.append(CostLine.of_reading(described, sample.count, view))
     wholes = [Whole(whole.card_id, ReadingView.of(whole), "", launch)] if whole else []
     verdict = aggregate(parts, wholes, target=0.95, launch=launch)
     complete = verdict.measured == verdict.parts

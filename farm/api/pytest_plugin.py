@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.errors import CardBusy, FarmError, UsageError, writing_to
-from farm.models.revision import git, revision_of
+from farm.types.revision import git, revision_of
 
 NO_VERDICT = 6  # exit code: with --farm-require-verdict, no test was judged
 MOST_CHARACTERS = 20_000  # of a traceback in a report

@@ -18,9 +18,8 @@ from farm.report.lookup import LookupRow, Sort
 from farm.report.lookup import lookup as look_up
 from farm.report.why import Why
 from farm.report.why import why as explain
-from farm.settings import settings
 from farm.store import query as filters
-from farm.store.database import Database
+from farm.store.database import Database, database_url
 from farm.store.job_ids import find_job
 
 
@@ -37,7 +36,7 @@ def open_database(where: str | Path | None = None) -> Database:
         SchemaMismatch: another version of the farm made the database, or it has other tables.
         DatabaseUnreachable: the database does not answer.
     """
-    url = settings().database if where is None else str(where)
+    url = database_url() if where is None else str(where)
     if isinstance(where, Path) or "://" not in url:
         url = f"sqlite:///{Path(url).expanduser().absolute()}"
     database = Database(url)

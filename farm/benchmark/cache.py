@@ -3,9 +3,9 @@ caches add.
 
 If a kernel runs in a loop, its code stays in the instruction caches and its inputs do not change.
 In a model, another kernel has just run and has written these inputs. On an H200 this costs 0.2 us
-to a few us per kernel, 3 to 7 % of a whole model (docs/method.md). So the farm also times an
-operator after a dozen kernels of other operators and a kernel that rewrites its inputs. CUDA events
-inside the graph add the same overhead with warm and with cold caches."""
+to a few us per kernel, 3 to 7 % of a whole model (docs/design/neighbours.md). So the farm also
+times an operator after a dozen kernels of other operators and a kernel that rewrites its inputs.
+CUDA events inside the graph add the same overhead with warm and with cold caches."""
 
 from __future__ import annotations
 
@@ -166,13 +166,8 @@ def time_among_others(
     """
     if pass_s > LONGEST_S:
         return InContext(alone_us=pass_s * 1e6, effect_us=Figure(0.0, UNSEEN_US), passes=0)
-    # Writing the inputs is limited by the memory bandwidth; all kernels of `others` take about 70
-    # us together.
-    around_s = 1e-4 + sum(memory.nbytes for memory in memories) / 1e12
-    passes = max(
-        LEAST_PASSES,
-        min(policy.context_passes, math.ceil(BUDGET_S / (pass_s + around_s))),
-    )
+    passes = _passes_in_context(memories, pass_s, policy)
+    bare_passes = max(passes, min(MOST_BARE, math.ceil(BARE_S / pass_s)))
     every: Any = run
     restore: Callable[[], object] | None = None
     if isinstance(every, InPlacePass):
@@ -185,11 +180,7 @@ def time_among_others(
             restore()
 
     pool = torch.cuda.graph_pool_handle()
-    bare_passes = max(passes, min(MOST_BARE, math.ceil(BARE_S / pass_s)))
-    bare = capture_graph([every] * bare_passes, device, pool)
-    restoring = (
-        capture_graph([restore] * bare_passes, device, pool) if restore is not None else None
-    )
+    bare = _BareLoop(every, restore, bare_passes, device, pool)
     alone, alone_events = _timed_graph(run, restore, passes, device, pool)
     among, among_events = _timed_graph(run, among_others, passes, device, pool)
     bare_us, alone_us, among_us = list[float](), list[float](), list[float]()
@@ -200,9 +191,7 @@ def time_among_others(
         )
         if not ranks.largest(not precise):
             break
-        pass_us = replay_us(bare, begin, end) / bare_passes
-        if restoring is not None:
-            pass_us -= replay_us(restoring, begin, end) / bare_passes
+        pass_us = bare.pass_us(begin, end)
         alone.replay()
         among.replay()
         torch.cuda.synchronize(device)
@@ -216,6 +205,43 @@ def time_among_others(
         effect_us=_effect_us(alone_us, among_us),
         passes=len(among_us),
     )
+
+
+def _passes_in_context(
+    memories: Sequence[torch.Tensor], pass_s: float, policy: WindowPolicy
+) -> int:
+    """The number of timed passes in each graph: as many as the time budget allows."""
+    # Writing the inputs is limited by the memory bandwidth; all kernels of the other operators
+    # take about 70 us together.
+    around_s = 1e-4 + sum(memory.nbytes for memory in memories) / 1e12
+    affordable = math.ceil(BUDGET_S / (pass_s + around_s))
+    return max(LEAST_PASSES, min(policy.context_passes, affordable))
+
+
+class _BareLoop:
+    """A graph of passes without events between them. If a pass restores its inputs, a second graph
+    runs that alone, and its time is subtracted."""
+
+    def __init__(
+        self,
+        run: Callable[[], object],
+        restore: Callable[[], object] | None,
+        passes: int,
+        device: torch.device,
+        pool: Any,
+    ) -> None:
+        self._passes = passes
+        self._graph = capture_graph([run] * passes, device, pool)
+        self._restoring: torch.cuda.CUDAGraph | None = None
+        if restore is not None:
+            self._restoring = capture_graph([restore] * passes, device, pool)
+
+    def pass_us(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """Replay the graphs, and return the time of one pass. Unit: us."""
+        pass_us = replay_us(self._graph, begin, end) / self._passes
+        if self._restoring is not None:
+            pass_us -= replay_us(self._restoring, begin, end) / self._passes
+        return pass_us
 
 
 def _effect_us(alone_us: Sequence[float], among_us: Sequence[float]) -> Figure:

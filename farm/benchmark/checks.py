@@ -102,7 +102,9 @@ class Canary:
 
     def __init__(self, torch_device: torch.device, every: int | None = None) -> None:
         self._torch_device = torch_device
-        self._every = (EVERY if torch_device.type == "cuda" else 0) if every is None else every
+        if every is None:
+            every = EVERY if torch_device.type == "cuda" else 0
+        self._every = every
         self._due = 0  # tuples until the next reading; 0: the first tuple starts with a reading
         self._notes: list[CanaryNote] = []
 

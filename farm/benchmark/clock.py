@@ -57,7 +57,7 @@ class Clock:
 
     ``pauses``: a pause of random length precedes some rounds that are launched in time, and is no
     part of their duration. Without pauses, passes can be synchronous with the samples of the power
-    sensor (docs/method.md, "Pauses between the passes of a model")."""
+    sensor (docs/design/pauses.md)."""
 
     def __init__(self, workload: Workload, queued_s: float = QUEUED_S) -> None:
         self.workload = workload
@@ -168,7 +168,7 @@ def measure_bursts(workload: Workload, device: Device) -> Burst | None:
     measured.
 
     In a loop, a heavy operator keeps the card at its power limit and the clock falls. In a model,
-    other operators run in between and the card cools (docs/method.md, "At the power limit"). Bursts
+    other operators run in between and the card cools (docs/design/power-limit.md). Bursts
     run at full clocks. Power is linear in the duty f, the share of work: P = P_pause + f (P_op -
     P_pause). So two duties give P_op, the power without pauses."""
     measured: list[_AtDuty] = []

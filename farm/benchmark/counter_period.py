@@ -1,7 +1,7 @@
 """The period of an energy counter, from the times at which queries see that it changes.
 
 A step of the counter has the energy of one period. Queries see each change late, so the time
-between two of them is wrong by several per cent (docs/method.md, "Power and energy")."""
+between two of them is wrong by several per cent (docs/design/counter-period.md)."""
 
 from __future__ import annotations
 

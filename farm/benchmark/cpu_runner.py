@@ -2,7 +2,7 @@
 
 The life of a block: `time_in_turn` times all of its items, replacing the block before; `measure`
 then hands out the reading of each item, once. An item that is in no block, or that waited for too
-long, is a block of its own. docs/method.md, "On a CPU", has the reasons."""
+long, is a block of its own. docs/design/cpu-clock.md has the reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time subjects on a CPU that other programs use as well (docs/method.md, "On a CPU").
+"""Time subjects on a CPU that other programs use as well (docs/design/cpu-clock.md).
 
 - Subjects are timed in turn, in many short visits. The speed of such a CPU drifts by some 10 %
   within seconds, and a sum can only be compared with a whole that was measured at the same moments.

@@ -2,7 +2,7 @@
 the card.
 
 No graph can record one. So an eager pass records their values, and the pass in the graph uses them
-(docs/method.md, "Host steps"): a read of a value becomes a copy to pinned memory, a node of the
+(docs/design/host-steps.md): a read of a value becomes a copy to pinned memory, a node of the
 graph. Values of the host, and outputs whose size depends on values, are omitted: they are already
 on the card. Of a boolean index, `nonzero` is omitted, and an integer index remains. Tuples and
 whole models use the same functions, so both sides of a verdict omit the same."""

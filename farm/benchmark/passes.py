@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -23,9 +23,6 @@ from farm.operators.rebuild import Rebuilt
 from farm.types.details import Details, MemoryUse
 from farm.types.protocol import Placement, Protocol
 from farm.types.tensor_kinds import bytes_of
-
-if TYPE_CHECKING:
-    pass
 
 Pass = Callable[[], object]
 

@@ -22,7 +22,7 @@ def one_stream(device: torch.device) -> torch.cuda.Stream | None:
     """Make one stream current for all later work of this thread and return it; None on a CPU.
 
     Health checks and copies use it, too. If a process uses a second stream, memory operations
-    inside a graph may take 14 us longer (docs/method.md, "One stream"). CUDA cannot capture graphs
+    inside a graph may take 14 us longer (docs/design/one-stream.md). CUDA cannot capture graphs
     on the default stream, so this is another."""
     if device.type != "cuda":
         return None

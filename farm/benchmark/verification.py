@@ -44,7 +44,7 @@ from farm.benchmark.torch_device import capture_graph, one_stream
 from farm.benchmark.workload import why_it_raised
 from farm.errors import CaptureError, FarmError, Unmeasurable, error_text
 from farm.operators import profiler, self_check
-from farm.operators.captured import CapturedPass, role_in_tuple
+from farm.operators.captured import CapturedCall, CapturedPass, role_in_tuple
 from farm.operators.cost import costs_of
 from farm.operators.fake_outputs import as_computed
 from farm.operators.profiler import (
@@ -63,12 +63,6 @@ _log = logging.getLogger(__name__)
 
 KEPT_DIFFERENCES = 50
 KEPT_KERNELS = 400
-CALL_KEYS = ("index", "module_path", "tuple_id", "reads", "writes")
-NUMERICS = (
-    "tf32",
-    "cudnn_benchmark",
-    "cudnn_deterministic",
-)  # settings that decide which kernels run
 PASSES = 3  # passes in which calls are timed
 LAUNCHES = ("cuda", "cu", "hip")  # name prefixes of the functions that launch work on a card
 
@@ -100,27 +94,18 @@ def verify(
     kind, not_captured = kind_of_variant(Variant.from_json(subject.spec)), None
     if record is None and device.type == "cuda" and protocol.launch == "graph":
         record = functools.partial(_as_graph, device=device, waits=kind.has_host_steps)
-    try:
-        with numeric_flags(protocol):
-            if ranks.world() > 1:
-                return _verify_rank(subject, protocol, device, predicted or {})
-            compare, timed = kind.observation(subject, protocol, device)
-            try:
-                found = compare(record=record)
-            except NotCaptured as error:
-                record, not_captured = None, error_text(error)  # verify the eager pass instead
-                found = compare()
-            in_model = time_in_model(timed, found.capture, device, record=record)
-            found = _checked(found, predicted or {}, device)
-            tuple_kernels = _tuple_kernels(
-                found.capture, protocol, device, record or (lambda run: run)
-            )
-    except CaptureError as error:
-        raise Unmeasurable("raised", error.message, error.next_step) from error
-    except FarmError:
-        raise
-    except Exception as error:  # a user's model may raise anything
-        raise why_it_raised(error) from error
+    with _errors_of_model(), numeric_flags(protocol):
+        if ranks.world() > 1:
+            return _verify_rank(subject, protocol, device, predicted or {})
+        compare, timed = kind.observation(subject, protocol, device)
+        try:
+            found = compare(record=record)
+        except NotCaptured as error:
+            record, not_captured = None, error_text(error)  # verify the eager pass instead
+            found = compare()
+        in_model = time_in_model(timed, found.capture, device, record=record)
+        found = _checked(found, predicted or {}, device)
+        tuple_kernels = _tuple_kernels(found.capture, protocol, device, record or (lambda run: run))
     findings = dataclasses.replace(
         _compared(found, predicted),
         launch="graph" if record is not None else "eager",
@@ -128,18 +113,34 @@ def verify(
         tuple_kernels=tuple_kernels,
         mismatches=found.capture.mismatches or None,
         in_model=in_model,
-        numerics={name: getattr(protocol, name) for name in NUMERICS},
+        numerics={  # settings that decide which kernels run
+            "tf32": protocol.tf32,
+            "cudnn_benchmark": protocol.cudnn_benchmark,
+            "cudnn_deterministic": protocol.cudnn_deterministic,
+        },
     )
-    has_values = any(spec.without_values is not spec for spec in found.capture.tuples.values())
-    if (
-        predicted is not None
-        and not findings.missing
-        and not findings.unexpected
-        and not has_values
-    ):
+    as_predicted = predicted is not None and not (findings.missing or findings.unexpected)
+    if as_predicted and not _has_deciding_values(found.capture):
         return None, findings
-    observed = capture_json(found.capture)
-    return {**observed, **kind.facts(subject, device)}, findings
+    return {**capture_json(found.capture), **kind.facts(subject, device)}, findings
+
+
+@contextlib.contextmanager
+def _errors_of_model() -> Iterator[None]:
+    """Raise any error of a model as `Unmeasurable`."""
+    try:
+        yield
+    except CaptureError as error:
+        raise Unmeasurable("raised", error.message, error.next_step) from error
+    except FarmError:
+        raise
+    except Exception as error:  # a user's model may raise anything
+        raise why_it_raised(error) from error
+
+
+def _has_deciding_values(capture: CapturedPass) -> bool:
+    """True if values decide the work of a call."""
+    return any(spec.without_values is not spec for spec in capture.tuples.values())
 
 
 def _checked(found: WatchedPass, predicted: Mapping[str, int], device: torch.device) -> WatchedPass:
@@ -166,8 +167,9 @@ def _verify_rank(
     findings = _compared(WatchedPass(capture, Counter(), Counter(), Counter(), []), predicted)
     launch = protocol.launch if device.type == "cuda" else "eager"
     findings = dataclasses.replace(findings, launch=launch, unobserved_kernels=None, kernels=None)
-    has_values = any(spec.without_values is not spec for spec in capture.tuples.values())
-    return None if findings.matches and not has_values else capture_json(capture), findings
+    if findings.matches and not _has_deciding_values(capture):
+        return None, findings
+    return capture_json(capture), findings
 
 
 def _compared(found: WatchedPass, predicted: Mapping[str, int] | None) -> Verification:
@@ -323,23 +325,31 @@ def capture_json(capture: CapturedPass) -> dict[str, Any]:
     costs = costs_of(capture)
     return {
         "tuples": {tuple_id: spec.to_json() for tuple_id, spec in capture.tuples.items()},
-        "costs": {tuple_id: dataclasses.asdict(one) for tuple_id, one in costs.items()},
-        "calls": [
-            {
-                name: getattr(call, name)
-                for name in (*CALL_KEYS, *(("part", "owner") if call.part else ()))
-            }
-            for call in capture.calls
-        ],
+        "costs": {tuple_id: dataclasses.asdict(cost) for tuple_id, cost in costs.items()},
+        "calls": [_call_json(call) for call in capture.calls],
         "storages": [
-            {"size_bytes": one.size_bytes, "role": role_in_tuple(one.role)}
-            for one in capture.tensors
+            {"size_bytes": tensor.size_bytes, "role": role_in_tuple(tensor.role)}
+            for tensor in capture.tensors
         ],
-        **{
-            name: getattr(capture, name)
-            for name in ("gaps", "overlaps", "device_type", "grad_enabled", "training")
-        },
+        "gaps": capture.gaps,
+        "overlaps": capture.overlaps,
+        "device_type": capture.device_type,
+        "grad_enabled": capture.grad_enabled,
+        "training": capture.training,
     }
+
+
+def _call_json(call: CapturedCall) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "index": call.index,
+        "module_path": call.module_path,
+        "tuple_id": call.tuple_id,
+        "reads": call.reads,
+        "writes": call.writes,
+    }
+    if call.part:
+        fields |= {"part": call.part, "owner": call.owner}
+    return fields
 
 
 def time_in_model(

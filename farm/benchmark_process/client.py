@@ -35,6 +35,7 @@ from farm.devices.host import visible_only
 from farm.devices.lock import host_lock
 from farm.errors import CardBusy, HostBusy, SettingsError, Unmeasurable
 from farm.settings import START_TIMEOUT_S, environment_of_children, settings
+from farm.types.card_kind import is_gpu_id
 from farm.types.protocol import OnPhase, Protocol, Software, Stopping, Subject
 from farm.types.reading import Reading
 
@@ -96,10 +97,11 @@ class BenchmarkProcess:
             start_timeout_s: longest wait for each of its events until it is ready.
         """
         self.card_id, self._rank, self._program = card_id, rank, program
-        self._gpus = [card_id, *also_visible] if card_id.startswith("GPU-") else []
+        on_gpu = is_gpu_id(card_id)
+        self._gpus = [card_id, *also_visible] if on_gpu else []
         self.starts, self._start_timeout_s = 0, start_timeout_s
         self._env = dict(env or {})
-        apart = card_id.startswith("GPU-") if verify_apart is None else verify_apart
+        apart = on_gpu if verify_apart is None else verify_apart
         # Without this, the profiler unloads CUPTI after each use: this takes long and is known to
         # crash.
         verifier_env = {**self._env, "TEARDOWN_CUPTI": "0"}
@@ -122,11 +124,6 @@ class BenchmarkProcess:
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
-
-    @property
-    def complaints(self) -> str:
-        """The last lines that the process wrote to standard error."""
-        return "\n".join(self._complaints)
 
     def start(self) -> None:
         """Start the process and return at once. The process imports its modules in the
@@ -246,17 +243,23 @@ class BenchmarkProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def item_timeout_s(self) -> float:
+        """The setting ``item_timeout_s``: the longest time of one item. Unit: s."""
+        return settings().item_timeout_s
+
     def call(
         self,
         request: ProcessRequest[A],
         *,
-        timeout_s: float = 300.0,
+        timeout_s: float | None = None,
         on_phase: OnPhase | None = None,
     ) -> A:
         """Send a request and return its answer.
 
         Args:
-            timeout_s: longest time for the request, without the start of the process. Unit: s.
+            timeout_s: longest time for the request, without the start of the process. None: that
+                of an item. Unit: s.
             on_phase: called at the begin of each phase. If it raises an exception, the process is
                 killed.
 
@@ -265,6 +268,7 @@ class BenchmarkProcess:
                 locked.
             Unmeasurable: the process sent a reason; or it crashed or hung, and has ended.
         """
+        timeout_s = self.item_timeout_s if timeout_s is None else timeout_s
         self.wait_ready()
         with contextlib.ExitStack() as stack:
             if request.uses_slow_memory:
@@ -327,7 +331,7 @@ class BenchmarkProcess:
         *,
         predicted: Mapping[str, int] | None = None,
         verify: bool | None = None,
-        timeout_s: float = 300.0,
+        timeout_s: float | None = None,
         on_phase: OnPhase | None = None,
     ) -> CardReading:
         """Measure one item. Verify it first if it is a variant with a prediction. Raises as `call`.
@@ -335,7 +339,7 @@ class BenchmarkProcess:
         Args:
             predicted: for a variant, its expected tuples: tuple id -> number of calls.
             verify: True to verify, False to omit it; by default verify if there is a prediction.
-            timeout_s: longest time of the verification, and also of the measurement. Unit: s.
+            timeout_s: longest time of the verification, and also of the measurement; see `call`.
             on_phase: see `call`.
         """
         software, card = self.wait_ready(), self.card
@@ -363,7 +367,7 @@ class BenchmarkProcess:
         return CardReading(reading, software, card, verified)
 
     def verify(
-        self, request: VerifyRequest, timeout_s: float, on_phase: OnPhase | None
+        self, request: VerifyRequest, timeout_s: float | None, on_phase: OnPhase | None
     ) -> Verified:
         """Verify a variant on the card. Raises as `call`.
 

@@ -1,7 +1,7 @@
 """The interface of a handler: it answers one kind of request in a benchmark process.
 
 The core has handlers of its own (`farm.benchmark_process.torch_handlers`). An add-on of the host
-registers others (`farm.extensions.AddOn.handlers`). A message names a kind of request, never a
+registers others (`farm.types.add_on.AddOn.handlers`). A message names a kind of request, never a
 module. A process without a handler for the kind refuses it with the reason ``not_available``.
 
 A handler keeps this contract. `tests/contracts/test_handlers.py` checks it for every handler:

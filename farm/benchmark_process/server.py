@@ -355,7 +355,11 @@ class TorchVerifier(Runner):
         import torch
 
         from farm.benchmark import verification
+        from farm.subjects import libraries
 
+        for library, problem in libraries.load().items():
+            if problem:
+                sys.stderr.write(f"The library {library} is not available: {problem}\n")
         self.device = device
         self._torch = torch
         cuda = device.card.is_gpu

@@ -31,9 +31,6 @@ from typing import Any, ClassVar
 
 from farm.types.card_kind import CardKind, OfCardKind
 
-#: Beginning of a card's id -> its kind. All other ids are those of GPUs.
-_KIND_BY_PREFIX: dict[str, CardKind] = {"SIM-": "simulated", "CPU-": "cpu"}
-
 
 @dataclass(frozen=True)
 class Card(OfCardKind):
@@ -59,14 +56,6 @@ class Card(OfCardKind):
 
     def __str__(self) -> str:
         return f"{self.model} ({self.id})"
-
-
-def kind_of(card_id: str) -> CardKind:
-    """The kind of the card with an id: "cpu" for "CPU-2f5e...", "cuda" for "GPU-11f9..."."""
-    for prefix, kind in _KIND_BY_PREFIX.items():
-        if card_id.startswith(prefix):
-            return kind
-    return "cuda"
 
 
 class Device(ABC):

@@ -11,13 +11,13 @@ from typing import Any
 from farm.devices import software
 from farm.devices.amd import Amd
 from farm.devices.cpu import Cpu
-from farm.devices.device import Card, Device, kind_of
+from farm.devices.device import Card, Device
 from farm.devices.nvidia import Nvidia
 from farm.devices.simulated import Simulated
 from farm.devices.vendor import Vendor
 from farm.errors import FarmUnavailable, NoSuchCard
 from farm.settings import Settings
-from farm.types.card_kind import CardKind
+from farm.types.card_kind import CardKind, card_kind_of
 from farm.types.protocol import Software
 
 #: The vendors, in the order in which `discover` looks for cards. The first of a kind that serves
@@ -59,7 +59,7 @@ def find_card(card_id: str, settings: Settings) -> Card:
     """The card of this host with that id. Raises `NoSuchCard` with the reason if it is missing or
     not measurable.
     """
-    cards = vendor_of(kind_of(card_id)).cards(settings)
+    cards = vendor_of(card_kind_of(card_id)).cards(settings)
     for card in cards:
         if card.id == card_id:
             return _measurable(card)

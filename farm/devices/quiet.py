@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from farm.devices.lock import OPEN_TO_ALL
+from farm.settings import settings
 from farm.settings.shared_files import SHARED, Folder, open_folder
 
 QUIET, COMPILING = "quiet", "compiling"
@@ -66,8 +67,11 @@ class Gate:
 
 
 @contextlib.contextmanager
-def quiet(lock_dir: Path | str) -> Iterator[None]:
-    """Within the block, the compilations of this host pause."""
+def quiet(lock_dir: Path | str = "") -> Iterator[None]:
+    """Within the block, the compilations of this host pause. ``lock_dir``: default: that of the
+    settings.
+    """
+    lock_dir = lock_dir or settings().lock_dir
     with contextlib.ExitStack() as stack:
         try:
             gate, compiling = Gate(QUIET, lock_dir), Gate(COMPILING, lock_dir)

@@ -49,11 +49,9 @@ def text(most: int = 300, least: int = 0) -> Any:
     becomes "".
     """
     accepted = Annotated[str, Field(min_length=least, max_length=most), AfterValidator(_printable)]
-    return (
-        accepted
-        if least
-        else Annotated[accepted, BeforeValidator(lambda value: "" if value is None else value)]
-    )
+    if least:
+        return accepted
+    return Annotated[accepted, BeforeValidator(lambda value: "" if value is None else value)]
 
 
 def _document(document: Any) -> Any:

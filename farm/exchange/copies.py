@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from farm.data.package_files import checksum_of
 from farm.errors import DatabaseUnreachable
 from farm.settings.shared_files import make_private
 from farm.store.database import Database, newest_schema
-from farm.store.package_files import checksum_of
 
 
 @dataclass(frozen=True)

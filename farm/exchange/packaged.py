@@ -16,11 +16,11 @@ from typing import TypeVar
 
 from sqlmodel import Session
 
+from farm.data.package_files import DATA, check_package_files
 from farm.errors import Ambiguous, FarmError, NoDatabase, NoReadings, UnsupportedModel, UsageError
 from farm.exchange.copies import DatabaseCopy, unpack
 from farm.settings import settings
 from farm.store.database import Database, newest_schema, open_database
-from farm.store.package_files import DATA, check_package_files
 
 Answer = TypeVar("Answer")
 

@@ -19,6 +19,7 @@ from farm.requests.memory import check_step_fits
 from farm.requests.resolved import ResolvedRequest
 from farm.store import captures, content, tables
 from farm.store.database import Database, fetch
+from farm.types.card_kind import card_kind_of, device_type_of
 from farm.types.protocol import Variant
 from farm.types.request import Request, named
 
@@ -106,7 +107,7 @@ def _device_and_torch(database: Database, card_ids: Sequence[str]) -> tuple[str,
     host's version.
     """
     first_id = card_ids[0] if card_ids else ""
-    device_type = "cuda" if first_id.startswith("GPU-") else "cpu"
+    device_type = device_type_of(card_kind_of(first_id)) if first_id else "cpu"
     with database.read() as session:
         card = session.get(tables.CardRow, first_id)
         if card is None or not card.software_id or card.is_simulated:
@@ -184,7 +185,7 @@ def _observe_values(
         if session.exec(unseen).first() is None:
             return
         row = session.get(tables.ModelVariant, variant.id)
-    from farm.operators.observed_values import observe_values
+    from farm.training.observed_values import observe_values
 
     values = observe_values(variant, row.flops if row else 0, model)
     if values is None:

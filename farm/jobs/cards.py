@@ -344,22 +344,27 @@ def views(
         if states[row.id] == CardState.IDLE and (row.id, ItemState.WAITING) in counted
     ]
     silent_s = silent_times_s(session, idle if silent else ())
-    return [
-        CardStatus(
+    statuses = []
+    for card in rows:
+        measured = ""
+        if card.id in measuring:
+            measured = measuring[card.id] or "whole model"
+        silence_s = silent_s.get(card.id, 0.0)
+        if silence_s <= SILENT_AFTER_HEARTBEATS * heartbeat_s:
+            silence_s = 0.0
+        deferred = counted.get((card.id, ItemState.DEFERRED), 0)
+        status = CardStatus(
             card,
             states[card.id],
-            (measuring.get(card.id) or "whole model") if card.id in measuring else "",
-            counted.get((card.id, ItemState.WAITING), 0)
-            + counted.get((card.id, ItemState.DEFERRED), 0),
+            measured,
+            counted.get((card.id, ItemState.WAITING), 0) + deferred,
             now - card.last_seen_at_s,
             counted.get((card.id, ItemState.DONE), 0),
-            counted.get((card.id, ItemState.DEFERRED), 0),
-            long_s
-            if (long_s := silent_s.get(card.id, 0.0)) > SILENT_AFTER_HEARTBEATS * heartbeat_s
-            else 0.0,
+            deferred,
+            silence_s,
         )
-        for card in rows
-    ]
+        statuses.append(status)
+    return statuses
 
 
 def measured_now(session: Session, *which: Any) -> dict[str, str | None]:
@@ -577,12 +582,14 @@ def serving_cards(database: Database, wanted: Sequence[str]) -> list[Card]:
                 f"{step}{f', or choose one of these cards: {names}' if names else ''}.",
             )
     if not serving and (drained := [card for card, state in states.items() if state == "draining"]):
+        named = "; ".join(map(str, drained[:8]))
+        if len(drained) > 8:
+            named += f" and {len(drained) - 8} more"
         kept = sum(state == "quarantined" for state in states.values())
+        if kept:
+            named += f"; {kept} more are quarantined"
         raise NoWorker(
-            "Every card with a worker is draining and accepts no new items: "
-            f"{'; '.join(map(str, drained[:8]))}"
-            + (f" and {len(drained) - 8} more" if len(drained) > 8 else "")
-            + (f"; {kept} more are quarantined." if kept else "."),
+            f"Every card with a worker is draining and accepts no new items: {named}.",
             f"Give a card work again: `farm cards resume {drained[0].id}`.",
         )
     if not serving:

@@ -3,12 +3,14 @@
 The worker of a card looks in the database for open items whose variant is compiled. It compiles
 these variants in processes of the host's processor, on fake tensors
 (`farm.training.compile_ahead`). They fill the compiler's cache; the item then finds its code there
-in its own turn. If a compilation ahead fails, the item compiles its model in its turn, as without
-it.
+in its own turn.
 
 - An item whose model is being compiled is put off, and published again at the end of the
-  compilation. If nothing else waits for the card, and the compilation has not begun, the item
-  compiles its model itself.
+  compilation. If nothing else waits for the card, and the compilation has not begun or is paused,
+  the item is published at once and compiles its model itself.
+- If the compiler refuses the model on fake tensors, or its share of the memory is too small, the
+  item compiles its model in its turn, and one line says so. If the compiler crashes or takes too
+  long, it would do so again: the item fails with the reason.
 - All workers of a host share `compile_processes` places (`farm.devices.quiet`). A worker takes its
   share of them, and fewer if memory is short.
 - All compilations of the host stop while a time that depends on the host is measured.
@@ -25,7 +27,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import psutil
 from sqlmodel import col, func, select
@@ -39,6 +41,7 @@ from farm.jobs.items import Claim, ComingModel
 from farm.settings import settings
 from farm.store.database import Database
 from farm.store.tables import CardRow, CardState
+from farm.types.card_kind import is_gpu_id
 
 log = logging.getLogger("farm.worker")
 
@@ -58,9 +61,9 @@ class Compilation:
 
     model: ComingModel
     process: BenchmarkProcess
-    put_off: set[int] = field(default_factory=set)  # items that wait for its end
     ran_s: float = 0.0  # without pauses
     paused: bool = False
+    needed: bool = True  # False if no job needs the model any more
 
     def send(self, signal_number: int) -> None:
         """Send a signal to the process and to all processes that it has started."""
@@ -95,16 +98,19 @@ class CompileAhead:
         self._lock = threading.Lock()
         self._waiting: dict[str, ComingModel] = {}  # id of a variant -> the model
         self._running: dict[str, Compilation] = {}
+        self._put_off: dict[str, set[int]] = {}  # id of a variant -> its items without a message
+        self._crashed: dict[str, Unmeasurable] = {}  # id of a variant -> how its compiler ended
         self._done: set[str] = set()  # variants that were compiled, or whose turn has come
         self._threads: set[threading.Thread] = set()
-        self._guarded = False  # True if the thread runs that pauses compilations
+        self._guard_thread: threading.Thread | None = None  # pauses compilations
         self._in_turn = False  # True while an item lists the kernels of its model in its turn
         self._looked_s = float("-inf")
         self._closing = threading.Event()
 
     def turn_of(self, claimed: Claim) -> bool:
         """True if a claimed item may be measured now; False if it must be put off, because its
-        model is being compiled. Also begins the compilations of coming items.
+        model is being compiled. Also begins the compilations of coming items. Raises `Unmeasurable`
+        (crashed or hung) if the compiler of the model ended so.
         """
         variant_id = claimed.variant_id
         self.end_turn()
@@ -113,6 +119,12 @@ class CompileAhead:
         self._look(variant_id)
         if not variant_id:
             return True
+        with self._lock:
+            crashed = self._crashed.pop(variant_id, None)
+            if crashed is not None:
+                self._done.discard(variant_id)  # if it is asked for again, it is compiled again
+        if crashed is not None:
+            raise crashed
         may_run = self._may_run(claimed, variant_id)
         if may_run and claimed.lists_kernels:
             # This takes a minute, and the jobs behind it may be submitted meanwhile.
@@ -122,18 +134,13 @@ class CompileAhead:
         return may_run
 
     def _may_run(self, claimed: Claim, variant_id: str) -> bool:
+        others = items.others_wait(self.database, self.card_id)
         with self._lock:
             running, waits = self._running.get(variant_id), variant_id in self._waiting
-        if running is None and not waits:
-            self._done.add(variant_id)
-            return True
-        others = items.others_wait(self.database, claimed, self.card_id)
-        with self._lock:
-            running = self._running.get(variant_id)
-            if running is not None and (others or not running.paused):
-                running.put_off.add(claimed.item_id)
-                return False
-            if running is None and others and variant_id in self._waiting:
+            is_compiling = running is not None and not running.paused
+            if is_compiling or (others and (running is not None or waits)):
+                self._put_off.setdefault(variant_id, set()).add(claimed.item_id)
+                self._start_guard()
                 return False
             self._waiting.pop(variant_id, None)
             self._done.add(variant_id)
@@ -149,6 +156,8 @@ class CompileAhead:
         with self._lock:
             self._waiting.clear()
             running, threads = list(self._running.values()), list(self._threads)
+            if self._guard_thread is not None:
+                threads.append(self._guard_thread)
         for compilation in running:
             compilation.send(signal.SIGKILL)
         for thread in threads:
@@ -172,6 +181,8 @@ class CompileAhead:
             for variant_id in [name for name in self._waiting if name not in coming]:
                 del self._waiting[variant_id]
             cancelled = [self._running[name] for name in self._running if name not in coming]
+            for compilation in cancelled:
+                compilation.needed = False
             for variant_id, model in coming.items():
                 begun = variant_id in self._done or variant_id in self._running
                 if model.waits and not begun and variant_id != present and self._takes(model):
@@ -182,11 +193,32 @@ class CompileAhead:
             compilation.send(signal.SIGKILL)
         for thread in new:
             thread.start()
+        self._publish_idle()
+
+    def _publish_idle(self) -> None:
+        """If nothing else waits for the card, publish the items whose models nobody is compiling:
+        each compiles its model itself.
+        """
+        with self._lock:
+            idle = [
+                variant_id
+                for variant_id in self._put_off
+                if variant_id not in self._running or self._running[variant_id].paused
+            ]
+        if idle and not items.others_wait(self.database, self.card_id):
+            for variant_id in idle:
+                self._publish_put_off(variant_id)
+
+    def _publish_put_off(self, variant_id: str) -> None:
+        with self._lock:
+            item_ids = self._put_off.pop(variant_id, None)
+        if item_ids and not self._closing.is_set():
+            self._publish(item_ids)
 
     def _takes(self, model: ComingModel) -> bool:
         """True if the model can be compiled without its card."""
         variant = model.variant
-        on_gpu = self.card_id.startswith("GPU-")
+        on_gpu = is_gpu_id(self.card_id)
         return (
             variant.compile == "default"
             and variant.cards == 1
@@ -269,17 +301,12 @@ class CompileAhead:
             MEMORY_SHARE * psutil.virtual_memory().total / settings().compile_processes
         )
         request = CompileRequest(model.subject, model.protocol, max(most_bytes, FREE_BYTES))
+        crashed = None
         try:
             answer = compilation.process.call(request, timeout_s=LONGEST_S)
         except Unmeasurable as error:
-            if not self._closing.is_set():
-                said = error.message.partition("\n")[0]
-                log.warning(
-                    "%s is compiled in its turn, because its compilation ahead ended (%s): %s",
-                    model.variant,
-                    error.reason,
-                    said,
-                )
+            if compilation.needed and not self._closing.is_set():
+                crashed = self._ended(compilation, error)
         except OSError as error:  # no process could be started
             log.warning("%s is compiled in its turn: %s", model.variant, error)
         else:
@@ -288,24 +315,45 @@ class CompileAhead:
             log.info("%s was compiled ahead in %.1f s%s", model.variant, took_s, context)
         finally:
             with self._lock:
-                self._done.add(model.variant.id)
+                if crashed is not None:
+                    self._crashed[model.variant.id] = crashed
+                if compilation.needed:
+                    self._done.add(model.variant.id)
                 del self._running[model.variant.id]
-            if compilation.put_off and not self._closing.is_set():
-                self._publish(compilation.put_off)
+            self._publish_put_off(model.variant.id)
+
+    def _ended(self, compilation: Compilation, error: Unmeasurable) -> Unmeasurable | None:
+        """Say how a compilation ended without a result. Return the error of its item; None if the
+        item compiles its model in its turn.
+        """
+        variant, message = compilation.model.variant, error.message.partition("\n")[0]
+        if error.reason != "crashed":
+            text = "%s is compiled in its turn, because its compilation ahead ended (%s): %s"
+            log.warning(text, variant, error.reason, message)
+            return None
+        reason, limit_s = error.reason, settings().item_timeout_s
+        if compilation.ran_s > limit_s:
+            reason, message = "hung", f"It took longer than {limit_s:g} s."
+        log.warning("%s fails: its compiler ended (%s): %s", variant, reason, message)
+        return Unmeasurable(
+            reason,
+            f"The compiler of the model ended ahead of its turn: {message}",
+            "Set FARM_COMPILE_PROCESSES=0 to compile the model in its turn.",
+        )
 
     # ---------------------------------------------------------------- pauses
 
     def _guard(self) -> None:
         """Pause the compilations while a time that depends on the host is measured, end those that
         take too long or are not needed any more, and look for new ones. Runs while there are
-        compilations, and while an item compiles its model.
+        compilations or items that were put off, and while an item compiles its model.
         """
         try:
             quiet = Gate(QUIET, settings().lock_dir)
             compiling = Gate(COMPILING, settings().lock_dir)
         except OSError:
             with self._lock:
-                self._guarded = False
+                self._guard_thread = None
             return  # no place is free either
         looked_s = at_s = time.monotonic()
         with contextlib.closing(quiet), contextlib.closing(compiling):
@@ -322,16 +370,19 @@ class CompileAhead:
 
     def _start_guard(self) -> None:
         """Start the guard unless it runs. The lock is held."""
-        if not self._guarded:
-            self._guarded = True
-            threading.Thread(target=self._guard, name="compile-guard", daemon=True).start()
+        if self._guard_thread is None and not self._closing.is_set():
+            thread = threading.Thread(target=self._guard, name="compile-guard", daemon=True)
+            self._guard_thread = thread
+            thread.start()
 
     def _goes_on(self) -> bool:
         """False if the guard has nothing to do any more; the next compilation starts another."""
         with self._lock:
-            in_turn = self._in_turn and not self._closing.is_set()
-            self._guarded = bool(self._threads) or in_turn
-            return self._guarded
+            waits = bool(self._put_off) or self._in_turn
+            goes_on = bool(self._threads) or (waits and not self._closing.is_set())
+            if not goes_on:
+                self._guard_thread = None
+            return goes_on
 
     def _pause_or_go_on(self, quiet: Gate, compiling: Gate) -> None:
         with self._lock:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -32,9 +31,6 @@ from farm.types.protocol import Variant
 from farm.types.request import Request
 from farm.verdict.aggregate import next_operators
 from farm.verdict.job_results import unscoped_parts
-
-_log = logging.getLogger(__name__)
-
 
 #: Called after each batch of a sweep: the job as planned so far, and the number of combinations
 #: tried.

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import update
-from sqlmodel import Session, col, or_, select
+from sqlmodel import Session, and_, col, or_, select
 
 from farm.jobs.cards import farm_of, present_state
 from farm.store import item_state
@@ -23,6 +23,12 @@ from farm.store.tables import CardRow, CardState, Item, ItemState, Job, JobState
 #: The reason that is noted with an item that was put off because its host lacked something
 #: (`HostBusy`).
 HOST_BUSY_NOTED = "not_available"
+#: Why an item was put off whose model is being compiled. Its worker publishes it at the end of the
+#: compilation; if the worker has ended, others do after this time. Unit: s.
+COMPILING, COMPILING_LOST_AFTER_S = (
+    "the model is being compiled, and the card measures other items meanwhile",
+    60.0,
+)
 #: A message of an item that was put off is in front of its queue. After this time it counts as
 #: lost. Unit: s.
 LOST_AFTER_S = 600.0
@@ -234,7 +240,14 @@ def due(database: Database, farm: str, card_id: str | None = None) -> list[int]:
     They need a message. With ``card_id``, only items whose leading card is on the host of this
     card."""
     is_lost = long_ago(col(Item.published_at_s), LOST_AFTER_S)
-    conditions = [or_(~item_state.has_message(), is_lost), Job.farm == farm]
+    needs_message = and_(
+        ~item_state.has_message(),
+        or_(
+            col(Item.message).not_like(f"%{COMPILING}%"),
+            long_ago(col(Item.put_off_at_s), COMPILING_LOST_AFTER_S),
+        ),
+    )
+    conditions = [or_(needs_message, is_lost), Job.farm == farm]
     hosts: dict[str, list[CardRow]] = {}  # card id -> all cards of its host
     due_ids: list[int] = []
     promised = set[str]()  # cards that an older item needs

@@ -162,7 +162,7 @@ def measure_tuples(
         for spec in specs:
             subject = Subject("operator", spec.id, spec.to_json())
             check_health(process)  # a restarted process has a new result
-            measured = process.measure(subject, how, until, timeout_s=settings().item_timeout_s)
+            measured = process.measure(subject, how, until)
             row_id = ""
             if database is not None:
                 with database.write() as session:
@@ -421,7 +421,7 @@ def _store(
     with database.write() as session:
         capture_id = store_extraction(session, model.variant, extraction, capture)
     if how.data == "seen":
-        from farm.operators.observed_values import watch_values
+        from farm.training.observed_values import watch_values
 
         with captured_code():
             seen = watch_values(copy.deepcopy(model.model), model.args, dict(model.kwargs))

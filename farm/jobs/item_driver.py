@@ -45,6 +45,7 @@ from farm.settings import settings
 from farm.store.captures import predicted_counts, store_observed
 from farm.store.database import Database
 from farm.store.tables import CardState, Item
+from farm.types.card_kind import is_cpu_id
 from farm.types.protocol import Software
 
 log = logging.getLogger("farm.worker")
@@ -303,7 +304,6 @@ class ItemDriver:
             claimed.stopping,
             predicted=predicted,
             verify=verify,
-            timeout_s=settings().item_timeout_s,
             on_phase=partial(self.phase, claimed),
         )
         key = (claimed.job_id, claimed.subject.id, claimed.protocol.id)
@@ -389,10 +389,13 @@ class ItemDriver:
         """Measure a claimed item once and return its outcome; None if the benchmark process
         crashed.
         """
-        if self.ahead is not None and not self.ask(self.ahead.turn_of, claimed):
+        try:
+            may_run = self.ahead is None or self.ask(self.ahead.turn_of, claimed)
+        except Unmeasurable as error:  # its compiler crashed, so another attempt would, too
+            return self._failed(claimed, error.reason, f"{error.message} {error.next_step}")
+        if not may_run:
             log.info("%s is put off: its model is being compiled", claimed.label)
-            why = "the model is being compiled, and the card measures other items meanwhile"
-            self._put_off(claimed, why, counted=False, reason="not_available")
+            self._put_off(claimed, groups.COMPILING, counted=False, reason=groups.HOST_BUSY_NOTED)
             return ItemOutcome("declined", HOST_BUSY, f"{claimed.label} is being compiled")
         try:
             with self._turn(claimed):
@@ -411,11 +414,10 @@ class ItemDriver:
         except Unmeasurable as error:
             said = error.message.partition("\n")[0]
             log.warning("%s was not measured (%s): %s", claimed.label, error.reason, said)
-            crashed = error.reason == "crashed"
             failure = (error.reason, error.message)
-            self.follow_up(self.ask(items.fail, self.database, claimed, *failure, again=crashed))
-            if not crashed:
-                return ItemOutcome("failed", *failure)
+            if error.reason != "crashed":
+                return self._failed(claimed, *failure)
+            self.follow_up(self.ask(items.fail, self.database, claimed, *failure, again=True))
             self.retrying(*failure)
             return None
         if measured.verified is not None and claimed.capture_id is not None:
@@ -428,12 +430,17 @@ class ItemDriver:
         self.follow_up(closed)
         return ItemOutcome("done" if closed.accepted else "fenced")
 
+    def _failed(self, claimed: Claim, reason: str, message: str) -> ItemOutcome:
+        """Close a claimed item without a reading."""
+        self.follow_up(self.ask(items.fail, self.database, claimed, reason, message))
+        return ItemOutcome("failed", reason, message)
+
     @contextlib.contextmanager
     def _turn(self, claimed: Claim) -> Iterator[None]:
         """The turn of an item. The compilations of this host pause if its time depends on the
         host.
         """
-        depends_on_host = self.card_id.startswith("CPU-") or claimed.protocol.launch == "eager"
+        depends_on_host = is_cpu_id(self.card_id) or claimed.protocol.launch == "eager"
         with quiet(settings().lock_dir) if depends_on_host else contextlib.nullcontext():
             yield
         if self.ahead is not None:
@@ -516,9 +523,7 @@ class ItemDriver:
         try:
             counts = tuple(calls.get(subject.id, 1) for subject in subjects)
             request = TurnsRequest(subjects, protocols, counts, claimed.stopping)
-            positions = self.benchmark.call(
-                request, timeout_s=settings().item_timeout_s, on_phase=on_phase
-            )
+            positions = self.benchmark.call(request, on_phase=on_phase)
         except _MustStop:
             self._lost.add(key)
             log.info("The worker stops: %s is measured without the items behind it", claimed.label)

@@ -31,7 +31,7 @@ from sqlmodel import Session, and_, col, or_, select
 from farm.errors import Unmeasurable, Unreadable
 from farm.jobs import groups
 from farm.store import item_state, tables
-from farm.store.captures import counts
+from farm.store.captures import compiled_source, counts
 from farm.store.columns import RUN_WHOLES
 from farm.store.content import add_reading, find_tokens
 from farm.store.database import (
@@ -340,14 +340,7 @@ def _describe(session: Session, item: Any, request: Request, token: str) -> Clai
     capture_id = tokens = compiled = None
     is_whole = item.subject_kind == "variant"
     if request.variant is not None and request.variant.compile:
-        capture = tables.Capture
-        numbered = tables.Round.job_id == item.job_id, tables.Round.number == item.round
-        its_round = select(tables.Round.capture_id).where(*numbered)
-        stored = (
-            session.exec(select(capture.compiled).where(col(capture.id).in_(its_round))).first()
-            or {}
-        )
-        compiled = {"variant": request.variant.to_json(), "choices": stored.get("choices")}
+        compiled = compiled_source(session, request.variant, item.job_id, item.round)
     if not is_whole:
         assert item.label is not None, "foreign data: an item's operator is stored before the item"
         spec, label, short_name = item.spec, item.label, item.short_name
@@ -505,14 +498,13 @@ def coming_models(database: Database, card_id: str) -> list[ComingModel]:
         return models
 
 
-def others_wait(database: Database, claimed: Claim, card_id: str) -> bool:
-    """True if another item waits for the card and has a message."""
+def others_wait(database: Database, card_id: str) -> bool:
+    """True if an item waits for the card and has a message: neither claimed nor put off."""
     others = select(Item.id).where(
         Item.card_id == card_id,
         Item.state == ItemState.WAITING,
         item_state.has_message(),
         col(Item.published_at_s).is_not(None),
-        Item.id != claimed.item_id,
     )
     with database.read() as session:
         return session.exec(others.limit(1)).first() is not None

@@ -26,6 +26,7 @@ from farm.store import item_state, tables
 from farm.store.content import store_protocol
 from farm.store.database import Database, database_now, id_ranges, lock_items, locked, read_clock_s
 from farm.store.tables import OPEN, Item, ItemState, Job, JobState
+from farm.types.card_kind import is_cpu_id
 from farm.types.request import Request
 
 ABANDONED = "its `farm run` has ended unexpectedly; run the same command again to continue"
@@ -185,7 +186,7 @@ def _message(
         return f"its planning was interrupted: `farm resume --failed {job.id}` continues it"
     if job.state == JobState.OPEN and not current:
         return waits_for(session, job, open_on) or groups.waits_for(session, job.id)
-    if counts[ItemState.WAITING] and any(card_id.startswith("CPU-") for card_id in current):
+    if counts[ItemState.WAITING] and any(is_cpu_id(card_id) for card_id in current):
         return "a CPU times the waiting items in turn, so they end together"
     return ""
 

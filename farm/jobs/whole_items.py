@@ -10,7 +10,8 @@ from typing import Any
 
 from sqlmodel import Session, col, select
 
-from farm.store import item_state, tables
+from farm.store import item_state
+from farm.store.captures import is_unlisted
 from farm.store.columns import RUN_WHOLES
 from farm.store.database import database_now
 from farm.store.tables import CardRow, Item, ItemRole, Job, Round
@@ -83,14 +84,7 @@ def wholes_of(session: Session, job: Job) -> list[Item]:
 def role_of_wholes(session: Session, capture_id: int | None) -> ItemRole:
     """The role of the items that run the whole model in a round with this capture. The kernels of a
     compiled model are listed first."""
-    capture, variant = tables.Capture, tables.ModelVariant
-    unlisted = (
-        select(capture.id)
-        .join(variant, col(variant.id) == col(capture.variant_id))
-        .where(capture.id == capture_id, variant.compile != "", col(capture.compiled).is_(None))
-    )
-    is_unlisted = session.exec(unlisted).first() is not None
-    return ItemRole.COMPILE if is_unlisted else ItemRole.WHOLE
+    return ItemRole.COMPILE if is_unlisted(session, capture_id) else ItemRole.WHOLE
 
 
 def _role_in_newest_round(session: Session, job: Job) -> ItemRole:

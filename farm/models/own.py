@@ -58,6 +58,9 @@ NAME = "user"
 MOST_BUILT_BYTES = 2**28
 #: A part of a module's name: Python also imports my-model.py and 01_train.py by their names.
 _MODULE_NAME = re.compile(r"[\w-]+")
+#: A library on a host with another build of PyTorch, such as torchvision for CUDA with PyTorch for
+#: CPUs.
+_MISSING_OPERATOR = re.compile(r"operator (\w+)::\w+ does not exist")
 _PLACE = (
     "Name the module's folder in FARM_MODELS_PATH (the current folder is not searched), or "
     "install the module"
@@ -234,7 +237,7 @@ def made(name: str) -> UserModel:
     """Call the function of a model. Raises `SettingsError` if the function raises an error, or
     returns no module, and `UnsupportedModel` if the model takes too much memory while it is built.
     """
-    from farm.models import torch_settings
+    from farm.types import torch_settings
 
     target = _targets()[name]
     try:
@@ -259,6 +262,12 @@ def made(name: str) -> UserModel:
 
 def _step_after(error: BaseException, target: str) -> str:
     """What to do after the user's function raised an error."""
+    missing = _MISSING_OPERATOR.search(error_text(error))
+    if missing:
+        return (
+            f"{missing[1]} is installed without its compiled operators: install a build of it that "
+            "suits PyTorch on this host."
+        )
     frames = traceback.extract_tb(error.__traceback__)
     frames_of_user = [frame for frame in frames if user_modules().has_file(frame.filename)]
     if frames_of_user:

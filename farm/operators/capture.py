@@ -50,7 +50,6 @@ from farm.errors import (
     location_of_model,
     told,
 )
-from farm.models import torch_settings
 from farm.operators import deciding_values, higher_order
 from farm.operators.captured import CallTrace, CapturedCall, CapturedPass, CapturedTensor
 from farm.operators.cost import new_bytes, operator_flops, shapes_of
@@ -65,7 +64,7 @@ from farm.operators.fake_pass import (
     held_tensors,
 )
 from farm.operators.unseen import NOT_COMPILED, Unseen
-from farm.subjects import encoding, leaf
+from farm.subjects import encoding, leaf, libraries
 from farm.subjects.allow_list import RETURNS_TO_HOST
 from farm.subjects.encoding import (
     DescribedCall,
@@ -77,6 +76,7 @@ from farm.subjects.encoding import (
     tensors_in,
 )
 from farm.subjects.registry import KINDS, kind_of, recorded_as
+from farm.types import torch_settings
 from farm.types.replacement import replaced
 from farm.types.tensor_kinds import (
     WRAPPERS,
@@ -202,7 +202,11 @@ class Recorder:
         """
         roles = {id(tensor): self.role_of(tensor) for tensor in tensors_in((args, kwargs))}
         name = str(_AS_RUN.get(func, func))
-        return self.describe(name, "aten", args, kwargs, TensorTable(roles))
+        if func.namespace == "aten":
+            return self.describe(name, "aten", args, kwargs, TensorTable(roles))
+        entry = libraries.listed(name)
+        version = {"version": libraries.version_of(entry.library) if entry else ""}
+        return self.describe(name, "library", args, kwargs, TensorTable(roles), version)
 
     def run_parts(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs the operators of which an operator of aten consists. Code below autograd, such as

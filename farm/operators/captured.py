@@ -12,7 +12,7 @@ import functools
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from farm.subjects.parsing import parse
@@ -263,14 +263,22 @@ class CapturedPass:
 
     def to_json(self) -> dict[str, Any]:
         """The capture as JSON, without ``traces``, ``slots``, ``integers`` and ``launches``."""
-        data = {field.name: getattr(self, field.name) for field in fields(self)}
-        for name in ("traces", "slots", "integers", "launches"):
-            del data[name]
-        lists = {
-            name: [asdict(record) for record in data[name]]
-            for name in ("calls", "tensors", "owners")
+        return {
+            "tuples": [spec.to_json() for spec in self.tuples.values()],
+            "calls": [asdict(call) for call in self.calls],
+            "tensors": [asdict(tensor) for tensor in self.tensors],
+            "gaps": self.gaps,
+            "overlaps": self.overlaps,
+            "mismatches": self.mismatches,
+            "device_type": self.device_type,
+            "grad_enabled": self.grad_enabled,
+            "training": self.training,
+            "operators": self.operators,
+            "owners": [asdict(owner) for owner in self.owners],
+            "loss": self.loss,
+            "with_values": self.with_values,
+            "flops": self.flops,
         }
-        return data | lists | {"tuples": [spec.to_json() for spec in self.tuples.values()]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:

@@ -42,8 +42,6 @@ _WITHOUT_RULE = (
     "Measure the forward pass, without --step, or replace this operator in the model: "
     "this version of the farm does not measure it in a training step."
 )
-#: Tuple id -> its cost in a capture, for tuples that do not run on meta.
-_observed: dict[str, Cost] = {}
 
 
 def costs_of(captured: CapturedPass) -> dict[str, Cost]:
@@ -55,10 +53,11 @@ def costs_of(captured: CapturedPass) -> dict[str, Cost]:
     Raises:
         CaptureError: a cost is unknown; the error names the operator and its place in the model.
     """
-    return {id_: _cost_in(captured, spec) for id_, spec in captured.tuples.items()}
+    return {id_: cost_in(captured, spec) for id_, spec in captured.tuples.items()}
 
 
-def _cost_in(captured: CapturedPass, spec: OperatorTuple) -> Cost:
+def cost_in(captured: CapturedPass, spec: OperatorTuple) -> Cost:
+    """The cost of one call of a tuple of a capture; see `costs_of`."""
     try:
         return _cost_on_meta(spec)
     except TupleRejected as error:
@@ -71,11 +70,7 @@ def _cost_in(captured: CapturedPass, spec: OperatorTuple) -> Cost:
         trace = captured.traces.get(spec.id)
         if trace is None:
             raise _unknown_cost(spec, error, _location(captured, spec)) from error
-    observed = _cost_of_outputs(
-        spec, trace.flops, trace.new_bytes, trace.shapes, written_inputs(spec)
-    )
-    _observed[spec.id] = observed
-    return observed
+    return _cost_of_outputs(spec, trace.flops, trace.new_bytes, trace.shapes, written_inputs(spec))
 
 
 def cost(spec: OperatorTuple) -> Cost:
@@ -83,15 +78,15 @@ def cost(spec: OperatorTuple) -> Cost:
 
     Raises:
         TupleRejected: the operator cannot be built.
-        CaptureError: PyTorch cannot run it on meta, and no capture of this process has run it.
+        CaptureError: PyTorch cannot run it on meta, and the tuple has no ``observed_cost``.
     """
+    if spec.observed_cost is not None:
+        return spec.observed_cost
     try:
         return _cost_on_meta(spec)
     except FarmError:
         raise
     except Exception as error:
-        if spec.id in _observed:
-            return _observed[spec.id]
         raise _unknown_cost(spec, error) from error
 
 

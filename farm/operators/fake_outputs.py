@@ -13,6 +13,7 @@ _BATCH_NORM = torch.ops.aten.native_batch_norm.default
 #: The position of a normalization's weight among its arguments.
 _WEIGHT_OF = {
     _BATCH_NORM: 1,
+    torch.ops.aten.cudnn_batch_norm.default: 1,
     torch.ops.aten.native_group_norm.default: 1,
     torch.ops.aten.native_layer_norm.default: 2,
 }

@@ -29,6 +29,8 @@ def fill(base: torch.Tensor, tensor: TensorSpec, how: Fill, generator: torch.Gen
         count = base.numel()
         starts = torch.arange(count, device=base.device).mul_(max(0, how.bound))
         base.copy_(starts.div_(count, rounding_mode="floor").view(base.shape))
+    elif how.form in ("boxes", "regions"):
+        _fill_boxes(base, how, generator)
     elif base.dtype.itemsize == 1:  # eight-bit floats: few kernels support them
         wider = torch.empty(base.shape, device=base.device)
         fill(wider, tensor, how, generator)
@@ -49,6 +51,19 @@ def fill(base: torch.Tensor, tensor: TensorSpec, how: Fill, generator: torch.Gen
             base.masked_fill_(
                 torch.rand(base.shape, device=base.device, generator=generator) < tensor.zeros, 0
             )
+
+
+def _fill_boxes(base: torch.Tensor, how: Fill, generator: torch.Generator) -> None:
+    """Corners of boxes in an image; for regions also the number of the image."""
+    rows = base.view(-1, 5 if how.form == "regions" else 4)
+    places = torch.rand(len(rows), 4, device=base.device, generator=generator).mul_(how.scale / 2)
+    rows[:, -4:-2] = places[:, :2]
+    rows[:, -2:] = places[:, :2] + places[:, 2:]
+    if how.form == "regions":
+        numbers = torch.randint(
+            how.bound, rows[:, 0].shape, device=base.device, generator=generator
+        )
+        rows[:, 0] = numbers
 
 
 def impose(

@@ -17,6 +17,7 @@ from torch import nn
 from farm.operators.capture import ForwardRecorder, capture
 from farm.operators.captured import CapturedPass
 from farm.operators.deciding_values import with_values
+from farm.subjects.allow_list import registered
 
 MARK = "spin_kernel"  # the kernel of `torch.cuda._sleep`, which no model calls
 RANGE = "farm.call "  # prefix of the ranges that name an operator call to the profiler
@@ -95,10 +96,11 @@ def kernels_between_marks(events: Iterable[Any]) -> list[list[Any]]:
 def _is_view(name: str) -> bool:
     # With a mode active, views run under other names (view, _reshape_alias); they cost nothing
     # either way.
-    packet = getattr(torch.ops.aten, name.removeprefix("aten::"), None)
-    return packet is not None and any(
-        getattr(packet, overload).is_view for overload in packet.overloads()
-    )
+    name = name.removeprefix("aten::")
+    packet = getattr(torch.ops.aten, name, None)
+    if packet is None:
+        return False
+    return any(registered(f"{name}.{overload}").is_view for overload in packet.overloads())
 
 
 def _has_aten_below(event: Any) -> bool:

@@ -139,8 +139,9 @@ def _difference(spec: OperatorTuple, expected: CallTrace, trace: CallTrace | Non
     if trace is None:
         return ""
     deciding = deciding_input(spec)
-    # a tuple describes such values approximately; they may decide output sizes
-    if deciding is not None and deciding.form not in EXACT:
+    # a tuple describes such values approximately, or not at all; they may decide output sizes
+    is_described = deciding is None or deciding.form in EXACT
+    if not is_described or kind_of(spec).largest_outputs(spec) is not None:
         trace = dataclasses.replace(trace, outputs=expected.outputs)
     return expected.difference(trace, "the model", "the operator, rebuilt from its tuple,")
 

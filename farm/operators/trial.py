@@ -66,10 +66,10 @@ def trial(spec: OperatorTuple) -> Trial | None:
             out = kind.run_on_meta(spec, built)
     except FarmError:
         raise
-    except NotImplementedError:
-        return None
     except Exception as error:
-        if kind.public or _reads_values(error):
+        if kind.must_run_on_meta:
+            raise _unknown_memory(spec, error) from error
+        if isinstance(error, NotImplementedError) or kind.public or _reads_values(error):
             return None
         raise Unmeasurable("raised", f"{type(error).__name__}: {told(error)}"[:400]) from error
     if _layouts(built.tensors) != before:
@@ -105,6 +105,15 @@ def check_size(spec: OperatorTuple, device: torch.device, most_bytes: float, mos
     if least_s > most_s:
         text = f"One call computes {shown.flops:.2g} FLOPs, which takes at least {least_s:.0f} s."
         raise Unmeasurable("rejected", text, "Choose smaller sizes.")
+
+
+def _unknown_memory(spec: OperatorTuple, error: Exception) -> TupleRejected:
+    return TupleRejected(
+        f"The memory that {label_of(spec)} needs is unknown, because it does not run on meta: "
+        f"{told(error)[:200]}.",
+        "Give the operator a kernel for meta (torch.library.register_fake). If its output sizes "
+        "depend on values, name it in the section [selects_from] of the library's list.",
+    )
 
 
 def _layouts(tensors: list[torch.Tensor]) -> list[tuple[Any, ...]]:

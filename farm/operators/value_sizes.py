@@ -18,13 +18,13 @@ _INDEX_BYTES = 8  # of one 64-bit index
 
 def is_sized_by_values(spec: OperatorTuple) -> bool:
     """True if another input of the same shapes can give an output of another size."""
-    return _rule(spec) is not None
+    return _rule(spec) is not None or kind_of(spec).largest_outputs(spec) is not None
 
 
 def largest_outputs(spec: OperatorTuple) -> int | None:
     """The most bytes that the outputs of a call can take; None if its shapes decide that."""
     rule = _rule(spec)
-    return None if rule is None else rule(spec)
+    return kind_of(spec).largest_outputs(spec) if rule is None else rule(spec)
 
 
 def _rule(spec: OperatorTuple) -> Callable[[OperatorTuple], int] | None:

@@ -14,7 +14,7 @@ from sqlmodel import Session, col, func, select
 
 from farm.errors import FarmError
 from farm.store import tables
-from farm.store.captures import plain_ids
+from farm.store.captures import plain_ids, stored_tuples
 from farm.store.columns import OPERATOR, PROTOCOL
 from farm.store.database import by_key, fetch_values
 from farm.types.fields import cost_json, figure_json
@@ -25,9 +25,8 @@ from farm.types.tuple import NeededTuple
 from farm.verdict.aggregate import aggregate
 from farm.verdict.cost_line import CostGroup, CostLine, TupleView, merged
 from farm.verdict.expectation import Quantity, expected_whole
-from farm.verdict.figures import Part, PerToken
+from farm.verdict.figures import CallCost, PerToken
 from farm.verdict.job_results import JobResults
-from farm.verdict.model_readings import stored_tuples
 from farm.verdict.verdict import Comparison, Unmeasured, Verdict
 
 # the parts of a training step that have an owner
@@ -250,8 +249,10 @@ def _line_of(subject: TupleView, count: int, item: Any, reading: Any) -> CostLin
         subject,
         count,
         origin="reused" if item.reused else "measured",
-        time_us=Figure(reading.time_us, reading.time_half_width_us),
-        energy_mj=figure_of(reading.energy_mj, reading.energy_half_width_mj),
+        cost=CallCost(
+            Figure(reading.time_us, reading.time_half_width_us),
+            figure_of(reading.energy_mj, reading.energy_half_width_mj),
+        ),
         reading_id=item.reading_id,
     )
 
@@ -347,7 +348,7 @@ def all_layers(
         lambda part: plain.get(part.subject.operator_id, part.subject.operator_id), results.parts
     )
     measured_parts = {**alike, **exact}
-    parts: list[Part] = []
+    parts: list[CostLine] = []
     for entry in needed:
         of_tuple = measured_parts.get(entry.operator_id, ())
         parts += _extrapolated(entry, of_tuple, results.roofline)
@@ -383,7 +384,9 @@ def _of_complete_model(
     return expected_whole(summed.total, quantity, gap)
 
 
-def _extrapolated(needed: NeededTuple, parts: Sequence[Part], roofline: Roofline) -> Iterator[Part]:
+def _extrapolated(
+    needed: NeededTuple, parts: Sequence[CostLine], roofline: Roofline
+) -> Iterator[CostLine]:
     """Yield parts of a tuple with the calls of the complete model, in the data classes of the
     measured layers.
     """
@@ -396,7 +399,7 @@ def _extrapolated(needed: NeededTuple, parts: Sequence[Part], roofline: Roofline
             bytes_moved=needed.bytes_moved,
             estimated_us=roofline.estimate_us(needed.flops, needed.bytes_moved),
         )
-        yield Part(subject, needed.all_calls)
+        yield CostLine(subject, needed.all_calls, "missing")
     ends = [0, *itertools.accumulate(part.count for part in parts)]
     upto = [needed.all_calls * end // (ends[-1] or 1) for end in ends]
     for part, begin, end in zip(parts, upto, upto[1:], strict=False):

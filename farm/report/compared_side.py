@@ -37,6 +37,7 @@ from farm.types.fields import names_of
 from farm.types.figure import Figure, figure_of, share_of
 from farm.types.protocol import Variant, software_values
 from farm.verdict.cost_line import CostLine, TupleView
+from farm.verdict.figures import CallCost
 from farm.verdict.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -111,10 +112,9 @@ def covered_share(lines: Sequence[CostLine], every: Sequence[CostLine]) -> float
     keys = {line.subject.key for line in lines}
     covered_us, every_us = [], []
     for line in every:
-        estimated_us = line.count * line.subject.estimated_us
-        every_us.append(estimated_us)
+        every_us.append(line.weight_us)
         if line.subject.key in keys:
-            covered_us.append(estimated_us)
+            covered_us.append(line.weight_us)
     return share_of(math.fsum(covered_us), math.fsum(every_us))
 
 
@@ -207,7 +207,7 @@ def measured_alone(session: Session, loaded: LoadedSide) -> LoadedSide:
         if reading is not None:
             time_us = Figure(reading.time_us, reading.time_half_width_us)
             energy_mj = figure_of(reading.energy_mj, reading.energy_half_width_mj)
-            line = replace(line, time_us=time_us, energy_mj=energy_mj)
+            line = replace(line, cost=CallCost(time_us, energy_mj))
         lines.append(line)
     return replace(loaded, lines=lines)
 
@@ -244,7 +244,7 @@ def _of_filters(
         subject = TupleView(
             row.subject_id, operator.short_name, operator.label, data[row.protocol_id]
         )
-        lines.append(CostLine(subject, 1, "measured", time, energy))
+        lines.append(CostLine(subject, 1, "measured", CallCost(time, energy)))
 
     cards = {row.card_id for row in (*rows, *wholes)} | {row.other_card_id for row in rows}
     side = Side(

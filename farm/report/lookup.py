@@ -23,6 +23,7 @@ from farm.types.format import ENERGY, TIME, quantity
 from farm.types.protocol import Variant
 from farm.types.reading import Trace
 from farm.verdict.cost_line import CostLine, TupleView
+from farm.verdict.figures import CallCost
 
 Sort = Literal["time", "energy", "power", "age"]
 
@@ -225,26 +226,9 @@ def _rows(session: Session, ids: list[str]) -> dict[str, LookupRow]:
     titles = _titles(stored)
     rows = {}
     for row in stored:
-        subject = TupleView(
-            operator_id=row["subject_id"],
-            short_name=row["short_name"] or "",
-            label=titles.get(row["subject_id"]) or row["label"] or row["subject_id"],
-            data=row["data_class"],
-            flops=row["flops"],
-            bytes_moved=row["bytes_moved"],
-        )
-        line = CostLine(
-            subject,
-            count=1,
-            origin="measured",
-            time_us=Figure(row["time_us"], row["time_half_width_us"]),
-            energy_mj=figure_of(row["energy_mj"], row["energy_half_width_mj"]),
-            flags=tuple(row["flags"] or ()),
-            reading_id=row["id"],
-            card_id=row["card_id"],
-        )
+        label = titles.get(row["subject_id"]) or row["label"] or row["subject_id"]
         rows[row["id"]] = LookupRow(
-            line=line,
+            line=_line(row, label),
             power_w=row["power_w"],
             card_model=row["card_model"],
             torch=row["torch"],
@@ -257,6 +241,30 @@ def _rows(session: Session, ids: list[str]) -> dict[str, LookupRow]:
             origin=row["origin"],
         )
     return rows
+
+
+def _line(row: Any, label: str) -> CostLine:
+    """The cost of one call of a stored reading's subject."""
+    subject = TupleView(
+        operator_id=row["subject_id"],
+        short_name=row["short_name"] or "",
+        label=label,
+        data=row["data_class"],
+        flops=row["flops"],
+        bytes_moved=row["bytes_moved"],
+    )
+    return CostLine(
+        subject,
+        count=1,
+        origin="measured",
+        cost=CallCost(
+            Figure(row["time_us"], row["time_half_width_us"]),
+            figure_of(row["energy_mj"], row["energy_half_width_mj"]),
+        ),
+        flags=tuple(row["flags"] or ()),
+        reading_id=row["id"],
+        card_id=row["card_id"],
+    )
 
 
 def _titles(rows: Iterable[Any]) -> dict[str, str]:

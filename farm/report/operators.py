@@ -14,6 +14,7 @@ from sqlmodel import Session, col, select
 from farm.errors import FarmError
 from farm.report.rates import Rates
 from farm.store import tables
+from farm.store.captures import known_tuples
 from farm.store.columns import OPERATOR
 from farm.store.database import by_key, fetch_values
 from farm.subjects.label import fused_names
@@ -23,7 +24,6 @@ from farm.types.protocol import Variant
 from farm.types.roofline import Roofline, roofline_of
 from farm.types.tuple import NeededTuple
 from farm.verdict.cost_line import CostLine
-from farm.verdict.model_readings import known_tuples
 
 if TYPE_CHECKING:
     from farm.training.extract import Extraction
@@ -220,11 +220,14 @@ def _rows(needed: Sequence[NeededTuple], peaks: Roofline) -> tuple[OperatorRow, 
 class KernelRow:
     """A generated kernel or a library call of a compiled model."""
 
-    line: CostLine
+    rates: Rates
     fused: tuple[str, ...]  # names of the aten operators that a generated kernel computes
     # paths of the modules that the kernel was fused from; * stands for several numbers
     modules: tuple[str, ...]
-    rates: Rates
+
+    @property
+    def line(self) -> CostLine:
+        return self.rates.line
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -284,13 +287,12 @@ def compiled_job(
         operator_id = line.subject.operator_id
         rows.append(
             KernelRow(
-                line,
+                Rates.of(line, total_us, peaks),
                 fused=tuple(fused_names(stored[operator_id].parameters.get("fused") or "")),
                 modules=patterns_of(paths[operator_id]),
-                rates=Rates.of(line, total_us, peaks),
             )
         )
-    rows.sort(key=lambda row: (-row.line.total_us, -row.line.count * row.line.subject.estimated_us))
+    rows.sort(key=lambda row: (-row.line.total_us, -row.line.weight_us))
     return CompiledJob(tuple(rows), capture.compiled.get("graph_breaks") or {}, peaks)
 
 

@@ -24,6 +24,7 @@ from farm.errors import NoSuchJob
 from farm.report.breakdowns import AllLayers, OwnerRow, PlacementRow, all_layers, owners, placements
 from farm.report.operators import CompiledJob, compiled_job
 from farm.store import item_state, tables
+from farm.store.captures import is_unlisted
 from farm.store.columns import ITEM, READING
 from farm.store.database import fetch, values
 from farm.store.tables import CLOSED, ItemRole, ItemState, JobState
@@ -34,6 +35,7 @@ from farm.types.figure import share_of, value_of
 from farm.types.protocol import Protocol
 from farm.types.reading import OtherCalls, Verification, inside_s
 from farm.types.request import OfJobKind, Request
+from farm.types.roofline import Roofline
 from farm.types.stored import plain
 from farm.verdict.aggregate import launch_gap_us, sums_of
 from farm.verdict.corrections import cost_in_model
@@ -194,6 +196,7 @@ class Report(OfJobKind):
     readings: ReadingCounts
     capture_origin: str  # predicted | observed | ""
     verification: Verification  # verification of the capture, without the values of single tuples
+    roofline: Roofline  # of the most frequent card; the JSON does not have it
     eagerly: tuple[EagerRow, ...] = ()  # operators that an eager pass calls more or less often
     origin: str = ""  # the farm from which the job was imported; "": this farm
     all_layers: AllLayers | None = None  # only if some layers of the model were measured
@@ -234,6 +237,7 @@ class Report(OfJobKind):
         data: dict[str, Any] = {"schema": SCHEMA}
         data |= {name: value for name, value in vars(self).items() if name not in optional}
         data |= {name: value for name, value in optional.items() if value}
+        del data["roofline"]
         data |= asdict(self.per_token)
         data["cards"] = [vars(card) for card in self.cards]
         data["types"] = [row.to_json() for row in self.types]
@@ -263,6 +267,7 @@ def build(session: Session, job_id: str) -> Report:
     sums = verdict.types or sums_of(tuples)
     capture = session.get(tables.Capture, results.capture_id) if results.capture_id else None
     origins = _origins(results)
+    software_ids = dict.fromkeys(software_id for _, software_id in origins)
 
     layers = rows_of_owners = None
     if variant and variant.layers and capture:
@@ -279,10 +284,9 @@ def build(session: Session, job_id: str) -> Report:
         ended_at_s=job.ended_at_s,
         request=job.request,
         protocol=protocol,
-        cards=_cards(results, origins.readings),
+        cards=_cards(results, origins),
         software=tuple(
-            row.model_dump()
-            for row in fetch(session, tables.SoftwareRow, origins.software_ids).values()
+            row.model_dump() for row in fetch(session, tables.SoftwareRow, software_ids).values()
         ),
         flops=sum(group.flops for group in sums.values()),
         bytes_moved=sum(group.bytes_moved for group in sums.values()),
@@ -291,9 +295,10 @@ def build(session: Session, job_id: str) -> Report:
         verdict=verdict,
         preliminary=preliminary,
         rounds=_rounds(results, verdicts),
-        readings=_counts(results, origins),
+        readings=_counts(results),
         capture_origin=tables.captured_as(capture.origin) if capture else "",
         verification=_without_single_tuples(verification),
+        roofline=results.roofline,
         eagerly=_eagerly(results),
         origin=_imported_from(session, job_id),
         all_layers=layers,
@@ -430,41 +435,34 @@ def _number_by(results: JobResults, key: Callable[[Any], Any]) -> Counter[Any]:
     return numbers
 
 
-@dataclass(frozen=True)
-class Origins:
-    """Where the readings of a job come from.
-
-    Attributes:
-        readings: card id -> number of readings.
-        totals_s, windows_s: the card time of each reading that was measured for this job, and the
-            part of it in warm-ups and windows.
-    """
-
-    readings: Counter[str]
-    software_ids: set[str]
-    totals_s: list[float]
-    windows_s: list[float]
-
-
-def _origins(results: JobResults) -> Origins:
-    session, origins = results.session, Origins(Counter(), set(), [], [])
+def _origins(results: JobResults) -> Counter[tuple[str, str]]:
+    """Return (card id, software id) -> number of readings of the job."""
     of_items = sqlalchemy.select(ITEM.reading_id).where(*results.of_items)
     keys = (READING.card_id, READING.software_id)
     columns = (*keys, sqlalchemy.func.count().label("readings"))
-    for group in values(session, columns, READING.id.in_(of_items), grouped_by=keys):
-        origins.readings[group.card_id] += group.readings
-        origins.software_ids.add(group.software_id)
+    groups = values(results.session, columns, READING.id.in_(of_items), grouped_by=keys)
+    return Counter({(group.card_id, group.software_id): group.readings for group in groups})
 
-    measured = of_items.where(ITEM.state == ItemState.DONE, ITEM.reused.is_(False))
+
+def _card_times(results: JobResults) -> tuple[list[float], list[float]]:
+    """Return the card time of each reading that was measured for this job, and the part of it in
+    warm-ups and windows. Unit: s.
+    """
+    measured = sqlalchemy.select(ITEM.reading_id).where(
+        *results.of_items, ITEM.state == ItemState.DONE, ITEM.reused.is_(False)
+    )
     costs = sqlalchemy.select(READING.cost_s).where(READING.id.in_(measured))
-    for cost_s in session.scalars(costs.execution_options(yield_per=5000)):
-        total_s = cost_s["total"] if "total" in cost_s else sum(cost_s.values())
-        origins.totals_s.append(total_s)
-        origins.windows_s.append(inside_s(cost_s))
-    return origins
+    totals_s, windows_s = [], []
+    for cost_s in results.session.scalars(costs.execution_options(yield_per=5000)):
+        totals_s.append(cost_s["total"] if "total" in cost_s else sum(cost_s.values()))
+        windows_s.append(inside_s(cost_s))
+    return totals_s, windows_s
 
 
-def _cards(results: JobResults, readings: Mapping[str, int]) -> tuple[ReportCard, ...]:
+def _cards(results: JobResults, origins: Mapping[tuple[str, str], int]) -> tuple[ReportCard, ...]:
+    readings = Counter[str]()
+    for (card_id, _), number in origins.items():
+        readings[card_id] += number
     of_items = _number_by(results, lambda tally: tally.card_id)
     cards = fetch(results.session, tables.CardRow, dict.fromkeys([*readings, *of_items]))
     views = []
@@ -477,7 +475,7 @@ def _cards(results: JobResults, readings: Mapping[str, int]) -> tuple[ReportCard
                 host=card.host,
                 memory_bytes=card.memory_bytes,
                 driver=card.driver,
-                readings=readings.get(card.id, 0),
+                readings=readings[card.id],
                 simulated=card.is_simulated,
             )
         )
@@ -506,14 +504,12 @@ def _rounds(
             )
         views.append(view)
 
-    if len(views) > 1 and rounds[0].capture_id:
-        first = results.session.get(tables.Capture, rounds[0].capture_id)
-        if first and first.card_model and first.compiled is None:
-            views[0] = replace(views[0], outcome="listed")
+    if len(views) > 1 and is_unlisted(results.session, rounds[0].capture_id):
+        views[0] = replace(views[0], outcome="listed")
     return tuple(views)
 
 
-def _counts(results: JobResults, origins: Origins) -> ReadingCounts:
+def _counts(results: JobResults) -> ReadingCounts:
     states = _number_by(results, lambda tally: tally.state)
     roles = _number_by(results, lambda tally: (tally.role, tally.state))
     listed = roles[ItemRole.COMPILE, ItemState.DONE]  # such an item has no reading
@@ -524,7 +520,7 @@ def _counts(results: JobResults, origins: Origins) -> ReadingCounts:
         if tally.state == ItemState.DONE and tally.reused:
             reused += tally.items
 
-    totals_s = origins.totals_s
+    totals_s, windows_s = _card_times(results)
     return ReadingCounts(
         items=states.total() - listed,
         measured=states[ItemState.DONE] - reused - listed,
@@ -535,7 +531,7 @@ def _counts(results: JobResults, origins: Origins) -> ReadingCounts:
         not_run=not_run,
         repeated=repeated,
         card_time_s=math.fsum(totals_s),
-        window_time_s=math.fsum(origins.windows_s),
+        window_time_s=math.fsum(windows_s),
         card_time_median_s=statistics.median(totals_s) if totals_s else None,
     )
 

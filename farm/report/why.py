@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -25,7 +25,6 @@ from farm.types.figure import share_of
 from farm.types.format import TIME, few, percent, plural, quantity
 from farm.types.request import Request
 from farm.types.roofline import Roofline
-from farm.verdict.cost_line import CostLine
 from farm.verdict.job_results import JobResults
 
 #: Operators that move or convert data and compute nothing.
@@ -38,24 +37,6 @@ COPIES = frozenset(
 )
 # A cause that saves less is not worth a sentence.
 _LEAST_SAVING = 0.01
-
-
-@dataclass(frozen=True)
-class RateRow:
-    """One tuple of the model with the rates of its calls."""
-
-    line: CostLine
-    rates: Rates
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "operator_id": self.line.subject.operator_id,
-            "label": self.line.subject.label,
-            "calls": self.line.count,
-            "time_us": self.line.total_us,
-            **self.rates.to_json(),
-            "bound": self.rates.bound,
-        }
 
 
 @dataclass(frozen=True)
@@ -89,10 +70,13 @@ class Why:
 
     job_id: str
     title: str
-    sum_us: float
-    rows: tuple[RateRow, ...]
+    rows: tuple[Rates, ...]
     causes: tuple[Cause, ...]
     peaks: Roofline
+
+    @property
+    def sum_us(self) -> float:
+        return _sum_us(self.rows)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -101,7 +85,7 @@ class Why:
             "sum_us": self.sum_us,
             "peaks": vars(self.peaks),
             "causes": [cause.to_json() for cause in self.causes],
-            "rows": [row.to_json() for row in self.rows],
+            "rows": [_row_json(row) for row in self.rows],
         }
 
 
@@ -122,42 +106,47 @@ def why(session: Session, job_id: str) -> Why:
         )
     rows = []
     for line in report.tuples:
-        rows.append(RateRow(line, Rates.of(line, total_us, results.roofline)))
+        rows.append(Rates.of(line, total_us, results.roofline))
     rows.sort(key=lambda row: -row.line.total_us)
 
-    part = _Part(report, results, tuple(rows), total_us)
     calls = _calls_in_order(session, results, report)
     candidates = [
-        *_fusion(part, calls),
-        *_copies(part),
-        *_launch_gap(part),
-        *_small_calls(part),
-        *_dtype(part),
-        *_slow_operators(part),
+        *([] if report.compiled else _fusion(rows, calls)),
+        *_copies(rows),
+        *_launch_gap(report, total_us),
+        *_small_calls(rows),
+        *_dtype(rows, report, results),
+        *_slow_operators(rows),
     ]
     large = [cause for cause in candidates if cause.saves_us >= _LEAST_SAVING * total_us]
     large.sort(key=lambda cause: -cause.saves_us)
     return Why(
         job_id=report.job_id,
         title=report.title,
-        sum_us=total_us,
         rows=tuple(rows),
         causes=tuple(large),
         peaks=results.roofline,
     )
 
 
-@dataclass(frozen=True)
-class _Part:
-    """What the causes are found in: a job's report and results, and the rates of its tuples."""
+def _sum_us(rows: Iterable[Rates]) -> float:
+    return math.fsum(row.line.total_us for row in rows)
 
-    report: Report
-    results: JobResults
-    rows: Sequence[RateRow]
-    sum_us: float
 
-    def cause(self, topic: str, saves_us: float, text: str) -> Cause:
-        return Cause(topic, saves_us, self.sum_us, text)
+def _row_json(row: Rates) -> dict[str, Any]:
+    return {
+        "operator_id": row.line.subject.operator_id,
+        "label": row.line.subject.label,
+        "calls": row.line.count,
+        "time_us": row.line.total_us,
+        **row.to_json(),
+        "bound": row.bound,
+    }
+
+
+def _cause(rows: Iterable[Rates], topic: str, saves_us: float, text: str) -> Cause:
+    """Return a cause that would save a part of the sum."""
+    return Cause(topic, saves_us, _sum_us(rows), text)
 
 
 def _calls_in_order(session: Session, results: JobResults, report: Report) -> Sequence[PlacedCall]:
@@ -166,14 +155,12 @@ def _calls_in_order(session: Session, results: JobResults, report: Report) -> Se
     return placed_calls(session, results.capture_id, report.protocol.data)
 
 
-def _fusion(part: _Part, calls: Sequence[PlacedCall]) -> Iterator[Cause]:
+def _fusion(rows: Sequence[Rates], calls: Sequence[PlacedCall]) -> Iterator[Cause]:
     """Calls without matrix products that follow each other. A compiler makes one kernel of them.
 
     Such a kernel takes at least as long as the longest of its calls: it reads and writes at least
     that call's data. The rest of each run is the saving."""
-    if part.report.compiled is not None:
-        return
-    row_of: Mapping[tuple[str, str], RateRow] = {row.line.subject.key: row for row in part.rows}
+    row_of: Mapping[tuple[str, str], Rates] = {row.line.subject.key: row for row in rows}
     saves_us, fused, names = 0.0, 0, Counter[str]()
     placed = [row_of.get((call.operator_id, call.data)) for call in calls]
     for without_products, run in groupby(placed, _is_without_products):
@@ -181,7 +168,7 @@ def _fusion(part: _Part, calls: Sequence[PlacedCall]) -> Iterator[Cause]:
         run_names = []
         for row in run:
             if row is not None:
-                times_us.append(row.rates.time_us)
+                times_us.append(row.time_us)
                 run_names.append(row.line.subject.short_name)
         if not without_products or len(times_us) < 2:
             continue
@@ -189,7 +176,8 @@ def _fusion(part: _Part, calls: Sequence[PlacedCall]) -> Iterator[Cause]:
         fused += len(times_us)
         names.update(run_names)
     common = few([name for name, _ in names.most_common()], 4)
-    yield part.cause(
+    yield _cause(
+        rows,
         "fusion",
         saves_us,
         f"{fused} calls without matrix products follow each other ({common}). `--compile` makes "
@@ -197,16 +185,17 @@ def _fusion(part: _Part, calls: Sequence[PlacedCall]) -> Iterator[Cause]:
     )
 
 
-def _is_without_products(row: RateRow | None) -> bool:
+def _is_without_products(row: Rates | None) -> bool:
     return row is not None and not row.line.subject.flops
 
 
-def _copies(part: _Part) -> Iterator[Cause]:
+def _copies(rows: Sequence[Rates]) -> Iterator[Cause]:
     """Calls that only copy or convert data: all of their time."""
-    copies = [row for row in part.rows if row.line.subject.short_name in COPIES]
+    copies = [row for row in rows if row.line.subject.short_name in COPIES]
     number = sum(row.line.count for row in copies)
     names = few(list(dict.fromkeys(row.line.subject.short_name for row in copies)), 4)
-    yield part.cause(
+    yield _cause(
+        rows,
         "copies",
         math.fsum(row.line.total_us for row in copies),
         f"{number} {plural('call', number)} only copy or convert data ({names}). Another layout, "
@@ -214,31 +203,32 @@ def _copies(part: _Part) -> Iterator[Cause]:
     )
 
 
-def _launch_gap(part: _Part) -> Iterator[Cause]:
+def _launch_gap(report: Report, sum_us: float) -> Iterator[Cause]:
     """The time that an eager pass takes longer than a CUDA graph of the same work."""
-    gap_us = part.report.verdict.launch_gap_us
+    gap_us = report.verdict.launch_gap_us
     if gap_us is None or gap_us <= 0:
         return
     remedies = "A CUDA graph or a larger batch avoids that."
-    if part.report.compiled is None:
+    if report.compiled is None:
         remedies = "A CUDA graph, `--compile` or a larger batch avoids that."
     yield Cause(
         "launch",
         gap_us,
-        part.sum_us + gap_us,
+        sum_us + gap_us,
         "Without a CUDA graph, a pass waits for the host, which launches one kernel after the "
         f"other. {remedies}",
     )
 
 
-def _small_calls(part: _Part) -> Iterator[Cause]:
+def _small_calls(rows: Sequence[Rates]) -> Iterator[Cause]:
     """Calls whose data and arithmetic need less than the least time of a kernel: the time above
     that of their data and arithmetic at the card's peak rates."""
-    small = [row for row in part.rows if row.rates.bound == "launch" and row.rates.time_us]
+    small = [row for row in rows if row.bound == "launch" and row.time_us]
     number = sum(row.line.count for row in small)
-    total = sum(row.line.count for row in part.rows)
-    saved_us = [row.line.count * max(row.rates.time_us - row.rates.ideal_us, 0.0) for row in small]
-    yield part.cause(
+    total = sum(row.line.count for row in rows)
+    saved_us = [row.line.count * max(row.time_us - row.ideal_us, 0.0) for row in small]
+    yield _cause(
+        rows,
         "small calls",
         math.fsum(saved_us),
         f"{number} of {total} calls are too small for the card: the least time of a kernel is "
@@ -247,24 +237,25 @@ def _small_calls(part: _Part) -> Iterator[Cause]:
     )
 
 
-def _dtype(part: _Part) -> Iterator[Cause]:
+def _dtype(rows: Sequence[Rates], report: Report, results: JobResults) -> Iterator[Cause]:
     """Matrix products in float32 that arithmetic limits: their time above the same products at the
     card's ratio of the rates of bfloat16 and float32, or above half of their data's time."""
-    variant = Request.from_json(part.report.request).variant
-    if variant is None or variant.computes_in != "float32" or part.report.protocol.tf32:
+    variant = Request.from_json(report.request).variant
+    if variant is None or variant.computes_in != "float32" or report.protocol.tf32:
         return
-    peaks = part.results.roofline
-    ratio = peaks.flops_per_s / part.results.roofline_for("bfloat16").flops_per_s
-    products = [row for row in part.rows if row.rates.bound == "compute"]
+    peaks = results.roofline
+    ratio = peaks.flops_per_s / results.roofline_for("bfloat16").flops_per_s
+    products = [row for row in rows if row.bound == "compute"]
     if ratio >= 1 or not products:
         return
     saved_us, total_us = 0.0, 0.0
     for row in products:
         memory_us = row.line.subject.bytes_moved / 2 / peaks.bytes_per_s * 1e6
-        least_us = max(row.rates.time_us * ratio, memory_us)
-        saved_us += row.line.count * max(row.rates.time_us - least_us, 0.0)
+        least_us = max(row.time_us * ratio, memory_us)
+        saved_us += row.line.count * max(row.time_us - least_us, 0.0)
         total_us += row.line.total_us
-    yield part.cause(
+    yield _cause(
+        rows,
         "dtype",
         saved_us,
         f"Matrix products in float32 take {quantity(total_us, TIME)}. The card's rate for bfloat16 "
@@ -272,22 +263,23 @@ def _dtype(part: _Part) -> Iterator[Cause]:
     )
 
 
-def _slow_operators(part: _Part) -> Iterator[Cause]:
+def _slow_operators(rows: Sequence[Rates]) -> Iterator[Cause]:
     """The tuples of each operator with room for improvement: their time above that at the card's
     peak rates."""
-    slow: dict[str, list[RateRow]] = defaultdict(list)
-    for row in part.rows:
-        if row.rates.improvable and row.rates.bound != "launch":
+    slow: dict[str, list[Rates]] = defaultdict(list)
+    for row in rows:
+        if row.improvable and row.bound != "launch":
             slow[row.line.subject.short_name].append(row)
-    for name, rows in slow.items():
-        number = sum(row.line.count for row in rows)
-        worst = max(rows, key=lambda row: row.rates.excess_us)
-        limit = "arithmetic" if worst.rates.bound == "compute" else "bandwidth"
-        yield part.cause(
+    for name, of_name in slow.items():
+        number = sum(row.line.count for row in of_name)
+        worst = max(of_name, key=lambda row: row.excess_us)
+        limit = "arithmetic" if worst.bound == "compute" else "bandwidth"
+        yield _cause(
+            rows,
             "rate",
-            math.fsum(row.rates.excess_us for row in rows),
+            math.fsum(row.excess_us for row in of_name),
             f"{name} reaches less than {percent(MOST_OF_ROOFLINE, 0)} of the roofline in {number} "
             f"{plural('call', number)}. The largest part is "
-            f"{worst.line.subject.label}: {percent(worst.rates.roofline_share)}, where {limit} is "
+            f"{worst.line.subject.label}: {percent(worst.roofline_share)}, where {limit} is "
             "the limit. Other sizes, another layout or another kernel may come closer.",
         )

@@ -90,6 +90,8 @@ class Settings(BaseSettings):
     losses: dict[str, str] = Field(
         default_factory=dict
     )  # name of a model of the user -> 'module:function'
+    # library with operators of its own -> the file of their list; "": a list of the farm
+    libraries: dict[str, str] = Field(default_factory=dict)
     addons: str = ""  # distributions whose add-ons this host also loads, separated by commas
     lease_s: float = Field(60.0, gt=0)  # a claim on an item holds so long without renewal
     item_timeout_s: float = Field(

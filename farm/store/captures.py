@@ -15,18 +15,19 @@ import sqlalchemy
 from sqlalchemy import insert, update
 from sqlmodel import Session, col, func, select
 
-from farm.errors import TupleRejected
+from farm.errors import NoReadings, TupleRejected
 from farm.operators.captured import CapturedCall
 from farm.store import tables
-from farm.store.columns import CAPTURE
+from farm.store.columns import CAPTURE, OPERATOR
 from farm.store.content import store_operators, store_variant
-from farm.store.database import Database, database_now, fetch, read_clock_s
+from farm.store.database import Database, database_now, fetch, fetch_values, read_clock_s
 from farm.store.tables import CardRow, Job
 from farm.subjects.parsing import parse
 from farm.types.deciding import declared_operators, lacks_values
-from farm.types.protocol import Variant
+from farm.types.protocol import Protocol, Variant
 from farm.types.reading import Verification
-from farm.types.tuple import Cost, OperatorTuple
+from farm.types.request import Request
+from farm.types.tuple import Cost, NeededTuple, OperatorTuple
 from farm.types.value_profiles import class_of
 
 if TYPE_CHECKING:
@@ -116,6 +117,32 @@ def store_extraction(
     if captured.mismatches:
         capture.verification = Verification(mismatches=captured.mismatches).to_json()
     return store_capture(session, captured.calls, capture)
+
+
+def is_unlisted(session: Session, capture_id: int | None) -> bool:
+    """True if a capture is of a compiled model whose kernels no card has listed."""
+    capture, variant = tables.Capture, tables.ModelVariant
+    unlisted = (
+        select(capture.id)
+        .join(variant, col(variant.id) == col(capture.variant_id))
+        .where(capture.id == capture_id, variant.compile != "", col(capture.compiled).is_(None))
+    )
+    return session.exec(unlisted).first() is not None
+
+
+def compiled_source(
+    session: Session, variant: Variant, job_id: str, round_number: int
+) -> dict[str, Any]:
+    """`Subject.compiled` for the items of a round: the compiled variant, and the compiler's choices
+    if a card has listed its kernels."""
+    capture, numbered = tables.Capture, tables.Round
+    query = (
+        select(capture.compiled)
+        .join(numbered, col(numbered.capture_id) == col(capture.id))
+        .where(numbered.job_id == job_id, numbered.number == round_number)
+    )
+    stored = session.exec(query).first() or {}
+    return {"variant": variant.to_json(), "choices": stored.get("choices")}
 
 
 def mismatches(session: Session, capture_id: int) -> Mapping[str, str]:
@@ -359,3 +386,67 @@ def _labelled(session: Session, found: Verification) -> Verification:
         return f"{words} {labels[last]}" if last in labels else difference
 
     return dataclasses.replace(found, differences=tuple(map(named, found.differences or ())))
+
+
+def known_tuples(
+    session: Session, variant: Variant, device_type: str, launch: str, card_model: str = ""
+) -> list[NeededTuple]:
+    """As `stored_tuples`; only a card can list the kernels of a compiled model, so `NoReadings` is
+    raised if no card of this model has compiled it."""
+    stored = stored_tuples(session, variant, device_type, launch, card_model)
+    if stored or not variant.compile:
+        return stored
+    request = Request(variant=variant, protocol=Protocol(data=variant.data_of_calls))
+    command = request.command().partition(" --launch")[0]
+    raise NoReadings(
+        f"The kernels of {variant} are unknown: no {card_model or 'card'} has compiled it.",
+        f"Compile and measure it on such a card: {command}",
+    )
+
+
+def stored_tuples(
+    session: Session, variant: Variant, device_type: str, launch: str, card_model: str = ""
+) -> list[NeededTuple]:
+    """Return the tuples of a stored capture of a model, preferably with the same launch; [] if
+    there is none.
+    """
+    imported = CAPTURE.origin.like(tables.IMPORTED + "%")
+    kernels = (
+        [CAPTURE.card_model == card_model, CAPTURE.origin.like("%observed%")]
+        if variant.compile
+        else []
+    )
+    stored = session.scalars(
+        sqlalchemy.select(CAPTURE.id)
+        .where(
+            CAPTURE.variant_id == variant.id,
+            CAPTURE.device_type == device_type,
+            CAPTURE.grad.is_(False),
+        )
+        .where(*kernels)
+        .order_by(CAPTURE.launch != launch, imported, CAPTURE.origin, CAPTURE.id.desc())
+    ).first()
+    if stored is None:
+        return []
+    calls: dict[str, dict[str, int]] = defaultdict(dict)
+    for (operator_id, data), number in classes(session, stored, variant.data_of_calls).items():
+        calls[operator_id][data] = number
+    columns = ["id", "short_name", "label", "flops", "bytes_moved", "spec", "output_shapes"]
+    rows, unlike = (
+        fetch_values(session, [OPERATOR[name] for name in columns], calls),
+        mismatches(session, stored),
+    )
+    needed = []
+    for id_, of_data in calls.items():
+        row, mismatch = rows[id_], unlike.get(id_, "")
+        description = (
+            row.short_name,
+            row.label,
+            row.flops,
+            row.bytes_moved,
+            of_data,
+            row.spec,
+            row.output_shapes,
+        )
+        needed.append(NeededTuple(id_, *description, mismatch=mismatch))
+    return needed

@@ -397,9 +397,14 @@ def _migration_settings(connection: Connection) -> Any:
     return config
 
 
+def database_url() -> str:
+    """The URL of the database of the settings."""
+    return settings().database
+
+
 def open_database() -> Database:
     """Open the database of the settings. Raises the errors of `Database.check_schema`."""
-    database = Database(settings().database)
+    database = Database(database_url())
     database.check_schema()
     return database
 

@@ -199,8 +199,6 @@ END_LEASE = Transition("end lease", IN_WORK, None, _LEASE_ENDED)
 REMOVE_CLAIM_KEY = Transition("remove claim key", IN_WORK, None, {"claim_key": None})
 REPEAT = Transition("repeat", tuple(ItemState), None, {"repeated": col(Item.repeated) + 1})
 
-TABLE = tuple(value for value in list(globals().values()) if isinstance(value, Transition))
-
 
 def has_listed(item: Any = Item) -> ColumnElement[bool]:
     """SQL condition: the item has compiled its model, and the kernels are stored. A worker of an

@@ -53,12 +53,14 @@ def prune(database: Database, older_than_s: float) -> Prunable:
     for job_id in unused.jobs:
         still = select(Job.id).where(Job.id == job_id, *_without_reading(older_than_s))
         with database.write() as session:
+            if locked(session, Job, job_id) is None:
+                continue
             # A retry may have opened the job again meanwhile.
-            if locked(session, Job, job_id) is not None and session.exec(still).first() is not None:
-                session.execute(
-                    delete(Job).where(col(Job.id) == job_id)
-                )  # rounds, items, verdicts with it
-                gone.append(job_id)
+            if session.exec(still).first() is None:
+                continue
+            # The database deletes its rounds, items and verdicts, too.
+            session.execute(delete(Job).where(col(Job.id) == job_id))
+            gone.append(job_id)
     return Prunable(len(ids), unused.traces_bytes, tuple(gone))
 
 

@@ -488,7 +488,7 @@ OPERATOR_ROW = tuple(
 
 def operator_values(row: Any) -> dict[str, Any]:
     """Column -> value, from a row of the table of operators, without `operator_spec`."""
-    from farm.operators.matrix_products import matrix_product  # late: it loads numpy
+    from farm.types.matrix_products import matrix_product  # late: it loads numpy
 
     spec: Mapping[str, Any] = row.spec or {}
     parameters: Mapping[str, Any] = row.parameters or {}

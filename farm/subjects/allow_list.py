@@ -20,6 +20,7 @@ from torch import nn
 from torch.overrides import get_overridable_functions, resolve_name
 
 from farm.errors import TupleRejected
+from farm.subjects.libraries import library_overload
 from farm.subjects.overloads import (
     BY_ELEMENT,
     GENERATED,
@@ -134,7 +135,8 @@ ALLOWED_OPERATORS: dict[str, Any] = {
 } | {f"torch.nn.{leaf.__name__}": leaf for leaf in LEAF_CLASSES}
 # As models call them: `farm.benchmark.host_steps` replaces the methods.
 ALLOWED_OPERATORS |= {
-    f"torch.Tensor.__{name}__": getattr(operator, name) for name in ("getitem", "setitem")
+    "torch.Tensor.__getitem__": operator.getitem,
+    "torch.Tensor.__setitem__": operator.setitem,
 }
 
 #: Operators that return a value to the host. On meta there is none; only the bytes that they read
@@ -157,10 +159,14 @@ def computes_by_element(name: str) -> bool:
     return name in _BY_ELEMENT
 
 
-@functools.cache
 def overload_of(name: str) -> Any:
-    """The aten overload with a name such as ``aten.mul.Tensor``. Raises `TupleRejected` if the list
-    denies it or does not name it, or this torch has no such operator."""
+    """The overload with a name such as ``aten.mul.Tensor``, also of a library. Raises
+    `TupleRejected` if a list denies it or none names it, or this host has no such operator."""
+    return _aten_overload(name) if name.startswith("aten.") else library_overload(name)
+
+
+@functools.cache
+def _aten_overload(name: str) -> Any:
     reason = _ATEN.get(name)
     if reason != "":
         why = f": it {reason}" if reason else ""
@@ -175,8 +181,8 @@ def overload_of(name: str) -> Any:
 
 def registered(name: str) -> Any:
     """The overload of aten with a name of the lists: ``mul.Tensor``, ``relu`` for ``default``."""
-    packet, _, overload = name.partition(".")
-    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+    path = name if "." in name else f"{name}.default"
+    return operator.attrgetter(path)(torch.ops.aten)
 
 
 @functools.lru_cache(maxsize=8192)

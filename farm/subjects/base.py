@@ -44,6 +44,8 @@ class Kind:
     standalone: ClassVar = True
     #: Its time depends on its parameters and sizes only, so predictors learn from its readings.
     is_predictable: ClassVar = True
+    #: A call of which a run on meta does not show the memory that it needs is refused.
+    must_run_on_meta: ClassVar = False
     #: Several cards of one host may run a call together: see `cards` and `bus_bytes`.
     on_several_cards: ClassVar = False
 
@@ -129,6 +131,11 @@ class Kind:
     def run_on_meta(self, spec: OperatorTuple, built: Any) -> Any:
         """Run the `Rebuilt` operator to count its cost; return what it returns."""
         return built.run()
+
+    def largest_outputs(self, spec: OperatorTuple) -> int | None:
+        """The most bytes that the outputs of a call can take whose sizes depend on values; None if
+        its shapes decide that, or `farm.operators.value_sizes` has a rule."""
+        return None
 
     def unread_storages(self, spec: OperatorTuple) -> frozenset[int]:
         """Numbers of the storages whose content a call does not read."""

@@ -62,7 +62,10 @@ class Kernel(Kind):
         count = len(spec.tensors)
         for name in ("writes", "outputs"):
             numbers = parameters[name]
-            if type(numbers) is not list or not all(_is_index(number, count) for number in numbers):
+            are_indices = type(numbers) is list and all(
+                _is_index(entry, count) for entry in numbers
+            )
+            if not are_indices:
                 raise reject(f"parameters.{name}", f"refers to none of the {count} tensors")
 
     def call_words(self, spec: OperatorTuple) -> list[str]:
@@ -82,9 +85,9 @@ class Kernel(Kind):
         """Integers are zero, which is a valid index: a measurement uses the values of the running
         model.
         """
-        return (
-            NOTHING if are_integers(spec.tensors[index]) else super().values(spec, index, written)
-        )
+        if are_integers(spec.tensors[index]):
+            return NOTHING
+        return super().values(spec, index, written)
 
     def written(self, spec: OperatorTuple) -> frozenset[int]:
         return frozenset(spec.parameters["writes"])
@@ -98,15 +101,20 @@ class Kernel(Kind):
         A kernel with integer inputs may read only some rows of a table: an input counts at most as
         many bytes as the outputs have, if the kernel gathers (``embedding``, ``index``)."""
         written, outputs = self.written(spec), self.outputs(spec)
-        sizes: dict[int, int] = {}
-        for tensor in spec.tensors:
+        sizes: dict[int, int] = {}  # storage -> bytes
+        read_storages, written_storages = set(), set()
+        for index, tensor in enumerate(spec.tensors):
             sizes[tensor.storage] = max(sizes.get(tensor.storage, 0), tensor.distinct_bytes)
-        storages = [tensor.storage for tensor in spec.tensors]
-        written_bytes = sum(sizes[storage] for storage in {storages[index] for index in written})
-        gathers = any(word in spec.parameters["fused"] for word in ("embedding", "index", "gather"))
+            if index in written:
+                written_storages.add(tensor.storage)
+            if index not in outputs:
+                read_storages.add(tensor.storage)
+
+        written_bytes = sum(sizes[storage] for storage in written_storages)
+        fused = spec.parameters["fused"]
+        gathers = any(word in fused for word in ("embedding", "index", "gather"))
         most = written_bytes if gathers else math.inf
-        read = {storages[index] for index in range(len(storages)) if index not in outputs}
-        read_bytes = int(sum(min(sizes[storage], most) for storage in read))
+        read_bytes = int(sum(min(sizes[storage], most) for storage in read_storages))
         shapes = tuple(spec.tensors[index].shape for index in sorted(outputs))
         return Cost(_template_flops(spec, written), read_bytes + written_bytes, shapes)
 

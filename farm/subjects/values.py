@@ -48,6 +48,8 @@ class Fill:
         index       integers from ``shift`` to below ``shift + bound``
         starts      ascending integers from 0 to below ``bound``, evenly spaced
         boolean     random, half of them True
+        boxes       corners of boxes in an image with sides of ``scale``
+        regions     a number below ``bound`` and such a box in each row
     """
 
     form: str = "normal"

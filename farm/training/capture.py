@@ -30,7 +30,6 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
 )
 from torch.autograd.function import _SingleLevelFunction
-from torch.overrides import wrap_torch_function
 
 from farm.errors import CaptureError, FarmError, error_text, told
 from farm.models.user_modules import seeded
@@ -104,16 +103,7 @@ def capture_step(
             recorder.unseen = unseen
             with drawn(), recorder.watching_step():
                 step.run(recorder.stage)
-        after = _structure(step.model)
-        added = [name for name in after if after[name] != before.get(name)]
-        added += [name for name, _ in step.model.named_parameters() if name not in parameters]
-        if changed := added or [name for name in (*before, *parameters) if name not in after]:
-            raise CaptureError(
-                "The model changes its structure during the training step: "
-                f"'{changed[0]}' was {'added' if added else 'removed'}.",
-                "Create all modules before the first step, because the farm repeats one step many "
-                "times.",
-            )
+        _check_structure(step.model, before, parameters)
     except FarmError:
         raise
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -137,6 +127,22 @@ def capture_step(
             "captured.",
         ) from error
     return dataclasses.replace(recorder.result(flops), with_values=with_values)
+
+
+def _check_structure(model: nn.Module, before: dict[str, int], parameters: set[str]) -> None:
+    """Raise `CaptureError` if the model has other modules or parameters than before a step.
+    ``before``: its structure; ``parameters``: the names of its parameters before the first step."""
+    after = _structure(model)
+    added = [name for name in after if after[name] != before.get(name)]
+    added += [name for name, _ in model.named_parameters() if name not in parameters]
+    removed = [name for name in (*before, *parameters) if name not in after]
+    if added or removed:
+        changed = f"'{added[0]}' was added" if added else f"'{removed[0]}' was removed"
+        raise CaptureError(
+            f"The model changes its structure during the training step: {changed}.",
+            "Create all modules before the first step, because the farm repeats one step many "
+            "times.",
+        )
 
 
 def _structure(model: nn.Module) -> dict[str, int]:
@@ -469,57 +475,6 @@ class StepRecorder(Recorder):
             loss=self.step.loss.name if self.step.loss else "",
             flops=flops,
         )
-
-
-def dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    return (
-        torch.native_dropout(x, p, True)[0] if train and 0 < p < 1 else torch.dropout(x, p, train)
-    )
-
-
-@wrap_torch_function(lambda query, *args, **kwargs: (query,))  # so that a recorder sees the call
-def scaled_dot_product_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    dropout_p: float = 0,
-    is_causal: bool = False,
-    **more: Any,
-) -> torch.Tensor:
-    """Attention by the operator that PyTorch chooses on a card with compute capability 9.0 and
-    cuDNN 9.15, such as an H100 or H200; `dropout` is the same on all cards."""
-    if torch.is_autocast_enabled("cpu"):
-        dtype = torch.get_autocast_dtype("cpu")
-        query, key, value = (one.to(dtype) for one in (query, key, value))
-        attn_mask = (
-            attn_mask.to(dtype)
-            if attn_mask is not None and attn_mask.is_floating_point()
-            else attn_mask
-        )
-    learned = attn_mask is not None and attn_mask.requires_grad  # cuDNN has no gradient of a mask
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        attn_mask = torch.where(
-            attn_mask, 0.0, torch.scalar_tensor(-torch.inf, dtype=query.dtype, device=query.device)
-        )
-    half, widths = (
-        query.dtype in (torch.bfloat16, torch.float16),
-        (query.shape[-1], value.shape[-1]),
-    )
-    fits = query.dim() == 4 and not any(width % (8 if half else 4) for width in widths)
-    if fits and half and max(widths) <= 256 and key.shape[2] > 1 and not learned:
-        fused: Any = torch._scaled_dot_product_cudnn_attention
-    elif fits and query.dtype != torch.double and query.shape[1] == key.shape[1]:
-        fused = torch._scaled_dot_product_efficient_attention
-        attn_mask = None if attn_mask is None else attn_mask.expand(*query.shape[:3], key.shape[2])
-    else:
-        return torch._scaled_dot_product_attention_math(
-            query, key, value, attn_mask, dropout_p, is_causal, **more
-        )[0]
-    trained = torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value))
-    return fused(
-        query, key, value, attn_mask, trained, dropout_p, is_causal, scale=more.get("scale")
-    )[0]
 
 
 class _StepStorages(Storages):

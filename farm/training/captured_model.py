@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from farm.errors import CaptureError, UnseenOperators, UnsupportedTensor, UsageError, refused, told
@@ -54,7 +54,8 @@ class CapturedModel:
     @property
     def tuples(self) -> tuple[OperatorTuple, ...]:
         """The distinct operator tuples, in the order of their first call."""
-        return tuple(self.extraction.capture.tuples.values())
+        costs, specs = self.extraction.costs, self.extraction.capture.tuples
+        return tuple(replace(spec, observed_cost=costs[id]) for id, spec in specs.items())
 
     @property
     def counts(self) -> Mapping[str, int]:

@@ -29,12 +29,12 @@ from farm.operators.fake_pass import STANDS_FOR_A_CARD, fake_pass
 from farm.operators.value_sizes import sizes_in_words
 from farm.subjects.encoding import tensors_in
 from farm.subjects.needed import needed_tuple
-from farm.training.capture import capture_step, dropout, scaled_dot_product_attention
+from farm.training.capture import capture_step
+from farm.training.card_functions import as_on_card, normalized_as_on_card
 from farm.training.split import build, completed_works, fake_group, split
 from farm.training.step import ForwardPass, Loss, TrainingStep, checkpoint_modules, loss_of
 from farm.training.tensor_lifetime import least_peak_bytes
 from farm.types.protocol import Variant
-from farm.types.replacement import replaced
 from farm.types.tensor_kinds import bytes_of, is_plain
 from farm.types.tuple import NeededTuple
 
@@ -264,7 +264,8 @@ def _extract_split(
     forward pass.
     """
     device = "cpu" if device_type == "cpu" else STANDS_FOR_A_CARD
-    with captured_code(), fake_group(variant.cards):
+    on_card = contextlib.nullcontext() if device_type == "cpu" else normalized_as_on_card()
+    with captured_code(), fake_group(variant.cards), on_card:
         model, inputs = resolved.build(variant, device="meta"), resolved.meta_inputs(variant)
         with fake_pass(model, inputs, None, device) as (fakes, fake_inputs, _):
             split(model, variant, "cpu", resolved)
@@ -290,9 +291,9 @@ def extract_step(
     """Captures one training step of a variant as a kind of device would run it, in train mode;
     nothing is computed. ``model``: the variant's model, if the caller has found it.
 
-    Without a CUDA context it records the operators of the CPU, but the attention, dropout and
-    optimizer of a GPU. A step that depends on values runs for real on the CPU. Raises
-    `CaptureError` if the step does not run, and as `farm.models.catalog` and
+    Without a CUDA context it records the operators of the CPU, but the optimizer of a GPU and the
+    functions of `farm.training.card_functions`. A step that depends on values runs for real on the
+    CPU. Raises `CaptureError` if the step does not run, and as `farm.models.catalog` and
     `farm.training.step`."""
     if variant.phase == "decode":
         text = "A training step cannot use the phase decode (one token with a cache)."
@@ -349,9 +350,7 @@ def _extract_step_for(variant: Variant, resolved: ResolvedModel, device_type: st
     on = device_type if torch.cuda.is_initialized() else "cpu"
     if on == device_type:
         return _extract_step(variant, resolved, device_type, on, on)
-    functions = torch.nn.functional
-    attention = replaced(functions, "scaled_dot_product_attention", scaled_dot_product_attention)
-    with attention, replaced(torch._VF, "dropout", dropout):
+    with as_on_card():
         # some models mix tensors of two devices, which a card allows
         with contextlib.suppress(Exception):
             return _extract_step(variant, resolved, device_type, on, STANDS_FOR_A_CARD)

@@ -11,9 +11,9 @@ import dataclasses
 from farm.errors import FarmError, Unmeasurable, UsageError
 from farm.models import catalog, own
 from farm.models.resolved import ResolvedModel
-from farm.models.revision import revision_of
 from farm.types.fields import content_id
 from farm.types.protocol import Variant
+from farm.types.revision import revision_of
 
 
 def versioned(variant: Variant, model: ResolvedModel | None = None) -> Variant:
@@ -63,6 +63,6 @@ def check_version(variant: Variant) -> None:
 
 def model_revision(variant: Variant) -> str | None:
     """The git revision of the source of a user's model that this process has loaded; see
-    `farm.models.revision`. None for all other models."""
+    `farm.types.revision`. None for all other models."""
     source = own.source_of(variant.model) if variant.version else None
     return revision_of(source) if source else None

@@ -9,6 +9,9 @@ from farm.types.protocol import Launch
 CardKind = Literal["cuda", "cpu", "simulated"]
 DeviceType = Literal["cuda", "cpu"]
 
+#: Beginning of a card's id -> its kind. All other ids are those of GPUs.
+_KIND_BY_PREFIX: dict[str, CardKind] = {"SIM-": "simulated", "CPU-": "cpu"}
+
 
 class OfCardKind:
     """What a record with the column or field ``kind`` of a card says about it."""
@@ -35,6 +38,22 @@ class OfCardKind:
     @property
     def usual_launch(self) -> Launch:
         return usual_launch(self.kind)
+
+
+def card_kind_of(card_id: str) -> CardKind:
+    """The kind of the card with an id: "cpu" for "CPU-2f5e...", "cuda" for "GPU-11f9..."."""
+    for prefix, kind in _KIND_BY_PREFIX.items():
+        if card_id.startswith(prefix):
+            return kind
+    return "cuda"
+
+
+def is_gpu_id(card_id: str) -> bool:
+    return card_kind_of(card_id) == "cuda"
+
+
+def is_cpu_id(card_id: str) -> bool:
+    return card_kind_of(card_id) == "cpu"
 
 
 def device_type_of(kind: str) -> DeviceType:

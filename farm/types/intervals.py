@@ -29,7 +29,10 @@ _T_95 |= {12: 2.179, 15: 2.131, 20: 2.086, 25: 2.060, 30: 2.042, 40: 2.021, 60: 
 
 def student_t_95(degrees: int) -> float:
     """Two-sided 95 % quantile of Student's t; infinite for less than one degree of freedom."""
-    return _T_95[max(listed for listed in _T_95 if listed <= degrees)] if degrees >= 1 else math.inf
+    if degrees < 1:
+        return math.inf
+    nearest = max(listed for listed in _T_95 if listed <= degrees)
+    return _T_95[nearest]
 
 
 def trimmed_mean(values: Sequence[float]) -> float:
@@ -67,7 +70,13 @@ def batch_half_width(
         return math.inf
     edges = [round(index * len(values) / count) for index in range(count + 1)]
     parts = [figure(values[low:high]) for low, high in itertools.pairwise(edges)]
-    return student_t_95(count - 1) * stdev(parts) / math.sqrt(count)
+    return mean_half_width(parts)
+
+
+def mean_half_width(values: Sequence[float]) -> float:
+    """95 % half-width of the mean of two or more independent values."""
+    count = len(values)
+    return student_t_95(count - 1) * stdev(values) / math.sqrt(count)
 
 
 def jackknife_half_width(without: Sequence[float]) -> float:
@@ -75,11 +84,9 @@ def jackknife_half_width(without: Sequence[float]) -> float:
     Quenouille, Biometrika 43, 1956); infinite for fewer than three groups of values. ``without``:
     for each group, the figure of all values but those of this group."""
     count = len(without)
-    return (
-        student_t_95(count - 1) * stdev(without) * (count - 1) / math.sqrt(count)
-        if count >= 3
-        else math.inf
-    )
+    if count < 3:
+        return math.inf
+    return student_t_95(count - 1) * stdev(without) * (count - 1) / math.sqrt(count)
 
 
 def paired_half_width(
@@ -110,12 +117,15 @@ def line(x: Sequence[float], y: Sequence[float]) -> Slope:
     if count < 2 or max(x) == min(x):
         raise ValueError("a slope needs two points with different x")
     centre_x, centre_y = fmean(x), fmean(y)
-    spread = math.fsum((value - centre_x) ** 2 for value in x)
-    rate = math.fsum((a - centre_x) * (b - centre_y) for a, b in zip(x, y, strict=True)) / spread
+    from_x = [value - centre_x for value in x]
+    from_y = [value - centre_y for value in y]
+    spread = math.fsum(a**2 for a in from_x)
+    rate = math.fsum(a * b for a, b in zip(from_x, from_y, strict=True)) / spread
     if count < 3:
         return Slope(rate, math.inf, count)
-    rest = math.fsum((b - centre_y - rate * (a - centre_x)) ** 2 for a, b in zip(x, y, strict=True))
-    return Slope(rate, student_t_95(count - 2) * math.sqrt(rest / (count - 2) / spread), count)
+    residuals = [b - rate * a for a, b in zip(from_x, from_y, strict=True)]
+    variance = math.fsum(residual**2 for residual in residuals) / (count - 2)
+    return Slope(rate, student_t_95(count - 2) * math.sqrt(variance / spread), count)
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> Slope:
@@ -134,12 +144,8 @@ def slope(x: Sequence[float], y: Sequence[float]) -> Slope:
     stride = 2 if count >= 7 else 1
     picked = list(range((count - 1) % stride, count, stride))
     rates = [(y[b] - y[a]) / (x[b] - x[a]) for a, b in itertools.pairwise(picked) if x[b] > x[a]]
-    steps = (
-        student_t_95(len(rates) - 1) * stdev(rates) / math.sqrt(len(rates))
-        if len(rates) >= 3
-        else 0.0
-    )
-    return Slope(fit.rate, max(fit.half_width, steps), count)
+    of_steps = mean_half_width(rates) if len(rates) >= 3 else 0.0
+    return Slope(fit.rate, max(fit.half_width, of_steps), count)
 
 
 def time_average(

@@ -97,16 +97,16 @@ class Protocol(ContentAddressed):
         return self.with_data("normal") if self.data in ("seen", "copied") else self
 
     def __str__(self) -> str:
-        extras = [
-            name
-            for name in ("grad", "tf32", "cudnn_benchmark", "cudnn_deterministic")
-            if getattr(self, name)
-        ]
-        slow = [f"{self.placement} slow"] if self.placement else []
-        slow += [f"{self.cards} cards"] if self.cards > 1 else []
-        return ", ".join(
-            [f"{self.launch} launch", f"{self.residency} data ({self.data})", *extras, *slow]
-        )
+        extras = {
+            "grad": self.grad,
+            "tf32": self.tf32,
+            "cudnn_benchmark": self.cudnn_benchmark,
+            "cudnn_deterministic": self.cudnn_deterministic,
+            f"{self.placement} slow": self.placement,
+            f"{self.cards} cards": self.cards > 1,
+        }
+        usual = f"{self.launch} launch", f"{self.residency} data ({self.data})"
+        return ", ".join([*usual, *(text for text, applies in extras.items() if applies)])
 
 
 #: If a job allows an interval of the energy as wide as this, a tuple's window is rough: it does not

@@ -17,6 +17,7 @@ from dataclasses import MISSING, dataclass, field, replace
 from typing import Any, Self, get_type_hints
 
 from farm.errors import Unmeasurable, Unreadable
+from farm.types.card_kind import is_cpu_id
 from farm.types.details import Absent, Burst, CallOrder, Details, Place, RankFigures
 from farm.types.fields import (
     adapter,
@@ -45,7 +46,7 @@ _INSIDE = (
 
 def method_of(card_id: str) -> int:
     """Return the version of the method that this code uses on a card."""
-    return CPU_METHOD if card_id.startswith("CPU-") else METHOD
+    return CPU_METHOD if is_cpu_id(card_id) else METHOD
 
 
 def inside_s(cost_s: Mapping[str, float]) -> float:

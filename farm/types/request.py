@@ -103,8 +103,6 @@ class Request(ContentAddressed):
 
     def _problems(self) -> Iterator[tuple[str, str]]:
         """Yield each contradiction, and what to do."""
-        data = self.protocol.data
-        compiled = bool(self.variant and self.variant.compile)
         if (self.variant is None) == (self.sweep is None):
             yield (
                 "A job needs either a model or a sweep.",
@@ -115,7 +113,8 @@ class Request(ContentAddressed):
                 f"The target is {self.target}; it must be above 0 and at most 1.",
                 "Give --target 0.95, for example.",
             )
-        if data == "seen" and self.variant is not None and not self.variant.records_values:
+        is_seen = self.protocol.data == "seen"
+        if is_seen and self.variant is not None and not self.variant.records_values:
             why = "input values are recorded in a forward pass only, on one card"
             problem = f"--data seen does not work for a training step or several cards: {why}."
             yield (
@@ -123,26 +122,7 @@ class Request(ContentAddressed):
                 "Omit --data to use standard normal values, or name a value profile: --data "
                 "zeros-50+.",
             )
-        if compiled and data not in ("copied", "zeros"):
-            why = "the kernels get copies of the values in the running model"
-            yield (
-                f"--data {data} does not work with --compile: {why}.",
-                "Omit --data, or give --data copied.",
-            )
-        if not compiled and data == "copied":
-            yield "--data copied needs a compiled model.", "Give --compile, or --data seen."
-        if compiled and self.placements != "none":
-            why = "the farm cannot put tensors of kernels in slow memory"
-            yield (
-                f"--placements does not work with --compile: {why}.",
-                "Omit --placements, or --compile.",
-            )
-        if compiled and self.operators == ("auto",):
-            problem = (
-                "--operators auto does not work with --compile: the kernels are known only after "
-                "compiling."
-            )
-            yield problem, "Give --operators all, or kinds of kernels: pointwise,reduction."
+        yield from self._problems_of_compiled()
         yield from self._problems_of_precision()
         if self.variant is not None and self.protocol.placement:
             problem = "A placement names the tensors of one tuple; a model has many tuples."
@@ -152,6 +132,32 @@ class Request(ContentAddressed):
                 "No operators were named.",
                 "Give --operators all, auto, or names such as Conv2d,Linear.",
             )
+
+    def _problems_of_compiled(self) -> Iterator[tuple[str, str]]:
+        """What a compiled model cannot be asked for, and what only a compiled one can."""
+        data = self.protocol.data
+        if self.variant is None or not self.variant.compile:
+            if data == "copied":
+                yield "--data copied needs a compiled model.", "Give --compile, or --data seen."
+            return
+        if data not in ("copied", "zeros"):
+            why = "the kernels get copies of the values in the running model"
+            yield (
+                f"--data {data} does not work with --compile: {why}.",
+                "Omit --data, or give --data copied.",
+            )
+        if self.placements != "none":
+            why = "the farm cannot put tensors of kernels in slow memory"
+            yield (
+                f"--placements does not work with --compile: {why}.",
+                "Omit --placements, or --compile.",
+            )
+        if self.operators == ("auto",):
+            problem = (
+                "--operators auto does not work with --compile: the kernels are known only after "
+                "compiling."
+            )
+            yield problem, "Give --operators all, or kinds of kernels: pointwise,reduction."
 
     def _problems_of_precision(self) -> Iterator[tuple[str, str]]:
         for option, value, most, example in (

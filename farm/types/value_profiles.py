@@ -7,7 +7,7 @@ the model that requested it. So the statistics of a call's values are rounded to
 of zeros in quarters, whether any value is negative, and the share of the total variance that is
 between channels. The class is part of a reading's protocol: two calls of a tuple with different
 classes have different readings. The classes are coarse, because the effect is small
-(docs/method.md) and every class needs another reading.
+(docs/design/data.md) and every class needs another reading.
 
 A class is one word for all activations, or one word per activation, separated by commas:
 

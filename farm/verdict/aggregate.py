@@ -22,25 +22,17 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from farm.types.collective import COLLECTIVES
-from farm.types.details import SeveralCards
 from farm.types.figure import Figure, value_of
-from farm.types.format import TIME, count_of, percent, quantity
 from farm.types.reading import Verification
-from farm.verdict.canaries import systematic_of
+from farm.verdict.canaries import Canaries, systematic_of
 from farm.verdict.cost_line import CostLine, group
-from farm.verdict.figures import (
-    NOT_IN_SCOPE,
-    CanaryReading,
-    MeasuredPart,
-    Part,
-    ReadingView,
-    Whole,
-)
-from farm.verdict.judging import Circumstances, judge
+from farm.verdict.figures import NOT_IN_SCOPE, ReadingView, Whole
+from farm.verdict.judging import judge
 from farm.verdict.kernel_audit import audit_kernels
-from farm.verdict.replay import measured_parts, of_launch, replayed
+from farm.verdict.replay import measured_lines, of_launch, replayed
 from farm.verdict.sum_and_whole import SumAndWhole, mean_power
 from farm.verdict.verdict import (
     Adjustment,
@@ -52,9 +44,9 @@ from farm.verdict.verdict import (
 
 
 def aggregate(
-    parts: Sequence[Part],
+    parts: Sequence[CostLine],
     wholes: Sequence[Whole] = (),
-    canaries: Sequence[CanaryReading] = (),
+    canaries: Canaries = MappingProxyType({}),
     *,
     target: float,
     launch: str,
@@ -67,7 +59,7 @@ def aggregate(
         parts: every tuple of the model, measured or not.
         wholes: the whole model on each card of the job; each is weighted by the card's share of the
             sum. Wholes with the other launch are used only for the launch gap.
-        canaries: readings of reference tuples on the cards.
+        canaries: readings of reference tuples on the cards, by the id of the tuple.
         target: the least accuracy and coverage of a pass, as a fraction.
         launch: ``graph`` or ``eager``; the two are never mixed.
         requested: the operator types requested by name. If they are too few for the target, the
@@ -76,8 +68,8 @@ def aggregate(
             tuples.
     """
     readings = of_launch(wholes, launch)
-    measured = measured_parts(parts, wholes, launch)
-    every = [entry.reading for entry in measured] + readings
+    measured = measured_lines(parts, wholes, launch)
+    every = [line.measured[0] for line in measured] + readings
     systematic = systematic_of(every, canaries)
     complete = len(measured) == len(parts)
     sums = SumAndWhole(measured, readings, systematic, replayed(readings) if complete else None)
@@ -109,9 +101,10 @@ def aggregate(
         between_jobs_energy=sums.sources.between_jobs("energy"),
         host_steps=next(filter(None, map(_host_steps, readings)), ""),
         collectives_alone_us=_collectives_alone_us(measured, readings),
-        tuples=cost_lines(parts, measured),
+        tuples=sum_lines(parts, measured),
     )
-    return judge(sums.with_neighbours(verdict), _circumstances(parts, measured, requested))
+    requested_share = _share(parts, lambda part: part.in_scope)
+    return judge(sums.with_neighbours(verdict), measured, requested, requested_share)
 
 
 def _flags(readings: Iterable[ReadingView]) -> dict[str, int]:
@@ -120,18 +113,6 @@ def _flags(readings: Iterable[ReadingView]) -> dict[str, int]:
     for reading in readings:
         flags.update(reading.flags)
     return dict(flags.most_common())
-
-
-def _circumstances(
-    parts: Iterable[Part], measured: Sequence[MeasuredPart], requested: Sequence[str]
-) -> Circumstances:
-    alone = sum(entry.reading.details.context is None for entry in measured)
-    return Circumstances(
-        without_energy=sum(entry.cost.energy_mj is None for entry in measured),
-        looped_alone=alone if alone < len(measured) else 0,
-        requested=requested,
-        requested_share=_share(parts, lambda part: part.in_scope),
-    )
 
 
 # ---- large sweeps
@@ -206,54 +187,16 @@ def _total_of_sweep(sums: Sequence[Comparison | None]) -> Comparison | None:
 # ---- the tuples of the sum
 
 
-def cost_lines(parts: Iterable[Part], measured: Iterable[MeasuredPart]) -> tuple[CostLine, ...]:
-    """Return all tuples, those with a reading with the figures that the sum uses; the most
+def sum_lines(parts: Iterable[CostLine], measured: Iterable[CostLine]) -> tuple[CostLine, ...]:
+    """Return all tuples without their readings, those of `measured` with their cost; the most
     expensive first.
     """
-    lines = [_measured_line(entry) for entry in measured]
-    for part in parts:
-        if part.reading is None:
-            lines.append(
-                CostLine(
-                    part.subject, part.count, "missing", reason=part.reason, card_id=part.card_id
-                )
-            )
+    lines = [replace(line, reading=None) for line in measured]
+    lines += [line for line in parts if line.reading is None]
     return tuple(sorted(lines, key=lambda line: -line.total_us))
 
 
-def _measured_line(entry: MeasuredPart) -> CostLine:
-    part, reading, cost = entry.part, entry.reading, entry.cost
-    return CostLine(
-        part.subject,
-        part.count,
-        origin="reused" if part.reused else "measured",
-        time_us=cost.time_us,
-        energy_mj=cost.energy_mj,
-        flags=reading.flags,
-        reading_id=reading.reading_id,
-        card_id=part.card_id,
-        used=cost.used,
-        context_us=cost.context_us,
-        bus=_bus(reading.details.cards),
-    )
-
-
-def _bus(cards: SeveralCards) -> str:
-    """Text about a collective: its bus bandwidth, and how much of it a matrix product hides; "" for
-    other operators.
-    """
-    texts = []
-    bus, link, overlap = cards.bus_bytes_per_s, cards.link_bytes_per_s, cards.overlap
-    if bus:
-        share = f" ({percent(bus / link)} of the link)" if link else ""
-        texts.append(f"bus {count_of(bus, 'B/s')}{share}")
-    if overlap is not None:
-        texts.append(f"{quantity(overlap.exposed_us, TIME)} exposed")
-        texts.append(f"{quantity(overlap.hidden_us, TIME)} hidden")
-    return ", ".join(texts)
-
-
-def _unmeasured(parts: Sequence[Part]) -> tuple[Unmeasured, ...]:
+def _unmeasured(parts: Sequence[CostLine]) -> tuple[Unmeasured, ...]:
     total_us = math.fsum(part.weight_us for part in parts)
     missing = []
     for part in parts:
@@ -270,25 +213,25 @@ def _unmeasured(parts: Sequence[Part]) -> tuple[Unmeasured, ...]:
     return tuple(sorted(missing, key=lambda entry: (-entry.share, entry.label)))
 
 
-def _adjustments(measured: Iterable[MeasuredPart]) -> tuple[Adjustment, ...]:
+def _adjustments(measured: Iterable[CostLine]) -> tuple[Adjustment, ...]:
     adjustments = []
-    for entry in measured:
-        cost, reading = entry.cost, entry.reading
+    for line in measured:
+        reading, cost = line.measured
         if cost.used == "steady" and not cost.why:
             continue
         time_us = cost.time_us.value - cost.context_us - reading.time_us.value
         energy_mj = None
         if cost.energy_mj and reading.energy_mj:
             added_mj = cost.energy_mj.value - cost.context_mj - reading.energy_mj.value
-            energy_mj = entry.count * added_mj
+            energy_mj = line.count * added_mj
         adjustments.append(
             Adjustment(
-                operator_id=entry.part.subject.operator_id,
-                label=entry.part.subject.label,
-                count=entry.count,
+                operator_id=line.subject.operator_id,
+                label=line.subject.label,
+                count=line.count,
                 used=cost.used,
                 why=cost.why,
-                effect_time_us=entry.count * time_us,
+                effect_time_us=line.count * time_us,
                 effect_energy_mj=energy_mj,
             )
         )
@@ -296,7 +239,7 @@ def _adjustments(measured: Iterable[MeasuredPart]) -> tuple[Adjustment, ...]:
 
 
 def _collectives_alone_us(
-    measured: Iterable[MeasuredPart], wholes: Iterable[ReadingView]
+    measured: Iterable[CostLine], wholes: Iterable[ReadingView]
 ) -> float | None:
     """The time of all collectives in loops; None unless the sum has what they add to a pass
     instead.
@@ -304,21 +247,21 @@ def _collectives_alone_us(
     if not any(whole.details.order.added for whole in wholes):
         return None
     times_us = []
-    for entry in measured:
-        if entry.part.subject.short_name in COLLECTIVES:
-            times_us.append(entry.count * entry.reading.time_us.value)
+    for line in measured:
+        if line.subject.short_name in COLLECTIVES:
+            times_us.append(line.count * line.measured[0].time_us.value)
     return math.fsum(times_us)
 
 
 # ---- the share of a model that is measured
 
 
-def coverage_of(parts: Iterable[Part]) -> float | None:
+def coverage_of(parts: Iterable[CostLine]) -> float | None:
     """Return the measured share of the estimated cost; None if the estimated cost is 0."""
     return _share(parts, lambda part: part.reading is not None)
 
 
-def _share(parts: Iterable[Part], counts: Callable[[Part], bool]) -> float | None:
+def _share(parts: Iterable[CostLine], counts: Callable[[CostLine], bool]) -> float | None:
     weights_us, counted_us = [], []
     for part in parts:
         weights_us.append(part.weight_us)
@@ -329,7 +272,7 @@ def _share(parts: Iterable[Part], counts: Callable[[Part], bool]) -> float | Non
 
 
 def next_operators(
-    parts: Sequence[Part], significant: set[str], *, target: float = 0.95
+    parts: Sequence[CostLine], significant: set[str], *, target: float = 0.95
 ) -> list[str]:
     """Return the operator types that the accuracy loop adds next, heaviest first; empty if none is
     left.

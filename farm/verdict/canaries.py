@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from farm.verdict.figures import (
-    CanaryReading,
-    ReadingView,
-)
+from farm.verdict.figures import ReadingView
+
+#: Id of a reference tuple -> its readings. Several ones show drift and differences between cards.
+Canaries = Mapping[str, Sequence[ReadingView]]
 
 
 @dataclass(frozen=True)
@@ -21,14 +20,11 @@ class Systematic:
     note: str
 
 
-def systematic_of(readings: Iterable[ReadingView], canaries: Sequence[CanaryReading]) -> Systematic:
+def systematic_of(readings: Iterable[ReadingView], canaries: Canaries) -> Systematic:
     """Return the largest deviation of a canary, and a sentence about what the intervals include.
     ``readings``: those of the verdict; a card without a canary is named.
     """
-    by_subject: dict[str, list[CanaryReading]] = defaultdict(list)
-    for canary in canaries:
-        by_subject[canary.subject_id].append(canary)
-    compared = [repeated for repeated in by_subject.values() if len(repeated) > 1]
+    compared = [repeated for repeated in canaries.values() if len(repeated) > 1]
     cards = {reading.card_id for reading in readings if reading.card_id}
     if not compared:
         note = (
@@ -44,12 +40,12 @@ def systematic_of(readings: Iterable[ReadingView], canaries: Sequence[CanaryRead
     time, energy = 0.0, 0.0
     places: set[str] = set()
     for repeated in compared:
-        energies = [canary.reading.energy_mj for canary in repeated]
-        time = max(time, _spread([canary.reading.time_us.value for canary in repeated]))
+        energies = [canary.energy_mj for canary in repeated]
+        time = max(time, _spread([canary.time_us.value for canary in repeated]))
         energies_mj = [figure.value for figure in energies if figure]
         if len(energies_mj) > 1:
             energy = max(energy, _spread(energies_mj))
-        places.update(canary.reading.card_id for canary in repeated)
+        places.update(canary.card_id for canary in repeated)
 
     where = f"{len(places)} cards" if len(places) > 1 else "one card"
     note = f"{len(compared)} canary tuple{'s' if len(compared) > 1 else ''}, measured on {where}."

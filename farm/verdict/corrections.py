@@ -10,6 +10,7 @@ them, and has one that was removed because it had no effect."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,14 +43,12 @@ class Call:
 
     Attributes:
         wholes: the readings of the whole model, on the card of the tuple if there are such.
-        looped_us: the time in short loops between the calls of a split model; None if not measured.
         waiting: the power of a waiting kernel, see `WAITING`.
     """
 
     reading: ReadingView
     wholes: Sequence[ReadingView]
     operator_id: str
-    looped_us: float | None
     waiting: Figure
 
     @classmethod
@@ -61,20 +60,34 @@ class Call:
         waiting: Figure,
     ) -> Call:
         same_card = [whole for whole in wholes if whole.card_id == reading.card_id]
-        wholes = same_card or wholes
-        looped_us = _mean_loop_us(wholes, operator_id)
-        if looped_us is not None:
-            reading = _with_bursts_of(reading, looped_us)
-        return cls(reading, wholes, operator_id, looped_us, waiting)
+        return cls(reading, same_card or wholes, operator_id, waiting)
 
     @property
     def context(self) -> InContext | None:
         """The effect of unrelated operators, measured with the tuple."""
         return self.reading.details.context
 
-    @property
+    @functools.cached_property
+    def looped_us(self) -> float | None:
+        """The time in short loops between the calls of a split model; None if not measured."""
+        loops = []
+        for whole in self.wholes:
+            looped_us = (whole.details.order.looped_us or {}).get(self.operator_id)
+            if looped_us is not None:
+                loops.append(looped_us)
+        return sum(loops) / len(loops) if loops else None
+
+    @functools.cached_property
     def burst(self) -> Burst | None:
-        return self.reading.details.burst
+        """The figures in bursts, of a tuple at the power limit; the time is that in short loops
+        between the calls of a split model, if it was measured.
+
+        Bursts of one operator alone take longer, probably because they reach the limit, too: 1,388
+        us instead of 1,210 us for a matrix product on H200s."""
+        burst = self.reading.details.burst
+        if burst is None or self.looped_us is None:
+            return burst
+        return replace(burst, time_us=replace(burst.time_us, value=self.looped_us))
 
     @property
     def clock_mhz(self) -> float | None:
@@ -134,28 +147,6 @@ def cost_in_model(
     return cost.settled()
 
 
-def _mean_loop_us(wholes: Sequence[ReadingView], operator_id: str) -> float | None:
-    loops = []
-    for whole in wholes:
-        looped_us = (whole.details.order.looped_us or {}).get(operator_id)
-        if looped_us is not None:
-            loops.append(looped_us)
-    return sum(loops) / len(loops) if loops else None
-
-
-def _with_bursts_of(reading: ReadingView, looped_us: float) -> ReadingView:
-    """Return a reading at the power limit whose time in bursts is that of short loops between the
-    calls of a split model.
-
-    Bursts of one operator alone take longer, probably because they reach the limit, too: 1,388 us
-    instead of 1,210 us for a matrix product on H200s."""
-    if reading.details.burst is None:
-        return reading
-    burst = reading.details.burst
-    burst = replace(burst, time_us=replace(burst.time_us, value=looped_us))
-    return replace(reading, details=replace(reading.details, burst=burst))
-
-
 def _mean_place(of_wholes: Iterable[Mapping[str, Place] | None], operator_id: str) -> Figure | None:
     places = [places[operator_id] for places in of_wholes if places and operator_id in places]
     if not places:
@@ -193,7 +184,7 @@ class ModelClock:
     steady and burst, at the model's clock. The true relation is a curve; the error of the linear
     interpolation is zero at both ends, and half way a quarter of the difference is uncertain.
 
-    Evidence: six variants of H200s with both figures (docs/method.md, At the power limit), and
+    Evidence: six variants of H200s with both figures (docs/design/power-limit.md), and
     `benchmarks/power_limit.py`, which puts one product among lighter operators."""
 
     def applies(self, cost: CallCost, call: Call) -> bool:
@@ -253,9 +244,9 @@ class Temperature:
     energy counter, which is compared with long runs as it is
     (`farm.benchmark.window.FIRST_STEP`). The uncertainty is common to all tuples.
 
-    Evidence: the slope of the power within 800 readings of H200s and H100s (docs/method.md,
-    Temperature). Its effect on gaps is small; without it, fewer than 90 % of the intervals of
-    energy gaps contain zero (docs/results/ablation.md)."""
+    Evidence: the slope of the power within 800 readings of H200s and H100s
+    (docs/design/temperature.md). Its effect on gaps is small; without it, fewer than 90 % of the
+    intervals of energy gaps contain zero (docs/results/ablation.md)."""
 
     def applies(self, cost: CallCost, call: Call) -> bool:
         reading = call.reading
@@ -286,26 +277,6 @@ class Temperature:
 # ---- the neighbours in the model
 
 
-@dataclass(frozen=True)
-class Effect:
-    """How much longer a call takes in the model than in its loop.
-
-    Attributes:
-        effect_us: of the neighbours on the time.
-        at_place: True if it was measured at the call's place in the model. Else the real neighbours
-            may act differently, so the uncertainty is as large as the effect.
-        in_cache: the share of the time to fetch the weights that is subtracted, because the weights
-            are in the cache in the model.
-        hidden: True if the call runs beside others for a part of its time. There, the power without
-            work counts only once.
-    """
-
-    effect_us: Figure
-    at_place: bool
-    in_cache: float
-    hidden: bool = False
-
-
 class Neighbours:
     """In a model, other operators run before the call: they evict its code and data from the
     caches.
@@ -314,19 +285,15 @@ class Neighbours:
     the operator's power: `Call.waiting` says where. The uncertainties are common to all tuples.
 
     Evidence: sums of loops, with unrelated operators and at the place in the model, on H200s
-    (docs/method.md, Among other operators)."""
+    (docs/design/neighbours.md)."""
 
     def applies(self, cost: CallCost, call: Call) -> bool:
         return call.among_others
 
     def correct(self, cost: CallCost, call: Call) -> CallCost:
-        effect = self._effect(cost, call)
-        fetched_us = effect.in_cache * self._fetching_us(call)
-        shift = Figure(effect.effect_us.value - fetched_us, effect.effect_us.half_width)
-        unsure_us = abs(effect.effect_us.value)
-        if effect.at_place:
-            unsure_us = PLACE_UNSURE_US + PLACE_UNSURE * abs(shift.value)
-
+        shift, unsure_us = self._shift(cost, call)
+        # Beside other calls, the power without work counts only once.
+        hidden = call.added is not None and shift.value < 0
         longer = replace(
             cost,
             time_us=replace(cost.time_us, value=cost.time_us.value + shift.value),
@@ -340,7 +307,7 @@ class Neighbours:
         energy = cost.energy_mj
         own_w = energy.value / cost.time_us.value * 1e3
         base_w = min(own_w, call.reading.base_power_w or call.reading.idle_power_w or own_w)
-        swing_w = 0.0 if effect.hidden else own_w - base_w
+        swing_w = 0.0 if hidden else own_w - base_w
         waiting_w = base_w + call.waiting.value * swing_w
         added_mj = shift.value * waiting_w * 1e-3
         waiting_mj = shift.value * swing_w * 1e-3
@@ -353,31 +320,33 @@ class Neighbours:
             context_unsure_mj=abs(waiting_mj) * call.waiting.half_width + unsure_us * own_w * 1e-3,
         )
 
-    def _effect(self, cost: CallCost, call: Call) -> Effect:
-        """Return the effect from the best source: what a collective adds to a pass, the call's
-        place in the model, or unrelated operators.
-        """
-        context = call.context
-        added = call.added
+    def _shift(self, cost: CallCost, call: Call) -> tuple[Figure, float]:
+        """Return how much longer the call takes in the model than in its loop, and the uncertainty
+        that all tuples share. Unit: us.
+
+        The best source counts: what a collective adds to a pass, the call's place in the model, or
+        unrelated operators. The real neighbours may act differently from unrelated ones, so that
+        uncertainty is as large as the effect."""
+        added, place, context = call.added, call.place, call.context
         if added is not None:
-            longer = replace(added, value=added.value - cost.time_us.value)
-            return Effect(longer, at_place=True, in_cache=0.0, hidden=longer.value < 0)
+            return _at_place(replace(added, value=added.value - cost.time_us.value))
 
         in_cache = weights_in_cache(call.wholes) or 0.0
-        place = call.place
         if place is None:
             assert context
-            return Effect(context.effect_us, at_place=False, in_cache=in_cache)
+            effect = context.effect_us
+            fetched_us = in_cache * self._fetching_us(call)
+            return replace(effect, value=effect.value - fetched_us), abs(effect.value)
 
         # The effect was measured with weights as cold as in the model, so it contains the time to
         # fetch them. The loops in the ranks had their weights in the cache.
-        if call.looped_us is not None and call.burst is not None:
-            return Effect(_bounded(place, context, in_cache), at_place=True, in_cache=0.0)
-        assert context
         place = _bounded(place, context, in_cache)
+        if call.looped_us is not None and call.burst is not None:
+            return _at_place(place)
+        assert context
         if call.looped_us is not None:
             place = replace(place, value=place.value + call.looped_us - context.alone_us)
-        return Effect(place, at_place=True, in_cache=1.0)
+        return _at_place(replace(place, value=place.value - self._fetching_us(call)))
 
     def _fetching_us(self, call: Call) -> float:
         """Return the time to fetch the weights in the loop. With one copy, they stay in the cache
@@ -387,6 +356,11 @@ class Neighbours:
             return 0.0
         burst_us = call.burst.time_us.value if call.burst else None
         return (burst_us or call.reading.time_us.value) - call.context.alone_us
+
+
+def _at_place(shift: Figure) -> tuple[Figure, float]:
+    """Return a shift that was measured at the place of the call, and its uncertainty in us."""
+    return shift, PLACE_UNSURE_US + PLACE_UNSURE * abs(shift.value)
 
 
 def _bounded(place: Figure, context: InContext | None, in_cache: float) -> Figure:
@@ -421,7 +395,7 @@ class Builds:
     """The time of an operator differs each time it is built, because its tensors have other
     addresses. The figures stay; each tuple gets an error of its own (`BUILD_UNSURE_US`).
 
-    Evidence: 50 operators on H200s, built and measured five times each (docs/method.md, Intervals).
+    Evidence: 50 operators on H200s, built and measured five times each (docs/design/intervals.md).
     It applies to tuples that were timed among other operators: those of GPUs. It hardly changes the
     intervals of sums, but those of single tuples (docs/results/ablation.md)."""
 

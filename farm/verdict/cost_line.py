@@ -10,8 +10,11 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self, TypeVar
 
+from farm.types.details import SeveralCards
 from farm.types.fields import figure_from_json, figure_json
 from farm.types.figure import Figure
+from farm.types.format import TIME, count_of, percent, quantity
+from farm.verdict.figures import CallCost, ReadingView
 
 Origin = Literal["measured", "reused", "estimated", "missing"]
 Group = TypeVar("Group", bound=Hashable)
@@ -41,24 +44,61 @@ class TupleView:
 class CostLine:
     """The cost of one call of a subject, and the number of its calls.
 
-    Time and energy are the figures that a sum uses. They are None if the origin is "missing":
-    `reason` says why."""
+    `cost` has the figures that a sum uses. It is None if the origin is "missing": `reason` says
+    why; and before `farm.verdict.replay.measured_lines` has computed it from the reading."""
 
     subject: TupleView
     count: int
     origin: Origin
-    time_us: Figure | None = None
-    energy_mj: Figure | None = None
+    cost: CallCost | None = None
     flags: tuple[str, ...] = ()
     reason: str = ""
     reading_id: str | None = None
     card_id: str = ""
-    used: str = ""  # steady | burst | interpolated | ""
-    context_us: float | None = None  # part of the time: the effect of neighbouring operators
     bus: str = ""  # of a collective: its bandwidth and overlap, in words
     in_model_us: float | None = None  # one call in the running model: the median over its calls
     # launches of one call, if a card was observed
     kernels: Mapping[str, int] = field(default_factory=dict)
+    # The inputs of a verdict, which it does not store:
+    # True if --operators selects its operator type
+    in_scope: bool = field(default=True, compare=False)
+    reading: ReadingView | None = field(default=None, compare=False)
+
+    @classmethod
+    def of_reading(
+        cls, subject: TupleView, count: int, reading: ReadingView, *, reused: bool = False
+    ) -> Self:
+        """Return a line in scope, without the cost."""
+        return cls(
+            subject,
+            count,
+            origin="reused" if reused else "measured",
+            flags=reading.flags,
+            reading_id=reading.reading_id,
+            card_id=reading.card_id,
+            bus=_bus(reading.details.cards),
+            reading=reading,
+        )
+
+    @property
+    def time_us(self) -> Figure | None:
+        return self.cost.time_us if self.cost else None
+
+    @property
+    def energy_mj(self) -> Figure | None:
+        return self.cost.energy_mj if self.cost else None
+
+    @property
+    def measured(self) -> tuple[ReadingView, CallCost]:
+        """The reading and the cost of a line from `farm.verdict.replay.measured_lines`."""
+        assert self.reading
+        assert self.cost
+        return self.reading, self.cost
+
+    @property
+    def weight_us(self) -> float:
+        """Estimated time of all calls in us."""
+        return self.count * self.subject.estimated_us
 
     @property
     def total_us(self) -> float:
@@ -75,6 +115,9 @@ class CostLine:
         """Return the fields that a verdict stores. The others come from the capture's verification,
         which may be done later.
         """
+        used, context_us = "", None
+        if self.cost is not None:
+            used, context_us = self.cost.used, self.cost.context_us
         return {
             "operator_id": self.subject.operator_id,
             "short_name": self.subject.short_name,
@@ -85,14 +128,14 @@ class CostLine:
             "estimated_us": self.subject.estimated_us,
             **figure_json("time", "us", self.time_us),
             **figure_json("energy", "mj", self.energy_mj),
-            "used": self.used,
+            "used": used,
             "card_id": self.card_id,
             "reading_id": self.reading_id,
             "reused": self.origin == "reused",
             "reason": self.reason,
             "flags": self.flags,
             "data": self.subject.data,
-            "context_us": self.context_us,
+            "context_us": context_us,
             "bus": self.bus,
         }
 
@@ -109,19 +152,22 @@ class CostLine:
             stored["estimated_us"],
         )
         time_us = figure_from_json(stored, "time", "us")
-        measured: Origin = "reused" if stored["reused"] else "measured"
+        origin: Origin = "missing"
+        cost = None
+        if time_us is not None:
+            origin = "reused" if stored["reused"] else "measured"
+            energy_mj = figure_from_json(stored, "energy", "mj")
+            context_us: Any = stored.get("context_us")
+            cost = CallCost(time_us, energy_mj, stored["used"], context_us=context_us)
         return cls(
             subject,
             stored["calls"],
-            origin="missing" if time_us is None else measured,
-            time_us=time_us,
-            energy_mj=figure_from_json(stored, "energy", "mj"),
+            origin,
+            cost,
             flags=tuple(stored["flags"]),
             reason=stored["reason"],
             reading_id=stored["reading_id"],
             card_id=stored["card_id"],
-            used=stored["used"],
-            context_us=stored.get("context_us"),
             bus=stored.get("bus", ""),
         )
 
@@ -133,6 +179,21 @@ class CostLine:
             "kernels": self.kernels,
             "power_w": self.power_w,
         }
+
+
+def _bus(cards: SeveralCards) -> str:
+    """Text about a collective: its bus bandwidth, and how much of it a matrix product hides; "" for
+    other operators.
+    """
+    texts = []
+    bus, link, overlap = cards.bus_bytes_per_s, cards.link_bytes_per_s, cards.overlap
+    if bus:
+        share = f" ({percent(bus / link)} of the link)" if link else ""
+        texts.append(f"bus {count_of(bus, 'B/s')}{share}")
+    if overlap is not None:
+        texts.append(f"{quantity(overlap.exposed_us, TIME)} exposed")
+        texts.append(f"{quantity(overlap.hidden_us, TIME)} hidden")
+    return ", ".join(texts)
 
 
 @dataclass

@@ -1,6 +1,4 @@
-"""The inputs of a verdict: readings, parts, wholes and canary readings; and what a sum uses of
-them.
-"""
+"""The inputs of a verdict: readings and wholes; and what a sum uses of a reading."""
 
 from __future__ import annotations
 
@@ -12,7 +10,6 @@ from farm.types.details import Details
 from farm.types.figure import Figure, PassCost, figure_of
 from farm.types.format import ENERGY, count_of, plural, quantity
 from farm.types.protocol import Variant
-from farm.verdict.cost_line import TupleView
 
 Used = Literal["steady", "burst", "interpolated"]
 
@@ -126,24 +123,6 @@ def _times(value: float | None, factor: float) -> float | None:
 
 
 @dataclass(frozen=True)
-class Part:
-    """One operator tuple of a model: the number of its calls, and its reading."""
-
-    subject: TupleView
-    count: int
-    reading: ReadingView | None = None
-    reason: str = ""  # why the part has no reading
-    card_id: str = ""
-    in_scope: bool = True  # True if --operators selects its operator type
-    reused: bool = False
-
-    @property
-    def weight_us(self) -> float:
-        """Estimated time of all calls, in µs."""
-        return self.count * self.subject.estimated_us
-
-
-@dataclass(frozen=True)
 class Whole:
     """The whole model on one card; `reason` says why there is no reading: in its first line, with
     details below.
@@ -164,16 +143,6 @@ class Whole:
         details = self.reading.details
         details = replace(details, order=replace(details.order, in_order=None))
         return replace(self, reading=replace(self.reading, details=details))
-
-
-@dataclass(frozen=True)
-class CanaryReading:
-    """One reading of a reference tuple. Several readings of one tuple show drift and differences
-    between cards.
-    """
-
-    subject_id: str
-    reading: ReadingView
 
 
 @dataclass(frozen=True)
@@ -205,20 +174,6 @@ class CallCost(PassCost):
         """Return the figures with all errors of the tuple itself in the half-width of the time."""
         half_width = math.hypot(self.time_us.half_width, *self.own_us)
         return replace(self, time_us=replace(self.time_us, half_width=half_width), own_us=())
-
-
-@dataclass(frozen=True)
-class MeasuredPart:
-    """A part with a reading, and what one of its calls adds to the sum."""
-
-    part: Part
-    reading: ReadingView
-    cost: CallCost
-
-    @property
-    def count(self) -> int:
-        """The number of calls."""
-        return self.part.count
 
 
 class HasValue(Protocol):

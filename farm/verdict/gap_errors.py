@@ -109,7 +109,7 @@ class OrderReplay:
     neighbours. So the error of a sum is its difference from the replay, and that of the replay.
 
     The differences between jobs contain the difference from the replay. Evidence: the replays and
-    wholes of 19 models (docs/results, With a replay in order)."""
+    wholes of 19 models (docs/design/interval-coverage.md)."""
 
     def applies(self, errors: GapErrors, sources: ErrorSources) -> bool:
         return errors.replay is not None
@@ -126,8 +126,8 @@ class Addresses:
     from the replay then adds linearly to all other errors of the gap.
 
     Half of the square of this error belongs to the replay, the other half to the whole. The error
-    of the energy is assumed to be proportional. Evidence: docs/method.md, The effect of
-    addresses."""
+    of the energy is assumed to be proportional. Evidence:
+    docs/design/addresses.md."""
 
     def applies(self, errors: GapErrors, sources: ErrorSources) -> bool:
         return sources.addresses is not None and errors.replay is not None

@@ -7,10 +7,11 @@ left out."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import sqlalchemy
@@ -28,18 +29,17 @@ from farm.types.protocol import Protocol, Variant, software_values
 from farm.types.reading import Verification
 from farm.types.request import named
 from farm.types.roofline import Roofline, roofline_of
-from farm.verdict.aggregate import added, aggregate, cost_lines
+from farm.verdict.aggregate import added, aggregate, sum_lines
+from farm.verdict.canaries import Canaries
 from farm.verdict.cost_line import CostLine, TupleView
 from farm.verdict.figures import (
     NOT_IN_SCOPE,
     NOT_SHOWN,
     VIEW_COLUMNS,
-    CanaryReading,
-    Part,
     ReadingView,
     Whole,
 )
-from farm.verdict.replay import measured_parts
+from farm.verdict.replay import measured_lines
 from farm.verdict.verdict import Verdict
 
 # Load only the columns that verdicts and reports use: there are tens of thousands of rows.
@@ -193,7 +193,7 @@ class JobResults:
     # ---- tuples
 
     @cached_property
-    def parts(self) -> Sequence[Part]:
+    def parts(self) -> Sequence[CostLine]:
         """The tuples of the model with their number of calls. In a sweep, the number is 1."""
         operators = self._operators()
         labels = _labels(operators.values())
@@ -223,26 +223,20 @@ class JobResults:
         data = self.protocol.of_whole.data
         return dict.fromkeys(((item.subject_id, data) for item in self.items_of("tuple")), 1)
 
-    def _part(self, subject: TupleView, count: int, item: Any, row: Any) -> Part:
-        """Build the part of a tuple from its item and its reading, which may be None."""
+    def _part(self, subject: TupleView, count: int, item: Any, row: Any) -> CostLine:
+        """Build the line of a tuple from its item and its reading, which may be None."""
         in_scope = item is not None or self._selects(subject.short_name)
         mismatch = (self.verification.mismatches or {}).get(subject.operator_id, "")
         if row is None or mismatch:
-            return Part(
+            return CostLine(
                 subject,
                 count,
+                "missing",
                 reason=mismatch or self._reason(subject.operator_id, item, in_scope),
                 card_id=item.card_id if item else "",
                 in_scope=in_scope,
             )
-        return Part(
-            subject,
-            count,
-            reading=self._view(row),
-            card_id=row.card_id,
-            in_scope=in_scope,
-            reused=bool(item.reused),
-        )
+        return CostLine.of_reading(subject, count, self._view(row), reused=bool(item.reused))
 
     def _selects(self, short_name: str) -> bool:
         """True if the job measures this operator type up to this round."""
@@ -336,7 +330,7 @@ class JobResults:
         return [Whole(newest.card_id, ReadingView.of(newest), "", other)] if newest else []
 
     @cached_property
-    def canaries(self) -> Sequence[CanaryReading]:
+    def canaries(self) -> Canaries:
         """The readings of canary items, of tuple items with the same operators, and of the
         reference operator.
         """
@@ -346,25 +340,25 @@ class JobResults:
             if item.role != "whole" and (item.subject_id, item.protocol_id) in subjects:
                 reading_ids[item.reading_id] = None
 
-        canaries = []
+        canaries: dict[str, list[ReadingView]] = defaultdict(list)
         for reading_id in reading_ids:
             row = self.readings.get(reading_id)
             if row:
-                canaries.append(CanaryReading(row.subject_id, ReadingView.of(row)))
-        return [*canaries, *self._reference_canaries()]
+                canaries[row.subject_id].append(ReadingView.of(row))
+        return {**canaries, "reference operator": self._reference_canaries()}
 
-    def _reference_canaries(self) -> Iterable[CanaryReading]:
+    def _reference_canaries(self) -> list[ReadingView]:
         """Return the measurements of the reference operator. Each benchmark process measures it
         repeatedly; each reading stores the last result."""
-        noted: dict[tuple[CanaryRun, float], CanaryReading] = {}
+        noted: dict[tuple[CanaryRun, float], ReadingView] = {}
         for row in self.readings.values():
             note = canary_of(row.details)
             if note is None:
                 continue
             view = ReadingView(note.time_us, note.energy_mj, card_id=row.card_id)
             run = _run(row.card_id, note)
-            noted[run, note.time_us.value] = CanaryReading("reference operator", view)
-        return noted.values()
+            noted[run, note.time_us.value] = view
+        return list(noted.values())
 
     @cached_property
     def changed(self) -> set[CanaryRun]:
@@ -400,7 +394,7 @@ class JobResults:
     @property
     def tuples(self) -> tuple[CostLine, ...]:
         """Return the tuples with the figures that the sum uses."""
-        return cost_lines(self.parts, measured_parts(self.parts, self.wholes, self.protocol.launch))
+        return sum_lines(self.parts, measured_lines(self.parts, self.wholes, self.protocol.launch))
 
     def verdict(self) -> Verdict:
         """Compute the verdict from the readings so far. While items are open, it is preliminary.
@@ -416,7 +410,9 @@ class JobResults:
                 software[row.software_id] += 1
         return self._of_one_software(verdict, software)
 
-    def _verdict_of(self, parts: Sequence[Part], canaries: Sequence[CanaryReading] = ()) -> Verdict:
+    def _verdict_of(
+        self, parts: Sequence[CostLine], canaries: Canaries = MappingProxyType({})
+    ) -> Verdict:
         return aggregate(
             parts,
             self.wholes,
@@ -477,7 +473,7 @@ class JobResults:
         )
 
 
-def unscoped_parts(session: Session, capture_id: int, roofline: Roofline) -> list[Part]:
+def unscoped_parts(session: Session, capture_id: int, roofline: Roofline) -> list[CostLine]:
     """Return the tuples of a capture with estimated costs only. The accuracy loop uses them for its
     first choice.
     """
@@ -486,7 +482,8 @@ def unscoped_parts(session: Session, capture_id: int, roofline: Roofline) -> lis
     parts = []
     for operator in session.exec(operators):
         subject = _subject(operator, roofline, operator.label, "normal")
-        parts.append(Part(subject, number[operator.id], reason=NOT_IN_SCOPE, in_scope=False))
+        calls = number[operator.id]
+        parts.append(CostLine(subject, calls, "missing", reason=NOT_IN_SCOPE, in_scope=False))
     return parts
 
 

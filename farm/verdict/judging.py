@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from farm.types.figure import Figure
 from farm.types.format import percent
+from farm.verdict.cost_line import CostLine
 from farm.verdict.figures import ReadingView, Whole
 from farm.verdict.verdict import Comparison, Outcome, Verdict
 
@@ -24,20 +25,19 @@ KERNELS_ALIKE = 0.98
 APART = 3.0  # two cards' wholes contradict each other from this multiple of their intervals
 
 
-@dataclass(frozen=True)
-class Circumstances:
-    """The inputs of the judgement that are not in the verdict."""
-
-    without_energy: int  # number of measured parts without energy
-    # measured parts without a measurement among other operators, if others have one
-    looped_alone: int
-    requested: Sequence[str]  # the operator types that were requested by name
-    requested_share: float | None  # their share of the estimated cost
-
-
-def judge(verdict: Verdict, circumstances: Circumstances) -> Verdict:
+def judge(
+    verdict: Verdict,
+    measured: Sequence[CostLine],
+    requested: Sequence[str],
+    requested_share: float | None,
+) -> Verdict:
     """Return the verdict with its outcome and reasons: first why it does not pass, then what limits
     it.
+
+    Args:
+        measured: the lines with a reading.
+        requested: the operator types that were requested by name.
+        requested_share: their share of the estimated cost.
 
     `asked_for` and `asked_share` are set only if the operator types requested by name cannot reach
     the target. If the readings do not represent the model, there is one reason, which says why, and
@@ -56,19 +56,19 @@ def judge(verdict: Verdict, circumstances: Circumstances) -> Verdict:
             power=_without_gap(verdict.power),
         )
 
-    share, requested = circumstances.requested_share, tuple(circumstances.requested)
+    share = requested_share
     if requested and share is not None and share < verdict.target:
         were = "was" if len(requested) == 1 else "were"
         too_few = (
             f"Only {', '.join(requested)} {were} requested, with {percent(share)} of the model's "
             f"estimated cost; a verdict needs {percent(verdict.target)}."
         )
-        reasons = (too_few, *_limits(verdict, circumstances, judged=False))
-        return replace(verdict, reasons=reasons, asked_for=requested, asked_share=share)
+        reasons = (too_few, *_limits(verdict, measured, judged=False))
+        return replace(verdict, reasons=reasons, asked_for=tuple(requested), asked_share=share)
 
     shortfalls = tuple(_shortfalls(verdict))
     outcome: Outcome = "fail" if shortfalls else "pass"
-    reasons = (*shortfalls, *_limits(verdict, circumstances))
+    reasons = (*shortfalls, *_limits(verdict, measured))
     return replace(verdict, outcome=outcome, reasons=reasons)
 
 
@@ -117,7 +117,7 @@ def _shortfalls(verdict: Verdict) -> Iterator[str]:
 
 
 def _limits(
-    verdict: Verdict, circumstances: Circumstances, *, judged: bool = True
+    verdict: Verdict, measured: Sequence[CostLine], *, judged: bool = True
 ) -> Iterator[str]:
     """Yield sentences that say what limits a verdict, for every outcome. Not `judged`: the gaps do
     not affect the outcome, because too few types were requested."""
@@ -134,7 +134,7 @@ def _limits(
         for name, comparison, gap in compared:
             yield from _uncertain(name, comparison, gap, allowed)
     if len(compared) == 1:
-        number = circumstances.without_energy
+        number = sum(line.energy_mj is None for line in measured)
         some = (
             f" for {number} of {verdict.measured} tuples" if 0 < number < verdict.measured else ""
         )
@@ -145,10 +145,11 @@ def _limits(
             f"The kernels of the tuples account for {percent(verdict.kernels.explained)} of the "
             "whole model's kernel time: the whole model also runs other kernels."
         )
-    if circumstances.looped_alone:
+    looped_alone = sum(line.measured[0].details.context is None for line in measured)
+    if 0 < looped_alone < len(measured):
         yield (
-            f"{circumstances.looped_alone} of {verdict.measured} tuples were measured in loops "
-            "only, not among other operators."
+            f"{looped_alone} of {verdict.measured} tuples were measured in loops only, not among "
+            "other operators."
         )
     missing = []
     for whole in _wholes(verdict):

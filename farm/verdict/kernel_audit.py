@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from farm.types.reading import Verification
-from farm.verdict.figures import Part
+from farm.verdict.cost_line import CostLine
 
 KEPT = 30  # largest length of each list of kernels
 
@@ -48,7 +48,7 @@ class KernelAudit:
         return not (self.only_whole_count or self.only_tuples_count or self.other_counts_count)
 
 
-def audit_kernels(verification: Verification, parts: Iterable[Part]) -> KernelAudit | None:
+def audit_kernels(verification: Verification, parts: Iterable[CostLine]) -> KernelAudit | None:
     """Compare the kernels of a whole (from the verification on a card) with those of its parts.
     None if the kernels of the whole or those of all parts are unknown."""
     in_whole = verification.kernels or {}
@@ -87,7 +87,7 @@ def audit_kernels(verification: Verification, parts: Iterable[Part]) -> KernelAu
 
 
 def _launches_of_tuples(
-    kernels_of: Mapping[str, Mapping[str, int]], parts: Iterable[Part]
+    kernels_of: Mapping[str, Mapping[str, int]], parts: Iterable[CostLine]
 ) -> tuple[Counter[str], int, int]:
     """Return kernel -> its launches in all calls of the parts, and the numbers of parts with and
     without known kernels. `kernels_of`: tuple id -> the launches of one call.

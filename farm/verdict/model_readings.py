@@ -1,4 +1,4 @@
-"""The tuples of a model, and the readings of these tuples that an estimate adds up.
+"""The readings of a model's tuples that an estimate adds up.
 
 Readings of different methods or software are never mixed: an estimate uses the set that covers most
 of the model."""
@@ -15,132 +15,16 @@ from typing import Any, Self
 import sqlalchemy
 from sqlmodel import Session
 
-from farm.errors import Ambiguous, NoReadings, UsageError, did_you_mean
-from farm.store import tables
-from farm.store.captures import classes, mismatches
-from farm.store.columns import CAPTURE, CARD, OPERATOR, PROTOCOL, READING, REAL_CARDS
+from farm.store.columns import PROTOCOL, READING
 from farm.store.content import stored_software
-from farm.store.database import among, fetch_values, in_batches
-from farm.store.query import NO_READINGS
+from farm.store.database import among, in_batches
 from farm.store.reuse import DOUBTFUL, sound_readings
 from farm.types.format import plural
 from farm.types.protocol import Protocol, Software, Variant
-from farm.types.request import Request
-from farm.types.roofline import Roofline, median_fingerprint, roofline_of
+from farm.types.roofline import Roofline
 from farm.types.tuple import NeededTuple
-from farm.verdict.cost_line import TupleView
-from farm.verdict.figures import VIEW_COLUMNS, Part, ReadingView, Whole
-
-
-def card_model_named(session: Session, word: str) -> str:
-    """Return the one card model that has readings and whose name contains `word` ("": any name).
-    Raises `UsageError` if there is none, `Ambiguous` if there are several."""
-    real = sqlalchemy.select(CARD.model).where(REAL_CARDS)
-    models = sorted(set(session.scalars(real.distinct())))
-    matches = [model for model in models if word.lower() in model.lower()]
-    matches = [model for model in matches if model.lower() == word.lower()] or matches
-    if len(matches) == 1:
-        return matches[0]
-    choice = f"Choose a card that has readings: {', '.join(models[:8])}." if models else NO_READINGS
-    if not matches:
-        problem = (
-            f"The database has no readings of a card '{word}'."
-            if models
-            else "The database has no readings."
-        )
-        raise UsageError(problem, did_you_mean(word, models) or choice)
-    raise Ambiguous(
-        f"'{word}' matches several card models."
-        if word
-        else "The database has readings of several card models.",
-        f"Choose one with --card: {', '.join(matches[:8])}.",
-    )
-
-
-def card_bytes(session: Session, card_model: str) -> int:
-    """The memory of a card model in bytes; 0 if unknown."""
-    sizes = sqlalchemy.select(sqlalchemy.func.max(CARD.memory_bytes)).where(
-        CARD.model == card_model
-    )
-    return session.scalar(sizes) or 0
-
-
-def peaks_of(
-    session: Session, card_model: str, dtype: str, tf32: bool = False
-) -> tuple[str, Roofline]:
-    """Return the kind of a card model and its peaks: the medians of its cards' fingerprints, else
-    its data sheet.
-    """
-    cards = session.execute(
-        sqlalchemy.select(CARD.kind, CARD.fingerprint).where(CARD.model == card_model)
-    ).all()
-    fingerprint = median_fingerprint(row.fingerprint for row in cards)
-    kind = cards[0].kind if cards else "cuda"  # only GPUs have data sheets
-    return kind, roofline_of(kind, card_model, fingerprint, dtype=dtype, tf32=tf32)
-
-
-def known_tuples(
-    session: Session, variant: Variant, device_type: str, launch: str, card_model: str = ""
-) -> list[NeededTuple]:
-    """As `stored_tuples`; only a card can list the kernels of a compiled model, so `NoReadings` is
-    raised if no card of this model has compiled it."""
-    stored = stored_tuples(session, variant, device_type, launch, card_model)
-    if stored or not variant.compile:
-        return stored
-    request = Request(variant=variant, protocol=Protocol(data=variant.data_of_calls))
-    command = request.command().partition(" --launch")[0]
-    raise NoReadings(
-        f"The kernels of {variant} are unknown: no {card_model or 'card'} has compiled it.",
-        f"Compile and measure it on such a card: {command}",
-    )
-
-
-def stored_tuples(
-    session: Session, variant: Variant, device_type: str, launch: str, card_model: str = ""
-) -> list[NeededTuple]:
-    """Return the tuples of a stored capture of a model, preferably with the same launch; [] if
-    there is none.
-    """
-    imported = CAPTURE.origin.like(tables.IMPORTED + "%")
-    kernels = (
-        [CAPTURE.card_model == card_model, CAPTURE.origin.like("%observed%")]
-        if variant.compile
-        else []
-    )
-    stored = session.scalars(
-        sqlalchemy.select(CAPTURE.id)
-        .where(
-            CAPTURE.variant_id == variant.id,
-            CAPTURE.device_type == device_type,
-            CAPTURE.grad.is_(False),
-        )
-        .where(*kernels)
-        .order_by(CAPTURE.launch != launch, imported, CAPTURE.origin, CAPTURE.id.desc())
-    ).first()
-    if stored is None:
-        return []
-    calls: dict[str, dict[str, int]] = defaultdict(dict)
-    for (operator_id, data), number in classes(session, stored, variant.data_of_calls).items():
-        calls[operator_id][data] = number
-    columns = ["id", "short_name", "label", "flops", "bytes_moved", "spec", "output_shapes"]
-    rows, unlike = (
-        fetch_values(session, [OPERATOR[name] for name in columns], calls),
-        mismatches(session, stored),
-    )
-    needed = []
-    for id_, of_data in calls.items():
-        row, mismatch = rows[id_], unlike.get(id_, "")
-        description = (
-            row.short_name,
-            row.label,
-            row.flops,
-            row.bytes_moved,
-            of_data,
-            row.spec,
-            row.output_shapes,
-        )
-        needed.append(NeededTuple(id_, *description, mismatch=mismatch))
-    return needed
+from farm.verdict.cost_line import CostLine, TupleView
+from farm.verdict.figures import VIEW_COLUMNS, ReadingView, Whole
 
 
 @dataclass(frozen=True)
@@ -151,7 +35,7 @@ class SelectedReadings:
 
     method: int
     software_id: str
-    parts: list[Part]
+    parts: list[CostLine]
     rows: Mapping[
         str, Sequence[Any]
     ]  # tuple id -> its readings, one for each data class that has a reading
@@ -314,7 +198,7 @@ def _parts(
     data_of: Mapping[str, str],
     roofline: Roofline,
     cards: int = 1,
-) -> tuple[list[Part], dict[str, list[Any]], int]:
+) -> tuple[list[CostLine], dict[str, list[Any]], int]:
     """Return the parts of a sum, tuple id -> readings, and the number of calls with a reading of
     another data class.
     """
@@ -339,6 +223,9 @@ def _parts(
                 required.bytes_moved,
                 estimated_us,
             )
-            view = ReadingView.of(row).on_cards(cards) if row is not None else None
-            parts.append(Part(described, calls, view))
+            if row is None:
+                parts.append(CostLine(described, calls, "missing"))
+                continue
+            view = ReadingView.of(row).on_cards(cards)
+            parts.append(CostLine.of_reading(described, calls, view))
     return parts, dict(used), other_data_calls

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from farm.types.figure import Figure, PassCost
 from farm.verdict.corrections import POWER_PER_C, WAITING, cost_in_model
-from farm.verdict.figures import MeasuredPart, Part, ReadingView, Whole
+from farm.verdict.cost_line import CostLine
+from farm.verdict.figures import ReadingView, Whole
 
 LEAST_WAITING = 0.1  # least half-width of the share of a waiting kernel, if it is measured
 
@@ -23,10 +25,10 @@ def of_launch(wholes: Iterable[Whole], launch: str) -> list[ReadingView]:
     return [whole.reading for whole in wholes if whole.reading and whole.launch in ("", launch)]
 
 
-def measured_parts(
-    parts: Sequence[Part], wholes: Iterable[Whole], launch: str
-) -> list[MeasuredPart]:
-    """Return the parts with a reading, and what their calls add to the sum. Only wholes with this
+def measured_lines(
+    parts: Sequence[CostLine], wholes: Iterable[Whole], launch: str
+) -> list[CostLine]:
+    """Return the lines with a reading, with what one call adds to the sum. Only wholes with this
     `launch` are considered.
     """
     readings = of_launch(wholes, launch)
@@ -40,13 +42,13 @@ def measured_parts(
 
 
 def _with_costs(
-    parts: Iterable[Part], wholes: Sequence[ReadingView], waiting: Figure
-) -> list[MeasuredPart]:
+    lines: Iterable[CostLine], wholes: Sequence[ReadingView], waiting: Figure
+) -> list[CostLine]:
     measured = []
-    for part in parts:
-        if part.reading:
-            cost = cost_in_model(part.reading, wholes, part.subject.operator_id, waiting)
-            measured.append(MeasuredPart(part, part.reading, cost))
+    for line in lines:
+        if line.reading:
+            cost = cost_in_model(line.reading, wholes, line.subject.operator_id, waiting)
+            measured.append(replace(line, cost=cost))
     return measured
 
 
@@ -56,11 +58,11 @@ class CorrectionOfCalls(Protocol):
 
     `correct` is called only if `applies` is True."""
 
-    def applies(self, measured: Sequence[MeasuredPart], wholes: Sequence[ReadingView]) -> bool: ...
+    def applies(self, measured: Sequence[CostLine], wholes: Sequence[ReadingView]) -> bool: ...
 
     def correct(
-        self, measured: Sequence[MeasuredPart], wholes: Sequence[ReadingView]
-    ) -> list[MeasuredPart]: ...
+        self, measured: Sequence[CostLine], wholes: Sequence[ReadingView]
+    ) -> list[CostLine]: ...
 
 
 class WaitingPower:
@@ -71,18 +73,17 @@ class WaitingPower:
     the loops, it is the energy of the waits. The model's own energy has no influence. Its
     half-width contains the scatter of loops and replay and the errors that all loops share.
 
-    Evidence: replays of models on H200s and H100s (docs/method.md, In its place in the model)."""
+    Evidence: replays of models on H200s and H100s (docs/design/waiting-power.md)."""
 
-    def applies(self, measured: Sequence[MeasuredPart], wholes: Sequence[ReadingView]) -> bool:
+    def applies(self, measured: Sequence[CostLine], wholes: Sequence[ReadingView]) -> bool:
         return self.share(measured, wholes) != WAITING
 
     def correct(
-        self, measured: Sequence[MeasuredPart], wholes: Sequence[ReadingView]
-    ) -> list[MeasuredPart]:
-        parts = [entry.part for entry in measured]
-        return _with_costs(parts, wholes, self.share(measured, wholes))
+        self, measured: Sequence[CostLine], wholes: Sequence[ReadingView]
+    ) -> list[CostLine]:
+        return _with_costs(measured, wholes, self.share(measured, wholes))
 
-    def share(self, measured: Sequence[MeasuredPart], wholes: Sequence[ReadingView]) -> Figure:
+    def share(self, measured: Sequence[CostLine], wholes: Sequence[ReadingView]) -> Figure:
         """Return where the power lies; `WAITING` if the replay is missing or too imprecise."""
         replay = replayed(wholes)
         if replay is None or replay.energy_mj is None:
@@ -90,14 +91,14 @@ class WaitingPower:
 
         energies_mj, half_widths_mj = list[float](), list[float]()
         swings_mj, shared_mj = list[float](), list[float]()
-        for entry in measured:
-            cost = entry.cost
+        for line in measured:
+            _, cost = line.measured
             if cost.energy_mj is None:
                 return WAITING
-            energies_mj.append(entry.count * cost.energy_mj.value)
-            half_widths_mj.append(entry.count * cost.energy_mj.half_width)
-            swings_mj.append(entry.count * cost.waiting_mj)
-            shared_mj.append(entry.count * cost.loop_unsure_mj)
+            energies_mj.append(line.count * cost.energy_mj.value)
+            half_widths_mj.append(line.count * cost.energy_mj.half_width)
+            swings_mj.append(line.count * cost.waiting_mj)
+            shared_mj.append(line.count * cost.loop_unsure_mj)
         swing_mj = math.fsum(swings_mj)
         if not swing_mj:
             return WAITING

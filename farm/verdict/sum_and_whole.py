@@ -13,16 +13,10 @@ from farm.types.figure import Figure, PassCost, total_of
 from farm.types.intervals import paired_half_width
 from farm.verdict.canaries import Systematic
 from farm.verdict.corrections import weights_in_cache
-from farm.verdict.figures import (
-    CallCost,
-    MeasuredPart,
-    ReadingView,
-)
+from farm.verdict.cost_line import CostLine
+from farm.verdict.figures import CallCost, ReadingView
 from farm.verdict.gap_errors import ErrorSources, GapErrors, errors_of_gap
-from farm.verdict.verdict import (
-    Comparison,
-    Verdict,
-)
+from farm.verdict.verdict import Comparison, Verdict
 
 
 class SumAndWhole:
@@ -30,13 +24,13 @@ class SumAndWhole:
 
     def __init__(
         self,
-        measured: Sequence[MeasuredPart],
+        measured: Sequence[CostLine],
         wholes: Sequence[ReadingView],
         systematic: Systematic,
         replay: PassCost | None,
     ) -> None:
         self.measured, self.wholes, self.replay = measured, wholes, replay
-        self.with_context = any(entry.reading.details.context is not None for entry in measured)
+        self.with_context = any(line.measured[0].details.context is not None for line in measured)
         self.weights = _weights(measured, wholes)
 
         layouts_us = wholes[0].details.order.layouts_half_width_us if replay else None
@@ -48,7 +42,7 @@ class SumAndWhole:
 
     def total(self, of: Callable[[CallCost], float]) -> float:
         """Return the sum over all calls of one quantity of their costs."""
-        return math.fsum(of(entry.cost) * entry.count for entry in self.measured)
+        return math.fsum(of(line.measured[1]) * line.count for line in self.measured)
 
     def with_neighbours(self, verdict: Verdict) -> Verdict:
         """Return the verdict with the effect of the neighbours, if it was measured."""
@@ -64,7 +58,7 @@ class SumAndWhole:
 
     def time(self) -> Comparison:
         """Compare the times. Unit: us."""
-        total = total_of((entry.cost.time_us, entry.count) for entry in self.measured)
+        total = total_of((line.time_us, line.count) for line in self.measured)
         assert total is not None
         comparison = self._compared(
             "time",
@@ -77,7 +71,7 @@ class SumAndWhole:
 
     def energy(self) -> Comparison | None:
         """Compare the energies; None if a part has none. Unit: mJ."""
-        total = total_of((entry.cost.energy_mj, entry.count) for entry in self.measured)
+        total = total_of((line.energy_mj, line.count) for line in self.measured)
         if not self.measured or total is None:
             return None
         return self._compared(
@@ -91,10 +85,9 @@ class SumAndWhole:
     def energy_above_idle(self) -> Comparison | None:
         """Compare the energies minus those of the idle card; None if an idle power is unknown."""
         terms = []
-        for entry in self.measured:
-            cost = entry.cost
-            above_idle = _above_idle(cost.energy_mj, cost.time_us, entry.reading)
-            terms.append((above_idle, entry.count))
+        for line in self.measured:
+            reading, cost = line.measured
+            terms.append((_above_idle(cost.energy_mj, cost.time_us, reading), line.count))
         total = total_of(terms)
         if total is None:
             return None
@@ -145,7 +138,7 @@ class SumAndWhole:
         )
 
 
-def _timed_in_turn(measured: Sequence[MeasuredPart], wholes: Sequence[ReadingView]) -> float | None:
+def _timed_in_turn(measured: Sequence[CostLine], wholes: Sequence[ReadingView]) -> float | None:
     """Return the half-width of the time gap if all readings were timed in the same turns of a CPU,
     else None. The speed of a CPU drifts, but in each turn it is about the same for the tuples and
     the whole."""
@@ -155,22 +148,22 @@ def _timed_in_turn(measured: Sequence[MeasuredPart], wholes: Sequence[ReadingVie
     whole = wholes[0].details.timing
     of_whole = whole.without_turn_us or ()
     terms = []
-    for entry in measured:
-        timing = entry.reading.details.timing
+    for line in measured:
+        timing = line.measured[0].details.timing
         turns_us = timing.without_turn_us or ()
         if timing.turns_group != whole.turns_group or len(turns_us) != len(of_whole):
             return None
-        terms.append((entry.count, turns_us))
+        terms.append((line.count, turns_us))
     return paired_half_width(terms, of_whole) if len(of_whole) >= 3 else None
 
 
-def _weights(measured: Iterable[MeasuredPart], wholes: Sequence[ReadingView]) -> list[float]:
+def _weights(measured: Iterable[CostLine], wholes: Sequence[ReadingView]) -> list[float]:
     """Return the weight of each card's whole: the card's share of the sum, or equal weights if it
     is unknown.
     """
     of_card_us: dict[str, float] = defaultdict(float)
-    for entry in measured:
-        of_card_us[entry.reading.card_id] += entry.count * entry.cost.time_us.value
+    for line in measured:
+        of_card_us[line.card_id] += line.total_us
     number = Counter(whole.card_id for whole in wholes)
     weights = [of_card_us[whole.card_id] / number[whole.card_id] for whole in wholes]
     total = math.fsum(weights)

@@ -18,15 +18,15 @@ from farm.devices.device import Card
 from farm.devices.host import discover
 from farm.devices.lock import CardLock
 from farm.devices.software import Installed, installed_torch
-from farm.doctor import database as database_examined
-from farm.doctor import drivers
-from farm.doctor import host as host_examined
-from farm.doctor.drivers import torch_against_driver
 from farm.jobs import cards
 from farm.settings import Settings, settings
 from farm.store import tables
 from farm.types.protocol import Software
-from tasks import broker_checks, embedded
+from tasks import embedded
+from tasks.doctor import broker, drivers
+from tasks.doctor import database as database_examined
+from tasks.doctor import host as host_examined
+from tasks.doctor.drivers import torch_against_driver
 from tests.devices.fake_nvml import OTHER_UUID, UUID, behind_pynvml
 from tests.planned import plan, register
 
@@ -208,7 +208,7 @@ def test_a_run_that_was_killed_is_no_worker_to_look_after(
     ],
 )
 def test_a_far_broker_is_reached_with_a_checked_certificate(url, level):
-    check = broker_checks._transport(url)
+    check = broker._transport(url)
     assert check.level == level, check.message
     assert ("its certificate is not checked" in check.message) == (level == "warning")
 
@@ -216,12 +216,12 @@ def test_a_far_broker_is_reached_with_a_checked_certificate(url, level):
 def test_versions_that_the_database_does_not_tell_are_compared_between_the_workers():
     here = {"farm": "0.1.0", "Python": "3.11.2", "torch": "2.11.0", "torchvision": "0.26.0"}
     without_torch = {"farm": "0.1.0", "Python": "3.11.2"}
-    same = broker_checks.programs(
+    same = broker.programs(
         {"this host": without_torch, "control@gpu1": here, "card-GPU-1@gpu1": here}
     )
     assert same.level == "ok"
     other = {**here, "torchvision": "0.25.0", "farm": "0.2.0"}
-    found = broker_checks.programs(
+    found = broker.programs(
         {"this host": without_torch, "control@gpu1": here, "control@gpu2": other}
     )
     assert found.level == "warning"

@@ -7,6 +7,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,9 +27,10 @@ from farm.operators.rebuild import rebuild, written_inputs
 from farm.operators.self_check import checked
 from farm.report import report
 from farm.report.report import Report
+from farm.settings import settings
 from farm.store.database import Database
 from farm.store.tables import ReadingRow
-from farm.subjects import registry
+from farm.subjects import libraries, registry
 from farm.subjects.base import Kind, reject
 from farm.subjects.collective_calls import collective_tuple
 from farm.subjects.label import label_of
@@ -74,11 +76,39 @@ def generated_kernel() -> OperatorTuple:
     )
 
 
+def operator_of_a_library() -> OperatorTuple:
+    version = {"version": libraries.version_of(__name__)}
+    return OperatorTuple(
+        "farm_contract.powers.default", "library", version, (TENSOR, 2), tensors=(SQUARE,)
+    )
+
+
+LIST = """
+[allowed]
+"farm_contract.powers.default" = "(Tensor tensor, int number) -> Tensor"
+[limits]
+"farm_contract.powers.default" = {number = [0, 100]}
+"""
+
+
+@pytest.fixture(autouse=True)
+def this_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The settings name this module as a library, with a list of its operator."""
+    file = tmp_path / "list.toml"
+    file.write_text(LIST)
+    monkeypatch.setenv("FARM_LIBRARIES", json.dumps({__name__: str(file)}))
+    settings.cache_clear()
+    yield
+    monkeypatch.undo()
+    settings.cache_clear()
+
+
 #: An operator of each kind that the farm has.
 EXAMPLES: dict[str, Callable[[], OperatorTuple]] = {
     "module": linear_module,
     "function": lambda: OperatorTuple("torch.relu", "function", {}, (TENSOR,), tensors=(SQUARE,)),
     "aten": lambda: OperatorTuple("aten.relu.default", "aten", {}, (TENSOR,), tensors=(SQUARE,)),
+    "library": operator_of_a_library,
     "kernel": generated_kernel,
     "collective": lambda: collective_tuple("all_gather", 1024, "float32", 4),
 }

@@ -13,6 +13,7 @@ folders:
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
@@ -23,6 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import yaml
 from rich.console import Console
 from sqlmodel import Session, select
@@ -92,14 +94,29 @@ def export_document(session: Session, table: str) -> Document:
     first columns.
     """
     arrow = as_table(session, table)  # type: ignore[arg-type]
-    rows = arrow.to_pylist()
-    rows.sort(key=lambda row: json.dumps(row, sort_keys=True, default=str))
-    return {name: digest({"column": [row[name] for row in rows]}) for name in arrow.column_names}
+    columns = {name: _encoded(arrow[name]) for name in sorted(arrow.column_names)}
+    rows = [", ".join(texts) + "}" for texts in zip(*columns.values(), strict=True)]
+    order = sorted(range(arrow.num_rows), key=rows.__getitem__)
+    return {
+        name: _digest_of(f'{{"column": [{", ".join(texts[row] for row in order)}]}}')
+        for name, texts in columns.items()
+    }
+
+
+def _encoded(column: pa.ChunkedArray) -> list[str]:
+    """Return each value of a column as JSON. Most columns have few texts or integers, many times."""
+    encode = json.JSONEncoder(sort_keys=True, default=str).encode
+    if pa.types.is_string(column.type) or pa.types.is_integer(column.type):
+        encode = functools.cache(encode)
+    return list(map(encode, column.to_pylist()))
 
 
 def digest(document: Document) -> str:
     """Return a short content id of a document."""
-    text = json.dumps(document, sort_keys=True, default=str)
+    return _digest_of(json.dumps(document, sort_keys=True, default=str))
+
+
+def _digest_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -12,11 +12,11 @@ import pytest
 from cli.cards import lines
 from farm.devices.device import Card, Device
 from farm.devices.host import discover, find_card, is_installed, open_device, visible_only
-from farm.doctor.host import host_checks
 from farm.errors import NoSuchCard
 from farm.jobs.in_process import _torch_device
 from farm.settings import settings
 from farm.types.protocol import Software
+from tasks.doctor.host import host_checks
 from tests.devices.recorded_amdsmi import (
     MADE_UP,
     RADEON_UUID,
@@ -202,7 +202,7 @@ def test_the_doctor_and_the_cards_say_that_no_hardware_was_tested(
     smi: RecordedAmdSmi, monkeypatch
 ) -> None:
     monkeypatch.setattr(
-        "farm.doctor.host.installed_torch",
+        "tasks.doctor.host.installed_torch",
         lambda: SimpleNamespace(version="2.11", cuda=None, hip="7.0"),
     )
     checks = {check.name: check for check in host_checks(settings())}

@@ -17,12 +17,13 @@ import pytest
 from farm.devices import amd, host, software
 from farm.devices.amd import Amd
 from farm.devices.cpu import CpuDevice, cpu_card
-from farm.devices.device import Device, kind_of
+from farm.devices.device import Device
 from farm.devices.host import discover, find_card, open_device
 from farm.devices.simulated import SimulatedDevice, simulated_cards
 from farm.devices.software import Installed
 from farm.devices.vendor import Vendor
 from farm.settings import Settings, settings
+from farm.types.card_kind import card_kind_of
 from farm.types.protocol import Software
 from tests.benchmark.fake_device import FakeDevice
 from tests.devices import contract, fake_nvml, recorded_amdsmi
@@ -126,7 +127,7 @@ def test_a_vendor_finds_and_opens_its_cards(vendor: Vendor) -> None:
     cards = vendor.cards(WITH_CARDS)
     assert cards
     for card in cards:
-        assert kind_of(card.id) == card.kind == vendor.kind
+        assert card_kind_of(card.id) == card.kind == vendor.kind
         assert host.vendor_of(card.kind) is vendor
         assert find_card(card.id, WITH_CARDS) == card
         device = vendor.open(card)

@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 from sqlmodel import func, select
 
+from benchmarks.package_readings import checked_files
+from farm.data.package_files import CHECKSUMS, DATA, checksum_of
 from farm.errors import DatabaseUnreachable
 from farm.exchange.copies import DatabaseCopy
 from farm.exchange.export import export
 from farm.exchange.packaged import database_of, packaged_files
-from farm.store import package_files, tables
+from farm.store import tables
 from farm.store.database import Database
 from tests.disks import SmallDisk, why_not
 from tests.report import filled
@@ -205,11 +207,8 @@ def test_a_damaged_predictor_of_the_package_is_named(installed, tmp_path, damage
 
 def test_the_checksums_are_those_of_the_files():
     """If this fails, run ``python benchmarks/package_readings.py`` and commit the new files."""
-    checksums = json.loads(package_files.CHECKSUMS.read_text())
-    files = {
-        path.relative_to(package_files.DATA).as_posix(): path
-        for path in package_files.checked_files()
-    }
-    assert checksums == {name: package_files.checksum_of(path) for name, path in files.items()}
+    checksums = json.loads(CHECKSUMS.read_text())
+    files = {path.relative_to(DATA).as_posix(): path for path in checked_files()}
+    assert checksums == {name: checksum_of(path) for name, path in files.items()}
     parquet = [file for folder in packaged_files() for file in folder.glob("*.parquet")]
     assert set(parquet) <= set(files.values())

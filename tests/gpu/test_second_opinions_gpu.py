@@ -13,8 +13,7 @@ from farm.benchmark_process.client import BenchmarkProcess
 from farm.devices.host import discover, open_device
 from farm.settings import settings
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
-from farm.verdict.cost_line import TupleView
-from farm.verdict.figures import Part
+from farm.verdict.cost_line import CostLine, TupleView
 from farm.verdict.kernel_audit import audit_kernels
 from tests.gpu import NEEDS_A_CARD
 
@@ -33,7 +32,10 @@ def test_the_tuples_kernels_are_the_models_kernels_and_every_kernel_finds_its_ca
     assert all(value for times in found.in_model.calls_us.values() for value in times)
     assert set(found.tuple_kernels) == set(observed["tuples"])
     counts = Counter(call["tuple_id"] for call in observed["calls"])
-    parts = [Part(TupleView(tuple_id, "", tuple_id), count) for tuple_id, count in counts.items()]
+    parts = [
+        CostLine(TupleView(tuple_id, "", tuple_id), count, "missing")
+        for tuple_id, count in counts.items()
+    ]
     audit = audit_kernels(found, parts)
     assert audit is not None
     assert audit.explained > 0.98, audit
@@ -62,7 +64,10 @@ def test_a_model_that_runs_something_else_while_it_is_captured_is_taken_as_it_is
     (apart,) = answer.verified.verification.eagerly.operators
     assert (apart.launched, apart.eager) == (1, 0)
     counts = Counter(call["tuple_id"] for call in answer.verified.observed["calls"])
-    parts = [Part(TupleView(tuple_id, "", ""), count) for tuple_id, count in counts.items()]
+    parts = [
+        CostLine(TupleView(tuple_id, "", ""), count, "missing")
+        for tuple_id, count in counts.items()
+    ]
     audit = audit_kernels(answer.verified.verification, parts)
     assert audit is not None
     assert audit.same, audit

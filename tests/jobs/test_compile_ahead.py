@@ -13,12 +13,14 @@ import pytest
 from sqlalchemy import update
 
 from farm.devices.quiet import free_slot, quiet
-from farm.jobs import jobs
+from farm.errors import Unmeasurable
+from farm.jobs import groups, items, jobs
 from farm.jobs.compile_ahead import CompileAhead
 from farm.jobs.items import Claim
 from farm.settings import settings
 from farm.store.database import Database
 from farm.store.tables import Item
+from tests.clock import Clock
 from tests.jobs.test_compile_items import compile_item, plan_compiled
 from tests.planned import claim, plan, register
 
@@ -117,10 +119,8 @@ def test_an_item_whose_model_is_being_compiled_is_put_off_and_published_at_the_e
     assert ahead.turn_of(late)
 
 
-@pytest.mark.parametrize(
-    ("batch", "said"), [(3, "crashed"), (4, "no shape is known"), (5, "out_of_memory")]
-)
-def test_a_compiler_that_crashes_refuses_or_eats_memory_leaves_the_item_its_turn(
+@pytest.mark.parametrize(("batch", "said"), [(4, "no shape is known"), (5, "out_of_memory")])
+def test_a_compiler_that_refuses_or_needs_more_memory_leaves_the_item_its_turn(
     ahead: Ahead,
     database: Database,
     folder: Path,
@@ -132,9 +132,66 @@ def test_a_compiler_that_crashes_refuses_or_eats_memory_leaves_the_item_its_turn
     assert ahead.turn_of(claimed(database, 7))
     until(lambda: begun(folder).keys() == {1, batch})
     until(lambda: not ahead._threads)
+    assert "is compiled in its turn" in caplog.text
     assert said in caplog.text
     assert ahead.turn_of(taken(database, coming))
     assert ahead.turn_of(taken(database, after))
+
+
+def test_a_compiler_that_crashes_fails_its_item_and_no_other(
+    ahead: Ahead, database: Database, folder: Path
+) -> None:
+    coming, after = planned(database, 3), planned(database, 1)
+    assert ahead.turn_of(claimed(database, 7))
+    until(lambda: begun(folder).keys() == {1, 3})
+    until(lambda: not ahead._threads)
+    crashed = taken(database, coming)
+    with pytest.raises(Unmeasurable, match="ended ahead of its turn") as raised:
+        ahead.turn_of(crashed)
+    assert raised.value.reason == "crashed"
+    assert "FARM_COMPILE_PROCESSES=0" in raised.value.next_step
+    assert ahead.turn_of(taken(database, after))
+
+
+def test_a_compilation_that_takes_too_long_fails_its_item(
+    ahead: Ahead, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FARM_ITEM_TIMEOUT_S", "0.2")
+    settings.cache_clear()
+    coming = planned(database, 2)
+    assert ahead.turn_of(claimed(database, 7))
+    until(lambda: not ahead._threads)
+    with pytest.raises(Unmeasurable, match=r"It took longer than 0\.2 s") as raised:
+        ahead.turn_of(taken(database, coming))
+    assert raised.value.reason == "hung"
+
+
+def test_an_item_that_is_put_off_is_published_once_and_not_by_others(
+    ahead: Ahead, database: Database, folder: Path
+) -> None:
+    coming = planned(database, 2)
+    assert ahead.turn_of(claimed(database, 7))
+    until(lambda: begun(folder))
+    late = taken(database, coming)
+    assert not ahead.turn_of(late)
+    items.put_off(database, late, groups.COMPILING, counted=False, reason=groups.HOST_BUSY_NOTED)
+    assert groups.due(database, "") == [], "its worker publishes it"
+    (folder / "go").touch()
+    until(lambda: not ahead._guard_thread)
+    assert ahead.published == [late.item_id]
+
+
+def test_an_item_that_its_worker_has_lost_is_published_by_others(
+    any_database: Database, clock: Clock
+) -> None:
+    register(any_database, 0)
+    late = claimed(any_database, 2)
+    put_off = {"counted": False, "reason": groups.HOST_BUSY_NOTED}
+    items.put_off(any_database, late, groups.COMPILING, **put_off)
+    assert groups.due(any_database, "") == []
+    clock.forward(groups.COMPILING_LOST_AFTER_S + 1)
+    register(any_database, 0)
+    assert groups.due(any_database, "") == [late.item_id]
 
 
 def test_compilations_pause_while_a_time_that_depends_on_the_host_is_measured(
@@ -192,7 +249,10 @@ def test_a_model_whose_compilation_has_not_begun_is_compiled_in_its_turn_if_noth
     with database.write() as session:
         session.execute(update(Item).where(Item.job_id == waiting).values(published_at_s=1.0))
     assert not ahead.turn_of(late)
+    assert not ahead.published
     jobs.cancel(database, waiting)
+    until(lambda: ahead.published)
+    assert ahead.published == [late.item_id]
     assert ahead.turn_of(late)
     for slot in slots:
         assert slot is not None

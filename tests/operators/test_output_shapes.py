@@ -8,9 +8,9 @@ from torch import nn
 
 from farm.operators.capture import capture
 from farm.operators.cost import cost
-from farm.operators.matrix_products import Products, matrix_product
 from farm.subjects.parsing import parse
 from farm.training.extract import extract
+from farm.types.matrix_products import Products, matrix_product
 from farm.types.protocol import Variant
 from farm.types.tuple import dtype_of_call, shapes_passed
 

@@ -18,9 +18,8 @@ from farm.report.compare import compare
 from farm.report.compared_kernels import grouped_by_launch
 from farm.report.operators import compiled_operators, patterns_of
 from farm.report.report import build, remarks
-from farm.store.captures import PlacedCall
+from farm.store.captures import PlacedCall, known_tuples
 from farm.subjects.label import fused_names
-from farm.verdict.model_readings import known_tuples
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import compiled
 from tests.report.compiled import COMPILED, EAGER, EAGER_CALLS, MODEL, compiled_calls

@@ -6,6 +6,7 @@ from farm.requests.partial_request import PartialRequest, complete
 from farm.store import captures
 from farm.types.figure import Figure
 from farm.verdict.cost_line import CostLine, TupleView
+from farm.verdict.figures import CallCost
 
 
 def test_each_part_of_a_step_is_what_its_calls_take(database):
@@ -14,9 +15,9 @@ def test_each_part_of_a_step_is_what_its_calls_take(database):
     capture_id = capture_for(database, request, device_type="cpu", torch="2.13.0")
     with database.read() as session:
         counts = captures.counts(session, capture_id)
-        cost = (Figure(2.0), Figure(3.0))
+        cost = CallCost(Figure(2.0), Figure(3.0))
         tuples = [
-            CostLine(TupleView(id_, "", ""), count, "measured", *cost)
+            CostLine(TupleView(id_, "", ""), count, "measured", cost)
             for id_, count in counts.items()
         ]
         rows = owners(session, capture_id, tuples, "normal")

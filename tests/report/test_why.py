@@ -13,6 +13,7 @@ from farm.report.why import why
 from farm.types.figure import Figure
 from farm.types.roofline import Roofline
 from farm.verdict.cost_line import CostLine, TupleView
+from farm.verdict.figures import CallCost
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import compiled
 from tests.report.compiled import COMPILED, EAGER, EAGER_CALLS, compiled_calls
@@ -22,7 +23,7 @@ PEAKS = Roofline(flops_per_s=1e14, bytes_per_s=1e12, launch_floor_us=2.0)
 
 def rates(time_us: float, flops: int, bytes_moved: int, calls: int = 3) -> Rates:
     subject = TupleView("id", "Linear", "Linear", flops=flops, bytes_moved=bytes_moved)
-    line = CostLine(subject, calls, "measured", Figure(time_us))
+    line = CostLine(subject, calls, "measured", CallCost(Figure(time_us)))
     return Rates(line, time_share=0.5, peaks=PEAKS)
 
 
@@ -77,7 +78,7 @@ def test_fusion_saves_at_most_all_but_the_longest_call_of_each_run(jobs):
 def test_a_float32_model_is_told_what_bfloat16_would_save_at_most(jobs):
     answer = explained(jobs, "eager")
     products = next(row for row in answer.rows if row.line.subject.flops)
-    assert products.rates.bound == "compute"
+    assert products.bound == "compute"
     dtype = next(cause for cause in answer.causes if cause.topic == "dtype")
     ratio = answer.peaks.flops_per_s / 989e12
     assert dtype.saves_us == pytest.approx(150 * (1 - ratio), rel=0.01)

@@ -21,12 +21,12 @@ from farm.addons.pages.page import write_whole
 from farm.benchmark_process.group import BenchmarkGroup
 from farm.devices.lock import CardLock, host_lock, register_process, registered_processes
 from farm.devices.simulated import SOFTWARE
-from farm.doctor.host import host_checks
 from farm.errors import CardBusy, DatabaseUnreachable, SettingsError, UsageError
 from farm.jobs.spool import Spool
 from farm.operators import compiler
 from farm.settings import settings
 from farm.store.database import Database
+from tasks.doctor.host import host_checks
 from tasks.flower import _check_folder
 from tasks.heartbeats import HostHeartbeat
 from tasks.servers import BrokerServer
@@ -433,7 +433,7 @@ exec "$@"
 
 DOCTOR = """
 import json
-from farm.doctor.host import host_checks
+from tasks.doctor.host import host_checks
 from farm.settings import settings
 print(json.dumps([check.level for check in host_checks(settings()) if check.name == "shared memory"]))
 """

@@ -39,6 +39,8 @@ ALLOWED = {
     ("farm/__init__.py", "importlib.import_module"),  # rooms of a fixed list
     # The one door: a user's own models, and it opens by the settings of the host alone.
     ("farm/models/user_modules.py", "importlib.import_module"),
+    # Libraries that the host's settings name, at the start of a process that measures.
+    ("farm/subjects/libraries.py", "importlib.import_module"),
     # Entry points of the farm's own distribution, and of those that the host's settings name.
     ("farm/extensions.py", "importlib.import_module"),
     ("farm/models/building.py", "torch"),  # dtypes of a fixed list

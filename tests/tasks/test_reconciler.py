@@ -21,7 +21,7 @@ from farm.settings import settings
 from farm.store import tables
 from tasks import control, queues, reconciler
 from tasks.app import configure
-from tasks.broker_checks import _reconciler as reconciler_check
+from tasks.doctor.broker import _reconciler as reconciler_check
 from tasks.reconciler import LONGEST_PAUSE_S, Pace, Reconciler
 from tests.planned import claim, items_of, plan, register
 

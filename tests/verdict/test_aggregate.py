@@ -12,8 +12,8 @@ from farm.types.details import Burst, Overlap, RankFigures
 from farm.types.figure import Figure, figure_of
 from farm.verdict.aggregate import aggregate, coverage_of, next_operators
 from farm.verdict.corrections import cost_in_model
-from farm.verdict.cost_line import TupleView
-from farm.verdict.figures import CanaryReading, Part, ReadingView, Whole
+from farm.verdict.cost_line import CostLine, TupleView
+from farm.verdict.figures import ReadingView, Whole
 from farm.verdict.verdict import Verdict
 from tests.details import details_with
 
@@ -30,9 +30,11 @@ def reading(
     )
 
 
-def part(name="Conv2d", count=1, weight=1.0, read: ReadingView | None = None, **more) -> Part:
+def part(name="Conv2d", count=1, weight=1.0, read: ReadingView | None = None, **more) -> CostLine:
     subject = TupleView(f"id-{name}", name, f"{name} 64->64", estimated_us=weight)
-    return Part(subject, count, reading=read, **more)
+    if read is None:
+        return CostLine(subject, count, "missing", **more)
+    return CostLine.of_reading(subject, count, read)
 
 
 def judge(parts, whole: ReadingView | None, **more) -> Verdict:
@@ -40,7 +42,7 @@ def judge(parts, whole: ReadingView | None, **more) -> Verdict:
     return aggregate(
         parts,
         wholes,
-        more.pop("canaries", ()),
+        more.pop("canaries", {}),
         target=more.pop("target", 0.95),
         launch="graph",
         **more,
@@ -81,10 +83,11 @@ def test_errors_of_one_tuple_scale_with_its_calls_and_tuples_add_in_quadrature()
 
 def test_what_canaries_show_counts_for_all_tuples_and_is_independent_of_their_own_errors():
     canaries = [
-        CanaryReading("c", reading(time, energy_mj=e, card=card))
-        for card, time, e in (("A", 99, 1.0), ("B", 101, 1.0))
+        reading(time, energy_mj=e, card=card) for card, time, e in (("A", 99, 1.0), ("B", 101, 1.0))
     ]
-    verdict = judge([part(count=10, read=reading(10, 0.1))], reading(100, 2.0), canaries=canaries)
+    verdict = judge(
+        [part(count=10, read=reading(10, 0.1))], reading(100, 2.0), canaries={"c": canaries}
+    )
     assert verdict.systematic_time == pytest.approx(0.01)
     assert verdict.systematic_energy == 0
     assert verdict.time.total.half_width == pytest.approx(math.hypot(1.0, 0.01 * 100))
@@ -447,7 +450,8 @@ def test_a_verdict_survives_json():
     again = Verdict.from_json(data)
     assert (again.to_json(), again.tuples) == (data, ())
     stored = json.loads(json.dumps(verdict.columns()["details"]))
-    assert Verdict.from_json(stored).tuples == verdict.tuples
+    lines = [line.to_json() for line in Verdict.from_json(stored).tuples]
+    assert lines == [line.to_json() for line in verdict.tuples]
     assert dataclasses.replace(again, wholes=()) == dataclasses.replace(verdict, wholes=())
     assert data["sum_time_us"] == 160 and data["whole_energy_mj"] == 140  # noqa: PT018
     later = (

@@ -7,15 +7,15 @@ import pytest
 from farm.types.figure import Figure
 from farm.types.reading import Launches, Verification
 from farm.verdict.aggregate import aggregate
-from farm.verdict.cost_line import TupleView
-from farm.verdict.figures import Part, ReadingView, Whole
+from farm.verdict.cost_line import CostLine, TupleView
+from farm.verdict.figures import ReadingView, Whole
 from farm.verdict.kernel_audit import audit_kernels
 from farm.verdict.verdict import Verdict
 
 
 def part(name, count):
     subject = TupleView(name, name, name, estimated_us=10.0)
-    return Part(subject, count, reading=ReadingView(Figure(10.0)))
+    return CostLine.of_reading(subject, count, ReadingView(Figure(10.0)))
 
 
 def seen(tuples, **kernels):

@@ -23,10 +23,10 @@ from farm.verdict.corrections import (
     cost_in_model,
     weights_in_cache,
 )
-from farm.verdict.cost_line import TupleView
-from farm.verdict.figures import CallCost, Part, ReadingView, Whole
+from farm.verdict.cost_line import CostLine, TupleView
+from farm.verdict.figures import CallCost, ReadingView, Whole
 from farm.verdict.gap_errors import BETWEEN_JOBS
-from farm.verdict.replay import WaitingPower, measured_parts
+from farm.verdict.replay import WaitingPower, measured_lines
 from tests.details import details_with
 
 CONTEXT = InContext(alone_us=80.0, effect_us=Figure(5.0, 0.5), passes=144)
@@ -39,9 +39,9 @@ def reading(time_us: float = 100.0, **more) -> ReadingView:
     return ReadingView(time, energy, card_id="GPU-1", **more)
 
 
-def part_of(id_: str, count: int, reading: ReadingView) -> Part:
-    """A part with so many calls; parts weigh alike."""
-    return Part(TupleView(id_, id_, id_, estimated_us=1.0), count, reading)
+def part_of(id_: str, count: int, reading: ReadingView) -> CostLine:
+    """A line with so many calls; lines weigh alike."""
+    return CostLine.of_reading(TupleView(id_, id_, id_, estimated_us=1.0), count, reading)
 
 
 def whole(found_again: float, **more) -> ReadingView:
@@ -141,11 +141,11 @@ def test_the_power_of_a_waiting_kernel_follows_from_the_replay_in_order(
     )
     bare = dataclasses.replace(measured, details=details_with(found_again=0.0, places=places))
     waiting = WaitingPower().share(
-        measured_parts(parts, [Whole("GPU-1", bare)], "graph"), [measured]
+        measured_lines(parts, [Whole("GPU-1", bare)], "graph"), [measured]
     )
     assert waiting.value == pytest.approx(share)
     assert waiting.half_width == pytest.approx(half_width)
-    without_share = measured_parts(parts, [Whole("GPU-1", bare)], "graph")
+    without_share = measured_lines(parts, [Whole("GPU-1", bare)], "graph")
     assert WaitingPower().applies(without_share, [measured])
     assert not WaitingPower().applies(without_share, [bare])
     with_replay = aggregate(

@@ -7,11 +7,14 @@ import pytest
 from farm.types.fields import figure_from_json, figure_json
 from farm.types.figure import Figure, figure_of, total_of
 from farm.verdict.cost_line import Change, CostLine, TupleView, group, merged
+from farm.verdict.figures import CallCost
 
 CONV = TupleView("1", "Conv2d", "Conv2d 3->8", flops=100, bytes_moved=10, estimated_us=2.0)
 RELU = TupleView("2", "ReLU", "ReLU", "zeros-50", flops=1, bytes_moved=5, estimated_us=1.0)
-MEASURED = CostLine(CONV, 3, "measured", Figure(10.0, 0.5), Figure(4.0, 0.1), reading_id="r")
-NO_ENERGY = CostLine(CONV, 2, "reused", Figure(20.0))
+MEASURED = CostLine(
+    CONV, 3, "measured", CallCost(Figure(10.0, 0.5), Figure(4.0, 0.1)), reading_id="r"
+)
+NO_ENERGY = CostLine(CONV, 2, "reused", CallCost(Figure(20.0)))
 MISSING = CostLine(RELU, 5, "missing", reason="out of memory")
 
 

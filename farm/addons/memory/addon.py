@@ -1,6 +1,6 @@
 """The add-on `memory`: tensors in slow memory, and the memory of training steps."""
 
-from farm.extensions import AddOn, Command
+from farm.types.add_on import AddOn, Command
 
 ADD_ON = AddOn(
     "memory",

@@ -37,5 +37,5 @@ def memory(
     variant = resolved.variant(usual_batch, dtype=dtype, step="training", **given)
     for line in resolved.differences(variant):
         say(line)
-    step_memory = requested_memory(variant, checked, say)
+    step_memory = requested_memory(resolved, variant, checked, say)
     answer(as_json, step_memory, lambda: tables.table(step_memory))

@@ -255,14 +255,11 @@ def _curve(found: StepMemory) -> Iterator[Chart]:
         lines: tuple[Line, ...] = (
             Line("planned", sizes, [plan.time_us / 1e3 for plan in offload_plans.curve]),
             Line("all slow", sizes, [offload_plans.all_slow_us / 1e3] * len(sizes)),
-            Line("all fast", sizes, [offload_plans.all_fast_us / 1e3] * len(sizes)),
+            Line("all fast", sizes, [offload_plans.all_fast.time_us / 1e3] * len(sizes)),
         )
         rows = [row for row in plan_rows(found.life, offload_plans) if row.run is not None]
         if rows:
-            at = [
-                (row.plan.fast_bytes if row.plan else offload_plans.peak_bytes) / 1e9
-                for row in rows
-            ]
+            at = [row.plan.fast_bytes / 1e9 for row in rows]
             runs = [row.run for row in rows if row.run is not None]
             run_ms = [run.time_us.value / 1e3 for run in runs]
             half_ms = [run.time_us.half_width / 1e3 for run in runs]

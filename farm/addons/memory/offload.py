@@ -33,6 +33,7 @@ from farm.addons.memory.memory_tier import SlowMemory, slow_memory_of
 from farm.benchmark.passes import Offloaded, Pass
 from farm.errors import Unmeasurable
 from farm.operators.rebuild import Rebuilt, new_storages
+from farm.subjects.allow_list import registered
 from farm.subjects.encoding import storage_key, tensors_in
 from farm.types.details import Details, MemoryUse
 from farm.types.protocol import Placement
@@ -179,11 +180,11 @@ def _out_variant(func: Any, key: str) -> tuple[Any, tuple[str, ...]] | None:
     run the kernel.
     """
     names = [argument.name for argument in func._schema.arguments]
-    if func in _CRASHING:
-        return None
     packet = getattr(func, "overloadpacket", None)
-    for name in packet.overloads() if packet is not None and func.namespace == "aten" else ():
-        variant = getattr(packet, name)
+    if func in _CRASHING or packet is None or func.namespace != "aten":
+        return None
+    for name in packet.overloads():
+        variant = registered(f"{packet.__name__}.{name}")
         if torch.Tag.generated in variant.tags:
             continue
         written = [argument.name for argument in variant._schema.arguments if argument.is_out]
@@ -258,9 +259,6 @@ _MIXED = (
     "The output cannot be in slow memory: it cannot be told apart from the workspaces in the "
     "allocator's pool."
 )
-_KEPT: list[
-    Any
-] = []  # allocators and their callbacks, because a destroyed pool still calls them to free memory
 
 
 class _Pool:
@@ -289,7 +287,9 @@ class _Pool:
         give = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *arguments)(lambda *_: None)
         addresses = [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in (take, give)]
         allocator = torch._C._cuda_customAllocator(*addresses)
-        _KEPT.append((take, give, allocator))
+        # A destroyed pool still calls them to free memory: they stay until the process ends.
+        kept = (take, give, allocator)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
         try:
             self.pool = torch.cuda.MemPool(
                 allocator, no_split=True

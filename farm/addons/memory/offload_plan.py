@@ -89,16 +89,19 @@ class OffloadPlans:
     plans: tuple[OffloadPlan, ...]  # one plan for each requested amount
     curve: tuple[OffloadPlan, ...]
     unsolved: tuple[int, ...]  # amounts of the curve without a plan within the time limit
-    all_fast_us: float  # time of the step with all tensors in fast memory
-    all_slow_us: float  # and in slow memory
+    all_fast: OffloadPlan  # all tensors are in fast memory
     # bytes that the largest operator reads and writes; the least allowed amount of fast memory
     least_bytes: int
-    peak_bytes: int
     # assumed bandwidth of moves in each direction; None without moves
     moves_bytes_per_s: float | None = None
     wire: Wire | None = None  # measured bandwidths of copies; None if not measured
     # results of running the step under these plans; None if it was not run
     run: AsRun | None = None
+
+    @property
+    def all_slow_us(self) -> float:
+        """The predicted time of the step with all tensors in slow memory."""
+        return self.all_fast.time_us + sum(self.costs.slow_us.values())
 
     @property
     def plan(self) -> OffloadPlan:
@@ -144,10 +147,8 @@ def plan_offload(
         plans=tuple(plans),
         curve=tuple(plan for plan in curve.values() if plan is not None),
         unsolved=tuple(amount for amount, plan in curve.items() if plan is None),
-        all_fast_us=life.step_us,
-        all_slow_us=life.step_us + sum(costs.slow_us.values()),
+        all_fast=program.all_fast(program.peak_bytes),
         least_bytes=program.least_bytes,
-        peak_bytes=program.peak_bytes,
         moves_bytes_per_s=moves_bytes_per_s,
     )
 
@@ -203,9 +204,7 @@ class _Program:
         fast = fast_bytes // ALLOCATED_BYTES
         rows = self._memory_rows(fast)
         if not rows:
-            return self._plan(
-                fast_bytes, [False] * len(self.tensors), [False] * len(self.periods), 0.0, True
-            )
+            return self.all_fast(fast_bytes)
         costs = [*(slow_us + _TINY_US for slow_us in self.slow_us), *[_TINY_US] * len(self.periods)]
         solution = _solve(costs, [*rows, *self._other_rows()])
         if solution.x is None:
@@ -218,6 +217,12 @@ class _Program:
         least_us = solution.mip_dual_bound or 0.0
         gap = max(0.0, 1.0 - least_us / added_us) if added_us > _TINY_US * len(costs) else 0.0
         return self._plan(fast_bytes, slow, moved, gap, solution.status == 0)
+
+    def all_fast(self, fast_bytes: int) -> OffloadPlan:
+        """Return the plan with all tensors in fast memory."""
+        return self._plan(
+            fast_bytes, [False] * len(self.tensors), [False] * len(self.periods), 0.0, True
+        )
 
     def _memory_rows(self, fast: int) -> list[Constraint]:
         """Return a constraint for each call that holds more than fast memory, unless another call

@@ -18,13 +18,11 @@ WAITS_SHARE = 0.9
 
 @dataclass(frozen=True)
 class PlanRow:
-    """A plan with its predicted time, and the result of running the step under the plan."""
+    """A plan, and the result of running the step under the plan."""
 
-    plan: OffloadPlan | None  # None: all tensors are in fast memory
-    predicted_us: float  # of the step
+    plan: OffloadPlan
     run: Run | None = None  # None if the step was not run under the plan
     why_not: str = ""  # the reason, if a run was requested
-    deviation: Figure | None = None  # predicted time / measured time - 1
     stayed_fast_bytes: int = 0  # size of the planned slow tensors that had to stay in fast memory
     moved_bytes: int = 0  # bytes that one step copies out; it copies as many back
 
@@ -32,14 +30,17 @@ class PlanRow:
     def moves_told(self) -> str:
         """Number and size of the moves in a step, as text: ``12, 1.20 GB``."""
         return (
-            f"{len(self.plan.moved)}, {count_of(self.moved_bytes, 'B')}"
-            if self.plan and self.plan.moved
-            else "0"
+            f"{len(self.plan.moved)}, {count_of(self.moved_bytes, 'B')}" if self.plan.moved else "0"
         )
 
     @property
     def run_us(self) -> Figure | None:
         return self.run.time_us if self.run is not None else None
+
+    @property
+    def deviation(self) -> Figure | None:
+        """Predicted time / measured time - 1."""
+        return Figure(self.plan.time_us).deviation_from(self.run.time_us) if self.run else None
 
     def run_json(self) -> dict[str, Any] | None:
         if self.run is None or self.deviation is None:
@@ -76,7 +77,7 @@ def offload_json(life: Life, offload_plans: OffloadPlans) -> dict[str, Any]:
             }
             for tensor in offload_plans.slow(life, offload_plans.plan)
         ],
-        "all_fast_us": offload_plans.all_fast_us,
+        "all_fast_us": offload_plans.all_fast.time_us,
         "all_slow_us": offload_plans.all_slow_us,
         "least_bytes": offload_plans.least_bytes,
         "moves_bytes_per_s": offload_plans.moves_bytes_per_s,
@@ -104,7 +105,6 @@ def offload_json(life: Life, offload_plans: OffloadPlans) -> dict[str, Any]:
                 "not_run": row.why_not or None,
             }
             for row in rows
-            if row.plan
         ],
         "run": run
         and {"slow_memory": run.slow_memory, "took_s": run.took_s, "all_fast": all_fast.run_json()},
@@ -117,18 +117,13 @@ def plan_rows(life: Life, offload_plans: OffloadPlans) -> list[PlanRow]:
     ran = offload_plans.run
     runs = (ran.fast, *ran.plans) if ran else [None] * (1 + len(offload_plans.plans))
     rows = []
-    for plan, run in zip((None, *offload_plans.plans), runs, strict=True):
-        row = PlanRow(plan, plan.time_us if plan else offload_plans.all_fast_us)
-        row = replace(
-            row, moved_bytes=sum(sizes[number] for number, _ in (plan.moved if plan else ()))
-        )
+    for plan, run in zip((offload_plans.all_fast, *offload_plans.plans), runs, strict=True):
+        row = PlanRow(plan, moved_bytes=sum(sizes[number] for number, _ in plan.moved))
         if isinstance(run, str):
             row = replace(row, why_not=run)
         elif run is not None:
-            times = row.predicted_us / run.time_us.value
-            deviation = Figure(times - 1, times * run.time_us.relative)
             stayed_bytes = sum(sizes.get(number, 0) for number in run.stayed_fast)
-            row = replace(row, run=run, deviation=deviation, stayed_fast_bytes=stayed_bytes)
+            row = replace(row, run=run, stayed_fast_bytes=stayed_bytes)
         rows.append(row)
     return rows
 

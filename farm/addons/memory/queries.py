@@ -7,6 +7,7 @@ from farm.addons.memory.memory_options import amounts_of, bytes_of
 from farm.addons.memory.step_memory import StepMemory
 from farm.errors import UsageError
 from farm.exchange.packaged import packaged_database
+from farm.models import catalog
 from farm.store.database import Database
 from farm.training.captured_model import no_model
 from farm.training.version import versioned
@@ -55,7 +56,8 @@ def step_memory(
     bytes_per_s = (
         bytes_of("slow_bandwidth", slow_bandwidth, per_second=True) if slow_bandwidth else None
     )
-    step = memories.memory(versioned(variant), card)
+    model = catalog.resolve(variant.model)
+    step = memories.memory(model, versioned(variant, model), card)
     readings = database or packaged_database()
     with readings.read() as session:
         step = memories.with_readings(session, step)

@@ -23,15 +23,16 @@ from farm.types.protocol import Variant
 
 if TYPE_CHECKING:
     from farm.addons.memory.transfers import Wire
+    from farm.models.resolved import ResolvedModel
 
 
 def requested_memory(
-    variant: Variant, options: MemoryOptions, say: Callable[[str], None]
+    model: ResolvedModel, variant: Variant, options: MemoryOptions, say: Callable[[str], None]
 ) -> StepMemory:
-    """Return the memory of a training step, with the results that the options request. Runs the
-    step only for ``run``. `say` shows a message about a slow action, a written file or the origin
-    of readings. Raises the errors of `farm.addons.memory.queries.step_memory`; with ``run``, also
-    those of `farm.addons.memory.step_on_card.step_on`."""
+    """Return the memory of a training step of a model, with the results that the options request.
+    Runs the step only for ``run``. `say` shows a message about a slow action, a written file or the
+    origin of readings. Raises the errors of `farm.addons.memory.queries.step_memory`; with ``run``,
+    also those of `farm.addons.memory.step_on_card.step_on`."""
     if options.out is not None:
         from farm.addons.memory import files  # late: it needs the add-on `pages`
 
@@ -40,14 +41,14 @@ def requested_memory(
         raise UsageError(
             "--what-if-recompute cannot be combined with --recompute.", "Omit one of them."
         )
-    variant = versioned(variant)
+    variant = versioned(variant, model)
     if options.run:
-        step_memory = _run(variant, options, say)
+        step_memory = _run(model, variant, options, say)
     elif options.job:
         with open_database().read() as session:
-            step_memory = memories.of_job(session, variant, options.job)
+            step_memory = memories.of_job(session, model, variant, options.job)
     else:
-        step_memory = _with_readings(memories.memory(variant, options.card or "H200"), say)
+        step_memory = _with_readings(memories.memory(model, variant, options.card or "H200"), say)
     if options.offload_bytes_per_s is not None:
         step_memory = replace(
             step_memory, offload=offload(step_memory.life, options.offload_bytes_per_s)
@@ -76,12 +77,14 @@ def _written(found: StepMemory, options: MemoryOptions) -> Iterator[Path]:
         yield from files.write_all(found, options.out)
 
 
-def _run(variant: Variant, options: MemoryOptions, say: Callable[[str], None]) -> StepMemory:
+def _run(
+    model: ResolvedModel, variant: Variant, options: MemoryOptions, say: Callable[[str], None]
+) -> StepMemory:
     """Capture the step on a card of this host, plan it, and run it under each plan."""
     from farm.addons.memory.step_on_card import step_on  # late: it needs a card
 
     card = chosen_own_cards([options.card] if options.card else [], say)[0]
-    with step_on(card, variant) as step:
+    with step_on(card, model, variant) as step:
         if options.moves:
             say("Measuring the bandwidth of copies, alone and during the step.")
         step_memory = _with_readings(step.memory, say)

@@ -18,10 +18,10 @@ from farm.addons.memory.plans import offload_json
 from farm.addons.memory.slow_costs import MeasuredSlow, read_slow, slow_costs
 from farm.addons.memory.transfers import Offload, Wire
 from farm.errors import CaptureError, TupleRejected, UsageError, did_you_mean
-from farm.models import catalog
 from farm.operators.captured import CapturedCall, CapturedPass, CapturedTensor
 from farm.report import report as reports
 from farm.store import tables
+from farm.store.card_models import peaks_of
 from farm.store.job_ids import find_job
 from farm.subjects.needed import needed_tuple
 from farm.training.tensor_lifetime import Life, PeriodInterval, allocated_peak_bytes
@@ -34,9 +34,10 @@ from farm.types.request import Request
 from farm.types.roofline import median_fingerprint, roofline_of
 from farm.types.tuple import DTYPES, OperatorTuple
 from farm.verdict.corrections import cost_in_model
-from farm.verdict.model_readings import peaks_of, select_for_model
+from farm.verdict.model_readings import select_for_model
 
 if TYPE_CHECKING:
+    from farm.models.resolved import ResolvedModel
     from farm.operators.cost import Cost
 
 LENGTHS_US = (10.0, 100.0, 1e3, 1e4, 1e5)
@@ -111,6 +112,7 @@ class Recomputed:
 class StepMemory:
     """The memory of one training step of a variant."""
 
+    model: ResolvedModel
     variant: Variant
     times: CallTimes
     life: Life
@@ -127,7 +129,7 @@ class StepMemory:
 
     @property
     def title(self) -> str:
-        return catalog.title_of(self.variant)
+        return self.model.title_of(self.variant)
 
     @property
     def peak_bytes(self) -> int:
@@ -356,19 +358,22 @@ def _intervals(least: str, rows: list[PeriodInterval]) -> list[dict[str, Any]]:
     ]
 
 
-def memory(variant: Variant, card: str, capture: CapturedPass | None = None) -> StepMemory:
-    """Return the memory of a step with estimated times. ``card``: a name that contains the name of
-    a card with a data sheet, or "cpu"; ``capture``: the step, extracted on that card; without it,
-    extract the step without a card. Raises `UsageError` if there is no data sheet for that card,
-    and as `farm.training.extract.extract_step`."""
+def memory(
+    model: ResolvedModel, variant: Variant, card: str, capture: CapturedPass | None = None
+) -> StepMemory:
+    """Return the memory of a model's step with estimated times. ``card``: a name that contains
+    the name of a card with a data sheet, or "cpu"; ``capture``: the step, extracted on that card;
+    without it, extract the step without a card. Raises `UsageError` if there is no data sheet for
+    that card, and as `farm.training.extract.extract_step`."""
     return _memory(
+        model,
         variant,
         CallTimes("cpu", "cpu") if card.lower() == "cpu" else CallTimes(card_named(card)),
         capture,
     )
 
 
-def of_job(session: Session, variant: Variant, word: str) -> StepMemory:
+def of_job(session: Session, model: ResolvedModel, variant: Variant, word: str) -> StepMemory:
     """Return the memory of a step with times from a job's readings (of any model); other times are
     estimated. Raises `NoSuchJob` if no job matches `word`; `UsageError` if the job has no reading
     of a tuple of the step, and as `memory`."""
@@ -382,14 +387,14 @@ def of_job(session: Session, variant: Variant, word: str) -> StepMemory:
         if row_of_tuple.time_us is not None:
             all_us[row_of_tuple.subject.operator_id] += row_of_tuple.total_us
             calls[row_of_tuple.subject.operator_id] += row_of_tuple.count
-    model, kind = (card.model, card.device_type) if card else ("", "cuda")
+    card_model, kind = (card.model, card.device_type) if card else ("", "cuda")
     torch = ", ".join(sorted({f"torch {software['torch']}" for software in report.software}))
-    origin = f"job {job.id}, {model}, {torch}, {report.protocol.launch} launch"
+    origin = f"job {job.id}, {card_model}, {torch}, {report.protocol.launch} launch"
     read_us = {tuple_id: all_us[tuple_id] / calls[tuple_id] for tuple_id in all_us}
-    step = _memory(
-        variant, CallTimes(model, kind, read_us, origin, job.id, row.fingerprint if row else None)
-    )
-    step = replace(step, read_peak=_read_peak(session, variant, model))
+    fingerprint = row.fingerprint if row else None
+    times = CallTimes(card_model, kind, read_us, origin, job.id, fingerprint)
+    step = _memory(model, variant, times)
+    step = replace(step, read_peak=_read_peak(session, variant, card_model))
     if not step.read_calls:
         asked = Request.from_json(job.request)
         measured = asked.command().removesuffix(" --reuse none") if asked.variant else asked.title
@@ -459,10 +464,12 @@ def _read_peak(session: Session, variant: Variant, *card_models: str) -> Measure
     return None
 
 
-def _memory(variant: Variant, times: CallTimes, capture: CapturedPass | None = None) -> StepMemory:
-    capture = capture or _captured(variant, times.kind)
-    costs = {tuple_id: _cost_of(spec) for tuple_id, spec in capture.tuples.items()}
-    return StepMemory(variant, times, _life(capture, costs, times), costs)
+def _memory(
+    model: ResolvedModel, variant: Variant, times: CallTimes, capture: CapturedPass | None = None
+) -> StepMemory:
+    capture = capture or _captured(model, variant, times.kind)
+    costs = {tuple_id: _cost_of(capture, spec) for tuple_id, spec in capture.tuples.items()}
+    return StepMemory(model, variant, times, _life(capture, costs, times), costs)
 
 
 def card_named(word: str) -> str:
@@ -524,7 +531,7 @@ def with_fit(found: StepMemory, limit_bytes: int) -> StepMemory:
         if batch == found.variant.batch:
             return found.allocated_peak_bytes
         return allocated_peak_bytes(
-            _captured(replace(found.variant, batch=batch), found.times.kind)
+            _captured(found.model, replace(found.variant, batch=batch), found.times.kind)
         )
 
     return replace(found, fit=largest_batch(peak_of, limit_bytes, found.variant.batch))
@@ -581,9 +588,9 @@ def with_recomputed(found: StepMemory) -> StepMemory:
     blocks. Raises `UsageError` if the model has no list of equal blocks."""
     from farm.training.step import blocks_of
 
-    paths, rows = blocks_of(catalog.build(found.variant)), []
+    paths, rows = blocks_of(found.model.build(found.variant)), []
     for modules in [*paths, ",".join(paths)] if len(paths) > 1 else paths:
-        life = _memory(replace(found.variant, recompute=modules), found.times).life
+        life = _memory(found.model, replace(found.variant, recompute=modules), found.times).life
         times_us = [
             life.times_us[call.index] for call in life.capture.calls if call.part == "recomputation"
         ]
@@ -594,20 +601,20 @@ def with_recomputed(found: StepMemory) -> StepMemory:
     return replace(found, recomputed=tuple(rows))
 
 
-def _captured(variant: Variant, kind: str) -> CapturedPass:
+def _captured(model: ResolvedModel, variant: Variant, kind: str) -> CapturedPass:
     from farm.training.extract import extract_step
 
-    return extract_step(variant, device_type=kind)
+    return extract_step(variant, device_type=kind, model=model)
 
 
-def _cost_of(spec: OperatorTuple) -> Cost:
+def _cost_of(capture: CapturedPass, spec: OperatorTuple) -> Cost:
     """Return the cost of a tuple. For an operator outside the allow-list, count only the bytes of
     its tensors.
     """
-    from farm.operators.cost import Cost, cost
+    from farm.operators.cost import Cost, cost_in
 
     try:
-        return cost(spec)
+        return cost_in(capture, spec)
     except TupleRejected:
         return Cost(0, sum(tensor.distinct_bytes for tensor in spec.tensors))
 

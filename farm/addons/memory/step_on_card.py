@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from farm.addons.memory.requests import PlannedStepRequest, StepCaptureRequest, WireRequest
 from farm.addons.memory.step_memory import StepMemory, memory
@@ -16,8 +17,10 @@ from farm.devices.device import Card
 from farm.errors import UsageError
 from farm.jobs.own_card import hold_card
 from farm.operators.captured import CapturedPass
-from farm.settings import settings
 from farm.types.protocol import Protocol, Subject, Variant
+
+if TYPE_CHECKING:
+    from farm.models.resolved import ResolvedModel
 
 
 @dataclass(frozen=True)
@@ -34,9 +37,7 @@ class StepOnCard:
     def wire(self) -> Wire:
         """Measure the bandwidth of copies between slow and fast memory, alone and during the step,
         or raise `Unmeasurable`."""
-        return self.process.call(
-            WireRequest(self.subject, self.protocol), timeout_s=settings().item_timeout_s
-        )
+        return self.process.call(WireRequest(self.subject, self.protocol))
 
     def run(self, planned: StepMemory) -> StepMemory:
         """Run the step with all tensors in fast memory, and under each plan. Return `planned` with
@@ -55,7 +56,7 @@ class StepOnCard:
             ),
         )
         run = self.process.call(
-            request, timeout_s=settings().item_timeout_s * (1 + len(offload_plans.plans))
+            request, timeout_s=self.process.item_timeout_s * (1 + len(offload_plans.plans))
         )
         return dataclasses.replace(
             planned, offload_plans=dataclasses.replace(offload_plans, run=run)
@@ -63,7 +64,7 @@ class StepOnCard:
 
 
 @contextlib.contextmanager
-def step_on(card: Card, variant: Variant) -> Iterator[StepOnCard]:
+def step_on(card: Card, model: ResolvedModel, variant: Variant) -> Iterator[StepOnCard]:
     """Capture the step of a variant on a card. The card is locked until the end of the block.
     Raises `UsageError` if the card has no slow memory or no data sheet, and `CardBusy`,
     `UnhealthyCard` or `Unmeasurable` if the step cannot run on it."""
@@ -73,9 +74,9 @@ def step_on(card: Card, variant: Variant) -> Iterator[StepOnCard]:
     protocol = Protocol(launch=card.usual_launch)
     with hold_card(card) as process:
         request = StepCaptureRequest(subject, protocol)
-        step = CapturedPass.from_json(process.call(request, timeout_s=settings().item_timeout_s))
+        step = CapturedPass.from_json(process.call(request))
         yield StepOnCard(
-            memory(variant, "cpu" if card.is_cpu else card.model, step),
+            memory(model, variant, "cpu" if card.is_cpu else card.model, step),
             subject,
             protocol,
             process,

@@ -202,12 +202,15 @@ def _plans(found: StepMemory, plans: OffloadPlans) -> Table:
     heads += [">slow tensors", *([">moves per step"] if moves else []), ">solver gap"]
     rows = []
     for row in plan_rows(found.life, plans):
-        size, slow, to_best = "all fast", "0", ""
-        if (plan := row.plan) is not None:
-            size, slow, to_best = _size(plan.fast_bytes), str(len(plan.slow)), percent(plan.gap)
+        plan = row.plan
+        size, to_best = "all fast", ""
+        if plan is not plans.all_fast:
+            size, to_best = _size(plan.fast_bytes), percent(plan.gap)
         as_run = (interval(row.run_us, TIME), gap(row.deviation)) if ran else ()
         more = [row.moves_told] if moves else []
-        rows.append((size, quantity(row.predicted_us, TIME), *as_run, slow, *more, to_best))
+        rows.append(
+            (size, quantity(plan.time_us, TIME), *as_run, str(len(plan.slow)), *more, to_best)
+        )
     return tables.ruled(heads, rows, drops=("solver gap", "slow tensors"))
 
 
@@ -221,7 +224,7 @@ def _curve(plans: OffloadPlans) -> Table:
     )
     rows = []
     for plan in plans.curve:
-        times = quantity(plan.time_us, TIME), f"{plan.time_us / plans.all_fast_us:.3f}"
+        times = quantity(plan.time_us, TIME), f"{plan.time_us / plans.all_fast.time_us:.3f}"
         rows.append((_size(plan.fast_bytes), *times, str(len(plan.slow)), percent(plan.gap)))
     return tables.ruled(heads, rows, drops=("solver gap",))
 

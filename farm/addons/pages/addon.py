@@ -1,6 +1,6 @@
 """The add-on `pages`: results as pages and drawings."""
 
-from farm.extensions import AddOn, Command
+from farm.types.add_on import AddOn, Command
 
 ADD_ON = AddOn(
     "pages",

@@ -13,7 +13,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from farm.addons.pages import COLOURS, GREY
 from farm.errors.safe_text import printable
@@ -24,8 +24,10 @@ from farm.store.database import by_key
 from farm.types.figure import Figure, value_of
 from farm.types.format import ENERGY, TIME, Units, count_of, fitting_unit, gap, percent, quantity
 from farm.types.roofline import Roofline
-from farm.verdict.cost_line import CostLine
-from farm.verdict.verdict import Comparison
+
+if TYPE_CHECKING:
+    from farm.verdict.cost_line import CostLine
+    from farm.verdict.verdict import Comparison
 
 Chart = dict[str, Any]
 Legend = list[tuple[str, str]]  # names with their colours

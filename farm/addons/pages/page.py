@@ -53,7 +53,6 @@ from farm.types.protocol import Protocol
 from farm.types.request import Request
 from farm.types.roofline import Roofline, median_fingerprint
 from farm.types.tuple import dtype_of_call
-from farm.verdict.job_results import JobResults
 
 _STEP = "Name an .html file in a folder that you may write to."
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -85,8 +84,7 @@ class JobPage:
 
 def job_page(session: Session, report: Report) -> JobPage:
     """Collect the values of a job that a page shows."""
-    job = session.get_one(tables.Job, report.job_id)
-    peaks = JobResults(session, job, job.round).roofline
+    peaks = report.roofline
     fingerprints = [
         session.get_one(tables.CardRow, card.id).fingerprint for card in report.cards[:1]
     ]

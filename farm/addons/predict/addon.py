@@ -1,6 +1,6 @@
 """The add-on `predict`: estimates of models, and predictions of operators without a reading."""
 
-from farm.extensions import AddOn, Command
+from farm.types.add_on import AddOn, Command
 
 _GROUP = "Ask, without measuring"
 

@@ -120,6 +120,13 @@ def describe(
     bytes_moved = _bytes_touched(short_name, spec, bytes_moved)
     attends = family.startswith("attention")
     mask, causal, drops = attention_options(short_name, spec) if attends else (None, False, False)
+    masked = 0.0
+    if mask is not None:
+        masked = 0.5 if mask["dtype"] == "bool" else 1.0
+    written_share = 0.0
+    if bytes_moved:
+        read_bytes = sum(map(_bytes, spec.get("tensors") or []))
+        written_share = max(0.0, 1 - read_bytes / bytes_moved)
     return CallDescription(
         operator_id=operator_id,
         operator=short_name,
@@ -129,12 +136,10 @@ def describe(
         data_class=data_class,
         training=bool(spec.get("training")),
         itemsize_bytes=DTYPES[dtype][0] if dtype in DTYPES else 4,
-        masked=0.0 if mask is None else 0.5 if mask["dtype"] == "bool" else 1.0,
+        masked=masked,
         causal=causal,
         drops=drops,
-        written_share=max(0.0, 1 - sum(map(_bytes, spec.get("tensors") or [])) / bytes_moved)
-        if bytes_moved
-        else 0.0,
+        written_share=written_share,
         **_work(card, short_name, spec, dtype, flops, bytes_moved, tf32),
         **_memory(short_name, spec, output),
         **_shape(short_name, spec, output),
@@ -224,17 +229,20 @@ def _shape(short_name: str, spec: Mapping[str, Any], output: Sequence[int]) -> d
     tensors, inputs = spec.get("tensors") or [], _given(spec)
     first = tuple(inputs[0]["shape"]) if inputs else ()
     along_last, along = _along(spec, first)
-    width = 0
+    last_size = first[-1] if first else 1
+    rows = math.prod(first[:-1])
     if operator_type(short_name) == "embedding" and len(tensors) > 1:
-        width = max(tensors, key=_bytes)["shape"][-1]
         first = tuple(min(tensors, key=_bytes)["shape"])
+        width = max(tensors, key=_bytes)["shape"][-1]
+        last_size = width or (first[-1] if first else 1)
+        rows = math.prod(first) if width else math.prod(first[:-1])
     window, stride, dilation = _window(short_name, spec)
     image = inputs and len(inputs[0]["shape"]) >= 4
     return {
         "along_last": along_last,
         "along": along,
-        "last_size": width or (first[-1] if first else 1),
-        "rows": math.prod(first) if width else math.prod(first[:-1]) if first else 1,
+        "last_size": last_size,
+        "rows": rows,
         "batch": first[0] if first else 1,
         "window": window,
         "stride": stride,

@@ -39,6 +39,8 @@ from farm.errors import FarmError, NoReadings
 from farm.exchange.packaged import packaged_database
 from farm.requests.memory import MemoryNeed, memory_need
 from farm.requests.partial_request import default_data
+from farm.store.captures import known_tuples
+from farm.store.card_models import card_bytes, peaks_of
 from farm.store.content import stored_software
 from farm.store.database import read_clock_s
 from farm.types.card_kind import device_type_of
@@ -49,15 +51,7 @@ from farm.types.protocol import Protocol, Software, Variant
 from farm.types.request import Request
 from farm.types.roofline import Roofline
 from farm.types.tuple import NeededTuple
-from farm.verdict.model_readings import (
-    SelectedReadings,
-    card_bytes,
-    known_tuples,
-    left_out,
-    peaks_of,
-    protocols_like,
-    select_for_model,
-)
+from farm.verdict.model_readings import SelectedReadings, left_out, protocols_like, select_for_model
 
 
 def estimate(
@@ -118,10 +112,13 @@ def estimate(
     if result.missing and (predictor is None or predictor.software is None):
         bound = "count with a lower bound (the roofline)"
         why = bound if predictor else f"have no reading, and {unfilled}"
-        share = f"{percent(1 - result.coverage)} of the estimated cost"
-        reason = f"{len(result.missing)} of {result.tuples} tuples ({share}) {why}."
-        result = replace(result, incomplete_reason=reason)
+        result = replace(result, incomplete_reason=_incomplete_reason(result, why))
     return model.with_routing(result)
+
+
+def _incomplete_reason(result: Estimate, why: str) -> str:
+    share = f"{percent(1 - result.coverage)} of the estimated cost"
+    return f"{len(result.missing)} of {result.tuples} tuples ({share}) {why}."
 
 
 def _tuples_of(

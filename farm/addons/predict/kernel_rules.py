@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from farm.addons.predict.families import operator_family, operator_type
-from farm.operators.matrix_products import Products, matrix_product
+from farm.types.matrix_products import Products, matrix_product
 from farm.types.tuple import (
     DTYPES,
     contiguous_stride,
@@ -273,8 +273,10 @@ def _list_launches(spec: Mapping[str, Any]) -> tuple[int, int]:
             left -= _FITTED.chunk
             blocks += 1
             if blocks == _FITTED.blocks or (tensors == most and left <= 0):
-                launches, chunks = launches + 1, chunks + largest
-                tensors, blocks, largest = int(left > 0), 0, 0
+                launches += 1
+                chunks += largest
+                tensors = int(left > 0)  # the next launch continues with this tensor
+                blocks = largest = 0
     return launches + (blocks > 0), chunks + largest
 
 
@@ -282,16 +284,16 @@ def _aligned(tensors: Sequence[Tensor], products: Products | None) -> bool:
     """True if every row of the factors has an alignment that tensor cores can load."""
     if products is not None and min(products.m, products.n) == 1:  # a vector: no tensor core
         return True
-    widths = [products.n * 2] if products is not None else []
+    row_bytes = [products.n * 2] if products is not None else []
     for tensor in tensors:
-        if len(tensor["shape"]) > 1:
-            strides = sorted(
-                stride
-                for stride, size in zip(_stride(tensor), tensor["shape"], strict=True)
-                if size > 1
-            )
-            widths += [stride * DTYPES[tensor["dtype"]][0] for stride in strides if stride > 1][:1]
-    return all(width % _FITTED.aligned_bytes == 0 for width in widths)
+        shape = tensor["shape"]
+        if len(shape) < 2:
+            continue
+        strides = zip(_stride(tensor), shape, strict=True)
+        between_rows = [stride for stride, size in strides if size > 1 and stride > 1]
+        if between_rows:
+            row_bytes.append(min(between_rows) * DTYPES[tensor["dtype"]][0])
+    return all(number % _FITTED.aligned_bytes == 0 for number in row_bytes)
 
 
 def products_of(short_name: str, spec: Mapping[str, Any]) -> Products | None:
@@ -386,9 +388,9 @@ def _function_output(shapes: Sequence[Sequence[int]], spec: Mapping[str, Any]) -
 def argument(spec: Mapping[str, Any], position: int, name: str) -> Any:
     """Return an argument by its position, or by its name among the keywords."""
     arguments = spec.get("arguments") or ()
-    return (
-        arguments[position] if position < len(arguments) else (spec.get("keywords") or {}).get(name)
-    )
+    if position < len(arguments):
+        return arguments[position]
+    return (spec.get("keywords") or {}).get(name)
 
 
 def _number(spec: Mapping[str, Any], position: int, name: str, default: Any) -> Any:

@@ -15,13 +15,13 @@ from farm.errors import UsageError
 from farm.exchange.packaged import first_answer
 from farm.operators.cost import cost
 from farm.requests.partial_request import usual_variant
+from farm.store.card_models import peaks_of
 from farm.store.database import Database
 from farm.subjects.needed import needed_tuple
 from farm.training.captured_model import CapturedModel, as_captured_for, no_model
 from farm.training.version import versioned
 from farm.types.protocol import Variant
 from farm.types.tuple import OperatorTuple
-from farm.verdict.model_readings import peaks_of
 
 
 def estimate(

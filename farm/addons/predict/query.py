@@ -48,6 +48,7 @@ from farm.exchange.packaged import (
 from farm.settings import settings
 from farm.settings.shared_files import replacing_file
 from farm.store import tables
+from farm.store.card_models import card_model_named, peaks_of
 from farm.store.columns import OF_TUPLES, OPERATOR, PROTOCOL, READING
 from farm.store.database import Database, open_database
 from farm.store.reuse import sound_readings
@@ -55,7 +56,6 @@ from farm.types.card_kind import usual_launch
 from farm.types.data_sheets import data_sheets, sheet_of
 from farm.types.protocol import Protocol, Variant
 from farm.types.tuple import NeededTuple
-from farm.verdict.model_readings import card_model_named, peaks_of
 
 FILLS = ("auto", "none", "roofline")
 # readings of one card from which its power is predicted apart from that of its model
@@ -353,14 +353,14 @@ def training_set(
         None,
     )
     if chosen is None:
+        problem = f"The database has no operator readings on {model}"
+        if torch:
+            problem += f" with torch {torch}"
         versions = ", ".join(sorted({data.conditions.software.torch for data in data_sets}))
-        raise UsageError(
-            f"The database has no operator readings on {model}"
-            + (f" with torch {torch}." if torch else "."),
-            f"Choose a torch version that has readings: {versions}."
-            if versions
-            else "Measure a model: farm run resnet18.",
-        )
+        step = "Measure a model: farm run resnet18."
+        if versions:
+            step = f"Choose a torch version that has readings: {versions}."
+        raise UsageError(f"{problem}.", step)
     return chosen, measured_models(session, chosen.card, chosen.conditions)
 
 

@@ -288,7 +288,11 @@ def _predicted_call(entry: MissingTuple) -> str:
     if call is None or call.time_us.low is None or call.time_us.high is None:
         return quantity(entry.predicted_us, TIME)
     low, high = quantity(call.time_us.low, TIME), quantity(call.time_us.high, TIME)
-    mark = ("; far" if call.far else "") if call.known else "; no reading of this operator type"
+    mark = ""
+    if not call.known:
+        mark = "; no reading of this operator type"
+    elif call.far:
+        mark = "; far"
     return f"{quantity(entry.predicted_us, TIME)} ({low} to {high}{mark})"
 
 
@@ -307,7 +311,9 @@ def curve(found: Sequence[Estimate]) -> RenderableType:
             if estimate.per_token.tokens
             else []
         )
-        cards = [str(estimate.memory.cards) if estimate.memory else NOTHING] if too_large else []
+        cards = []
+        if too_large:
+            cards = [str(estimate.memory.cards) if estimate.memory else NOTHING]
         predicted_share = (
             percent(1 - _measured(estimate)) if estimate.shares or estimate.whole else NOTHING
         )

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from farm.addons.predict.kernel_rules import KernelPlan, constants
-from farm.operators.matrix_products import Products
 from farm.types.card_kind import OfCardKind
 from farm.types.data_sheets import data_sheet
 from farm.types.fingerprint import sound_fingerprint
+from farm.types.matrix_products import Products
 from farm.types.roofline import Roofline, roofline_of
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from farm.benchmark.clock import eager_time_us
 from farm.benchmark.phases.base import FigurePhase, Measurement
+from farm.devices.quiet import quiet
 from farm.types.details import Details
 
 
@@ -19,5 +20,6 @@ class EagerLaunch(FigurePhase):
         return measurement.windows.cuda and measurement.workload.replayed
 
     def measure(self, measurement: Measurement, details: Details) -> Details:
-        time_us = eager_time_us(measurement.passes.first, measurement.torch_device)
+        with quiet():  # launches take longer beside compilations of the host
+            time_us = eager_time_us(measurement.passes.first, measurement.torch_device)
         return replace(details, timing=replace(details.timing, eager_time_us=time_us))

@@ -18,9 +18,11 @@ from farm.types.protocol import Protocol, Subject, Variant
 TUPLE, MODEL, STEP, COMPILED = MeasuredTuple(), ModelVariant(), TrainingStep(), CompiledModel()
 
 
-def kind_of_subject(subject: Subject) -> SubjectKind:
-    """The kind of a subject."""
-    return kind_of_variant(Variant.from_json(subject.spec)) if subject.whole else TUPLE
+def kind_of_subject(subject: Subject, offload: Offload | None = None) -> SubjectKind:
+    """The kind of a subject. ``offload`` puts tensors of a tuple in slow memory."""
+    if subject.whole:
+        return kind_of_variant(Variant.from_json(subject.spec))
+    return TUPLE if offload is None else MeasuredTuple(offload)
 
 
 def kind_of_variant(variant: Variant) -> WholeModel:
@@ -34,7 +36,7 @@ def passes_of(
     subject: Subject, protocol: Protocol, device: torch.device, offload: Offload | None = None
 ) -> Passes:
     """Build the passes of a subject. Raises as `SubjectKind.passes`."""
-    return kind_of_subject(subject).passes(subject, protocol, device, offload)
+    return kind_of_subject(subject, offload).passes(subject, protocol, device)
 
 
 def prepare(

@@ -3,7 +3,7 @@
 `farm.benchmark.subjects.kind_of_subject` is the only place that decides by the kind. Example::
 
     class Silence(SubjectKind):
-        def passes(self, subject, protocol, device, offload=None):
+        def passes(self, subject, protocol, device):
             return Passes(lambda: time.sleep(0.001))
 
         def policy(self, protocol, stopping):
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import torch
 
-from farm.benchmark.passes import Offload, Passes
+from farm.benchmark.passes import Passes
 from farm.benchmark.phases.base import Phase
 from farm.benchmark.policies import WindowPolicy
 from farm.types.protocol import Protocol, Stopping, Subject
@@ -30,13 +30,7 @@ class SubjectKind(ABC):
     """What differs between kinds of subjects while they are measured."""
 
     @abstractmethod
-    def passes(
-        self,
-        subject: Subject,
-        protocol: Protocol,
-        device: torch.device,
-        offload: Offload | None = None,
-    ) -> Passes:
+    def passes(self, subject: Subject, protocol: Protocol, device: torch.device) -> Passes:
         """Build the passes of a subject with the data of the protocol, under `passes.applied`.
 
         Raises:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farm.benchmark.passes import (
-    Offload,
     Passes,
     as_launched,
     numeric_flags,
@@ -32,13 +31,7 @@ class CompiledModel(WholeModel):
 
     has_host_steps = False
 
-    def passes(
-        self,
-        subject: Subject,
-        protocol: Protocol,
-        device: torch.device,
-        offload: Offload | None = None,
-    ) -> Passes:
+    def passes(self, subject: Subject, protocol: Protocol, device: torch.device) -> Passes:
         return compiled_passes(subject, protocol, device)
 
     def observation(

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 
 from farm.benchmark.passes import (
-    Offload,
     Pass,
     Passes,
     as_launched,
@@ -80,13 +79,7 @@ class WholeModel(SubjectKind):
 class ModelVariant(WholeModel):
     """The forward pass of a model."""
 
-    def passes(
-        self,
-        subject: Subject,
-        protocol: Protocol,
-        device: torch.device,
-        offload: Offload | None = None,
-    ) -> Passes:
+    def passes(self, subject: Subject, protocol: Protocol, device: torch.device) -> Passes:
         return variant_passes(subject, protocol, device)
 
     def observation(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -48,17 +48,15 @@ if TYPE_CHECKING:
 MOST_CALL_S = 300.0  # of one call; as the time limit of an item
 
 
+@dataclass(frozen=True)
 class MeasuredTuple(SubjectKind):
-    """An operator tuple: hundreds belong to a model, so their windows are short."""
+    """An operator tuple: hundreds belong to a model, so their windows are short. ``offload`` puts
+    the tensors of a placement in slow memory; None: this process cannot."""
 
-    def passes(
-        self,
-        subject: Subject,
-        protocol: Protocol,
-        device: torch.device,
-        offload: Offload | None = None,
-    ) -> Passes:
-        return operator_passes(subject, protocol, device, offload)
+    offload: Offload | None = None
+
+    def passes(self, subject: Subject, protocol: Protocol, device: torch.device) -> Passes:
+        return operator_passes(subject, protocol, device, self.offload)
 
     def policy(self, protocol: Protocol, stopping: Stopping) -> WindowPolicy:
         if protocol.slow_tensors:
@@ -91,13 +89,7 @@ def operator_passes(
     kind = kind_of(spec)
     if kind.cards(spec) > 1:
         check_cards("The collective", kind.cards(spec))
-    compiled = compiled_pass_with(subject, device) if subject.compiled else None
-    if protocol.data == "copied" and compiled is None:
-        raise Unmeasurable(
-            "not_available",
-            "--data copied needs a compiled model.",
-            "Give --data seen, or --compile.",
-        )
+    compiled = _compiled_pass(subject, protocol, device)
     _check_memory(spec, device)
     rebuilt = rebuild(spec, device)
     if compiled is not None:
@@ -118,8 +110,10 @@ def operator_passes(
         run = _restoring
     residency = protocol.residency
     stream, copies_weights = residency == "stream", bool(rebuilt.weights)
-    without = not kind.standalone or placement
-    steps = HostSteps(device) if without else host_steps(run(rebuilt), protocol, device)
+    if not kind.standalone or placement:
+        steps = HostSteps(device)  # none
+    else:
+        steps = host_steps(run(rebuilt), protocol, device)
     passes = Passes(
         first=steps.around(run(rebuilt)),
         copy=lambda index: steps.around(
@@ -140,6 +134,21 @@ def operator_passes(
         pool=offloaded.pool,
         keep=offloaded.memory,
     )
+
+
+def _compiled_pass(
+    subject: Subject, protocol: Protocol, device: torch.device
+) -> CompiledPass | None:
+    """The pass of the compiled model that the tuple belongs to; None for other tuples."""
+    if subject.compiled:
+        return compiled_pass_with(subject, device)
+    if protocol.data == "copied":
+        raise Unmeasurable(
+            "not_available",
+            "--data copied needs a compiled model.",
+            "Give --data seen, or --compile.",
+        )
+    return None
 
 
 def _check_memory(spec: OperatorTuple, device: torch.device) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING
 
 import torch
 
 from farm.benchmark.passes import (
-    Offload,
     Pass,
     Passes,
     as_launched,
@@ -26,20 +24,11 @@ from farm.types.details import Details, MemoryUse
 from farm.types.protocol import Protocol, Subject, Variant
 from farm.types.tensor_kinds import bytes_of, is_plain
 
-if TYPE_CHECKING:
-    pass
-
 
 class TrainingStep(WholeModel):
     """One training step of a model."""
 
-    def passes(
-        self,
-        subject: Subject,
-        protocol: Protocol,
-        device: torch.device,
-        offload: Offload | None = None,
-    ) -> Passes:
+    def passes(self, subject: Subject, protocol: Protocol, device: torch.device) -> Passes:
         return step_passes(Variant.from_json(subject.spec), protocol, device)
 
     def observation(

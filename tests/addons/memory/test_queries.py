@@ -15,7 +15,7 @@ def test_a_step_is_planned_within_a_share_of_its_peak() -> None:
     found = farm.step_memory(STEP, fast="90%", slow_bandwidth="55GB/s")
     assert found.offload_plans is not None
     (plan,) = found.offload_plans.plans
-    assert plan.peak_bytes <= plan.fast_bytes < found.offload_plans.peak_bytes
+    assert plan.peak_bytes <= plan.fast_bytes < found.offload_plans.all_fast.peak_bytes
     assert plan.slow
     assert found.to_json()["placement"]["plans"]
 

@@ -15,8 +15,8 @@ from farm.addons.predict.kernel_rules import KernelPlan, attention_options, prod
 from farm.addons.predict.query import training_set, write_dataset
 from farm.addons.predict.tile_roofline import card_model, tile_roofline
 from farm.errors import UsageError
-from farm.operators.matrix_products import Products
 from farm.store.data_columns import DATASET
+from farm.types.matrix_products import Products
 from farm.types.protocol import Variant
 from tests.report import filled
 

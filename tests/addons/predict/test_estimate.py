@@ -20,15 +20,17 @@ from farm.errors import NoReadings, UsageError
 from farm.models import catalog
 from farm.settings import settings
 from farm.store import tables
+from farm.store.captures import known_tuples
+from farm.store.card_models import card_model_named
 from farm.store.database import newest_schema, read_clock_s
 from farm.types.details import Burst, Details
 from farm.types.figure import Figure
 from farm.types.protocol import Protocol
 from farm.types.roofline import roofline_of
-from farm.verdict.cost_line import TupleView
-from farm.verdict.figures import Part, ReadingView
+from farm.verdict.cost_line import CostLine, TupleView
+from farm.verdict.figures import ReadingView
 from farm.verdict.gap_errors import BETWEEN_JOBS
-from farm.verdict.model_readings import SelectedReadings, card_model_named, known_tuples
+from farm.verdict.model_readings import SelectedReadings
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import filled
 
@@ -411,8 +413,8 @@ def test_tuples_at_the_power_limit_count_as_in_bursts_as_far_as_the_mean_power_a
     product = ReadingView(Figure(1000.0), Figure(700.0), details=Details(burst=burst))
     other = ReadingView(Figure(others_us), Figure(0.4 * others_us))
     parts = [
-        Part(TupleView("a", "mm", "mm"), 1, product),
-        Part(TupleView("b", "add", "add"), 1, other),
+        CostLine.of_reading(TupleView("a", "mm", "mm"), 1, product),
+        CostLine.of_reading(TupleView("b", "add", "add"), 1, other),
     ]
     found = sum_of_readings(SelectedReadings(5, "", parts, {}, [], 0, 0), "graph")
     assert found.cost.time_us.value == pytest.approx(others_us + 1000.0 - 200.0 * share, rel=0.01)
@@ -424,7 +426,7 @@ def test_tuples_at_the_power_limit_count_as_in_bursts_as_far_as_the_mean_power_a
     assert "of the way from loops to bursts" in found.notes[0]
     # no power limit can be so low
     product = ReadingView(Figure(2000.0), Figure(2000.0))
-    hungry = Part(TupleView("c", "mm", "mm"), 1, product)
+    hungry = CostLine.of_reading(TupleView("c", "mm", "mm"), 1, product)
     selected = SelectedReadings(5, "", [*parts, hungry], {}, [], 0, 0)
     assert sum_of_readings(selected, "graph").cost.time_us.value == pytest.approx(
         others_us + 3000.0, rel=0.01
