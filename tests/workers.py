@@ -82,7 +82,7 @@ BUSY = (
     ("corpus/test_corpus.py",),
     ("security/test_forged_tuples.py",),
     ("cli/test_compiled.py",),
-    ("test_tutorial.py",),
+    ("test_shown_output.py",),
     ("jobs/test_moving.py",),
     ("jobs/test_items.py",),
 )

@@ -28,6 +28,11 @@ from farm.training.version import versioned
 from farm.types.collective import COLLECTIVES
 from farm.types.protocol import Protocol, Stopping, Subject, content_id
 
+
+def pids_of(group):
+    return [process.pid for process in group._ranks]
+
+
 EAGER = Protocol(launch="eager")
 SHORT = Stopping(warm_up_s=0.02, minimum_s=0.02, maximum_s=0.1, time_half_width=0.5)
 TINY = {
@@ -169,7 +174,7 @@ def ending(group, subject, act, during="window", timeout_s=60.0):
             act()
 
     group.wait_ready()
-    pids = group.pids
+    pids = pids_of(group)
     with pytest.raises((Unmeasurable, KeyboardInterrupt)) as caught:
         group.measure(subject, EAGER, endless, timeout_s=timeout_s, on_phase=on_phase)
     assert not group.alive
@@ -181,7 +186,9 @@ def ending(group, subject, act, during="window", timeout_s=60.0):
     reason="two benchmark processes import torch; simulated cards show the same without it"
 )
 def test_a_killed_rank_ends_the_group_with_the_reason(pair):
-    error = ending(pair, collective("all_reduce"), lambda: os.kill(pair.pids[1], signal.SIGKILL))
+    error = ending(
+        pair, collective("all_reduce"), lambda: os.kill(pids_of(pair)[1], signal.SIGKILL)
+    )
     assert error.reason == "crashed"
     assert error.message.startswith("Rank 1 of 2")
     assert "SIGKILL" in error.message
@@ -189,7 +196,7 @@ def test_a_killed_rank_ends_the_group_with_the_reason(pair):
 
 def test_a_rank_that_hangs_ends_the_group_at_the_time_limit(simulated_pair):
     def stop():
-        os.kill(simulated_pair.pids[1], signal.SIGSTOP)
+        os.kill(pids_of(simulated_pair)[1], signal.SIGSTOP)
 
     error = ending(simulated_pair, simulated(simulate="slow"), stop, "rebuild", 4.0)
     assert error.reason == "hung"
@@ -218,7 +225,7 @@ def test_a_group_of_simulated_cards_sums_their_energies():
         folder = group._folder
         left = tempfile.mkdtemp(prefix="farm-group-")  # of a process that was killed
         assert os.stat(folder).st_mode & 0o777 == 0o700
-        threading.Timer(0.5, os.kill, (group.pids[2], signal.SIGKILL)).start()
+        threading.Timer(0.5, os.kill, (pids_of(group)[2], signal.SIGKILL)).start()
         with pytest.raises(Unmeasurable, match=r"Rank 2 of 3 on SIM-here-2.*SIGKILL") as caught:
             group.measure(simulated(simulate="hang"), Protocol(), Stopping(), timeout_s=60.0)
         assert caught.value.reason == "crashed"
@@ -243,7 +250,7 @@ def test_the_ranks_of_an_item_wait_for_the_next_one_on_the_same_cards(monkeypatc
             group.wait_ready()
             if error is not None:
                 raise error
-            return group.pids
+            return pids_of(group)
 
     first = pids(0, 1)
     assert pids(0, 1) == first
