@@ -171,10 +171,16 @@ def quantized(model: nn.Module, variant: Variant) -> nn.Module:
 
 
 def linear_layers(model: nn.Module) -> list[nn.Linear]:
-    """The layers that torchao quantises."""
+    """The layers that torchao quantises. The output of `torch.nn.MultiheadAttention` is none: the
+    attention reads its weight itself."""
     from torch import nn
 
-    return [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    read_by_others = nn.modules.linear.NonDynamicallyQuantizableLinear
+    return [
+        layer
+        for layer in model.modules()
+        if isinstance(layer, nn.Linear) and not isinstance(layer, read_by_others)
+    ]
 
 
 def _accepts(scheme: Scheme, layer: nn.Linear) -> bool:
