@@ -142,7 +142,7 @@ def layers(
 
     from farm.benchmark import verification
     from farm.benchmark.subjects.model_variant import build_variant
-    from farm.operators.observed_values import describe_values
+    from farm.training.observed_values import describe_values
     from farm.types.value_profiles import class_of
 
     subject = Subject("variant", variant.id, variant.to_json())

@@ -78,7 +78,7 @@ BUSY = (
         "cli/test_documented_commands.py",
         "exchange/test_export.py",
     ),
-    ("test_tutorial.py",),
+    ("test_shown_output.py",),
     ("jobs/test_moving.py",),
     ("jobs/test_items.py",),
 )

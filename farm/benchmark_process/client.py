@@ -125,11 +125,6 @@ class BenchmarkProcess:
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
-    @property
-    def complaints(self) -> str:
-        """The last lines that the process wrote to standard error."""
-        return "\n".join(self._complaints)
-
     def start(self) -> None:
         """Start the process and return at once. The process imports its modules in the
         background.

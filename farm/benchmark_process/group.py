@@ -67,10 +67,6 @@ class BenchmarkGroup:
         return bool(self._ranks) and all(process.alive for process in self._ranks)
 
     @property
-    def pids(self) -> tuple[int | None, ...]:
-        return tuple(process.pid for process in self._ranks)
-
-    @property
     def unhealthy(self) -> str:
         """The faults that the health checks found; "" if all cards passed."""
         return " ".join(

@@ -185,7 +185,7 @@ def _observe_values(
         if session.exec(unseen).first() is None:
             return
         row = session.get(tables.ModelVariant, variant.id)
-    from farm.operators.observed_values import observe_values
+    from farm.training.observed_values import observe_values
 
     values = observe_values(variant, row.flops if row else 0, model)
     if values is None:

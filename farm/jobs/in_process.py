@@ -421,7 +421,7 @@ def _store(
     with database.write() as session:
         capture_id = store_extraction(session, model.variant, extraction, capture)
     if how.data == "seen":
-        from farm.operators.observed_values import watch_values
+        from farm.training.observed_values import watch_values
 
         with captured_code():
             seen = watch_values(copy.deepcopy(model.model), model.args, dict(model.kwargs))

@@ -51,6 +51,7 @@ from farm.types.roofline import Roofline, roofline_of
 ITEM_OVERHEAD_S = 0.2
 #: The same of a whole model, with its window; on GPUs also with the verification and the replays.
 WHOLE_S, WHOLE_ON_GPU_S = 5.0, MEASURED["whole"].value
+COMPILE_ON_GPU_S = MEASURED["compile"].value
 #: The least precise half-width of a tuple's time, and the share of the sum's interval that its
 #: tuples may use up. The rest is for errors that they share.
 LEAST_PRECISE, OF_TUPLES = 0.1, 0.5
@@ -311,7 +312,7 @@ class _Planner:
         """Let the items be as precise as the time budget of the job allows, without that of the
         whole model.
         """
-        left_s = self.request.budget_s - _whole_s(self.cards)
+        left_s = self.request.budget_s - _whole_s(self.cards, self.request.stopping, ItemRole.WHOLE)
         within = 0.0
         while self._set_precision(items, measurements, calls_us, within) > left_s:
             if within >= LEAST_PRECISE:
@@ -359,7 +360,7 @@ class _Planner:
         subject: dict[str, Any] = {
             "subject_kind": "variant",
             "subject_id": request.variant.id,
-            "expected_s": _whole_s(cards),
+            "expected_s": _whole_s(cards, request.stopping, role),
             "protocol_id": store_protocol(session, request.protocol.of_whole),
         }
         number = max(request.variant.cards, request.protocol.cards)
@@ -460,5 +461,10 @@ def _expected_s(stopping: Stopping, call_us: float) -> float:
     return ITEM_OVERHEAD_S + stopping.warm_up_s + window_s
 
 
-def _whole_s(cards: Sequence[CardRow]) -> float:
-    return WHOLE_ON_GPU_S if cards[0].is_gpu else WHOLE_S
+def _whole_s(cards: Sequence[CardRow], stopping: Stopping, role: ItemRole) -> float:
+    """The expected time of a whole model's item, or of the item that compiles it. Unit: s."""
+    if not cards[0].is_gpu:
+        return WHOLE_S
+    if role == ItemRole.COMPILE:
+        return COMPILE_ON_GPU_S
+    return WHOLE_ON_GPU_S + stopping.warm_up_s + stopping.shortest_s

@@ -201,13 +201,3 @@ def example_inputs(model: Variant | str, *, device: str | torch.device = "meta")
     """
     chosen = variant(model) if isinstance(model, str) else model
     return resolve(chosen.model).example_inputs(chosen, device=device)
-
-
-def meta_inputs(variant: Variant) -> tuple[Any, ...]:
-    """See `ResolvedModel.meta_inputs`."""
-    return resolve(variant.model).meta_inputs(variant)
-
-
-def title_of(variant: Variant) -> str:
-    """See `ResolvedModel.title_of`."""
-    return resolve(variant.model).title_of(variant)

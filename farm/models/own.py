@@ -237,7 +237,7 @@ def made(name: str) -> UserModel:
     """Call the function of a model. Raises `SettingsError` if the function raises an error, or
     returns no module, and `UnsupportedModel` if the model takes too much memory while it is built.
     """
-    from farm.models import torch_settings
+    from farm.types import torch_settings
 
     target = _targets()[name]
     try:

@@ -40,7 +40,7 @@ def user_code() -> Iterator[None]:
 def captured_code() -> Iterator[None]:
     """As `user_code`, for a capture: raises `CaptureError` if the code would end this process, and
     restores the settings of PyTorch that it changes."""
-    from farm.models.torch_settings import restored
+    from farm.types.torch_settings import restored
 
     try:
         with user_code(), restored():

@@ -104,7 +104,7 @@ class UserModules:
         if module_name in sys.modules:
             module = importlib.import_module(module_name)
         else:
-            from farm.models.torch_settings import restored
+            from farm.types.torch_settings import restored
 
             with seeded(), restored() as changed:
                 module = importlib.import_module(module_name)

@@ -50,7 +50,6 @@ from farm.errors import (
     location_of_model,
     told,
 )
-from farm.models import torch_settings
 from farm.operators import deciding_values, higher_order
 from farm.operators.captured import CallTrace, CapturedCall, CapturedPass, CapturedTensor
 from farm.operators.cost import new_bytes, operator_flops, shapes_of
@@ -77,6 +76,7 @@ from farm.subjects.encoding import (
     tensors_in,
 )
 from farm.subjects.registry import KINDS, kind_of, recorded_as
+from farm.types import torch_settings
 from farm.types.replacement import replaced
 from farm.types.tensor_kinds import (
     WRAPPERS,

@@ -21,7 +21,6 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from farm.errors import CaptureError, Unmeasurable, UsageError
-from farm.models.texts import spreading_step
 from farm.operators.capture import FunctionAsModel, capture
 from farm.operators.cost import Cost, cost, cost_of_run
 from farm.operators.rebuild import MOST_BYTES, needed_bytes, written_inputs
@@ -36,6 +35,7 @@ from farm.subjects.encoding import (
 from farm.subjects.leaf import leaf_parameters
 from farm.subjects.sweep import RECIPES, SweepRecipe, calibration_tuples, check_names
 from farm.types.collective import problem_of
+from farm.types.distribution import spreading_step
 from farm.types.request import CALIBRATION, Sweep
 from farm.types.tuple import OperatorTuple
 

@@ -275,7 +275,7 @@ class Call(Row, table=True):
     # in a training step: forward, backward, recomputation, accumulation, loss or optimizer
     part: str = ""
     owner: str = ""  # in a training step: the leaf module or function to which the call belongs
-    # The observed values of each activation (`farm.operators.observed_values`); []: unknown; NULL:
+    # The observed values of each activation (`farm.training.observed_values`); []: unknown; NULL:
     # not observed yet
     data: list[dict[str, Any] | None] | None = _json(None)
 

@@ -41,7 +41,9 @@ def fill_cache(variant: Variant, device: torch.device, *, grad: bool) -> None:
     grad = grad or is_step
     if not grad:
         # For tensors that require gradients, autograd asks for the stream of the card, which
-        # creates a CUDA context. The compiler's key of a graph is the same without them.
+        # creates a CUDA context. Without them a product of a slice with a weight is another
+        # operator (`should_fold` of PyTorch's matmul), so such a graph is not found in the cache:
+        # qwen3's prefill, whose last product takes the last token of each row.
         model.requires_grad_(False)
 
     with contextlib.ExitStack() as stack:

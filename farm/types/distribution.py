@@ -23,6 +23,7 @@ This module does not import torch: job planning uses it.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -190,3 +191,15 @@ def equal_lengths(segments: int, total: int) -> list[int]:
     """Return the lengths if nothing is known about them."""
     ends = [(index + 1) * total // segments for index in range(segments)]
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def spreading_step(size: int) -> int:
+    """Return a step such that ``number * step % size`` gives each of ``size`` numbers its own
+    place.
+
+    The places of the first few numbers are already spread evenly: the step is near the golden
+    ratio."""
+    step = max(1, round(size * 0.618))
+    while math.gcd(step, size) > 1:
+        step += 1
+    return step

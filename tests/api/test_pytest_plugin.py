@@ -261,32 +261,24 @@ def test_a_new_test_that_is_broken_ends_the_comparison_after_the_first_round(lig
 
 
 @pytest.mark.slow(reason="each session of pytest imports torch in two processes or more")
-def test_a_comparison_that_judged_nothing_has_an_exit_code_and_a_line_of_its_own(light):
-    (light / "tests/test_net.py").write_text(
-        "import pytest\ndef test_it(farm_benchmark):\n    pytest.skip('the card is away')\n"
-    )
-    git(light, "commit", "-q", "-am", "skips")
-    done = compare(light, "main")
-    assert (done.returncode, "1 skipped" in done.stdout) == (6, True), done.stdout
-    assert (
-        "farm: no test was judged, so --farm-require-verdict ends with exit code 6." in done.stdout
-    )
-    assert "the card is away" in done.stdout
-
-
-@pytest.mark.slow(reason="each session of pytest imports torch in two processes or more")
-def test_a_test_that_was_skipped_at_the_head_is_skipped_with_its_reason(light):
+def test_a_comparison_that_judged_nothing_has_an_exit_code_and_says_why_each_test_was_skipped(
+    light,
+):
     (light / "tests/test_net.py").write_text(
         "import sys, pytest\ndef test_it(farm_benchmark):\n"
         "    if '--farm-record' in ' '.join(sys.argv):  # in the process of a side\n"
         "        pytest.skip('the host is busy: another program measures')\n"
         "    farm_benchmark(sorted, [1])\n"
+        "def test_that(farm_benchmark):\n    pytest.skip('the card is away')\n"
     )
     git(light, "commit", "-q", "-am", "skips")
-    done = run_pytest(light, "--farm-base", "main", "-rs")
-    assert "skipped at the head: the host is busy: another program measures" in done.stdout, (
-        done.stdout
+    done = compare(light, "main")
+    assert (done.returncode, "2 skipped" in done.stdout) == (6, True), done.stdout
+    assert (
+        "farm: no test was judged, so --farm-require-verdict ends with exit code 6." in done.stdout
     )
+    assert "the card is away" in done.stdout
+    assert "skipped at the head: the host is busy: another program measures" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 what it needs.
 
 A block of commands is indented, or fenced as `console`; everything else is fenced with its
-language. `<!-- needs: a card -->` stands before a block that cannot be run here, `<!-- this page
+language. A fence of text after `console` is what the command prints (tests/test_shown_output.py). `<!-- needs: a card -->` stands before a block that cannot be run here, `<!-- this page
 needs: many hosts -->` before all of a page. Such commands are still parsed, so that no option or
 name is told that is not there."""
 
@@ -53,6 +53,8 @@ class Block:
     file: str  # the name that it is shown with: what is run after it finds it there
     text: str
     needs: str
+    console: bool
+    shown: str = ""  # what the page says that the command prints: the fence of text after it
 
 
 @functools.cache
@@ -62,7 +64,14 @@ def tokens(page: Path) -> list[Token]:
 
 @functools.cache
 def blocks(page: Path) -> list[Block]:
-    return list(_blocks(page))
+    """The blocks of a page. A fence `console` and a fence `text` after it are one block."""
+    plain = list(_blocks(page))
+    result = []
+    for block, after in zip(plain, [*plain[1:], None], strict=True):
+        if block.console and after and after.language == "text":
+            block.shown = after.text
+        result.append(block)
+    return result
 
 
 def _blocks(page: Path) -> Iterator[Block]:
@@ -77,10 +86,12 @@ def _blocks(page: Path) -> Iterator[Block]:
             language = (
                 token.info.split()[0] if token.info else "text" if token.type == "fence" else ""
             )
-            language = "" if language == "console" else language
+            console = language == "console"
+            language = "" if console else language
             title = re.search(r'title="(.+?)"', token.info)
             where = name_of(page), (token.map or [0])[0] + 1
-            yield Block(*where, language, title[1] if title else "", token.content, needs or whole)
+            file = title[1] if title else ""
+            yield Block(*where, language, file, token.content, needs or whole, console)
             needs = ""
 
 
@@ -247,7 +258,6 @@ def farm_with_jobs(tmp_path_factory):
     return home / "farm.db"
 
 
-FOLLOWED = ROOT / "docs/tutorial.md"  # with what its commands print: tests/test_tutorial.py
 SLOW = [
     ROOT / f"docs/{name}.md" for name in ("python", "memory", "prediction")
 ]  # they measure, capture steps and fit
@@ -262,7 +272,6 @@ SLOW = [
             * (page in SLOW),
         )
         for page in PAGES
-        if page != FOLLOWED
     ],
     ids=name_of,
 )
@@ -274,7 +283,7 @@ def test_the_commands_of_a_page_run_in_their_order(
     monkeypatch.setenv("FARM_DATABASE_URL", f"sqlite:///{tmp_path / 'farm.db'}")
     monkeypatch.setenv("PWD", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    for block in (block for block in blocks(page) if not block.needs):
+    for block in (block for block in blocks(page) if not block.needs and not block.shown):
         where = f"{block.page}:{block.line}"
         if block.file:
             write_module(block, tmp_path, monkeypatch)

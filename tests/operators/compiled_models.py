@@ -27,6 +27,17 @@ class Two(nn.Module):
         return self.second(torch.relu(self.first(values)))
 
 
+class Pooled(nn.Module):
+    """A convolution, which PyTorch runs between two generated kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 8, 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return nn.functional.max_pool2d(torch.relu(self.layer(images)), 2)
+
+
 class Halves(nn.Module):
     """Two layers with a graph break between them."""
 
@@ -86,6 +97,10 @@ class Refused(nn.Module):
 
 def two() -> tuple[nn.Module, tuple[Any, ...]]:
     return Two(), (torch.randn(4, 16),)
+
+
+def pooled() -> tuple[nn.Module, tuple[Any, ...]]:
+    return Pooled(), (torch.randn(2, 3, 16, 16),)
 
 
 def refused() -> tuple[nn.Module, tuple[Any, ...]]:

@@ -71,7 +71,10 @@ def flops_of(variant: Variant) -> int:
 
 def counted(variant: Variant) -> int:
     """Of one pass, by PyTorch's own count alone: an extraction takes five times as long."""
-    model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
+    model, inputs = (
+        catalog.build(variant, device="meta"),
+        catalog.resolve(variant.model).meta_inputs(variant),
+    )
     return model_flops(model, inputs)
 
 

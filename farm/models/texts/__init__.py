@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farm.errors import UsageError, did_you_mean, reading_package
+from farm.types.distribution import spreading_step
 from farm.types.tokens import SIDES, Tokens, check_size
 
 if TYPE_CHECKING:
@@ -171,18 +172,6 @@ def _ids(positions: np.ndarray, text: _Corpus, vocabulary: int, specials: Specia
         common[rank % len(common)],
         others[number * spreading_step(len(others)) % len(others)],
     )
-
-
-def spreading_step(size: int) -> int:
-    """Return a step such that ``number * step % size`` gives each of ``size`` numbers its own
-    place.
-
-    The places of the first few numbers are already spread evenly: the step is near the golden
-    ratio."""
-    step = max(1, round(size * 0.618))
-    while math.gcd(step, size) > 1:
-        step += 1
-    return step
 
 
 def row_spans(ends: np.ndarray, batch: int, room: int, *, padded: bool) -> list[tuple[int, int]]:

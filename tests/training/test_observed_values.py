@@ -10,11 +10,11 @@ from torch import nn
 
 from farm.benchmark.subjects import prepare
 from farm.benchmark.subjects.operator_tuple import set_values
-from farm.operators import observed_values
 from farm.operators.capture import capture
-from farm.operators.observed_values import describe_values, observe_values, watch_values
 from farm.operators.rebuild import rebuild
 from farm.settings import settings
+from farm.training import observed_values
+from farm.training.observed_values import describe_values, observe_values, watch_values
 from farm.types.protocol import Protocol, Variant
 from farm.types.value_profiles import class_of
 from tests.benchmark.operators import linear
@@ -219,7 +219,7 @@ def test_of_a_model_that_is_too_large_to_be_run_the_buffers_are_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(
-        "FARM_MODELS", json.dumps({"cached": "tests.operators.test_observed_values:empty_cache"})
+        "FARM_MODELS", json.dumps({"cached": "tests.training.test_observed_values:empty_cache"})
     )
     settings.cache_clear()
     try:
