@@ -36,6 +36,7 @@ from farm.subjects.values import (
     storage_users,
     trained,
 )
+from farm.types.deciding import deciding_input
 from farm.types.tuple import (
     OperatorTuple,
     TensorSpec,
@@ -252,6 +253,9 @@ def _rule(spec: OperatorTuple, argument: str, position: int) -> Fill | None:
     declared = _DECLARED.get(name, {}).get(argument)
     if declared is not None:
         return _declared(spec, declared)
+    deciding = deciding_input(spec)
+    if deciding and deciding.form == "ends" and _tensors(spec, argument) == [deciding.index]:
+        return NOTHING  # the ends of the segments are written afterwards
     bound = _bound(spec, argument, position)
     return None if bound is None else Fill("index", bound=bound)
 

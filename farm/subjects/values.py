@@ -48,10 +48,10 @@ class Fill:
         index       integers from ``shift`` to below ``shift + bound``
         starts      ascending integers from 0 to below ``bound``, evenly spaced
         boolean     random, half of them True
-        boxes       corners of boxes in an image with sides of ``scale``
-        regions     a number below ``bound`` and such a box in each row
         quantized   integers as of a weight that was quantised to int8: ``scale * N(0, 1)``, rounded
         bits        integers of which each bit is random, as of several packed numbers
+        boxes       corners of boxes in an image with sides of ``scale``
+        regions     a number below ``bound`` and such a box in each row
     """
 
     form: str = "normal"
