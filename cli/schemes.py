@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cli.interruption import Ending
     from cli.options import CliOptions
     from farm.report.card_spread import Quantity
-    from farm.report.schemes import OperatorChange, SchemeComparison, SchemeRow, Wanted
+    from farm.report.schemes import Cell, OperatorChange, SchemeComparison, SchemeRow
     from farm.requests.partial_request import PartialRequest
     from farm.store.tables import CardRow
     from farm.types.request import Request
@@ -49,12 +49,12 @@ def compare_schemes(options: CliOptions, *, run: bool, limit: int) -> None:
         return not texts or any(matching_cards([card], text) for text in texts)
 
     kinds = ["cuda", "cpu", *(["simulated"] if settings().simulated_cards else [])]
-    wanted, axis = _wanted(partials, kinds)
+    cells, axis = _cells(partials, kinds)
     model = str(partials[0].model)
-    found = output.first_that_knows(
-        lambda session: compare_schemes(session, wanted, model, axis, is_chosen)
+    compared = output.first_that_knows(
+        lambda session: compare_schemes(session, cells, model, axis, is_chosen)
     )
-    answer(options.as_json, found, lambda: comparison(found, limit))
+    answer(options.as_json, compared, lambda: comparison(compared, limit))
 
 
 def _measure_missing(
@@ -67,7 +67,7 @@ def _measure_missing(
 
     cards = output.chosen_own_cards(options.card or [])
     ids, kind = {card.id for card in cards}, cards[0].kind
-    wanted, axis = _wanted(partials, [kind])
+    cells, axis = _cells(partials, [kind])
 
     with output.writable_database(may_upgrade=True) as database:
 
@@ -75,7 +75,7 @@ def _measure_missing(
             with database.read() as session:
                 return compare_schemes(
                     session,
-                    wanted,
+                    cells,
                     str(partials[0].model),
                     axis,
                     lambda card: card.id in ids,
@@ -84,7 +84,7 @@ def _measure_missing(
 
         missing = {request.id for request in ask().missing}
         left = []
-        for partial, entry in zip(partials, wanted, strict=True):
+        for partial, entry in zip(partials, cells, strict=True):
             request = entry.requests.get(kind)
             if request and request.id in missing:
                 left.append(partial)
@@ -93,14 +93,14 @@ def _measure_missing(
             requests = [replace(resolved, alone=len(requests) == 1) for resolved in requests]
             say_differences(requests)
             measure(database, [requests], cards, Submissions(say), ending)
-        found = ask()
-    answer(options.as_json, found, lambda: comparison(found, limit))
+        compared = ask()
+    answer(options.as_json, compared, lambda: comparison(compared, limit))
 
 
-def _wanted(partials: Sequence[PartialRequest], kinds: Sequence[str]) -> tuple[list[Wanted], str]:
+def _cells(partials: Sequence[PartialRequest], kinds: Sequence[str]) -> tuple[list[Cell], str]:
     """The schemes and sizes that a person asks for on these kinds of cards, and the field that is
     the size."""
-    from farm.report.schemes import NONE, Wanted, axis_of
+    from farm.report.schemes import NONE, Cell, axis_of
 
     axis = axis_of([partial.given for partial in partials])
     completed = [_requests(partial, kinds) for partial in partials]
@@ -108,15 +108,15 @@ def _wanted(partials: Sequence[PartialRequest], kinds: Sequence[str]) -> tuple[l
         _, reasons = completed[0]
         raise next(iter(reasons.values()))
     memory: dict[str, int | None] = {}
-    wanted = []
+    cells = []
     for partial, (requests, reasons) in zip(partials, completed, strict=True):
         scheme = partial.quantize or NONE
         if scheme not in memory:
             memory[scheme] = _memory_bytes(requests.values())
         size = partial.given.get(axis, 0)
         texts = {kind: error.message for kind, error in reasons.items()}
-        wanted.append(Wanted(scheme, size, requests, texts, memory[scheme]))
-    return wanted, axis
+        cells.append(Cell(scheme, size, requests, texts, memory[scheme]))
+    return cells, axis
 
 
 def _requests(
@@ -150,36 +150,40 @@ def _memory_bytes(requests: Any) -> int | None:
 # ---- tables
 
 
-def comparison(found: SchemeComparison, limit: int) -> RenderableType:
+def comparison(compared: SchemeComparison, limit: int) -> RenderableType:
     """A table of schemes and sizes, the sizes from which on each gains, and its operators."""
-    heading = " on ".join(filter(None, (found.model, found.card_model)))
-    parts: list[RenderableType] = [Text(heading, style="bold"), Text(), _schemes(found)]
-    if any(row.row and not row.row.time.apart for row in found.rows if row.scheme != found.base):
-        text = f"  A change in parentheses: the intervals of {found.base} and the scheme overlap."
+    heading = " on ".join(filter(None, (compared.model, compared.card_model)))
+    parts: list[RenderableType] = [Text(heading, style="bold"), Text(), _schemes(compared)]
+    if any(
+        row.row and not row.row.time.apart for row in compared.rows if row.scheme != compared.base
+    ):
+        text = (
+            f"  A change in parentheses: the intervals of {compared.base} and the scheme overlap."
+        )
         parts.append(Text(text, style="dim"))
     parts.append(Text())
-    for row in found.rows:
+    for row in compared.rows:
         if row.lacks:
-            parts.append(Text(f"{row.scheme} at {found.axis} {row.size}: {row.lacks}"))
-    for (scheme, name), trend in found.trends.items():
-        parts.append(Text(f"{scheme}, {name}: {trend.words(found.axis)}."))
-    for row in found.rows:
+            parts.append(Text(f"{row.scheme} at {compared.axis} {row.size}: {row.lacks}"))
+    for (scheme, name), trend in compared.trends.items():
+        parts.append(Text(f"{scheme}, {name}: {trend.words(compared.axis)}."))
+    for row in compared.rows:
         if limit and row.operators:
-            parts += [Text(), Text(f"{row.scheme} at {found.axis} {row.size}, by operator:")]
+            parts += [Text(), Text(f"{row.scheme} at {compared.axis} {row.size}, by operator:")]
             parts.append(_operators(row.operators, limit))
-    if found.other_card_models:
-        others = ", ".join(found.other_card_models)
+    if compared.other_card_models:
+        others = ", ".join(compared.other_card_models)
         parts += [Text(), Text(f"There are jobs on {others}, too: --card selects them.")]
-    commands = [row.command for row in found.rows if row.command]
+    commands = [row.command for row in compared.rows if row.command]
     if commands:
         parts += [Text(), Text("Add --run to measure what is missing, or run:")]
         parts += [Text(f"    {command}") for command in commands]
     return Group(*parts)
 
 
-def _schemes(found: SchemeComparison) -> RenderableType:
-    has_tokens = any(row.per_token.tokens for row in found.rows)
-    has_energy = any(row.row and row.row.b.energy_mj for row in found.rows)
+def _schemes(compared: SchemeComparison) -> RenderableType:
+    has_tokens = any(row.per_token.tokens for row in compared.rows)
+    has_energy = any(row.row and row.row.b.energy_mj for row in compared.rows)
 
     def time(row: SchemeRow) -> str:
         return interval(row.row.time.b, TIME) if row.row else NOTHING
@@ -188,12 +192,12 @@ def _schemes(found: SchemeComparison) -> RenderableType:
         return interval(row.row.energy.b, ENERGY) if row.row else NOTHING
 
     def change(row: SchemeRow, quantity: Quantity) -> Any:
-        if row.row is None or row.scheme == found.base:
+        if row.row is None or row.scheme == compared.base:
             return NOTHING
         return _change(row.row.change_of(quantity))
 
     columns: list[Any] = [
-        (f">{found.axis}", lambda row: str(row.size or NOTHING)),
+        (f">{compared.axis}", lambda row: str(row.size or NOTHING)),
         ("scheme", "scheme"),
         (">time", time),
         (">change", lambda row: change(row, "time")),
@@ -207,10 +211,10 @@ def _schemes(found: SchemeComparison) -> RenderableType:
             (">energy\na token", lambda row: quantity(row.per_token.energy_per_token_mj, ENERGY))
         )
     columns.append((">memory of\nparameters", lambda row: count_of(row.memory_bytes, "B")))
-    if any(row.job_id for row in found.rows):
+    if any(row.job_id for row in compared.rows):
         columns.append(("job", lambda row: row.job_id or NOTHING))
         columns.append(("verdict", lambda row: tables.outcome(row.outcome) if row.outcome else ""))
-    return tables.filled(found.rows, columns, drops=("energy a token", "memory of parameters"))
+    return tables.filled(compared.rows, columns, drops=("energy a token", "memory of parameters"))
 
 
 def _operators(rows: Sequence[OperatorChange], most: int) -> RenderableType:

@@ -54,14 +54,14 @@ class Trend:
     @classmethod
     def of(cls, changes: Mapping[int, Change]) -> Trend:
         """Find the crossovers of changes, by size."""
-        known = {size: changes[size] for size in sorted(changes) if changes[size].change}
-        points = [_Point.of(size, change) for size, change in known.items()]
+        with_change = {size: changes[size] for size in sorted(changes) if changes[size].change}
+        points = [_Point.of(size, change) for size, change in with_change.items()]
         certain = [number for number, point in enumerate(points) if point.sign]
-        found = []
+        crossovers = []
         for first, last in itertools.pairwise(certain):
             if points[first].sign != points[last].sign:
-                found.append(_crossover(points[first : last + 1]))
-        return cls(known, tuple(found))
+                crossovers.append(_crossover(points[first : last + 1]))
+        return cls(with_change, tuple(crossovers))
 
     def sizes(self, verdict: str) -> list[int]:
         """The sizes with a verdict: ``faster``, ``slower`` or ``same``."""

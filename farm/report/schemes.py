@@ -35,7 +35,7 @@ NONE = "none"  # the scheme of a model without quantisation
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Cell:
     """One scheme at one size, as a person asks for it.
 
     Attributes:
@@ -50,6 +50,10 @@ class Wanted:
     requests: Mapping[str, Request]
     reasons: Mapping[str, str]
     memory_bytes: int | None = None
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.scheme, self.size
 
 
 @dataclass(frozen=True)
@@ -223,28 +227,28 @@ class _CardModel:
 
 
 def _by_card_model(
-    session: Session, wanted: Sequence[Wanted], is_chosen: Callable[[CardRow], bool]
+    session: Session, cells: Sequence[Cell], is_chosen: Callable[[CardRow], bool]
 ) -> dict[str, _CardModel]:
     """Return card model -> its jobs, that with the most jobs first."""
     ids = set[str]()
-    for entry in wanted:
-        ids.update(request.id for request in entry.requests.values())
+    for cell in cells:
+        ids.update(request.id for request in cell.requests.values())
     done = select(Job).where(Job.state == JobState.DONE, col(Job.request_id).in_(ids))
     jobs = session.exec(done.order_by(col(Job.created_at_s))).all()
     first_cards = {job.id: next(iter(job.asked.get("cards", ())), "") for job in jobs}
     cards = fetch(session, CardRow, set(first_cards.values()))
-    found: dict[str, _CardModel] = {}
+    by_model: dict[str, _CardModel] = {}
     for job in jobs:
         card = cards.get(first_cards[job.id])
         if card is not None and is_chosen(card):
-            of_model = found.setdefault(card.model, _CardModel(card.kind))
+            of_model = by_model.setdefault(card.model, _CardModel(card.kind))
             of_model.jobs[job.request_id] = job.id
-    return dict(sorted(found.items(), key=lambda entry: -len(entry[1].jobs)))
+    return dict(sorted(by_model.items(), key=lambda model: -len(model[1].jobs)))
 
 
 def compare_schemes(
     session: Session,
-    wanted: Sequence[Wanted],
+    cells: Sequence[Cell],
     model: str,
     axis: str,
     is_chosen: Callable[[CardRow], bool] = lambda _: True,
@@ -253,64 +257,66 @@ def compare_schemes(
     """Compare the stored jobs of schemes and sizes, on the card model that has the most of them.
 
     Args:
-        wanted: the first one has the base.
+        cells: the first one has the base.
         is_chosen: True for a card that counts.
         card_kind: of the cards that will measure what is missing; "": none will.
 
     Raises:
         NoReadings: there is no job, and no card will measure one.
     """
-    found = _by_card_model(session, wanted, is_chosen)
-    if not found and not card_kind:
+    by_model = _by_card_model(session, cells, is_chosen)
+    if not by_model and not card_kind:
         raise NoReadings(
             f"No job has measured {model} with these options.", "Add --run to measure it."
         )
-    card_model, *others = found or [""]
-    on_cards = found.get(card_model) or _CardModel(card_kind)
-    measured = [_of_job(session, entry, on_cards) for entry in wanted]
-    base = wanted[0].scheme
-    sides = {
-        entry.size: side
-        for entry, side in zip(wanted, measured, strict=True)
-        if entry.scheme == base and isinstance(side, LoadedSide)
-    }
-    requests = [entry.requests.get(on_cards.kind) for entry in wanted]
+    card_model, *others = by_model or [""]
+    on_cards = by_model.get(card_model) or _CardModel(card_kind)
+    base = cells[0].scheme
+    sides, reasons = _sides(session, cells, on_cards)
+    requests = [cell.requests.get(on_cards.kind) for cell in cells]
     usual_size = next((vars(request.variant)[axis] for request in requests if request), 0)
-    rows = [
-        _row(session, entry, axis, sides.get(entry.size), side, is_base=entry.scheme == base)
-        if isinstance(side, LoadedSide)
-        else _without_job(entry, entry.size or usual_size, on_cards.kind, side)
-        for entry, side in zip(wanted, measured, strict=True)
-    ]
+    rows = []
+    for cell in cells:
+        side = sides.get(cell.key)
+        if side is None:
+            size = cell.size or usual_size
+            rows.append(_without_job(cell, size, on_cards.kind, reasons[cell.key]))
+            continue
+        of_base = sides.get((base, cell.size))
+        rows.append(_row(session, cell, axis, of_base, side, is_base=cell.scheme == base))
     rows.sort(key=lambda row: row.size)
     return SchemeComparison(model, axis, base, card_model, tuple(others), tuple(rows))
 
 
-def _of_job(session: Session, entry: Wanted, on_cards: _CardModel) -> LoadedSide | str:
-    """The job of a scheme at one size, or the reason why there is none."""
-    kind = on_cards.kind
-    request = entry.requests.get(kind)
-    if request is None:
-        return entry.reasons.get(kind, "")
-    job_id = on_cards.jobs.get(request.id)
-    if job_id is None:
-        return "not measured"
-    try:
-        return load(session, job_id, {})
-    except UsageError as error:  # the job has no readings
-        return error.message
+def _sides(
+    session: Session, cells: Sequence[Cell], on_cards: _CardModel
+) -> tuple[dict[tuple[str, int], LoadedSide], dict[tuple[str, int], str]]:
+    """The jobs of cells by `Cell.key`, and the reasons of cells without a job."""
+    sides, reasons = {}, {}
+    for cell in cells:
+        request = cell.requests.get(on_cards.kind)
+        if request is None:
+            reasons[cell.key] = cell.reasons.get(on_cards.kind, "")
+        elif request.id not in on_cards.jobs:
+            reasons[cell.key] = "not measured"
+        else:
+            try:
+                sides[cell.key] = load(session, on_cards.jobs[request.id], {})
+            except UsageError as error:  # the job has no readings
+                reasons[cell.key] = error.message
+    return sides, reasons
 
 
-def _without_job(entry: Wanted, size: int, kind: str, reason: str) -> SchemeRow:
-    request = entry.requests.get(kind)
+def _without_job(cell: Cell, size: int, kind: str, reason: str) -> SchemeRow:
+    request = cell.requests.get(kind)
     return SchemeRow(
-        entry.scheme, size, memory_bytes=entry.memory_bytes, lacks=reason, request=request
+        cell.scheme, size, memory_bytes=cell.memory_bytes, lacks=reason, request=request
     )
 
 
 def _row(
     session: Session,
-    entry: Wanted,
+    cell: Cell,
     axis: str,
     of_base: LoadedSide | None,
     of_scheme: LoadedSide,
@@ -320,16 +326,20 @@ def _row(
     whole, operators = _changes(session, of_base, of_scheme)
     variant = Variant.from_json(of_scheme.models[0].variant)
     return SchemeRow(
-        entry.scheme,
+        cell.scheme,
         vars(variant)[axis],
         of_scheme.side.job_id,
         whole,
         PerToken.of(variant, whole.b.time_us, whole.b.energy_mj),
-        entry.memory_bytes,
+        cell.memory_bytes,
         () if is_base else operators,
-        of_scheme.report.verdict.outcome if of_scheme.report else "",
+        _outcome(of_scheme),
         whole.b.lacks,
     )
+
+
+def _outcome(side: LoadedSide) -> str:
+    return side.report.verdict.outcome if side.report else ""
 
 
 def _changes(

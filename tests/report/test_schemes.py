@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cli.schemes import comparison
 from farm.errors import NoReadings, UsageError
 from farm.report.crossover import Trend
-from farm.report.schemes import Wanted, axis_of, compare_schemes
+from farm.report.schemes import Cell, axis_of, compare_schemes
 from farm.store import tables
 from farm.types.figure import Figure
 from farm.types.protocol import Variant
@@ -81,9 +81,9 @@ def request_of(scheme: str, batch: int) -> Request:
     return Request(variant=dataclasses.replace(DECODE, quantize=quantize, batch=batch))
 
 
-def wanted(scheme: str, batch: int) -> Wanted:
+def cell(scheme: str, batch: int) -> Cell:
     memory_bytes = 2000 if scheme == "none" else 1000
-    return Wanted(scheme, batch, {"cuda": request_of(scheme, batch)}, {}, memory_bytes)
+    return Cell(scheme, batch, {"cuda": request_of(scheme, batch)}, {}, memory_bytes)
 
 
 def store_job(session, scheme, batch, whole_us, of_operators_us):
@@ -126,7 +126,7 @@ def stored(database):
     return database
 
 
-ALL = [wanted(scheme, batch) for scheme in ("none", "int8-weights") for batch in TIMES_US]
+ALL = [cell(scheme, batch) for scheme in ("none", "int8-weights") for batch in TIMES_US]
 
 
 def test_stored_jobs_are_a_table_by_size_and_scheme(stored):
@@ -171,9 +171,9 @@ def test_what_no_job_has_measured_is_named_with_its_command(stored):
 
 
 def test_a_scheme_that_the_card_refuses_has_the_reason(stored):
-    refused = Wanted("fp8", 1, {}, {"cuda": "fp8 needs a newer GPU."})
+    refused = Cell("fp8", 1, {}, {"cuda": "fp8 needs a newer GPU."})
     with stored.read() as session:
-        found = compare_schemes(session, [wanted("none", 1), refused], "llama", "batch")
+        found = compare_schemes(session, [cell("none", 1), refused], "llama", "batch")
     assert found.rows[1].lacks == "fp8 needs a newer GPU."
     assert found.rows[1].command == ""
     assert not found.missing
@@ -193,10 +193,10 @@ def test_without_the_base_there_is_a_cost_and_no_ratio(stored):
 
 def test_without_any_job_the_step_is_to_measure(stored):
     with stored.read() as session, pytest.raises(NoReadings) as raised:
-        compare_schemes(session, [wanted("fp8", 1)], "llama", "batch")
+        compare_schemes(session, [cell("fp8", 1)], "llama", "batch")
     assert "--run" in raised.value.next_step
     with stored.read() as session:
-        found = compare_schemes(session, [wanted("fp8", 1)], "llama", "batch", card_kind="cuda")
+        found = compare_schemes(session, [cell("fp8", 1)], "llama", "batch", card_kind="cuda")
     assert found.missing == [request_of("fp8", 1)]
 
 
