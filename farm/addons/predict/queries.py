@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from sqlmodel import Session
@@ -20,6 +21,7 @@ from farm.store.database import Database
 from farm.subjects.needed import needed_tuple
 from farm.training.captured_model import CapturedModel, as_captured_for, no_model
 from farm.training.version import versioned
+from farm.types.card_file import card_of_file
 from farm.types.protocol import Variant
 from farm.types.tuple import OperatorTuple
 
@@ -27,7 +29,7 @@ from farm.types.tuple import OperatorTuple
 def estimate(
     model: CapturedModel | Variant | str,
     *,
-    card: str = "",
+    card: str | Path = "",
     batch: int | None = None,
     torch: str = "",
     fill: str = "auto",
@@ -40,7 +42,8 @@ def estimate(
     Args:
         model: a name, a variant or a `CapturedModel`: ``farm.estimate("resnet50", card="H200",
             batch=32)``.
-        card: part of a card model's name.
+        card: part of a card model's name, or the path of a file that describes a card
+            (`farm.types.card_file`).
         batch: default: that of `farm run` on such a card.
         torch: a version or its beginning. Default: the version whose readings cover most of the
             model.
@@ -56,7 +59,8 @@ def estimate(
         UsageError, NoReadings, CaptureError: the model or card is unknown, or nothing is known
         about the model.
     """
-    query = EstimateQuery(card, torch=torch, fill=fill)
+    named = card_of_file(card) if isinstance(card, Path) else card
+    query = EstimateQuery(named, torch=torch, fill=fill)
     if isinstance(model, CapturedModel):
         extraction = as_captured_for(model, query.kind(database))
         return query.answer(model.variant, extraction.needed(), database=database)
