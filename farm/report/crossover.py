@@ -33,11 +33,11 @@ class Crossover:
     low: float
     high: float
 
-    def __str__(self) -> str:
-        """``from 23 on (19 to 28; between 8 and 64)``."""
-        which = "from {} on" if self.gains else "up to {}"
+    def words(self, axis: str) -> str:
+        """``from batch 23 on (19 to 28; between 8 and 64)``."""
         size, low, high = (f"{value:.3g}" for value in (self.size, self.low, self.high))
-        return f"{which.format(size)} ({low} to {high}; between {self.below} and {self.above})"
+        where = f"from {axis} {size} on" if self.gains else f"up to {axis} {size}"
+        return f"{where} ({low} to {high}; between {self.below} and {self.above})"
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,7 @@ class Trend:
 
     def words(self, axis: str) -> str:
         """``gains at batch 64; loses at batch 1, 8; gains from batch 23 on ...``."""
-        parts = [
-            f"gains {crossover}".replace("from ", f"from {axis} ").replace(
-                "up to ", f"up to {axis} "
-            )
-            for crossover in self.crossovers
-        ]
+        parts = [f"gains {crossover.words(axis)}" for crossover in self.crossovers]
         for verb, verdict in (("gains", "faster"), ("loses", "slower"), ("is equal", "same")):
             if sizes := self.sizes(verdict):
                 parts.append(f"{verb} at {axis} {', '.join(map(str, sizes))}")
