@@ -226,14 +226,18 @@ def _torchao() -> Any:
 
 @functools.cache
 def import_quietly() -> None:
-    """Import torchao without its messages about compiled libraries that it does not find: it then
-    uses those of PyTorch. Raises `ImportError` if it is not installed."""
+    """Import torchao, and the part of it that transformers imports, without its messages about
+    compiled libraries that it does not find: it then uses those of PyTorch. Raises `ImportError` if
+    it is not installed."""
     loggers = [logging.getLogger(name) for name in (PACKAGE, "torch.utils._pytree")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
     try:
         import torchao.quantization  # noqa: F401
+
+        with contextlib.suppress(ImportError):
+            import torchao.prototype.safetensors.safetensors_support  # noqa: F401
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
