@@ -234,7 +234,7 @@ def import_quietly() -> None:
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
     try:
-        import torchao.quantization  # noqa: F401
+        import torchao.quantization
 
         with contextlib.suppress(ImportError):
             import torchao.prototype.safetensors.safetensors_support  # noqa: F401
