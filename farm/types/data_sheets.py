@@ -32,6 +32,7 @@ class DataSheet:
     memory_bytes: float = 0.0  # 0: unknown
     names: tuple[str, ...] = ()  # of the card models, as drivers and people write them
     source: str = ""
+    eight_bits: float = 0.0  # of products of int8 or fp8, the faster; 0: twice `half`
 
 
 GENERIC_GPU = DataSheet(20e12, 80e12, 160e12, 1.0e12, 2.5, 80, 32 << 20, 300.0)

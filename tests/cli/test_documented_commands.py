@@ -9,6 +9,7 @@ name is told that is not there."""
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import re
 import shlex
@@ -24,6 +25,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from cli.main import app
+from cli.options import with_compile_mode
 from farm.settings import settings
 from farm.store.database import Database
 from farm.types.protocol import Software, Variant
@@ -65,12 +67,10 @@ def tokens(page: Path) -> list[Token]:
 @functools.cache
 def blocks(page: Path) -> list[Block]:
     """The blocks of a page. A fence `console` and a fence `text` after it are one block."""
-    plain = list(_blocks(page))
-    result = []
-    for block, after in zip(plain, [*plain[1:], None], strict=True):
-        if block.console and after and after.language == "text":
+    result = list(_blocks(page))
+    for block, after in itertools.pairwise(result):
+        if block.console and after.language == "text":
             block.shown = after.text
-        result.append(block)
     return result
 
 
@@ -152,7 +152,7 @@ def parse(arguments: list[str], *, whole: bool) -> None:
     """Parse as `farm` does, without calling anything; of what is not whole, only the names of verbs
     and options.
     """
-    command, path, rest = COMMAND, "farm", list(arguments)
+    command, path, rest = COMMAND, "farm", with_compile_mode(arguments)
     while hasattr(command, "commands"):
         while rest and rest[0].startswith("-"):
             assert rest[0] in known_options(command), f"{path} {rest[0]}"
