@@ -19,7 +19,7 @@ types: .venv/.installed-dev
 	$(BIN)/mypy
 
 docs: .venv/.installed-dev  ## build the site in site/
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 format: .venv/.installed-dev
 	$(BIN)/ruff check --fix-only --quiet . && $(BIN)/ruff format --quiet .

@@ -99,6 +99,9 @@ SIZE_HAS_RULE = frozenset(
 #: Variants that the code generator adds, and that a capture has seen.
 SEEN_GENERATED = frozenset(["randint.low_out", "split_with_sizes_copy.out", "_chunk_cat.out"])
 
+#: Its weights are packed into a plain tensor, and `farm.subjects.shapes` checks its sizes.
+PACKED = frozenset(["_weight_int4pack_mm"])
+
 _SPECIAL = re.compile(
     "sparse|nested|jagged|quantiz|mkldnn|mkl_|fbgemm|miopen|_mps|xnnpack|vulkan|_cslt|nnpack|coalesce"
     "|qint|_int4|_int8|dyn_quant|fake_quant|_obs_|to_padded|_cufft"
@@ -120,7 +123,7 @@ REVIEWED = re.compile(
     "|adaptive_avg_pool|upsample_|linalg_(det|eigh|eigvals|slogdet|solve_ex|svd)|fft_|embedding_bag"
     "|ctc_loss|pdist|cdist|prelu_kernel|trilinear|native_batch_norm_legit|batch_norm_with_update"
     "|weight_norm_interface|scaled_dot_product|addmm_activation|int_mm|scaled_mm|grouped_mm|to_copy"
-    "|amp_|chunk_cat|local_scalar_dense|unsafe_index|index_put_impl|pack_padded_sequence|stack"
+    "|weight_int4pack_mm$|amp_|chunk_cat|local_scalar_dense|unsafe_index|index_put_impl|pack_padded_sequence|stack"
     "|logcumsumexp|euclidean_dist|conj_physical|masked_softmax|masked_scale|unique2"
     "|is_(all|any)_true|standard_gamma|sample_dirichlet|dirichlet_grad|thnn_fused_(lstm|gru)_cell"
     "|cudnn_rnn(_backward)?$)"
@@ -141,7 +144,7 @@ RULES: dict[str, Rule] = {
     OTHER_ARGUMENTS: lambda one: set(one.types) - PLAIN_TYPES,
     "takes a text that is not of a set": lambda one: set(one.texts) - ENUMERATED,
     OTHER_TENSORS: lambda one: (
-        _SPECIAL.search(one.name)
+        (_SPECIAL.search(one.name) and one.name not in PACKED)
         or not any(key in ("CPU", "CUDA") or key.startswith("Composite") for key in one.kernels)
     ),
     TAKEN_APART: lambda one: (

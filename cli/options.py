@@ -16,7 +16,7 @@ import inspect
 import itertools
 import shlex
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
@@ -276,9 +276,18 @@ class CliOptions:
             options["operators"] = operator_names(options["operators"])
         several = [name for name, field in GIVEN.items() if field.several and name in options]
         grid = [
-            [(name, number) for number in sizes(f"--{name}", options.pop(name))] for name in several
+            [(name, value) for value in _several_values(GIVEN[name], options.pop(name))]
+            for name in several
         ]
         return [PartialRequest(**{**options, **dict(cell)}) for cell in itertools.product(*grid)]
+
+
+def _several_values(field: Field, text: str) -> Sequence[int | str | None]:
+    """The values of an option that accepts several: sizes, or words; `none` is the default."""
+    if field.type is int:
+        return sizes(f"--{field.name}", text)
+    words = [word.strip() for word in text.split(",")]
+    return [None if word == "none" else word for word in words]
 
 
 def _without_precision(entry: PartialRequest) -> PartialRequest:

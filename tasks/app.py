@@ -1,6 +1,6 @@
 """The Celery application, with the same settings for publishers and workers.
 
-``celery.toml`` has the settings that depend on nothing; ``docs/architecture.md`` has the reasons.
+``celery.toml`` has the settings that depend on nothing; ``docs/design/celery.md`` has the reasons.
 The state of the farm is in the database, and queues only transport messages. So no setting makes
 the broker persistent."""
 

@@ -49,7 +49,7 @@ COMMANDS = dict(commands(typer.main.get_command(app)))
 @pytest.mark.parametrize("path", COMMANDS)
 def test_every_command_and_option_is_documented(path):
     text = section(path)
-    if path == "farm submit":
+    if path in ("farm submit", "farm compare"):
         text += section("farm run")
     missing = [
         option
@@ -186,6 +186,20 @@ def test_the_readme_shows_a_report_as_the_program_prints_it(request, monkeypatch
     assert parts(shown) == parts(printed)
 
 
+@pytest.mark.slow(reason="it imports readings, predicts a model and captures a training step")
+def test_the_commands_answer_the_questions_of_the_readme():
+    (table,) = re.findall(
+        r"^\| question \| command \|\n\| --- \| --- \|\n((?:\|.*\n)+)",
+        README.read_text(),
+        re.MULTILINE,
+    )
+    assert table.count("\n") == 5
+    for command in re.findall(r"`farm (.+?)`", table):
+        result = CliRunner().invoke(app, shlex.split(command))
+        assert result.exit_code == 0, result.output
+        assert result.stdout.strip(), command
+
+
 def packaged_verdicts(name: str) -> str:
     """Return a sentence with the outcomes and gaps of all packaged verdicts of models on one card
     model.
@@ -252,6 +266,35 @@ def test_every_design_note_is_in_the_index_and_in_the_navigation():
         assert f": design/{path.name}\n" in navigation
         for part in ("**Question.**", "**Choice.**", "**Evidence.**"):
             assert f"\n{part} " in text, f"{path.name} has no {part}"
+
+
+GUIDES = [
+    "own-models",
+    "sweeps",
+    "language-models",
+    "quantized-models",
+    "training",
+    "memory",
+    "prediction",
+    "compare",
+    "compare-revisions",
+    "publish",
+    "operate",
+]
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_a_guide_has_its_parts_in_their_order_and_is_short(name):
+    text = (DOCS / f"{name}.md").read_text()
+    parts = [
+        r"\nGoal: ",
+        "\n## Command\n",
+        "\n## Output\n",
+        "\n## What it means\n",
+        "\n## Limits\n",
+    ]
+    assert re.search(".*".join(parts), text, re.DOTALL)
+    assert len(text.split()) <= (4000 if name == "operate" else 2000)
 
 
 def test_the_pages_that_files_name_exist():

@@ -125,7 +125,9 @@ MORE_OPERATORS = {
 
 
 def flops_of(run: Callable[[], object]) -> int | None:
-    """FLOPs of one run by PyTorch's counter; None if the counter raises."""
+    """FLOPs of one run by PyTorch's counter; None if the counter raises. The run draws the same
+    random numbers as the one whose operators are counted."""
+    torch.manual_seed(SEED)
     counter = flop_counter.FlopCounterMode(display=False, custom_mapping=MORE_OPERATORS)
     try:
         with counter:

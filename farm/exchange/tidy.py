@@ -44,6 +44,7 @@ from farm.types.fingerprint import sound_fingerprint
 from farm.types.protocol import content_id
 from farm.types.reading import Trace
 from farm.types.roofline import Roofline, roofline_of
+from farm.types.tuple import short_name_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -202,7 +203,7 @@ class _References:
         if not time_us or not (flops or bytes_moved):
             return None
         peaks = self._roofline(card_id, protocol_id, subject.get("dtype"))
-        compute_s = flops / peaks.flops_per_s
+        compute_s = flops / peaks.rate_of(short_name_of(subject.get("operator") or ""))
         memory_s = bytes_moved / peaks.bytes_per_s
         return max(compute_s, memory_s) * 1e6 / time_us
 

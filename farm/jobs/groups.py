@@ -5,7 +5,7 @@ The worker of the *leading* card gets the message; its claim reserves all cards 
 none. A card's row names the item and token of its newest reservation. It is in force while that
 item is in work under that token, so each event that ends a claim ends the reservation, too. If its
 cards are not free together, an item is *put off*: its message is used up, and it is published again
-when the cards are free (`due`). docs/architecture.md has the rules of fairness."""
+when the cards are free (`due`). docs/design/item-states.md has the rules of fairness."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farm.errors import SettingsError, UnsupportedModel, UsageError
+from farm.models import quantization
 from farm.models.entry import ModelEntry
 from farm.models.own import batched
 from farm.models.source import Source, install_line, is_installed
@@ -67,6 +68,7 @@ class ResolvedModel:
         _check_text(text, tokenizer)
         self._check_sizes(values)
         variant = Variant(model=self.entry.name, batch=batch, **self.entry.completed(values))
+        quantization.check(variant)
         if text is None or tokenizer is None:
             return variant
         tokens = self.maker.tokens_of(self.entry, variant, Path(text), Path(tokenizer))
@@ -98,11 +100,16 @@ class ResolvedModel:
 
     def differences(self, variant: Variant) -> list[str]:
         """Lines about what differs between a user's model and the measured one: its dtype, its mode
-        or its class.
+        or its class; and how much of a model is quantised.
         """
+        lines: list[str] = []
         with contextlib.suppress(UsageError):  # using the model raises this error again
-            return self.maker.differences(self.entry, variant)
-        return []
+            lines += self.maker.differences(self.entry, variant)
+        if variant.quantize:
+            with contextlib.suppress(UsageError):
+                plain = self.build(dataclasses.replace(variant, quantize="", batch=1))
+                lines.append(quantization.layers_in_words(variant, plain))
+        return lines
 
     def hint_about_inputs(self, variant: Variant) -> str:
         """A next step for a model that raises on an input of the farm; "" for a user's own example
@@ -159,13 +166,12 @@ class ResolvedModel:
             memory_format = memory_format_of(variant)
             module = module.to(memory_format=memory_format)  # type: ignore[call-overload]
         trains = variant.mode == "train"
-        if maker.keeps_modes and trains and module.training:
-            return module
-        with contextlib.suppress(
-            NotImplementedError
-        ):  # an exported module has the mode of its export
-            module.train(trains)
-        return module
+        if not (maker.keeps_modes and trains and module.training):
+            with contextlib.suppress(
+                NotImplementedError
+            ):  # an exported module has the mode of its export
+                module.train(trains)
+        return quantization.quantized(module, variant) if variant.quantize else module
 
     def _installed_maker(self) -> Source:
         """The source that makes the model. Raises `UnsupportedModel` if its package is not

@@ -650,7 +650,7 @@ class ForwardRecorder(Recorder):
         outer, self.path = self.path, self.paths.get(id(module), self.path)
         is_known = id(module) in self.leaves  # False if the model created it during the pass
         parameters = self.leaves[id(module)] if is_known else leaf.describe_leaf(module)
-        if parameters is None:
+        if parameters is None or leaf.has_replaced_parameters(module):
             out = original(module, *args, **kwargs)
         else:
             name = type(module).__name__

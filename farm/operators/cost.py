@@ -304,6 +304,15 @@ def _attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any
     )
 
 
+def _integer_product(left: Any, right: Any, *_: Any, **__: Any) -> int:
+    return 2 * math.prod(left) * int(right[-1])
+
+
+def _packed_product(left: Any, packed: Any, *_: Any, **__: Any) -> int:
+    """FLOPs of a product with packed weights of shape (columns / 8, ...)."""
+    return 2 * math.prod(left) * int(packed[0]) * 8
+
+
 def _with_heads(shape: Any, query: Any) -> Any:
     """The shape of keys or values that are repeated for all heads of the queries."""
     return (shape[0], query[1], *shape[2:])
@@ -311,12 +320,14 @@ def _with_heads(shape: Any, query: Any) -> Any:
 
 #: FLOPs of operators that PyTorch's counter lacks, as functions of their arguments' shapes: the
 #: CPU's attention, attention with fewer heads of keys than of queries (PyTorch 2.11 refuses to
-#: count it), and `_grouped_mm`, which multiplies each of the rows (m, k) by one of the matrices
-#: (groups, k, n).
+#: count it), products of integers, and `_grouped_mm`, which multiplies each of the rows (m, k) by
+#: one of the matrices (groups, k, n). A multiply-add of integers counts as two, too.
 _UNKNOWN_TO_TORCH: dict[Any, Callable[..., int]] = {
     torch.ops.aten._grouped_mm: lambda rows, experts, *_, **__: (
         2 * math.prod(rows) * int(experts[-1])
     ),
+    torch.ops.aten._int_mm: _integer_product,
+    torch.ops.aten._weight_int4pack_mm: _packed_product,
     torch.ops.aten._scaled_dot_product_flash_attention: _attention,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     torch.ops.aten._scaled_dot_product_efficient_attention: _attention,

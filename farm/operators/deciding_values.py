@@ -168,7 +168,7 @@ def check_values(spec: OperatorTuple) -> None:
     """Raise `TupleRejected` if a tuple describes values that do not fit its call."""
     deciding = deciding_input(spec)
     is_said = type(spec.keywords.get("output_size")) is int
-    if is_said and "repeat_interleave" in spec.operator and deciding is None:
+    if is_said and "repeat_interleave" in spec.operator and not _amount_to(spec, deciding):
         text = f"The counts of '{spec.operator}' have no rule, but must amount to its output_size."
         raise TupleRejected(
             text, "Leave output_size out, or give counts with a memory of their own."
@@ -186,6 +186,25 @@ def check_values(spec: OperatorTuple) -> None:
             raise TupleRejected(
                 text, "Capture the model again with this version. Do not edit a tuple by hand."
             )
+
+
+def _amount_to(spec: OperatorTuple, counts: DecidingInput | None) -> bool:
+    """True if the counts of a `repeat_interleave` amount to its ``output_size``: those that a rule
+    chooses, or a number that repeats each row equally often."""
+    if counts is not None:
+        return True
+    number = spec.arguments[1] if len(spec.arguments) > 1 else spec.keywords.get("repeats")
+    if type(number) is not int or len(spec.tensors) != 1:
+        return False
+    tensor = spec.tensors[0]
+    dimension = spec.arguments[2] if len(spec.arguments) > 2 else spec.keywords.get("dim")
+    if dimension is None:
+        rows = tensor.numel
+    elif type(dimension) is int and -len(tensor.shape) <= dimension < len(tensor.shape):
+        rows = tensor.shape[dimension]
+    else:
+        return False
+    return number >= 0 and rows * number == spec.keywords["output_size"]
 
 
 def write_values(spec: OperatorTuple, tensors: Sequence[torch.Tensor]) -> None:

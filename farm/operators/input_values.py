@@ -29,6 +29,13 @@ def fill(base: torch.Tensor, tensor: TensorSpec, how: Fill, generator: torch.Gen
         count = base.numel()
         starts = torch.arange(count, device=base.device).mul_(max(0, how.bound))
         base.copy_(starts.div_(count, rounding_mode="floor").view(base.shape))
+    elif how.form == "bits":
+        limits = torch.iinfo(base.dtype)
+        base.random_(limits.min, limits.max + 1, generator=generator)
+    elif how.form == "quantized":
+        largest = torch.iinfo(base.dtype).max
+        values = torch.empty(base.shape, device=base.device).normal_(generator=generator)
+        base.copy_(values.mul_(how.scale).round_().clamp_(-largest, largest))
     elif how.form in ("boxes", "regions"):
         _fill_boxes(base, how, generator)
     elif base.dtype.itemsize == 1:  # eight-bit floats: few kernels support them

@@ -86,7 +86,7 @@ class Rates:
 
     @property
     def _compute_s(self) -> float:
-        return self.flops / self.peaks.flops_per_s
+        return self.flops / self.peaks.rate_of(self.line.subject.short_name)
 
     @property
     def _memory_s(self) -> float:

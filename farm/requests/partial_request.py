@@ -236,11 +236,12 @@ def complete(
         )
     variant = None
     if partial.model is not None:
-        from farm.models import catalog
+        from farm.models import catalog, quantization
         from farm.training.version import versioned
 
         model = model or catalog.resolve_given(partial.model)
         variant = versioned(usual_variant_of(model, card_kind, **partial.among(VARIANT)), model)
+        quantization.check(variant, card_kind)
         if partial.data is None:
             protocol = protocol.with_data(default_data(card_kind, variant))
     return Request(

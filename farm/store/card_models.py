@@ -8,6 +8,7 @@ from sqlmodel import Session
 from farm.errors import Ambiguous, UsageError, did_you_mean
 from farm.store.columns import CARD, REAL_CARDS
 from farm.store.query import NO_READINGS
+from farm.types.data_sheets import data_sheet
 from farm.types.roofline import Roofline, median_fingerprint, roofline_of
 
 
@@ -37,11 +38,11 @@ def card_model_named(session: Session, word: str) -> str:
 
 
 def card_bytes(session: Session, card_model: str) -> int:
-    """The memory of a card model in bytes; 0 if unknown."""
+    """The memory of a card model in bytes: of its cards, else of its data sheet; 0 if unknown."""
     sizes = sqlalchemy.select(sqlalchemy.func.max(CARD.memory_bytes)).where(
         CARD.model == card_model
     )
-    return session.scalar(sizes) or 0
+    return session.scalar(sizes) or int(data_sheet("cuda", card_model).memory_bytes)
 
 
 def peaks_of(

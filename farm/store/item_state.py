@@ -7,8 +7,8 @@ rows in a state in which the transition begins, and the caller checks the number
 `Transition.apply` changes a new row or a row that the caller has locked. `Transition.values`
 returns the columns for an INSERT of many rows. The caller checks all other conditions.
 
-``docs/architecture.md`` shows this table and says when each transition happens; a test compares the
-two."""
+``docs/design/item-states.md`` shows this table and says when each transition happens; a test
+compares the two."""
 
 from __future__ import annotations
 

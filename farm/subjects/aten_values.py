@@ -26,6 +26,7 @@ from farm.subjects.values import (
     NOTHING,
     POSITIVE,
     PROBABILITY,
+    QUANTIZED,
     Fill,
     adding_nothing,
     are_integers,
@@ -35,6 +36,7 @@ from farm.subjects.values import (
     storage_users,
     trained,
 )
+from farm.types.deciding import deciding_input
 from farm.types.tuple import (
     OperatorTuple,
     TensorSpec,
@@ -46,6 +48,7 @@ from farm.types.tuple import (
 )
 
 _ANYTHING = Fill("index", bound=100)  # integers that are only operands
+_BITS = Fill("bits")
 _STAYS_ZERO = Fill("near", scale=0.0)
 
 #: Operators without indices: their integers are only operands, and any value is valid.
@@ -74,6 +77,10 @@ _POSITIVE_ARGUMENTS = frozenset(
 )
 
 
+#: (operator, argument that is a scale of quantised numbers).
+_SCALES = frozenset({("_scaled_mm", "scale_a"), ("_scaled_mm", "scale_b")})
+
+
 @functools.lru_cache(maxsize=8192)
 def aten_fills(spec: OperatorTuple) -> tuple[Fill, ...]:
     """The values for each tensor of a tuple of kind `aten`; the same `Fill` for tensors that share
@@ -83,12 +90,13 @@ def aten_fills(spec: OperatorTuple) -> tuple[Fill, ...]:
     fill_of: dict[int, Fill] = {}
     for storage, indices in storage_users(spec).items():
         fills = [_aten_fill(spec, index, over) for index in indices]
-        if any(fill.form in ("index", "starts") for fill in fills):
+        limited = [fill for fill in fills if fill.form in ("index", "starts")]
+        if limited:
             if len({spec.tensors[index].dtype for index in indices}) > 1:
                 raise _refused(spec, indices[0], "shares its memory with a tensor of another dtype")
-            if indices[0] in over and any(fill != _ANYTHING and fill.bound > 0 for fill in fills):
+            if indices[0] in over and any(fill != _ANYTHING and fill.bound > 0 for fill in limited):
                 raise _refused(spec, indices[0], "is an index that the operator also writes")
-            fill_of[storage] = min(fills, key=_end)
+            fill_of[storage] = min(limited, key=_end)
         else:
             fill_of[storage] = next((fill for fill in fills if fill != Fill()), fills[0])
     return tuple(fill_of[tensor.storage] for tensor in spec.tensors)
@@ -114,7 +122,8 @@ def _aten_fill(spec: OperatorTuple, index: int, over: frozenset[int]) -> Fill:
     if tensor.dtype == "bool":
         return Fill("boolean")
     if are_integers(tensor):
-        return _integers(spec, index)
+        fill = _integers(spec, index)
+        return QUANTIZED if fill is _ANYTHING and tensor.dtype == "int8" else fill
     name = spec.short_name.removeprefix("_foreach_")
     arguments = [argument for argument, _ in tensor_arguments(spec)[index]]
     if index in over:
@@ -126,6 +135,8 @@ def _aten_fill(spec: OperatorTuple, index: int, over: frozenset[int]) -> Fill:
             return POSITIVE
         if argument in _BY_NAME:
             return _BY_NAME[argument]
+        if (name, argument) in _SCALES:
+            return POSITIVE
         if index not in over:
             beside = _beside_written(spec, name, argument, over)
             if beside is not None:
@@ -224,7 +235,7 @@ def _integers(spec: OperatorTuple, index: int) -> Fill:
         fill is not _ANYTHING and fill.bound for fill in valid
     ):
         raise _refused(spec, index, "may be an index or a mask")
-    if any(fill is not NOTHING and fill.bound < 1 for fill in valid):
+    if any(fill not in (NOTHING, _BITS) and fill.bound < 1 for fill in valid):
         raise _refused(spec, index, "has no valid value")
     return min(valid, key=_end)
 
@@ -242,6 +253,9 @@ def _rule(spec: OperatorTuple, argument: str, position: int) -> Fill | None:
     declared = _DECLARED.get(name, {}).get(argument)
     if declared is not None:
         return _declared(spec, declared)
+    deciding = deciding_input(spec)
+    if deciding and deciding.form == "ends" and _tensors(spec, argument) == [deciding.index]:
+        return NOTHING  # the ends of the segments are written afterwards
     bound = _bound(spec, argument, position)
     return None if bound is None else Fill("index", bound=bound)
 
@@ -252,6 +266,8 @@ def _declared(spec: OperatorTuple, rule: str) -> Fill:
     argument, _, number = rest.partition(" ")
     if form == "any":
         return _ANYTHING
+    if form == "bits":
+        return _BITS
     if form == "positive":
         return Fill("index", bound=8, shift=1.0)
     if form == "number":

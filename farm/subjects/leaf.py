@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from farm.errors import TupleRejected
 from farm.subjects.allow_list import LEAF_CLASSES
 from farm.subjects.encoding import NotEncodable, decode, encode
+from farm.types.tensor_kinds import is_plain
 
 _TORCH = str(Path(torch.__file__).parent)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -161,6 +162,13 @@ def _twin(leaf: Any, parameters: str) -> nn.Module:
     # fake.
     with torch._C.DisableTorchFunction(), _disable_current_modes():
         return build_leaf(leaf, json.loads(parameters))
+
+
+def has_replaced_parameters(module: nn.Module) -> bool:
+    """True if another tensor stands for a parameter, as in `torch.func.functional_call`: then no
+    module of PyTorch has these tensors, but its functions can be called with them."""
+    parameters = [tensor for tensor in module._parameters.values() if tensor is not None]
+    return any(is_plain(tensor) and not isinstance(tensor, nn.Parameter) for tensor in parameters)
 
 
 def is_changed(module: nn.Module) -> bool:

@@ -332,9 +332,29 @@ def _sizes_of_recurrent_layer(passed: Mapping[str, Any]) -> str:
     return ""
 
 
+def _sizes_of_packed_product(passed: Mapping[str, Any]) -> str:
+    """Of a product with packed weights of four bits: its kernel does not compare the number of
+    groups with that of the scales."""
+    left, packed, scales = passed["self"], passed["mat2"], passed["qScaleAndZeros"]
+    group = passed["qGroupSize"]
+    if left.dim() != 2 or packed.dim() != 4 or scales.dim() != 3:
+        return "the matrix, the packed weights and the scales must have 2, 4 and 3 dimensions"
+    if group not in (32, 64, 128, 256):
+        return f"the group size is {group}"
+    features = packed.shape[1] * packed.shape[3] * 32  # a tile has 16, two tiles share a number
+    rows = packed.shape[0] * 8
+    if packed.shape[2] != 32 or left.shape[1] != features or features % group:
+        return "the packed weights have other sizes than the matrix"
+    expected = (features // group, rows, 2)
+    if tuple(scales.shape) != expected:
+        return f"the scales have the shape {tuple(scales.shape)}, not {expected}"
+    return "" if scales.is_contiguous() and packed.is_contiguous() else "a tensor has gaps"
+
+
 _RULES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "_fft_c2r": _sizes_of_inverse_transform,
     "_weight_norm_interface": _sizes_of_weight_norm,
+    "_weight_int4pack_mm": _sizes_of_packed_product,
     "_cudnn_rnn": _sizes_of_recurrent_layer,
     "_cudnn_rnn_backward": _sizes_of_recurrent_layer,
     **dict.fromkeys(names_listed("attention_operators"), _sizes_of_attention),

@@ -48,6 +48,8 @@ class Fill:
         index       integers from ``shift`` to below ``shift + bound``
         starts      ascending integers from 0 to below ``bound``, evenly spaced
         boolean     random, half of them True
+        quantized   integers as of a weight that was quantised to int8: ``scale * N(0, 1)``, rounded
+        bits        integers of which each bit is random, as of several packed numbers
         boxes       corners of boxes in an image with sides of ``scale``
         regions     a number below ``bound`` and such a box in each row
     """
@@ -62,6 +64,8 @@ _SPREAD = Fill("positive", scale=0.2, shift=0.9)
 POSITIVE = Fill("positive", shift=0.5)
 PROBABILITY = Fill("near", scale=0.0, shift=0.5)
 NOTHING = Fill("index", bound=0)  # integers that are zero
+#: Operands of int8. The largest of a thousand normal weights is 3.5 deviations, and becomes 127.
+QUANTIZED = Fill("quantized", scale=36.0)
 
 
 def settled(activation: str) -> Fill | None:
@@ -107,6 +111,8 @@ _NEEDS_POSITIVE = words(
 )
 _NEEDS_PROBABILITY = words("bernoulli binomial binary_cross_entropy BCELoss")
 _PROBABILITY = Fill(scale=0.02, shift=0.5)
+#: Products of integers.
+_INTEGER_PRODUCTS = frozenset({"_int_mm"})
 _DIVIDING = names_listed("dividing")
 _PROBABILITIES = names_listed("of_probabilities")
 #: Operators whose indices select places of one dimension.
@@ -119,6 +125,8 @@ def public_values(spec: OperatorTuple, index: int, written: frozenset[int]) -> F
     if tensor.dtype == "bool":
         return Fill("boolean")
     if are_integers(tensor):
+        if tensor.dtype == "int8" and spec.short_name in _INTEGER_PRODUCTS:
+            return QUANTIZED
         counts = tensor.name == "num_batches_tracked"
         first = 1 if _is_divisor(spec, index) else 0
         return NOTHING if counts else Fill("index", shift=first, bound=_index_bound(spec, index))
@@ -141,7 +149,7 @@ def public_values(spec: OperatorTuple, index: int, written: frozenset[int]) -> F
         return POSITIVE
     if name in _NEEDS_PROBABILITY:
         return _PROBABILITY
-    is_scale = name == "_scaled_mm" and not tensor.shape
+    is_scale = name == "_scaled_mm" and tensor.dtype == "float32"
     return POSITIVE if is_scale else Fill()
 
 

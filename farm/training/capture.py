@@ -29,6 +29,7 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
 )
+from torch.autograd.function import _SingleLevelFunction
 
 from farm.errors import CaptureError, FarmError, error_text, told
 from farm.models.user_modules import seeded
@@ -173,13 +174,21 @@ class StepRecorder(Recorder):
     @contextlib.contextmanager
     def watching_step(self) -> Iterator[None]:
         original = torch.autograd.Function.__dict__["apply"]
+        below: Any = _SingleLevelFunction
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             with self.owner(cls.__name__):
                 return original.__func__(cls, *args, **kwargs)
 
+        def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            implementation: Any = super(below, cls)
+            with self.owner(cls.__name__):
+                return implementation.apply(*args, **kwargs)
+
         # Custom autograd functions call the dispatcher, but are not public functions of PyTorch.
         custom = replaced(torch.autograd.Function, "apply", classmethod(apply))
+        # A module may keep ``MyFunction.apply`` under another name, from before the capture.
+        kept = replaced(below, "apply", classmethod(applied))
         functions, operators = (
             WatchedFunctions(self.call_function),
             WatchedOperators(self.call_aten),
@@ -187,6 +196,7 @@ class StepRecorder(Recorder):
         with (
             watched_modules(self.call_module),
             custom,
+            kept,
             functions,
             operators,
             self.streams.watched(),

@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 #: Words of a card's model that say nothing about its figures.
 _MAKERS = frozenset({"nvidia", "tesla", "geforce", "amd", "instinct", "radeon", "graphics"})
@@ -28,13 +29,26 @@ class DataSheet:
     multiprocessors: int
     l2_bytes: int  # the last cache before the memory
     power_limit_w: float
+    memory_bytes: float = 0.0  # 0: unknown
     names: tuple[str, ...] = ()  # of the card models, as drivers and people write them
     source: str = ""
+    eight_bits: float = 0.0  # of products of int8 or fp8, the faster; 0: twice `half`
 
 
 GENERIC_GPU = DataSheet(20e12, 80e12, 160e12, 1.0e12, 2.5, 80, 32 << 20, 300.0)
 #: A few server cores, as for a small CPU job, not a whole socket.
 CPU = DataSheet(1e11, 1e11, 1e11, 2e10, 8.0, 1, 32 << 20, 200.0)
+
+
+class NamedCard(str):
+    """The name of a card model, with its data sheet: of a card that a user describes in a file."""
+
+    sheet: DataSheet
+
+    def __new__(cls, name: str, sheet: DataSheet) -> Self:
+        card = super().__new__(cls, name)
+        card.sheet = sheet
+        return card
 
 
 @functools.cache
@@ -47,13 +61,17 @@ def data_sheets() -> Mapping[str, DataSheet]:
     return sheets
 
 
-@functools.cache
 def sheet_of(model: str) -> str:
     """The name of the data sheet for a card's model or its short name; "" if there is none.
 
     >>> sheet_of("NVIDIA A100-SXM4-40GB"), sheet_of("A10"), sheet_of("NVIDIA A10G")
     ('A100 40GB', 'A10', '')
     """
+    return model if isinstance(model, NamedCard) else _sheet_with_name(model)
+
+
+@functools.cache
+def _sheet_with_name(model: str) -> str:
     words = _words(model)
     for name, sheet in data_sheets().items():
         if any(_words(listed) == words for listed in sheet.names):
@@ -65,6 +83,8 @@ def data_sheet(card_kind: str, card_model: str) -> DataSheet:
     """The data sheet of a card model; typical values for unknown ones."""
     if card_kind == "cpu":
         return CPU
+    if isinstance(card_model, NamedCard):
+        return card_model.sheet
     return data_sheets().get(sheet_of(card_model), GENERIC_GPU)
 
 

@@ -37,6 +37,8 @@ OPTIMIZERS = tuple(
 #: The modes of torch.compile. `max-autotune` is measured without the compiler's own CUDA graphs:
 #: the farm records one.
 COMPILE_MODES = ("", "default", "max-autotune")
+#: The schemes of quantised models (`farm.models.quantization`).
+QUANTIZE_SCHEMES = ("int8-weights", "int8", "int4-weights", "fp8")
 #: Called at the start of each phase of a measurement, with the phase's name and details.
 OnPhase = Callable[[str, dict[str, Any]], None]
 
@@ -192,6 +194,7 @@ class Variant(ContentAddressed):
     phase: str = declared("", choices=("", "encode", "prefill", "decode"))
     cache: int = declared(0, minimum=0, several=True)
     compile: str = declared("", choices=COMPILE_MODES)
+    quantize: str = declared("", choices=("", *QUANTIZE_SCHEMES), several=True)
     layers: int = declared(0, minimum=0)
     # The content id of the token ids. Users give a file instead
     # (`farm.requests.partial_request.TextFiles`).
@@ -217,6 +220,7 @@ class Variant(ContentAddressed):
             )
         super().__post_init__()
         self._check_split()
+        self._check_quantized()
         if not self.input_size and not (self.length or self.phase):
             raise UsageError(
                 f"The input size is 0; it must be from 1 to {LARGEST_NUMBER}.",
@@ -268,6 +272,17 @@ class Variant(ContentAddressed):
             if wrong:
                 raise UsageError(problem, step)
 
+    def _check_quantized(self) -> None:
+        """Refuse combinations of options of quantised models that the farm does not measure."""
+        if not self.quantize:
+            return
+        if self.step:
+            raise UsageError("--quantize is for forward passes, not for training.", "Omit --step.")
+        if self.cards > 1:
+            raise UsageError(
+                "--quantize does not work with several cards.", "Measure the model on one card."
+            )
+
     @property
     def cards(self) -> int:
         """The number of cards that the variant is split over."""
@@ -310,6 +325,7 @@ class Variant(ContentAddressed):
             self.memory_format if self.memory_format != "contiguous" else "",
             self.mode if self.mode != "eval" and not self.step else "",
             "padded" if self.padded else "",
+            f"quantized {self.quantize}" if self.quantize else "",
             f"of {self.layers} layers" if self.layers else "",
             f"text {self.text[:8]}" if self.text else "",
             f"{self.step} {self.optimizer}" if self.step else "",

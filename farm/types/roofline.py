@@ -16,6 +16,9 @@ from typing import Any
 from farm.types.data_sheets import data_sheet
 from farm.types.fingerprint import sound_fingerprint
 
+#: Products of numbers of eight bits, whatever the dtype of the model.
+EIGHT_BIT_PRODUCTS = frozenset({"_int_mm", "_scaled_mm"})
+
 
 @dataclass(frozen=True)
 class Roofline:
@@ -24,10 +27,16 @@ class Roofline:
     flops_per_s: float
     bytes_per_s: float
     launch_floor_us: float
+    eight_bit_flops_per_s: float = 0.0  # of products of int8 and of fp8; 0: as ``flops_per_s``
 
     def __post_init__(self) -> None:
         if not (self.flops_per_s > 0 and self.bytes_per_s > 0 and self.launch_floor_us >= 0):
             raise ValueError(f"peaks must be positive: {self}")
+
+    def rate_of(self, operator: str) -> float:
+        """The peak rate of an operator, given its short name. Unit: FLOP/s."""
+        is_of_eight_bits = operator in EIGHT_BIT_PRODUCTS and self.eight_bit_flops_per_s
+        return self.eight_bit_flops_per_s if is_of_eight_bits else self.flops_per_s
 
     def estimate_us(self, flops: float, bytes_moved: float) -> float:
         """The estimated time of one call in µs, from its FLOPs (2 per multiply-add) and the bytes
@@ -69,6 +78,7 @@ def roofline_of(
         flops_per_s=_positive(rates.get(key), rate),
         bytes_per_s=_positive(measured.get("copy_bytes_per_s"), peaks.bytes_per_s),
         launch_floor_us=_positive(measured.get("launch_floor_us"), peaks.launch_floor_us),
+        eight_bit_flops_per_s=peaks.eight_bits or 2 * peaks.half,
     )
 
 

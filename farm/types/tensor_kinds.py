@@ -195,8 +195,11 @@ def placed(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
-    """The size of the plain tensors; the others have no single memory."""
-    return sum(tensor.nbytes for tensor in tensors if is_plain(tensor))
+    """The size of the plain tensors and of the parts of composites; sparse and nested tensors have
+    no single memory.
+    """
+    parts = itertools.chain.from_iterable(map(parts_of, tensors))
+    return sum(part.nbytes for part in parts)
 
 
 @functools.cache

@@ -6,6 +6,7 @@ import torch, so these tests are slow ones."""
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import signal
@@ -377,7 +378,14 @@ def test_a_measurement_is_stored_with_the_name_of_its_test_and_the_revision_also
 def test_an_interruption_removes_the_worktree(repository):
     command = [sys.executable, "-m", "pytest", "-p", PLUGIN, "--farm-base", "main", "tests"]
     with subprocess.Popen(
-        command, cwd=repository, env=environment(repository.parent), stdout=-1, stderr=-2, text=True
+        command,
+        cwd=repository,
+        env=environment(repository.parent),
+        stdout=-1,
+        stderr=-2,
+        text=True,
+        # A test run in the background of a script ignores this signal, and so would its children.
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     ) as session:
         while not session.stdout.readline().startswith("farm: round 1"):
             assert session.poll() is None

@@ -26,6 +26,7 @@ import yaml
 from sqlalchemy import text
 
 from farm.errors import DatabaseUnreachable
+from farm.models import catalog
 from farm.settings import Settings, settings
 from farm.store.database import Database
 from tasks.servers import BrokerServer
@@ -680,7 +681,7 @@ def test_prometheus_asks_the_workers_and_flower():
 
 def test_alerts_ask_for_metrics_that_there_are_and_are_documented():
     (group,) = yaml.safe_load((DEPLOY / "prometheus/alerts.yml").read_text())["groups"]
-    page = (ROOT / "docs/operate.md").read_text()
+    page = (ROOT / "docs/monitoring.md").read_text()
     for rule in group["rules"]:
         assert f"`{rule['alert']}`" in page
         assert re.fullmatch(r"\d+m", rule.get("for", "0m"))
@@ -700,7 +701,17 @@ def test_the_image_is_built_from_what_the_project_has():
     assert re.search(r"^ENTRYPOINT \[\"farm\"\]$", dockerfile, re.M)
 
 
-@pytest.mark.parametrize("name", ["operate.md", "security.md"])
+def test_a_farm_of_the_manual_or_the_image_builds_models_of_every_source():
+    """The extras that a source needs, and PostgreSQL."""
+    needed = {"postgresql", *(source.extra for source in catalog.SOURCES if source.extra)}
+    for file in ("deploy/Dockerfile", "docs/operate.md"):
+        found = re.findall(r"pip (?:install|wheel) .*\[([\w,]+)\]", (ROOT / file).read_text())
+        assert found
+        for extras in found:
+            assert needed <= set(extras.split(",")), f"{file}: {extras}"
+
+
+@pytest.mark.parametrize("name", ["operate.md", "monitoring.md", "security.md"])
 def test_the_manual_names_commands_and_files_that_are_there(name):
     import typer
 

@@ -264,3 +264,42 @@ def test_autograd_itself_does_not_see_the_card():
 
     found = predict(Custom(4, 4), (torch.zeros(2, 4),), device_type="cuda", grad_enabled=True)
     assert [spec.short_name for spec in found.tuples.values()] == ["linear", "mul"]
+
+
+def _scanned(model, x):
+    """Each step reads other places of the input, so its views differ."""
+    state, states = x[:, 0], []
+    for step in range(x.shape[1]):
+        left, right = x[:, step].chunk(2, -1)
+        state = state * model.linear.weight[0] + torch.cat([right, left], -1)
+        states.append(state.t().unsqueeze(0))
+    return torch.cat(states)
+
+
+def test_views_of_other_places_are_those_of_a_pass_with_values():
+    assert alike(_scanned, X).count("cat") == 7
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x[1, :, 1::2],
+        lambda x: x.transpose(0, 2)[1:],
+        lambda x: x.unbind(1)[3],
+        lambda x: x.expand(3, 2, 6, 4)[2],
+        lambda x: x.diagonal(0, 1, 2),
+        lambda x: x.as_strided((2, 2), (4, 1), 3),
+        lambda x: x.view(torch.int32),
+        lambda x: torch.view_as_complex(x.view(2, 6, 2, 2)).conj(),
+    ],
+)
+def test_a_view_of_a_fake_tensor_is_that_of_a_real_one(view):
+    found = []
+
+    def viewed(_, x):
+        made = view(x)
+        found.append((made.shape, made.stride(), made.storage_offset(), made.dtype, made.is_conj()))
+        return made + made
+
+    alike(viewed, X)
+    assert found[0] == found[1]

@@ -276,3 +276,19 @@ def test_forward_mode_with_parameters_is_refused_with_the_way_in_reverse_mode():
     with pytest.raises(UnseenOperators, match=r"forward mode \(.*# here\)") as caught:
         farm.capture_model(Net(tangent), torch.randn(4, 16))
     assert "torch.func.vjp for jvp" in caught.value.next_step
+
+
+def test_a_leaf_with_other_tensors_for_its_parameters_is_the_function_that_it_calls():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 4)
+
+        def forward(self, x):
+            weights = {name: one * 2 for name, one in self.layer.named_parameters()}
+            return torch.func.functional_call(self.layer, weights, (x,))
+
+    for found in (capture(Scaled(), (torch.randn(2, 8),)), predict(Scaled(), (torch.randn(2, 8),))):
+        assert (found.gaps, found.mismatches) == ((), {})
+        called = [(call.module_path, found.tuples[call.tuple_id].operator) for call in found.calls]
+        assert called[2:] == [("layer", "torch.nn.functional.linear")]

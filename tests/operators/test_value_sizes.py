@@ -197,3 +197,15 @@ def test_counts_without_a_rule_are_refused_if_the_call_says_their_sum():
     spec = dataclasses.replace(repeated(output_size=8), tensors=(floats(8, 4), expanded))
     with pytest.raises(TupleRejected, match="amount to its output_size"):
         check_values(spec)
+
+
+@pytest.mark.parametrize(("dimension", "total"), [(0, 16), (-1, 8), (None, 64)])
+def test_one_count_for_all_rows_amounts_to_the_size_that_the_call_says(dimension, total):
+    def spec(size):
+        return call(
+            "torch.repeat_interleave", ONE, 2, dimension, tensors=(floats(8, 4),), output_size=size
+        )
+
+    assert rebuild(spec(total), "cpu").run().numel() == 64
+    with pytest.raises(TupleRejected, match="amount to its output_size"):
+        check_values(spec(total + 1))

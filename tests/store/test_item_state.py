@@ -30,7 +30,7 @@ CLAIM = ("token", "holder", "claim_key", "lease_until_s")
 
 
 def row(way: item_state.Transition) -> str:
-    """A transition as a row of the table in docs/architecture.md, without the last column."""
+    """A transition as a row of the table in docs/design/item-states.md, without the last column."""
     written = list(way.written)
     if set(CLAIM) <= set(written):
         written = ["claim", *(column for column in written if column not in CLAIM)]
@@ -44,11 +44,11 @@ def row(way: item_state.Transition) -> str:
 
 
 def test_the_documentation_shows_the_table():
-    page = (ROOT / "docs" / "architecture.md").read_text()
+    page = (ROOT / "docs" / "design" / "item-states.md").read_text()
     table = page.partition("| event | from | to | written | when |\n")[2].partition("\n\n")[0]
     rows = [line.removesuffix(" |").rpartition(" | ") for line in table.splitlines()[1:]]
     wanted = [row(way) for way in TABLE]
-    replace = "replace the rows of the table in docs/architecture.md:\n" + "\n".join(wanted)
+    replace = "replace the rows of the table in docs/design/item-states.md:\n" + "\n".join(wanted)
     assert [f"{first} |" for first, _, _ in rows] == wanted, replace
     assert all(when.strip() for _, _, when in rows)
 

@@ -316,5 +316,5 @@ def test_every_metric_is_documented(any_database, no_broker):
     told = {
         family.name for family in FarmCollector(Settings(database_url=url, host="gpu1")).collect()
     }
-    documented = re.findall(r"`(farm_[a-z_]+)", (ROOT / "docs/operate.md").read_text())
+    documented = re.findall(r"`(farm_[a-z_]+)", (ROOT / "docs/monitoring.md").read_text())
     assert {name.removesuffix("_total") for name in documented} == told

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import farm
 from farm.errors import CaptureError, SettingsError, UnseenOperators, UnsupportedModel, UsageError
-from farm.models import catalog
+from farm.models import catalog, own
 from farm.operators.fake_pass import STANDS_FOR_A_CARD, fake_pass
 from farm.operators.profiler import profiled
 from farm.settings import settings
@@ -370,13 +371,16 @@ class Twice(torch.autograd.Function):
         return gradient * 2
 
 
+twice = Twice.apply  # as some packages keep it
+
+
 class Custom(nn.Module):
-    def __init__(self):
+    def __init__(self, function=None):
         super().__init__()
-        self.head = nn.Linear(4, 3)
+        self.head, self.function = nn.Linear(4, 3), function
 
     def forward(self, x):
-        return self.head(Twice.apply(self.head.weight.sum() * x))
+        return self.head((self.function or Twice.apply)(self.head.weight.sum() * x))
 
 
 class InAThread(Residual):
@@ -390,8 +394,9 @@ def test_a_part_that_runs_in_another_thread_is_refused():
         capture_step(stepping(InAThread(), torch.randn(2, 3, 16, 16)))
 
 
-def test_a_custom_function_owns_by_its_name_what_it_does():
-    seen = capture_step(stepping(Custom(), torch.randn(2, 4)))
+@pytest.mark.parametrize("function", [None, twice], ids=["by its class", "kept by the module"])
+def test_a_custom_function_owns_by_its_name_what_it_does(function):
+    seen = capture_step(stepping(Custom(function), torch.randn(2, 4)))
     assert not seen.gaps
     owned = Counter(
         (seen.owners[call.owner_index].what, call.part)
@@ -399,6 +404,26 @@ def test_a_custom_function_owns_by_its_name_what_it_does():
         if call.owner_index is not None
     )
     assert owned["Twice", "forward"] == owned["Twice", "backward"] == 1
+
+
+def test_hooks_of_parameters_are_in_the_step_that_nothing_computes(tmp_path):
+    file = tmp_path / "hooked.py"
+    file.write_text(
+        "import torch\n"
+        "def signed(bias):\n"
+        "    bias.grad.sign_()\n"
+        "def net():\n"
+        "    model = torch.nn.Linear(4, 4)\n"
+        "    model.weight.register_hook(lambda gradient: gradient.clamp(-1, 1))\n"
+        "    model.bias.register_post_accumulate_grad_hook(signed)\n"
+        "    return model, torch.randn(2, 4)\n"
+    )
+    found = extract(farm.variant(own.register(f"{file}:net"), 2, step="training", optimizer="sgd"))
+    assert found.refusal("net") is None
+    parts = {
+        found.capture.tuples[call.tuple_id].short_name: call.part for call in found.capture.calls
+    }
+    assert (parts["clamp"], parts["sign_"]) == ("accumulation", "accumulation")
 
 
 def test_a_step_that_raises_is_one_line():

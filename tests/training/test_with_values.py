@@ -30,6 +30,11 @@ def routed(values):
         out = out.index_add(0, rows, values[rows] * (expert + 1))
     return out
 
+def grouped(values):
+    ends = torch.tensor([1, 4], dtype=torch.int32)
+    experts = values.new_ones(2, 16, 16).bfloat16()
+    return torch._grouped_mm(values.bfloat16(), experts, offs=ends).float()
+
 FUNCTIONS = {
     "mask": lambda values: values[values > 0] * 2,
     "masked_select": lambda values: torch.masked_select(values, values > 0).sum(),
@@ -39,6 +44,7 @@ FUNCTIONS = {
     "drawn": lambda values: values * torch.randint(1, 9, ()).item() @ torch.ones(16, 2),
     "normal": lambda values: torch.distributions.Normal(values, 1.0).rsample(),
     "routed": routed,
+    "grouped": grouped,
 }
 
 def made(name):
@@ -85,6 +91,21 @@ def test_a_step_that_needs_no_values_does_not_run_with_them():
     found = extract(farm.variant("resnet18", 2, input_size=32, step="training", optimizer="sgd"))
     assert not found.capture.with_values
     assert found.note_on_values == ""
+
+
+def test_a_product_of_groups_is_a_part_of_a_step(variant):
+    found = extract(variant("grouped"), device_type="cuda")
+    captured = found.capture
+    assert (captured.gaps, captured.overlaps, captured.mismatches) == ((), (), {})
+    products = [spec for spec in captured.tuples.values() if spec.short_name == "_grouped_mm"]
+    assert len(products) == 2  # forward, and the gradient of the rows
+    for spec in products:
+        ends = next(
+            tensor
+            for tensor in rebuild(spec, "cpu").tensors
+            if tensor.dtype.is_signed and not tensor.is_floating_point()
+        )
+        assert ends.tolist() == [2, 4]  # equal segments
 
 
 def test_a_step_that_is_too_large_to_run_says_so(variant, monkeypatch):

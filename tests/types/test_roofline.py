@@ -1,6 +1,6 @@
 """The peaks of a card model are those of a typical card, not of the first one."""
 
-from farm.types.roofline import median_fingerprint
+from farm.types.roofline import median_fingerprint, roofline_of
 
 
 def fingerprint(float32, bytes_per_s=3e12):
@@ -29,3 +29,10 @@ def test_cards_without_a_fingerprint_do_not_count():
 def test_a_figure_that_is_not_a_number_does_not_count():
     cards = [{"copy_bytes_per_s": None}, {"copy_bytes_per_s": True}, fingerprint(50e12)]
     assert median_fingerprint(cards)["copy_bytes_per_s"] == 3e12
+
+
+def test_products_of_eight_bits_have_a_rate_of_their_own():
+    peaks = roofline_of("cuda", "NVIDIA H200", dtype="bfloat16")
+    assert peaks.rate_of("_scaled_mm") == peaks.rate_of("_int_mm") == 2 * peaks.rate_of("mm")
+    old = roofline_of("cuda", "Tesla V100", dtype="float16")
+    assert old.rate_of("_int_mm") == old.rate_of("mm")

@@ -5,6 +5,7 @@ none.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +30,8 @@ class EstimateOptions:
     length: str | None = None
     given: VariantFields = field(default_factory=dict)
     card: str = ""
+    card_file: list[Path] | None = None
+    price: str = ""
     launch: str | None = None
     tf32: bool = False
     torch: str = ""
@@ -39,8 +42,30 @@ class EstimateOptions:
     png: Path | None = None
     as_json: AsJson = False
 
-    def check(self, *, is_curve: bool, training: bool) -> None:
+    def cards(self) -> list[str]:
+        """The cards to estimate for; "" for the only one with readings."""
+        from farm.types.card_file import card_of_file
+
+        names = [name.strip() for name in self.card.split(",")]
+        described = [card_of_file(path) for path in self.card_file or ()]
+        return list(dict.fromkeys([*filter(None, names), *described])) or [""]
+
+    def queries(self) -> dict[str, EstimateQuery]:
+        """The estimate of each card."""
+        from farm.addons.predict.query import EstimateQuery
+
+        return {
+            card: EstimateQuery(card, self.launch, self.tf32, self.torch, self.fill)
+            for card in self.cards()
+        }
+
+    def check(self, *, is_curve: bool, training: bool, cards: int) -> None:
         """Raise `UsageError` if two options do not go together."""
+        if cards > 1 and (self.png or self.generate or self.measure or self.budget):
+            raise UsageError(
+                "--generate, --measure, --budget and --png need one card.",
+                "Give one --card, or omit these options.",
+            )
         generates, measures = self.generate is not None, bool(self.measure or self.budget)
         if self.png is not None:
             if not is_curve:
@@ -68,20 +93,35 @@ def estimate(model: Model, options: EstimateOptions) -> None:
     none. Runs nothing.
     """
     from farm.addons.predict import tables
-    from farm.addons.predict.query import EstimateQuery
+    from farm.addons.predict.side_by_side import Offer, prices_of
     from farm.requests.partial_request import usual_variant
 
-    query = EstimateQuery(options.card, options.launch, options.tf32, options.torch, options.fill)
+    queries = options.queries()
+    prices = prices_of(options.price, list(queries))
     batches, lengths = sizes("--batch", options.batch), sizes("--length", options.length)
     options.check(
-        is_curve=len(batches) * len(lengths) > 1, training=bool(options.given.get("step"))
+        is_curve=len(batches) * len(lengths) > 1,
+        training=bool(options.given.get("step")),
+        cards=len(queries),
     )
-    kind = query.kind()
-    variants = [
-        usual_variant(model, kind, batch=size, length=tokens, **options.given)
-        for size, tokens in itertools.product(batches, lengths)
-    ]
+
+    def variants_for(query: EstimateQuery) -> list[ResolvedVariant]:
+        kind = query.kind()
+        return [
+            usual_variant(model, kind, batch=size, length=tokens, **options.given)
+            for size, tokens in itertools.product(batches, lengths)
+        ]
+
+    card, query = next(iter(queries.items()))
+    variants = variants_for(query)
     output.say_differences(variants)
+    if len(queries) > 1:
+        asked = []
+        for its_card, its_query in queries.items():
+            for variant in variants_for(its_query):
+                asked.append((variant, its_query, prices.get(its_card)))
+        _on_cards(asked, options)
+        return
     if (tokens := options.generate) is not None:
         generated = output.first_that_knows(
             lambda session: query.generation(session, variants[0].variant, tokens),
@@ -97,13 +137,14 @@ def estimate(model: Model, options: EstimateOptions) -> None:
             _measure(before, query, options)
             with output.open_database().read() as session:
                 current = query.estimate(session, current.variant)
+        offer = Offer(current, prices.get(card))
         if options.as_json:
-            emit_json({**current.to_json(), **({"before": before.to_json()} if before else {})})
+            emit_json({**offer.to_json(), **({"before": before.to_json()} if before else {})})
         else:
             level = min(current.level, before.level) if before else current.level
             if before:
                 show(tables.narrowed(before, current, level))
-            show(tables.estimate(variants[0].title, current, level))
+            show(tables.estimate(variants[0].title, offer, level))
 
 
 def estimated(resolved: ResolvedVariant, query: EstimateQuery) -> Estimate:
@@ -113,6 +154,34 @@ def estimated(resolved: ResolvedVariant, query: EstimateQuery) -> Estimate:
     variant = resolved.versioned()
     output.doing(f"farm is estimating {resolved.title}")
     return query.answer(variant, say=say)
+
+
+def _on_cards(
+    asked: Iterable[tuple[ResolvedVariant, EstimateQuery, float | None]], options: EstimateOptions
+) -> None:
+    """Estimates for several cards beside each other, with the price of an hour of each."""
+    from farm.addons.predict import tables
+    from farm.addons.predict.side_by_side import Offer
+
+    offers: list[Offer] = []
+    without: list[tuple[str, NoReadings]] = []
+    for resolved, query, per_hour in asked:
+        try:
+            offers.append(Offer(estimated(resolved, query), per_hour))
+        except NoReadings as error:
+            without.append((query.card, error))
+    if not offers:
+        raise without[0][1]
+    shown = {
+        "cards": [offer.to_json() for offer in offers],
+        "without_estimate": [
+            {"card": card, "reason": why.message, "next_step": why.next_step}
+            for card, why in without
+        ],
+    }
+    answer(options.as_json, shown, lambda: tables.side_by_side(offers))
+    for _, why in without:
+        say(f"{why.message} {why.next_step}")
 
 
 def _curve(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from sqlmodel import Session
@@ -18,16 +19,24 @@ from farm.requests.partial_request import usual_variant
 from farm.store.card_models import peaks_of
 from farm.store.database import Database
 from farm.subjects.needed import needed_tuple
-from farm.training.captured_model import CapturedModel, as_captured_for, no_model
+from farm.training.captured_model import (
+    CapturedModel,
+    as_captured_for,
+    capture_model,
+    no_model,
+    positional,
+)
 from farm.training.version import versioned
+from farm.types.card_file import card_of_file
 from farm.types.protocol import Variant
 from farm.types.tuple import OperatorTuple
 
 
 def estimate(
-    model: CapturedModel | Variant | str,
+    model: Any,
+    inputs: Any = None,
     *,
-    card: str = "",
+    card: str | Path = "",
     batch: int | None = None,
     torch: str = "",
     fill: str = "auto",
@@ -38,9 +47,12 @@ def estimate(
     none.
 
     Args:
-        model: a name, a variant or a `CapturedModel`: ``farm.estimate("resnet50", card="H200",
-            batch=32)``.
-        card: part of a card model's name.
+        model: a `torch.nn.Module` with its ``inputs``, a name, a variant or a `CapturedModel`:
+            ``farm.estimate("resnet50", card="H200", batch=32)``.
+        inputs: example inputs of a module: a tensor, a tuple of positional arguments, or a mapping
+            of keyword arguments. Their sizes count, and their values do not.
+        card: part of a card model's name, or the path of a file that describes a card
+            (`farm.types.card_file`).
         batch: default: that of `farm run` on such a card.
         torch: a version or its beginning. Default: the version whose readings cover most of the
             model.
@@ -55,8 +67,15 @@ def estimate(
     Raises:
         UsageError, NoReadings, CaptureError: the model or card is unknown, or nothing is known
         about the model.
+
+    Example:
+        >>> farm.estimate(torch.nn.Linear(64, 8), torch.randn(4, 64), card="H200").time
+        PredictedValue(value=1.9, low=1.7, high=2.1)
     """
-    query = EstimateQuery(card, torch=torch, fill=fill)
+    if inputs is not None:
+        model = capture_model(model, *positional(inputs))
+    named = card_of_file(card) if isinstance(card, Path) else card
+    query = EstimateQuery(named, torch=torch, fill=fill)
     if isinstance(model, CapturedModel):
         extraction = as_captured_for(model, query.kind(database))
         return query.answer(model.variant, extraction.needed(), database=database)

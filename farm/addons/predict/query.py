@@ -53,7 +53,7 @@ from farm.store.columns import OF_TUPLES, OPERATOR, PROTOCOL, READING
 from farm.store.database import Database, open_database
 from farm.store.reuse import sound_readings
 from farm.types.card_kind import usual_launch
-from farm.types.data_sheets import data_sheets, sheet_of
+from farm.types.data_sheets import NamedCard, data_sheet, data_sheets, sheet_of
 from farm.types.protocol import Protocol, Variant
 from farm.types.tuple import NeededTuple
 
@@ -68,7 +68,7 @@ class EstimateQuery:
     unknown.
     """
 
-    card: str = ""  # part of the card model's name
+    card: str = ""  # part of the card model's name, or a `NamedCard`
     launch: str | None = None  # graph or eager; None: the default of the card
     tf32: bool = False
     torch: str = ""  # a version, or its beginning
@@ -150,6 +150,8 @@ class EstimateQuery:
         """Return the card model: one with readings, else the name of a data sheet, for predictions
         alone.
         """
+        if isinstance(self.card, NamedCard):
+            return self.card
         try:
             return card_model_named(session, self.card)
         except UsageError as error:
@@ -241,9 +243,13 @@ def transferred(
     costs = SourceCosts(
         source, lambda ids: ChainMap(*_rows(session, source.card.model, source, ids)).values()
     )
-    return TransferredPredictor.fit(
+    predictor = TransferredPredictor.fit(
         costs, target, list(rows.values()), cards.pop() if len(cards) == 1 else ""
-    ), note
+    )
+    if not measured and not rows:
+        sheet = data_sheet(target.kind, model)
+        predictor = replace(predictor, data_sheet=sheet.source)
+    return predictor, note
 
 
 def _of_own_card(session: Session, found: StoredPredictor) -> StoredPredictor:

@@ -61,6 +61,16 @@ class PredictedValue:
         )
         return cls(*map(float, (value, *ends)))
 
+    @property
+    def width(self) -> str:
+        """The ends of the interval as shares of the value: `-28 to +40 %`; "" without an
+        interval.
+        """
+        if self.low is None or self.high is None or not self.value:
+            return ""
+        below, above = self.low / self.value - 1, self.high / self.value - 1
+        return f"{100 * below:+.0f} to {100 * above:+.0f} %"
+
     def times(self, factor: float) -> PredictedValue:
         low = None if self.low is None else self.low * factor
         high = None if self.high is None else self.high * factor

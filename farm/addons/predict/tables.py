@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from farm.addons.predict.evaluation import Evaluation, Score
     from farm.addons.predict.generation import Generation
     from farm.addons.predict.next_measurements import MeasurementPlan
+    from farm.addons.predict.side_by_side import Offer
 
 MOST_MISSING, MOST_PROPOSED = 10, 12  # rows shown
 _OF_LEVEL = f"\n({percent(PREDICTED_LEVEL, 0)} interval)"
@@ -64,11 +65,15 @@ def generation(found: Generation) -> RenderableType:
     )
 
 
-def estimate(title: str, estimate: Estimate, level: float = 0.0) -> RenderableType:
+def estimate(title: str, offer: Offer, level: float = 0.0) -> RenderableType:
     """Show the estimated cost of the model, its measured and predicted parts, and the missing
     tuples. `level` is the level of the intervals, e.g. 0.95; default: that of the estimate."""
+    estimate = offer.estimate
     level = level or estimate.level
-    lines = _cost_lines(estimate, level) | _part_lines(estimate, level) | _origin_lines(estimate)
+    lines = _cost_lines(estimate, level)
+    if offer.per_million:
+        lines["price"] = f"{_price(offer)} for a million {offer.counted}"
+    lines |= _part_lines(estimate, level) | _origin_lines(estimate)
     table = grid(2)
     for name, value in lines.items():
         if value:
@@ -77,6 +82,77 @@ def estimate(title: str, estimate: Estimate, level: float = 0.0) -> RenderableTy
     if estimate.missing:
         parts += [Text(""), _missing(estimate)]
     return Group(Text(title, style="bold"), table, *parts)
+
+
+def side_by_side(offers: Sequence[Offer]) -> RenderableType:
+    """A row for each card and size."""
+    estimates = [offer.estimate for offer in offers]
+    level = min(estimate.level for estimate in estimates)
+    titles = list(dict.fromkeys(str(estimate.variant) for estimate in estimates))
+    priced = any(offer.per_million for offer in offers)
+    of_tokens = any(estimate.per_token.tokens for estimate in estimates)
+    heads = ["card"]
+    if len(titles) > 1:
+        heads.append("model")
+    heads += [">time", f">{percent(level, 0)} interval", ">width", ">energy", ">interval"]
+    if of_tokens:
+        heads.append(">tokens/s")
+    heads += ["fits into\none card", ">measured\nshare"]
+    if priced:
+        heads.append(f">price of a million\n{offers[0].counted}")
+
+    rows = []
+    for offer in offers:
+        estimate = offer.estimate
+        time, energy = estimate.time_at(level), estimate.energy_at(level)
+        cells = [str(estimate.card_model)]
+        if len(titles) > 1:
+            cells.append(str(estimate.variant))
+        cells += _cells(time, energy, estimate.complete)
+        cells.insert(-2, time.width or NOTHING)
+        if of_tokens:
+            cells.append(count_of(estimate.per_token.tokens_per_s, "").strip())
+        cells += [_fits(estimate), percent(_measured(estimate))]
+        if priced:
+            cells.append(_price(offer))
+        rows.append(cells)
+
+    notes = list(itertools.chain.from_iterable(estimate.notes for estimate in estimates))
+    notes += [
+        f"The estimate of {estimate.variant} on {estimate.card_model} is incomplete. "
+        f"{estimate.incomplete_reason}"
+        for estimate in estimates
+        if not estimate.complete
+    ]
+    if any(offer.cards > 1 for offer in offers):
+        notes.append(
+            "If a model needs several cards, the time is for one card with enough memory; a price "
+            "is that of all cards for this time."
+        )
+    table = ruled(heads, rows, drops=["interval"])
+    lines = [Text(f"  {note}") for note in dict.fromkeys(notes)]
+    title = "on several cards" if len(titles) > 1 else titles[0]
+    return Group(Text(title, style="bold"), table, *lines)
+
+
+def _fits(estimate: Estimate) -> str:
+    need = estimate.memory
+    if need is None:
+        return "unknown"
+    if need.fits:
+        return "yes"
+    return f"no: {need.cards} cards"
+
+
+def _price(offer: Offer) -> str:
+    """`0.42 (0.3 to 0.61)`, or `0.42` without an interval; "" without a price."""
+    price = offer.per_million
+    if price is None:
+        return NOTHING
+    least = "" if offer.estimate.complete else "at least "
+    if price.low is None or price.high is None:
+        return f"{least}{price.value:.3g}"
+    return f"{price.value:.3g} ({price.low:.3g} to {price.high:.3g})"
 
 
 def _cost_lines(estimate: Estimate, level: float) -> dict[str, str]:
@@ -88,6 +164,7 @@ def _cost_lines(estimate: Estimate, level: float) -> dict[str, str]:
     lines = {
         "time": f"{least}{_shown(estimate.time_at(level), TIME, of_level)}{whole}",
         "energy": f"{least}{_shown(energy, ENERGY, of_level)}" if energy else "not available",
+        "width": _width(estimate, level),
         "tokens": str(estimate.per_token),
         "communication": _communication(estimate),
         "incomplete": estimate.incomplete_reason,
@@ -96,6 +173,16 @@ def _cost_lines(estimate: Estimate, level: float) -> dict[str, str]:
     if estimate.whole and estimate.missing:
         lines["sum of parts"] = _both(*estimate.sum_at(level))
     return lines
+
+
+def _width(estimate: Estimate, level: float) -> str:
+    """The widths of the intervals of a transfer: `-28 to +40 % in time, -38 to +60 % in energy`."""
+    if not estimate.transfer:
+        return ""
+    time, energy = estimate.time_at(level), estimate.energy_at(level)
+    widths = [f"{time.width} in time" if time.width else ""]
+    widths += [f"{energy.width} in energy" if energy and energy.width else ""]
+    return ", ".join(filter(None, widths))
 
 
 def _part_lines(estimate: Estimate, level: float) -> dict[str, str]:

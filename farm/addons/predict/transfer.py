@@ -301,6 +301,8 @@ class TransferredPredictor(StoredPredictor):
     power: Correction
     families: frozenset[str]  # operator families with a reading of the target
     card_id: str  # predict for this card; "": any card of the model
+    # source of the data sheet, if nothing is measured on the card model; else ""
+    data_sheet: str = ""
 
     @classmethod
     def fit(
@@ -379,6 +381,11 @@ class TransferredPredictor(StoredPredictor):
         source, card = self.source.source.card.model, self.card.model
         missing = sorted({call.operator_family for call in self.described(wanted)} - self.families)
         notes = [f"The predictions are not readings of {card}: they are transferred from {source}"]
+        if self.data_sheet:
+            notes = [
+                f"{card}: from a data sheet ({self.data_sheet}), nothing measured on this card. "
+                f"The predictions are transferred from {source}"
+            ]
         if source == card:
             notes = [
                 f"The predicted powers are corrected by {self.rows} "
@@ -406,5 +413,6 @@ class TransferredPredictor(StoredPredictor):
             "readings": self.rows,
             "card": self.card_id,
             "families_without": missing,
+            "data_sheet": self.data_sheet,
         }
         return replace(super().predict(wanted, model), transfer=basis, notes=tuple(notes))

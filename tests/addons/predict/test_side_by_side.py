@@ -1,0 +1,62 @@
+"""Cards side by side: the same model on each, with the memory and the price."""
+
+import json
+
+import pytest
+
+from farm.addons.predict.side_by_side import prices_of
+from farm.errors import UsageError
+from tests.addons.predict.test_predictions import MODEL, own, transferred  # noqa: F401
+from tests.cli.conftest import farm  # noqa: F401
+from tests.types.test_card_file import CARD
+
+ASKED = MODEL[:-1]
+
+
+def test_cards_are_shown_side_by_side_with_time_memory_and_price(transferred, tmp_path):
+    file = tmp_path / "my_card.toml"
+    file.write_text(CARD)
+    words = (*ASKED, "H200,B200", "--card-file", str(file), "--price", "h200=3.6,B200=7.2")
+    found = json.loads(transferred(*words, "--json").stdout)
+    h200, b200, described = found["cards"]
+    assert [one["card_model"] for one in found["cards"]] == ["NVIDIA H200", "B200", "RTX 4090 D"]
+    # Two samples in time_us: 3.6 an hour are 1e-9 a microsecond.
+    assert h200["price_per_million"] == pytest.approx(h200["time_us"] * 1e-9 / 2 * 1e6)
+    assert b200["price_per_million_high"] == pytest.approx(b200["time_high_us"] * 2e-9 / 2 * 1e6)
+    assert (b200["price_is_for"], described["price_per_million"]) == ("samples", None)
+    assert (h200["transfer"], b200["transfer"]["readings"]) == (None, 0)
+    assert described["transfer"]["data_sheet"] == str(file)
+    assert all(one["memory"]["fits"] for one in found["cards"][1:])
+
+    said = " ".join(transferred(*words).stdout.split())
+    assert "fits into measured" in said
+    assert "RTX 4090 D: from a data sheet" in said
+    assert "nothing measured on this card" in said
+
+
+def test_one_card_from_a_data_sheet_says_how_wide_its_figures_are(transferred):
+    said = " ".join(transferred(*ASKED, "B200", "--price", "4").stdout.split())
+    assert "B200: from a data sheet (" in said
+    assert "% in time, -" in said
+    assert "for a million samples" in said
+
+
+def test_sizes_and_cards_are_rows(transferred):
+    found = transferred(*MODEL[:2], "-b", "2,3", "--input-size", "64", "--card", "B200,A10")
+    assert [found.stdout.count(name) for name in ("resnet18 2x64", "resnet18 3x64")] == [2, 2]
+
+
+@pytest.mark.parametrize("option", [("--measure", "1"), ("--generate", "4"), ("--png", "a.png")])
+def test_what_needs_one_card_refuses_several(transferred, option):
+    said = transferred(*ASKED, "H200,B200", *option)
+    assert (said.code, said.stdout) == (2, "")
+    assert "need one card" in said.stderr
+
+
+def test_prices_are_by_the_names_of_the_cards():
+    assert prices_of("", ["H100"]) == {}
+    assert prices_of("2.5", ["H100", "A10"]) == {"H100": 2.5, "A10": 2.5}
+    assert prices_of("h100=2.5, A10=0.7", ["H100", "A10"]) == {"H100": 2.5, "A10": 0.7}
+    for wrong in ("H100=-1", "H100=x", "H100=inf", "B200=3"):
+        with pytest.raises(UsageError):
+            prices_of(wrong, ["H100"])
