@@ -6,11 +6,12 @@ With ``--fail-above`` the command is a gate for CI: it fails if a cost rose by m
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cli import lists, output
-from cli.options import AsJson, options_of_run
+from cli.options import AsJson, CliOptions, Declared, options_of_run
 from cli.output import answer, say
 from farm.errors import UsageError
 
@@ -24,12 +25,13 @@ if TYPE_CHECKING:
 
 FOR_CI = ("markdown", "junit")
 FORMATS = ("table", "json", *FOR_CI)
+_NONE_GIVEN: Mapping[str, Any] = MappingProxyType({})
 _OF_COMPARE = {"card": "--card", "dry_run": "--dry-run", "check": "--check", "as_json": "--json"}
 
 
 def compare(
     first: str,
-    second: str,
+    second: str = "",
     fail_above: str | None = None,
     scope: str | None = None,
     min_share: str | None = None,
@@ -38,11 +40,27 @@ def compare(
     card: list[str] | None = None,
     limit: int = 20,
     shape: str = "table",
+    quick: bool = False,
+    given: Annotated[Mapping[str, Any], Declared("request")] = _NONE_GIVEN,
     as_json: AsJson = False,
 ) -> None:
-    """Compare two jobs or two sets of readings: whole models, sums, operator types and tuples."""
+    """Compare two jobs or two sets of readings: whole models, sums, operator types and tuples; or
+    the schemes of quantisation of one model over its sizes."""
     from farm.report.gate import Gate
 
+    if not second:
+        _check_of_model(given, fail_above or scope or min_share, shape)
+        from cli.schemes import compare_schemes
+
+        as_json = as_json or shape == "json"
+        options = CliOptions([first], None, given, quick, card, as_json=as_json)
+        compare_schemes(options, run=run, limit=limit)
+        return
+    if given or quick:
+        raise UsageError(
+            "Options of a model are for the comparison of one model.",
+            "Omit B, or put the options into A and B: 'resnet50 -b 32'.",
+        )
     gate = Gate.parse(fail_above, scope, min_share)
     shape = "json" if as_json else shape
     if shape not in FORMATS:
@@ -75,6 +93,19 @@ def compare(
     _show(shape, shown, judged, texts, lambda: lists.comparison(comparison, limit))
     if judged is not None:
         judged.check()
+
+
+def _check_of_model(given: Mapping[str, Any], gate: str | None, shape: str) -> None:
+    """Raise `UsageError` if options do not suit the comparison of one model."""
+    if not given:
+        raise UsageError(
+            "There is nothing to compare A with.",
+            "Give B, or schemes and sizes of a model: --quantize none,int8-weights -b 1,8,64.",
+        )
+    if gate or shape in FOR_CI:
+        raise UsageError(
+            "A gate and its formats need two sides.", "Give A and B, each with its options."
+        )
 
 
 def _show(

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 MODEL = """
 import torch
 from torch import nn
@@ -9,16 +11,51 @@ from torch import nn
 def net():
     return nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256)), torch.randn(8, 256)
 """
+OPTIONS = ["two.py:net", "--dtype", "bfloat16", "--quick"]
 
 
 def test_int8_weights_end_with_a_verdict_beside_the_dense_model(farm, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "two.py").write_text(MODEL)
-    options = ["--dtype", "bfloat16", "--quantize", "none,int8-weights", "--quick", "--json"]
-    said = farm("run", "two.py:net", *options)
-    printed = json.loads(said.stdout)
-    dense, quantized = printed if isinstance(printed, list) else printed["reports"]
-    assert "quantized int8-weights" in quantized["title"]
-    assert "quantized" not in dense["title"]
-    assert quantized["verdict"]["coverage"] == 1
+    schemes = [*OPTIONS, "--quantize", "none,int8-weights,int4-weights"]
+    said = farm("compare", *schemes, "--run", "--json")
+    assert said.code == 0, said.stderr
+    dense, packed, refused = json.loads(said.stdout)["rows"]
+    assert [dense["scheme"], packed["scheme"]] == ["none", "int8-weights"]
+    assert (dense["size"], packed["size"]) == (8, 8)  # the batch of the example input
+    assert packed["time_ratio"] == pytest.approx(packed["time_us"] / dense["time_us"])
+    assert 2 * packed["memory_bytes"] == pytest.approx(dense["memory_bytes"], rel=0.1)
+    calls = {entry["operator"]: entry["calls"] for entry in packed["operators"]}
+    assert calls == {"Linear": 0, "ReLU": 1, "mm": 2, "mul": 2, "add_": 2, "_to_copy": 4}
+    assert "needs a GPU" in refused["lacks"]
     assert "2 of 2 linear layers" in said.stderr
+
+    report = json.loads(farm("report", packed["job"], "--json").stdout)
+    assert "quantized int8-weights" in report["title"]
+    assert report["verdict"]["coverage"] == 1
+    assert "quantized" not in json.loads(farm("report", dense["job"], "--json").stdout)["title"]
+
+    # What is measured is not measured again; another batch is named with its command.
+    again = farm("compare", *schemes, "--run", "--json")
+    assert [row["job"] for row in json.loads(again.stdout)["rows"]][:2] == [
+        dense["job"],
+        packed["job"],
+    ]
+    shown = farm("compare", *OPTIONS, "--quantize", "none,int8-weights", "-b", "8,32")
+    assert shown.code == 0, shown.stderr
+    assert "int8-weights at batch 32: not measured" in shown.stdout
+    assert "--batch 32" in shown.stdout.partition("Add --run")[2]
+
+
+def test_wrong_comparisons_of_one_model_name_what_to_give(farm, database):
+    for arguments, message in (
+        ([], "nothing to compare A with"),
+        (["-b", "8", "--fail-above", "3%"], "need two sides"),
+        (["-b", "8", "--format", "junit"], "need two sides"),
+        (["card=H100", "-b", "8"], "comparison of one model"),
+        (["-b", "9", "--quantize", "none"], "No job has measured"),
+        (["-b", "8,16", "--length", "8,16"], "over one size"),
+    ):
+        said = farm("compare", "resnet18", *arguments)
+        assert said.code == 2, (arguments, said.stderr)
+        assert message in said.stderr

@@ -141,9 +141,9 @@ def job(session: Any, request: Request, job_id: str = "job1", **more: Any) -> ta
     return row
 
 
-def capture(session: Any, operators: list[str]) -> int:
+def capture(session: Any, operators: list[str], variant_id: str = VARIANT.id) -> int:
     row = tables.Capture(
-        variant_id=VARIANT.id,
+        variant_id=variant_id,
         device_type="cuda",
         torch="2.11.0",
         launch="graph",
