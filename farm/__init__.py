@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     # The names of the farm's own add-ons. At run time, `farm.extensions` finds them.
-    from farm.addons.memory.queries import step_memory
+    from farm.addons.memory.queries import fits, step_memory
     from farm.addons.predict.estimate import Estimate
     from farm.addons.predict.queries import estimate, predict
     from farm.addons.predict.summary import Summary, summary

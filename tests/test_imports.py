@@ -57,6 +57,7 @@ TORCH_ROOMS = (
     "farm/training/card_functions.py",
     "farm/training/step.py",
     "farm/training/extract.py",
+    "farm/training/module_memory.py",
     "farm/training/observed_values.py",
     "farm/training/compile_ahead.py",
     "farm/training/split.py",

@@ -93,7 +93,7 @@ _TESTS = Path(__file__).parent.name
 _CAN_FORK = sys.platform == "linux"  # elsewhere libraries of the system may not work in a fork
 #: Modules that tests import late, in several workers: two seconds each. They are imported here if
 #: many files are run.
-_LATE = ("torch._dynamo", "torchvision", "transformers")
+_LATE = ("torch._dynamo", "torchvision", "torchao.quantization", "transformers")
 _MANY_FILES = 50
 _ROW_OF = {f"{_TESTS}/{file}": row for row in (*ROWS, *BUSY) for file in row}
 

@@ -171,10 +171,16 @@ def quantized(model: nn.Module, variant: Variant) -> nn.Module:
 
 
 def linear_layers(model: nn.Module) -> list[nn.Linear]:
-    """The layers that torchao quantises."""
+    """The layers that torchao quantises. The output of `torch.nn.MultiheadAttention` is none: the
+    attention reads its weight itself."""
     from torch import nn
 
-    return [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    read_by_others = nn.modules.linear.NonDynamicallyQuantizableLinear
+    return [
+        layer
+        for layer in model.modules()
+        if isinstance(layer, nn.Linear) and not isinstance(layer, read_by_others)
+    ]
 
 
 def _accepts(scheme: Scheme, layer: nn.Linear) -> bool:
@@ -207,22 +213,34 @@ def layers_in_words(variant: Variant, model: nn.Module) -> str:
 
 @functools.cache
 def _torchao() -> Any:
-    """The module `torchao.quantization`. Its messages about compiled libraries that it does not
-    find are hidden: it then uses those of PyTorch."""
-    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
+    """The module `torchao.quantization`."""
     try:
+        import_quietly()
         from torchao import quantization
     except ImportError as error:
         raise UsageError(
             f"{PACKAGE} cannot be imported: {told(error)}", f"Install it again: {INSTALL}"
         ) from error
+    return quantization
+
+
+@functools.cache
+def import_quietly() -> None:
+    """Import torchao, and the part of it that transformers imports, without its messages about
+    compiled libraries that it does not find: it then uses those of PyTorch. Raises `ImportError` if
+    it is not installed."""
+    loggers = [logging.getLogger(name) for name in (PACKAGE, "torch.utils._pytree")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        import torchao.quantization
+
+        with contextlib.suppress(ImportError):
+            import torchao.prototype.safetensors.safetensors_support  # noqa: F401
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-    return quantization
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from farm.errors import FarmError, UnsupportedModel, UsageError, error_text
 from farm.errors.safe_text import printable
-from farm.models import config_file, config_folder, configurations
+from farm.models import config_file, config_folder, configurations, quantization
 from farm.models.configurations import NAME, TABLE, specials_of, vocabulary_of
 from farm.models.entry import ModelEntry
 from farm.models.source import Source
@@ -41,7 +41,13 @@ _REFUSED = {
 }
 
 _log = logging.getLogger(__name__)
-_package = functools.partial(imported_after_torchvision, NAME)
+
+
+def _package() -> Any:
+    """The package. It imports torchao, if that is installed."""
+    with contextlib.suppress(ImportError):
+        quantization.import_quietly()
+    return imported_after_torchvision(NAME)
 
 
 class Transformers(Source):

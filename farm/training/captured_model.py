@@ -252,12 +252,22 @@ def as_captured_for(captured: CapturedModel, device_type: str) -> Extraction:
         return captured.extraction
 
 
+def positional(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and the keyword arguments of example inputs: a tensor, a tuple of positional
+    arguments, or a mapping of keyword arguments.
+    """
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return _positional(inputs), {}
+
+
 def no_model(value: Any) -> UsageError:
     """The error for a value that is neither a name, a variant nor a captured model."""
     return UsageError(
         f"A value of type {type(value).__name__} is neither a model's name, a variant nor a "
         "captured model.",
-        "Capture a module with its inputs first: farm.capture_model(module, inputs).",
+        "Give a module with its example inputs: farm.estimate(module, inputs) or "
+        "farm.capture_model(module, inputs).",
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -133,12 +133,20 @@ class ForwardPass:
 
     loss, scaler, optimizer, split = None, None, SimpleNamespace(state={}), True
 
-    def __init__(self, model: nn.Module, inputs: tuple[Any, ...], *, grad: bool) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: tuple[Any, ...],
+        *,
+        grad: bool,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
         self.model, self.inputs, self.grad = model, inputs, grad
+        self.kwargs = kwargs or {}
 
     def run(self, around: AroundStage = lambda stage: contextlib.nullcontext()) -> None:
         with torch.set_grad_enabled(self.grad), around("forward"):
-            self.model(*self.inputs)
+            self.model(*self.inputs, **self.kwargs)
 
     def count_from_one(self) -> None:
         """Nothing: there is no optimizer."""

@@ -183,3 +183,16 @@ def test_commands_that_ask_work_without_celery_redis_and_flower(tmp_path):
     assert "blocked" not in done.stderr
     assert "is not installed.\n→ Install the farm with its dependencies" in done.stderr
     assert "celery is not installed" in done.stdout
+
+
+def test_a_module_is_estimated_with_its_inputs():
+    import torch
+
+    module, rows = torch.nn.Linear(64, 8).eval(), torch.randn(4, 64)
+    found = farm.estimate(module, rows, card="H200")
+    assert found.time.low < found.time.value < found.time.high
+    assert farm.estimate(module, {"input": rows}, card="H200").time == found.time
+    assert farm.estimate(farm.capture_model(module, rows), card="H200").time == found.time
+    with pytest.raises(UsageError) as refused:
+        farm.estimate(module, card="H200")
+    assert "farm.estimate(module, inputs)" in refused.value.next_step

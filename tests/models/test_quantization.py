@@ -101,6 +101,15 @@ def test_a_model_without_a_layer_that_a_scheme_accepts_is_refused(model, scheme,
         quantized(model.to(torch.bfloat16), variant_of(scheme))
 
 
+def test_the_layers_of_a_transformer_are_quantised_but_not_its_attention():
+    layer = nn.TransformerEncoderLayer(256, 4, 512, batch_first=True).to(torch.bfloat16).eval()
+    quantized(layer, variant_of("int8-weights"))
+    assert has_composites(layer.linear1)
+    assert not has_composites(layer.self_attn)
+    with torch.no_grad():
+        assert layer(torch.randn(2, 8, 256, dtype=torch.bfloat16)).isfinite().all()
+
+
 def test_a_model_is_quantised_once():
     model = quantized(Layers().to(torch.bfloat16), variant_of("int8-weights"))
     with pytest.raises(UnsupportedModel, match="already"):

@@ -12,7 +12,7 @@ ADD_ON = AddOn(
             "Measure",
         ),
     ),
-    public={"farm.addons.memory.queries": "step_memory"},
+    public={"farm.addons.memory.queries": "fits step_memory"},
     handlers="farm.addons.memory.handlers:HANDLERS",
     offload="farm.addons.memory.offload:offload",
 )

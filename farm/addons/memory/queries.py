@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 from farm.addons.memory import step_memory as memories
+from farm.addons.memory.fits import Fits, need
 from farm.addons.memory.memory_options import amounts_of, bytes_of
 from farm.addons.memory.step_memory import StepMemory
 from farm.errors import UsageError
-from farm.exchange.packaged import packaged_database
+from farm.exchange.packaged import first_answer, packaged_database
 from farm.models import catalog
+from farm.store.card_models import card_bytes, card_model_named
 from farm.store.database import Database
-from farm.training.captured_model import no_model
+from farm.training.captured_model import no_model, positional
 from farm.training.version import versioned
+from farm.types.card_file import card_of_file
+from farm.types.data_sheets import data_sheet
 from farm.types.protocol import Variant
+
+if TYPE_CHECKING:
+    import torch
+
+    from farm.operators.captured import CapturedPass
 
 
 def step_memory(
@@ -63,3 +76,92 @@ def step_memory(
         step = memories.with_readings(session, step)
         read = memories.read_in_slow_memory(session, step) if amounts else None
     return memories.with_offload_plans(step, read, amounts, bytes_per_s) if amounts else step
+
+
+def fits(
+    module: torch.nn.Module,
+    inputs: Any,
+    *,
+    card: str | Path,
+    optimizer: str = "adamw",
+    amp: str = "",
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    database: Database | None = None,
+) -> Fits:
+    """Compute if a module fits into a card's memory, for inference and for training, and with which
+    largest batch. Runs nothing on a card, and needs no memory for the tensors.
+
+    Args:
+        module: the module; may be on the meta device.
+        inputs: example inputs: a tensor, a tuple of positional arguments, or a mapping of keyword
+            arguments. Other batches change the first dimension of all tensors that have the batch
+            of the first tensor there.
+        card: part of a card model's name, the name of a data sheet, or the path of a file that
+            describes a card (`farm.types.card_file`).
+        optimizer: sgd, adam or adamw, with PyTorch's default implementation on a GPU.
+        amp: the dtype of autocast in a training step: "", bfloat16 or float16.
+        loss: makes a scalar of the module's output. Default: the loss that the module returns,
+            cross-entropy for an output of two dimensions, else the mean of squares of its outputs.
+        database: source of the card's memory. Default: the database of the settings, then the
+            packaged readings.
+
+    Returns:
+        Two needs, ``inference`` and ``training``: ``fits`` is True, False, or None if only the
+        workspaces of libraries decide; ``tensors_bytes`` and ``most_bytes`` are the ends of the
+        peak.
+
+    Raises:
+        UsageError: the card, the optimizer or the dtype is unknown.
+        CaptureError: the module does not run on these inputs, or depends on values in its tensors.
+
+    Example:
+        >>> print(farm.fits(torch.nn.Linear(64, 8), torch.randn(4, 64), card="RTX 4090"))
+        RTX 4090, 24 GB of memory
+        inference with batch 4: fits; peak 4.1 kB of tensors, at most 770 MB with workspaces and ...
+    """
+    from farm.training.module_memory import autocast_dtype, batch_of, pass_of, step_of, with_batch
+
+    dtype = autocast_dtype(amp)
+    model, size_bytes = _card_and_bytes(card, database)
+    args, kwargs = positional(inputs)
+
+    def inference(batch: int) -> CapturedPass:
+        return pass_of(module, *with_batch((args, kwargs), batch))
+
+    def training(batch: int) -> CapturedPass:
+        changed_args, changed_kwargs = with_batch((args, kwargs), batch)
+        return step_of(
+            module, changed_args, changed_kwargs, optimizer=optimizer, amp=dtype, loss=loss
+        )
+
+    batch = batch_of((args, kwargs))
+    trained = any(parameter.requires_grad for parameter in module.parameters())
+    return Fits(
+        card=model,
+        card_bytes=size_bytes,
+        inference=need("inference", inference, batch, size_bytes),
+        training=need("training", training, batch, size_bytes) if trained else None,
+    )
+
+
+def _card_and_bytes(card: str | Path, database: Database | None) -> tuple[str, int]:
+    """The name of a card model and its memory. Raises `UsageError` if it is unknown."""
+    if isinstance(card, Path):
+        named = card_of_file(card)
+        return named, int(named.sheet.memory_bytes)
+    try:
+        model, size_bytes = first_answer(
+            lambda session: (
+                card_model_named(session, card),
+                card_bytes(session, card_model_named(session, card)),
+            ),
+            database=database,
+        )
+    except UsageError:
+        model = memories.card_named(card)
+        size_bytes = int(data_sheet("cuda", model).memory_bytes)
+    if not size_bytes:
+        raise UsageError(
+            f"The memory of {model} is unknown.", "Name a card with a data sheet, or a card file."
+        )
+    return model, size_bytes

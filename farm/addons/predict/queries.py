@@ -19,7 +19,13 @@ from farm.requests.partial_request import usual_variant
 from farm.store.card_models import peaks_of
 from farm.store.database import Database
 from farm.subjects.needed import needed_tuple
-from farm.training.captured_model import CapturedModel, as_captured_for, no_model
+from farm.training.captured_model import (
+    CapturedModel,
+    as_captured_for,
+    capture_model,
+    no_model,
+    positional,
+)
 from farm.training.version import versioned
 from farm.types.card_file import card_of_file
 from farm.types.protocol import Variant
@@ -27,7 +33,8 @@ from farm.types.tuple import OperatorTuple
 
 
 def estimate(
-    model: CapturedModel | Variant | str,
+    model: Any,
+    inputs: Any = None,
     *,
     card: str | Path = "",
     batch: int | None = None,
@@ -40,8 +47,10 @@ def estimate(
     none.
 
     Args:
-        model: a name, a variant or a `CapturedModel`: ``farm.estimate("resnet50", card="H200",
-            batch=32)``.
+        model: a `torch.nn.Module` with its ``inputs``, a name, a variant or a `CapturedModel`:
+            ``farm.estimate("resnet50", card="H200", batch=32)``.
+        inputs: example inputs of a module: a tensor, a tuple of positional arguments, or a mapping
+            of keyword arguments. Their sizes count, and their values do not.
         card: part of a card model's name, or the path of a file that describes a card
             (`farm.types.card_file`).
         batch: default: that of `farm run` on such a card.
@@ -58,7 +67,13 @@ def estimate(
     Raises:
         UsageError, NoReadings, CaptureError: the model or card is unknown, or nothing is known
         about the model.
+
+    Example:
+        >>> farm.estimate(torch.nn.Linear(64, 8), torch.randn(4, 64), card="H200").time
+        PredictedValue(value=1.9, low=1.7, high=2.1)
     """
+    if inputs is not None:
+        model = capture_model(model, *positional(inputs))
     named = card_of_file(card) if isinstance(card, Path) else card
     query = EstimateQuery(named, torch=torch, fill=fill)
     if isinstance(model, CapturedModel):
