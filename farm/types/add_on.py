@@ -14,7 +14,7 @@ class Command:
     the module has the flags and help of the command's options.
     """
 
-    name: str
+    name: str  # one word, or two for a command below `farm cards`: "cards check"
     place: str  # of a function or a `typer.Typer`
     example: str
     group: str = "Add-ons"  # the heading in `farm --help`

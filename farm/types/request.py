@@ -32,8 +32,10 @@ from farm.types.protocol import (
 )
 
 Reuse = Literal["model", "card", "imported", "none"]
-# `Sweep.operator` of the packaged list of tuples that calibrate predictions for a card
-CALIBRATION = "calibration"
+# `Sweep.operator` of the packaged lists of tuples: those that calibrate predictions for a card, and
+# those of a card check. Each is a file in `farm/data`.
+CALIBRATION, CARD_CHECK = "calibration", "check"
+PACKAGED_LISTS = (CALIBRATION, CARD_CHECK)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ import typer
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from cli.commands import with_joined_name
 from cli.main import app
 from cli.options import with_compile_mode
 from farm.settings import settings
@@ -152,7 +153,8 @@ def parse(arguments: list[str], *, whole: bool) -> None:
     """Parse as `farm` does, without calling anything; of what is not whole, only the names of verbs
     and options.
     """
-    command, path, rest = COMMAND, "farm", with_compile_mode(arguments)
+    words = with_compile_mode(with_joined_name(list(arguments)))
+    command, path, rest = COMMAND, "farm", words
     while hasattr(command, "commands"):
         while rest and rest[0].startswith("-"):
             assert rest[0] in known_options(command), f"{path} {rest[0]}"
