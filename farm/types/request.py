@@ -203,14 +203,15 @@ class Request(ContentAddressed):
         none``; "" for a sweep.
 
         Options whose default depends on the card are always included. FILE and FOLDER are
-        placeholders for a user's own text and its tokenizer, because their paths are not stored."""
+        placeholders for a user's own text, its tokenizer and weights, because their paths are not
+        stored."""
         variant = self.variant
         if variant is None:
             return ""
         always = {"batch", "input_size", "phase", "launch", "data"}
         if variant.phase:
             always.add("dtype")
-        skipped = {"text", "target", "reuse"}
+        skipped = {"text", "weights", "target", "reuse"}
         if variant.version and variant.input_size == IMAGE_PX:
             skipped.add("input_size")  # its own inputs may have no image size
         if variant.phase == "decode":
@@ -227,6 +228,8 @@ class Request(ContentAddressed):
                     words += _option_of(field, value)
         if variant.text:
             words += ["--text", "FILE", "--tokenizer", "FOLDER"]
+        if variant.weights != Variant.weights:
+            words += ["--weights", "FILE"]
         if dataclasses.replace(self.stopping, **QUICK) == self.stopping:
             words.append("--quick")
         elif self.stopping.maximum_s != Stopping.maximum_s:
