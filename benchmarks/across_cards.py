@@ -42,8 +42,9 @@ from farm.addons.predict.transfer import (
     TransferredPredictor,
 )
 from farm.exchange.packaged import FOLDER, packaged_database
-from farm.subjects.sweep import calibration_tuples
+from farm.subjects.sweep import packaged_tuples
 from farm.types.figure import value_of
+from farm.types.request import CALIBRATION
 
 CARDS = ("NVIDIA H200", "NVIDIA H100 80GB HBM3")
 #: The families of models from which calibration tuples are taken.
@@ -383,7 +384,7 @@ def main() -> None:
         if action == "offset":
             offsets(session)
             return
-        listed = [one.id for one in calibration_tuples()]
+        listed = [one.id for one in packaged_tuples(CALIBRATION)]
         order = list(dict.fromkeys([*listed, *chosen_order(session)]))[:MOST]
         for source, target in (CARDS, CARDS[::-1]):
             fitted = None

@@ -32,6 +32,8 @@ for _group, _entries in _GROUPS.items():
         else:
             _place, _example = _entry
             _OF_CORE[_name] = Command(_name, f"cli.{_place}", _example, _group)
+#: The commands below which add-ons may have others.
+_ABOVE_OTHERS = {_name.partition(" ")[0] for _name in _ORDER if " " in _name}
 
 
 @functools.cache
@@ -48,6 +50,16 @@ def all_commands() -> Mapping[str, Command]:
 def command_named(name: str) -> Command | None:
     """Return a command. A command of the core loads no add-on."""
     return _OF_CORE.get(name) or all_commands().get(name)
+
+
+def with_joined_name(words: list[str]) -> list[str]:
+    """Return the words of a command line. A command below another one, such as `cards check`, is
+    one word.
+    """
+    if len(words) < 2 or words[0] not in _ABOVE_OTHERS:
+        return words
+    name = " ".join(words[:2])
+    return [name, *words[2:]] if name in _OF_ADD_ONS or name in all_commands() else words
 
 
 def missing_add_on(name: str) -> str:

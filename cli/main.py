@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from cli.commands import all_commands, command_named, missing_add_on
+from cli.commands import all_commands, command_named, missing_add_on, with_joined_name
 from cli.options import flat, with_compile_mode
 from cli.output import Left, complain, noted, set_quiet
 from cli.streams import discard_stdout, keep_results_apart, stdout_is_writable
@@ -103,6 +103,9 @@ class FarmGroup(TyperGroup):
             load_help()
         with reported_errors():  # the options of `farm` itself are parsed here
             return super().make_context(info_name, with_compile_mode(args), *more, **options)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        return super().resolve_command(ctx, with_joined_name(args))
 
     def invoke(self, ctx: Any) -> Any:
         with reported_errors(ctx):

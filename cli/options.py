@@ -244,6 +244,7 @@ class CliOptions:
         """
         from farm.requests import measurement_file
         from farm.requests.partial_request import PartialRequest
+        from farm.types.protocol import FROM_FILE, Variant
 
         if not self.models and not self.files:
             raise UsageError(
@@ -251,6 +252,13 @@ class CliOptions:
                 "Give a model, e.g. `farm run resnet18`, or a measurement file with -f.",
             )
         cells = self._cells()
+        weights = self.given.get("weights", Variant.weights)
+        if not locations and weights not in (Variant.weights, FROM_FILE):
+            raise UsageError(
+                "`farm submit` accepts no file of weights: the workers' hosts have other files.",
+                "Name the file in the setting `weights` of every host and give --weights "
+                f"{FROM_FILE}, or use `farm run`.",
+            )
         requests = []
         for partial in PartialRequest.of_models(self.models or (), locations=locations):
             requests += [cell.over(partial) for cell in cells]

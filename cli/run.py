@@ -63,8 +63,12 @@ def measure(
     cards: list[Card],
     submissions: Submissions,
     ending: Ending,
+    *,
+    pinned: bool = False,
 ) -> None:
-    """Start a farm for this command and measure the batches of requests, one after the other."""
+    """Start a farm for this command and measure the batches of requests, one after the other.
+    ``pinned``: see `tasks.submissions.submit`.
+    """
     # Celery loads only when there is something to do.
     from farm.settings import settings
     from tasks.doctor.host import disturbances
@@ -89,7 +93,9 @@ def measure(
         try:
             for requests in batches:
                 before = len(submissions.job_ids)
-                submissions.submit_all(database, requests, progress=follow.working, farm=farm)
+                submissions.submit_all(
+                    database, requests, progress=follow.working, pinned=pinned, farm=farm
+                )
                 tend()
                 follow.follow(database, submissions.job_ids[before:], tend=tend)
         finally:

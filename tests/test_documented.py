@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import farm
 from benchmarks import results_page
 from cli import main
-from cli.commands import all_commands
+from cli.commands import all_commands, with_joined_name
 from cli.main import app
 from cli.options import with_compile_mode
 from farm.requests.partial_request import GIVEN
@@ -276,6 +276,7 @@ GUIDES = [
     "training",
     "memory",
     "prediction",
+    "other-cards",
     "compare",
     "compare-revisions",
     "publish",
@@ -339,7 +340,8 @@ def _modules(room: Path) -> str:
 
 def test_the_parser_accepts_the_example_of_every_command():
     for name, command in all_commands().items():
-        words = with_compile_mode(shlex.split(command.example.removeprefix("farm ")))
+        words = with_joined_name(shlex.split(command.example.removeprefix("farm ")))
+        words = with_compile_mode(words)
         assert words[0] == name
         with main.built(command).make_context(name, words[1:]):
             pass

@@ -53,7 +53,7 @@ def other_distribution(tmp_path, monkeypatch):
 
 
 def test_the_farm_has_its_own_add_ons():
-    assert set(add_ons()) == {"memory", "pages", "predict"}
+    assert set(add_ons()) == {"check", "memory", "pages", "predict"}
     assert public_names()["step_memory"] == "farm.addons.memory.queries"
 
 

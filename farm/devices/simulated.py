@@ -25,6 +25,7 @@ from farm.types.reading import Reading
 MODEL = "simulated card"
 DURATION_VARIABLE = "FARM_SIMULATED_ITEM_S"
 UNHEALTHY_VARIABLE = "FARM_SIMULATED_UNHEALTHY"
+SLOWER_VARIABLE = "FARM_SIMULATED_SLOWER"
 SOFTWARE = Software(torch="simulated", driver="simulated")
 SLOW_TIMES = 4  # each tensor in slow memory adds this multiple of the time in fast memory
 
@@ -64,7 +65,7 @@ class SimulatedDevice(Device):
 
     def time_us(self, subject_id: str) -> float:
         """Duration of one pass of a subject: 10 to 1000. Unit: µs."""
-        return 10.0 * 100.0 ** _fraction("time", subject_id)
+        return 10.0 * 100.0 ** _fraction("time", subject_id) * slowdown(self.card.id)
 
     def power_w(self, subject_id: str) -> float:
         """Power while a subject runs: 150 to 650. Unit: W."""
@@ -132,6 +133,12 @@ def measure(
         flags=("simulated",),
         cost_s={"window": item_s(), "total": time.perf_counter() - begin_s},
     )
+
+
+def slowdown(card_id: str) -> float:
+    """The factor by which a card is slower: FARM_SIMULATED_SLOWER="SIM-host-0 1.03"; else 1."""
+    slow_id, _, factor = os.environ.get(SLOWER_VARIABLE, "").partition(" ")
+    return float(factor) if slow_id == card_id else 1.0
 
 
 def unhealthy(card_id: str) -> str:

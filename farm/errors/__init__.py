@@ -241,6 +241,10 @@ class BelowTarget(FarmError):
     exit_code = 5
 
 
+class CardNotMeasured(FarmError):
+    """No figure of a card check could be measured."""
+
+
 class Unwritable(FarmError):
     """The output cannot be written to stdout."""
 

@@ -39,13 +39,13 @@ from farm.errors import (
     error_text,
     refused,
 )
-from farm.models import config_folder, torchvision
+from farm.models import config_folder, torchvision, weights
 from farm.models.entry import ModelEntry
 from farm.models.source import Source
 from farm.models.user_code import user_code
 from farm.models.user_modules import seeded, user_modules
 from farm.settings import settings, user_models
-from farm.types.protocol import IMAGE_PX, LARGEST_NUMBER, Variant
+from farm.types.protocol import FROM_FILE, IMAGE_PX, LARGEST_NUMBER, Variant
 
 if TYPE_CHECKING:
     import torch
@@ -470,6 +470,8 @@ class Own(Source):
         from farm.types.tensor_kinds import cast
 
         model = made(entry.own_name)
+        if variant.weights == FROM_FILE:
+            weights.load(model.module, entry.own_name, device)
         dtype = self._cast_to(entry, variant)
         if dtype is not None:
             cast(model.module, dtype)

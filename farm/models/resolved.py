@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farm.errors import SettingsError, UnsupportedModel, UsageError
-from farm.models import quantization
+from farm.models import quantization, weights
 from farm.models.entry import ModelEntry
 from farm.models.own import batched
 from farm.models.source import Source, install_line, is_installed
@@ -63,6 +63,8 @@ class ResolvedModel:
         for name in ("dtype", "amp"):
             if values.get(name) in _DTYPES:
                 values[name] = _DTYPES[values[name]]
+        if "weights" in values:
+            values["weights"] = self._registered_weights(values["weights"])
         text = values.pop("text", None)
         tokenizer = values.pop("tokenizer", None)
         _check_text(text, tokenizer)
@@ -73,6 +75,16 @@ class ResolvedModel:
             return variant
         tokens = self.maker.tokens_of(self.entry, variant, Path(text), Path(tokenizer))
         return dataclasses.replace(variant, text=hold_tokens(tokens))
+
+    def _registered_weights(self, text: str) -> str:
+        """See `farm.models.weights.registered`. Raises `UsageError` for a model that no function of
+        the user makes."""
+        if text != Variant.weights and not (self.has_versions and self.maker is self.source):
+            raise UsageError(
+                f"--weights works with your own models; {self.entry.name} has random weights.",
+                "Omit --weights, or write a function that builds the model: my_models.py:net.",
+            )
+        return weights.registered(self.entry.own_name, text)
 
     def _usual_dtype(self) -> dict[str, Any]:
         """The dtype in which a model arrives, as a field of a variant; empty if it has none."""

@@ -33,10 +33,10 @@ from farm.subjects.encoding import (
     tensor_spec,
 )
 from farm.subjects.leaf import leaf_parameters
-from farm.subjects.sweep import RECIPES, SweepRecipe, calibration_tuples, check_names
+from farm.subjects.sweep import RECIPES, SweepRecipe, check_names, packaged_tuples
 from farm.types.collective import problem_of
 from farm.types.distribution import spreading_step
-from farm.types.request import CALIBRATION, Sweep
+from farm.types.request import PACKAGED_LISTS, Sweep
 from farm.types.tuple import OperatorTuple
 
 #: Combinations per batch. The first batch is small, so that a card soon has work.
@@ -77,9 +77,9 @@ class Expansion:
         Raises:
             UsageError: at the end, if no combination was possible.
         """
-        if self.sweep.operator == CALIBRATION:
+        if self.sweep.operator in PACKAGED_LISTS:
             self.tried = 1
-            yield {spec: cost(spec) for spec in calibration_tuples()}
+            yield {spec: cost(spec) for spec in packaged_tuples(self.sweep.operator)}
             return
         recipe = RECIPES[self.sweep.operator]
         builder = Builder(self.sweep.operator, recipe)

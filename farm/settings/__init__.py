@@ -90,6 +90,9 @@ class Settings(BaseSettings):
     losses: dict[str, str] = Field(
         default_factory=dict
     )  # name of a model of the user -> 'module:function'
+    weights: dict[str, str] = Field(
+        default_factory=dict
+    )  # name of a model of the user -> a file of safetensors
     # library with operators of its own -> the file of their list; "": a list of the farm
     libraries: dict[str, str] = Field(default_factory=dict)
     addons: str = ""  # distributions whose add-ons this host also loads, separated by commas
@@ -221,6 +224,7 @@ class UserModels:
     def __init__(self) -> None:
         self._targets: dict[str, str] = {}
         self._folders: list[str] = []
+        self._weights: dict[str, str] = {}
 
     def add(self, name: str, target: str, folder: str = "") -> None:
         """Register a model. ``target``: 'module:function', or a folder with a config.json;
@@ -228,10 +232,15 @@ class UserModels:
         self._targets[name] = target
         self._folders.append(folder)
 
+    def add_weights(self, name: str, file: str) -> None:
+        """Register the file with the weights of a model."""
+        self._weights[name] = file
+
     def forget(self) -> None:
-        """Remove the models that are not in the settings."""
+        """Remove the models and weights that are not in the settings."""
         self._targets.clear()
         self._folders.clear()
+        self._weights.clear()
 
     def targets(self) -> dict[str, str]:
         """Name -> 'module:function', or a folder with a config.json."""
@@ -242,16 +251,21 @@ class UserModels:
         paths = [*settings().models_path.split(os.pathsep), *self._folders]
         return list(dict.fromkeys(filter(None, paths)))
 
+    def weights(self) -> dict[str, str]:
+        """Name -> the file with the weights of the model."""
+        return {**settings().weights, **self._weights}
+
     def environment(self) -> dict[str, str]:
         """The variables with which another process knows the same models; {} if its settings are
         enough.
         """
-        if not self._targets:
-            return {}
-        return {
-            "FARM_MODELS": json.dumps(self.targets()),
-            "FARM_MODELS_PATH": os.pathsep.join(self.folders()),
-        }
+        variables = {}
+        if self._targets:
+            variables["FARM_MODELS"] = json.dumps(self.targets())
+            variables["FARM_MODELS_PATH"] = os.pathsep.join(self.folders())
+        if self._weights:
+            variables["FARM_WEIGHTS"] = json.dumps(self.weights())
+        return variables
 
 
 user_models = UserModels()

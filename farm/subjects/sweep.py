@@ -13,13 +13,13 @@ from typing import Any
 from farm.errors import UnknownOperator, UsageError, did_you_mean, reading_package
 from farm.subjects.parsing import parse
 from farm.types.collective import COLLECTIVES, REDUCTIONS
-from farm.types.request import CALIBRATION, Sweep
+from farm.types.request import PACKAGED_LISTS, Sweep
 from farm.types.tuple import OperatorTuple
 
 _PAIRS = frozenset(
     {"kernel_size", "stride", "padding", "dilation", "output_padding", "image_size", "output_size"}
 )
-_CALIBRATION_FILE = Path(__file__).parent.parent / "data" / "calibration.json"
+_DATA = Path(__file__).parent.parent / "data"
 DTYPES = ("float32", "float16", "bfloat16")
 #: Names that every grid may have: the dtype, and the share of zeros in the inputs.
 COMMON_NAMES: dict[str, Any] = {"dtype": "float32", "zeros": 0.0}
@@ -105,22 +105,24 @@ def _recipes() -> Iterator[tuple[str, SweepRecipe]]:
 RECIPES = dict(_recipes())
 
 
-def calibration_tuples() -> list[OperatorTuple]:
-    """Return the operator tuples whose readings calibrate predictions for a card, the most useful
-    one first.
+def packaged_tuples(name: str) -> list[OperatorTuple]:
+    """Return the operator tuples of a packaged list, one of `PACKAGED_LISTS`, the most useful one
+    first.
     """
-    with reading_package(_CALIBRATION_FILE):
-        return [parse(spec) for spec in json.loads(_CALIBRATION_FILE.read_text(encoding="utf-8"))]
+    file = _DATA / f"{name}.json"
+    with reading_package(file):
+        return [parse(spec) for spec in json.loads(file.read_text(encoding="utf-8"))]
 
 
 def check_names(sweep: Sweep) -> None:
     """Check the operator, the grid's names and the kinds of its values; needs no torch. Raises
     `UnknownOperator`, which suggests the nearest name, if there is no sweep of that operator;
     `UsageError` if it has no parameter of that name, or does not accept a value."""
-    if sweep.operator == CALIBRATION:
+    if sweep.operator in PACKAGED_LISTS:
         if sweep.grid:
             raise UsageError(
-                "The calibration measures a fixed list of operator tuples.", "Remove the grid."
+                f"The {sweep.operator} measures a fixed list of operator tuples.",
+                "Remove the grid.",
             )
         return
     if sweep.operator not in RECIPES:

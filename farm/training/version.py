@@ -1,4 +1,4 @@
-"""The version of a user's own model: a hash of its calls and of its source code.
+"""The version of a user's own model: a hash of its calls, its source code and its weights.
 
 Models of other sources have no version: the installed package and PyTorch determine them. Torch is
 imported for a user's model only."""
@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from typing import Any
 
 from farm.errors import FarmError, Unmeasurable, UsageError
-from farm.models import catalog, own
+from farm.models import catalog, own, weights
 from farm.models.resolved import ResolvedModel
 from farm.types.fields import content_id
-from farm.types.protocol import Variant
+from farm.types.protocol import FROM_FILE, Variant
 from farm.types.revision import revision_of
 
 
@@ -39,7 +40,10 @@ def versioned(variant: Variant, model: ResolvedModel | None = None) -> Variant:
             calls = [
                 (call.tuple_id, call.module_path, call.part) for call in extraction.capture.calls
             ]
-    version = content_id([calls, model.code(variant.step)])[:12]
+    parts: list[Any] = [calls, model.code(variant.step)]
+    if variant.weights == FROM_FILE:
+        parts.append(weights.digest(model.entry.own_name))
+    version = content_id(parts)[:12]
     versioned_variant = dataclasses.replace(plain, version=version)
     if calls is not None:
         keep_extraction(versioned_variant, extraction)
@@ -53,10 +57,9 @@ def check_version(variant: Variant) -> None:
     if variant.version and (here := versioned(variant).version) != variant.version:
         raise Unmeasurable(
             "rejected",
-            f"The source of {variant.model} on this host has version {here or 'none'}; the job "
-            "was submitted with "
-            f"version {variant.version}.",
-            "Copy the source file from the submitting host (and use the same PyTorch and Python), "
+            f"The source or the weights of {variant.model} on this host have version "
+            f"{here or 'none'}; the job was submitted with version {variant.version}.",
+            "Copy the files from the submitting host (and use the same PyTorch and Python), "
             "or submit again.",
         )
 

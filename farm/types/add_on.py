@@ -14,7 +14,7 @@ class Command:
     the module has the flags and help of the command's options.
     """
 
-    name: str
+    name: str  # one word, or two for a command below `farm cards`: "cards check"
     place: str  # of a function or a `typer.Typer`
     example: str
     group: str = "Add-ons"  # the heading in `farm --help`
@@ -40,3 +40,5 @@ class AddOn:
     offload: str = ""
     #: A module that is a `farm.report.pages.ResultPages`.
     pages: str = ""
+    #: The place of a function that shows the history of a card, given its name and whether as JSON.
+    card_history: str = ""

@@ -39,6 +39,8 @@ OPTIMIZERS = tuple(
 COMPILE_MODES = ("", "default", "max-autotune")
 #: The schemes of quantised models (`farm.models.quantization`).
 QUANTIZE_SCHEMES = ("int8-weights", "int8", "int4-weights", "fp8")
+#: The value of `Variant.weights` for the file of a user's own model (`farm.models.weights`).
+FROM_FILE = "safetensors"
 #: Called at the start of each phase of a measurement, with the phase's name and details.
 OnPhase = Callable[[str, dict[str, Any]], None]
 
@@ -177,7 +179,7 @@ IMAGE_PX = 224
 @dataclass(frozen=True)
 class Variant(ContentAddressed):
     """A model variant: all options that decide the computation. Models are built with seeded random
-    weights.
+    weights, or a user's own model with those of a file.
 
     A field that the model does not use has its default, such as the image size of a language model.
     """
@@ -188,7 +190,7 @@ class Variant(ContentAddressed):
     dtype: str = original("float32", choices=("float32", "float16", "bfloat16", "float64"))
     memory_format: str = original("contiguous", choices=("contiguous", "channels_last"))
     mode: str = original("eval", choices=("eval", "train"))
-    weights: str = original("random", choices=("random",))
+    weights: str = original("random", choices=("random", FROM_FILE))
     length: int = declared(0, minimum=0, several=True)
     padded: bool = declared(False)
     phase: str = declared("", choices=("", "encode", "prefill", "decode"))
@@ -325,6 +327,7 @@ class Variant(ContentAddressed):
             self.memory_format if self.memory_format != "contiguous" else "",
             self.mode if self.mode != "eval" and not self.step else "",
             "padded" if self.padded else "",
+            f"weights {self.weights}" if self.weights == FROM_FILE else "",
             f"quantized {self.quantize}" if self.quantize else "",
             f"of {self.layers} layers" if self.layers else "",
             f"text {self.text[:8]}" if self.text else "",

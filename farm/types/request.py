@@ -32,8 +32,10 @@ from farm.types.protocol import (
 )
 
 Reuse = Literal["model", "card", "imported", "none"]
-# `Sweep.operator` of the packaged list of tuples that calibrate predictions for a card
-CALIBRATION = "calibration"
+# `Sweep.operator` of the packaged lists of tuples: those that calibrate predictions for a card, and
+# those of a card check. Each is a file in `farm/data`.
+CALIBRATION, CARD_CHECK = "calibration", "check"
+PACKAGED_LISTS = (CALIBRATION, CARD_CHECK)
 
 
 @dataclass(frozen=True)
@@ -201,14 +203,15 @@ class Request(ContentAddressed):
         none``; "" for a sweep.
 
         Options whose default depends on the card are always included. FILE and FOLDER are
-        placeholders for a user's own text and its tokenizer, because their paths are not stored."""
+        placeholders for a user's own text, its tokenizer and weights, because their paths are not
+        stored."""
         variant = self.variant
         if variant is None:
             return ""
         always = {"batch", "input_size", "phase", "launch", "data"}
         if variant.phase:
             always.add("dtype")
-        skipped = {"text", "target", "reuse"}
+        skipped = {"text", "weights", "target", "reuse"}
         if variant.version and variant.input_size == IMAGE_PX:
             skipped.add("input_size")  # its own inputs may have no image size
         if variant.phase == "decode":
@@ -225,6 +228,8 @@ class Request(ContentAddressed):
                     words += _option_of(field, value)
         if variant.text:
             words += ["--text", "FILE", "--tokenizer", "FOLDER"]
+        if variant.weights != Variant.weights:
+            words += ["--weights", "FILE"]
         if dataclasses.replace(self.stopping, **QUICK) == self.stopping:
             words.append("--quick")
         elif self.stopping.maximum_s != Stopping.maximum_s:

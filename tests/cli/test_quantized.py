@@ -1,8 +1,10 @@
-"""A quantised model of two layers, measured on the CPU to the end."""
+"""A quantised model of two layers with weights from a file, measured on the CPU to the end."""
 
 import json
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 MODEL = """
 import torch
@@ -12,12 +14,15 @@ def net():
     return nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256)), torch.randn(8, 256)
 """
 OPTIONS = ["two.py:net", "--dtype", "bfloat16", "--quick"]
+WEIGHTS = ["--weights", "two.safetensors"]
 
 
 def test_int8_weights_end_with_a_verdict_beside_the_dense_model(farm, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "two.py").write_text(MODEL)
-    schemes = [*OPTIONS, "--quantize", "none,int8-weights,int4-weights"]
+    shapes = {"0.weight": (512, 256), "0.bias": (512,), "2.weight": (256, 512), "2.bias": (256,)}
+    save_file({name: torch.randn(shape) for name, shape in shapes.items()}, "two.safetensors")
+    schemes = [*OPTIONS, *WEIGHTS, "--quantize", "none,int8-weights,int4-weights"]
     said = farm("compare", *schemes, "--run", "--json")
     assert said.code == 0, said.stderr
     dense, packed, refused = json.loads(said.stdout)["rows"]
@@ -31,7 +36,7 @@ def test_int8_weights_end_with_a_verdict_beside_the_dense_model(farm, tmp_path, 
     assert "2 of 2 linear layers" in said.stderr
 
     report = json.loads(farm("report", packed["job"], "--json").stdout)
-    assert "quantized int8-weights" in report["title"]
+    assert "weights safetensors quantized int8-weights" in report["title"]
     assert report["verdict"]["coverage"] == 1
     assert "quantized" not in json.loads(farm("report", dense["job"], "--json").stdout)["title"]
 
@@ -41,10 +46,17 @@ def test_int8_weights_end_with_a_verdict_beside_the_dense_model(farm, tmp_path, 
         dense["job"],
         packed["job"],
     ]
-    shown = farm("compare", *OPTIONS, "--quantize", "none,int8-weights", "-b", "8,32")
+    shown = farm("compare", *OPTIONS, *WEIGHTS, "--quantize", "none,int8-weights", "-b", "8,32")
     assert shown.code == 0, shown.stderr
     assert "int8-weights at batch 32: not measured" in shown.stdout
     assert "--batch 32" in shown.stdout.partition("Add --run")[2]
+
+    # The model with random weights is another variant.
+    plain = farm("compare", *OPTIONS, "--quantize", "none")
+    assert "No job has measured" in plain.stderr
+    refused = farm("submit", "resnet18", *WEIGHTS)
+    assert refused.code == 2
+    assert "accepts no file of weights" in refused.stderr
 
 
 def test_wrong_comparisons_of_one_model_name_what_to_give(farm, database):

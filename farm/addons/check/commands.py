@@ -1,0 +1,138 @@
+"""``farm cards check``: whether cards are as fast as their kind and as they were."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+
+from cli import follow, output
+from cli.interruption import Ending, interruptible
+from cli.options import AsJson, Cards
+from cli.output import Interrupted, answer, say
+from cli.run import hint_for, measure
+from farm.errors import BelowTarget, CardNotMeasured, NoReadings, UsageError
+
+if TYPE_CHECKING:
+    from farm.addons.check.card_check import CardCheck
+    from farm.devices.device import Card
+    from farm.requests.resolved import ResolvedRequest
+    from farm.store.database import Database
+
+
+def check(
+    card: Cards = None,
+    all_cards: bool = False,
+    job: list[str] | None = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check whether cards are as fast, and need as much power, as other cards of their model and as
+    before.
+
+    It takes about a minute per card; the cards of a host are checked at the same time. It ends with
+    code 5 if a card is outside of what repetition and the differences between cards explain, and
+    with code 1 if a card could not be measured."""
+    if job:
+        with contextlib.closing(output.open_database()) as database:
+            _conclude(database, job, as_json=as_json)
+    elif all_cards:
+        _check_farm(card or [], as_json=as_json)
+    else:
+        interruptible(lambda ending: _check_host(card or [], ending, as_json=as_json))
+
+
+def _check_host(wanted: Sequence[str], ending: Ending, *, as_json: bool) -> None:
+    from tasks.submissions import Submissions
+
+    cards = output.chosen_own_cards(wanted)
+    if any(card.is_cpu for card in cards):
+        raise UsageError("Only GPUs are checked, and this card is a CPU.", "Choose a GPU.")
+    submissions = Submissions(say)
+    with output.writable_database(may_upgrade=True) as database:
+        measure(database, [_requests(cards)], cards, submissions, ending, pinned=True)
+        _conclude(database, submissions.job_ids, as_json=as_json)
+
+
+def _check_farm(wanted: Sequence[str], *, as_json: bool) -> None:
+    from farm.jobs.cards import serving_cards
+    from farm.requests.card_selection import matching_cards
+    from farm.settings import settings
+    from tasks.app import check_broker
+    from tasks.submissions import Submissions
+
+    check_broker(settings())
+    database = output.open_database()
+    cards = serving_cards(database, wanted)
+    if wanted:
+        chosen: dict[str, Card] = {}
+        for want in wanted:
+            chosen |= {card.id: card for card in matching_cards(cards, want)}
+        cards = list(chosen.values())
+    submissions = Submissions(say)
+    try:
+        submissions.submit_all(database, _requests(cards), progress=follow.working, pinned=True)
+        follow.follow(database, submissions.job_ids)
+    except KeyboardInterrupt as interruption:
+        raise Interrupted(hint_for(submissions.job_ids)) from interruption
+    _conclude(database, submissions.job_ids, as_json=as_json)
+
+
+def _requests(cards: Sequence[Card]) -> list[ResolvedRequest]:
+    """One job for each card: each card measures every figure."""
+    from farm.addons.check.requested import check_request
+
+    return [check_request(card) for card in cards]
+
+
+def _conclude(database: Database, job_ids: Sequence[str], *, as_json: bool) -> None:
+    """Print the results. Raises `BelowTarget` if a card is outside, and `CardNotMeasured` if one
+    could not be measured."""
+    from farm.addons.check import tables
+
+    checks = _results(database, job_ids)
+    shown = {"checks": [result.to_json() for result in checks]}
+    answer(as_json, shown, lambda: Group(*map(tables.card_check, checks)))
+    outside = [result.card_id for result in checks if result.outcome == "outside"]
+    if outside:
+        raise BelowTarget(
+            f"{len(outside)} of {len(checks)} cards are outside: {', '.join(outside)}.",
+            "Look for other processes, heat and power limits on the host, then check it again.",
+        )
+    failed = [result.card_id for result in checks if result.outcome == "not measured"]
+    if failed:
+        raise CardNotMeasured(
+            f"{len(failed)} of {len(checks)} cards could not be measured: {', '.join(failed)}.",
+            "`farm doctor` examines the host and its cards.",
+        )
+
+
+def card_history(card: str, as_json: bool) -> None:
+    """Show the checks of a card over time. Raises `NoReadings` if it has none."""
+    from farm.addons.check import tables
+    from farm.addons.check.card_check import checks_of
+    from farm.jobs import cards
+
+    with contextlib.closing(output.open_database()) as database:
+        with database.read() as session:
+            card_id = cards.find(session, card).id
+            job_ids = checks_of(session, card_id)
+        if not job_ids:
+            raise NoReadings(f"The card {card_id} has no check.", "Run `farm cards check`.")
+        checks = _results(database, job_ids)
+    shown = {"card_id": card_id, "checks": [result.to_json() for result in checks]}
+    answer(as_json, shown, lambda: tables.card_history(checks))
+
+
+def _results(database: Database, job_ids: Sequence[str]) -> list[CardCheck]:
+    """The results of checks, compared with the readings of this database and the packaged ones."""
+    from farm.addons.check.card_check import card_check
+    from farm.exchange.packaged import packaged_database
+
+    with (
+        contextlib.closing(packaged_database()) as packaged,
+        database.read() as session,
+        packaged.read() as others,
+    ):
+        return [card_check(session, job_id, [others]) for job_id in job_ids]

@@ -1,0 +1,135 @@
+"""`farm cards check` on simulated cards."""
+
+from __future__ import annotations
+
+import json
+import uuid
+
+import pytest
+from sqlmodel import select
+
+from farm.addons.check.card_check import LEAST_EARLIER, card_check
+from farm.addons.check.figures import check_figures
+from farm.addons.check.requested import check_request
+from farm.devices.device import Card
+from farm.devices.simulated import SLOWER_VARIABLE
+from farm.errors import NoSuchJob
+from farm.settings import settings
+from farm.store.database import open_database
+from farm.store.tables import CardRow, ReadingRow
+from farm.subjects.sweep import packaged_tuples
+from farm.types.request import CARD_CHECK
+
+
+@pytest.fixture
+def _simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARM_SIMULATED_CARDS", "1")
+    settings.cache_clear()
+
+
+def add_copies(times: int, *, on_other_cards: bool = False) -> None:
+    """Store copies of all readings, of earlier checks or of other cards."""
+    with open_database().write() as session:
+        readings = session.exec(select(ReadingRow)).all()
+        for number in range(times):
+            for reading in readings:
+                columns = reading.model_dump()
+                card_id = reading.card_id
+                if on_other_cards:
+                    card_id = f"SIM-other-{number}"
+                    if session.get(CardRow, card_id) is None:
+                        card = session.get_one(CardRow, reading.card_id).model_dump()
+                        session.add(CardRow(**{**card, "id": card_id}))
+                        session.flush()
+                columns |= {"id": uuid.uuid4().hex, "card_id": card_id}
+                session.add(ReadingRow(**columns))
+
+
+def checked(farm, *words: str):
+    said = farm("cards", "check", "--json", *words)
+    return said, json.loads(said.stdout)["checks"]
+
+
+@pytest.mark.usefixtures("_simulated")
+def test_a_card_that_became_3_percent_slower_is_outside(farm, monkeypatch):
+    said, (first,) = checked(farm)
+    assert (said.code, first["outcome"]) == (0, "not judged")
+    assert {figure["figure"] for figure in first["figures"]} == {
+        figure.name for figure in check_figures()
+    }
+    assert first["conditions"]["idle_power_w"] == 80.0
+    assert first["conditions"]["counters"] == "not read"
+
+    add_copies(LEAST_EARLIER)
+    add_copies(1, on_other_cards=True)
+    card_id = first["card_id"]
+    monkeypatch.setenv(SLOWER_VARIABLE, f"{card_id} 1.03")
+    said, (slow,) = checked(farm)
+    assert (said.code, slow["outcome"]) == (5, "outside")
+    assert f"1 of 1 cards are outside: {card_id}." in said.stderr
+    outside = [figure for figure in slow["figures"] if figure["outside"]]
+    assert {figure["quantity"] for figure in outside} == {"time"}
+    earlier = next(
+        comparison
+        for comparison in outside[0]["comparisons"]
+        if comparison["reference"] == "earlier"
+    )
+    assert earlier["difference"] == pytest.approx(0.03)
+    assert earlier["above"] == 1.0
+
+    # The first check again: nothing of it was earlier.
+    said = farm("cards", "check", "--job", first["job"])
+    assert said.code == 0
+    assert "NOT JUDGED" in said.stdout
+    assert "too few to judge" in said.stdout
+    said = farm("history", "--card", card_id, "--json")
+    history = json.loads(said.stdout)
+    assert history["card_id"] == card_id
+    assert [check["outcome"] for check in history["checks"]] == ["not judged", "outside"]
+    assert "2 checks" in farm("history", "--card", card_id).stdout
+    # Enough other cards: the card is compared with them, too.
+    add_copies(5, on_other_cards=True)
+    with open_database().read() as session:
+        again = card_check(session, slow["job"])
+    judged = [figure for figure in again.figures if figure.name == "copy"]
+    assert [comparison.reference for comparison in judged[0].comparisons] == ["cards", "earlier"]
+    assert again.outcome == "outside"
+
+
+def test_a_cpu_is_refused(farm):
+    said = farm("cards", "check", "--card", "cpu")
+    assert said.code == 2
+    assert "Only GPUs are checked" in said.stderr
+
+
+@pytest.mark.parametrize("words", [(), ("resnet18", "--card", "0")])
+def test_a_history_is_of_a_model_or_of_a_card(farm, words):
+    said = farm("history", *words)
+    assert said.code == 2
+    assert "needs a model or a card" in said.stderr
+
+
+def test_another_job_is_no_check(database):
+    with database.read() as session, pytest.raises(NoSuchJob, match="no card check 'job1'"):
+        card_check(session, "job1")
+
+
+def test_the_figures_are_the_packaged_tuples():
+    operators = [figure.operator for figure in check_figures()]
+    assert operators == [spec.id for spec in packaged_tuples(CARD_CHECK)]
+
+
+def test_a_check_measures_as_the_packaged_readings():
+    """Otherwise no reading of the package is comparable."""
+    card = Card(id="GPU-1", kind="cuda", model="NVIDIA H200", memory_bytes=1, index=0, host="host")
+    request = check_request(card).request
+    assert request.protocol.id == "e86ac19f77a85e249f75ca191947edf2"
+    assert request.reuse == "none"
+
+
+def test_a_card_without_a_name_below_cards_is_still_shown(farm, monkeypatch):
+    monkeypatch.setenv("FARM_SIMULATED_CARDS", "1")
+    settings.cache_clear()
+    said = farm("cards", "SIM", "--json")
+    assert said.code == 0
+    assert farm("cards", "check", "--help").stdout.count("farm cards check") >= 1
