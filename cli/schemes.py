@@ -218,8 +218,10 @@ def _schemes(compared: SchemeComparison) -> RenderableType:
 
 
 def _operators(rows: Sequence[OperatorChange], most: int) -> RenderableType:
-    """The operator types of a scheme, those that gain first and those that lose last."""
-    shown = sorted(rows, key=lambda operator: -abs(operator.saved_us or 0.0))[:most]
+    """The operator types of a scheme, those that gain first and those that lose last; without those
+    that cost the same."""
+    changed = [operator for operator in rows if operator.saved_us != 0]
+    shown = sorted(changed, key=lambda operator: -abs(operator.saved_us or 0.0))[:most]
     shown.sort(key=lambda operator: -(operator.saved_us or 0.0))
 
     def calls(operator: OperatorChange) -> str:
