@@ -174,14 +174,26 @@ def _show_trace(reading: str, png: Path | None, *, as_json: bool) -> None:
     emit(f"{'':>22}  (· marks the time before and after the window)")
 
 
-def history(model: str, html: Path | None = None, as_json: AsJson = False) -> None:
+def history(
+    model: str | None = None,
+    html: Path | None = None,
+    card: str | None = None,
+    as_json: AsJson = False,
+) -> None:
     """Show the time and energy of a whole model over git revisions and versions of PyTorch, oldest
-    first.
+    first. With --card, show the checks of a card.
     """
     from cli import lists
-    from farm.extensions import result_pages
+    from farm.extensions import card_history, result_pages
     from farm.report.history import history
 
+    if (model is None) == (card is None) or (card and html):
+        step = "Give `farm history MODEL`, or `farm history --card ID` without a page."
+        raise UsageError("`farm history` needs a model or a card.", step)
+    if card is not None:
+        card_history()(card, as_json)
+        return
+    assert model is not None
     if html is not None:
         result_pages("--html").check_page(html)
     rows = output.first_that_knows(lambda session: history(session, model))

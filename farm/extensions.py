@@ -122,6 +122,19 @@ def result_pages(option: str) -> Any:
     return importlib.import_module(modules[0])
 
 
+def card_history() -> Any:
+    """Return the function that shows the history of a card. Raises `UsageError` if no add-on has
+    one.
+    """
+    places = [add_on.card_history for add_on in add_ons().values() if add_on.card_history]
+    if not places:
+        raise UsageError(
+            "--card needs the add-on 'check', which is not installed.",
+            "Name a model instead, or install the farm again with all its files.",
+        )
+    return at(places[0])
+
+
 def at(place: str) -> Any:
     """Import and return what is at a place."""
     module, _, attribute = place.partition(":")

@@ -276,6 +276,7 @@ GUIDES = [
     "training",
     "memory",
     "prediction",
+    "other-cards",
     "compare",
     "compare-revisions",
     "publish",

@@ -40,3 +40,5 @@ class AddOn:
     offload: str = ""
     #: A module that is a `farm.report.pages.ResultPages`.
     pages: str = ""
+    #: The place of a function that shows the history of a card, given its name and whether as JSON.
+    card_history: str = ""

@@ -12,4 +12,5 @@ ADD_ON = AddOn(
             "Jobs and cards",
         ),
     ),
+    card_history="farm.addons.check.commands:card_history",
 )

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Literal
 
-from sqlmodel import Session, select
+from sqlmodel import Session, col, select
 
 from farm.addons.check.deviation import Reference, limit_of, share_below, smallest_found
 from farm.addons.check.figures import CheckFigure, Quantity, check_figures
 from farm.addons.check.population import Comparable, comparable_readings
 from farm.errors import NoSuchJob
 from farm.store.reuse import UNSOUND
-from farm.store.tables import CardRow, Item, Job, ReadingRow
+from farm.store.tables import CardRow, Item, Job, JobState, ReadingRow
 from farm.types.fields import figure_json
 from farm.types.figure import Figure, figure_of
 from farm.types.request import CARD_CHECK, Request
@@ -191,6 +191,17 @@ def card_check(session: Session, job_id: str, others: Sequence[Session] = ()) ->
         conditions=_conditions(card, list(readings.values())),
         limit=limit,
     )
+
+
+def checks_of(session: Session, card_id: str) -> list[str]:
+    """Return the ids of the jobs that checked a card, the oldest first."""
+    ended = select(Job).where(Job.kind == "sweep", Job.state == JobState.DONE)
+    checks = []
+    for job in session.exec(ended.order_by(col(Job.created_at_s))):
+        sweep = job.asked.get("sweep") or {}
+        if sweep.get("operator") == CARD_CHECK and job.asked.get("cards") == [card_id]:
+            checks.append(job.id)
+    return checks
 
 
 def _measured(

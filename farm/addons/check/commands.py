@@ -13,7 +13,7 @@ from cli.interruption import Ending, interruptible
 from cli.options import AsJson, Cards
 from cli.output import Interrupted, answer, say
 from cli.run import hint_for, measure
-from farm.errors import BelowTarget, CardNotMeasured, UsageError
+from farm.errors import BelowTarget, CardNotMeasured, NoReadings, UsageError
 
 if TYPE_CHECKING:
     from farm.addons.check.card_check import CardCheck
@@ -106,6 +106,23 @@ def _conclude(database: Database, job_ids: Sequence[str], *, as_json: bool) -> N
             f"{len(failed)} of {len(checks)} cards could not be measured: {', '.join(failed)}.",
             "`farm doctor` examines the host and its cards.",
         )
+
+
+def card_history(card: str, as_json: bool) -> None:
+    """Show the checks of a card over time. Raises `NoReadings` if it has none."""
+    from farm.addons.check import tables
+    from farm.addons.check.card_check import checks_of
+    from farm.jobs import cards
+
+    with contextlib.closing(output.open_database()) as database:
+        with database.read() as session:
+            card_id = cards.find(session, card).id
+            job_ids = checks_of(session, card_id)
+        if not job_ids:
+            raise NoReadings(f"The card {card_id} has no check.", "Run `farm cards check`.")
+        checks = _results(database, job_ids)
+    shown = {"card_id": card_id, "checks": [result.to_json() for result in checks]}
+    answer(as_json, shown, lambda: tables.card_history(checks))
 
 
 def _results(database: Database, job_ids: Sequence[str]) -> list[CardCheck]:

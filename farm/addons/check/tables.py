@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 
-from cli.tables import Text, facts, hanging, ruled
+from cli.tables import Text, facts, hanging, ruled, sparkline
 from farm.addons.check.card_check import (
     LEAST_CARDS,
     LEAST_EARLIER,
@@ -15,7 +15,7 @@ from farm.addons.check.card_check import (
     FigureComparison,
 )
 from farm.addons.check.deviation import FALSE_ALARMS
-from farm.types.format import NOTHING, POWER, TIME, percent, plural, quantity
+from farm.types.format import NOTHING, POWER, TIME, day, few, percent, plural, quantity
 
 _OUTCOMES = {
     "inside": ("INSIDE", "bold green"),
@@ -35,11 +35,55 @@ def card_check(result: CardCheck) -> RenderableType:
     return Group(title.append(words, style), table, facts(_conditions(result)), *_notes(result))
 
 
+def card_history(checks: Sequence[CardCheck]) -> RenderableType:
+    """The checks of a card, the oldest first, and the course of each figure."""
+    last = checks[-1]
+    title = Text(f"{last.card_id}  {last.card_model}  {len(checks)} checks", style="bold")
+    rows = [(day(check.checked_at_s), check.job_id, *_summary(check)) for check in checks]
+    courses = [_course(checks, number) for number in range(len(last.figures))]
+    heads = ("figure", ">first", ">last", ">change", "course")
+    return Group(
+        title, ruled(("checked", "job", "outcome", "outside"), rows), ruled(heads, courses)
+    )
+
+
+def _summary(check: CardCheck) -> tuple[RenderableType, str]:
+    words, style = _OUTCOMES[check.outcome]
+    outside = []
+    for figure in check.figures:
+        for comparison in figure.comparisons:
+            if comparison.is_outside:
+                outside.append(f"{_name(figure)} {comparison.difference:+.1%}")
+                break
+    return Text(words, style), few(outside, 3) or NOTHING
+
+
+def _course(checks: Sequence[CardCheck], number: int) -> tuple[RenderableType, ...]:
+    """One figure over all checks in which it was measured."""
+    times_s, values = [], []
+    for check in checks:
+        figure = check.figures[number]
+        if figure.value is not None:
+            times_s.append(check.checked_at_s)
+            values.append(figure.value.value)
+    figure = checks[-1].figures[number]
+    if not values:
+        return _name(figure), NOTHING, NOTHING, NOTHING, NOTHING
+    units = TIME if figure.quantity == "time" else POWER
+    change = f"{values[-1] / values[0] - 1:+.1%}"
+    bars = sparkline(times_s, values, (times_s[0], times_s[-1]), width=min(30, len(values)))
+    return _name(figure), quantity(values[0], units), quantity(values[-1], units), change, bars
+
+
+def _name(figure: CheckedFigure) -> str:
+    return figure.label if figure.quantity == "time" else f"{figure.label}: power"
+
+
 def _rows(result: CardCheck) -> Iterator[tuple[RenderableType, ...]]:
     for figure in result.figures:
         units = TIME if figure.quantity == "time" else POWER
         value = quantity(figure.value.value, units) if figure.value else NOTHING
-        name = figure.label if figure.quantity == "time" else f"{figure.label}: power"
+        name = _name(figure)
         if not figure.comparisons:
             reason = figure.reason or "nothing to compare with"
             yield name, value, NOTHING, NOTHING, NOTHING, NOTHING, Text(reason, style="dim")

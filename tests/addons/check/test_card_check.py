@@ -82,6 +82,11 @@ def test_a_card_that_became_3_percent_slower_is_outside(farm, monkeypatch):
     assert said.code == 0
     assert "NOT JUDGED" in said.stdout
     assert "too few to judge" in said.stdout
+    said = farm("history", "--card", card_id, "--json")
+    history = json.loads(said.stdout)
+    assert history["card_id"] == card_id
+    assert [check["outcome"] for check in history["checks"]] == ["not judged", "outside"]
+    assert "2 checks" in farm("history", "--card", card_id).stdout
     # Enough other cards: the card is compared with them, too.
     add_copies(5, on_other_cards=True)
     with open_database().read() as session:
@@ -95,6 +100,13 @@ def test_a_cpu_is_refused(farm):
     said = farm("cards", "check", "--card", "cpu")
     assert said.code == 2
     assert "Only GPUs are checked" in said.stderr
+
+
+@pytest.mark.parametrize("words", [(), ("resnet18", "--card", "0")])
+def test_a_history_is_of_a_model_or_of_a_card(farm, words):
+    said = farm("history", *words)
+    assert said.code == 2
+    assert "needs a model or a card" in said.stderr
 
 
 def test_another_job_is_no_check(database):
