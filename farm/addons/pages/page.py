@@ -30,7 +30,6 @@ from farm.errors.safe_text import printable
 from farm.report.breakdowns import OF_OWNERS, OwnerGroup, grouped
 from farm.report.history import HistoryRow
 from farm.report.layers import layers
-from farm.report.rates import rule_of
 from farm.report.report import Report, build, remarks
 from farm.report.schemes import SchemeComparison
 from farm.settings.shared_files import replacing_file
@@ -217,7 +216,6 @@ def _environment() -> Any:  # keeps the compiled templates
         "day": format.day,
         "few": format.few,
         "count": format.count_of,
-        "rule": rule_of,
         "time": functools.partial(format.quantity, units=format.TIME),
         "energy": functools.partial(format.quantity, units=format.ENERGY),
         "power": functools.partial(format.quantity, units=format.POWER),
