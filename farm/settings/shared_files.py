@@ -11,7 +11,7 @@ module:
 - Only what this process has just created gets another mode, through its descriptor. The umask has
   no effect on it.
 
-docs/security.md describes the rules for users.
+docs/design/shared-folders.md describes the rules for users.
 """
 
 from __future__ import annotations
