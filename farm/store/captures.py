@@ -405,7 +405,8 @@ def kernels_unknown(variant: Variant, card_model: str) -> NoReadings:
     command = request.command().partition(" --launch")[0]
     return NoReadings(
         f"The kernels of {variant} are unknown: no {card_model or 'card'} has compiled it.",
-        f"Compile and measure it on such a card: {command}",
+        f"Compile and measure it on such a card: {command}; or see what fusion saves at most "
+        "of the eager model: `farm estimate MODEL --why`.",
     )
 
 

@@ -23,19 +23,27 @@ _PREFIXES = {
     "gi": 2**30,
     "ti": 2**40,
 }
+#: A smaller number of bytes without a unit is most often one of gigabytes.
+_LEAST_WITHOUT_UNIT = 10**6
 _SHARE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*%\s*")
 _AMOUNT = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([kmgt]i?|)b?\s*", re.IGNORECASE)
 
 
 def bytes_of(option: str, text: str, *, per_second: bool = False) -> int:
     """Parse an amount of memory, or a bandwidth, which may end with `/s`. Raises `UsageError` with
-    the name of the option if the text is neither, or if it is below 1 byte."""
+    the name of the option if the text is neither, or if it is below 1 byte, or a number without a
+    unit below 1 MB."""
     match = _AMOUNT.fullmatch(text.removesuffix("/s") if per_second else text)
     amount = float(match[1]) * _PREFIXES[match[2].lower()] if match else 0.0
     if not math.isfinite(amount) or amount < 1:
         example, what = ("55GB/s", "a bandwidth") if per_second else ("80GB", "an amount of memory")
         raise UsageError(
             f"{option} needs {what}, not '{text}'.", f"Give, for example, {option} {example}."
+        )
+    if text.strip().isdigit() and amount < _LEAST_WITHOUT_UNIT:
+        raise UsageError(
+            f"{option} {text} has no unit: it means {text} bytes.",
+            f"Give, for example, {option} {text}GB.",
         )
     return int(amount)
 

@@ -272,6 +272,7 @@ def test_times_are_those_of_a_job_that_is_named(database, farm, monkeypatch):
         (("resnet18", "--recompute", "layer9"), "--recompute: the model has no module 'layer9'."),
         (("gpt2", "--phase", "decode"), "Omit --phase."),
         (("resnet18", "--fit", "a lot"), "--fit needs an amount of memory, not 'a lot'."),
+        (("resnet18", "--fit", "80"), "--fit 80 has no unit: it means 80 bytes."),
         (("resnet18", "--offload", "0"), "--offload needs a bandwidth, not '0'."),
         (
             ("resnet18", "-b", "2", "--input-size", "64", "--fit", "100MB"),
