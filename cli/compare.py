@@ -7,6 +7,7 @@ With ``--fail-above`` the command is a gate for CI: it fails if a cost rose by m
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,6 +42,7 @@ def compare(
     limit: int = 20,
     shape: str = "table",
     quick: bool = False,
+    html: Path | None = None,
     given: Annotated[Mapping[str, Any], Declared("request")] = _NONE_GIVEN,
     as_json: AsJson = False,
 ) -> None:
@@ -54,11 +56,11 @@ def compare(
 
         as_json = as_json or shape == "json"
         options = CliOptions([first], None, given, quick, card, as_json=as_json)
-        compare_schemes(options, run=run, limit=limit)
+        compare_schemes(options, run=run, limit=limit, html=html)
         return
-    if given or quick:
+    if given or quick or html:
         raise UsageError(
-            "Options of a model are for the comparison of one model.",
+            "Options of a model and --html are for the comparison of one model.",
             "Omit B, or put the options into A and B: 'resnet50 -b 32'.",
         )
     gate = Gate.parse(fail_above, scope, min_share)

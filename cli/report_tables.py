@@ -17,7 +17,6 @@ from cli.tables import Text
 from farm.report.breakdowns import OF_OWNERS, grouped
 from farm.report.layers import LayerRow, Layers, sizes_text
 from farm.report.operators import CompiledJob
-from farm.report.rates import Rates, rule_of
 from farm.report.report import ReadingCounts, Report, remarks
 from farm.store.database import by_key
 from farm.types.figure import Figure, value_of
@@ -38,8 +37,9 @@ from farm.types.format import (
 )
 
 if TYPE_CHECKING:
-    from farm.report.why import Why
+    from farm.verdict.causes import Why
     from farm.verdict.cost_line import CostLine
+    from farm.verdict.rates import Rates
     from farm.verdict.verdict import Verdict
 
 _MOST_UNMEASURED = 10
@@ -251,7 +251,7 @@ def _kernels(job: CompiledJob) -> RenderableType:
         drops=("calls", "FLOP/s", "B/s", "modules", "fused from"),
         most=_MOST_KERNELS,
     )
-    return Group(table, tables.hanging(rule_of(job.peaks), "dim"))
+    return Group(table, tables.hanging(job.rule, "dim"))
 
 
 def why(answer: Why) -> RenderableType:
@@ -264,7 +264,7 @@ def why(answer: Why) -> RenderableType:
                 lambda row: f"{'* ' if row.improvable else ''}{row.line.subject.label}",
             ),
             (">calls", lambda row: str(row.line.count)),
-            (">time", lambda row: quantity(row.line.total_us or None, TIME)),
+            (">time", _time_of_line),
             (">share", lambda row: percent(row.time_share)),
             (">B/s", lambda row: count_of(row.bytes_per_s, "B/s")),
             (">FLOP/s", lambda row: _flops_per_s(row)),
@@ -277,7 +277,7 @@ def why(answer: Why) -> RenderableType:
     parts: list[RenderableType] = [
         Text(answer.title, style="bold"),
         table,
-        tables.hanging(rule_of(answer.peaks), "dim"),
+        tables.hanging(answer.rule, "dim"),
         Text(),
     ]
     if not answer.causes:
@@ -292,6 +292,12 @@ def why(answer: Why) -> RenderableType:
         note = f"{more}Two causes may save the same time, so do not add them."
         parts.append(tables.hanging(note, "dim"))
     return Group(*parts)
+
+
+def _time_of_line(rates: Rates) -> str:
+    """The time of all calls; `~` marks a prediction."""
+    mark = "~" if rates.line.origin == "estimated" else ""
+    return mark + quantity(rates.line.total_us or None, TIME)
 
 
 def _flops_per_s(rates: Rates) -> str:

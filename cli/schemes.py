@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
@@ -13,13 +14,13 @@ from cli import output, tables
 from cli.output import answer, say, say_differences
 from cli.tables import Text
 from farm.errors import FarmError, UsageError
+from farm.extensions import result_pages
 from farm.types.figure import value_of
 from farm.types.format import ENERGY, NOTHING, TIME, count_of, gap, interval, quantity
 
 if TYPE_CHECKING:
     from cli.interruption import Ending
     from cli.options import CliOptions
-    from farm.report.card_spread import Quantity
     from farm.report.schemes import Cell, OperatorChange, SchemeComparison, SchemeRow
     from farm.requests.partial_request import PartialRequest
     from farm.store.tables import CardRow
@@ -29,16 +30,20 @@ if TYPE_CHECKING:
 _STYLES = {"faster": "green", "slower": "red"}
 
 
-def compare_schemes(options: CliOptions, *, run: bool, limit: int) -> None:
-    """Show the schemes of a model; with ``run``, measure those that no job has measured."""
+def compare_schemes(options: CliOptions, *, run: bool, limit: int, html: Path | None) -> None:
+    """Show the schemes of a model, or write them as a page; with ``run``, measure those that no job
+    has measured."""
     from cli.interruption import interruptible
+
+    if html is not None:
+        result_pages("--html").check_page(html)
 
     partials = options.requests()
     models = {partial.model for partial in partials}
     if len(models) != 1:
         raise UsageError(f"{len(models)} models are named.", "Name one model.")
     if run:
-        interruptible(lambda ending: _measure_missing(options, partials, limit, ending))
+        interruptible(lambda ending: _measure_missing(options, partials, limit, html, ending))
         return
     from farm.report.schemes import compare_schemes
     from farm.requests.card_selection import matching_cards
@@ -54,11 +59,15 @@ def compare_schemes(options: CliOptions, *, run: bool, limit: int) -> None:
     compared = output.first_that_knows(
         lambda session: compare_schemes(session, cells, model, axis, is_chosen)
     )
-    answer(options.as_json, compared, lambda: comparison(compared, limit))
+    _show(options, compared, limit, html)
 
 
 def _measure_missing(
-    options: CliOptions, partials: Sequence[PartialRequest], limit: int, ending: Ending
+    options: CliOptions,
+    partials: Sequence[PartialRequest],
+    limit: int,
+    html: Path | None,
+    ending: Ending,
 ) -> None:
     from cli.run import measure
     from farm.report.schemes import compare_schemes
@@ -94,7 +103,15 @@ def _measure_missing(
             say_differences(requests)
             measure(database, [requests], cards, Submissions(say), ending)
         compared = ask()
-    answer(options.as_json, compared, lambda: comparison(compared, limit))
+    _show(options, compared, limit, html)
+
+
+def _show(options: CliOptions, compared: SchemeComparison, limit: int, html: Path | None) -> None:
+    if html is not None:
+        result_pages("--html").write_schemes(html, compared)
+        say(f"Written to {html}")
+    if html is None or options.as_json:
+        answer(options.as_json, compared, lambda: comparison(compared, limit))
 
 
 def _cells(partials: Sequence[PartialRequest], kinds: Sequence[str]) -> tuple[list[Cell], str]:
@@ -185,25 +202,20 @@ def _schemes(compared: SchemeComparison) -> RenderableType:
     has_tokens = any(row.per_token.tokens for row in compared.rows)
     has_energy = any(row.row and row.row.b.energy_mj for row in compared.rows)
 
-    def time(row: SchemeRow) -> str:
-        return interval(row.row.time.b, TIME) if row.row else NOTHING
-
-    def energy(row: SchemeRow) -> str:
-        return interval(row.row.energy.b, ENERGY) if row.row else NOTHING
-
-    def change(row: SchemeRow, quantity: Quantity) -> Any:
-        if row.row is None or row.scheme == compared.base:
-            return NOTHING
-        return _change(row.row.change_of(quantity))
+    def change(row: SchemeRow, change: Change) -> Any:
+        return NOTHING if row.scheme == compared.base else _change(change)
 
     columns: list[Any] = [
         (f">{compared.axis}", lambda row: str(row.size or NOTHING)),
         ("scheme", "scheme"),
-        (">time", time),
-        (">change", lambda row: change(row, "time")),
+        (">time", lambda row: interval(row.time.b, TIME)),
+        (">change", lambda row: change(row, row.time)),
     ]
     if has_energy:
-        columns += [(">energy", energy), (">change", lambda row: change(row, "energy"))]
+        columns += [
+            (">energy", lambda row: interval(row.energy.b, ENERGY)),
+            (">change", lambda row: change(row, row.energy)),
+        ]
     if has_tokens:
         columns.append((">tokens/s", lambda row: count_of(row.per_token.tokens_per_s, "").strip()))
     if has_tokens and has_energy:
@@ -218,8 +230,10 @@ def _schemes(compared: SchemeComparison) -> RenderableType:
 
 
 def _operators(rows: Sequence[OperatorChange], most: int) -> RenderableType:
-    """The operator types of a scheme, those that gain first and those that lose last."""
-    shown = sorted(rows, key=lambda operator: -abs(operator.saved_us or 0.0))[:most]
+    """The operator types of a scheme, those that gain first and those that lose last; without those
+    that cost the same."""
+    changed = [operator for operator in rows if operator.saved_us != 0]
+    shown = sorted(changed, key=lambda operator: -abs(operator.saved_us or 0.0))[:most]
     shown.sort(key=lambda operator: -(operator.saved_us or 0.0))
 
     def calls(operator: OperatorChange) -> str:

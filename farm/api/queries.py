@@ -6,7 +6,7 @@ Nothing here runs on a card, and nothing needs a broker.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from farm.exchange import export as exports
 from farm.exchange.export import Exported
@@ -16,11 +16,13 @@ from farm.report.compare import compare as compare_sides
 from farm.report.comparison import SideComparison
 from farm.report.lookup import LookupRow, Sort
 from farm.report.lookup import lookup as look_up
-from farm.report.why import Why
 from farm.report.why import why as explain
 from farm.store import query as filters
 from farm.store.database import Database, database_url
 from farm.store.job_ids import find_job
+
+if TYPE_CHECKING:
+    from farm.verdict.causes import Why
 
 
 def open_database(where: str | Path | None = None) -> Database:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from sqlmodel import Session, col, select
 
 from farm.errors import FarmError
-from farm.report.rates import Rates
 from farm.store import tables
 from farm.store.captures import known_tuples
 from farm.store.columns import OPERATOR
@@ -24,6 +23,7 @@ from farm.types.protocol import Variant
 from farm.types.roofline import Roofline, roofline_of
 from farm.types.tuple import NeededTuple
 from farm.verdict.cost_line import CostLine
+from farm.verdict.rates import Rates, rule_of
 
 if TYPE_CHECKING:
     from farm.training.extract import Extraction
@@ -250,6 +250,11 @@ class CompiledJob:
     kernels: tuple[KernelRow, ...]
     graph_breaks: Mapping[str, int]
     peaks: Roofline
+
+    @property
+    def rule(self) -> str:
+        """What the mark of a row and the column `roofline` mean."""
+        return rule_of(self.peaks)
 
     @property
     def breaks(self) -> str:

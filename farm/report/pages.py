@@ -10,6 +10,7 @@ from sqlmodel import Session
 
 from farm.report.history import HistoryRow
 from farm.report.report import Report
+from farm.report.schemes import SchemeComparison
 from farm.types.reading import Trace
 
 
@@ -32,6 +33,9 @@ class ResultPages(Protocol):
 
     def write_history(self, path: Path, model: str, rows: list[HistoryRow]) -> None:
         """Write one page of the results of a model over time (`farm.report.history`)."""
+
+    def write_schemes(self, path: Path, compared: SchemeComparison) -> None:
+        """Write one page of the schemes of a model over its sizes."""
 
     def draw_trace(
         self, trace: Trace, path: Path, title: str, levels_w: Mapping[str, float]

@@ -129,13 +129,22 @@ class SchemeRow:
     request: Request | None = None
 
     @property
+    def time(self) -> Change:
+        """The time of one pass beside that of the base."""
+        return self.row.time if self.row else Change(None, None)
+
+    @property
+    def energy(self) -> Change:
+        """The energy of one pass beside that of the base."""
+        return self.row.energy if self.row else Change(None, None)
+
+    @property
     def command(self) -> str:
         """Measures what no job has measured; "" if nothing does."""
         return self.request.command().removesuffix(" --reuse none") if self.request else ""
 
     def to_json(self) -> dict[str, Any]:
-        time = self.row.time if self.row else Change(None, None)
-        energy = self.row.energy if self.row else Change(None, None)
+        time, energy = self.time, self.energy
         return {
             "scheme": self.scheme,
             "size": self.size,
@@ -179,9 +188,9 @@ class SchemeComparison:
         """(scheme, quantity) -> where it gains and loses; only those with a change."""
         changes: dict[tuple[str, Quantity], dict[int, Change]] = defaultdict(dict)
         for row in self.rows:
-            if row.scheme != self.base and row.row is not None:
-                changes[row.scheme, "time"][row.size] = row.row.time
-                changes[row.scheme, "energy"][row.size] = row.row.energy
+            if row.scheme != self.base:
+                changes[row.scheme, "time"][row.size] = row.time
+                changes[row.scheme, "energy"][row.size] = row.energy
         trends = {key: Trend.of(by_size) for key, by_size in changes.items()}
         return {key: trend for key, trend in trends.items() if trend.changes}
 

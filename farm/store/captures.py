@@ -396,19 +396,24 @@ def known_tuples(
     stored = stored_tuples(session, variant, device_type, launch, card_model)
     if stored or not variant.compile:
         return stored
+    raise kernels_unknown(variant, card_model)
+
+
+def kernels_unknown(variant: Variant, card_model: str) -> NoReadings:
+    """The error for a compiled model whose kernels no card has listed."""
     request = Request(variant=variant, protocol=Protocol(data=variant.data_of_calls))
     command = request.command().partition(" --launch")[0]
-    raise NoReadings(
+    return NoReadings(
         f"The kernels of {variant} are unknown: no {card_model or 'card'} has compiled it.",
         f"Compile and measure it on such a card: {command}",
     )
 
 
-def stored_tuples(
+def capture_to_sum(
     session: Session, variant: Variant, device_type: str, launch: str, card_model: str = ""
-) -> list[NeededTuple]:
-    """Return the tuples of a stored capture of a model, preferably with the same launch; [] if
-    there is none.
+) -> int | None:
+    """The id of a stored capture of a model, preferably with the same launch; None if there is
+    none. The capture of a compiled model is one that a card of the model listed.
     """
     imported = CAPTURE.origin.like(tables.IMPORTED + "%")
     kernels = (
@@ -416,7 +421,7 @@ def stored_tuples(
         if variant.compile
         else []
     )
-    stored = session.scalars(
+    return session.scalars(
         sqlalchemy.select(CAPTURE.id)
         .where(
             CAPTURE.variant_id == variant.id,
@@ -426,6 +431,13 @@ def stored_tuples(
         .where(*kernels)
         .order_by(CAPTURE.launch != launch, imported, CAPTURE.origin, CAPTURE.id.desc())
     ).first()
+
+
+def stored_tuples(
+    session: Session, variant: Variant, device_type: str, launch: str, card_model: str = ""
+) -> list[NeededTuple]:
+    """Return the tuples of the capture of `capture_to_sum`; [] if there is none."""
+    stored = capture_to_sum(session, variant, device_type, launch, card_model)
     if stored is None:
         return []
     calls: dict[str, dict[str, int]] = defaultdict(dict)

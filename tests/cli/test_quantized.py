@@ -13,6 +13,17 @@ from torch import nn
 def net():
     return nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256)), torch.randn(8, 256)
 """
+TRANSFORMER = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 128,
+}
 OPTIONS = ["two.py:net", "--dtype", "bfloat16", "--quick"]
 WEIGHTS = ["--weights", "two.safetensors"]
 
@@ -57,6 +68,32 @@ def test_int8_weights_end_with_a_verdict_beside_the_dense_model(farm, tmp_path, 
     refused = farm("submit", "resnet18", *WEIGHTS)
     assert refused.code == 2
     assert "accepts no file of weights" in refused.stderr
+
+
+@pytest.mark.slow(reason="it measures a transformer on the CPU")
+def test_the_schemes_of_a_transformer_have_tokens(farm, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text(json.dumps(TRANSFORMER))
+    options = ["./tiny", "--phase", "prefill", "--length", "16", "-b", "1,2", "--quick"]
+    schemes = ["--dtype", "bfloat16", "--quantize", "none,int8-weights"]
+    said = farm("compare", *options, *schemes, "--run", "--json")
+    assert said.code == 0, said.stderr
+    compared = json.loads(said.stdout)
+    assert [(row["size"], row["scheme"]) for row in compared["rows"]] == [
+        (1, "none"),
+        (1, "int8-weights"),
+        (2, "none"),
+        (2, "int8-weights"),
+    ]
+    for row in compared["rows"]:
+        assert row["tokens"] == 16 * row["size"]
+        assert row["tokens_per_s"] == pytest.approx(row["tokens"] / row["time_us"] * 1e6)
+    for row in compared["rows"][1::2]:
+        calls = {entry["operator"]: entry["calls"] for entry in row["operators"]}
+        assert (calls["Linear"], calls["mm"], calls["_to_copy"]) == (0, 8, 16)
+    sizes = compared["trends"]["int8-weights"]["time"]
+    assert sorted(sizes["gains_at"] + sizes["loses_at"] + sizes["equal_at"]) == [1, 2]
 
 
 def test_wrong_comparisons_of_one_model_name_what_to_give(farm, database):

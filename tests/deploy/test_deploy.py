@@ -44,6 +44,7 @@ SCRIPTS = [
     "ci/compare-revisions",
     "make-secrets",
     "postgres/10-roles.sh",
+    "slurm/card-check.sbatch",
     "slurm/farm-worker.sbatch",
 ]
 

@@ -220,6 +220,24 @@ def test_the_table_says_where_a_scheme_gains(stored):
     assert "_to_copy" not in text.partition("at batch 64, by operator")[2]  # -n 2: the two largest
 
 
+def test_a_page_has_a_curve_for_each_scheme(stored, tmp_path):
+    from farm.addons.pages import charts, results
+
+    with stored.read() as session:
+        compared = compare_schemes(session, ALL, "llama", "batch")
+    figure = charts.schemes(compared, "time")
+    curves = {curve["name"]: (curve["x"], curve["y"]) for curve in figure["data"]}
+    assert curves == {
+        "none": ([1, 8, 64], [100.0, 110.0, 150.0]),
+        "int8-weights": ([1, 64], [50.0, 225.0]),
+    }
+    path = tmp_path / "schemes.html"
+    results.write_schemes(path, compared)
+    text = path.read_text()
+    assert "int8-weights, energy: gains up to batch" in text
+    assert "not measured" in text
+
+
 def test_schemes_are_compared_over_one_size():
     assert axis_of([{"batch": 1}, {"batch": 8}]) == "batch"
     assert axis_of([{"batch": 1, "cache": 64}, {"batch": 1, "cache": 128}]) == "cache"

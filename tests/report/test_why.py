@@ -8,12 +8,12 @@ import pytest
 
 import farm as library
 from farm.errors import NoSuchJob
-from farm.report.rates import Rates
 from farm.report.why import why
 from farm.types.figure import Figure
 from farm.types.roofline import Roofline
 from farm.verdict.cost_line import CostLine, TupleView
 from farm.verdict.figures import CallCost
+from farm.verdict.rates import Rates
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import compiled
 from tests.report.compiled import COMPILED, EAGER, EAGER_CALLS, compiled_calls

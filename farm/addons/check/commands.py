@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 def check(
     card: Cards = None,
     all_cards: bool = False,
+    quarantine: bool = False,
     job: list[str] | None = None,
     as_json: AsJson = False,
 ) -> None:
@@ -36,14 +37,16 @@ def check(
     with code 1 if a card could not be measured."""
     if job:
         with contextlib.closing(output.open_database()) as database:
-            _conclude(database, job, as_json=as_json)
+            _conclude(database, job, as_json=as_json, quarantine=quarantine)
     elif all_cards:
-        _check_farm(card or [], as_json=as_json)
+        _check_farm(card or [], as_json=as_json, quarantine=quarantine)
     else:
-        interruptible(lambda ending: _check_host(card or [], ending, as_json=as_json))
+        interruptible(
+            lambda ending: _check_host(card or [], ending, as_json=as_json, quarantine=quarantine)
+        )
 
 
-def _check_host(wanted: Sequence[str], ending: Ending, *, as_json: bool) -> None:
+def _check_host(wanted: Sequence[str], ending: Ending, *, as_json: bool, quarantine: bool) -> None:
     from tasks.submissions import Submissions
 
     cards = output.chosen_own_cards(wanted)
@@ -52,10 +55,10 @@ def _check_host(wanted: Sequence[str], ending: Ending, *, as_json: bool) -> None
     submissions = Submissions(say)
     with output.writable_database(may_upgrade=True) as database:
         measure(database, [_requests(cards)], cards, submissions, ending, pinned=True)
-        _conclude(database, submissions.job_ids, as_json=as_json)
+        _conclude(database, submissions.job_ids, as_json=as_json, quarantine=quarantine)
 
 
-def _check_farm(wanted: Sequence[str], *, as_json: bool) -> None:
+def _check_farm(wanted: Sequence[str], *, as_json: bool, quarantine: bool) -> None:
     from farm.jobs.cards import serving_cards
     from farm.requests.card_selection import matching_cards
     from farm.settings import settings
@@ -76,7 +79,7 @@ def _check_farm(wanted: Sequence[str], *, as_json: bool) -> None:
         follow.follow(database, submissions.job_ids)
     except KeyboardInterrupt as interruption:
         raise Interrupted(hint_for(submissions.job_ids)) from interruption
-    _conclude(database, submissions.job_ids, as_json=as_json)
+    _conclude(database, submissions.job_ids, as_json=as_json, quarantine=quarantine)
 
 
 def _requests(cards: Sequence[Card]) -> list[ResolvedRequest]:
@@ -86,15 +89,20 @@ def _requests(cards: Sequence[Card]) -> list[ResolvedRequest]:
     return [check_request(card) for card in cards]
 
 
-def _conclude(database: Database, job_ids: Sequence[str], *, as_json: bool) -> None:
+def _conclude(
+    database: Database, job_ids: Sequence[str], *, as_json: bool, quarantine: bool
+) -> None:
     """Print the results. Raises `BelowTarget` if a card is outside, and `CardNotMeasured` if one
     could not be measured."""
     from farm.addons.check import tables
+    from farm.jobs import cards
 
     checks = _results(database, job_ids)
     shown = {"checks": [result.to_json() for result in checks]}
     answer(as_json, shown, lambda: Group(*map(tables.card_check, checks)))
     outside = [result.card_id for result in checks if result.outcome == "outside"]
+    for card_id in outside if quarantine else ():
+        cards.quarantine(database, card_id, "A card check found it outside.")
     if outside:
         raise BelowTarget(
             f"{len(outside)} of {len(checks)} cards are outside: {', '.join(outside)}.",

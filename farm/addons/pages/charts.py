@@ -20,6 +20,7 @@ from farm.errors.safe_text import printable
 from farm.report.history import HistoryRow
 from farm.report.layers import LayerRow
 from farm.report.report import Report, TypeRow
+from farm.report.schemes import SchemeComparison
 from farm.store.database import by_key
 from farm.types.figure import Figure, value_of
 from farm.types.format import ENERGY, TIME, Units, count_of, fitting_unit, gap, percent, quantity
@@ -415,6 +416,44 @@ def history(rows: Sequence[HistoryRow]) -> Chart:
     )
     axes = ({"type": "category"}, {"rangemode": "tozero"})
     return page_chart([data], 320, "revision, oldest first", f"time of one pass, {unit}", axes=axes)
+
+
+def schemes(compared: SchemeComparison, quantity: str) -> Chart | None:
+    """Draw time or energy of each scheme over the sizes; None if nothing is measured."""
+    units = TIME if quantity == "time" else ENERGY
+    curves: dict[str, dict[int, Figure]] = defaultdict(dict)
+    for row in compared.rows:
+        figure = row.time.b if quantity == "time" else row.energy.b
+        if figure is not None:
+            curves[row.scheme][row.size] = figure
+    if not curves:
+        return None
+    values: list[float] = []
+    for curve in curves.values():
+        values += [figure.value for figure in curve.values()]
+    unit, factor = fitting_unit(max(values), units)
+    data, legend = [], []
+    for number, (scheme, curve) in enumerate(curves.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        legend.append((scheme, colour))
+        widths = [figure.half_width / factor for figure in curve.values()]
+        data.append(
+            _points(
+                scheme,
+                list(curve),
+                [figure.value / factor for figure in curve.values()],
+                [f"{scheme} at {size}" for size in curve],
+                f"%{{y:.4g}} {unit}",
+                mode="lines+markers",
+                error_y={"type": "data", "array": widths, "thickness": 1},
+                marker={"color": colour},
+            )
+        )
+    sizes = sorted({row.size for row in compared.rows})
+    ticks = {"type": "log", "tickvals": sizes, "ticktext": list(map(str, sizes))}
+    axes = (ticks, _log_axis([value / factor for value in values]))
+    y = f"{quantity} of one pass, {unit}"
+    return page_chart(data, 360, compared.axis, y, axes=axes, legend=legend)
 
 
 def _log_axis(values: Sequence[float]) -> dict[str, Any]:

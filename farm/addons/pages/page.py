@@ -30,8 +30,8 @@ from farm.errors.safe_text import printable
 from farm.report.breakdowns import OF_OWNERS, OwnerGroup, grouped
 from farm.report.history import HistoryRow
 from farm.report.layers import layers
-from farm.report.rates import rule_of
 from farm.report.report import Report, build, remarks
+from farm.report.schemes import SchemeComparison
 from farm.settings.shared_files import replacing_file
 from farm.store import tables
 from farm.store.columns import (
@@ -145,6 +145,16 @@ def write_history(path: Path, model: str, rows: list[HistoryRow]) -> None:
     )
 
 
+def write_schemes(path: Path, compared: SchemeComparison) -> None:
+    """Write a page with curves of time and energy for each scheme, and a table."""
+    names = {"time": "Time over sizes", "energy": "Energy over sizes"}
+    figures = [(name, charts.schemes(compared, quantity)) for quantity, name in names.items()]
+    figures = [(name, figure) for name, figure in figures if figure]
+    title = f"{compared.model} on {compared.card_model}"
+    values = {"compared": compared, "figures": figures, "script": plotly_js()}
+    write_whole(path, render("schemes.html", title=title, **values))
+
+
 def own_scatters(pages: Sequence[JobPage]) -> list[charts.Chart]:
     """Return the scatter charts of several jobs, with links to the jobs' sections on the same
     page.
@@ -206,7 +216,6 @@ def _environment() -> Any:  # keeps the compiled templates
         "day": format.day,
         "few": format.few,
         "count": format.count_of,
-        "rule": rule_of,
         "time": functools.partial(format.quantity, units=format.TIME),
         "energy": functools.partial(format.quantity, units=format.ENERGY),
         "power": functools.partial(format.quantity, units=format.POWER),

@@ -32,6 +32,7 @@ class EstimateOptions:
     card: str = ""
     card_file: list[Path] | None = None
     price: str = ""
+    why: bool = False
     launch: str | None = None
     tf32: bool = False
     torch: str = ""
@@ -65,6 +66,13 @@ class EstimateOptions:
             raise UsageError(
                 "--generate, --measure, --budget and --png need one card.",
                 "Give one --card, or omit these options.",
+            )
+        shown_otherwise = self.generate is not None or self.measure or self.budget or self.png
+        if self.why and (cards > 1 or is_curve or shown_otherwise):
+            raise UsageError(
+                "--why explains one size on one card.",
+                "Give one --batch, one --length and one --card, and omit --generate, --measure, "
+                "--budget and --png.",
             )
         generates, measures = self.generate is not None, bool(self.measure or self.budget)
         if self.png is not None:
@@ -122,6 +130,9 @@ def estimate(model: Model, options: EstimateOptions) -> None:
                 asked.append((variant, its_query, prices.get(its_card)))
         _on_cards(asked, options)
         return
+    if options.why:
+        _show_why(variants[0], query, options)
+        return
     if (tokens := options.generate) is not None:
         generated = output.first_that_knows(
             lambda session: query.generation(session, variants[0].variant, tokens),
@@ -154,6 +165,18 @@ def estimated(resolved: ResolvedVariant, query: EstimateQuery) -> Estimate:
     variant = resolved.versioned()
     output.doing(f"farm is estimating {resolved.title}")
     return query.answer(variant, say=say)
+
+
+def _show_why(resolved: ResolvedVariant, query: EstimateQuery, options: EstimateOptions) -> None:
+    from cli import report_tables
+
+    variant = resolved.versioned()
+    output.doing(f"farm is estimating {resolved.title}")
+    explained = output.first_that_knows(
+        lambda session: query.why(session, variant),
+        lambda known: any(row.line.origin == "reused" for row in known.rows),
+    )
+    answer(options.as_json, explained, lambda: report_tables.why(explained))
 
 
 def _on_cards(

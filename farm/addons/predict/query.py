@@ -37,6 +37,7 @@ from farm.addons.predict.transfer import (
     data_sheet_model,
     distance,
 )
+from farm.addons.predict.why import why_of
 from farm.errors import Ambiguous, NoDatabase, UsageError, writing_to
 from farm.exchange.packaged import (
     database_of,
@@ -48,14 +49,16 @@ from farm.exchange.packaged import (
 from farm.settings import settings
 from farm.settings.shared_files import replacing_file
 from farm.store import tables
+from farm.store.captures import capture_to_sum, kernels_unknown, placed_calls, stored_tuples
 from farm.store.card_models import card_model_named, peaks_of
 from farm.store.columns import OF_TUPLES, OPERATOR, PROTOCOL, READING
 from farm.store.database import Database, open_database
 from farm.store.reuse import sound_readings
-from farm.types.card_kind import usual_launch
+from farm.types.card_kind import device_type_of, usual_launch
 from farm.types.data_sheets import NamedCard, data_sheet, data_sheets, sheet_of
 from farm.types.protocol import Protocol, Variant
 from farm.types.tuple import NeededTuple
+from farm.verdict.causes import Why
 
 FILLS = ("auto", "none", "roofline")
 # readings of one card from which its power is predicted apart from that of its model
@@ -124,6 +127,31 @@ class EstimateQuery:
             predictor, notes, unfilled = self.predictor(session, model, protocol, kind)
         arguments = {"predictor": predictor, "unfilled": unfilled, "notes": notes, "needed": needed}
         return estimate(session, variant, model, protocol, torch=self.torch, **arguments)  # type: ignore[arg-type]
+
+    def why(self, session: Session, variant: Variant) -> Why:
+        """Explain the estimated time of a model; raises as `estimate`."""
+        model = self.card_model(session)
+        kind, roofline = peaks_of(session, model, variant.computes_in, self.tf32)
+        device_type = device_type_of(kind)
+        launch = self.protocol(kind).launch
+        stored = capture_to_sum(session, variant, device_type, launch, model)
+        if stored is not None:
+            needed = stored_tuples(session, variant, device_type, launch, model)
+            order = [call.operator_id for call in placed_calls(session, stored, "normal")]
+        elif variant.compile:
+            raise kernels_unknown(variant, model)
+        else:
+            from farm.training.extract import extract
+
+            extraction = extract(variant, device_type=device_type)
+            needed = extraction.needed()
+            order = [call.tuple_id for call in extraction.capture.calls]
+        estimated = self.estimate(session, variant, needed)
+        half_rate = None
+        if variant.computes_in == "float32" and not self.tf32:
+            half = peaks_of(session, model, "bfloat16")[1]
+            half_rate = half.flops_per_s / roofline.flops_per_s
+        return why_of(estimated, needed, order, roofline, half_rate)
 
     def predictor(
         self, session: Session, model: str, protocol: Protocol, kind: str

@@ -64,9 +64,13 @@ def test_a_card_that_became_3_percent_slower_is_outside(farm, monkeypatch):
     add_copies(1, on_other_cards=True)
     card_id = first["card_id"]
     monkeypatch.setenv(SLOWER_VARIABLE, f"{card_id} 1.03")
-    said, (slow,) = checked(farm)
+    said, (slow,) = checked(farm, "--quarantine")
     assert (said.code, slow["outcome"]) == (5, "outside")
     assert f"1 of 1 cards are outside: {card_id}." in said.stderr
+    with open_database().read() as session:
+        card = session.get_one(CardRow, card_id)
+        assert card.state == "quarantined"
+        assert "card check" in card.state_reason
     outside = [figure for figure in slow["figures"] if figure["outside"]]
     assert {figure["quantity"] for figure in outside} == {"time"}
     earlier = next(

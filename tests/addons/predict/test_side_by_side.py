@@ -60,3 +60,20 @@ def test_prices_are_by_the_names_of_the_cards():
     for wrong in ("H100=-1", "H100=x", "H100=inf", "B200=3"):
         with pytest.raises(UsageError):
             prices_of(wrong, ["H100"])
+
+
+def test_an_estimate_is_explained_as_a_report(own):
+    found = json.loads(own(*MODEL, "--why", "--json").stdout)
+    estimate = json.loads(own(*MODEL, "--json").stdout)
+    origins = {row["origin"] for row in found["rows"]}
+    assert origins == {"reused", "estimated"}
+    predicted = sum(row["time_us"] for row in found["rows"] if row["origin"] == "estimated")
+    assert predicted == pytest.approx(estimate["predicted_us"], rel=0.2)
+    assert {row["bound"] for row in found["rows"]} <= {"compute", "memory", "launch"}
+    assert found["causes"] == sorted(found["causes"], key=lambda cause: -cause["saves_us"])
+    assert "fusion" in {cause["topic"] for cause in found["causes"]}
+    said = own(*MODEL, "--why").stdout
+    assert "~" in said
+    assert "It saves at most" in said
+    refused = own(*MODEL, "--why", "--generate", "3")
+    assert "--why explains one size on one card" in refused.stderr

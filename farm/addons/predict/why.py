@@ -1,0 +1,64 @@
+"""Why an estimated model takes its time, from readings and predictions: see
+`farm.verdict.causes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from farm.addons.predict.estimate import Estimate
+from farm.types.roofline import Roofline
+from farm.types.tuple import NeededTuple
+from farm.verdict.causes import Why, largest_causes, rates_of
+from farm.verdict.cost_line import CostLine, Origin, TupleView
+from farm.verdict.figures import CallCost
+
+
+def why_of(
+    estimate: Estimate,
+    needed: Sequence[NeededTuple],
+    order: Sequence[str],
+    peaks: Roofline,
+    half_rate: float | None,
+) -> Why:
+    """Explain the time of an estimate.
+
+    Args:
+        needed: the tuples of the model.
+        order: the tuple id of each call, in order.
+        peaks: of the card, for the dtype of the model.
+        half_rate: see `farm.verdict.causes.largest_causes`.
+    """
+    predicted = {entry.operator_id: entry.predicted for entry in estimate.missing}
+    lines = []
+    for one_tuple in needed:
+        origin: Origin = "missing"
+        cost = None
+        reading = estimate.measured.get(one_tuple.operator_id)
+        prediction = predicted.get(one_tuple.operator_id)
+        if reading is not None:
+            origin, cost = "reused", CallCost(reading.time_us, reading.energy_mj)
+        elif prediction is not None:
+            of_call = prediction.without_intervals
+            origin, cost = "estimated", CallCost(of_call.time_us, of_call.energy_mj)
+        subject = TupleView(
+            one_tuple.operator_id,
+            one_tuple.short_name,
+            one_tuple.label,
+            flops=one_tuple.flops,
+            bytes_moved=one_tuple.bytes_moved,
+        )
+        lines.append(CostLine(subject, one_tuple.all_calls, origin, cost))
+    rows = rates_of(lines, peaks)
+    return Why(
+        job_id="",
+        title=f"{estimate.variant} on {estimate.card_model}, estimated (~ predicted)",
+        rows=rows,
+        causes=largest_causes(
+            rows,
+            [(operator_id, "normal") for operator_id in order],
+            compiled=bool(estimate.variant.compile),
+            half_rate=half_rate,
+        ),
+        peaks=peaks,
+    )
