@@ -521,16 +521,16 @@ def _next_batch(peaks: dict[int, int], limit_bytes: int) -> int:
     and the smallest that does not; until there are both, through the two batches next to the limit.
     """
     fitting = [batch for batch in peaks if peaks[batch] <= limit_bytes]
-    others = [batch for batch in peaks if peaks[batch] > limit_bytes]
-    known = sorted(fitting)[-2:] or sorted(others)[:2]
-    if fitting and others:
-        known = [max(fitting), min(others)]
-    if len(known) > 1:
-        first, second = known
+    too_large = [batch for batch in peaks if peaks[batch] > limit_bytes]
+    line = sorted(fitting)[-2:] or sorted(too_large)[:2]
+    if fitting and too_large:
+        line = [max(fitting), min(too_large)]
+    if len(line) > 1:
+        first, second = line
         slope = (peaks[second] - peaks[first]) / (second - first)
         if slope > 0:
             return first + int((limit_bytes - peaks[first]) // slope)
-    return 2 * max(fitting) if fitting else min(others) // 2
+    return 2 * max(fitting) if fitting else min(too_large) // 2
 
 
 def with_fit(found: StepMemory, limit_bytes: int) -> StepMemory:
