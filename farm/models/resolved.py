@@ -162,6 +162,7 @@ class ResolvedModel:
         from farm.types.tensor_kinds import placed
 
         maker = self._installed_maker()
+        self._registered_weights(variant.weights)
         device = torch.device(device)
         on_meta = device.type == "meta"
 

@@ -165,6 +165,8 @@ def test_pickled_weights_and_absent_files_are_refused(here):
         model.variant(batch=2, weights="absent.safetensors")
     with pytest.raises(UsageError, match="your own models"):
         catalog.resolve("resnet18").variant(batch=2, weights="absent.safetensors")
+    with pytest.raises(UsageError, match="your own models"):  # a variant of a message
+        catalog.resolve("resnet18").build(Variant("resnet18", 2, 224, weights="safetensors"))
 
 
 def test_without_a_file_ids_are_as_before():

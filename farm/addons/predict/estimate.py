@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from farm.addons.predict.stored_predictor import CallPrediction, PredictedCost, PredictedValue
+from farm.addons.predict.token_floor import TokenFloor
 from farm.errors import UsageError
 from farm.requests.memory import MemoryNeed
 from farm.types.fields import figure_json
@@ -123,6 +124,8 @@ class Estimate:
     memory: MemoryNeed | None = None  # None: the memory of the card or the model is unknown
     # the doubtful readings of missing tuples and, without another one, of the whole model
     left_out: str = ""
+    # of a decode: what its weights and cache need at least; None: not known
+    floor: TokenFloor | None = None
     # the age of the oldest reading, by the clock of the database; not in the JSON
     oldest_age_s: float | None = None
 
@@ -217,6 +220,16 @@ class Estimate:
         }
 
     @property
+    def implementation(self) -> str:
+        """Which implementation tokens per second are of; "" for a model without tokens."""
+        if not self.per_token.tokens:
+            return ""
+        if self.variant.compile:
+            return "the kernels of torch.compile"
+        cache = ", with a static cache" if self.variant.phase == "decode" else ""
+        return f"PyTorch's operators one by one, as the model's library calls them{cache}"
+
+    @property
     def per_token(self) -> PerToken:
         """The cost per token of the whole model, if it is complete."""
         return PerToken.of(
@@ -292,6 +305,8 @@ class Estimate:
             **interval_json("total_energy", "mj", total_mj),
             "missing": [entry.to_json() for entry in self.missing],
             "memory": self.memory.to_json() if self.memory else None,
+            "implementation": self.implementation,
+            "floor": self.floor.to_json() if self.floor else None,
         }
 
 

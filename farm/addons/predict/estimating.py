@@ -35,6 +35,7 @@ from farm.addons.predict.stored_predictor import (
     PredictedValue,
     Predictor,
 )
+from farm.addons.predict.token_floor import token_floor
 from farm.errors import FarmError, NoReadings
 from farm.exchange.packaged import packaged_database
 from farm.requests.memory import MemoryNeed, memory_need
@@ -105,6 +106,7 @@ def estimate(
         result = replace(result, notes=(*notes, *result.notes))
     if predictor:
         result = model.with_predictions(result, predictor)
+    result = model.with_floor(result)
     if result.whole:
         return result
     if variant.cards > 1:
@@ -383,6 +385,17 @@ class _ModelOnCard:
         if overlaps:
             note += " How collectives overlap with computation is not estimated."
         return replace(result, ranks=PassCost(added, added_energy), notes=(note, *result.notes))
+
+    def with_floor(self, result: Estimate) -> Estimate:
+        """Return the estimate of a decode with the least time of its weights and cache."""
+        variant = self.variant
+        if variant.phase != "decode" or variant.compile or variant.cards > 1:
+            return result
+        times_us = {id_: cost.time_us.value for id_, cost in result.measured.items()}
+        for entry in result.missing:
+            if entry.predicted_us is not None:
+                times_us[entry.operator_id] = entry.predicted_us
+        return replace(result, floor=token_floor(self.needed, times_us, self.roofline))
 
     def with_routing(self, result: Estimate) -> Estimate:
         """Return the estimate with a note about the routing that it assumes."""

@@ -166,10 +166,14 @@ def _cost_lines(estimate: Estimate, level: float) -> dict[str, str]:
         "energy": f"{least}{_shown(energy, ENERGY, of_level)}" if energy else "not available",
         "width": _width(estimate, level),
         "tokens": str(estimate.per_token),
+        "implementation": estimate.implementation,
         "communication": _communication(estimate),
         "incomplete": estimate.incomplete_reason,
         "memory": _memory(estimate),
     }
+    if estimate.floor:
+        lines["floor"] = estimate.floor.in_words(estimate.time.value)
+        lines["copies"] = estimate.floor.copies_in_words(estimate.sum_at(level)[0].value)
     if estimate.whole and estimate.missing:
         lines["sum of parts"] = _both(*estimate.sum_at(level))
     return lines
