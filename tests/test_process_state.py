@@ -12,7 +12,7 @@ Not counted are
 - what changes only while its module is loaded (`FILLED_AT_LOAD`);
 - locks, and objects of other packages (`os.environ`, `sys.modules`).
 
-All others are in the table of docs/architecture.md, with the reason."""
+All others are in the table of docs/design/process-state.md, with the reason."""
 
 import ast
 import re
@@ -199,8 +199,8 @@ def changing():
 
 def described():
     """The names of the first column of the table."""
-    text = (ROOT / "docs" / "architecture.md").read_text()
-    section = text.partition("## State of a process")[2].partition("\n## ")[0]
+    text = (ROOT / "docs" / "design" / "process-state.md").read_text()
+    section = text.partition("# State of a process")[2]
     return {name for row in re.findall(r"^\| (`.*?) \|", section, re.M) for name in quoted(row)}
 
 

@@ -48,7 +48,12 @@ ROWS = (
     ("faults/test_half_open.py",),
     ("faults/test_processes.py", "tasks/test_flower.py", "cli/test_doctor_of_a_farm.py"),
     ("faults/test_databases.py",),
-    ("faults/test_cards.py", "security/test_messages.py", "cli/test_whole_path.py"),
+    (
+        "faults/test_cards.py",
+        "security/test_messages.py",
+        "cli/test_whole_path.py",
+        "addons/check/test_card_check.py",
+    ),
     ("faults/test_messages.py",),
     ("faults/test_hosts.py",),
     ("faults/test_groups.py",),

@@ -242,7 +242,7 @@ class BelowTarget(FarmError):
 
 
 class CardNotMeasured(FarmError):
-    """No figure of a card check could be measured."""
+    """Fewer than half of the figures of a card check could be measured."""
 
 
 class Unwritable(FarmError):

@@ -130,8 +130,11 @@ class CardCheck:
 
     @property
     def outcome(self) -> Outcome:
-        """`inside`, `outside`, `not judged` (nothing to compare with) or `not measured`."""
-        if not any(figure.value for figure in self.figures):
+        """`inside`, `outside`, `not judged` (nothing to compare with), or `not measured` (fewer
+        than half of the figures have a reading).
+        """
+        measured = [figure for figure in self.figures if figure.value is not None]
+        if 2 * len(measured) < len(self.figures):
             return "not measured"
         if self.limit is None:
             return "not judged"

@@ -135,6 +135,13 @@ def _with_unit(value: float | None, unit: str) -> str:
 
 
 def _notes(result: CardCheck) -> Iterator[RenderableType]:
+    disturbed = [figure for figure in result.figures if figure.value and figure.reason]
+    if disturbed:
+        yield hanging(
+            f"{len(disturbed)} of {len(result.figures)} figures are not judged: another process "
+            "used the card or the host. End it, then check the card again.",
+            style="yellow",
+        )
     if result.limit is not None:
         yield hanging(
             f"A healthy card is outside in at most {percent(FALSE_ALARMS, 0)} of the checks, all "

@@ -504,13 +504,7 @@ def largest_batch(peak_of: Callable[[int], int], limit_bytes: int, start: int) -
             fits = max(fits, guess)
         else:
             beyond = min(beyond, guess)
-        guess = 2 * fits if fits else beyond // 2
-        if len(peaks) > 1:
-            nearest, other = sorted(peaks, key=lambda batch: abs(peaks[batch] - limit_bytes))[:2]
-            slope = (peaks[nearest] - peaks[other]) / (nearest - other)
-            if slope > 0:
-                guess = nearest + int((limit_bytes - peaks[nearest]) // slope)
-        guess = min(max(guess, fits + 1), beyond - 1)
+        guess = min(max(_next_batch(peaks, limit_bytes), fits + 1), beyond - 1)
     if not fits:
         smallest = min(peaks)
         raise UsageError(
@@ -520,6 +514,23 @@ def largest_batch(peak_of: Callable[[int], int], limit_bytes: int, start: int) -
             "Reduce the memory with --recompute blocks, --amp bfloat16 or --optimizer sgd.",
         )
     return Fit(limit_bytes, fits, peaks[fits], refused or beyond - fits == 1, peaks)
+
+
+def _next_batch(peaks: dict[int, int], limit_bytes: int) -> int:
+    """The batch with a peak of `limit_bytes` on the line through the largest known batch that fits
+    and the smallest that does not; until there are both, through the two batches next to the limit.
+    """
+    fitting = [batch for batch in peaks if peaks[batch] <= limit_bytes]
+    too_large = [batch for batch in peaks if peaks[batch] > limit_bytes]
+    line = sorted(fitting)[-2:] or sorted(too_large)[:2]
+    if fitting and too_large:
+        line = [max(fitting), min(too_large)]
+    if len(line) > 1:
+        first, second = line
+        slope = (peaks[second] - peaks[first]) / (second - first)
+        if slope > 0:
+            return first + int((limit_bytes - peaks[first]) // slope)
+    return 2 * max(fitting) if fitting else min(too_large) // 2
 
 
 def with_fit(found: StepMemory, limit_bytes: int) -> StepMemory:

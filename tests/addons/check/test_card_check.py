@@ -16,7 +16,7 @@ from farm.devices.simulated import SLOWER_VARIABLE
 from farm.errors import NoSuchJob
 from farm.settings import settings
 from farm.store.database import open_database
-from farm.store.tables import CardRow, ReadingRow
+from farm.store.tables import CardRow, Item, ReadingRow
 from farm.subjects.sweep import packaged_tuples
 from farm.types.request import CARD_CHECK
 
@@ -113,6 +113,35 @@ def test_a_history_is_of_a_model_or_of_a_card(farm, words):
     assert "needs a model or a card" in said.stderr
 
 
+@pytest.mark.usefixtures("_simulated")
+def test_a_disturbed_figure_is_named_and_a_missing_one_has_its_reason(farm):
+    _, (first,) = checked(farm)
+    add_copies(LEAST_EARLIER, on_other_cards=True)
+    with open_database().write() as session:
+        of_card = select(ReadingRow).where(ReadingRow.card_id == first["card_id"])
+        disturbed, missing, *_ = session.exec(of_card).all()
+        disturbed.flags = ["shared", "simulated"]
+        item = session.exec(select(Item).where(Item.reading_id == missing.id)).one()
+        item.reading_id, item.message = None, "out of memory"
+        disturbed_id, missing_id = disturbed.subject_id, missing.subject_id
+    with open_database().read() as session:
+        result = card_check(session, first["job"])
+    names = {figure.operator: figure.name for figure in check_figures()}
+    reasons = {figure.name: figure.reason for figure in result.figures}
+    assert reasons[names[disturbed_id]] == "disturbed: shared"
+    assert reasons[names[missing_id]] == "out of memory"
+    assert result.outcome == "inside"
+    said = farm("cards", "check", "--job", first["job"])
+    assert "not judged: another process used the card or the host" in said.stdout
+
+    with open_database().write() as session:
+        for item in session.exec(select(Item).where(Item.job_id == first["job"])):
+            item.reading_id = None
+    said = farm("cards", "check", "--job", first["job"])
+    assert said.code == 1
+    assert "1 of 1 cards could not be measured" in said.stderr
+
+
 def test_another_job_is_no_check(database):
     with database.read() as session, pytest.raises(NoSuchJob, match="no card check 'job1'"):
         card_check(session, "job1")
@@ -137,3 +166,19 @@ def test_a_card_without_a_name_below_cards_is_still_shown(farm, monkeypatch):
     said = farm("cards", "SIM", "--json")
     assert said.code == 0
     assert farm("cards", "check", "--help").stdout.count("farm cards check") >= 1
+
+
+def test_the_cards_of_a_farm_are_checked_each_in_its_own_queue(two_cards):
+    farm, _ = two_cards.whole()
+    said = farm.say("cards", "check", "--all", "--json")
+    assert said.returncode == 0, said.stderr
+    checks = json.loads(said.stdout)["checks"]
+    assert len(checks) == 2
+    for check in checks:
+        items = farm.items(check["job"])
+        assert {item.card_id for item in items} == {check["card_id"]}
+        assert len(items) == len(check_figures())
+    one = farm.say("cards", "check", "--all", "--card", checks[1]["card_id"], "--json")
+    assert [check["card_id"] for check in json.loads(one.stdout)["checks"]] == [
+        checks[1]["card_id"]
+    ]

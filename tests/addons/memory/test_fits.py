@@ -11,6 +11,7 @@ from torch import nn
 
 import farm
 from farm.addons.memory.fits import CONTEXT_BYTES, most_bytes
+from farm.addons.memory.step_memory import largest_batch
 from farm.errors import CaptureError, UsageError
 from farm.exchange.packaged import packaged_database
 from farm.models import catalog
@@ -135,3 +136,11 @@ def test_what_cannot_be_answered_is_refused():
         farm.fits(module, image, card="A10", amp="int8")
     with pytest.raises(CaptureError):
         farm.fits(module, torch.randn(2, 4, 8, 8), card="A10")
+
+
+def test_a_memory_that_grows_faster_from_some_batch_on_has_its_largest_batch():
+    def peak_bytes(batch):
+        return 10**9 + 2_000 * batch + 26_000 * max(0, batch - 300)
+
+    fit = largest_batch(peak_bytes, 150 * 10**9, 64)
+    assert peak_bytes(fit.batch) <= 150 * 10**9 < peak_bytes(fit.batch + 1)
