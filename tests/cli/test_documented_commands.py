@@ -43,7 +43,14 @@ PAGES = [
 NEEDS = re.compile(r"<!-- (this page )?needs: (.+) -->")
 #: What a command that is not run may need; a reader without it knows that it is not for them.
 OF_CONTRIBUTORS = "a copy of the source"  # tests/test_pages_for_contributors.py follows the page
-REASONS = {"a card", "a network", "many hosts", "another farm's export", OF_CONTRIBUTORS}
+REASONS = {
+    "a card",
+    "a network",
+    "many hosts",
+    "another farm's export",
+    OF_CONTRIBUTORS,
+    "a file of weights",
+}
 JOB, LATER_JOB, READING = "fftvspd5", "hnf3fq8x", "9" * 32
 PLACEHOLDERS = {"JOB": JOB, "READING": READING}
 COMMAND = typer.main.get_command(app)
