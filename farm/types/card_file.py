@@ -111,7 +111,8 @@ def _name(path: Path, table: Mapping[str, Any]) -> str:
     name = table.get("name")
     if not isinstance(name, str) or not 0 < len(name) <= 100 or not name.isprintable():
         raise UsageError(
-            f"{path} does not name the card.", 'Add a line such as: name = "My card". At most 100.'
+            f"{path} does not name the card.",
+            'Add a line of at most 100 characters, such as: name = "My card"',
         )
     sheet = sheet_of(name)
     if sheet:
