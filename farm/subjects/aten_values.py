@@ -235,7 +235,8 @@ def _integers(spec: OperatorTuple, index: int) -> Fill:
         fill is not _ANYTHING and fill.bound for fill in valid
     ):
         raise _refused(spec, index, "may be an index or a mask")
-    if any(fill not in (NOTHING, _BITS) and fill.bound < 1 for fill in valid):
+    # An equal rule that was computed, such as for a table without rows, is no permission.
+    if any(fill.bound < 1 for fill in valid if fill is not NOTHING and fill is not _BITS):
         raise _refused(spec, index, "has no valid value")
     return min(valid, key=_end)
 
