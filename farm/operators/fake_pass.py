@@ -710,7 +710,7 @@ class _RepeatedOperators:
 
     def run(self, func: Any, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor]) -> Any:
         """``inputs`` are the tensors among the arguments; all are fake."""
-        if func.is_view and len(inputs) == 1 and _is_simple(inputs[0]):
+        if len(inputs) == 1 and _always_a_view(func) and _is_simple(inputs[0]):
             return self._view(func, args, kwargs, inputs[0])
         repeats = _repeatable_kind(func) if inputs else ""
         if not repeats:
@@ -769,6 +769,14 @@ class _RepeatedOperators:
             used.add(storage_key(tensor))
             layouts.append(layout)
         return (type(out), tuple(layouts)) if any(layouts) else None
+
+
+@functools.cache
+def _always_a_view(func: Any) -> bool:
+    """True if an operator returns views of its input whatever the arguments are. One that consists
+    of others (`to`, `reshape`) may copy."""
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    return func.is_view and not func.has_kernel_for_dispatch_key(composite)
 
 
 def _is_simple(tensor: Any) -> bool:

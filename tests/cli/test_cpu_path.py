@@ -157,7 +157,7 @@ def test_a_model_of_ones_own_is_measured_once_and_one_that_fails_says_why(cpu_fa
     assert "+1 call of sub" in done.stderr
     (whole,) = (item for item in cpu_farm.items(refused["job_id"]) if item.role == "whole")
     assert (whole.state, whole.reason, whole.attempts) == ("failed", "rejected", 1)
-    assert "on this host has version " in whole.message
+    assert "on this host have version " in whole.message
     assert "the job was submitted with " in whole.message
 
     # In training, dropout is work; the rest is the same, but for modules that know which of the two

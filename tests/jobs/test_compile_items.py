@@ -242,4 +242,5 @@ def as_before(database: Database) -> None:
                 "(SELECT job_id FROM item WHERE role = 'whole')"
             )
         )
+        connection.execute(text("ALTER TABLE model_variant DROP COLUMN quantize"))  # of 0020
         connection.execute(text("UPDATE alembic_version SET version_num = '0018'"))
