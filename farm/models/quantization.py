@@ -78,6 +78,10 @@ SCHEMES: dict[str, Scheme] = {
 assert SCHEMES.keys() == set(QUANTIZE_SCHEMES), "each scheme of a variant has an entry"
 
 
+def is_installed() -> bool:
+    return importlib.util.find_spec(PACKAGE) is not None
+
+
 def check(variant: Variant, card_kind: str = "") -> None:
     """Raise `UsageError` if a variant cannot be quantised as it says: torchao is missing, or the
     scheme accepts neither its dtype nor this kind of card. Needs no torch.
@@ -87,14 +91,14 @@ def check(variant: Variant, card_kind: str = "") -> None:
     """
     if not variant.quantize:
         return
-    if importlib.util.find_spec(PACKAGE) is None:
+    if not is_installed():
         raise UsageError(
             f"--quantize needs {PACKAGE}, which is not installed.", f"Install it: {INSTALL}"
         )
     scheme = SCHEMES[variant.quantize]
     if variant.dtype not in scheme.dtypes:
         raise UsageError(
-            f"--quantize {variant.quantize} works with {_either(scheme.dtypes)}, not with "
+            f"--quantize {variant.quantize} works with {' or '.join(scheme.dtypes)}, not with "
             f"{variant.dtype}.",
             f"Give --dtype {scheme.dtypes[-1]}, or {_others(variant.dtype, card_kind)}.",
         )
@@ -118,12 +122,7 @@ def _others(dtype: str, card_kind: str) -> str:
         for name, scheme in SCHEMES.items()
         if dtype in scheme.dtypes and (scheme.on_cpu or card_kind != "cpu")
     ]
-    return _either([f"--quantize {name}" for name in names]) if names else "no --quantize"
-
-
-def _either(words: Any) -> str:
-    *first, last = words
-    return f"{', '.join(first)} or {last}" if first else last
+    return " or ".join(f"--quantize {name}" for name in names) or "no --quantize"
 
 
 def quantized(model: nn.Module, variant: Variant) -> nn.Module:
@@ -143,12 +142,11 @@ def quantized(model: nn.Module, variant: Variant) -> nn.Module:
         raise UnsupportedModel(
             f"{variant.model} has quantised weights already.", "Omit --quantize."
         )
-    layers = linear_layers(model)
-    accepted = [layer for layer in layers if _accepts(scheme, layer)]
+    accepted = _accepted_layers(scheme, model)
     if not accepted:
         raise UnsupportedModel(
             f"{variant.model} has no linear layer that can be quantised as {name}"
-            f"{_why_none(scheme, layers)}.",
+            f"{_why_none(scheme, linear_layers(model))}.",
             "Omit --quantize, or give another scheme.",
         )
     is_accepted = set(map(id, accepted))
@@ -158,9 +156,7 @@ def quantized(model: nn.Module, variant: Variant) -> nn.Module:
             _torchao().quantize_(
                 model, scheme.make(_torchao()), filter_fn=lambda layer, _: id(layer) in is_accepted
             )
-    except FarmError:
-        raise
-    except torch.OutOfMemoryError:
+    except (FarmError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # torchao raises assertions and errors of several kinds
         raise UnsupportedModel(
@@ -183,8 +179,13 @@ def linear_layers(model: nn.Module) -> list[nn.Linear]:
     ]
 
 
-def _accepts(scheme: Scheme, layer: nn.Linear) -> bool:
-    return not (layer.in_features % scheme.multiple or layer.out_features % scheme.multiple)
+def _accepted_layers(scheme: Scheme, model: nn.Module) -> list[nn.Linear]:
+    """The linear layers with sizes that a scheme accepts."""
+    return [
+        layer
+        for layer in linear_layers(model)
+        if not (layer.in_features % scheme.multiple or layer.out_features % scheme.multiple)
+    ]
 
 
 def _why_none(scheme: Scheme, layers: list[Any]) -> str:
@@ -198,8 +199,7 @@ def layers_in_words(variant: Variant, model: nn.Module) -> str:
     """How much of a model a scheme quantises: "int8-weights: 16 of 17 linear layers with 93 % of
     the parameters"; ``model`` is not quantised yet."""
     scheme = SCHEMES[variant.quantize]
-    layers = linear_layers(model)
-    accepted = [layer for layer in layers if _accepts(scheme, layer)]
+    layers, accepted = linear_layers(model), _accepted_layers(scheme, model)
     total = sum(parameter.numel() for parameter in model.parameters())
     numbers = sum(layer.weight.numel() for layer in accepted)
     line = (

@@ -45,9 +45,16 @@ _log = logging.getLogger(__name__)
 
 def _package() -> Any:
     """The package. It imports torchao, if that is installed."""
-    with contextlib.suppress(ImportError):
-        quantization.import_quietly()
+    _torchao_without_messages()
     return imported_after_torchvision(NAME)
+
+
+@functools.cache
+def _torchao_without_messages() -> None:
+    """Import torchao before transformers does, if it is installed and can be imported."""
+    if quantization.is_installed():
+        with contextlib.suppress(ImportError):
+            quantization.import_quietly()
 
 
 class Transformers(Source):

@@ -61,7 +61,8 @@ def digest(model: str) -> str:
 
 @functools.lru_cache(maxsize=16)
 def _digest(file: Path, size_bytes: int, changed_ns: int) -> str:
-    """``size_bytes`` and ``changed_ns`` make a changed file another one."""
+    """A file with another size or another time of change is read again: see ``size_bytes`` and
+    ``changed_ns``."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 

@@ -70,9 +70,7 @@ def begun(folder: Path) -> dict[int, int]:
 
 def claimed(database: Database, batch: int) -> Claim:
     """Plan a compiled model and claim its item."""
-    answer = claim(database, compile_item(database, plan_compiled(database, ["SIM-0"], batch)))
-    assert isinstance(answer, Claim)
-    return answer
+    return taken(database, planned(database, batch))
 
 
 def planned(database: Database, batch: int) -> str:
@@ -83,6 +81,14 @@ def taken(database: Database, job_id: str) -> Claim:
     answer = claim(database, compile_item(database, job_id))
     assert isinstance(answer, Claim)
     return answer
+
+
+def item_that_is_compiled_ahead(ahead: Ahead, database: Database, folder: Path) -> Claim:
+    """Claim an item whose model another process has begun to compile."""
+    coming = planned(database, 2)
+    assert ahead.turn_of(claimed(database, 7))
+    until(lambda: begun(folder))
+    return taken(database, coming)
 
 
 def test_the_present_item_compiles_itself_and_coming_ones_are_compiled_ahead(
@@ -108,10 +114,7 @@ def test_a_job_that_is_submitted_while_an_item_compiles_its_model_is_compiled_ah
 def test_an_item_whose_model_is_being_compiled_is_put_off_and_published_at_the_end(
     ahead: Ahead, database: Database, folder: Path
 ) -> None:
-    coming = planned(database, 2)
-    assert ahead.turn_of(claimed(database, 7))
-    until(lambda: begun(folder))
-    late = taken(database, coming)
+    late = item_that_is_compiled_ahead(ahead, database, folder)
     assert not ahead.turn_of(late)
     (folder / "go").touch()
     until(lambda: ahead.published)
@@ -169,10 +172,7 @@ def test_a_compilation_that_takes_too_long_fails_its_item(
 def test_an_item_that_is_put_off_is_published_once_and_not_by_others(
     ahead: Ahead, database: Database, folder: Path
 ) -> None:
-    coming = planned(database, 2)
-    assert ahead.turn_of(claimed(database, 7))
-    until(lambda: begun(folder))
-    late = taken(database, coming)
+    late = item_that_is_compiled_ahead(ahead, database, folder)
     assert not ahead.turn_of(late)
     items.put_off(database, late, groups.COMPILING, counted=False, reason=groups.HOST_BUSY_NOTED)
     assert groups.due(database, "") == [], "its worker publishes it"
