@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -335,15 +335,15 @@ def _row(
     whole, operators = _changes(session, of_base, of_scheme)
     variant = Variant.from_json(of_scheme.models[0].variant)
     return SchemeRow(
-        cell.scheme,
-        vars(variant)[axis],
-        of_scheme.side.job_id,
-        whole,
-        PerToken.of(variant, whole.b.time_us, whole.b.energy_mj),
-        cell.memory_bytes,
-        () if is_base else operators,
-        _outcome(of_scheme),
-        whole.b.lacks,
+        scheme=cell.scheme,
+        size=vars(variant)[axis],
+        job_id=of_scheme.side.job_id,
+        row=whole,
+        per_token=PerToken.of(variant, whole.b.time_us, whole.b.energy_mj),
+        memory_bytes=cell.memory_bytes,
+        operators=() if is_base else operators,
+        outcome=_outcome(of_scheme),
+        lacks=whole.b.lacks,
     )
 
 
@@ -359,11 +359,10 @@ def _changes(
     a, b = of_base or of_scheme, of_scheme
     whole, _ = model_rows(session, a.models[0], b.models[0])
     if of_base is None:
-        return ComparedRow(whole.name, "", RowSide(), whole.b), ()
+        return replace(whole, a=RowSide(), note=""), ()
 
     models = (*a.side.card_models, *b.side.card_models)
     between = between_cards(session, models, (a.side.cards, b.side.cards))
     types = [OperatorChange(row) for row in type_rows(a, b, (), own=True)]
     types.sort(key=lambda operator: -(operator.saved_us or 0.0))
-    whole = ComparedRow(whole.name, "", whole.a, whole.b, whole.note, between)
-    return whole, tuple(types)
+    return replace(whole, between_cards=between), tuple(types)
