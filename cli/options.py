@@ -291,11 +291,14 @@ class CliOptions:
 
 
 def _several_values(field: Field, text: str) -> Sequence[int | str | None]:
-    """The values of an option that accepts several: sizes, or words; `none` is the default."""
+    """The values of an option that accepts several: sizes, or words; `none` is the default. Raises
+    `UsageError` for an unknown word."""
     if field.type is int:
         return sizes(f"--{field.name}", text)
-    words = [word.strip() for word in text.split(",")]
-    return [None if word == "none" else word for word in words]
+    words = ["" if word.strip() == "none" else word.strip() for word in text.split(",")]
+    for word in words:
+        field.check_choice(word)
+    return words
 
 
 def _without_precision(entry: PartialRequest) -> PartialRequest:

@@ -73,6 +73,14 @@ class Field:
         several = " Each of several values makes its own job." if self.several else ""
         return f"{text}.{f' Default: {self.usual}.' if self.usual else ''}{several}"
 
+    def check_choice(self, value: Any) -> None:
+        """Raise `UsageError` if a value is none of the accepted ones."""
+        if self.choices and value not in self.choices:
+            raise UsageError(
+                f"{self.name.replace('_', ' ')} '{value}' is unknown.",
+                f"Choose one of {', '.join(filter(None, self.choices))}.",
+            )
+
 
 def number_of(text: Any) -> float:
     """Parse a number with or without a unit: 0.01, 1%, 90, 90s, 2min. Raises ValueError."""
@@ -221,15 +229,8 @@ class Record:
         """
         for field in fields_of(type(self)):  # type: ignore[arg-type]
             value = getattr(self, field.name)
-            if (
-                field.choices
-                and value not in field.choices
-                and not self._accepts(field.name, value)
-            ):
-                raise UsageError(
-                    f"{field.name.replace('_', ' ')} '{value}' is unknown.",
-                    f"Choose one of {', '.join(filter(None, field.choices))}.",
-                )
+            if not self._accepts(field.name, value):
+                field.check_choice(value)
             if field.minimum is not None and not field.minimum <= value <= LARGEST_NUMBER:
                 flag = (field.option or (f"--{field.name}",))[0]
                 raise UsageError(

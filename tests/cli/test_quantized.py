@@ -108,3 +108,11 @@ def test_wrong_comparisons_of_one_model_name_what_to_give(farm, database):
         said = farm("compare", "resnet18", *arguments)
         assert said.code == 2, (arguments, said.stderr)
         assert message in said.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_a_misspelt_scheme_is_refused_with_those_that_exist(farm, command):
+    said = farm(command, "resnet18", "--quantize", "none,int9")
+    assert said.code == 2
+    assert "int9" in said.stderr
+    assert "int8-weights" in said.stderr
