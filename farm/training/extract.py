@@ -32,7 +32,14 @@ from farm.subjects.needed import needed_tuple
 from farm.training.capture import capture_step
 from farm.training.card_functions import as_on_card, normalized_as_on_card
 from farm.training.split import build, completed_works, fake_group, split
-from farm.training.step import ForwardPass, Loss, TrainingStep, checkpoint_modules, loss_of
+from farm.training.step import (
+    AUTOCAST_DTYPES,
+    ForwardPass,
+    Loss,
+    TrainingStep,
+    checkpoint_modules,
+    loss_of,
+)
 from farm.training.tensor_lifetime import least_peak_bytes
 from farm.types.protocol import Variant
 from farm.types.tensor_kinds import bytes_of, is_plain
@@ -47,7 +54,6 @@ MOST_MASK_BYTES = (
 )  # largest mask that is computed if the model reads a value of it: 16 of 4096 x 4096
 MOST_RUN_BYTES = 2 * 2**30  # parameters and buffers of a model that is run with values
 STEP_COPIES = 4  # of the parameters in a training step: gradients and two states of an optimizer
-_AMP = {"": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -414,14 +420,14 @@ def build_step(variant: Variant, device: torch.device, *, launch: str = "eager")
 
 def autocast_of(variant: Variant, device_type: str) -> contextlib.AbstractContextManager[Any]:
     """The context of the forward pass of a variant's training step: autocast, or none."""
-    dtype = _AMP[variant.amp]
+    dtype = AUTOCAST_DTYPES[variant.amp]
     return torch.autocast(device_type, dtype) if dtype else contextlib.nullcontext()
 
 
 def _chosen(variant: Variant, device_type: str, launch: str = "eager") -> dict[str, Any]:
     return {
         "optimizer": implementation(variant.optimizer, device_type),
-        "amp": _AMP[variant.amp],
+        "amp": AUTOCAST_DTYPES[variant.amp],
         "accumulate": variant.accumulate,
         "capturable": device_type == "cuda" and launch == "graph",
     }

@@ -18,7 +18,7 @@ from farm.operators.captured import CapturedPass
 from farm.operators.fake_pass import STANDS_FOR_A_CARD, FakeTensors, fake_pass
 from farm.training.capture import capture_step
 from farm.training.card_functions import as_on_card
-from farm.training.step import ForwardPass, Loss, TrainingStep, loss_of
+from farm.training.step import AUTOCAST_DTYPES, ForwardPass, Loss, TrainingStep, loss_of
 
 
 def pass_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CapturedPass:
@@ -75,10 +75,9 @@ def autocast_dtype(name: str) -> torch.dtype | None:
     """The dtype of autocast; None for "". Raises `UsageError` if it is another one than bfloat16
     and float16.
     """
-    dtypes = {"": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if name not in dtypes:
+    if name not in AUTOCAST_DTYPES:
         raise UsageError(f"There is no autocast to '{name}'.", "Give bfloat16 or float16.")
-    return dtypes[name]
+    return AUTOCAST_DTYPES[name]
 
 
 def with_batch(values: Any, batch: int) -> Any:

@@ -19,6 +19,12 @@ from torch.nn import functional
 from farm.errors import UnsupportedModel, UsageError
 from farm.subjects.encoding import fields_of, tensors_in
 
+#: `Variant.amp` -> the dtype of autocast; None: no autocast.
+AUTOCAST_DTYPES: dict[str, torch.dtype | None] = {
+    "": None,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 #: So small that weights of every dtype stay unchanged over thousands of steps.
 LEARNING_RATE = 1e-12
 
