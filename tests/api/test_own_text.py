@@ -87,7 +87,7 @@ def test_a_variant_of_another_farm_whose_ids_are_not_here_is_refused_when_it_is_
     tokens._held.clear()
     with database.write() as session:
         store_variant(session, variant)  # as an import does
-    with pytest.raises(Unreadable, match="does not have the text with the token ids") as caught:
+    with pytest.raises(Unreadable, match="the text with the token ids") as caught:
         open_job(database, ResolvedRequest.of(Request(variant=variant), register(database, 0)))
     assert "with its text" in caught.value.next_step
     with database.read() as session:
@@ -108,4 +108,4 @@ def test_an_item_whose_ids_were_lost_is_refused_with_the_reason(
     claim(database, *items_of(database, opened.job_id, "whole"))
     (whole,) = items_of(database, opened.job_id, "whole")
     assert (whole.state, whole.reason) == ("failed", "rejected")
-    assert "does not have the text with the token ids" in whole.message
+    assert "the text with the token ids" in whole.message

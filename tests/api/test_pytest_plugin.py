@@ -221,7 +221,7 @@ def test_a_new_test_and_one_on_a_busy_host_are_skipped_with_the_reason_and_the_o
     _, done = compared
     assert "2 failed, 3 passed, 2 skipped" in done.stdout, done.stdout
     assert "does not have this test" in done.stdout
-    assert "the host is busy, too few rounds count: Other programs used the CPU" in done.stdout
+    assert "too few rounds count: Other programs used the CPU" in done.stdout
 
 
 @pytest.mark.slow(reason="each session of pytest imports torch in two processes or more")
@@ -274,11 +274,9 @@ def test_a_comparison_that_judged_nothing_has_an_exit_code_and_says_why_each_tes
     git(light, "commit", "-q", "-am", "skips")
     done = compare(light, "main")
     assert (done.returncode, "2 skipped" in done.stdout) == (6, True), done.stdout
-    assert (
-        "farm: no test was judged, so --farm-require-verdict ends with exit code 6." in done.stdout
-    )
+    assert "no test was judged, so --farm-require-verdict" in done.stdout
     assert "the card is away" in done.stdout
-    assert "skipped at the head: the host is busy: another program measures" in done.stdout
+    assert "skipped at the head: the host is busy" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -361,7 +359,7 @@ def test_a_measurement_is_stored_with_the_name_of_its_test_and_the_revision_also
     tests = (f"tests/test_net.py::{name}" for name in ("test_work", "test_busy"))
     done = run_pytest(repository, "-s", "-rs", *tests)
     assert "1 passed, 1 skipped" in done.stdout, done.stdout
-    assert "the host is busy: Other programs used the CPU" in done.stdout
+    assert "host is busy: Other programs used the CPU" in done.stdout
     assert re.search(
         r"<Benchmark tests/test_net\.py::test_work: [\d.]+ ± [\d.]+ µs.*>", done.stdout
     )

@@ -85,10 +85,9 @@ def submit(farm, *arguments):
 
 def check_rows_of_experts(farm, report):
     assert (report["state"], report["verdict"]["coverage"]) == ("done", 1.0)
-    assert [one["reason"] for one in report["rounds"]] == [
-        "first",
-        "the card showed the values that decide the work of 1 tuple",
-    ]
+    first, second = report["rounds"]
+    assert first["reason"] == "first"
+    assert "values that decide the work of 1 tuple" in second["reason"]
     last = {item.round: item for item in farm.items(report["job_id"]) if item.role == "tuple"}[2]
     with farm.database.read() as session:
         operator = session.get_one(Operator, last.subject_id)
