@@ -27,7 +27,7 @@ from farm.exchange.packaged import database_of as _database_of
 from farm.settings import settings, user_models
 from farm.store.database import Database
 from tasks.servers import BrokerServer
-from tests import workers
+from tests import slow, workers
 from tests.clock import Clock
 from tests.farms import SharedFarm
 from tests.namespaces import Network, why_not
@@ -66,9 +66,8 @@ gc.disable()
 # commands.
 typer.testing._get_command = functools.cache(typer.main.get_command)
 
-_SLOW_TESTS = bool(
-    os.environ.get("FARM_SLOW_TESTS")
-)  # read here, because the tests' environment has no FARM_* variables
+# Read here, because the tests' environment has no FARM_* variables.
+_SLOW_TESTS = os.environ.get("FARM_SLOW_TESTS", "")
 # in the environment of every process that a test starts, directly or indirectly
 _MARK = "OPERATOR_FARM_TESTS"
 
@@ -83,12 +82,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        slow = item.get_closest_marker("slow")
-        if slow is not None and not _SLOW_TESTS:
-            reason = slow.kwargs["reason"]
-            item.add_marker(
-                pytest.mark.skip(f"{reason}; FARM_SLOW_TESTS=1 runs it, as .ci/run does")
-            )
+        if reason := slow.is_left_out(item, _SLOW_TESTS):
+            item.add_marker(pytest.mark.skip(reason))
     items[:] = workers.in_order(items)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import slow
 from tests.report import rows
 from tests.report.measured import measured
 
@@ -101,7 +102,7 @@ def test_commands_of_the_core_work(core, database):
     assert "estimate" not in public
 
 
-@pytest.mark.slow(reason="a process imports torch and measures a model")
+@slow.PROCESS
 def test_a_model_is_measured(core):
     model = ("alexnet", "-b", "1", "--input-size", "64")
     done = run(

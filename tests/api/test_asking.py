@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import slow
+
 torch = pytest.importorskip("torch")
 
 import farm  # noqa: E402
@@ -153,7 +155,7 @@ assert farm.lookup("Conv2d", card="H200", limit=1)
 """
 
 
-@pytest.mark.slow(reason="a process imports torch and runs twenty commands")
+@slow.PROCESS
 def test_commands_that_ask_work_without_celery_redis_and_flower(tmp_path):
     asking = (
         "estimate resnet18 --card H200",

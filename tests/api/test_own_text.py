@@ -18,6 +18,7 @@ from farm.store.tables import TokenInput
 from farm.types import tokens
 from farm.types.protocol import Protocol
 from farm.types.request import Request
+from tests import slow
 from tests.own_text import write_own_text
 from tests.planned import claim, items_of, register
 
@@ -33,7 +34,7 @@ def variant(tmp_path: Path) -> farm.Variant:
     return farm.variant("bert-base", 2, length=8, layers=1, text=text, tokenizer=tokenizer)
 
 
-@pytest.mark.slow(reason="a benchmark process imports torch and measures a model")
+@slow.PROCESS
 def test_it_is_measured_by_a_process_that_was_handed_the_ids(
     variant: farm.Variant, tmp_path: Path
 ) -> None:

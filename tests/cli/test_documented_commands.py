@@ -30,6 +30,7 @@ from cli.options import with_compile_mode
 from farm.settings import settings
 from farm.store.database import Database
 from farm.types.protocol import Software, Variant
+from tests import slow
 from tests.report import filled, rows
 from tests.report.measured import measured
 
@@ -278,8 +279,7 @@ SLOW = [
     [
         pytest.param(
             page,
-            marks=[pytest.mark.slow(reason="the page has many commands that capture models")]
-            * (page in SLOW),
+            marks=[slow.MEASURED] * (page in SLOW),
         )
         for page in PAGES
     ],

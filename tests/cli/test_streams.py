@@ -16,6 +16,7 @@ import pytest
 from cli import output, streams
 from cli.tables import Text, facts, ruled
 from farm.errors import Unwritable
+from tests import slow
 
 ROOT = Path(__file__).parents[2]
 NOISY = """
@@ -170,7 +171,7 @@ def test_json_alone_is_on_stdout_whatever_the_code_of_the_user_writes(tmp_path):
         assert noise in done.stderr
 
 
-@pytest.mark.slow(reason="a process imports torch")
+@slow.PROCESS
 def test_a_thread_of_the_users_code_that_ends_the_process_is_an_error(tmp_path):
     (tmp_path / "thread.py").write_text(
         "import os, threading\ndef net():\n"

@@ -18,6 +18,7 @@ from farm.benchmark_process.handlers import OpenCard
 from farm.models import catalog
 from farm.settings import settings
 from farm.store import tables
+from tests import slow
 from tests.addons.memory.test_offload import Fake
 from tests.report import filled, measured
 
@@ -69,7 +70,7 @@ def test_memory_tells_the_peak_and_what_it_is_made_of(farm):
     assert min(row["flops"] for row in convolutions) > 0
 
 
-@pytest.mark.slow(reason="it extracts a training step of its own")
+@slow.MEASURED
 def test_memory_says_what_its_times_and_operators_are(farm):
     told = farm("memory", "resnet18", "-b", "512", "--input-size", "64", "--fit", "1GB")
     assert (
@@ -292,7 +293,7 @@ def test_what_cannot_be_asked_is_one_line(farm, asked, told):
     assert told in said.stderr
 
 
-@pytest.mark.slow(reason="it extracts a training step of its own")
+@slow.MEASURED
 def test_a_plan_says_what_lies_in_slow_memory_and_what_other_amounts_would_give(
     farm, tmp_path, monkeypatch
 ):
@@ -371,7 +372,7 @@ def a_cpu_with_slow_memory(monkeypatch):
     monkeypatch.setattr(step_on_card, "hold_card", lambda card: contextlib.nullcontext(Here()))
 
 
-@pytest.mark.slow(reason="it extracts a training step of its own")
+@slow.MEASURED
 @pytest.mark.usefixtures("a_cpu_with_slow_memory")
 def test_a_step_is_run_under_each_plan_against_its_prediction(farm, tmp_path):
     small = ("memory", "squeezenet1_1", "-b", "2", "--input-size", "32")
@@ -404,7 +405,7 @@ def test_a_step_is_run_under_each_plan_against_its_prediction(farm, tmp_path):
     assert len([row for row in rows if "±" in row]) == 3  # all fast and two plans
 
 
-@pytest.mark.slow(reason="it extracts a training step of its own")
+@slow.MEASURED
 @pytest.mark.usefixtures("a_cpu_with_slow_memory")
 def test_a_step_is_run_with_moves_that_are_planned_by_what_copies_get_beside_it(
     farm, tmp_path, monkeypatch
