@@ -10,10 +10,11 @@ import gc
 import os
 import shutil
 import signal
+import sqlite3
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -265,6 +266,34 @@ def other_database(tmp_path: Path, _sqlite_with_tables: Path) -> Iterator[Databa
     file = tmp_path / "other.db"
     shutil.copyfile(_sqlite_with_tables, file)
     yield from _opened(f"sqlite:///{file}")
+
+
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, Callable[[], Any]], Any]:
+    """Fill a SQLite file once for all tests of a module: ``made_once(file, make)`` returns what
+    ``make()`` returns, which fills the file in the first test; later tests get a copy of the file,
+    and the same result."""
+    stored = tmp_path_factory.mktemp("made") / "farm.db"
+    results: list[Any] = []
+
+    def fill(file: Path, make: Callable[[], Any]) -> Any:
+        if results:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            _copy_database(stored, file)
+        else:
+            results.append(make())
+            _copy_database(file, stored)
+        return results[0]
+
+    return fill
+
+
+def _copy_database(file: Path, target: Path) -> None:
+    with (
+        contextlib.closing(sqlite3.connect(file)) as source,
+        contextlib.closing(sqlite3.connect(target)) as copy,
+    ):
+        source.backup(copy)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -330,6 +330,7 @@ def test_a_cpu_times_the_tuples_of_a_model_in_turn(database: farm.Database) -> N
     assert flagged_alone(database) == [False] * 3
 
 
+@slow.PROCESS
 def test_if_the_process_dies_while_it_times_items_in_turn_each_is_measured_alone(
     database: farm.Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -374,6 +374,7 @@ def test_a_measurement_is_stored_with_the_name_of_its_test_and_the_revision_also
     )
 
 
+@slow.PROCESS
 def test_an_interruption_removes_the_worktree(repository):
     command = [sys.executable, "-m", "pytest", "-p", PLUGIN, "--farm-base", "main", "tests"]
     with subprocess.Popen(

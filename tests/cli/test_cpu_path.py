@@ -10,6 +10,7 @@ import pytest
 
 from farm.store.database import Database
 from farm.store.tables import Operator
+from tests import slow
 from tests.farms import Farm, kill_all_of
 
 MODELS = """
@@ -95,6 +96,7 @@ def check_rows_of_experts(farm, report):
     assert operator.spec["tensors"][2]["values"]["form"] == "lengths"
 
 
+@slow.PROCESS
 def test_a_model_of_ones_own_is_measured_once_and_one_that_fails_says_why(cpu_farm, tmp_path):
     file = tmp_path / "jobs.yml"
     models = (

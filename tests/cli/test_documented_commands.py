@@ -270,8 +270,9 @@ def farm_with_jobs(tmp_path_factory):
 
 
 SLOW = [
-    ROOT / f"docs/{name}.md" for name in ("python", "memory", "prediction")
-]  # they measure, capture steps and fit
+    ROOT / f"docs/{name}.md"
+    for name in ("python", "memory", "prediction", "other-cards", "compare")
+]  # they measure, capture steps, import and fit
 
 
 @pytest.mark.parametrize(
