@@ -304,9 +304,10 @@ def any_database_url(request: pytest.FixtureRequest) -> str:
     )
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=slow.OTHER_DATABASE)])
 def any_database(request: pytest.FixtureRequest) -> Database:
-    """A new database with all tables, of each kind in turn."""
+    """A new database with all tables, of each kind in turn. (`make test` takes SQLite. Tests of the
+    store and of claims always take both: `tests/store/conftest.py`.)"""
     return request.getfixturevalue("database" if request.param == "sqlite" else "postgres_database")
 
 

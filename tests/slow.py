@@ -18,12 +18,15 @@ ALIKE = pytest.mark.slow(reason="it repeats a test with other models, seeds or s
 SOAK = pytest.mark.slow(reason="it runs for a minute or more")
 
 FAULT = pytest.mark.slow(reason="it starts a farm of its own, or waits for time limits to end")
-PROCESS = pytest.mark.slow(reason="a process of its own imports torch")
+PROCESS = pytest.mark.slow(reason="it starts processes that import torch, or a browser")
 COMPILER = pytest.mark.slow(reason="it compiles models with the C++ compiler")
 MEASURED = pytest.mark.slow(reason="it captures or measures many models or readings")
+OTHER_DATABASE = pytest.mark.slow(reason="the same test runs on SQLite")
 
 #: The reasons whose tests `.ci/run` runs.
-IN_CI = frozenset(mark.kwargs["reason"] for mark in (FAULT, PROCESS, COMPILER, MEASURED))
+IN_CI = frozenset(
+    mark.kwargs["reason"] for mark in (FAULT, PROCESS, COMPILER, MEASURED, OTHER_DATABASE)
+)
 
 
 def is_left_out(item: pytest.Item, wanted: str) -> str:

@@ -16,7 +16,7 @@ from farm.report.report import build
 from farm.store import tables
 from farm.store.database import Database
 from farm.types.protocol import Variant
-from tests import browser
+from tests import browser, slow
 from tests.report import rows
 from tests.report.measured import measured
 
@@ -127,6 +127,7 @@ document.title = JSON.stringify([paged, turned, sorted, matching, filtered]);
 </script>"""
 
 
+@slow.PROCESS
 @pytest.mark.skipif(not browser.BROWSER, reason="no Chromium here")
 @pytest.mark.parametrize("name", ["operators.html", "model-resnet18.html"])
 def test_a_browser_pages_sorts_searches_and_filters_the_tuples(folder, tmp_path, name):
@@ -157,6 +158,7 @@ WIDTH = """<script>addEventListener("load", () => parent.postMessage(
   { [document.title]: document.documentElement.scrollWidth - innerWidth }, "*"));</script></body>"""
 
 
+@slow.PROCESS
 @pytest.mark.skipif(not browser.BROWSER, reason="no Chromium here")
 def test_no_page_is_wider_than_a_phone(folder, tmp_path):
     pages = list(folder.glob("*.html"))
@@ -174,6 +176,7 @@ def test_no_page_is_wider_than_a_phone(folder, tmp_path):
     assert max(json.loads(told).values()) <= 0
 
 
+@slow.PROCESS
 @pytest.mark.skipif(not browser.BROWSER, reason="no Chromium here")
 def test_a_browser_draws_the_first_page_with_the_one_script_beside_it(folder, tmp_path):
     document, console = browser.opened(folder / "index.html", tmp_path / "profile", dark=True)
