@@ -28,7 +28,7 @@ from farm.exchange.packaged import database_of as _database_of
 from farm.settings import settings, user_models
 from farm.store.database import Database
 from tasks.servers import BrokerServer
-from tests import slow, workers
+from tests import extracted, slow, workers
 from tests.clock import Clock
 from tests.farms import SharedFarm
 from tests.namespaces import Network, why_not
@@ -174,8 +174,8 @@ def _own_settings(
     """Isolate the settings: no setting of the machine reaches a test, and state and locks belong to
     the test.
 
-    Only the database of the packaged readings, which no test changes, and the compiler's cache are
-    shared."""
+    Only the database of the packaged readings, which no test changes, the compiler's cache and the
+    extractions of the catalog are shared."""
     from farm.exchange import packaged
 
     monkeypatch.setattr(
@@ -187,6 +187,7 @@ def _own_settings(
     monkeypatch.setenv("FARM_LOCK_DIR", str(tmp_path / "locks"))
     monkeypatch.setenv("FARM_COMPILER_CACHE_DIR", str(_packaged_readings.with_name("compiler")))
     monkeypatch.setattr("farm.settings.SERVICE_LOCK_DIR", tmp_path / "no service is here")
+    extracted.share(monkeypatch)
     settings.cache_clear()
     yield
     settings.cache_clear()

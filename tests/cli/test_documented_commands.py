@@ -286,7 +286,6 @@ SLOW = [
     ],
     ids=name_of,
 )
-@pytest.mark.usefixtures("steps_extracted_once")
 def test_the_commands_of_a_page_run_in_their_order(
     page, farm, farm_with_jobs, tmp_path, monkeypatch
 ):

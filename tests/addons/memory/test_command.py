@@ -23,7 +23,6 @@ from tests.addons.memory.test_offload import Fake
 from tests.report import filled, measured
 
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.usefixtures("steps_extracted_once")
 
 
 def test_memory_tells_the_peak_and_what_it_is_made_of(farm):
