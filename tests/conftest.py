@@ -77,13 +77,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--regenerate-golden",
         action="store_true",
-        help="Write the golden files anew; a reviewer reads what changed.",
+        help="Write the golden files anew, also those of slow tests; a reviewer reads what changed.",
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = "1" if config.getoption("--regenerate-golden") else _SLOW_TESTS
     for item in items:
-        if reason := slow.is_left_out(item, _SLOW_TESTS):
+        if reason := slow.is_left_out(item, wanted):
             item.add_marker(pytest.mark.skip(reason))
     items[:] = workers.in_order(items)
 

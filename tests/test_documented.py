@@ -162,6 +162,7 @@ def test_every_public_name_is_documented_with_its_parameters():
         assert what.__doc__, name
 
 
+@slow.MEASURED
 def test_the_readme_shows_a_report_as_the_program_prints_it(request, monkeypatch):
     """`--regenerate-golden` writes the current report into the README."""
     monkeypatch.setenv("COLUMNS", "100")

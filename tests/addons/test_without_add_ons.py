@@ -67,6 +67,7 @@ def run(core, *command, text=None, **settings):
     )
 
 
+@slow.PROCESS
 def test_commands_of_the_core_work(core, database):
     measured(database, rows.VARIANT, "job1")
     commands = [

@@ -113,6 +113,7 @@ def test_an_unknown_mode_in_a_file_is_refused_with_its_line(farm, tmp_path):
         assert "max-autotune" in said.stderr
 
 
+@slow.FAULT
 def test_a_simulated_card_cannot_compile(farm, monkeypatch):
     monkeypatch.setenv("FARM_SIMULATED_CARDS", "1")
     settings.cache_clear()

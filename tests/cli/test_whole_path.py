@@ -128,6 +128,7 @@ def test_a_sweep_and_models_from_a_file_run_once_and_are_skipped_then(farm, tmp_
     assert f"job {jobs[0]} has measured " in said.stderr
 
 
+@slow.FAULT
 def test_an_interrupted_run_leaves_no_process_and_says_how_to_go_on(known_resnet18):
     with a_run(FARM_SIMULATED_ITEM_S="0.5") as run:
         wait_for(lambda: run.stderr.readline().startswith("job "), run)

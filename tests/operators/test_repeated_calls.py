@@ -38,7 +38,7 @@ class Twice(nn.Module):
     "name",
     [
         "resnet18",
-        "googlenet",
+        pytest.param("googlenet", marks=slow.ALIKE),
         pytest.param("swin_t", marks=slow.ALIKE),
         "vit_b_32",
         "shufflenet_v2_x0_5",

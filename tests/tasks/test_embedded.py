@@ -20,6 +20,7 @@ from farm.types.protocol import Protocol, Software
 from farm.types.request import Request, Sweep
 from tasks.embedded import EmbeddedFarm
 from tasks.submissions import submit
+from tests import slow
 from tests.planned import claim, complete, items_of, register
 
 HERE = Card(id="CPU-1", kind="cpu", model="a CPU", memory_bytes=0, host="here")
@@ -77,6 +78,7 @@ def test_after_an_upgrade_of_torch_no_card_is_as_it_was(embedded, any_database):
     assert not embedded.registered()
 
 
+@slow.FAULT
 def test_where_no_card_is_fit_the_reason_is_told_at_once(
     database, sqlite_url, monkeypatch, tmp_path
 ):
