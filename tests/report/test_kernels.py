@@ -169,7 +169,7 @@ def test_a_kernel_without_a_reading_is_missing_and_not_predicted(database):
     compiled.job(database, "compiled", COMPILED, calls, leave_out=missing)
     with database.read() as session:
         found = EstimateQuery(fill="roofline").estimate(session, COMPILED)
-    assert [(one.label, one.predicted_us) for one in found.missing] == [
+    assert [(one.needed.label, one.predicted_us) for one in found.missing] == [
         ("pointwise relu | 512x512 fp32", None)
     ]
     assert found.predictor == ""
