@@ -87,21 +87,8 @@ def estimate(
     if needed is None:
         needed = _tuples_of(session, variant, device_type_of(kind), protocol.launch, card_model)
     model = _ModelOnCard(session, variant, card_model, kind, protocol, roofline, needed)
-    selected = model.selected(torch)
-    doubtful = model.doubtful(selected)
-    if selected:
-        software = stored_software(session, selected.software_id)
-    elif predictor and predictor.software and predictor.software.torch.startswith(torch):
-        software = predictor.software
-        selected = SelectedReadings.none(needed, predictor.method, software.id, roofline)
-    else:
-        reasons = [unfilled]
-        if doubtful:
-            reasons.append(f"Left out: {doubtful}")
-        reasons += [note.removesuffix(".") for note in notes]
-        raise model.no_readings(torch, ". ".join(reasons))
-
-    result = model.from_readings(selected, software, doubtful)
+    selected, software = model.chosen(torch, predictor, (unfilled, *notes))
+    result = model.from_readings(selected, software)
     if result.missing:
         result = replace(result, notes=(*notes, *result.notes))
     if predictor:
@@ -207,10 +194,32 @@ class _ModelOnCard:
         except FarmError:
             return None
 
-    def from_readings(
-        self, selected: SelectedReadings, software: Software, doubtful: str
-    ) -> Estimate:
-        """The estimate from the readings alone. `doubtful`: see the method of this name."""
+    def chosen(
+        self, torch: str, predictor: Predictor | None, why: Sequence[str]
+    ) -> tuple[SelectedReadings, Software]:
+        """The readings to add up, and their software. If there are none, that of the predictor.
+
+        Args:
+            torch, predictor: see `estimate`.
+            why: the reasons for `NoReadings`, the first one why there is no predictor.
+
+        Raises:
+            NoReadings: there is neither a reading nor a predictor.
+        """
+        selected = self.selected(torch)
+        if selected:
+            return selected, stored_software(self.session, selected.software_id)
+        if predictor and predictor.software and predictor.software.torch.startswith(torch):
+            software = predictor.software
+            none = SelectedReadings.none(self.needed, predictor.method, software.id, self.roofline)
+            return none, software
+        doubtful = self.doubtful(None)
+        reasons = [why[0], f"Left out: {doubtful}" if doubtful else "", *why[1:]]
+        sentences = [reason.removesuffix(".") for reason in reasons if reason]
+        raise self.no_readings(torch, ". ".join(sentences))
+
+    def from_readings(self, selected: SelectedReadings, software: Software) -> Estimate:
+        """The estimate from the readings alone."""
         result = sum_of_readings(selected, self.protocol.launch)
         verdict, missing = result.verdict, self._missing(selected)
         readings = _readings_of(selected)
@@ -256,7 +265,7 @@ class _ModelOnCard:
                 for id_, rows in selected.rows.items()
             },
             memory=self._memory(),
-            left_out=doubtful,
+            left_out=self.doubtful(selected),
         )
 
     def _missing(self, selected: SelectedReadings) -> list[MissingTuple]:
