@@ -63,7 +63,7 @@ HOST_BUSY = "host_busy"
 class ItemOutcome:
     """The result of `ItemDriver.run`.
 
-    `listed`: the kernels of a compiled model were stored, and the next round measures it.
+    `listed`: the generated kernels of a model were stored, and the next round measures it.
     `declined`: another worker has the item, or it is closed. `fenced`: measured, but the claim was
     lost meanwhile. `spooled`: measured, and the reading waits on disk because the database is
     unreachable."""
@@ -296,7 +296,7 @@ class ItemDriver:
         if not verify and not self.benchmark.card.is_simulated:
             # without verification, only a simulated card needs the predicted calls
             predicted = None
-        predicted = predicted or None  # the kernels of a compiled model are not predicted
+        predicted = predicted or None  # generated kernels are not predicted
         if self.benchmark.card.is_cpu and claimed.protocol.takes_turns:
             self._time_in_turn(claimed)
         measured = self.benchmark.measure(

@@ -389,7 +389,7 @@ class _ModelOnCard:
     def with_floor(self, result: Estimate) -> Estimate:
         """Return the estimate of a decode with the least time of its weights and cache."""
         variant = self.variant
-        if variant.phase != "decode" or variant.compile or variant.cards > 1:
+        if variant.phase != "decode" or variant.generates_kernels or variant.cards > 1:
             return result
         times_us = {id_: cost.time_us.value for id_, cost in result.measured.items()}
         for entry in result.missing:
