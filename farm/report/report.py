@@ -325,7 +325,8 @@ def _floor(
     """Return the floor of a decode that was captured."""
     if variant is None or not results.capture_id or not has_floor(variant):
         return None
-    calls, total_us = Counter[str](), Counter[str]()
+    calls = Counter[str]()
+    total_us: dict[str, float] = defaultdict(float)
     for line in lines:
         calls[line.subject.operator_id] += line.count
         total_us[line.subject.operator_id] += line.total_us
