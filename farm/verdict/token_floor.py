@@ -69,7 +69,7 @@ def implementation_of(variant: Variant | None) -> str:
     """Return which implementation tokens per second are of; "" for a model without tokens."""
     if variant is None or not variant.tokens:
         return ""
-    if variant.compile:
+    if variant.generates_kernels:
         return "the kernels of torch.compile"
     cache = ", with a static cache" if variant.phase == "decode" else ""
     return f"PyTorch's operators one by one, as the model's library calls them{cache}"
@@ -79,7 +79,7 @@ def has_floor(variant: Variant | None) -> bool:
     """True for a decode whose operators read the weights and the cache of one card."""
     if variant is None or variant.phase != "decode":
         return False
-    return not variant.compile and variant.cards == 1
+    return not variant.generates_kernels and variant.cards == 1
 
 
 def token_floor(

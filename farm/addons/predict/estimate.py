@@ -234,12 +234,12 @@ class Estimate:
     def to_measure(self, most: int | None = None, seconds: float | None = None) -> tuple[str, ...]:
         """Return ids of missing tuples to measure first, at least one: in the order of `narrowing`,
         or of cost if that is empty. ``seconds``: card time to spend. Raises `UsageError` if every
-        tuple has a reading, or the model is compiled or split over cards."""
+        tuple has a reading, or the model generates kernels or is split over cards."""
         if self.variant.cards > 1:
             raise UsageError(
                 "--measure and --budget measure on one card.", "Omit them, and measure the model."
             )
-        if self.variant.compile:
+        if self.variant.generates_kernels:
             raise UsageError(
                 "Generated kernels are measured with their model only.",
                 "Omit --measure and --budget.",
