@@ -94,7 +94,9 @@ def test_every_setting_is_documented_with_its_default():
     rows = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", text, re.MULTILINE))
     assert set(rows) == set(Settings.model_fields)
     for name, field in Settings.model_fields.items():
-        if isinstance(field.default, int | float):
+        if isinstance(field.default, bool):
+            assert rows[name] == f"`{str(field.default).lower()}`"
+        elif isinstance(field.default, int | float):
             assert rows[name] == f"`{field.default:g}`"
 
 
