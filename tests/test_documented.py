@@ -300,6 +300,24 @@ def test_a_guide_has_its_parts_in_their_order_and_is_short(name):
     assert len(text.split()) <= (4000 if name == "operate" else 2000)
 
 
+def test_the_method_is_short():
+    assert len((DOCS / "method.md").read_text().split()) <= 4000
+
+
+@pytest.mark.parametrize(
+    "path", [README, *sorted(DOCS.rglob("*.md"))], ids=lambda path: str(path.name)
+)
+def test_a_table_and_a_list_begin_after_an_empty_line(path):
+    """Markdown on GitHub does not need this line, but that of the site does."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for paragraph in re.split(r"\n\s*\n", text):
+        lines = paragraph.strip().splitlines()
+        for mark in ("| --- ", "| ---: "):
+            assert not any(line.strip().startswith(mark) for line in lines[2:]), paragraph
+        is_list = paragraph.lstrip().startswith(("- ", "1. ")) or paragraph.startswith(" ")
+        assert is_list or not any(line.startswith("- ") for line in lines), paragraph
+
+
 def test_the_pages_that_files_name_exist():
     root = DOCS.parent
     missing = {
