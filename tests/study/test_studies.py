@@ -20,6 +20,9 @@ from farm.store import tables
 from farm.store.database import Database
 from farm.store.reuse import satisfies
 from farm.types.protocol import Stopping, Subject, Variant
+from tests import slow
+
+pytestmark = slow.MEASURED
 
 VARIANT = Variant("squeezenet1_1", 1, 224)
 

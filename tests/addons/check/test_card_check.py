@@ -21,6 +21,7 @@ from farm.subjects.sweep import packaged_tuples
 from farm.types.protocol import Protocol
 from farm.types.request import CHECKS
 from farm.verdict.job_results import JobResults
+from tests import slow
 
 
 @pytest.fixture
@@ -172,6 +173,7 @@ def test_the_figures_are_the_packaged_tuples(checked):
     assert len(set(subjects)) == len(subjects)
 
 
+@slow.FAULT
 @pytest.mark.usefixtures("_simulated")
 def test_the_error_counters_of_a_check_are_compared_with_the_check_before(farm, monkeypatch):
     monkeypatch.setenv(ERRORS_VARIABLE, "pcie_replays 2")
@@ -186,13 +188,10 @@ def test_the_error_counters_of_a_check_are_compared_with_the_check_before(farm, 
     assert "xid_errors not read" in said.stdout
 
 
-def test_the_parts_of_the_job_are_those_with_its_protocol(farm, monkeypatch):
+def test_the_parts_of_the_job_are_those_with_its_protocol(first):
     """The report of a check has no missing tuple because of figures under other conditions."""
-    monkeypatch.setenv("FARM_SIMULATED_CARDS", "1")
-    settings.cache_clear()
-    _, (check,) = checked(farm)
     with open_database().read() as session:
-        job = session.get_one(Job, check["job"])
+        job = session.get_one(Job, first["job"])
         parts = JobResults(session, job, 1).parts
     assert {part.origin for part in parts} == {"measured"}
     assert len(parts) == sum(not figure.conditions for figure in check_figures())
