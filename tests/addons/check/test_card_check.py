@@ -231,6 +231,7 @@ def test_a_card_without_a_name_below_cards_is_still_shown(farm, monkeypatch):
     assert farm("cards", "check", "--help").stdout.count("farm cards check") >= 1
 
 
+@slow.FAULT
 def test_the_cards_of_a_farm_are_checked_each_in_its_own_queue(two_cards):
     farm, _ = two_cards.whole()
     said = farm.say("cards", "check", "--all", "--json")
