@@ -138,7 +138,7 @@ def test_the_mean_of_repeated_readings_has_the_larger_half_width():
     )
 
 
-@slow.FAULT
+@slow.PROCESS
 def test_the_whole_of_an_own_model_has_the_revision_of_its_source(farm, tmp_path, monkeypatch):
     (tmp_path / "my_revised_net.py").write_text(NET)
     for command in (
