@@ -281,7 +281,7 @@ def farm_with_jobs(tmp_path_factory):
 
 
 SLOW = [
-    ROOT / f"docs/{name}.md" for name in ("python", "memory", "prediction")
+    ROOT / f"docs/{name}.md" for name in ("python", "memory", "prediction", "language-models")
 ]  # they measure, capture steps and fit
 
 
