@@ -23,6 +23,7 @@ from cli.options import with_compile_mode
 from farm.requests.partial_request import GIVEN
 from farm.settings import Settings
 from farm.subjects.sweep import RECIPES
+from tests import slow
 from tests.test_imports import ORDER
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -164,6 +165,7 @@ def test_every_public_name_is_documented_with_its_parameters():
         assert what.__doc__, name
 
 
+@slow.MEASURED
 def test_the_readme_shows_a_report_as_the_program_prints_it(request, monkeypatch):
     """Without its remarks, for which a line `...` stands. `--regenerate-golden` writes the current
     report into the README."""
@@ -185,7 +187,7 @@ def test_the_readme_shows_a_report_as_the_program_prints_it(request, monkeypatch
     assert shown == printed
 
 
-@pytest.mark.slow(reason="it imports readings, predicts a model and captures a training step")
+@slow.MEASURED
 def test_the_commands_answer_the_questions_of_the_readme():
     (table,) = re.findall(
         r"^\| question \| command \|\n\| --- \| --- \|\n((?:\|.*\n)+)",
@@ -298,6 +300,24 @@ def test_a_guide_has_its_parts_in_their_order_and_is_short(name):
     ]
     assert re.search(".*".join(parts), text, re.DOTALL)
     assert len(text.split()) <= (4000 if name == "operate" else 2000)
+
+
+def test_the_method_is_short():
+    assert len((DOCS / "method.md").read_text().split()) <= 4000
+
+
+@pytest.mark.parametrize(
+    "path", [README, *sorted(DOCS.rglob("*.md"))], ids=lambda path: str(path.name)
+)
+def test_a_table_and_a_list_begin_after_an_empty_line(path):
+    """Markdown on GitHub does not need this line, but that of the site does."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for paragraph in re.split(r"\n\s*\n", text):
+        lines = paragraph.strip().splitlines()
+        for mark in ("| --- ", "| ---: "):
+            assert not any(line.strip().startswith(mark) for line in lines[2:]), paragraph
+        is_list = paragraph.lstrip().startswith(("- ", "1. ")) or paragraph.startswith(" ")
+        assert is_list or not any(line.startswith("- ") for line in lines), paragraph
 
 
 def test_the_pages_that_files_name_exist():
