@@ -207,6 +207,10 @@ class Report(OfJobKind):
     ranks: tuple[RankFigures, ...] = ()  # of the whole model on several cards
 
     @property
+    def on_cpu(self) -> bool:
+        return any(card.is_cpu for card in self.cards)
+
+    @property
     def cost(self) -> CostGroup:
         """The cost of all operator types together."""
         return merged(row.cost for row in self.types)

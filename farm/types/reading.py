@@ -31,8 +31,9 @@ from farm.types.figure import Figure, exact, total_of, value_of
 from farm.types.stored import plain
 
 METHOD = 5  # increased if a code change changes results; readings of another method are not reused
-# the same for readings of a CPU. 5 and earlier: like a GPU; 6: one window; 7: outputs in the cache
-CPU_METHOD = 8
+# the same for readings of a CPU. 5 and earlier: like a GPU; 6: one window; 7: outputs in the cache;
+# 8: with the time of the clock, without warm data
+CPU_METHOD = 9
 REPEATED = frozenset(
     {"throttled_thermal", "shared", "drifting", "starved"}
 )  # flags: the measurement repeats at once
