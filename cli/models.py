@@ -54,7 +54,7 @@ def operators(
         answer(as_json, compared, lambda: lists.compared_inputs(compared))
         return
     say_differences([resolved])
-    if resolved.variant.compile:
+    if resolved.variant.generates_kernels:
         variant = resolved.versioned()
         listed = first_that_knows(
             lambda session: compiled_operators(session, variant, kind or "cuda")

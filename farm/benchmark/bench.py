@@ -28,6 +28,7 @@ from farm.benchmark.policies import POLICIES
 from farm.benchmark.sampler import PowerLevels
 from farm.benchmark.steady import Windows, silent
 from farm.benchmark.subjects import kind_of_subject, passes_of, prepare
+from farm.benchmark.subjects.base import SubjectKind
 from farm.benchmark.torch_device import one_stream
 from farm.benchmark.workload import Workload, why_it_raised
 from farm.devices.device import Device
@@ -135,7 +136,8 @@ class Bench:
             workload: Workload | None = None
             try:
                 with ledger.charged("canary"):
-                    canary = self._newest_canary(subject, stopping, on_phase, ledger)
+                    kind = kind_of_subject(subject, protocol)
+                    canary = self._newest_canary(kind, stopping, on_phase, ledger)
                 on_phase("rebuild", {})
                 with ledger.charged("rebuild"):
                     workload = prepare(subject, protocol, self.torch_device, self._offload)
@@ -177,9 +179,9 @@ class Bench:
         return self._cpu.time_in_turn(subjects, stopping, calls, on_phase)
 
     def _newest_canary(
-        self, subject: Subject, stopping: Stopping, on_phase: OnPhase, ledger: CostLedger
+        self, kind: SubjectKind, stopping: Stopping, on_phase: OnPhase, ledger: CostLedger
     ) -> CanaryNote | None:
-        """The canary of a precise reading of a tuple; None for other readings."""
+        """The newest canary; None if readings of this kind have none."""
 
         def measure_canary(reference: Workload, rule: Stopping) -> Reading:
             reading = self.windows.measure(reference, rule, POLICIES["operator"], silent)
@@ -187,7 +189,7 @@ class Bench:
             return reading
 
         self.levels.refresh()
-        if not kind_of_subject(subject).has_canary(stopping):
+        if not kind.has_canary(stopping):
             return None
         return self._canary.newest(measure_canary, on_phase)
 
@@ -201,7 +203,7 @@ class Bench:
         ledger: CostLedger,
     ) -> Reading:
         """Measure the window, then run the phases that apply."""
-        kind = kind_of_subject(subject)
+        kind = kind_of_subject(subject, protocol)
         phases = kind.phases(subject)
         stopping = kind.stopping(stopping, ranks.world())
         policy = kind.policy(protocol, stopping)

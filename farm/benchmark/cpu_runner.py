@@ -83,7 +83,7 @@ class CpuRunner:
             timer = self._timed_alone(subject, protocol, stopping, on_phase)
         reading = self._reading(timer)
 
-        policy = kind_of_subject(subject).policy(protocol, stopping)
+        policy = kind_of_subject(subject, protocol).policy(protocol, stopping)
         if policy.energy and "energy_counter_mj" in self._windows.device.capabilities:
             self._windows.levels.refresh()
             with (

@@ -364,7 +364,7 @@ def calls(session: Session, selection: Selection) -> Batches:
     calls_of = sqlalchemy.select(*columns_read).order_by(CALL.call_index)
     for capture, of_capture in _captures_of(session, selection):
         rows = session.execute(calls_of.where(CALL.capture_id == capture.id)).all()
-        if not rows:  # a compiled model, before a card listed its kernels
+        if not rows:  # no card has listed the generated kernels yet
             continue
         columns: dict[str, Any] = {name: [value] * len(rows) for name, value in of_capture.items()}
         columns |= _columns(rows, (*plain, "seen", "reads", "writes"))

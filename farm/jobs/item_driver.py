@@ -24,7 +24,7 @@ from farm.benchmark_process.requests import (
     VerifyRequest,
 )
 from farm.devices.device import Card
-from farm.devices.host import open_device
+from farm.devices.host import error_counters, open_device
 from farm.devices.quiet import quiet
 from farm.errors import (
     CardUnavailable,
@@ -46,6 +46,7 @@ from farm.store.captures import predicted_counts, store_observed
 from farm.store.database import Database
 from farm.store.tables import CardState, Item
 from farm.types.card_kind import is_cpu_id
+from farm.types.error_counters import ERROR_COUNTERS
 from farm.types.protocol import Software
 
 log = logging.getLogger("farm.worker")
@@ -62,7 +63,7 @@ HOST_BUSY = "host_busy"
 class ItemOutcome:
     """The result of `ItemDriver.run`.
 
-    `listed`: the kernels of a compiled model were stored, and the next round measures it.
+    `listed`: the generated kernels of a model were stored, and the next round measures it.
     `declined`: another worker has the item, or it is closed. `fenced`: measured, but the claim was
     lost meanwhile. `spooled`: measured, and the reading waits on disk because the database is
     unreachable."""
@@ -295,7 +296,7 @@ class ItemDriver:
         if not verify and not self.benchmark.card.is_simulated:
             # without verification, only a simulated card needs the predicted calls
             predicted = None
-        predicted = predicted or None  # the kernels of a compiled model are not predicted
+        predicted = predicted or None  # generated kernels are not predicted
         if self.benchmark.card.is_cpu and claimed.protocol.takes_turns:
             self._time_in_turn(claimed)
         measured = self.benchmark.measure(
@@ -306,12 +307,23 @@ class ItemDriver:
             verify=verify,
             on_phase=partial(self.phase, claimed),
         )
+        if claimed.records_errors:
+            measured = self._with_error_counters(measured)
         key = (claimed.job_id, claimed.subject.id, claimed.protocol.id)
         if key in self._lost:
             self._lost.discard(key)
             reading = measured.reading.flagged("timed_alone")
             measured = dataclasses.replace(measured, reading=reading)
         return measured
+
+    def _with_error_counters(self, measured: CardReading) -> CardReading:
+        counters = error_counters(self.benchmark.card)
+        if counters is None:
+            return measured
+        details = measured.reading.details.recording(ERROR_COUNTERS, counters)
+        return dataclasses.replace(
+            measured, reading=dataclasses.replace(measured.reading, details=details)
+        )
 
     def ask(
         self, query: Callable[..., T], *arguments: Any, has_claim: bool = True, **options: Any

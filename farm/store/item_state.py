@@ -201,8 +201,8 @@ REPEAT = Transition("repeat", tuple(ItemState), None, {"repeated": col(Item.repe
 
 
 def has_listed(item: Any = Item) -> ColumnElement[bool]:
-    """SQL condition: the item has compiled its model, and the kernels are stored. A worker of an
-    older version closed such items as failed."""
+    """SQL condition: the item has listed the kernels of its model, and they are stored. A worker of
+    an older version closed such items as failed."""
     closed = or_(col(item.state) == DONE, col(item.reason) == KERNELS_LISTED)
     return and_(col(item.role) == ItemRole.COMPILE, closed)
 

@@ -59,8 +59,13 @@ class ItemRole(StrEnum):
     TUPLE = "tuple"  # an operator tuple of the sum
     WHOLE = "whole"  # the whole model, with which the sum is compared
     CANARY = "canary"  # a tuple on each card, to compare the cards
-    # compiles a model and lists its kernels, which the next round measures; it has no reading
+    # compiles a model and lists its kernels, which the next round measures
     COMPILE = "compile"
+
+    @property
+    def has_reading(self) -> bool:
+        """True if an item of this role ends with a reading."""
+        return self is not ItemRole.COMPILE
 
 
 #: The origin of an imported capture begins with this text. Jobs of this farm do not use imported

@@ -220,8 +220,9 @@ class JobResults:
         """
         if self.capture_id is not None:
             return classes(self.session, self.capture_id, self.protocol.data)
-        data = self.protocol.of_whole.data
-        return dict.fromkeys(((item.subject_id, data) for item in self.items_of("tuple")), 1)
+        usual = self.protocol.of_whole
+        of_sweep = [item for item in self.items_of("tuple") if item.protocol_id == usual.id]
+        return dict.fromkeys(((item.subject_id, usual.data) for item in of_sweep), 1)
 
     def _part(self, subject: TupleView, count: int, item: Any, row: Any) -> CostLine:
         """Build the line of a tuple from its item and its reading, which may be None."""
@@ -297,15 +298,15 @@ class JobResults:
         return wholes
 
     def _items_of_wholes(self) -> list[Any]:
-        """Return the item of the whole model on each card: of a card that has only compiled it,
-        that item.
+        """Return the item of the whole model on each card: of a card that has only listed its
+        kernels, that item.
         """
         measuring = {item.card_id for item in self.items_of(ItemRole.WHOLE)}
         return [
             item
             for item in self.items
             if item.role == ItemRole.WHOLE
-            or (item.role == ItemRole.COMPILE and item.card_id not in measuring)
+            or (not ItemRole(item.role).has_reading and item.card_id not in measuring)
         ]
 
     def _with_other_launch(self, row: Any) -> list[Whole]:
@@ -526,7 +527,7 @@ def _reason(item: Any, in_scope: bool, whole: bool = False) -> str:
         message = item.message.strip()
         text = message if whole else message.partition("\n")[0][:200]
         return f"{item.reason}: {text}" if text else item.reason or "failed"
-    if item.role == ItemRole.COMPILE and item.state == ItemState.DONE:
+    if item.state == ItemState.DONE and not ItemRole(item.role).has_reading:
         return f"{item_state.KERNELS_LISTED}: {item_state.KERNELS_LISTED_MESSAGE}"
     return _STATES.get(ItemState(item.state), item.state)
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from farm.benchmark.cache import InPlacePass
-from farm.benchmark.subjects import operator_tuple
+from farm.benchmark.subjects import compiled_tuple, operator_tuple
 from farm.errors import CaptureError, TupleRejected, UsageError
 from farm.operators import compiler
 from farm.operators.compiled import EAGER, CompiledPass, CompiledStep
@@ -191,7 +191,7 @@ def test_a_rebuilt_kernel_with_copied_values_computes_what_it_computes_in_the_mo
     before = whole.copies_of(spec.id)
     assert before is not None
     rebuilt = rebuild(parse(spec.to_json()), CPU)
-    operator_tuple._copy_values(rebuilt, whole)
+    compiled_tuple.copy_values(rebuilt, whole)
     for index, (mine, value) in enumerate(zip(rebuilt.tensors, before, strict=True)):
         if index not in kind_of(spec).outputs(spec):  # the memory of an output has any values
             torch.testing.assert_close(mine, value)
@@ -219,7 +219,7 @@ def test_a_kernel_that_changes_its_inputs_gets_them_again_before_each_run() -> N
     whole = compiled(Two(), torch.randn(4, 16))
     (spec,) = kernels_of(whole)
     rebuilt = rebuild(spec, CPU)
-    operator_tuple._copy_values(rebuilt, whole)
+    compiled_tuple.copy_values(rebuilt, whole)
     assert rebuilt.changed_memory, "relu runs in the memory of the product"
     call = operator_tuple._restoring(rebuilt)
     assert isinstance(call, InPlacePass)

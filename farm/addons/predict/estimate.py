@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from farm.addons.predict.stored_predictor import CallPrediction, PredictedCost, PredictedValue
-from farm.addons.predict.token_floor import TokenFloor
 from farm.errors import UsageError
 from farm.requests.memory import MemoryNeed
 from farm.types.fields import figure_json
@@ -19,6 +18,7 @@ from farm.types.format import ENERGY, TIME, quantity
 from farm.types.protocol import Protocol, Software, Variant
 from farm.verdict.expectation import Quantity, expected_whole
 from farm.verdict.figures import PerToken
+from farm.verdict.token_floor import TokenFloor, implementation_of
 
 LEVEL, PREDICTED_LEVEL = 0.95, 0.90  # levels of the intervals of readings and of predictions
 _NARROWER = (
@@ -222,12 +222,7 @@ class Estimate:
     @property
     def implementation(self) -> str:
         """Which implementation tokens per second are of; "" for a model without tokens."""
-        if not self.per_token.tokens:
-            return ""
-        if self.variant.compile:
-            return "the kernels of torch.compile"
-        cache = ", with a static cache" if self.variant.phase == "decode" else ""
-        return f"PyTorch's operators one by one, as the model's library calls them{cache}"
+        return implementation_of(self.variant)
 
     @property
     def per_token(self) -> PerToken:
@@ -239,12 +234,12 @@ class Estimate:
     def to_measure(self, most: int | None = None, seconds: float | None = None) -> tuple[str, ...]:
         """Return ids of missing tuples to measure first, at least one: in the order of `narrowing`,
         or of cost if that is empty. ``seconds``: card time to spend. Raises `UsageError` if every
-        tuple has a reading, or the model is compiled or split over cards."""
+        tuple has a reading, or the model generates kernels or is split over cards."""
         if self.variant.cards > 1:
             raise UsageError(
                 "--measure and --budget measure on one card.", "Omit them, and measure the model."
             )
-        if self.variant.compile:
+        if self.variant.generates_kernels:
             raise UsageError(
                 "Generated kernels are measured with their model only.",
                 "Omit --measure and --budget.",

@@ -119,7 +119,7 @@ class EstimateQuery:
         protocol, notes = self.protocol(kind), list[str]()
         predictor: Predictor | None = None
         unfilled = "`--fill none` excludes predictions"
-        if variant.compile:
+        if variant.generates_kernels:
             unfilled = "generated kernels are never predicted"
         elif self.fill == "roofline":
             predictor = RooflinePredictor(roofline)
@@ -138,7 +138,7 @@ class EstimateQuery:
         if stored is not None:
             needed = stored_tuples(session, variant, device_type, launch, model)
             order = [call.operator_id for call in placed_calls(session, stored, "normal")]
-        elif variant.compile:
+        elif variant.generates_kernels:
             raise kernels_unknown(variant, model)
         else:
             from farm.training.extract import extract

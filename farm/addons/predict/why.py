@@ -57,7 +57,7 @@ def why_of(
         causes=largest_causes(
             rows,
             [(operator_id, "normal") for operator_id in order],
-            compiled=bool(estimate.variant.compile),
+            fused=estimate.variant.generates_kernels,
             half_rate=half_rate,
         ),
         peaks=peaks,

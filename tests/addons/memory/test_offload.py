@@ -9,7 +9,7 @@ from torch import nn
 
 from farm.addons.memory.memory_tier import FarNode, PinnedMemory, SlowMemory
 from farm.addons.memory.offload import _out_variant, offload
-from farm.benchmark.subjects.operator_tuple import operator_passes
+from farm.benchmark import subjects
 from farm.devices.cpu import farthest_node, no_slow_memory
 from farm.devices.device import Card
 from farm.errors import Unmeasurable
@@ -52,7 +52,7 @@ def passes_of(module, *inputs, placement="", slow=None, residency="reuse"):
     with torch.no_grad():
         (spec,) = capture(module.eval(), inputs).tuples.values()
         protocol = Protocol(launch="eager", residency=residency, placement=placement)
-        return operator_passes(
+        return subjects.passes_of(
             Subject("operator", spec.id, spec.to_json()),
             protocol,
             CPU,
