@@ -31,6 +31,7 @@ from farm.settings import Settings, settings
 from farm.store.database import Database
 from tasks.servers import BrokerServer
 from tasks.supervisor import stop_grace_s
+from tests import slow
 from tests.farms import running
 from tests.flowers import flower_of
 from tests.planned import know
@@ -151,7 +152,7 @@ def a_farm_works(tmp_path, current):
         assert {task["state"] for task in page.tasks().values()} == {"SUCCESS"}
 
 
-@pytest.mark.slow(reason="it starts a complete farm with its own broker")
+@slow.FAULT
 def test_a_farm_needs_no_more_than_the_broker_allows(secrets, farm_toml, tmp_path):
     with (
         BrokerServer(options={"aclfile": str(secrets / "users.acl")}, ping_as="health") as broker,
