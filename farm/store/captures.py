@@ -228,6 +228,13 @@ def placed_calls(session: Session, capture_id: int, data: str) -> list[PlacedCal
     ]
 
 
+def storages_read(session: Session, capture_id: int) -> dict[int, list[int]]:
+    """Index of a call -> the numbers of the storages that it reads, in the order of its tuple."""
+    call = tables.Call
+    query = select(call.call_index, call.reads).where(call.capture_id == capture_id)
+    return {index: reads for index, reads in session.exec(query)}
+
+
 def classes(session: Session, capture_id: int, data: str) -> dict[tuple[str, str], int]:
     """Return (tuple id, value profile) -> number of calls, sorted by first call. `data`: as in
     `placed_calls`.
