@@ -304,11 +304,15 @@ def misspelt_variables() -> dict[str, str]:
 
     Example: {"FARM_DATABSE_URL": "FARM_DATABASE_URL"}.
     """
-    known = [f"FARM_{name.upper()}" for name in Settings.model_fields]
-    others = {name for name in os.environ if name.startswith("FARM_")} - set(known) - NO_SETTINGS
+    settings_names = [f"FARM_{name.upper()}" for name in Settings.model_fields]
+    others = (
+        {name for name in os.environ if name.startswith("FARM_")}
+        - set(settings_names)
+        - NO_SETTINGS
+    )
     misspelt = {}
     for name in sorted(others):
-        near = difflib.get_close_matches(name, known, n=1, cutoff=LEAST_LIKENESS)
+        near = difflib.get_close_matches(name, settings_names, n=1, cutoff=LEAST_LIKENESS)
         if near:
             misspelt[name] = near[0]
     return misspelt
