@@ -128,7 +128,13 @@ class CpuRunner:
             raise
         except Exception as error:  # any exception of PyTorch becomes the item's reason
             raise why_it_raised(error) from error
-        timer = HostTimer(workload, protocol, stopping, subject.whole)
+        timer = HostTimer(
+            workload,
+            protocol,
+            stopping,
+            subject.whole,
+            marks_modules=kind_of_subject(subject, protocol).marks_modules,
+        )
         if subject.whole and protocol.residency == "resident":
             self._add_places(timer)
         timer.prepare_s = time.perf_counter() - begin_s

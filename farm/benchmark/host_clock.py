@@ -82,6 +82,8 @@ class HostTimer:
     protocol: Protocol
     stopping: Stopping
     whole: bool = False  # a whole model
+    #: Sections begin with calls of modules. False for compiled models: see `_marked`.
+    marks_modules: bool = True
     calls: int = 1  # in the whole model
     prepare_s: float = 0.0  # duration of the workload's preparation
     turns: list[list[TimedRound]] = field(default_factory=list)  # the passes of each turn
@@ -144,7 +146,7 @@ class HostTimer:
         if self.places is not None and len(self.places.turns) == turn:
             with applied(self.protocol):
                 self.places.visit(self.visit_s)
-        for times_s, empty_s in zip(self.empty, _empty_passes_s(), strict=True):
+        for times_s, empty_s in zip(self.empty, _empty_passes_s(self.marks_modules), strict=True):
             times_s += empty_s
         self.ended_s = time.perf_counter()
         self.elapsed_s += self.ended_s - begin_s
@@ -158,7 +160,7 @@ class HostTimer:
         kept, kept_bytes = collections.deque[tuple[Any, int]](), 0
         now_s = time.perf_counter()
         end_s = now_s + longest_s
-        with applied(self.protocol), _marked(marks):
+        with applied(self.protocol), _marked(marks, self.marks_modules):
             while not passes or (now_s < end_s and len(passes) < MOST_PASSES):
                 write_again(self.workload.rewritten)
                 run = next(calls)
@@ -286,28 +288,36 @@ def _add_passes(turns: list[list[TimedRound]], turn: int, passes: list[TimedRoun
     turns[turn] += passes[1:] or passes
 
 
-def _empty_passes_s() -> tuple[list[float], list[float]]:
+def _empty_passes_s(marks_modules: bool) -> tuple[list[float], list[float]]:
     """The times of passes that do nothing, with one and with two sections: those of the clock and
-    of the mark at the call of a module. Unit: s."""
+    of a mark. Unit: s."""
     marks: list[float] = []
     one_s, two_s = list[float](), list[float]()
     module = torch.nn.Module()
-    with replaced(torch.nn.Module, "__call__", lambda _: None), _marked(marks):
+    with contextlib.ExitStack() as stack:
+        if marks_modules:
+            stack.enter_context(replaced(torch.nn.Module, "__call__", lambda _: None))
+        stack.enter_context(_marked(marks, marks_modules))
+        begin_section = module if marks_modules else kernels.at_launch
         for _ in range(CLOCK_READINGS):
             marks[:] = [time.thread_time()]
             marks.append(time.thread_time())
             one_s.append(marks[-1] - marks[0])
             marks[:] = [time.thread_time()]
-            module()
+            begin_section()
             marks.append(time.thread_time())
             two_s.append(marks[-1] - marks[0])
     return one_s, two_s
 
 
 @contextlib.contextmanager
-def _marked(marks: list[float]) -> Iterator[None]:
-    """Append the CPU time of this thread to `marks` at each call of a module, and at each launch of
-    a C++ kernel.
+def _marked(marks: list[float], marks_modules: bool) -> Iterator[None]:
+    """Append the CPU time of this thread to `marks` at each launch of a C++ kernel.
+
+    With ``marks_modules`` it is also appended at each call of a module.
+
+    It must be False for a compiled model. The compiler's code depends on how modules are called: it
+    would compile the model again, with a graph break at each mark.
 
     Hooks of modules would switch off fast paths of PyTorch, so this replaces the call itself. Other
     threads have other clocks, so their calls are no marks."""
@@ -321,6 +331,8 @@ def _marked(marks: list[float]) -> Iterator[None]:
         mark()
         return original(module, *arguments, **keywords)
 
-    launched = replaced(kernels, "at_launch", mark)
-    with replaced(torch.nn.Module, "__call__", call), launched:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(kernels, "at_launch", mark))
+        if marks_modules:
+            stack.enter_context(replaced(torch.nn.Module, "__call__", call))
         yield

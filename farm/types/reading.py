@@ -32,7 +32,8 @@ from farm.types.stored import plain
 
 METHOD = 5  # increased if a code change changes results; readings of another method are not reused
 # the same for readings of a CPU. 5 and earlier: like a GPU; 6: one window; 7: outputs in the cache;
-# 8: with the time of the clock, without warm data
+# 8: with the time of the clock, without warm data; compiled models were compiled again while they
+# were timed
 CPU_METHOD = 9
 REPEATED = frozenset(
     {"throttled_thermal", "shared", "drifting", "starved"}
