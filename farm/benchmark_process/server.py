@@ -391,7 +391,7 @@ class TorchVerifier(Runner):
         os.setpriority(os.PRIO_PROCESS, 0, COMPILES_WITH_NICENESS)
         _limit_memory(request.most_bytes)
         device = self._torch_device
-        began_s, before = time.monotonic(), self.device.compute_processes() or frozenset()
+        before = self.device.compute_processes() or frozenset()
         register_process(self.device.card.id, [os.getpid()], settings().lock_dir)
         try:
             fill_cache(request.subject, request.protocol, device)
@@ -401,7 +401,7 @@ class TorchVerifier(Runner):
                 after = self.device.compute_processes() or frozenset()
                 ids, _ = own_processes(before, after, os.getpid())
                 register_process(self.device.card.id, ids, settings().lock_dir)
-        return kinds.CompiledAhead(time.monotonic() - began_s, created)
+        return kinds.CompiledAhead(created)
 
     def answer(self, request: ProcessRequest[Any], on_phase: OnPhase) -> Any:
         built = [subject.built_variant for subject in _subjects(request)]

@@ -17,9 +17,11 @@ from farm.store import tables
 from farm.store.captures import plain_ids, stored_tuples
 from farm.store.columns import OPERATOR, PROTOCOL
 from farm.store.database import by_key, fetch_values
+from farm.types.details import Details
 from farm.types.fields import cost_json, figure_json
 from farm.types.figure import Figure, PassCost, figure_of, share_of, value_of
 from farm.types.protocol import Placement, Variant
+from farm.types.reading import includes_redirecting
 from farm.types.roofline import Roofline
 from farm.types.tuple import NeededTuple
 from farm.verdict.aggregate import aggregate
@@ -28,6 +30,11 @@ from farm.verdict.expectation import Quantity, expected_whole
 from farm.verdict.figures import CallCost, PerToken
 from farm.verdict.job_results import JobResults
 from farm.verdict.verdict import Comparison, Unmeasured, Verdict
+
+_REDIRECTED = (
+    "The time includes Python code of the farm, because an earlier version measured it. Measure it "
+    "again: give --reuse none."
+)
 
 # the parts of a training step that have an owner
 OF_OWNERS = ("forward", "backward", "recomputation")
@@ -129,7 +136,8 @@ class PlacementRow:
     fast: CostLine | None  # the same tuple with all tensors in fast memory
     slow_memory: str  # kind of the slow memory
     workspaces: str  # where the workspaces are: fast, or possibly with the output
-    message: str  # details of `line.reason`
+    message: str  # details of `line.reason`, or what the time includes
+    comparable: bool = True  # False: the time includes Python code of the farm
 
     @property
     def fast_time_us(self) -> float | None:
@@ -138,8 +146,9 @@ class PlacementRow:
 
     @property
     def times_fast(self) -> float | None:
-        """The time as a multiple of the time with all tensors in fast memory."""
-        if self.line.time_us is None or not self.fast_time_us:
+        """The time as a multiple of the time with all tensors in fast memory. None if one of them
+        is missing, or if they are not comparable."""
+        if self.line.time_us is None or not self.fast_time_us or not self.comparable:
             return None
         return self.line.time_us.value / self.fast_time_us
 
@@ -227,16 +236,22 @@ def _placements_of(
         if not entry.placement:
             continue
         item, reading = entry.item, readings.get(entry.item.reading_id or "")
-        details = reading.details if reading else {}
+        details = Details.from_json(reading.details if reading else None)
+        comparable = reading is None or not (
+            Placement.parse(entry.placement).outputs
+            and includes_redirecting(reading.card_id, details)
+        )
+        message = item.message if reading is None else ""
         rows.append(
             PlacementRow(
                 line=_line_of(subject, count, item, reading),
                 placement=entry.placement,
                 tensors=_names(entry.placement, tensors, most),
                 fast=fast.get(entry.data),
-                slow_memory=details.get("slow_memory") or "",
-                workspaces=details.get("workspaces") or "",
-                message="" if reading else item.message,
+                slow_memory=details.memory.slow_memory or "",
+                workspaces=details.memory.workspaces or "",
+                message=message if comparable else _REDIRECTED,
+                comparable=comparable,
             )
         )
     return rows

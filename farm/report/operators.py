@@ -28,7 +28,7 @@ from farm.verdict.rates import Rates, rule_of
 if TYPE_CHECKING:
     from farm.training.extract import Extraction
 
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a whole part of a dotted path
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,8 @@ class Operators:
     refusal: FarmError | None = None  # why the tuples cannot be summed; None: they can
     # only of a compiled model: the card model for which its kernels were generated
     card_model: str = ""
-    mismatches: Mapping[str, str] = field(
-        default_factory=dict
-    )  # label -> why the tuple is not measured
+    # label of a row -> why the tuple is not measured
+    mismatches: Mapping[str, str] = field(default_factory=dict)
     note_on_values: str = ""  # which calls depend on values of the example input
 
     def to_json(self) -> dict[str, Any]:
@@ -82,15 +81,17 @@ class Operators:
 def operators(
     variant: Variant, extracted: Extraction, roofline: Roofline | None = None
 ) -> Operators:
-    """The tuples of a variant with the cost of each. The cost shares are estimates for a generic
-    GPU without a `roofline`."""
+    """The tuples of a variant with the cost of each. The cost shares are estimates: with the peaks
+    of `roofline`; by default, of a generic GPU."""
     peaks = roofline or roofline_of("cuda", "", dtype=variant.computes_in)
     gaps, refusal = extracted.capture.gaps, extracted.refusal(variant.model)
     needed = extracted.needed()
-    mismatches = {entry.label: entry.mismatch for entry in needed if entry.mismatch}
+    rows = _rows(needed, peaks)
+    label_of = {row.operator_id: row.label for row in rows}
+    mismatches = {label_of[entry.operator_id]: entry.mismatch for entry in needed if entry.mismatch}
     return Operators(
         variant,
-        _rows(needed, peaks),
+        rows,
         extracted.model_flops,
         gaps,
         refusal,
@@ -222,7 +223,7 @@ class KernelRow:
 
     rates: Rates
     fused: tuple[str, ...]  # names of the aten operators that a generated kernel computes
-    # paths of the modules that the kernel was fused from; * stands for several numbers
+    # paths of the modules that the kernel was fused from; each * stands for a number that differs
     modules: tuple[str, ...]
 
     @property
@@ -259,11 +260,11 @@ class CompiledJob:
     @property
     def breaks(self) -> str:
         """The number of graph breaks, and the first line of each reason."""
-        reasons = (
-            f"{reason.strip().partition(chr(10))[0]} (×{n})"
-            for reason, n in self.graph_breaks.items()
-        )
-        return "; ".join([str(sum(self.graph_breaks.values())), *reasons])
+        texts = [str(sum(self.graph_breaks.values()))]
+        for reason, count in self.graph_breaks.items():
+            first_line = reason.strip().split("\n")[0]
+            texts.append(f"{first_line} (×{count})")
+        return "; ".join(texts)
 
     def to_json(self) -> dict[str, Any]:
         return {
