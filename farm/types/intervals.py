@@ -165,11 +165,6 @@ def time_average(
     return area / (inside[-1][0] - inside[0][0])
 
 
-def relative(half_width: float, figure: float) -> float:
-    """Half-width as a share of the figure; infinite for a figure of zero."""
-    return half_width / abs(figure) if figure else math.inf
-
-
 def finite(half_width: float, figure: float) -> float:
     """The half-width; the size of the figure if the half-width is infinite, because JSON has no
     infinity.
@@ -184,10 +179,7 @@ def finite_figure(value: float, half_width: float) -> Figure:
 
 def pass_energy(power_w: Figure, time_us: Figure) -> Figure:
     """Energy of a pass in mJ. The errors of the mean power and of the time must be independent."""
-    energy_mj = power_w.value * time_us.value * 1e-3
-    power_share = relative(power_w.half_width, power_w.value)
-    time_share = relative(time_us.half_width, time_us.value)
-    return Figure(energy_mj, abs(energy_mj) * math.hypot(power_share, time_share))
+    return power_w.multiplied_by(time_us).times(1e-3)
 
 
 def power_of_ticks(times_s: Sequence[float], energies_mj: Sequence[float]) -> Slope:
