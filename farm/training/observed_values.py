@@ -52,8 +52,8 @@ def observe_values(
     variant: Variant, flops: int = 0, model: ResolvedModel | None = None
 ) -> ObservedValues | None:
     """Runs a variant and describes the values of each call. If the run costs too much (by the
-    ``flops`` of one pass, if known) or fails on a CPU, logs a warning with the reason, and describes
-    only buffers and parameters; None if none of them differs from random weights.
+    ``flops`` of one pass, if known) or fails on a CPU, logs a warning with the reason, and
+    describes only buffers and parameters; None if none of them differs from random weights.
 
     Args:
         model: the variant's model, if the caller has found it.
@@ -77,12 +77,9 @@ def observe_values(
                 reason = f"its run with batch {BATCH} on the CPU failed: {error.message}"
         _log.warning("Using random normal inputs for %s: %s", variant, reason)
         observed: ObservedValues = defaultdict(list)
+        look = functools.partial(_look_at_weights, observed)
         try:
-            predict(
-                on_meta,
-                model.meta_inputs(plain),
-                watch=functools.partial(_look_at_weights, observed),
-            )
+            predict(on_meta, model.meta_inputs(plain), watch=look)
         except FarmError as error:
             _log.warning("The buffers of %s were not examined: %s", variant, error.message)
             return None
