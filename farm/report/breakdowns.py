@@ -412,7 +412,7 @@ def _extrapolated(
             needed.label,
             flops=needed.flops,
             bytes_moved=needed.bytes_moved,
-            estimated_us=roofline.estimate_us(needed.flops, needed.bytes_moved),
+            estimated_us=roofline.estimate_us(needed.flops, needed.bytes_moved, needed.short_name),
         )
         yield CostLine(subject, needed.all_calls, "missing")
     ends = [0, *itertools.accumulate(part.count for part in parts)]

@@ -194,7 +194,9 @@ def compiled_operators(session: Session, variant: Variant, device_type: str) -> 
 def _rows(needed: Sequence[NeededTuple], peaks: Roofline) -> tuple[OperatorRow, ...]:
     weights_us = []
     for entry in needed:
-        weights_us.append(entry.all_calls * peaks.estimate_us(entry.flops, entry.bytes_moved))
+        weights_us.append(
+            entry.all_calls * peaks.estimate_us(entry.flops, entry.bytes_moved, entry.short_name)
+        )
     total_us = sum(weights_us)
     labels = told_apart({entry.operator_id: entry.label for entry in needed})
     rows = []

@@ -208,7 +208,9 @@ def _parts(
     parts, used, other_data_calls = [], defaultdict(list), 0
     for required in needed:
         by_data = by_subject.get(required.operator_id, {})
-        estimated_us = roofline.estimate_us(required.flops, required.bytes_moved)
+        estimated_us = roofline.estimate_us(
+            required.flops, required.bytes_moved, required.short_name
+        )
         for data, calls in required.calls.items():
             row = by_data.get(data) or by_data.get("normal") or next(iter(by_data.values()), None)
             if row is not None:
