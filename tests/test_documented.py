@@ -280,6 +280,7 @@ GUIDES = [
     "compare",
     "compare-revisions",
     "publish",
+    "card-check",
     "operate",
 ]
 

@@ -24,7 +24,7 @@ from farm.benchmark_process.requests import (
     VerifyRequest,
 )
 from farm.devices.device import Card
-from farm.devices.host import open_device
+from farm.devices.host import error_counters, open_device
 from farm.devices.quiet import quiet
 from farm.errors import (
     CardUnavailable,
@@ -46,6 +46,7 @@ from farm.store.captures import predicted_counts, store_observed
 from farm.store.database import Database
 from farm.store.tables import CardState, Item
 from farm.types.card_kind import is_cpu_id
+from farm.types.error_counters import ERROR_COUNTERS
 from farm.types.protocol import Software
 
 log = logging.getLogger("farm.worker")
@@ -306,12 +307,23 @@ class ItemDriver:
             verify=verify,
             on_phase=partial(self.phase, claimed),
         )
+        if claimed.records_errors:
+            measured = self._with_error_counters(measured)
         key = (claimed.job_id, claimed.subject.id, claimed.protocol.id)
         if key in self._lost:
             self._lost.discard(key)
             reading = measured.reading.flagged("timed_alone")
             measured = dataclasses.replace(measured, reading=reading)
         return measured
+
+    def _with_error_counters(self, measured: CardReading) -> CardReading:
+        counters = error_counters(self.benchmark.card)
+        if counters is None:
+            return measured
+        details = measured.reading.details.recording(ERROR_COUNTERS, counters)
+        return dataclasses.replace(
+            measured, reading=dataclasses.replace(measured.reading, details=details)
+        )
 
     def ask(
         self, query: Callable[..., T], *arguments: Any, has_claim: bool = True, **options: Any

@@ -46,7 +46,7 @@ from farm.store.reuse import find_readings, satisfies, software_of_groups
 from farm.store.tables import Item, ItemRole, ItemState, Job, JobState
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
 from farm.types.reading import Reading
-from farm.types.request import Request
+from farm.types.request import CARD_CHECK, Request
 
 
 class DeclineReason(StrEnum):
@@ -82,6 +82,8 @@ class Claim:
     cards: tuple[str, ...] = ()  # of an item on several cards: their ids, in the order of the ranks
     # the last item on the card was of a group: other groups may reserve the card again
     after_group: bool = False
+    # of a check of a card: the reading gets the card's error counters
+    records_errors: bool = False
 
     @property
     def variant_id(self) -> str:
@@ -375,6 +377,7 @@ def _describe(session: Session, item: Any, request: Request, token: str) -> Clai
         request.stopping.allowing(item.half_width),
         capture_id,
         item.card_state,
+        records_errors=request.sweep is not None and request.sweep.operator == CARD_CHECK,
     )
 
 

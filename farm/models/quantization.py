@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from farm.errors import FarmError, UnsupportedModel, UsageError, told
+from farm.models.card_questions import without_context
 from farm.types.protocol import QUANTIZE_SCHEMES, Variant
 
 if TYPE_CHECKING:
@@ -234,9 +235,10 @@ def import_quietly() -> None:
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
     try:
-        import torchao.quantization
+        with without_context():
+            import torchao.quantization
 
-        with contextlib.suppress(ImportError):
+        with without_context(), contextlib.suppress(ImportError):
             import torchao.prototype.safetensors.safetensors_support  # noqa: F401
     finally:
         for logger, level in zip(loggers, levels, strict=True):

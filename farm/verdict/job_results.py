@@ -220,8 +220,9 @@ class JobResults:
         """
         if self.capture_id is not None:
             return classes(self.session, self.capture_id, self.protocol.data)
-        data = self.protocol.of_whole.data
-        return dict.fromkeys(((item.subject_id, data) for item in self.items_of("tuple")), 1)
+        usual = self.protocol.of_whole
+        of_sweep = [item for item in self.items_of("tuple") if item.protocol_id == usual.id]
+        return dict.fromkeys(((item.subject_id, usual.data) for item in of_sweep), 1)
 
     def _part(self, subject: TupleView, count: int, item: Any, row: Any) -> CostLine:
         """Build the line of a tuple from its item and its reading, which may be None."""

@@ -197,6 +197,18 @@ def test_what_is_not_run_says_what_it_needs():
                 )
 
 
+def test_every_command_stands_in_a_block_and_every_output_has_text():
+    """A line that lost its indentation is part of a paragraph: nothing would run it."""
+    for page in PAGES:
+        for before, token in itertools.pairwise(tokens(page)):
+            if before.type == "paragraph_open":
+                assert not re.match(r"(farm|export) \S", token.content), (
+                    f"{name_of(page)}: {token.content}"
+                )
+            if token.type in ("fence", "code_block"):
+                assert token.content.strip(), f"{name_of(page)}: an empty block"
+
+
 def write_module(block, folder, monkeypatch):
     monkeypatch.setattr(
         sys, "path", [folder for folder in sys.path if not Path(folder, block.file).exists()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -54,7 +54,7 @@ def _check_host(wanted: Sequence[str], ending: Ending, *, as_json: bool, quarant
         raise UsageError("Only GPUs are checked, and this card is a CPU.", "Choose a GPU.")
     submissions = Submissions(say)
     with output.writable_database(may_upgrade=True) as database:
-        measure(database, [_requests(cards)], cards, submissions, ending, pinned=True)
+        measure(database, _batches(database, cards), cards, submissions, ending, pinned=True)
         _conclude(database, submissions.job_ids, as_json=as_json, quarantine=quarantine)
 
 
@@ -75,18 +75,26 @@ def _check_farm(wanted: Sequence[str], *, as_json: bool, quarantine: bool) -> No
         cards = list(chosen.values())
     submissions = Submissions(say)
     try:
-        submissions.submit_all(database, _requests(cards), progress=follow.working, pinned=True)
-        follow.follow(database, submissions.job_ids)
+        for requests in _batches(database, cards):
+            before = len(submissions.job_ids)
+            submissions.submit_all(database, requests, progress=follow.working, pinned=True)
+            follow.follow(database, submissions.job_ids[before:])
     except KeyboardInterrupt as interruption:
         raise Interrupted(hint_for(submissions.job_ids)) from interruption
     _conclude(database, submissions.job_ids, as_json=as_json, quarantine=quarantine)
 
 
-def _requests(cards: Sequence[Card]) -> list[ResolvedRequest]:
-    """One job for each card: each card measures every figure."""
-    from farm.addons.check.requested import check_request
+def _batches(database: Database, cards: Sequence[Card]) -> Iterator[list[ResolvedRequest]]:
+    """One job for each card, which measures every figure; then one for each pair of cards of a
+    host, which must be free together.
+    """
+    from farm.addons.check.requested import check_request, link_requests
 
-    return [check_request(card) for card in cards]
+    yield [check_request(card) for card in cards]
+    with database.read() as session:
+        links = link_requests(session, [card.id for card in cards])
+    if links:
+        yield links
 
 
 def _conclude(
@@ -100,20 +108,31 @@ def _conclude(
     checks = _results(database, job_ids)
     shown = {"checks": [result.to_json() for result in checks]}
     answer(as_json, shown, lambda: Group(*map(tables.card_check, checks)))
-    outside = [result.card_id for result in checks if result.outcome == "outside"]
-    for card_id in outside if quarantine else ():
-        cards.quarantine(database, card_id, "A card check found it outside.")
+    outside = [result for result in checks if result.outcome == "outside"]
+    for result in outside if quarantine else ():
+        if not result.is_of_link:  # of a link, it is unknown which card is slow
+            cards.quarantine(database, result.card_ids[0], "A card check found it outside.")
     if outside:
         raise BelowTarget(
-            f"{len(outside)} of {len(checks)} cards are outside: {', '.join(outside)}.",
+            f"{_of_checked(outside, checks)} are outside: {_names(outside)}.",
             "Look for other processes, heat and power limits on the host, then check it again.",
         )
-    failed = [result.card_id for result in checks if result.outcome == "not measured"]
+    failed = [result for result in checks if result.outcome == "not measured"]
     if failed:
         raise CardNotMeasured(
-            f"{len(failed)} of {len(checks)} cards could not be measured: {', '.join(failed)}.",
+            f"{_of_checked(failed, checks)} could not be measured: {_names(failed)}.",
             "`farm doctor` examines the host and its cards.",
         )
+
+
+def _of_checked(some: Sequence[CardCheck], checks: Sequence[CardCheck]) -> str:
+    """Some of the checked cards or links, as text: "1 of 2 cards"."""
+    what = "cards and links" if any(result.is_of_link for result in checks) else "cards"
+    return f"{len(some)} of {len(checks)} {what}"
+
+
+def _names(checks: Sequence[CardCheck]) -> str:
+    return ", ".join(result.subject for result in checks)
 
 
 def card_history(card: str, as_json: bool) -> None:

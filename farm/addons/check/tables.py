@@ -12,10 +12,11 @@ from farm.addons.check.card_check import (
     LEAST_EARLIER,
     CardCheck,
     CheckedFigure,
+    Conditions,
     FigureComparison,
 )
 from farm.addons.check.deviation import FALSE_ALARMS
-from farm.types.format import NOTHING, POWER, TIME, day, few, percent, plural, quantity
+from farm.types.format import NOTHING, POWER, TIME, count_of, day, few, percent, plural, quantity
 
 _OUTCOMES = {
     "inside": ("INSIDE", "bold green"),
@@ -30,7 +31,7 @@ _HEADS = ("figure", ">value", ">compared with", ">difference", ">spread", ">foun
 def card_check(result: CardCheck) -> RenderableType:
     """A check: its outcome, its figures and the conditions."""
     words, style = _OUTCOMES[result.outcome]
-    title = Text(f"{result.card_id}  {result.card_model}  job {result.job_id}  ", style="bold")
+    title = Text(f"{result.subject}  {result.card_model}  job {result.job_id}  ", style="bold")
     table = ruled(_HEADS, _rows(result), _DROPS)
     return Group(title.append(words, style), table, facts(_conditions(result)), *_notes(result))
 
@@ -38,7 +39,7 @@ def card_check(result: CardCheck) -> RenderableType:
 def card_history(checks: Sequence[CardCheck]) -> RenderableType:
     """The checks of a card, the oldest first, and the course of each figure."""
     last = checks[-1]
-    title = Text(f"{last.card_id}  {last.card_model}  {len(checks)} checks", style="bold")
+    title = Text(f"{last.subject}  {last.card_model}  {len(checks)} checks", style="bold")
     rows = [(day(check.checked_at_s), check.job_id, *_summary(check)) for check in checks]
     courses = [_course(checks, number) for number in range(len(last.figures))]
     heads = ("figure", ">first", ">last", ">change", "course")
@@ -83,6 +84,8 @@ def _rows(result: CardCheck) -> Iterator[tuple[RenderableType, ...]]:
     for figure in result.figures:
         units = TIME if figure.quantity == "time" else POWER
         value = quantity(figure.value.value, units) if figure.value else NOTHING
+        if figure.bytes_per_s:
+            value = f"{value}, {count_of(figure.bytes_per_s, 'B')}/s"
         name = _name(figure)
         if not figure.comparisons:
             reason = figure.reason or "nothing to compare with"
@@ -127,7 +130,25 @@ def _conditions(result: CardCheck) -> Iterator[tuple[str, str]]:
     yield "highest temperature", _with_unit(state.highest_temperature_c, "°C")
     yield "throttled", ", ".join(state.throttle_reasons) or "no"
     yield "flags", ", ".join(state.flags) or "none"
-    yield "error counters", state.counters
+    yield "error counters", _counters(state)
+
+
+def _counters(state: Conditions) -> str:
+    """The error counters that are not zero, their increases, and those that could not be read."""
+    counters = state.counters
+    if counters is None:
+        return "not read"
+    texts = []
+    for name, count in counters.counts.items():
+        if count:
+            increase = f" (+{state.increases[name]})" if name in state.increases else ""
+            texts.append(f"{name} {count}{increase}")
+    zeros = list(counters.counts.values()).count(0)
+    if zeros:
+        texts.append(f"{zeros} of {len(counters.counts)} are 0")
+    for name, reason in counters.not_read.items():
+        texts.append(f"{name} not read ({reason})")
+    return ", ".join(texts)
 
 
 def _with_unit(value: float | None, unit: str) -> str:

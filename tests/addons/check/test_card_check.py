@@ -10,15 +10,17 @@ from sqlmodel import select
 
 from farm.addons.check.card_check import LEAST_EARLIER, card_check
 from farm.addons.check.figures import check_figures
-from farm.addons.check.requested import check_request
+from farm.addons.check.requested import check_request, link_requests
 from farm.devices.device import Card
-from farm.devices.simulated import SLOWER_VARIABLE
+from farm.devices.simulated import ERRORS_VARIABLE, SLOWER_VARIABLE
 from farm.errors import NoSuchJob
 from farm.settings import settings
 from farm.store.database import open_database
-from farm.store.tables import CardRow, Item, ReadingRow
+from farm.store.tables import CardRow, Item, Job, ReadingRow
 from farm.subjects.sweep import packaged_tuples
-from farm.types.request import CARD_CHECK
+from farm.types.protocol import Protocol
+from farm.types.request import CHECKS
+from farm.verdict.job_results import JobResults
 
 
 @pytest.fixture
@@ -59,6 +61,10 @@ def test_a_card_that_became_3_percent_slower_is_outside(farm, monkeypatch):
     }
     assert first["conditions"]["idle_power_w"] == 80.0
     assert first["conditions"]["counters"] == "not read"
+    by_figure = {figure["figure"]: figure for figure in first["figures"]}
+    from_host = by_figure["from_host"]
+    assert from_host["bytes_per_s"] == pytest.approx(25_165_824 / from_host["time_us"] * 1e6)
+    assert by_figure["copy"]["bytes_per_s"] is None
 
     add_copies(LEAST_EARLIER)
     add_copies(1, on_other_cards=True)
@@ -123,10 +129,12 @@ def test_a_disturbed_figure_is_named_and_a_missing_one_has_its_reason(farm):
         disturbed.flags = ["shared", "simulated"]
         item = session.exec(select(Item).where(Item.reading_id == missing.id)).one()
         item.reading_id, item.message = None, "out of memory"
-        disturbed_id, missing_id = disturbed.subject_id, missing.subject_id
+        disturbed_id = disturbed.subject_id, disturbed.protocol_id
+        missing_id = missing.subject_id, missing.protocol_id
     with open_database().read() as session:
         result = card_check(session, first["job"])
-    names = {figure.operator: figure.name for figure in check_figures()}
+    usual = Protocol()
+    names = {figure.subject(usual): figure.name for figure in check_figures()}
     reasons = {figure.name: figure.reason for figure in result.figures}
     assert reasons[names[disturbed_id]] == "disturbed: shared"
     assert reasons[names[missing_id]] == "out of memory"
@@ -147,9 +155,57 @@ def test_another_job_is_no_check(database):
         card_check(session, "job1")
 
 
-def test_the_figures_are_the_packaged_tuples():
-    operators = [figure.operator for figure in check_figures()]
-    assert operators == [spec.id for spec in packaged_tuples(CARD_CHECK)]
+@pytest.mark.parametrize("checked", CHECKS)
+def test_the_figures_are_the_packaged_tuples(checked):
+    usual = Protocol()
+    subjects = [figure.subject(usual) for figure in check_figures(checked)]
+    packaged = packaged_tuples(checked)
+    assert subjects == [(each.spec.id, each.protocol(usual).id) for each in packaged]
+    assert len(set(subjects)) == len(subjects)
+
+
+@pytest.mark.usefixtures("_simulated")
+def test_the_error_counters_of_a_check_are_compared_with_the_check_before(farm, monkeypatch):
+    monkeypatch.setenv(ERRORS_VARIABLE, "pcie_replays 2")
+    _, (first,) = checked(farm)
+    counters = first["conditions"]["counters"]
+    assert counters["counts"] == {"pcie_replays": 2}
+    assert "xid_errors" in counters["not_read"]
+    assert first["conditions"]["increases"] == {}
+    monkeypatch.setenv(ERRORS_VARIABLE, "pcie_replays 5")
+    said = farm("cards", "check")
+    assert "pcie_replays 5 (+3)" in said.stdout
+    assert "xid_errors not read" in said.stdout
+
+
+def test_the_parts_of_the_job_are_those_with_its_protocol(farm, monkeypatch):
+    """The report of a check has no missing tuple because of figures under other conditions."""
+    monkeypatch.setenv("FARM_SIMULATED_CARDS", "1")
+    settings.cache_clear()
+    _, (check,) = checked(farm)
+    with open_database().read() as session:
+        job = session.get_one(Job, check["job"])
+        parts = JobResults(session, job, 1).parts
+    assert {part.origin for part in parts} == {"measured"}
+    assert len(parts) == sum(not figure.conditions for figure in check_figures())
+
+
+def card_row(index: int, **columns) -> CardRow:
+    defaults = {"kind": "cuda", "model": "NVIDIA H200", "host": "node1", "index": index}
+    return CardRow(id=f"GPU-{index}", **{**defaults, **columns})
+
+
+def test_every_card_with_peers_is_in_a_pair(database):
+    with database.write() as session:
+        for index in range(3):
+            session.add(card_row(index, links={"peers": ["GPU-0", "GPU-1", "GPU-2"]}))
+        session.add(card_row(3, host="node2"))
+        session.add(card_row(4, host="node3", links={"peers": []}))
+        session.add(card_row(5, host="node3", links={"peers": []}))
+    with database.read() as session:
+        requests = link_requests(session, [f"GPU-{index}" for index in range(6)])
+    pairs = [tuple(request.card_ids) for request in requests]
+    assert pairs == [("GPU-0", "GPU-1"), ("GPU-1", "GPU-2")]
 
 
 def test_a_check_measures_as_the_packaged_readings():
@@ -172,8 +228,10 @@ def test_the_cards_of_a_farm_are_checked_each_in_its_own_queue(two_cards):
     farm, _ = two_cards.whole()
     said = farm.say("cards", "check", "--all", "--json")
     assert said.returncode == 0, said.stderr
-    checks = json.loads(said.stdout)["checks"]
+    *checks, link = json.loads(said.stdout)["checks"]
     assert len(checks) == 2
+    assert sorted(link["cards"]) == sorted(check["card_id"] for check in checks)
+    assert [figure["figure"] for figure in link["figures"]] == ["send_recv", "all_reduce"]
     for check in checks:
         items = farm.items(check["job"])
         assert {item.card_id for item in items} == {check["card_id"]}
