@@ -100,9 +100,8 @@ class ItemDriver:
     ahead: CompileAhead | None = None
     #: Time of the newest claim on the registered card, by the monotonic clock.
     claimed_at_s: float = field(default=-math.inf, init=False)
-    _group: group_driver.KeptGroup = field(
-        default_factory=group_driver.KeptGroup, init=False, repr=False
-    )
+    #: Of items on several cards; None before the first one.
+    _group: group_driver.KeptGroup | None = field(default=None, init=False, repr=False)
     _outage: Outage = field(
         default_factory=partial(Outage, log, "Waiting for the database"), init=False, repr=False
     )
@@ -122,7 +121,8 @@ class ItemDriver:
         """End all processes that measure or compile."""
         if self.ahead is not None:
             self.ahead.close()
-        self._group.close()
+        if self._group is not None:
+            self._group.close()
         self.benchmark.close()
 
     def register(self) -> Software:
@@ -283,6 +283,7 @@ class ItemDriver:
                 predicted_counts, self.database, claimed.capture_id, claimed.job_id, self.card_id
             )
         if claimed.cards:
+            self._group = self._group or group_driver.KeptGroup()
             return self.ask(
                 group_driver.measure,
                 self.database,

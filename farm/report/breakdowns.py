@@ -84,7 +84,7 @@ def owners(
     session: Session, capture_id: int, lines: Iterable[CostLine], data: str
 ) -> tuple[OwnerRow, ...]:
     """Return the rows of a training step, the most expensive owner first. `data` is the data class
-    of all its calls. Empty for a forward pass: its calls have no owners.
+    of all its calls.
     """
     call = tables.Call
     query = (
@@ -182,10 +182,8 @@ class _PlacedItem:
 
 def placements(results: JobResults) -> tuple[PlacementRow, ...]:
     """Return the placements of a job's tuples: tuples by falling weight, placements in planned
-    order. Empty if the job asked for none.
+    order.
     """
-    if not results.job.asked.get("placements"):
-        return ()
     items = results.items
     protocols = fetch_values(
         results.session, (PROTOCOL.id, PROTOCOL.spec), (item.protocol_id for item in items)

@@ -278,10 +278,8 @@ class CompiledJob:
 
 def compiled_job(
     session: Session, capture: tables.Capture, lines: Sequence[CostLine], peaks: Roofline
-) -> CompiledJob | None:
-    """Return the kernels of a job; None if its capture is not of a compiled model."""
-    if capture.compiled is None:
-        return None
+) -> CompiledJob:
+    """Return the kernels of a job whose capture is of a compiled model."""
     paths: dict[str, list[str]] = defaultdict(list)
     calls = select(tables.Call.operator_id, tables.Call.module_path).where(
         tables.Call.capture_id == capture.id
@@ -301,7 +299,8 @@ def compiled_job(
             )
         )
     rows.sort(key=lambda row: (-row.line.total_us, -row.line.weight_us))
-    return CompiledJob(tuple(rows), capture.compiled.get("graph_breaks") or {}, peaks)
+    graph_breaks = (capture.compiled or {}).get("graph_breaks") or {}
+    return CompiledJob(tuple(rows), graph_breaks, peaks)
 
 
 def paths_of(text: str) -> list[str]:

@@ -269,11 +269,15 @@ def build(session: Session, job_id: str) -> Report:
     origins = _origins(results)
     software_ids = dict.fromkeys(software_id for _, software_id in origins)
 
-    layers = rows_of_owners = None
-    if variant and variant.layers and capture:
-        layers = all_layers(results, variant, capture, verdict)
-    if results.capture_id:
-        rows_of_owners = owners(session, results.capture_id, tuples, protocol.data)
+    layers = compiled = None
+    rows_of_owners: tuple[OwnerRow, ...] = ()
+    if variant and capture:
+        if variant.layers:
+            layers = all_layers(results, variant, capture, verdict)
+        if variant.step:
+            rows_of_owners = owners(session, capture.id, tuples, protocol.data)
+        if capture.compiled is not None:
+            compiled = compiled_job(session, capture, tuples, results.roofline)
     return Report(
         job_id=job.id,
         title=job.title,
@@ -302,9 +306,9 @@ def build(session: Session, job_id: str) -> Report:
         eagerly=_eagerly(results),
         origin=_imported_from(session, job_id),
         all_layers=layers,
-        owners=rows_of_owners or (),
-        placements=placements(results),
-        compiled=compiled_job(session, capture, tuples, results.roofline) if capture else None,
+        owners=rows_of_owners,
+        placements=placements(results) if request.placements != "none" else (),
+        compiled=compiled,
         ranks=_ranks(results),
     )
 

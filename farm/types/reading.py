@@ -487,7 +487,7 @@ class Verification:
         """
         data = data or {}
         values = {}
-        for entry in stored_fields(cls):
+        for entry in stored_fields(cls):  # type: ignore[arg-type]
             if entry.name in data and entry.name != "other":
                 values[entry.name] = entry.parse(data)
         other = {name: value for name, value in data.items() if name not in values}
