@@ -292,9 +292,8 @@ class BenchmarkProcess:
                 return answer
             except Unmeasurable:
                 raise
-            except (
-                BaseException
-            ):  # a signal or a time limit: the process is still busy with the item
+            except BaseException:
+                # a signal or a time limit: the process is still busy with the item
                 self.kill()
                 raise
 

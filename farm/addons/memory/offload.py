@@ -341,9 +341,8 @@ class _Pool:
         kept = (take, give, allocator)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
         try:
-            self.pool = torch.cuda.MemPool(
-                allocator, no_split=True
-            )  # each request serves one tensor
+            # each request serves one tensor
+            self.pool = torch.cuda.MemPool(allocator, no_split=True)
         except TypeError:  # older torch
             self.pool = torch.cuda.MemPool(allocator)
 
@@ -361,9 +360,8 @@ class _Pool:
         return address
 
     def run(self, one: Pass) -> object:
-        if (
-            torch.cuda.is_current_stream_capturing()
-        ):  # the graph already allocates from `Outputs.pool`
+        # the graph already allocates from `Outputs.pool`
+        if torch.cuda.is_current_stream_capturing():
             return one()
         with torch.cuda.use_mem_pool(self.pool, self._device):
             return one()

@@ -465,8 +465,7 @@ def _side_by_side(models: Sequence[ModelPage]) -> Row:
                 "on": {},
             }
             on = rows.setdefault((report.title, protocol), new)["on"]
-            on.setdefault(
-                report.cards[0].model, (verdict.time, verdict.energy)
-            )  # the newest job is the first
+            # the newest job is the first
+            on.setdefault(report.cards[0].model, (verdict.time, verdict.energy))
     numbers = Counter(card for row in rows.values() for card in sorted(row["on"]))
     return {"cards": [card for card, _ in numbers.most_common()], "rows": list(rows.values())}
