@@ -24,7 +24,7 @@ from farm.errors import NoSuchJob
 from farm.report.breakdowns import AllLayers, OwnerRow, PlacementRow, all_layers, owners, placements
 from farm.report.operators import CompiledJob, compiled_job
 from farm.store import item_state, tables
-from farm.store.captures import is_unlisted
+from farm.store.captures import is_unlisted, tuples_of_capture
 from farm.store.columns import ITEM, READING
 from farm.store.database import fetch, values
 from farm.store.tables import CLOSED, ItemRole, ItemState, JobState
@@ -32,7 +32,7 @@ from farm.types import format as formats
 from farm.types.card_kind import OfCardKind
 from farm.types.details import RankFigures
 from farm.types.figure import share_of, value_of
-from farm.types.protocol import Protocol
+from farm.types.protocol import Protocol, Variant
 from farm.types.reading import OtherCalls, Verification, inside_s
 from farm.types.request import OfJobKind, Request
 from farm.types.roofline import Roofline
@@ -42,6 +42,7 @@ from farm.verdict.corrections import cost_in_model
 from farm.verdict.cost_line import CostGroup, CostLine, merged
 from farm.verdict.figures import CallCost, PerToken, ReadingView
 from farm.verdict.job_results import JobResults
+from farm.verdict.token_floor import TokenFloor, has_floor, implementation_of, token_floor
 from farm.verdict.verdict import VERDICT_SCHEMA, Sums, Verdict
 
 SCHEMA = 1
@@ -205,11 +206,17 @@ class Report(OfJobKind):
     placements: tuple[PlacementRow, ...] = ()
     compiled: CompiledJob | None = None  # only of a compiled model
     ranks: tuple[RankFigures, ...] = ()  # of the whole model on several cards
+    floor: TokenFloor | None = None  # only of a decode
 
     @property
     def cost(self) -> CostGroup:
         """The cost of all operator types together."""
         return merged(row.cost for row in self.types)
+
+    @property
+    def implementation(self) -> str:
+        """Which implementation tokens per second are of; "" for a model without tokens."""
+        return implementation_of(Request.from_json(self.request).variant)
 
     @property
     def per_token(self) -> PerToken:
@@ -233,6 +240,8 @@ class Report(OfJobKind):
             "all_layers": self.all_layers and self.all_layers.to_json(),
             "compiled": self.compiled and self.compiled.to_json(),
             "ranks": [plain(rank) for rank in self.ranks],
+            "implementation": self.implementation,
+            "floor": self.floor and self.floor.to_json(),
         }
         data: dict[str, Any] = {"schema": SCHEMA}
         data |= {name: value for name, value in vars(self).items() if name not in optional}
@@ -310,7 +319,24 @@ def build(session: Session, job_id: str) -> Report:
         placements=placements(results) if request.placements != "none" else (),
         compiled=compiled,
         ranks=_ranks(results),
+        floor=_floor(results, variant, tuples),
     )
+
+
+def _floor(
+    results: JobResults, variant: Variant | None, lines: Sequence[CostLine]
+) -> TokenFloor | None:
+    """Return the floor of a decode that was captured."""
+    if variant is None or not results.capture_id or not has_floor(variant):
+        return None
+    calls = Counter[str]()
+    total_us: dict[str, float] = defaultdict(float)
+    for line in lines:
+        calls[line.subject.operator_id] += line.count
+        total_us[line.subject.operator_id] += line.total_us
+    times_us = {id_: total_us[id_] / number for id_, number in calls.items() if number}
+    needed = tuples_of_capture(results.session, results.capture_id, variant.data_of_calls)
+    return token_floor(needed, times_us, results.roofline)
 
 
 def _verdict_rows(session: Session, job_id: str) -> dict[int, tables.VerdictRow]:

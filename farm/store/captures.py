@@ -439,15 +439,18 @@ def stored_tuples(
 ) -> list[NeededTuple]:
     """Return the tuples of the capture of `capture_to_sum`; [] if there is none."""
     stored = capture_to_sum(session, variant, device_type, launch, card_model)
-    if stored is None:
-        return []
+    return [] if stored is None else tuples_of_capture(session, stored, variant.data_of_calls)
+
+
+def tuples_of_capture(session: Session, capture_id: int, data: str) -> list[NeededTuple]:
+    """Return the tuples of a capture. ``data``: see `classes`."""
     calls: dict[str, dict[str, int]] = defaultdict(dict)
-    for (operator_id, data), number in classes(session, stored, variant.data_of_calls).items():
-        calls[operator_id][data] = number
+    for (operator_id, of_call), number in classes(session, capture_id, data).items():
+        calls[operator_id][of_call] = number
     columns = ["id", "short_name", "label", "flops", "bytes_moved", "spec", "output_shapes"]
     rows, unlike = (
         fetch_values(session, [OPERATOR[name] for name in columns], calls),
-        mismatches(session, stored),
+        mismatches(session, capture_id),
     )
     needed = []
     for id_, of_data in calls.items():

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from farm.addons.predict.stored_predictor import CallPrediction, PredictedCost, PredictedValue
-from farm.addons.predict.token_floor import TokenFloor
 from farm.errors import UsageError
 from farm.requests.memory import MemoryNeed
 from farm.types.fields import figure_json
@@ -19,6 +18,7 @@ from farm.types.format import ENERGY, TIME, quantity
 from farm.types.protocol import Protocol, Software, Variant
 from farm.verdict.expectation import Quantity, expected_whole
 from farm.verdict.figures import PerToken
+from farm.verdict.token_floor import TokenFloor, implementation_of
 
 LEVEL, PREDICTED_LEVEL = 0.95, 0.90  # levels of the intervals of readings and of predictions
 # factor: half-width of a 95 % interval -> half-width of the 90 % interval
@@ -221,12 +221,7 @@ class Estimate:
     @property
     def implementation(self) -> str:
         """Which implementation tokens per second are of; "" for a model without tokens."""
-        if not self.per_token.tokens:
-            return ""
-        if self.variant.generates_kernels:
-            return "the kernels of torch.compile"
-        cache = ", with a static cache" if self.variant.phase == "decode" else ""
-        return f"PyTorch's operators one by one, as the model's library calls them{cache}"
+        return implementation_of(self.variant)
 
     @property
     def per_token(self) -> PerToken:

@@ -35,7 +35,6 @@ from farm.addons.predict.stored_predictor import (
     PredictedValue,
     Predictor,
 )
-from farm.addons.predict.token_floor import token_floor
 from farm.errors import FarmError, NoReadings
 from farm.exchange.packaged import packaged_database
 from farm.requests.memory import MemoryNeed, memory_need
@@ -53,6 +52,7 @@ from farm.types.request import Request
 from farm.types.roofline import Roofline
 from farm.types.tuple import NeededTuple
 from farm.verdict.model_readings import SelectedReadings, left_out, protocols_like, select_for_model
+from farm.verdict.token_floor import has_floor, token_floor
 
 
 def estimate(
@@ -390,8 +390,7 @@ class _ModelOnCard:
 
     def with_floor(self, result: Estimate) -> Estimate:
         """Return the estimate of a decode with the least time of its weights and cache."""
-        variant = self.variant
-        if variant.phase != "decode" or variant.generates_kernels or variant.cards > 1:
+        if not has_floor(self.variant):
             return result
         times_us = {id_: cost.time_us.value for id_, cost in result.measured.items()}
         for entry in result.missing:
