@@ -83,7 +83,7 @@ class CompiledAhead:
 @dataclass(frozen=True)
 class CompileRequest(SubjectRequest[CompiledAhead]):
     """Compile a variant on fake tensors, so that the compiler's cache has its code
-    (`farm.training.compile_ahead`).
+    (`farm.training.fake_compilation`).
     """
 
     name = "compile"

@@ -1,6 +1,7 @@
-"""Figures and 95 % intervals from timed passes and from ticks of an energy counter. This module
-needs neither torch nor
-numpy: a window has at most a few thousand values, and reports use these functions too.
+"""Figures and 95 % intervals from timed passes and from ticks of an energy counter.
+
+This module needs neither torch nor numpy: a window has at most a few thousand values, and reports
+use these functions, too.
 
 Passes within a window are correlated: clocks, temperature and the memory controller drift slowly.
 An interval from the standard deviation of the passes is far too narrow. The intervals here come
@@ -93,8 +94,13 @@ def paired_half_width(
     terms: Sequence[tuple[int, Sequence[float]]], whole: Sequence[float]
 ) -> float:
     """95 % half-width of the ratio of a sum and a whole that were measured in the same groups, by
-    the jackknife. A summand of `terms` is a factor and the value without each group, `whole` the
-    value without each group."""
+    the jackknife.
+
+    Args:
+        terms: of the sum: (factor, values). A value belongs to a group; it is the figure of all
+            other groups.
+        whole: the same values of the whole.
+    """
     ratios = []
     for group, of_whole in enumerate(whole):
         ratios.append(math.fsum(factor * values[group] for factor, values in terms) / of_whole)
