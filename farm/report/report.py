@@ -280,7 +280,7 @@ def build(session: Session, job_id: str) -> Report:
 
     layers = compiled = None
     rows_of_owners: tuple[OwnerRow, ...] = ()
-    if variant and capture:
+    if variant and capture and capture.id:
         if variant.layers:
             layers = all_layers(results, variant, capture, verdict)
         if variant.step:

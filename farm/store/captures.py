@@ -229,12 +229,15 @@ def placed_calls(session: Session, capture_id: int, data: str) -> list[PlacedCal
 
 
 def classes(session: Session, capture_id: int, data: str) -> dict[tuple[str, str], int]:
-    """Return (tuple id, value profile) -> number of calls, sorted by first call. `data`: as in
+    """Return (tuple id, data class) -> number of calls, sorted by first call. `data`: as in
     `placed_calls`.
     """
-    return dict(
-        Counter((call.operator_id, call.data) for call in placed_calls(session, capture_id, data))
-    )
+    call = tables.Call
+    query = select(call.operator_id, call.data).where(call.capture_id == capture_id)
+    numbers = Counter[tuple[str, str]]()
+    for operator_id, seen in session.exec(query.order_by(col(call.call_index))):
+        numbers[operator_id, class_of(seen) if data == "seen" else data] += 1
+    return dict(numbers)
 
 
 def predicted_counts(

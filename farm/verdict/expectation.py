@@ -27,5 +27,10 @@ def expected_whole(total: Figure, quantity: Quantity, gap: Figure | None = None)
         gap: the measured gap of the same operators in a smaller model, if there is one. The sum may
             be wrong by as much, so the interval contains the gap.
     """
-    systematic = math.hypot(BETWEEN_JOBS[quantity], gap.value if gap is not None else 0.0)
-    return replace(total, half_width=math.hypot(total.half_width, systematic * total.value))
+    if not total.value:
+        return total
+    relative = [total.relative, BETWEEN_JOBS[quantity]]
+    if gap is not None:
+        relative.append(abs(gap.value))
+
+    return replace(total, half_width=math.hypot(*relative) * abs(total.value))

@@ -19,7 +19,7 @@ from farm.types.fingerprint import median_fingerprint
 from farm.types.matrix_products import Products
 from farm.types.roofline import Roofline, positive, roofline_of
 
-EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2", "int8")
+EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2")
 BASE_POWER_SHARE = 0.2  # of the power limit: the base power of a card that has not measured it
 
 
@@ -41,13 +41,16 @@ class CardModel(OfCardKind):
 
     def roofline(self, dtype: str | None, tf32: bool = False) -> Roofline:
         """The peaks for one dtype; of a dtype without a rate (float64, complex64, int64 ...),
-        those of float32."""
+        those of float32. Products of int8 have the rate of eight-bit floats."""
         key = "tf32" if tf32 and dtype == "float32" else dtype or "float32"
+        eight_bits = self.flops_per_s[EIGHT_BITS[0]]
+        if dtype == "int8":
+            key = EIGHT_BITS[0]
         return Roofline(
             self.flops_per_s.get(key, self.flops_per_s["float32"]),
             self.bytes_per_s,
             self.launch_floor_us,
-            eight_bit_flops_per_s=self.flops_per_s.get("int8", 0.0),  # older records have none
+            eight_bit_flops_per_s=eight_bits,
         )
 
 

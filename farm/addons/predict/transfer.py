@@ -199,7 +199,6 @@ def data_sheet_model(source: CardModel, name: str) -> CardModel:
     rates = {
         dtype: rate * source.flops_per_s[dtype] / sheet.flops_per_s[dtype]
         for dtype, rate in target.flops_per_s.items()
-        if dtype in source.flops_per_s
     }
     return replace(
         target,
