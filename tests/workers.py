@@ -63,7 +63,7 @@ ROWS = (
     ("cli/test_paired_rounds.py",),
     ("security/test_secrets.py",),
     ("tasks/test_logs.py",),
-    ("tasks/test_metrics.py",),
+    ("tasks/test_metrics.py", "tasks/test_card_checks.py"),
     ("gpu/test_measure_gpu.py", "gpu/test_second_opinions_gpu.py"),  # all use the same card
 )
 #: Files that keep a core busy for long; if one began last, all others would wait for it. Files in

@@ -22,7 +22,7 @@ from sqlmodel import Session, col, select
 
 from farm.errors import NoSuchJob
 from farm.report.breakdowns import AllLayers, OwnerRow, PlacementRow, all_layers, owners, placements
-from farm.report.operators import CompiledJob, compiled_job
+from farm.report.kernels import JobKernels, job_kernels
 from farm.store import item_state, tables
 from farm.store.captures import is_unlisted, tuples_of_capture
 from farm.store.columns import ITEM, READING
@@ -204,7 +204,7 @@ class Report(OfJobKind):
     owners: tuple[OwnerRow, ...] = ()  # only for a training step
     # only if tuples were measured with tensors in slow memory
     placements: tuple[PlacementRow, ...] = ()
-    compiled: CompiledJob | None = None  # only of a compiled model
+    compiled: JobKernels | None = None  # only of a compiled model
     ranks: tuple[RankFigures, ...] = ()  # of the whole model on several cards
     floor: TokenFloor | None = None  # only of a decode
 
@@ -286,7 +286,7 @@ def build(session: Session, job_id: str) -> Report:
         if variant.step:
             rows_of_owners = owners(session, capture.id, tuples, protocol.data)
         if capture.compiled is not None:
-            compiled = compiled_job(session, capture, tuples, results.roofline)
+            compiled = job_kernels(session, capture, tuples, results.roofline)
     return Report(
         job_id=job.id,
         title=job.title,

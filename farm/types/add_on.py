@@ -40,5 +40,7 @@ class AddOn:
     offload: str = ""
     #: A module that is a `farm.report.pages.ResultPages`.
     pages: str = ""
+    #: A module that is a `farm.jobs.card_checks.CardChecks`.
+    card_checks: str = ""
     #: The place of a function that shows the history of a card, given its name and whether as JSON.
     card_history: str = ""

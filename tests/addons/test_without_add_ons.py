@@ -78,13 +78,15 @@ def test_commands_of_the_core_work(core, database):
         ["estimate", "resnet18"],
         ["publish", "site"],
         ["cards", "check"],
+        ["worker", "--check-every", "24h"],
     ]
     text = "\n".join(map(json.dumps, commands))
-    done = run(core, "-c", SEVERAL, text=text, FARM_DATABASE_URL=str(database))
+    simulated = {"FARM_SIMULATED_CARDS": "1"}
+    done = run(core, "-c", SEVERAL, text=text, FARM_DATABASE_URL=str(database), **simulated)
     assert done.returncode == 0, done.stderr
     *answers, public = map(json.loads, done.stdout.splitlines())
-    helped, jobs, report, as_json, _, html, estimate, publish, check = answers
-    assert [code for code, *_ in answers] == [0, 0, 0, 0, 0, 2, 2, 2, 2], answers
+    helped, jobs, report, as_json, _, html, estimate, publish, check, worker = answers
+    assert [code for code, *_ in answers] == [0, 0, 0, 0, 0, 2, 2, 2, 2, 2], answers
     assert "│ report " in helped[1]
     assert "│ estimate " not in helped[1]
     assert "job1" in jobs[1]
@@ -97,6 +99,7 @@ def test_commands_of_the_core_work(core, database):
     assert "It belongs to the add-on 'pages'" in publish[2]
     assert "There is no command 'farm cards check'." in check[2]
     assert "It belongs to the add-on 'check'" in check[2]
+    assert "--check-every needs the add-on 'check', which is not installed" in worker[2]
     assert "measure_model" in public
     assert "estimate" not in public
 

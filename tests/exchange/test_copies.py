@@ -16,11 +16,11 @@ import pytest
 from sqlmodel import func, select
 
 from benchmarks.package_readings import checked_files
-from farm.data.package_files import CHECKSUMS, DATA, checksum_of
 from farm.errors import DatabaseUnreachable
 from farm.exchange.copies import DatabaseCopy
 from farm.exchange.export import export
 from farm.exchange.packaged import database_of, packaged_files
+from farm.settings.package_files import CHECKSUMS, DATA, checksum_of
 from farm.store import tables
 from farm.store.database import Database
 from tests.disks import SmallDisk, why_not

@@ -103,9 +103,10 @@ def _conclude(
     """Print the results. Raises `BelowTarget` if a card is outside, and `CardNotMeasured` if one
     could not be measured."""
     from farm.addons.check import tables
+    from farm.addons.check.card_check import results
     from farm.jobs import cards
 
-    checks = _results(database, job_ids)
+    checks = results(database, job_ids)
     shown = {"checks": [result.to_json() for result in checks]}
     answer(as_json, shown, lambda: Group(*map(tables.card_check, checks)))
     outside = [result for result in checks if result.outcome == "outside"]
@@ -138,7 +139,7 @@ def _names(checks: Sequence[CardCheck]) -> str:
 def card_history(card: str, as_json: bool) -> None:
     """Show the checks of a card over time. Raises `NoReadings` if it has none."""
     from farm.addons.check import tables
-    from farm.addons.check.card_check import checks_of
+    from farm.addons.check.card_check import checks_of, results
     from farm.jobs import cards
 
     with contextlib.closing(output.open_database()) as database:
@@ -147,19 +148,6 @@ def card_history(card: str, as_json: bool) -> None:
             job_ids = checks_of(session, card_id)
         if not job_ids:
             raise NoReadings(f"The card {card_id} has no check.", "Run `farm cards check`.")
-        checks = _results(database, job_ids)
+        checks = results(database, job_ids)
     shown = {"card_id": card_id, "checks": [result.to_json() for result in checks]}
     answer(as_json, shown, lambda: tables.card_history(checks))
-
-
-def _results(database: Database, job_ids: Sequence[str]) -> list[CardCheck]:
-    """The results of checks, compared with the readings of this database and the packaged ones."""
-    from farm.addons.check.card_check import card_check
-    from farm.exchange.packaged import packaged_database
-
-    with (
-        contextlib.closing(packaged_database()) as packaged,
-        database.read() as session,
-        packaged.read() as others,
-    ):
-        return [card_check(session, job_id, [others]) for job_id in job_ids]

@@ -50,13 +50,7 @@ def card_history(checks: Sequence[CardCheck]) -> RenderableType:
 
 def _summary(check: CardCheck) -> tuple[RenderableType, str]:
     words, style = _OUTCOMES[check.outcome]
-    outside = []
-    for figure in check.figures:
-        for comparison in figure.comparisons:
-            if comparison.is_outside:
-                outside.append(f"{_name(figure)} {comparison.difference:+.1%}")
-                break
-    return Text(words, style), few(outside, 3) or NOTHING
+    return Text(words, style), few(check.outside(), 3) or NOTHING
 
 
 def _course(checks: Sequence[CardCheck], number: int) -> tuple[RenderableType, ...]:
@@ -69,15 +63,11 @@ def _course(checks: Sequence[CardCheck], number: int) -> tuple[RenderableType, .
             values.append(figure.value.value)
     figure = checks[-1].figures[number]
     if not values:
-        return _name(figure), NOTHING, NOTHING, NOTHING, NOTHING
+        return figure.title, NOTHING, NOTHING, NOTHING, NOTHING
     units = TIME if figure.quantity == "time" else POWER
     change = f"{values[-1] / values[0] - 1:+.1%}"
     bars = sparkline(times_s, values, (times_s[0], times_s[-1]), width=min(30, len(values)))
-    return _name(figure), quantity(values[0], units), quantity(values[-1], units), change, bars
-
-
-def _name(figure: CheckedFigure) -> str:
-    return figure.label if figure.quantity == "time" else f"{figure.label}: power"
+    return figure.title, quantity(values[0], units), quantity(values[-1], units), change, bars
 
 
 def _rows(result: CardCheck) -> Iterator[tuple[RenderableType, ...]]:
@@ -86,7 +76,7 @@ def _rows(result: CardCheck) -> Iterator[tuple[RenderableType, ...]]:
         value = quantity(figure.value.value, units) if figure.value else NOTHING
         if figure.bytes_per_s:
             value = f"{value}, {count_of(figure.bytes_per_s, 'B')}/s"
-        name = _name(figure)
+        name = figure.title
         if not figure.comparisons:
             reason = figure.reason or "nothing to compare with"
             yield name, value, NOTHING, NOTHING, NOTHING, NOTHING, Text(reason, style="dim")

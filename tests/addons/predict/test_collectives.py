@@ -168,7 +168,7 @@ def test_a_split_model_is_estimated_from_readings_on_one_card_and_collectives_of
     assert found.software.communication == LINK, "readings with other settings are not mixed in"
     assert len(known) == 2
     (missing,) = found.missing
-    assert (missing.operator, missing.calls) == ("all_reduce", 3)
+    assert (missing.needed.short_name, missing.needed.all_calls) == ("all_reduce", 3)
     assert found.covered_tuples == len(taken.capture.tuples) - 1
     low, high = sorted(one.cost.time_us.value for one in known)
     assert low < missing.predicted_us < high
