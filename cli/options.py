@@ -77,6 +77,7 @@ SPLIT = (
     "sharding",
     "distributed",
 )
+NOT_PLAIN = ("compile", *SPLIT)  # fields of a variant that is compiled or on several cards
 VariantFields = Annotated[dict[str, Any], Declared()]
 
 

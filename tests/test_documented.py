@@ -23,6 +23,7 @@ from cli.options import with_compile_mode
 from farm.requests.partial_request import GIVEN
 from farm.settings import Settings
 from farm.subjects.sweep import RECIPES
+from tests import slow
 from tests.test_imports import ORDER
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -164,6 +165,7 @@ def test_every_public_name_is_documented_with_its_parameters():
         assert what.__doc__, name
 
 
+@slow.MEASURED
 def test_the_readme_shows_a_report_as_the_program_prints_it(request, monkeypatch):
     """Without its remarks, for which a line `...` stands. `--regenerate-golden` writes the current
     report into the README."""
@@ -185,7 +187,7 @@ def test_the_readme_shows_a_report_as_the_program_prints_it(request, monkeypatch
     assert shown == printed
 
 
-@pytest.mark.slow(reason="it imports readings, predicts a model and captures a training step")
+@slow.MEASURED
 def test_the_commands_answer_the_questions_of_the_readme():
     (table,) = re.findall(
         r"^\| question \| command \|\n\| --- \| --- \|\n((?:\|.*\n)+)",

@@ -13,6 +13,7 @@ import pytest
 
 import farm
 from benchmarks.arrows import by_arrow, crossings
+from tests import slow
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("farm", "tasks", "cli")
@@ -367,6 +368,7 @@ def test_no_file_is_a_drawer():
     assert not names & {"utils.py", "helpers.py", "misc.py", "common.py"}
 
 
+@slow.PROCESS
 def test_everything_can_be_imported_with_the_declared_dependencies_alone():
     """Hide the packages that only the tests install, which a user's machine does not have."""
     code = """

@@ -27,14 +27,24 @@ def check_cards(request: Request, cards: Iterable[Card]) -> None:
             raise UsageError(why, "Leave --placements out, or choose another card with --card.")
 
 
-def remember_outputs(specs: Iterable[OperatorTuple]) -> None:
+def remember_outputs(request: Request, specs: Iterable[OperatorTuple]) -> None:
     """Fill the cache of `offloadable` before the transaction that plans the items: computing the
-    outputs of tuples imports torch and takes long.
+    outputs of tuples imports torch and takes long. Nothing if the request does not need it.
     """
+    if request.placements == "none":
+        return
     from farm.operators.rebuild import offloadable
 
     for spec in specs:
         offloadable(spec)
+
+
+def remember_stored_outputs(
+    session: Session, request: Request, operator_ids: Iterable[str]
+) -> None:
+    """As `remember_outputs`, for tuples of the database."""
+    if request.placements != "none":
+        remember_outputs(request, tuples_with_ids(session, operator_ids).values())
 
 
 def slow_protocols(
@@ -46,6 +56,8 @@ def slow_protocols(
         data_of: tuple id -> data of its first call. The values of other calls do not affect
             transfers, so they are not measured.
     """
+    if request.placements == "none":
+        return
     from farm.operators.rebuild import placements_of
 
     specs = tuples_with_ids(session, data_of)

@@ -113,12 +113,9 @@ def test_a_text_costs_its_prompt_and_a_decode_for_each_token(database, farm, mon
         "none",
     )
     assert said.code == 0, said.stderr
-    assert (
-        "falcon-7b prefill 2x64 tokens bfloat16 of 1 layers, then 200 generated tokens per sequence"
-        in said.stdout
-    )
+    assert "tokens bfloat16 of 1 layers, then 200 generated tokens" in said.stdout
     text = " ".join(said.stdout.split())
-    assert "The cache grows from 65 to 264 tokens, but figures exist for 64, 128 tokens" in text
+    assert "from 65 to 264 tokens, but figures exist for 64, 128" in text
 
 
 @pytest.mark.parametrize(("cache", "is_lower_bound"), [(1024, False), (32, True)])

@@ -165,10 +165,7 @@ def test_at_a_terminal(own, database):
         created_at_s=1.8e9,
         leave_out=lambda spec: spec.short_name == "Linear",
     )
-    assert (
-        "has readings of 1 more. Fit the predictor to all of them: `farm predict fit`"
-        in " ".join(own(*MODEL).stdout.split())
-    )
+    assert "has readings of 1 more. Fit the predictor" in " ".join(own(*MODEL).stdout.split())
 
 
 def test_a_predictor_that_cannot_be_read_costs_no_answer(own):
@@ -340,7 +337,7 @@ def test_parts_unlike_the_readings_are_marked_and_planned_first(
     assert proposals[0].entry.needed.operator_id == second_id
     said = " ".join(own("estimate", "grouped", "-b", "16", "--card", "H200").stdout.split())
     assert "; far)" in said
-    assert f"far: no reading is similar, so the interval is wide ({len(far)} tuple" in said
+    assert f"the interval is wide ({len(far)} tuple" in said
     assert (
         f"A reading of {entries[found.narrowing[0]].needed.label} narrows the total most (`--measure 1`)."
         in said
@@ -487,9 +484,7 @@ def test_a_card_without_a_predictor_has_an_incomplete_sum(own, database):
     said = own(*arguments)
     assert "at least" in said.stdout.splitlines()[1]
     assert "(95 % interval): sum of" in " ".join(said.stdout.split())
-    assert "there is no predictor for NVIDIA A100 under eager launch" in " ".join(
-        said.stdout.split()
-    )
+    assert "no predictor for NVIDIA A100 under eager launch" in " ".join(said.stdout.split())
     told = json.loads(own(*arguments, "--json").stdout)
     assert (told["complete"], told["time_us"]) == (False, told["measured_time_us"])
     assert "no predictor for NVIDIA A100" in told["incomplete_reason"]
@@ -574,7 +569,7 @@ def test_readings_of_another_card_calibrate_its_predictions(transferred, databas
     assert found["predicted_mj"] > 0
     said = " ".join(transferred(*arguments).stdout.split())
     assert (
-        f"they are transferred from NVIDIA H200 and calibrated with {about['readings']} readings "
+        f"transferred from NVIDIA H200 and calibrated with {about['readings']} readings "
         f"of {model}" in said
     )
     assert "for the card GPU-1." in said
@@ -627,9 +622,7 @@ def test_readings_with_another_torch_calibrate_nothing_and_are_named(transferred
     )
     found = json.loads(transferred(*MODEL[:-1], "H100", "--json").stdout)
     assert found["transfer"]["readings"] == 0
-    assert any(
-        "The readings of NVIDIA H100 are for torch 2.12.0" in note for note in found["notes"]
-    )
+    assert any("readings of NVIDIA H100 are for torch 2.12.0" in note for note in found["notes"])
 
 
 def test_a_card_without_a_data_sheet_needs_measured_rates(transferred, database):
@@ -640,7 +633,7 @@ def test_a_card_without_a_data_sheet_needs_measured_rates(transferred, database)
         session.get_one(tables.CardRow, "GPU-1").fingerprint = None
     found = json.loads(transferred(*arguments, "--json").stdout)
     assert (found["transfer"], found["complete"]) == (None, False)
-    assert "no data sheet, so no other card predicts it" in found["incomplete_reason"]
+    assert "no data sheet" in found["incomplete_reason"]
 
 
 def test_readings_of_a_database_that_is_not_that_of_the_settings_calibrate_too(
