@@ -469,6 +469,9 @@ def _holds_tensors(value: Any, visited: dict[int, bool]) -> bool:
 
 _GROUPED_PRODUCT = torch.ops.aten._grouped_mm.default
 _HISTOGRAM = torch.ops.aten.histc.default
+#: Its meta function reads an attribute of fake tensors in PyTorch 2.11.
+_PACKED_PRODUCT = torch.ops.aten._weight_int4pack_mm.default
+_PACKED_COLUMNS = 8
 _DEFAULT_BINS = 100
 _ROW_ALIGNMENT_BYTES = 16
 _ShapeAndStride = tuple[tuple[int, ...], tuple[int, ...]]
@@ -480,6 +483,9 @@ def _made_on_card(func: Any, args: Any, kwargs: Any) -> _ShapeAndStride | None:
     if func is _HISTOGRAM:
         bins = int(args[1]) if len(args) > 1 else _DEFAULT_BINS
         return None if args[0].is_floating_point() else ((bins,), (1,))
+    if func is _PACKED_PRODUCT:
+        columns = int(args[1].shape[0]) * _PACKED_COLUMNS
+        return (int(args[0].shape[0]), columns), (columns, 1)
     is_missing = func is _GROUPED_PRODUCT and args[0].dtype is not torch.bfloat16
     if not is_missing or kwargs.get("out_dtype") is not None:
         return None

@@ -21,8 +21,10 @@ from sqlalchemy.orm import defer
 from sqlmodel import Session, col, select
 
 from farm.errors import NoSuchJob
-from farm.report.breakdowns import AllLayers, OwnerRow, PlacementRow, all_layers, owners, placements
+from farm.report.all_layers import AllLayers, all_layers
 from farm.report.kernels import JobKernels, job_kernels
+from farm.report.owners import OwnerRow, owners
+from farm.report.placements import PlacementRow, placements
 from farm.store import item_state, tables
 from farm.store.captures import is_unlisted, tuples_of_capture
 from farm.store.columns import ITEM, READING
@@ -315,7 +317,7 @@ def build(session: Session, job_id: str) -> Report:
         origin=_imported_from(session, job_id),
         all_layers=layers,
         owners=rows_of_owners,
-        placements=placements(results) if request.placements != "none" else (),
+        placements=placements(results),
         compiled=compiled,
         ranks=_ranks(results),
         floor=_floor(results, variant, tuples),

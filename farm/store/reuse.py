@@ -15,7 +15,7 @@ from farm.store.database import among
 from farm.store.tables import CardRow, ItemRole, ReadingRow, SoftwareRow
 from farm.types.details import Details
 from farm.types.protocol import Stopping
-from farm.types.reading import includes_redirecting, method_of
+from farm.types.reading import method_of
 from farm.types.request import Request
 
 
@@ -95,12 +95,11 @@ UNSOUND = DOUBTFUL | {"busy_host"}  # by other programs, also on a CPU
 
 
 def sound(reading: ReadingRow) -> bool:
-    """True if the reading has the current method of its card, no doubtful flag, and no Python code
-    of the farm in its time."""
-    details = Details.from_json(reading.details)
-    if includes_redirecting(reading.card_id, details):
-        return False
-    return details.method == method_of(reading.card_id) and not DOUBTFUL & set(reading.flags)
+    """True if the reading has the current method of its card and no doubtful flag."""
+    current = method_of(reading.card_id)
+    return Details.from_json(reading.details).method == current and not DOUBTFUL & set(
+        reading.flags
+    )
 
 
 def tells_others(flags: Iterable[str] | None) -> bool:

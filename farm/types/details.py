@@ -152,9 +152,6 @@ class MemoryUse:
     slow_memory: str | None = None  # of a tuple with a placement: which memory was slow
     # where library workspaces were: fast, or possibly with the output
     workspaces: str | None = None
-    # "directly": an eager pass of a tuple with a placement contains no Python that selects memory.
-    # Earlier readings of a CPU may contain some.
-    outputs_written: str | None = None
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,10 @@ from farm.types.figure import Figure, exact, total_of, value_of
 from farm.types.stored import plain, stored_fields
 
 METHOD = 5  # increased if a code change changes results; readings of another method are not reused
-# the same for readings of a CPU. 5 and earlier: like a GPU; 6: one window; 7: outputs in the cache
-CPU_METHOD = 8
+# the same for readings of a CPU. 5 and earlier: like a GPU; 6: one window; 7: outputs in the cache;
+# 8: compiled models were compiled again while they were timed, and Python of the farm redirected
+# slow outputs
+CPU_METHOD = 9
 # flags: the measurement repeats at once
 REPEATED = frozenset({"throttled_thermal", "shared", "drifting", "starved"})
 # phases in which the measured operator, model or canary runs
@@ -44,14 +46,6 @@ _INSIDE = (
 def method_of(card_id: str) -> int:
     """Return the version of the method that this code uses on a card."""
     return CPU_METHOD if is_cpu_id(card_id) else METHOD
-
-
-def includes_redirecting(card_id: str, details: Details) -> bool:
-    """True if the time of a tuple with slow tensors may include Python code of the farm that
-    redirected its outputs. An eager pass of earlier versions contained such code: 6 us for a ReLU
-    that takes 2 us on a CPU. On a GPU, passes are usually in CUDA graphs."""
-    memory = details.memory
-    return is_cpu_id(card_id) and memory.slow_memory is not None and memory.outputs_written is None
 
 
 def inside_s(cost_s: Mapping[str, float]) -> float:

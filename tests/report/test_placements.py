@@ -20,7 +20,6 @@ from farm.store.tables import CardRow, ProtocolRow, ReadingRow
 from farm.types.details import MemoryUse
 from farm.types.figure import value_of
 from farm.types.protocol import Protocol
-from farm.types.reading import CPU_METHOD
 from farm.types.request import Request, Sweep
 from tests.planned import READING, claim, complete, items_of, register
 
@@ -35,10 +34,10 @@ TIMES_US = {"": 10.0, "in0": 25.0, "out0": 20.0}
 @pytest.fixture
 def job(database):
     """Of one tuple: all fast, one of both slow, and both slow, which could not be measured yet."""
-    return planned_job(database, "directly")
+    return planned_job(database)
 
 
-def planned_job(database, outputs_written):
+def planned_job(database):
     cards = register(database, 0)
     opened = open_job(database, ResolvedRequest.of(PLACED, cards))
     with database.read() as session:
@@ -46,9 +45,7 @@ def planned_job(database, outputs_written):
     for item in items_of(database, opened.job_id, "tuple"):
         if (word := words[item.protocol_id]) in TIMES_US:
             slow_memory = "fake memory" if word else None
-            memory = MemoryUse(
-                slow_memory=slow_memory, workspaces="fast", outputs_written=outputs_written
-            )
+            memory = MemoryUse(slow_memory=slow_memory, workspaces="fast")
             time_us = dataclasses.replace(READING.time_us, value=TIMES_US[word])
             reading = dataclasses.replace(READING, time_us=time_us).noting(memory=memory)
             complete(database, claim(database, item), item.card_id, reading=reading)
@@ -80,14 +77,14 @@ def test_a_report_has_each_configuration_beside_all_fast(database, job, tmp_path
 
 def test_a_time_with_python_of_an_earlier_version_is_marked_and_not_used_again(database):
     """On a CPU: the cards of these jobs are simulated."""
-    job_id = planned_job(database, None)
+    job_id = planned_job(database)
     with database.write() as session:
         simulated = session.exec(select(CardRow)).first().model_dump()
         session.add(CardRow(**{**simulated, "id": "CPU-1"}))
         session.flush()
         for row in session.exec(select(ReadingRow)):
             row.card_id = "CPU-1"
-            row.details = {**row.details, "method": CPU_METHOD}
+            row.details = {**row.details, "method": 8}
             session.add(row)
     with database.read() as session:
         rows = report.build(session, job_id).placements
@@ -98,7 +95,7 @@ def test_a_time_with_python_of_an_earlier_version_is_marked_and_not_used_again(d
         ]
         assert "Python code of the farm" in rows[1].message
         reusable = {row.time_us: sound(row) for row in session.exec(select(ReadingRow))}
-    assert reusable == {10.0: True, 25.0: False, 20.0: False}
+    assert not any(reusable.values())
 
 
 def test_who_looks_readings_up_gets_those_with_everything_fast_unless_placed_ones_are_meant(

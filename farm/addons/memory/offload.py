@@ -27,7 +27,7 @@ import itertools
 import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -77,17 +77,16 @@ def offload(rebuilt: Rebuilt, protocol: Protocol, memory: SlowMemory | None = No
     outputs = Outputs(run, "fast", direct=run)
     if placement.outputs:
         outputs = slow_outputs(moved, sorted(placement.outputs), memory)
-    use = MemoryUse(slow_memory=memory.name, workspaces=outputs.workspaces)
+    details = Details(memory=MemoryUse(slow_memory=memory.name, workspaces=outputs.workspaces))
     is_graph = rebuilt.device.type == "cuda" and protocol.launch == "graph"
     if is_graph:
-        return Offloaded(moved, outputs.run, Details(memory=use), outputs.pool, memory)
+        return Offloaded(moved, outputs.run, details, outputs.pool, memory)
     if outputs.direct is None:
         text = (
             "The output cannot be in slow memory with eager launch: the time would include Python "
             "code that selects the memory."
         )
         raise Unmeasurable("not_available", text, "On a GPU, give --launch graph.")
-    details = Details(memory=replace(use, outputs_written="directly"))
     return Offloaded(moved, outputs.direct, details, outputs.pool, memory)
 
 

@@ -196,9 +196,6 @@ def read_slow(
             words[row.id] = (spec["data"], word)
     placed = [protocol_id for protocol_id, (_, word) in words.items() if word]
     method = sqlalchemy.case((READING.card_id.startswith("CPU-"), CPU_METHOD), else_=METHOD)
-    # `farm.types.reading.includes_redirecting` describes the other readings
-    details = sqlalchemy.cast(READING.details, sqlalchemy.Text)
-    direct = ~READING.card_id.startswith("CPU-") | details.contains('"outputs_written"')
     newest: dict[tuple[str, str], dict[tuple[str, str, str], float]] = defaultdict(dict)
 
     def read(*which: Any) -> set[str]:
@@ -217,7 +214,7 @@ def read_slow(
         return subjects
 
     subjects = set[str]().union(
-        *(read(READING.protocol_id.in_(batch), direct) for batch in in_batches(placed))
+        *(read(READING.protocol_id.in_(batch)) for batch in in_batches(placed))
     )
     fast = list(words.keys() - set(placed))
     for batch in in_batches(sorted(subjects)):

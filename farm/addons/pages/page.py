@@ -27,9 +27,9 @@ from sqlmodel import Session, col, func, select
 from farm.addons.pages import charts, check_file
 from farm.errors import Unreadable, UsageError, needing
 from farm.errors.safe_text import printable
-from farm.report.breakdowns import OF_OWNERS, OwnerGroup, grouped
 from farm.report.history import HistoryRow
 from farm.report.layers import layers
+from farm.report.owners import OF_OWNERS, OwnerGroup, grouped
 from farm.report.report import Report, build, remarks
 from farm.report.schemes import SchemeComparison
 from farm.settings.shared_files import replacing_file
