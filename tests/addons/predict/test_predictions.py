@@ -166,7 +166,7 @@ def test_at_a_terminal(own, database):
         leave_out=lambda spec: spec.short_name == "Linear",
     )
     assert (
-        "has readings of 1 more. Fit the predictor to all of them: `farm predict fit`"
+        "has readings of 1 more. To learn from all of them takes some minutes: `farm predict fit`"
         in " ".join(own(*MODEL).stdout.split())
     )
 
