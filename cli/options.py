@@ -76,6 +76,7 @@ SPLIT = (
     "sharding",
     "distributed",
 )  # fields of a variant on several cards
+NOT_PLAIN = ("compile", *SPLIT)  # fields of a variant that is compiled or on several cards
 VariantFields = Annotated[dict[str, Any], Declared()]
 
 

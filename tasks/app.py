@@ -171,9 +171,11 @@ def broker_client(current: Settings) -> Iterator[Any]:
         raise broker_unreachable(current.broker_url, error) from error
 
 
-def check_broker(current: Settings) -> None:
-    """Check that the broker answers. Raises `BrokerUnreachable` if none is configured or it does
-    not answer; `SettingsError` if the URL is malformed or not a Redis URL."""
+def check_broker(current: Settings | None = None) -> None:
+    """Check that the broker of the settings (default: those of this process) answers. Raises
+    `BrokerUnreachable` if none is configured or it does not answer; `SettingsError` if the URL is
+    malformed or not a Redis URL."""
+    current = current or settings()
     if not current.broker_url:
         raise BrokerUnreachable(
             "No broker is configured.",

@@ -1,7 +1,9 @@
 """One worker process of a host: the Celery worker of one card, or the control worker.
 
-    python -m tasks.main card ID      serve one card (CUDA_VISIBLE_DEVICES is set before Python
-    starts) python -m tasks.main control      aggregation, rounds, reconciling; no card
+    python -m tasks.main card ID         serve one card (CUDA_VISIBLE_DEVICES is set before Python
+                                         starts)
+    python -m tasks.main control ID...   aggregation, rounds, reconciling, regular checks of these
+                                         cards; no CUDA context
 
 `tasks.supervisor` starts them. Celery's own processes never import torch: only the benchmark
 process of the card has a CUDA context. Only a worker may import this module, since it removes most
@@ -155,15 +157,22 @@ def _items_wait(database: Database, card_id: str) -> bool:
         )
 
 
-def serve_control() -> int:
-    """Run the control worker of this host until it is stopped; return the exit code."""
+def serve_control(card_ids: Sequence[str]) -> int:
+    """Run the control worker of this host until it is stopped; return the exit code. ``card_ids``:
+    the cards that its supervisor serves, which it checks regularly if the settings say so."""
     current = settings()
-    _answering_database(current)
+    database = _answering_database(current)
+    ended = threading.Event()
+    checks = None
+    if current.check_every_s and not own_farm():
+        from tasks.card_checks import RegularChecks  # here, so that other workers start faster
+
+        checks = RegularChecks(current, card_ids, database)
+        threading.Thread(target=checks.run, args=(ended,), daemon=True).start()
     if current.metrics_port and not own_farm():
         from tasks import metrics  # imported here, so that the workers of cards start faster
 
-        metrics.serve(current, supervisor=_SUPERVISOR)
-    ended = threading.Event()
+        metrics.serve(current, supervisor=_SUPERVISOR, checks=checks)
     threading.Thread(target=_reconcile_regularly, args=(current, ended), daemon=True).start()
     threading.Thread(target=_watch_control_queue, args=(current, ended), daemon=True).start()
     try:
@@ -244,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The program of a worker process; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tasks.main")
     parser.add_argument("role", choices=("card", "control"))
-    parser.add_argument("card", nargs="?")
+    parser.add_argument("cards", nargs="*")
     parser.add_argument("--parent", type=int, default=0)
     options = parser.parse_args(arguments)
     # SIGKILL in an embedded farm: its broker dies with the command too, and a normal stop of Celery
@@ -252,7 +261,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     die_with_parent(signal.SIGKILL if own_farm() else signal.SIGTERM, options.parent)
     logs.set_up()
     try:
-        return serve_control() if options.role == "control" else serve_card(options.card)
+        if options.role == "control":
+            return serve_control(options.cards)
+        return serve_card(options.cards[0])
     except FarmError as error:
         log.error("%s %s", error.message, error.next_step)
         return error.exit_code

@@ -215,7 +215,7 @@ class Bench:
 
         counts_energy = "energy_counter_mj" in self.device.capabilities
         pass_s = ranks.largest(reading.time_us.value / 1e6)
-        limited = bool(ranks.largest("throttled_power" in reading.flags and counts_energy))
+        limited = ranks.some("throttled_power" in reading.flags and counts_energy)
         measurement = Measurement(
             subject,
             protocol,

@@ -189,7 +189,7 @@ def time_among_others(
         precise = replay > LEAST_REPLAYS and (
             _effect_us(alone_us, among_us).half_width <= policy.context_share * bare_us[-1]
         )
-        if not ranks.largest(not precise):
+        if ranks.every(precise):
             break
         pass_us = bare.pass_us(begin, end)
         alone.replay()

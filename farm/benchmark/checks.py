@@ -162,7 +162,7 @@ class Canary:
             disturbed = REPEATED & set(reading.flags) or (
                 first is not None and _off(*_changes(reading, first))
             )
-            if ranks.largest(bool(disturbed)):
+            if ranks.some(bool(disturbed)):
                 reading = measure(workload, STOPPING)
             return reading
         finally:

@@ -98,11 +98,11 @@ class Windows:
             for name, seconds in reading.cost_s.items():
                 ledger.charge(name, seconds)
             poor = REPEATED & set(reading.flags)
-            if not ranks.largest(bool(poor)) or attempt == self._repeats:
+            if ranks.every(not poor) or attempt == self._repeats:
                 break
             if "throttled_thermal" in poor:
                 time.sleep(1.0)  # let the card cool
-            if ranks.largest("starved" in poor):
+            if ranks.some("starved" in poor):
                 self._queues = min(MOST_QUEUES, 2 * self._queues)
         attempts = attempt + 1 if attempt else None
         return reading.noting(timing=dataclasses.replace(reading.details.timing, attempts=attempts))
@@ -164,7 +164,7 @@ class Windows:
         """Run the warm-up and the window, and wait for the work on the card."""
         start_s = time.perf_counter()
         clock.launch()
-        while ranks.largest(time.perf_counter() - start_s < stopping.warm_up_s):
+        while ranks.some(time.perf_counter() - start_s < stopping.warm_up_s):
             clock.launch()
         # short windows have short waits
         until_s = start_s + min(policy.ceiling_s, 1.5 * stopping.maximum_s)
@@ -224,7 +224,7 @@ class Windows:
         """Run rounds until the temperature is stable. Return its rate of change at the end (C/s);
         None if unknown.
         """
-        if not ranks.largest("temperature_c" in self.device.capabilities):
+        if not ranks.some("temperature_c" in self.device.capabilities):
             return None
         next_check_s = 0.0
         slope: float | None = None
@@ -238,7 +238,7 @@ class Windows:
                 settled = (
                     slope is not None and abs(slope) <= policy.slope_c_per_s
                 ) or now_s >= until_s
-            if not ranks.largest(not settled):
+            if ranks.every(settled):
                 break
             clock.launch()
         # If the wait was shorter than the span, use all of its samples.
@@ -249,10 +249,10 @@ class Windows:
         the present time.
         """
         now_s = time.perf_counter()
-        if not ranks.largest(sampler.counts_energy and policy.energy):
+        if not ranks.some(sampler.counts_energy and policy.energy):
             return now_s
         begin_s: float | None = None
-        while ranks.largest(begin_s is None and time.perf_counter() - now_s < 1.0):
+        while ranks.some(begin_s is None and time.perf_counter() - now_s < 1.0):
             clock.launch()
             ticks, _ = sampler.ticks(now_s)
             begin_s = next(
@@ -301,7 +301,7 @@ class Windows:
                     slope = sampler.temperature_slope_c_per_s(now_s - policy.span_s, now_s)
                     good = slope is not None and abs(slope) <= policy.slope_c_per_s
                     begin_s = begin_s if good else max(begin_s, now_s - minimum_s)
-            if not ranks.largest(not (good or over)):
+            if ranks.every(good or over):
                 return good, begin_s
 
     def _is_over(

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from farm.data.package_files import checksum_of
 from farm.errors import DatabaseUnreachable
+from farm.settings.package_files import checksum_of
 from farm.settings.shared_files import make_private
 from farm.store.database import Database, newest_schema
 

@@ -233,8 +233,10 @@ class _Planner:
         usual = self.request.protocol
         sweep = self.request.sweep
         if sweep is not None and sweep.operator in PACKAGED_LISTS:
+            operator_ids = {operator_id for operator_id, _ in calls_of}
             for packaged in packaged_tuples(sweep.operator):
-                yield packaged.spec.id, packaged.protocol(usual.of_whole), 1
+                if packaged.spec.id in operator_ids:
+                    yield packaged.spec.id, packaged.protocol(usual.of_whole), 1
             return
         for (operator_id, data), calls in calls_of.items():
             yield operator_id, usual.with_data(data), calls

@@ -391,15 +391,7 @@ def _extrapolated(
     measured layers.
     """
     if not parts:
-        subject = TupleView(
-            needed.operator_id,
-            needed.short_name,
-            needed.label,
-            flops=needed.flops,
-            bytes_moved=needed.bytes_moved,
-            estimated_us=roofline.estimate_us(needed.flops, needed.bytes_moved),
-        )
-        yield CostLine(subject, needed.all_calls, "missing")
+        yield CostLine(TupleView.of_needed(needed, roofline), needed.all_calls, "missing")
     ends = [0, *itertools.accumulate(part.count for part in parts)]
     upto = [needed.all_calls * end // (ends[-1] or 1) for end in ends]
     for part, begin, end in zip(parts, upto, upto[1:], strict=False):

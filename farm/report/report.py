@@ -22,7 +22,7 @@ from sqlmodel import Session, col, select
 
 from farm.errors import NoSuchJob
 from farm.report.breakdowns import AllLayers, OwnerRow, PlacementRow, all_layers, owners, placements
-from farm.report.operators import CompiledJob, compiled_job
+from farm.report.kernels import JobKernels, job_kernels
 from farm.store import item_state, tables
 from farm.store.captures import is_unlisted, tuples_of_capture
 from farm.store.columns import ITEM, READING
@@ -204,7 +204,7 @@ class Report(OfJobKind):
     owners: tuple[OwnerRow, ...] = ()  # only for a training step
     # only if tuples were measured with tensors in slow memory
     placements: tuple[PlacementRow, ...] = ()
-    compiled: CompiledJob | None = None  # only of a compiled model
+    compiled: JobKernels | None = None  # only of a compiled model
     ranks: tuple[RankFigures, ...] = ()  # of the whole model on several cards
     floor: TokenFloor | None = None  # only of a decode
 
@@ -313,7 +313,7 @@ def build(session: Session, job_id: str) -> Report:
         all_layers=layers,
         owners=rows_of_owners or (),
         placements=placements(results),
-        compiled=compiled_job(session, capture, tuples, results.roofline) if capture else None,
+        compiled=job_kernels(session, capture, tuples, results.roofline) if capture else None,
         ranks=_ranks(results),
         floor=_floor(results, variant, tuples),
     )

@@ -119,6 +119,10 @@ class Settings(BaseSettings):
     deaf_after_s: float = Field(
         300.0, ge=0
     )  # a worker that takes no waiting item for so long restarts; 0: never
+    check_every_s: float = Field(
+        0.0, ge=0
+    )  # a worker's GPUs are checked so often (`farm worker --check-every`); 0: never
+    check_quarantine: bool = False  # whether a card that such a check finds outside is quarantined
     target: float = Field(0.95, gt=0, le=1)  # accuracy and coverage that a verdict needs to pass
     flower_port: int = Field(5555, ge=0, le=65535)
     flower_basic_auth: str = ""  # user:password. "": none, and loopback only

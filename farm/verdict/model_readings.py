@@ -208,21 +208,12 @@ def _parts(
     parts, used, other_data_calls = [], defaultdict(list), 0
     for required in needed:
         by_data = by_subject.get(required.operator_id, {})
-        estimated_us = roofline.estimate_us(required.flops, required.bytes_moved)
         for data, calls in required.calls.items():
             row = by_data.get(data) or by_data.get("normal") or next(iter(by_data.values()), None)
             if row is not None:
                 used[required.operator_id].append(row)
                 other_data_calls += calls if data and data not in by_data else 0
-            described = TupleView(
-                required.operator_id,
-                required.short_name,
-                required.label,
-                data,
-                required.flops,
-                required.bytes_moved,
-                estimated_us,
-            )
+            described = TupleView.of_needed(required, roofline, data)
             if row is None:
                 parts.append(CostLine(described, calls, "missing"))
                 continue

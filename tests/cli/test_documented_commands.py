@@ -30,6 +30,7 @@ from cli.options import with_compile_mode
 from farm.settings import settings
 from farm.store.database import Database
 from farm.types.protocol import Software, Variant
+from tests import slow
 from tests.report import filled, rows
 from tests.report.measured import measured
 
@@ -281,8 +282,9 @@ def farm_with_jobs(tmp_path_factory):
 
 
 SLOW = [
-    ROOT / f"docs/{name}.md" for name in ("python", "memory", "prediction")
-]  # they measure, capture steps and fit
+    ROOT / f"docs/{name}.md"
+    for name in ("python", "memory", "prediction", "language-models", "other-cards", "compare")
+]  # they measure, capture steps, import and fit
 
 
 @pytest.mark.parametrize(
@@ -290,14 +292,12 @@ SLOW = [
     [
         pytest.param(
             page,
-            marks=[pytest.mark.slow(reason="the page has many commands that capture models")]
-            * (page in SLOW),
+            marks=[slow.MEASURED] * (page in SLOW),
         )
         for page in PAGES
     ],
     ids=name_of,
 )
-@pytest.mark.usefixtures("steps_extracted_once")
 def test_the_commands_of_a_page_run_in_their_order(
     page, farm, farm_with_jobs, tmp_path, monkeypatch
 ):

@@ -32,6 +32,7 @@ from farm.store.database import Database, read_clock_s
 from farm.store.query import parse
 from farm.types.reading import InModelTimes, Verification
 from farm.types.request import Request
+from tests import slow
 from tests.report import filled
 from tests.report.measured import measured
 
@@ -514,7 +515,7 @@ def test_what_the_buffers_of_a_model_held_comes_along(database, other_database, 
             import_export(database, tmp_path / "h200")
 
 
-@pytest.mark.slow(reason="it checks files of tens of thousands of rows while the memory is traced")
+@slow.MEASURED
 def test_a_check_keeps_one_batch_in_memory_and_a_bad_last_row_imports_nothing(
     database, tmp_path, monkeypatch
 ):

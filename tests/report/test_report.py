@@ -170,9 +170,8 @@ def test_a_cancelled_job_has_no_verdict_in_its_report_and_in_the_list(database):
     found = built(database, "job1")
     assert found.verdict.outcome == "none"
     assert found.verdict.missed
-    assert found.verdict.reasons == (
-        "Cancelled after 5 of 7 items. Run the same command again to continue the job.",
-    )
+    (reason,) = found.verdict.reasons
+    assert "Cancelled after 5 of 7 items" in reason
     with database.read() as session:
         (row,) = listing.jobs(session, 5)
     assert (row["outcome"], row["accuracy_time"], row["coverage"]) == ("none", None, None)

@@ -18,6 +18,7 @@ from farm.operators.compiled import CompiledPass
 from farm.settings import settings
 from farm.training import compile_ahead
 from farm.types.protocol import Protocol, Subject, Variant
+from tests import slow
 from tests.operators.compiled_models import needs_compiler
 
 CPU = torch.device("cpu")
@@ -42,6 +43,7 @@ def variant(name: str, **fields: object) -> Variant:
     return dataclasses.replace(catalog.variant(name, batch=4), compile="default", **fields)  # type: ignore[arg-type]
 
 
+@slow.COMPILER
 @needs_compiler
 def test_a_compilation_with_real_tensors_finds_the_code_that_one_with_fake_tensors_made() -> None:
     asked = variant("two")

@@ -3,6 +3,7 @@ other cards of its model and with earlier readings of the card."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,10 +12,19 @@ from typing import Any, Literal
 
 from sqlmodel import Session, col, select
 
-from farm.addons.check.deviation import Reference, limit_of, share_below, smallest_found
+from farm.addons.check.deviation import (
+    Reference,
+    limit_of,
+    share_below,
+    smallest_found,
+    smallest_outside,
+)
 from farm.addons.check.figures import CheckFigure, Quantity, check_figures
 from farm.addons.check.population import Comparable, comparable_readings
 from farm.errors import NoSuchJob
+from farm.exchange.packaged import packaged_database
+from farm.jobs.card_checks import Outcome, is_of_card
+from farm.store.database import Database
 from farm.store.reuse import UNSOUND
 from farm.store.tables import CardRow, Item, Job, JobState, ReadingRow
 from farm.types.details import Details
@@ -22,7 +32,7 @@ from farm.types.error_counters import ERROR_COUNTERS, ErrorCounters
 from farm.types.fields import figure_json
 from farm.types.figure import Figure, figure_of
 from farm.types.protocol import Protocol
-from farm.types.request import CARD_CHECK, CHECKS, Request
+from farm.types.request import CHECKS, Request
 
 LEAST_CARDS = 5  # other cards of a model, for a judgement against them
 LEAST_EARLIER = 5  # earlier readings of the card, for a judgement against them
@@ -31,7 +41,6 @@ DISTURBED = frozenset(UNSOUND - {"throttled_thermal", "canary_off"})
 
 QUANTITIES: tuple[Quantity, ...] = ("time", "power")
 ReferenceName = Literal["cards", "earlier"]
-Outcome = Literal["inside", "outside", "not judged", "not measured"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,9 @@ class FigureComparison:
         score: a standard normal deviate if the card is like its reference; None: not judged.
         found_from: the smallest increase that this check finds in 95 % of the cases; None: not
             judged.
+        outside_from: the smallest increase that is outside; None: not judged.
         is_outside: True if the score exceeds the limit of the check.
+        differences: those of the reference from its median, as fractions.
     """
 
     reference: ReferenceName
@@ -57,10 +68,12 @@ class FigureComparison:
     above: float
     score: float | None = None
     found_from: float | None = None
+    outside_from: float | None = None
     is_outside: bool = False
+    differences: tuple[float, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return vars(self).copy()
+        return {name: value for name, value in vars(self).items() if name != "differences"}
 
 
 @dataclass(frozen=True)
@@ -78,6 +91,11 @@ class CheckedFigure:
     reason: str = ""
     comparisons: tuple[FigureComparison, ...] = ()
     wire_bytes: int = 0
+
+    @property
+    def title(self) -> str:
+        """The name for people, which differs between time and power."""
+        return self.label if self.quantity == "time" else f"{self.label}: power"
 
     @property
     def bytes_per_s(self) -> float | None:
@@ -124,6 +142,23 @@ class Conditions:
     counters: ErrorCounters | None = None
     increases: Mapping[str, int] = field(default_factory=dict)
 
+    def counters_text(self) -> str:
+        """The error counters that are not zero, their increases, and those that could not be
+        read."""
+        if self.counters is None:
+            return "not read"
+        texts = []
+        for name, count in self.counters.counts.items():
+            if count:
+                increase = f" (+{self.increases[name]})" if name in self.increases else ""
+                texts.append(f"{name} {count}{increase}")
+        zeros = list(self.counters.counts.values()).count(0)
+        if zeros:
+            texts.append(f"{zeros} of {len(self.counters.counts)} are 0")
+        for name, reason in self.counters.not_read.items():
+            texts.append(f"{name} not read ({reason})")
+        return ", ".join(texts)
+
     def to_json(self) -> dict[str, Any]:
         lists = {"throttle_reasons": list(self.throttle_reasons), "flags": list(self.flags)}
         counters = "not read" if self.counters is None else vars(self.counters)
@@ -141,6 +176,7 @@ class CardCheck:
     card_ids: tuple[str, ...]
     card_model: str
     checked_at_s: float
+    ended_at_s: float
     figures: tuple[CheckedFigure, ...]
     conditions: Conditions
     limit: float | None
@@ -166,6 +202,15 @@ class CardCheck:
             return "not judged"
         return "outside" if any(figure.is_outside for figure in self.figures) else "inside"
 
+    def outside(self) -> list[str]:
+        """Each figure that is outside, with its largest difference: "copy of 67 MB, bf16 +3.0%"."""
+        texts = []
+        for figure in self.figures:
+            differences = [each.difference for each in figure.comparisons if each.is_outside]
+            if differences:
+                texts.append(f"{figure.title} {max(differences):+.1%}")
+        return texts
+
     def to_json(self) -> dict[str, Any]:
         return {
             "job": self.job_id,
@@ -178,6 +223,18 @@ class CardCheck:
             "figures": [figure.to_json() for figure in self.figures],
             "conditions": self.conditions.to_json(),
         }
+
+
+def results(database: Database, job_ids: Iterable[str]) -> list[CardCheck]:
+    """The results of checks, compared with the readings of this database and the packaged ones.
+    Raises as `card_check`.
+    """
+    with (
+        contextlib.closing(packaged_database()) as packaged,
+        database.read() as session,
+        packaged.read() as others,
+    ):
+        return [card_check(session, job_id, [others]) for job_id in job_ids]
 
 
 def card_check(session: Session, job_id: str, others: Sequence[Session] = ()) -> CardCheck:
@@ -212,6 +269,7 @@ def card_check(session: Session, job_id: str, others: Sequence[Session] = ()) ->
         card_ids=tuple(job.request["cards"]),
         card_model=card.model,
         checked_at_s=job.created_at_s,
+        ended_at_s=job.ended_at_s or job.created_at_s,
         figures=judged,
         conditions=_conditions(card, list(readings.values()), _counters_before(session, job)),
         limit=limit,
@@ -238,8 +296,7 @@ def checks_of(session: Session, card_id: str) -> list[str]:
     ended = select(Job).where(Job.kind == "sweep", Job.state == JobState.DONE)
     checks = []
     for job in session.exec(ended.order_by(col(Job.created_at_s))):
-        sweep = job.asked.get("sweep") or {}
-        if sweep.get("operator") == CARD_CHECK and job.asked.get("cards") == [card_id]:
+        if is_of_card(job, card_id):
             checks.append(job.id)
     return checks
 
@@ -331,6 +388,7 @@ def compared(name: ReferenceName, reference: Reference, log_value: float) -> Fig
         difference=math.expm1(log_value - reference.center),
         spread=reference.spread,
         above=share_below(reference.values, log_value),
+        differences=tuple(math.expm1(value - reference.center) for value in reference.values),
     )
     if count < least:
         return comparison
@@ -362,6 +420,7 @@ def _judged(comparison: FigureComparison, limit: float) -> FigureComparison:
     return replace(
         comparison,
         found_from=smallest_found(comparison.count, comparison.spread, limit),
+        outside_from=smallest_outside(comparison.count, comparison.spread, limit),
         is_outside=comparison.score > limit,
     )
 

@@ -85,6 +85,11 @@ def smallest_found(count: int, spread: float, limit: float) -> float:
     return math.expm1((_deviation_at(limit, count) + _FOUND) * spread)
 
 
+def smallest_outside(count: int, spread: float, limit: float) -> float:
+    """Return the relative increase from which a figure is outside; see `smallest_found`."""
+    return math.expm1(_deviation_at(limit, count) * spread)
+
+
 def _degrees(count: int) -> int:
     return PRIOR_DEGREES + count - 1
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from sqlmodel import Session, col, select
 
-from farm.devices.device import Card
 from farm.requests.card_selection import CardLike
 from farm.requests.partial_request import PartialRequest
 from farm.requests.resolved import ResolvedRequest, resolve
@@ -14,7 +13,7 @@ from farm.store.tables import CardRow
 from farm.types.request import CARD_CHECK, LINK_CHECK, Sweep
 
 
-def check_request(card: Card) -> ResolvedRequest:
+def check_request(card: CardLike) -> ResolvedRequest:
     """Return the request of a check of a card. It reuses no reading."""
     return _request(CARD_CHECK, [card])
 

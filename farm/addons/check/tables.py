@@ -12,7 +12,6 @@ from farm.addons.check.card_check import (
     LEAST_EARLIER,
     CardCheck,
     CheckedFigure,
-    Conditions,
     FigureComparison,
 )
 from farm.addons.check.deviation import FALSE_ALARMS
@@ -50,13 +49,7 @@ def card_history(checks: Sequence[CardCheck]) -> RenderableType:
 
 def _summary(check: CardCheck) -> tuple[RenderableType, str]:
     words, style = _OUTCOMES[check.outcome]
-    outside = []
-    for figure in check.figures:
-        for comparison in figure.comparisons:
-            if comparison.is_outside:
-                outside.append(f"{_name(figure)} {comparison.difference:+.1%}")
-                break
-    return Text(words, style), few(outside, 3) or NOTHING
+    return Text(words, style), few(check.outside(), 3) or NOTHING
 
 
 def _course(checks: Sequence[CardCheck], number: int) -> tuple[RenderableType, ...]:
@@ -69,15 +62,11 @@ def _course(checks: Sequence[CardCheck], number: int) -> tuple[RenderableType, .
             values.append(figure.value.value)
     figure = checks[-1].figures[number]
     if not values:
-        return _name(figure), NOTHING, NOTHING, NOTHING, NOTHING
+        return figure.title, NOTHING, NOTHING, NOTHING, NOTHING
     units = TIME if figure.quantity == "time" else POWER
     change = f"{values[-1] / values[0] - 1:+.1%}"
     bars = sparkline(times_s, values, (times_s[0], times_s[-1]), width=min(30, len(values)))
-    return _name(figure), quantity(values[0], units), quantity(values[-1], units), change, bars
-
-
-def _name(figure: CheckedFigure) -> str:
-    return figure.label if figure.quantity == "time" else f"{figure.label}: power"
+    return figure.title, quantity(values[0], units), quantity(values[-1], units), change, bars
 
 
 def _rows(result: CardCheck) -> Iterator[tuple[RenderableType, ...]]:
@@ -86,7 +75,7 @@ def _rows(result: CardCheck) -> Iterator[tuple[RenderableType, ...]]:
         value = quantity(figure.value.value, units) if figure.value else NOTHING
         if figure.bytes_per_s:
             value = f"{value}, {count_of(figure.bytes_per_s, 'B')}/s"
-        name = _name(figure)
+        name = figure.title
         if not figure.comparisons:
             reason = figure.reason or "nothing to compare with"
             yield name, value, NOTHING, NOTHING, NOTHING, NOTHING, Text(reason, style="dim")
@@ -130,25 +119,7 @@ def _conditions(result: CardCheck) -> Iterator[tuple[str, str]]:
     yield "highest temperature", _with_unit(state.highest_temperature_c, "°C")
     yield "throttled", ", ".join(state.throttle_reasons) or "no"
     yield "flags", ", ".join(state.flags) or "none"
-    yield "error counters", _counters(state)
-
-
-def _counters(state: Conditions) -> str:
-    """The error counters that are not zero, their increases, and those that could not be read."""
-    counters = state.counters
-    if counters is None:
-        return "not read"
-    texts = []
-    for name, count in counters.counts.items():
-        if count:
-            increase = f" (+{state.increases[name]})" if name in state.increases else ""
-            texts.append(f"{name} {count}{increase}")
-    zeros = list(counters.counts.values()).count(0)
-    if zeros:
-        texts.append(f"{zeros} of {len(counters.counts)} are 0")
-    for name, reason in counters.not_read.items():
-        texts.append(f"{name} not read ({reason})")
-    return ", ".join(texts)
+    yield "error counters", state.counters_text()
 
 
 def _with_unit(value: float | None, unit: str) -> str:

@@ -16,6 +16,7 @@ from farm.types.fields import figure_json
 from farm.types.figure import Figure, PassCost, value_of
 from farm.types.format import ENERGY, TIME, quantity
 from farm.types.protocol import Protocol, Software, Variant
+from farm.types.tuple import NeededTuple
 from farm.verdict.expectation import Quantity, expected_whole
 from farm.verdict.figures import PerToken
 from farm.verdict.token_floor import TokenFloor, implementation_of
@@ -27,7 +28,7 @@ _NARROWER = (
 _UNITS = {"time": "us", "energy": "mj"}
 #: Fields that the JSON leaves out, or has in another form.
 _OTHER_JSON = frozenset(
-    ("readings", "whole", "ranks", "predicted", "total", "specs", "measured", "oldest_age_s")
+    ("readings", "whole", "ranks", "predicted", "total", "measured", "oldest_age_s")
 )
 # card time to measure a tuple if the database has no reading: the median on an H200
 SECONDS_A_TUPLE = 1.4
@@ -37,13 +38,9 @@ SECONDS_A_TUPLE = 1.4
 class MissingTuple:
     """A tuple without a reading."""
 
-    operator_id: str
-    operator: str
-    label: str
-    calls: int
+    needed: NeededTuple
     share: float  # of the model's estimated cost
     predicted: CallPrediction | None = None  # the cost of one call; None without a predictor
-    mismatch: str = ""  # why it cannot be measured alone as the model runs it
 
     @property
     def predicted_us(self) -> float | None:
@@ -53,7 +50,7 @@ class MissingTuple:
     @property
     def all_calls_us(self) -> float:
         """The predicted time of all calls; 0 without a predictor."""
-        return self.calls * (self.predicted_us or 0.0)
+        return self.needed.all_calls * (self.predicted_us or 0.0)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON with units in the key names. The ends of the interval are those of 90 %."""
@@ -68,14 +65,14 @@ class MissingTuple:
             }
             marks = {"known": self.predicted.known, "far": self.predicted.far}
         return {
-            "operator_id": self.operator_id,
-            "operator": self.operator,
-            "label": self.label,
-            "calls": self.calls,
+            "operator_id": self.needed.operator_id,
+            "operator": self.needed.short_name,
+            "label": self.needed.label,
+            "calls": self.needed.all_calls,
             "share": self.share,
             **predicted,
             **marks,
-            "mismatch": self.mismatch,
+            "mismatch": self.needed.mismatch,
         }
 
 
@@ -104,7 +101,6 @@ class Estimate:
     origins: Mapping[str, int]  # farm ("": this farm) -> number of readings
     oldest_at_s: float | None
     notes: tuple[str, ...]
-    specs: Mapping[str, Any]  # tuple id -> description of a missing tuple; not in the JSON
     measured: Mapping[str, PassCost]  # tuple id -> cost of one call alone; not in the JSON
     predictor: str = ""
     predicted: PredictedCost | None = None  # of the missing tuples, if there is a predictor
@@ -220,6 +216,11 @@ class Estimate:
         }
 
     @property
+    def missing_by_id(self) -> dict[str, MissingTuple]:
+        """Tuple id -> the tuple without a reading, largest share first."""
+        return {entry.needed.operator_id: entry for entry in self.missing}
+
+    @property
     def implementation(self) -> str:
         """Which implementation tokens per second are of; "" for a model without tokens."""
         return implementation_of(self.variant)
@@ -247,9 +248,8 @@ class Estimate:
         if not self.missing:
             text = "All tuples of the model have readings, so there is nothing left to measure."
             raise UsageError(text, "Omit --measure.")
-        unlike = {entry.operator_id for entry in self.missing if entry.mismatch}
-        order = self.narrowing or tuple(entry.operator_id for entry in self.missing)
-        order = tuple(operator_id for operator_id in order if operator_id not in unlike)
+        missing = self.missing_by_id
+        order = tuple(id_ for id_ in self.narrowing or missing if not missing[id_].needed.mismatch)
         if not order:
             text = "The tuples without a reading cannot be measured alone as the model runs them."
             raise UsageError(text, "Omit --measure and --budget, and measure the whole model.")

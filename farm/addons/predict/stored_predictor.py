@@ -30,9 +30,9 @@ from farm.addons.predict.call_features import CallDescription, describe
 from farm.addons.predict.dataset import Conditions, Dataset, cached_share
 from farm.addons.predict.predictors import FAR, CallCosts, FittedPredictor
 from farm.addons.predict.tile_roofline import CardModel
-from farm.data.package_files import DATA, check_package_files
 from farm.errors import DamagedPackage, UsageError, writing_to
 from farm.settings import settings
+from farm.settings.package_files import DATA, check_package_files
 from farm.settings.shared_files import make_private, replacing_file
 from farm.types.figure import Figure, PassCost
 from farm.types.format import ENERGY, TIME, quantity
