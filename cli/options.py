@@ -70,12 +70,13 @@ class Declared:
         }
 
 
+# fields of a variant on several cards
 SPLIT = (
     "tensor_parallel",
     "data_parallel",
     "sharding",
     "distributed",
-)  # fields of a variant on several cards
+)
 NOT_PLAIN = ("compile", *SPLIT)  # fields of a variant that is compiled or on several cards
 VariantFields = Annotated[dict[str, Any], Declared()]
 

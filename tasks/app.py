@@ -143,13 +143,11 @@ def broker_unreachable(
         for kind, code in _CODES.items()
         if any(isinstance(cause, kind) for cause in (error, error.__cause__))
     )
-    reason = str(error).rpartition("caused error: ")[
-        2
-    ]  # of a pipeline: "Command # 1 (...) of pipeline caused error: "
+    # of a pipeline: "Command # 1 (...) of pipeline caused error: "
+    reason = str(error).rpartition("caused error: ")[2]
     code = next(codes, reason.partition(" ")[0])
-    code = (
-        "READONLY" if code == "UNBLOCKED" else code
-    )  # a BRPOP ends so if its server becomes a replica
+    # a BRPOP ends so if its server becomes a replica
+    code = "READONLY" if code == "UNBLOCKED" else code
     problem, step = _REFUSALS.get(
         code, ("does not answer", "Start the broker, or correct FARM_BROKER_URL.")
     )

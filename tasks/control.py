@@ -323,9 +323,8 @@ def _move_stranded(
         peers = [other for other in working if _kind(other) == _kind(card) and other.id != card.id]
         # An absent card has not renewed its leases either. Its tokens may still be valid; the move
         # invalidates them.
-        unseen_s = (
-            limit_s if absent else None
-        )  # `move_items` checks again, since the card may be back by then
+        # `move_items` checks again, since the card may be back by then
+        unseen_s = limit_s if absent else None
         if moved := move_items(
             store, card.id, peers, in_work=absent, unseen_s=unseen_s, farm=farm, job_id=job_id
         ):

@@ -84,9 +84,8 @@ class Bench:
             torch.zeros(1, device=self.torch_device).add_(1)
             torch.cuda.synchronize()
         else:
-            torch.set_num_threads(
-                1
-            )  # a second thread would wait for a core whenever another program uses it
+            # a second thread would wait for a core whenever another program uses it
+            torch.set_num_threads(1)
         self._host = device.card.is_cpu
         self.own_processes, certain = own_processes(
             before, device.compute_processes() or frozenset(), os.getpid()

@@ -127,9 +127,8 @@ def _runs_us(player: Player, runs: int, pass_s: float) -> dict[str, list[tuple[f
         third.record()
         return out
 
-    steps = HostSteps.of(
-        lambda: player.play(timed), device
-    )  # libraries load and select their algorithms
+    # libraries load and select their algorithms
+    steps = HostSteps.of(lambda: player.play(timed), device)
     graph = capture_graph([steps.around(lambda: player.play(timed))], device)
     samples: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for _ in range(_replays((4 + 2 * runs) * pass_s)):
@@ -313,9 +312,8 @@ class Player:
             for call in calls:
                 for base, storage in zip(pristine.storages, self._numbers(call), strict=True):
                     if storage in outside and storage not in self.given:
-                        integers = capture.integers.get(
-                            storage
-                        )  # the model's values; None: use the tuple's values
+                        # the model's values; None: use the tuple's values
+                        integers = capture.integers.get(storage)
                         if integers is None or integers.device.type == "meta":
                             self.given[storage] = base.clone().untyped_storage()
                         else:

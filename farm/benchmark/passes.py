@@ -58,9 +58,8 @@ class Passes:
     inputs: list[torch.Tensor] = field(default_factory=list)
     # inputs that a CPU writes before each pass, as another operator of a model would
     rewritten: list[torch.Tensor] = field(default_factory=list)
-    written: list[torch.Tensor] = field(
-        default_factory=list
-    )  # inputs that the subject itself writes
+    # inputs that the subject itself writes
+    written: list[torch.Tensor] = field(default_factory=list)
     # captures the calls of a whole model, launched as in the window
     order: Callable[[], CapturedPass] | None = None
     pool: Any = None  # the memory pool from which graphs must allocate; None: they share a new pool

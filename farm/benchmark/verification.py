@@ -491,9 +491,8 @@ def kernels_by_call(events: Sequence[Any]) -> list[tuple[int, _Kernels]]:
     inside the range. This fails if no operator launched the kernel."""
     on_host = [event for event in events if event.device_type == torch.autograd.DeviceType.CPU]
     ranges = [event for event in on_host if event.name.startswith(RANGE)]
-    ranges.sort(
-        key=lambda event: event.time_range.start
-    )  # ranges do not overlap: calls run one at a time
+    # ranges do not overlap: calls run one at a time
+    ranges.sort(key=lambda event: event.time_range.start)
     starts = [one.time_range.start for one in ranges]
     launched = {
         event.id: event.time_range.start for event in on_host if event.name.startswith(LAUNCHES)

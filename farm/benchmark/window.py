@@ -237,9 +237,8 @@ class SteadyWindow:
     # the temperature still changed too fast or is unknown, on a card with a temperature sensor
     unsettled: bool = False
     policy_flags: tuple[str, ...] = ()
-    foreign: frozenset[int] = (
-        frozenset()
-    )  # ids of other processes on the card before, during or after the window
+    # ids of other processes on the card before, during or after the window
+    foreign: frozenset[int] = frozenset()
     lacking: tuple[str, ...] = ()  # sensors that the card lacks and a good reading needs
     # share of the window in which a CPU did other work; None: not a CPU
     waited_share: float | None = None

@@ -370,9 +370,8 @@ class TorchVerifier(Runner):
                 "Install a build of PyTorch for CUDA that suits the driver.",
             )
         self._torch_device = torch.device("cuda:0" if cuda else "cpu")
-        self.preparations = (
-            (functools.partial(import_module, "torchvision"),) if cuda else ()
-        )  # for the first variant
+        # for the first variant
+        self.preparations = (functools.partial(import_module, "torchvision"),) if cuda else ()
         self.software = software_of(torch, device.card)
         self.handlers = {
             VerifyRequest: lambda one, on_phase: kinds.Verified(

@@ -49,18 +49,15 @@ BATCH = 20_000  # rows that are checked together: equal values in a column are c
 BATCH_BYTES = 64 << 20  # bytes of unpacked rows that are read together
 MOST_IN_MEMORY = 64 << 20  # bytes of compressed checked rows in memory; more go to the disk
 MOST_ROWS = 50_000_000  # rows of one file
-MOST_BYTES = (
-    192 << 20
-)  # bytes of an unpacked row group; PyArrow needs up to four times as much to read it
-MOST_PAGE_BYTES = (
-    80 << 20
-)  # bytes of an unpacked page; an export writes dictionaries of about 64 MiB at most
+# bytes of an unpacked row group; PyArrow needs up to four times as much to read it
+MOST_BYTES = 192 << 20
+# bytes of an unpacked page; an export writes dictionaries of about 64 MiB at most
+MOST_PAGE_BYTES = 80 << 20
 MOST_DECODED_BYTES = 1 << 30  # bytes of the values of a batch, if each repeated value counts again
 MOST_IN_LISTS = 20_000_000  # values in the lists of a row group
 MOST_IN_ONE_LIST = 2_000_000  # values in one list
-PART_BYTES = (
-    8 << 20
-)  # bytes of different values that become Python objects at a time: up to 24 times as large
+# bytes of different values that become Python objects at a time: up to 24 times as large
+PART_BYTES = 8 << 20
 NEXT_STEP = "Give a Parquet file that `farm export` wrote."
 
 Row = Mapping[str, Any]

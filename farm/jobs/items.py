@@ -534,9 +534,8 @@ def complete(
 def _complete(
     database: Database, claimed: Claim, reading: Reading, card_id: str, software_id: str
 ) -> Closed:
-    packed = (
-        reading.trace.pack() if reading.trace is not None else None
-    )  # before the transaction, which blocks others
+    # before the transaction, which blocks others
+    packed = reading.trace.pack() if reading.trace is not None else None
     with database.write() as session:
         item, deferred = _held(session, claimed)
         if item is None:

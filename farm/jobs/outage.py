@@ -40,9 +40,8 @@ class Outage:
             self._logged.add(cause)
             self._is_news = True
             step = getattr(error, "next_step", None)
-            trace = (
-                error if step is None else None
-            )  # the text of an unexpected error does not show its origin
+            # the text of an unexpected error does not show its origin
+            trace = error if step is None else None
             self._log.warning("%s: %s %s", self._what, message, step or "", exc_info=trace)
 
     def over(self) -> None:

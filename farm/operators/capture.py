@@ -593,9 +593,8 @@ class _OpenCall:
     costly: list[str] = field(default_factory=list)  # aten operators that cost anything
     flops: int = 0
     written: set[int] = field(default_factory=set)  # addresses of the storages that it wrote
-    values_read: list[tuple[torch.Tensor, Any]] = field(
-        default_factory=list
-    )  # (tensor, value) that the host read
+    # (tensor, value) that the host read
+    values_read: list[tuple[torch.Tensor, Any]] = field(default_factory=list)
 
 
 class ForwardRecorder(Recorder):

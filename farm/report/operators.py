@@ -46,9 +46,8 @@ class Operators:
     refusal: FarmError | None = None  # why the tuples cannot be summed; None: they can
     # only of generated kernels (`farm.report.kernels`): the card model that they are for
     card_model: str = ""
-    mismatches: Mapping[str, str] = field(
-        default_factory=dict
-    )  # label -> why the tuple is not measured
+    # label -> why the tuple is not measured
+    mismatches: Mapping[str, str] = field(default_factory=dict)
     note_on_values: str = ""  # which calls depend on values of the example input
 
     def to_json(self) -> dict[str, Any]:

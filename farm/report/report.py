@@ -21,8 +21,10 @@ from sqlalchemy.orm import defer
 from sqlmodel import Session, col, select
 
 from farm.errors import NoSuchJob
-from farm.report.breakdowns import AllLayers, OwnerRow, PlacementRow, all_layers, owners, placements
+from farm.report.all_layers import AllLayers, all_layers
 from farm.report.kernels import JobKernels, job_kernels
+from farm.report.owners import OwnerRow, owners
+from farm.report.placements import PlacementRow, placements
 from farm.store import item_state, tables
 from farm.store.captures import is_unlisted, tuples_of_capture
 from farm.store.columns import ITEM, READING

@@ -31,17 +31,18 @@ from farm.types.figure import Figure, exact, total_of, value_of
 from farm.types.stored import plain
 
 METHOD = 5  # increased if a code change changes results; readings of another method are not reused
-# the same for readings of a CPU. 5 and earlier: like a GPU; 6: one window; 7: outputs in the cache
-CPU_METHOD = 8
-REPEATED = frozenset(
-    {"throttled_thermal", "shared", "drifting", "starved"}
-)  # flags: the measurement repeats at once
+# the same for readings of a CPU. 5 and earlier: like a GPU; 6: one window; 7: outputs in the cache;
+# 8: compiled models were compiled again while they were timed
+CPU_METHOD = 9
+# flags: the measurement repeats at once
+REPEATED = frozenset({"throttled_thermal", "shared", "drifting", "starved"})
+# phases in which the measured operator, model or canary runs
 _INSIDE = (
     "warm_up",
     "window",
     "burst",
     "canary_window",
-)  # phases in which the measured operator, model or canary runs
+)
 
 
 def method_of(card_id: str) -> int:

@@ -143,12 +143,13 @@ class Tokens:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The inverse of `to_json`. Raises `TokensRejected` for any other data."""
+        # late: only stored ids need it
         from pydantic import (
             Base64Bytes,
             StrictInt,
             ValidationError,
             create_model,
-        )  # late: only stored ids need it
+        )
 
         sizes = {
             "batch": StrictInt,

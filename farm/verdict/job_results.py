@@ -430,12 +430,13 @@ class JobResults:
         """
         of_readings = [READING[name] for name in _OF_READING]
         data = self.protocol.of_whole.data
+        # without an order: a sort of all rows would precede the first one
         tuples = (
             sqlalchemy.select(ITEM.id)
             .join(tables.Operator, OPERATOR.id == ITEM.subject_id)
             .outerjoin(tables.ReadingRow, READING.id == ITEM.reading_id)
             .where(*self.of_items, ITEM.role == "tuple")
-        )  # without an order: a sort of all rows would precede the first one
+        )
         verdict, software = None, Counter[str]()
         for rows in streamed(self.session, (_OF_ITEM, _OF_OPERATOR, of_readings), tuples, IN_BATCH):
             labels = _labels(operator for _, operator, _ in rows)

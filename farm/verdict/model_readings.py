@@ -36,9 +36,8 @@ class SelectedReadings:
     method: int
     software_id: str
     parts: list[CostLine]
-    rows: Mapping[
-        str, Sequence[Any]
-    ]  # tuple id -> its readings, one for each data class that has a reading
+    # tuple id -> its readings, one for each data class that has a reading
+    rows: Mapping[str, Sequence[Any]]
     wholes: list[Whole]
     other_sets: int  # the number of other pairs of method and software that have readings
     other_data_calls: int  # the number of calls that use a reading of another data class

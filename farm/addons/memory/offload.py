@@ -38,9 +38,8 @@ from farm.subjects.encoding import storage_key, tensors_in
 from farm.types.details import Details, MemoryUse
 from farm.types.protocol import Placement
 
-Write = Callable[
-    [Sequence[torch.Tensor]], object
-]  # runs an operator that writes its results to these tensors
+# runs an operator that writes its results to these tensors
+Write = Callable[[Sequence[torch.Tensor]], object]
 
 _aten = torch.ops.aten
 
@@ -49,9 +48,8 @@ _aten = torch.ops.aten
 class Outputs:
     """How to run an operator with outputs in slow memory."""
 
-    run: Callable[
-        [Rebuilt], Pass
-    ]  # returns a function that runs the rebuilt operator, or a replica of it, once
+    # returns a function that runs the rebuilt operator, or a replica of it, once
+    run: Callable[[Rebuilt], Pass]
     workspaces: str  # "fast", or "may be with the output" (in slow memory)
     pool: Any = None  # the memory pool that a CUDA graph must allocate from; None: any pool
 
@@ -291,9 +289,8 @@ class _Pool:
         kept = (take, give, allocator)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
         try:
-            self.pool = torch.cuda.MemPool(
-                allocator, no_split=True
-            )  # each request serves one tensor
+            # each request serves one tensor
+            self.pool = torch.cuda.MemPool(allocator, no_split=True)
         except TypeError:  # older torch
             self.pool = torch.cuda.MemPool(allocator)
 

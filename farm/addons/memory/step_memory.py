@@ -54,9 +54,8 @@ class CallTimes(OfCardKind):
 
     card: str  # the card's model, or part of it
     kind: str = "cuda"  # cuda or cpu
-    read_us: Mapping[str, float] = field(
-        default_factory=dict
-    )  # time of one call from a reading, by tuple id
+    # time of one call from a reading, by tuple id
+    read_us: Mapping[str, float] = field(default_factory=dict)
     readings: str = ""  # origin of `read_us`, as text; "" without readings
     job_id: str = ""  # of the job that measured the readings; "" if the user named no job
     # the measured peaks of the card; None if they are unknown

@@ -27,9 +27,9 @@ from sqlmodel import Session, col, func, select
 from farm.addons.pages import charts, check_file
 from farm.errors import Unreadable, UsageError, needing
 from farm.errors.safe_text import printable
-from farm.report.breakdowns import OF_OWNERS, OwnerGroup, grouped
 from farm.report.history import HistoryRow
 from farm.report.layers import layers
+from farm.report.owners import OF_OWNERS, OwnerGroup, grouped
 from farm.report.report import Report, build, remarks
 from farm.report.schemes import SchemeComparison
 from farm.settings.shared_files import replacing_file
@@ -465,8 +465,7 @@ def _side_by_side(models: Sequence[ModelPage]) -> Row:
                 "on": {},
             }
             on = rows.setdefault((report.title, protocol), new)["on"]
-            on.setdefault(
-                report.cards[0].model, (verdict.time, verdict.energy)
-            )  # the newest job is the first
+            # the newest job is the first
+            on.setdefault(report.cards[0].model, (verdict.time, verdict.energy))
     numbers = Counter(card for row in rows.values() for card in sorted(row["on"]))
     return {"cards": [card for card, _ in numbers.most_common()], "rows": list(rows.values())}

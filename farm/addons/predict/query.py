@@ -340,15 +340,15 @@ def _not_learned(session: Session, found: StoredPredictor) -> list[str]:
     """Return a note if the database has readings of many tuples that the predictor was not trained
     with: over 1 %.
     """
+    # of_calls: fields that differ between calls
     conditions, of_calls = (
         found.conditions,
         {"data": None, "grad": None},
-    )  # of_calls: fields that differ between calls
+    )
     like = {**conditions.protocol.to_json(), **of_calls}
     specs = session.execute(sqlalchemy.select(PROTOCOL.id, PROTOCOL.spec))
-    eager = (
-        row for row in specs if (row.spec or {}).get("data") != "copied"
-    )  # kernels are not predicted
+    # kernels are not predicted
+    eager = (row for row in specs if (row.spec or {}).get("data") != "copied")
     chosen = (
         READING.software_id == conditions.software.id,
         READING.protocol_id.in_(

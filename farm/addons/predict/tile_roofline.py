@@ -92,11 +92,12 @@ def card_model(kind: str, model: str, fingerprints: Iterable[Mapping[str, Any]] 
 
 
 _FITTED = constants("tile_roofline")
+# libraries choose kernels by the last wave's occupancy
 WAVE_TILES = (
     (64, 64),
     (128, 64),
     (256, 128),
-)  # libraries choose kernels by the last wave's occupancy
+)
 
 
 @dataclass(frozen=True)
@@ -108,9 +109,8 @@ class TileRoofline:
     traffic_us: float
     tiles: int  # of its products; 0 without products
     waves: float  # tiles / multiprocessors
-    wave_shares: tuple[
-        float, ...
-    ]  # waves / waves rounded up, for each size of `WAVE_TILES`; 1 without products
+    # waves / waves rounded up, for each size of `WAVE_TILES`; 1 without products
+    wave_shares: tuple[float, ...]
 
 
 def tile_roofline(
@@ -175,8 +175,7 @@ def _cut(
     candidates = []
     for rows, columns, share in sizes:
         tiles = _tiles(products, rows, columns)
-        flops = (
-            math.ceil(tiles / card.multiprocessors) * 2 * rows * columns * products.k
-        )  # of one multiprocessor
+        # of one multiprocessor
+        flops = math.ceil(tiles / card.multiprocessors) * 2 * rows * columns * products.k
         candidates.append((flops / (flops_per_s / card.multiprocessors * share) * 1e6, tiles))
     return min(candidates)

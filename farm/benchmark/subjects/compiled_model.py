@@ -30,6 +30,7 @@ class CompiledModel(WholeModel):
     """The forward pass or the training step of a compiled model."""
 
     has_host_steps = False
+    marks_modules = False
 
     def passes(self, subject: Subject, protocol: Protocol, device: torch.device) -> Passes:
         return compiled_passes(subject, protocol, device)
