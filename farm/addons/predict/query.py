@@ -368,7 +368,7 @@ def _not_learned(session: Session, found: StoredPredictor) -> list[str]:
         f"The predictor was fitted to {len(found.learned)} tuples, and the database has readings "
         f"of {new} more"
     )
-    return [f"{learned}. Fit the predictor to all of them: `farm predict fit`."]
+    return [f"{learned}. To learn from all of them takes some minutes: `farm predict fit`."]
 
 
 def training_set(
