@@ -66,9 +66,8 @@ class HealthCheck:
 
     def run(self) -> str:
         """Run the check. Return a description of the fault; "" if the device is healthy."""
-        first = (
-            self._factors[0] @ self._factors[1]
-        )  # not timed: the first product of a process loads libraries
+        # not timed: the first product of a process loads libraries
+        first = self._factors[0] @ self._factors[1]
         shortest_s = float("inf")
         for _ in range(HEALTH_ROUNDS):
             synchronize(self._device)

@@ -225,10 +225,7 @@ class HostTimer:
 
     def converged(self) -> bool:
         """True if the interval is narrow enough for the stopping rule."""
-        time_us = self.time_us()
-        return (
-            intervals.relative(time_us.half_width, time_us.value) <= self.stopping.time_half_width
-        )
+        return self.time_us().relative <= self.stopping.time_half_width
 
 
 def take_turns(timers: Sequence[HostTimer], on_turn: Callable[[], None] = lambda: None) -> None:
@@ -299,6 +296,7 @@ def _empty_passes_s(marks_modules: bool) -> tuple[list[float], list[float]]:
             stack.enter_context(replaced(torch.nn.Module, "__call__", lambda _: None))
         stack.enter_context(_marked(marks, marks_modules))
         begin_section = module if marks_modules else kernels.at_launch
+        assert begin_section is not None  # `_marked` has set it
         for _ in range(CLOCK_READINGS):
             marks[:] = [time.thread_time()]
             marks.append(time.thread_time())

@@ -44,9 +44,8 @@ def join(device: torch.device, rank: int, world: int, rendezvous: str) -> str:
         store=dist.FileStore(rendezvous, world),
         rank=rank,
         world_size=world,
-        timeout=datetime.timedelta(
-            days=1
-        ),  # longer than any item: `farm.benchmark_process.group` ends ranks that wait
+        # longer than any item: `farm.benchmark_process.group` ends ranks that wait
+        timeout=datetime.timedelta(days=1),
         device_id=device if cuda else None,
     )
     largest(0.0)

@@ -298,9 +298,8 @@ class FakeTensors:
             return self._copies[id(tree)][1]
         if isinstance(tree, PackedSequence):
             orders = [order if order is None else self.tensor(order) for order in tree[2:]]
-            return PackedSequence(
-                self.tensor(tree.data), tree.batch_sizes, *orders
-            )  # the host reads these sizes
+            # the host reads these sizes
+            return PackedSequence(self.tensor(tree.data), tree.batch_sizes, *orders)
         if isinstance(tree, tuple):
             entries = [self.tree(entry) for entry in tree]
             return type(tree)(*entries) if hasattr(tree, "_fields") else type(tree)(entries)
@@ -558,9 +557,8 @@ class _RealIntegers(TorchDispatchMode):
         with torch._C._DisableTorchDispatch():
             out = func(*args, **kwargs)
             if kwargs.get("device") == self.fakes.device or not all(map(self.fakes.on_host, real)):
-                self.fakes.put_on_card(
-                    out
-                )  # also for `a.type_as(b)`, which names the device of a real `b`, a CPU
+                # also for `a.type_as(b)`, which names the device of a real `b`, a CPU
+                self.fakes.put_on_card(out)
             return out
 
     def _run_ctc_loss(
@@ -616,9 +614,8 @@ class _RealIntegers(TorchDispatchMode):
                 out = func(*meta_args, **meta_kwargs | meta)
             except (RuntimeError, NotImplementedError):  # it has no meta implementation
                 return bool(real)
-        most = max(
-            self.made, 8 * sum(tensor.nbytes for tensor in real)
-        )  # also integers from booleans
+        # also integers from booleans
+        most = max(self.made, 8 * sum(tensor.nbytes for tensor in real))
         if not real and not any(tensor.numel() for tensor in tensors_in(out)):
             return False  # it has no values, and a model may resize it to be like a fake tensor
         return all(tensor.untyped_storage().nbytes() <= most for tensor in tensors_in(out))
