@@ -109,9 +109,8 @@ def configure(current: Settings) -> None:
 def tls_options(url: str) -> dict[str, Any]:
     """Return the certificate options of a ``rediss://`` URL; {} for other or malformed URLs."""
     if url.startswith("rediss://"):
-        with contextlib.suppress(
-            ValueError, LookupError, TypeError
-        ):  # the connection reports a malformed URL
+        # the connection reports a malformed URL
+        with contextlib.suppress(ValueError, LookupError, TypeError):
             return dict(parse_url(url).get("ssl", {}))
     return {}
 
@@ -188,11 +187,8 @@ def check_broker(current: Settings | None = None) -> None:
     try:
         with broker_client(current) as client:
             client.ping()
-    except (
-        ValueError,
-        LookupError,
-        TypeError,
-    ):  # a malformed port or database, or an unknown option
+    except (ValueError, LookupError, TypeError):
+        # A malformed port or database, or an unknown option.
         # Without the error: the malformed port may be a part of the password, and `--debug` shows
         # it.
         if "?" in current.broker_url and shown_url(current.broker_url) != UNREADABLE_URL:

@@ -60,7 +60,7 @@ TORCH_ROOMS = (
     "farm/training/extract.py",
     "farm/training/module_memory.py",
     "farm/training/observed_values.py",
-    "farm/training/compile_ahead.py",
+    "farm/training/fake_compilation.py",
     "farm/training/split.py",
     "farm/training/streams.py",
     "farm/benchmark/bench.py",

@@ -166,10 +166,7 @@ class HostTimer:
 
     def converged(self) -> bool:
         """True if the interval is narrow enough for the stopping rule."""
-        time_us = self.time_us()
-        return (
-            intervals.relative(time_us.half_width, time_us.value) <= self.stopping.time_half_width
-        )
+        return self.time_us().relative <= self.stopping.time_half_width
 
 
 def take_turns(timers: Sequence[HostTimer], on_turn: Callable[[], None] = lambda: None) -> None:

@@ -165,7 +165,7 @@ def test_at_a_terminal(own, database):
         created_at_s=1.8e9,
         leave_out=lambda spec: spec.short_name == "Linear",
     )
-    assert "has readings of 1 more. Fit the predictor" in " ".join(own(*MODEL).stdout.split())
+    assert "has readings of 1 more. To learn from all" in " ".join(own(*MODEL).stdout.split())
 
 
 def test_a_predictor_that_cannot_be_read_costs_no_answer(own):
