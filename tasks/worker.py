@@ -113,9 +113,8 @@ def _announce(database: Database, card_id: str, holder: str, current: Settings) 
     card: Card | None = None
     try:
         card = find_card(card_id, current)
-    except (
-        NoSuchCard
-    ):  # if the card is registered, its benchmark process fails too, and the card is quarantined
+    except NoSuchCard:
+        # if the card is registered, its benchmark process fails too, and the card is quarantined
         if not cards.stored_state(database, card_id):
             raise
     cards.announce(database, card_id, card, holder=holder, queue=card_queue(card_id))
@@ -191,9 +190,10 @@ def _watch_control_queue(current: Settings, ended: threading.Event) -> None:
 
 
 def _reconcile_regularly(current: Settings, ended: threading.Event) -> None:
+    # imported here, so that the workers of cards start faster
     from tasks.reconciler import (
         Reconciler,
-    )  # imported here, so that the workers of cards start faster
+    )
 
     Reconciler(current, Database(current.database)).run(ended)
 
@@ -231,13 +231,11 @@ def _celery_worker(name: str, queue: str, pulse: Pulse, *, pool: str) -> int:
     worker.pulse = pulse
     # At every lost connection. Celery sets another filter when it sets up logging.
     warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)
-    os.environ.pop(
-        "_MP_FORK_LOGLEVEL_", None
-    )  # with it, child processes log billiard's plain text at their start
+    # with it, child processes log billiard's plain text at their start
+    os.environ.pop("_MP_FORK_LOGLEVEL_", None)
     guard(name, pulse)
-    signal.signal(
-        STOPPING, signal.SIG_IGN
-    )  # a new pool process inherits this until it sets its handler
+    # a new pool process inherits this until it sets its handler
+    signal.signal(STOPPING, signal.SIG_IGN)
 
     @worker_shutting_down.connect(weak=False)
     def _tell_pool(**_: Any) -> None:

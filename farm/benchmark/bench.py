@@ -84,9 +84,8 @@ class Bench:
             torch.zeros(1, device=self.torch_device).add_(1)
             torch.cuda.synchronize()
         else:
-            torch.set_num_threads(
-                1
-            )  # a second thread would wait for a core whenever another program uses it
+            # a second thread would wait for a core whenever another program uses it
+            torch.set_num_threads(1)
         self._host = device.card.is_cpu
         self.own_processes, certain = own_processes(
             before, device.compute_processes() or frozenset(), os.getpid()
@@ -123,7 +122,8 @@ class Bench:
     def measure(
         self, subject: Subject, protocol: Protocol, stopping: Stopping, on_phase: OnPhase = silent
     ) -> Reading:
-        """Measure a subject. Half-widths in the reading are absolute. Raises `Unmeasurable`:
+        """Measure a subject: on a CPU as `CpuRunner` does, else its canary, passes, window and
+        phases in this order. Half-widths in the reading are absolute. Raises `Unmeasurable`:
         out_of_memory, raised, rejected, not_capturable or not_available."""
         if self._cpu is not None and ranks.world() == 1:
             return self._cpu.measure(subject, protocol, stopping, on_phase)
@@ -215,7 +215,7 @@ class Bench:
 
         counts_energy = "energy_counter_mj" in self.device.capabilities
         pass_s = ranks.largest(reading.time_us.value / 1e6)
-        limited = bool(ranks.largest("throttled_power" in reading.flags and counts_energy))
+        limited = ranks.some("throttled_power" in reading.flags and counts_energy)
         measurement = Measurement(
             subject,
             protocol,

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 PACKAGE = "torchao"
 INSTALL = "pip install 'operator-farm[quantization]'"
+#: torchao changes settings of the compiler for the whole process unless it is told not to: all
+#: models that are compiled later would search over kernel configurations on the card (coordinate
+#: descent). How a model is compiled is the choice of the variant.
+_COMPILER_AS_IT_IS = {"set_inductor_config": False}
 _GROUP = 128  # weights that share a scale in int4-weights, torchao's default
 #: The compute capability for which a model on meta is built: that of an H100 or H200.
 _PLANNED_CAPABILITY = (9, 0)
@@ -51,26 +55,26 @@ class Scheme:
 
 SCHEMES: dict[str, Scheme] = {
     "int8-weights": Scheme(
-        lambda torchao: torchao.Int8WeightOnlyConfig(),
+        lambda torchao: torchao.Int8WeightOnlyConfig(**_COMPILER_AS_IT_IS),
         ("float32", "float16", "bfloat16"),
         on_cpu=True,
     ),
     "int8": Scheme(
-        lambda torchao: torchao.Int8DynamicActivationInt8WeightConfig(),
+        lambda torchao: torchao.Int8DynamicActivationInt8WeightConfig(**_COMPILER_AS_IT_IS),
         ("float32", "float16", "bfloat16"),
         on_cpu=True,
         eager_on_card=False,
     ),
     "int4-weights": Scheme(
         lambda torchao: torchao.Int4WeightOnlyConfig(
-            group_size=_GROUP, int4_packing_format="tile_packed_to_4d"
+            group_size=_GROUP, int4_packing_format="tile_packed_to_4d", **_COMPILER_AS_IT_IS
         ),
         ("bfloat16",),
         multiple=_GROUP,
     ),
     "fp8": Scheme(
         lambda torchao: torchao.Float8DynamicActivationFloat8WeightConfig(
-            granularity=torchao.PerRow()
+            granularity=torchao.PerRow(), **_COMPILER_AS_IT_IS
         ),
         ("bfloat16",),
         multiple=16,

@@ -40,9 +40,8 @@ class Defaults:
 
 #: Kind of card -> its defaults.
 DEFAULTS = {
-    "cuda": Defaults(
-        batch=32, launch="graph", stopping=Stopping(), data="seen"
-    ),  # values change power by 5 % (H200)
+    # values change power by 5 % (H200)
+    "cuda": Defaults(batch=32, launch="graph", stopping=Stopping(), data="seen"),
     # A CPU has no graphs and rarely an energy counter, so short windows are enough: resnet18 takes
     # about two minutes.
     "cpu": Defaults(

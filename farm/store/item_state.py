@@ -24,10 +24,11 @@ from farm.store.database import database_now, without_index
 from farm.store.tables import OPEN, Item, ItemRole, ItemState
 
 WAITING, CLAIMED, DEFERRED, DONE, FAILED, CANCELLED = ItemState
+# the states in which a worker may be measuring an item, see `in_work`
 IN_WORK = (
     CLAIMED,
     CANCELLED,
-)  # the states in which a worker may be measuring an item, see `in_work`
+)
 
 #: The reason of a whole or canary item whose card left the farm. The row is used again if the card
 #: is needed again.

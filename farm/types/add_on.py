@@ -42,5 +42,6 @@ class AddOn:
     pages: str = ""
     #: A module that is a `farm.jobs.card_checks.CardChecks`.
     card_checks: str = ""
-    #: The place of a function that shows the history of a card, given its name and whether as JSON.
+    #: The place of a function that shows the history of a card, given its name, the file of a page
+    #: or None, and whether as JSON.
     card_history: str = ""

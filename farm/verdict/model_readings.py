@@ -36,9 +36,8 @@ class SelectedReadings:
     method: int
     software_id: str
     parts: list[CostLine]
-    rows: Mapping[
-        str, Sequence[Any]
-    ]  # tuple id -> its readings, one for each data class that has a reading
+    # tuple id -> its readings, one for each data class that has a reading
+    rows: Mapping[str, Sequence[Any]]
     wholes: list[Whole]
     other_sets: int  # the number of other pairs of method and software that have readings
     other_data_calls: int  # the number of calls that use a reading of another data class
@@ -158,9 +157,8 @@ def newest_readings(
     alone = set()
     for (method, software_id), rows in tuple(sets.items()):
         software = stored_software(session, software_id)
-        if (
-            software.communication
-        ):  # a model on several cards: add the readings on one card with the same software
+        # a model on several cards: add the readings on one card with the same software
+        if software.communication:
             alone.add((method, software.of_one_card.id))
             sets[method, software_id] = {
                 **sets.get((method, software.of_one_card.id), {}),

@@ -283,7 +283,7 @@ def farm_with_jobs(tmp_path_factory):
 
 SLOW = [
     ROOT / f"docs/{name}.md"
-    for name in ("python", "memory", "prediction", "other-cards", "compare")
+    for name in ("python", "memory", "prediction", "language-models", "other-cards", "compare")
 ]  # they measure, capture steps, import and fit
 
 

@@ -12,7 +12,13 @@ from typing import Any, Literal
 
 from sqlmodel import Session, col, select
 
-from farm.addons.check.deviation import Reference, limit_of, share_below, smallest_found
+from farm.addons.check.deviation import (
+    Reference,
+    limit_of,
+    share_below,
+    smallest_found,
+    smallest_outside,
+)
 from farm.addons.check.figures import CheckFigure, Quantity, check_figures
 from farm.addons.check.population import Comparable, comparable_readings
 from farm.errors import NoSuchJob
@@ -50,7 +56,9 @@ class FigureComparison:
         score: a standard normal deviate if the card is like its reference; None: not judged.
         found_from: the smallest increase that this check finds in 95 % of the cases; None: not
             judged.
+        outside_from: the smallest increase that is outside; None: not judged.
         is_outside: True if the score exceeds the limit of the check.
+        differences: those of the reference from its median, as fractions.
     """
 
     reference: ReferenceName
@@ -60,10 +68,12 @@ class FigureComparison:
     above: float
     score: float | None = None
     found_from: float | None = None
+    outside_from: float | None = None
     is_outside: bool = False
+    differences: tuple[float, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return vars(self).copy()
+        return {name: value for name, value in vars(self).items() if name != "differences"}
 
 
 @dataclass(frozen=True)
@@ -131,6 +141,23 @@ class Conditions:
     flags: tuple[str, ...] = ()
     counters: ErrorCounters | None = None
     increases: Mapping[str, int] = field(default_factory=dict)
+
+    def counters_text(self) -> str:
+        """The error counters that are not zero, their increases, and those that could not be
+        read."""
+        if self.counters is None:
+            return "not read"
+        texts = []
+        for name, count in self.counters.counts.items():
+            if count:
+                increase = f" (+{self.increases[name]})" if name in self.increases else ""
+                texts.append(f"{name} {count}{increase}")
+        zeros = list(self.counters.counts.values()).count(0)
+        if zeros:
+            texts.append(f"{zeros} of {len(self.counters.counts)} are 0")
+        for name, reason in self.counters.not_read.items():
+            texts.append(f"{name} not read ({reason})")
+        return ", ".join(texts)
 
     def to_json(self) -> dict[str, Any]:
         lists = {"throttle_reasons": list(self.throttle_reasons), "flags": list(self.flags)}
@@ -361,6 +388,7 @@ def compared(name: ReferenceName, reference: Reference, log_value: float) -> Fig
         difference=math.expm1(log_value - reference.center),
         spread=reference.spread,
         above=share_below(reference.values, log_value),
+        differences=tuple(math.expm1(value - reference.center) for value in reference.values),
     )
     if count < least:
         return comparison
@@ -392,6 +420,7 @@ def _judged(comparison: FigureComparison, limit: float) -> FigureComparison:
     return replace(
         comparison,
         found_from=smallest_found(comparison.count, comparison.spread, limit),
+        outside_from=smallest_outside(comparison.count, comparison.spread, limit),
         is_outside=comparison.score > limit,
     )
 

@@ -12,7 +12,6 @@ from farm.addons.check.card_check import (
     LEAST_EARLIER,
     CardCheck,
     CheckedFigure,
-    Conditions,
     FigureComparison,
 )
 from farm.addons.check.deviation import FALSE_ALARMS
@@ -120,25 +119,7 @@ def _conditions(result: CardCheck) -> Iterator[tuple[str, str]]:
     yield "highest temperature", _with_unit(state.highest_temperature_c, "°C")
     yield "throttled", ", ".join(state.throttle_reasons) or "no"
     yield "flags", ", ".join(state.flags) or "none"
-    yield "error counters", _counters(state)
-
-
-def _counters(state: Conditions) -> str:
-    """The error counters that are not zero, their increases, and those that could not be read."""
-    counters = state.counters
-    if counters is None:
-        return "not read"
-    texts = []
-    for name, count in counters.counts.items():
-        if count:
-            increase = f" (+{state.increases[name]})" if name in state.increases else ""
-            texts.append(f"{name} {count}{increase}")
-    zeros = list(counters.counts.values()).count(0)
-    if zeros:
-        texts.append(f"{zeros} of {len(counters.counts)} are 0")
-    for name, reason in counters.not_read.items():
-        texts.append(f"{name} not read ({reason})")
-    return ", ".join(texts)
+    yield "error counters", state.counters_text()
 
 
 def _with_unit(value: float | None, unit: str) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli import output
-from cli.options import SPLIT, AsJson, Declared, sizes
+from cli.options import NOT_PLAIN, AsJson, Declared, sizes
 from cli.output import answer, emit, emit_json, say, show
 from farm.errors import UsageError, writing_to
 
@@ -133,7 +133,9 @@ def evaluate(
         evaluated.to_json(),
         lambda: tables.evaluations(evaluated.evaluations, description, held_out),
     )
-    if png is not None:
+    if png is not None and not len(evaluated.data):
+        say(f"{png} is not drawn: the predictor has learned from every tuple of these readings.")
+    elif png is not None:
         from farm.addons.predict.plots import draw_evaluation
 
         name = evaluated.evaluations[-1].predictor
@@ -147,7 +149,7 @@ def plan(
     models: list[str],
     *,
     batch: str | None = None,
-    given: Annotated[dict[str, Any], Declared(without=("compile", *SPLIT))],
+    given: Annotated[dict[str, Any], Declared(without=NOT_PLAIN)],
     tuples: int = 60,
     readings: Readings,
     out: Path | None = None,

@@ -22,9 +22,8 @@ from farm.verdict.figures import PerToken
 from farm.verdict.token_floor import TokenFloor, implementation_of
 
 LEVEL, PREDICTED_LEVEL = 0.95, 0.90  # levels of the intervals of readings and of predictions
-_NARROWER = (
-    1.645 / 1.960
-)  # factor: half-width of a 95 % interval -> half-width of the 90 % interval
+# factor: half-width of a 95 % interval -> half-width of the 90 % interval
+_NARROWER = 1.645 / 1.960
 _UNITS = {"time": "us", "energy": "mj"}
 #: Fields that the JSON leaves out, or has in another form.
 _OTHER_JSON = frozenset(

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
+from pathlib import Path
 
+import plotly.graph_objects
 import pytest
 from sqlmodel import select
 
 from farm.addons.check.card_check import LEAST_EARLIER, card_check
 from farm.addons.check.figures import check_figures
 from farm.addons.check.requested import check_request, link_requests
+from farm.addons.pages import GREY
 from farm.devices.device import Card
 from farm.devices.simulated import ERRORS_VARIABLE, SLOWER_VARIABLE
 from farm.errors import NoSuchJob
@@ -21,7 +25,7 @@ from farm.subjects.sweep import packaged_tuples
 from farm.types.protocol import Protocol
 from farm.types.request import CHECKS
 from farm.verdict.job_results import JobResults
-from tests import slow
+from tests import browser, slow
 
 
 @pytest.fixture
@@ -48,6 +52,15 @@ def add_copies(times: int, *, on_other_cards: bool = False) -> None:
                 session.add(ReadingRow(**columns))
 
 
+def shown_charts(page: Path):
+    """The charts of a page, each of which plotly accepts."""
+    pattern = r'<script type="application/json">(.*?)</script>'
+    charts = [json.loads(text) for text in re.findall(pattern, page.read_text())]
+    for chart in charts:
+        plotly.graph_objects.Figure(chart)
+    return charts
+
+
 def checked(farm, *words: str):
     said = farm("cards", "check", "--json", *words)
     return said, json.loads(said.stdout)["checks"]
@@ -65,7 +78,7 @@ def first(farm, _simulated, made_once):
     return made_once(settings().state_dir / "farm.db", check)
 
 
-def test_a_card_that_became_3_percent_slower_is_outside(first, farm, monkeypatch):
+def test_a_card_that_became_3_percent_slower_is_outside(first, farm, monkeypatch, tmp_path):
     assert first["outcome"] == "not judged"
     assert {figure["figure"] for figure in first["figures"]} == {
         figure.name for figure in check_figures()
@@ -110,6 +123,28 @@ def test_a_card_that_became_3_percent_slower_is_outside(first, farm, monkeypatch
     assert "2 checks" in farm("history", "--card", card_id).stdout
     # Enough other cards: the card is compared with them, too.
     add_copies(5, on_other_cards=True)
+    history_file, check_file = tmp_path / "history.html", tmp_path / "check.html"
+    assert farm("history", "--card", card_id, "--html", history_file).code == 0
+    course, power = shown_charts(history_file)
+    assert any("x" in line["marker"]["symbol"] for line in course["data"]), "a mark at a change"
+    assert all(line["line"]["color"] == GREY for line in power["data"])
+    said = farm("cards", "check", "--job", slow["job"], "--html", check_file)
+    assert said.code == 5
+    assert not said.stdout
+    against_cards, against_earlier = shown_charts(check_file)
+    names = [points["name"] for points in against_cards["data"]]
+    assert names == ["another card", "outside from here", "this card", "this card, outside"]
+    of_cards, limits, inside, outside = against_cards["data"]
+    assert len(of_cards["x"]) == 5 * len(limits["x"])
+    assert len(inside["x"]) + len(outside["x"]) == len(limits["x"])
+    assert max(inside["x"]) < min(limits["x"])
+    assert against_earlier["data"]
+    for file in (history_file, check_file):
+        assert "OUTSIDE" in file.read_text()
+    if browser.BROWSER:
+        document, messages = browser.opened(check_file, tmp_path / "browser")
+        assert messages == []
+        assert document.count('class="main-svg"') >= 2
     with open_database().read() as session:
         again = card_check(session, slow["job"])
     judged = [figure for figure in again.figures if figure.name == "copy"]
