@@ -28,9 +28,9 @@ from farm.store.data_columns import Column
 from farm.subjects.parsing import parse
 from farm.types import card_kind
 from farm.types.details import Burst, CanaryNote, InContext
-from farm.types.reading import Launches, Verification
 from farm.types.stored import json_model
 from farm.types.value_profiles import class_of, is_class
+from farm.types.verification import Launches, Verification
 
 MOST_JSON = 16 << 20  # largest length of a JSON document, in characters
 #: Finds what `content.storable` would change. Parsing every document instead would take a quarter

@@ -30,8 +30,8 @@ from farm.store.captures import find_capture
 from farm.store.data_columns import ADDED, FORMAT, TABLES
 from farm.store.database import Database, read_clock_s
 from farm.store.query import parse
-from farm.types.reading import InModelTimes, Verification
 from farm.types.request import Request
+from farm.types.verification import InModelTimes, Verification
 from tests import slow
 from tests.report import filled
 from tests.report.measured import measured
