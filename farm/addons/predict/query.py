@@ -39,13 +39,8 @@ from farm.addons.predict.transfer import (
 )
 from farm.addons.predict.why import why_of
 from farm.errors import Ambiguous, NoDatabase, UsageError, writing_to
-from farm.exchange.packaged import (
-    database_of,
-    export_at,
-    first_answer,
-    packaged_database,
-    packaged_files,
-)
+from farm.exchange.first_answer import first_answer
+from farm.exchange.packaged import database_of, export_at, packaged_database, packaged_files
 from farm.settings import settings
 from farm.settings.shared_files import replacing_file
 from farm.store import tables
