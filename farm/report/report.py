@@ -212,6 +212,10 @@ class Report(OfJobKind):
     floor: TokenFloor | None = None  # only of a decode
 
     @property
+    def on_cpu(self) -> bool:
+        return any(card.is_cpu for card in self.cards)
+
+    @property
     def cost(self) -> CostGroup:
         """The cost of all operator types together."""
         return merged(row.cost for row in self.types)

@@ -240,6 +240,13 @@ def placed_calls(session: Session, capture_id: int, data: str) -> list[PlacedCal
     ]
 
 
+def storages_read(session: Session, capture_id: int) -> dict[int, Sequence[int]]:
+    """Index of a call -> the numbers of the storages that it reads, in the order of its tuple."""
+    call = tables.Call
+    query = select(call.call_index, call.reads).where(call.capture_id == capture_id)
+    return dict(session.execute(query).tuples().all())
+
+
 def classes(session: Session, capture_id: int, data: str) -> dict[tuple[str, str], int]:
     """Return (tuple id, data class) -> number of calls, sorted by first call. `data`: as in
     `placed_calls`.

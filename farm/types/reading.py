@@ -27,8 +27,8 @@ from farm.types.figure import Figure
 
 METHOD = 5  # increased if a code change changes results; readings of another method are not reused
 # the same for readings of a CPU. 5 and earlier: like a GPU; 6: one window; 7: outputs in the cache;
-# 8: compiled models were compiled again while they were timed, and Python of the farm redirected
-# slow outputs
+# 8: with the time of the clock, without warm data; compiled models were compiled again while they
+# were timed, and Python of the farm redirected slow outputs
 CPU_METHOD = 9
 # flags: the measurement repeats at once
 REPEATED = frozenset({"throttled_thermal", "shared", "drifting", "starved"})
