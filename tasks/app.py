@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import re
 import threading
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -109,9 +110,8 @@ def configure(current: Settings) -> None:
 def tls_options(url: str) -> dict[str, Any]:
     """Return the certificate options of a ``rediss://`` URL; {} for other or malformed URLs."""
     if url.startswith("rediss://"):
-        with contextlib.suppress(
-            ValueError, LookupError, TypeError
-        ):  # the connection reports a malformed URL
+        # the connection reports a malformed URL
+        with contextlib.suppress(ValueError, LookupError, TypeError):
             return dict(parse_url(url).get("ssl", {}))
     return {}
 
@@ -133,6 +133,11 @@ _CODES: Mapping[
 }
 
 
+#: What the broker's client says if the server ends the connection, as a port for TLS does with a
+#: client without it.
+_CLOSED = re.compile("closed|reset by peer", re.IGNORECASE)
+
+
 def broker_unreachable(
     url: str, error: BaseException, *, about: str = "", then: str = ""
 ) -> BrokerUnreachable:
@@ -151,6 +156,8 @@ def broker_unreachable(
     problem, step = _REFUSALS.get(
         code, ("does not answer", "Start the broker, or correct FARM_BROKER_URL.")
     )
+    if code not in _REFUSALS and url.startswith("redis://") and _CLOSED.search(reason):
+        step = f"If the port expects TLS, write rediss:// instead of redis://. {step}"
     message = f"The broker {shown_url(url)} {problem}: {about or reason.rstrip('.')}."
     return BrokerUnreachable(message, f"{step} {then}".strip())
 
@@ -188,11 +195,8 @@ def check_broker(current: Settings | None = None) -> None:
     try:
         with broker_client(current) as client:
             client.ping()
-    except (
-        ValueError,
-        LookupError,
-        TypeError,
-    ):  # a malformed port or database, or an unknown option
+    except (ValueError, LookupError, TypeError):
+        # A malformed port or database, or an unknown option.
         # Without the error: the malformed port may be a part of the password, and `--debug` shows
         # it.
         if "?" in current.broker_url and shown_url(current.broker_url) != UNREADABLE_URL:

@@ -253,9 +253,8 @@ def _close_exhausted(store: Database, current: Settings, **which: str | None) ->
 def _cancel_interrupted_planning(store: Database, farm: str) -> None:
     """Cancel the jobs whose planner was killed."""
     stale = col(tables.Round.planning_at_s) < database_now() - PLANNING_PATIENCE_S
-    with (
-        store.read() as session
-    ):  # if a planner was only suspended, it then finds that its job has ended
+    # if a planner was only suspended, it then finds that its job has ended
+    with store.read() as session:
         interrupted = _newest_rounds(session, farm, col(tables.Round.planned_at_s).is_(None), stale)
     for job_id, _ in interrupted:
         log.warning(

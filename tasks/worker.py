@@ -113,9 +113,8 @@ def _announce(database: Database, card_id: str, holder: str, current: Settings) 
     card: Card | None = None
     try:
         card = find_card(card_id, current)
-    except (
-        NoSuchCard
-    ):  # if the card is registered, its benchmark process fails too, and the card is quarantined
+    except NoSuchCard:
+        # if the card is registered, its benchmark process fails too, and the card is quarantined
         if not cards.stored_state(database, card_id):
             raise
     cards.announce(database, card_id, card, holder=holder, queue=card_queue(card_id))

@@ -86,5 +86,6 @@ def test_the_page_leads_to_a_command(copy, tmp_path):
     variables = {"PYTHONPATH": f"{copy}:{site}", "FARM_ADDONS": "farm-carbon"}
     farm = (sys.executable, "-m", "cli.main")
     run(tmp_path, *farm, "import", "h100", **variables)
+    assert "Emissions" in run(tmp_path, *farm, "carbon", "--help", **variables)
     shown = run(tmp_path, *farm, "carbon", "8wzs4rg5", **variables)
     assert f"```text\n{shown}```" in (ROOT / "docs" / "add-ons.md").read_text()

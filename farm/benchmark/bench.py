@@ -122,7 +122,8 @@ class Bench:
     def measure(
         self, subject: Subject, protocol: Protocol, stopping: Stopping, on_phase: OnPhase = silent
     ) -> Reading:
-        """Measure a subject. Half-widths in the reading are absolute. Raises `Unmeasurable`:
+        """Measure a subject: on a CPU as `CpuRunner` does, else its canary, passes, window and
+        phases in this order. Half-widths in the reading are absolute. Raises `Unmeasurable`:
         out_of_memory, raised, rejected, not_capturable or not_available."""
         if self._cpu is not None and ranks.world() == 1:
             return self._cpu.measure(subject, protocol, stopping, on_phase)

@@ -279,9 +279,8 @@ def _lists_replaced(
             )
             return make(part, device=tensor.device) if listed else part
 
-        if (
-            not torch._C._is_torch_function_mode_enabled()
-        ):  # otherwise the mode calls again, below itself
+        # otherwise the mode calls again, below itself
+        if not torch._C._is_torch_function_mode_enabled():
             index = tuple(map(placed, index)) if isinstance(index, tuple) else placed(index)
         return original(tensor, index, *value)
 

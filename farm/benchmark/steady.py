@@ -22,7 +22,6 @@ from farm.benchmark.sampler import PowerLevels, Sampler
 from farm.benchmark.workload import Workload
 from farm.devices.device import Device
 from farm.devices.lock import registered_processes
-from farm.types import intervals
 from farm.types.protocol import OnPhase, Stopping
 from farm.types.reading import REPEATED, Reading
 
@@ -332,15 +331,15 @@ class Windows:
         if len(rounds) < 3:
             return False
         time_us, _ = window.figure_of(rounds, power)
-        time_share = intervals.relative(time_us.half_width, time_us.value)
-        if time_share > stopping.time_half_width:
+        if time_us.relative > stopping.time_half_width:
             return False
         if power.power_w is None:
             return True
         # The energy of a group is the sum over its n cards. The scatter of a sum grows with the
         # root of n, so the interval of each card may be wider by the root of n.
         enough = stopping.energy_half_width * math.sqrt(ranks.world())
-        return math.hypot(time_share, power.relative) <= enough and abs(power.drift) <= window.DRIFT
+        is_narrow = math.hypot(time_us.relative, power.relative) <= enough
+        return is_narrow and abs(power.drift) <= window.DRIFT
 
 
 def _power_of(

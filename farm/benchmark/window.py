@@ -64,9 +64,7 @@ class WindowPower:
     @property
     def relative(self) -> float:
         """Half-width as a share of the power."""
-        if self.power_w is None:
-            return 0.0
-        return intervals.relative(self.power_w.half_width, self.power_w.value)
+        return self.power_w.relative if self.power_w is not None else 0.0
 
 
 class Pauses(NamedTuple):

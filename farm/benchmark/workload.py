@@ -102,9 +102,8 @@ class Workload:
         self.rounds.clear()
         self.calls, self.rewritten = [], []
         self.passes = None
-        while (
-            self.keep
-        ):  # graphs are at the front; `list.clear` would free the tensors at the back first
+        # graphs are at the front; `list.clear` would free the tensors at the back first
+        while self.keep:
             self.keep.pop(0)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)

@@ -91,9 +91,8 @@ class DatabaseCopy:
     def _making(self) -> Iterator[None]:
         make_private(self.path.parent)
         with (self.path.parent / "lock").open("a") as lock:
-            with contextlib.suppress(
-                OSError
-            ):  # a file system without locks: both processes make the copy
+            # a file system without locks: both processes make the copy
+            with contextlib.suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 

@@ -187,9 +187,5 @@ def _observe_values(
     from farm.training.observed_values import observe_values
 
     values = observe_values(variant, row.flops if row else 0, model)
-    if values is None:
-        _log.warning(
-            "Using random normal inputs: %s is too large to run once for real values.", variant
-        )
     with database.write() as session:
         captures.store_values(session, capture_id, values or {})

@@ -169,9 +169,8 @@ def claim(
             if answer is not None:
                 break
             grouped = True
-        except (
-            IntegrityError
-        ):  # another item has the key: a worker measures it, or its lease has ended
+        except IntegrityError:
+            # Another item has the key: a worker measures it, or its lease has ended.
             if not _remove_claim_key(database, item_id, software_id):
                 return _defer(database, item_id, software_id)
         except Unreadable as error:
@@ -791,9 +790,8 @@ def _finished(session: Session, rounds: set[tuple[str, int]]) -> tuple[tuple[str
     The query is a transaction of its own. Otherwise two items that close at once each see the other
     open."""
     session.commit()
-    if isinstance(
-        bind := session.get_bind(), Connection
-    ):  # before the transaction begins: it must not lock
+    # before the transaction begins: it must not lock
+    if isinstance(bind := session.get_bind(), Connection):
         bind.execution_options(sqlite_begin="DEFERRED")
     return tuple(sorted(key for key in rounds if not open_items(session, *key)))
 

@@ -296,7 +296,9 @@ class _Planner:
         calls_us = []
         for measurement in measurements:
             operator = measurement.operator
-            calls_us.append(roofline.estimate_us(operator.flops, operator.bytes_moved))
+            calls_us.append(
+                roofline.estimate_us(operator.flops, operator.bytes_moved, operator.short_name)
+            )
         return calls_us
 
     def _set_precision(

@@ -395,9 +395,8 @@ class WatchedOperators(TorchDispatchMode):
         if any(kind.__name__ in WRAPPERS or is_composite(kind) for kind in types):
             # PyTorch then runs the operators of this rank or of the parts, which come here again
             return NotImplemented
-        if (
-            func is torch.ops.prim.device.default
-        ):  # the most frequent call on fake tensors; it runs nothing
+        # the most frequent call on fake tensors; it runs nothing
+        if func is torch.ops.prim.device.default:
             return actual_device(args[0])
         return self.call(func, args, kwargs or {})
 

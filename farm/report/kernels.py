@@ -23,7 +23,7 @@ from farm.types.roofline import Roofline, roofline_of
 from farm.verdict.cost_line import CostLine
 from farm.verdict.rates import Rates, rule_of
 
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a whole part of a dotted path
 
 
 def listed_kernels(session: Session, variant: Variant, device_type: str) -> Operators:
@@ -49,7 +49,7 @@ class KernelRow:
 
     rates: Rates
     fused: tuple[str, ...]  # names of the aten operators that a generated kernel computes
-    # paths of the modules that the kernel was fused from; * stands for several numbers
+    # paths of the modules that the kernel was fused from; each * stands for a number that differs
     modules: tuple[str, ...]
 
     @property
@@ -86,11 +86,11 @@ class JobKernels:
     @property
     def breaks(self) -> str:
         """The number of graph breaks, and the first line of each reason."""
-        reasons = (
-            f"{reason.strip().partition(chr(10))[0]} (×{n})"
-            for reason, n in self.graph_breaks.items()
-        )
-        return "; ".join([str(sum(self.graph_breaks.values())), *reasons])
+        texts = [str(sum(self.graph_breaks.values()))]
+        for reason, count in self.graph_breaks.items():
+            first_line = reason.strip().split("\n")[0]
+            texts.append(f"{first_line} (×{count})")
+        return "; ".join(texts)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -102,10 +102,8 @@ class JobKernels:
 
 def job_kernels(
     session: Session, capture: tables.Capture, lines: Sequence[CostLine], peaks: Roofline
-) -> JobKernels | None:
-    """Return the kernels of a job; None if its capture is not of a compiled model."""
-    if capture.compiled is None:
-        return None
+) -> JobKernels:
+    """Return the kernels of a job whose capture is of a compiled model."""
     paths: dict[str, list[str]] = defaultdict(list)
     calls = select(tables.Call.operator_id, tables.Call.module_path).where(
         tables.Call.capture_id == capture.id
@@ -125,7 +123,8 @@ def job_kernels(
             )
         )
     rows.sort(key=lambda row: (-row.line.total_us, -row.line.weight_us))
-    return JobKernels(tuple(rows), capture.compiled.get("graph_breaks") or {}, peaks)
+    graph_breaks = (capture.compiled or {}).get("graph_breaks") or {}
+    return JobKernels(tuple(rows), graph_breaks, peaks)
 
 
 def paths_of(text: str) -> list[str]:

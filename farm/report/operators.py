@@ -46,7 +46,7 @@ class Operators:
     refusal: FarmError | None = None  # why the tuples cannot be summed; None: they can
     # only of generated kernels (`farm.report.kernels`): the card model that they are for
     card_model: str = ""
-    # label -> why the tuple is not measured
+    # label of a row -> why the tuple is not measured
     mismatches: Mapping[str, str] = field(default_factory=dict)
     note_on_values: str = ""  # which calls depend on values of the example input
 
@@ -68,15 +68,17 @@ class Operators:
 def operators(
     variant: Variant, extracted: Extraction, roofline: Roofline | None = None
 ) -> Operators:
-    """The tuples of a variant with the cost of each. The cost shares are estimates for a generic
-    GPU without a `roofline`."""
+    """The tuples of a variant with the cost of each. The cost shares are estimates: with the peaks
+    of `roofline`; by default, of a generic GPU."""
     peaks = roofline or roofline_of("cuda", "", dtype=variant.computes_in)
     gaps, refusal = extracted.capture.gaps, extracted.refusal(variant.model)
     needed = extracted.needed()
-    mismatches = {entry.label: entry.mismatch for entry in needed if entry.mismatch}
+    rows = rows_of(needed, peaks)
+    label_of = {row.operator_id: row.label for row in rows}
+    mismatches = {label_of[entry.operator_id]: entry.mismatch for entry in needed if entry.mismatch}
     return Operators(
         variant,
-        rows_of(needed, peaks),
+        rows,
         extracted.model_flops,
         gaps,
         refusal,
@@ -162,7 +164,9 @@ def compare_inputs(name: str, *sides: Extraction) -> ComparedInputs:
 def rows_of(needed: Sequence[NeededTuple], peaks: Roofline) -> tuple[OperatorRow, ...]:
     weights_us = []
     for entry in needed:
-        weights_us.append(entry.all_calls * peaks.estimate_us(entry.flops, entry.bytes_moved))
+        weights_us.append(
+            entry.all_calls * peaks.estimate_us(entry.flops, entry.bytes_moved, entry.short_name)
+        )
     total_us = sum(weights_us)
     labels = told_apart({entry.operator_id: entry.label for entry in needed})
     rows = []

@@ -10,12 +10,21 @@ from typing import Any
 
 from farm.store.columns import OPERATOR, PROTOCOL
 from farm.store.database import fetch_values
+from farm.types.card_kind import is_cpu_id
 from farm.types.fields import figure_json
 from farm.types.figure import Figure, figure_of, value_of
 from farm.types.protocol import Placement
 from farm.verdict.cost_line import CostLine, TupleView
 from farm.verdict.figures import CallCost
 from farm.verdict.job_results import JobResults
+
+#: The last method of a CPU whose passes redirected slow outputs in Python
+#: (`farm.types.reading.CPU_METHOD`): 6 us for a ReLU that takes 2 us.
+_REDIRECTING_METHOD = 8
+_REDIRECTED = (
+    "The time includes Python code of the farm, because an earlier version measured it. Measure it "
+    "again: give --reuse none."
+)
 
 
 @dataclass(frozen=True)
@@ -28,7 +37,8 @@ class PlacementRow:
     fast: CostLine | None  # the same tuple with all tensors in fast memory
     slow_memory: str  # kind of the slow memory
     workspaces: str  # where the workspaces are: fast, or possibly with the output
-    message: str  # details of `line.reason`
+    message: str  # details of `line.reason`, or what the time includes
+    comparable: bool = True  # False: the time includes Python code of the farm
 
     @property
     def fast_time_us(self) -> float | None:
@@ -37,8 +47,9 @@ class PlacementRow:
 
     @property
     def times_fast(self) -> float | None:
-        """The time as a multiple of the time with all tensors in fast memory."""
-        if self.line.time_us is None or not self.fast_time_us:
+        """The time as a multiple of the time with all tensors in fast memory. None if one of them
+        is missing, or if they are not comparable."""
+        if self.line.time_us is None or not self.fast_time_us or not self.comparable:
             return None
         return self.line.time_us.value / self.fast_time_us
 
@@ -127,6 +138,8 @@ def _placements_of(
             continue
         item, reading = entry.item, readings.get(entry.item.reading_id or "")
         details = reading.details if reading else {}
+        comparable = reading is None or not _redirected(entry.placement, reading)
+        message = item.message if reading is None else ""
         rows.append(
             PlacementRow(
                 line=_line_of(subject, count, item, reading),
@@ -135,10 +148,19 @@ def _placements_of(
                 fast=fast.get(entry.data),
                 slow_memory=details.get("slow_memory") or "",
                 workspaces=details.get("workspaces") or "",
-                message="" if reading else item.message,
+                message=message if comparable else _REDIRECTED,
+                comparable=comparable,
             )
         )
     return rows
+
+
+def _redirected(placement: str, reading: Any) -> bool:
+    """True if the time of a reading includes Python code that redirected slow outputs."""
+    has_old_method = (reading.details.get("method") or 0) <= _REDIRECTING_METHOD
+    return (
+        is_cpu_id(reading.card_id) and has_old_method and bool(Placement.parse(placement).outputs)
+    )
 
 
 def _line_of(subject: TupleView, count: int, item: Any, reading: Any) -> CostLine:

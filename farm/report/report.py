@@ -211,6 +211,10 @@ class Report(OfJobKind):
     floor: TokenFloor | None = None  # only of a decode
 
     @property
+    def on_cpu(self) -> bool:
+        return any(card.is_cpu for card in self.cards)
+
+    @property
     def cost(self) -> CostGroup:
         """The cost of all operator types together."""
         return merged(row.cost for row in self.types)
@@ -280,11 +284,14 @@ def build(session: Session, job_id: str) -> Report:
     origins = _origins(results)
     software_ids = dict.fromkeys(software_id for _, software_id in origins)
 
-    layers = rows_of_owners = None
-    if variant and variant.layers and capture:
-        layers = all_layers(results, variant, capture, verdict)
-    if results.capture_id:
-        rows_of_owners = owners(session, results.capture_id, tuples, protocol.data)
+    layers = compiled = None
+    rows_of_owners: tuple[OwnerRow, ...] = ()
+    if variant and capture and capture.id:
+        if variant.layers:
+            layers = all_layers(results, variant, capture, verdict)
+        rows_of_owners = owners(session, capture.id, tuples, protocol.data)
+        if capture.compiled is not None:
+            compiled = job_kernels(session, capture, tuples, results.roofline)
     return Report(
         job_id=job.id,
         title=job.title,
@@ -313,9 +320,9 @@ def build(session: Session, job_id: str) -> Report:
         eagerly=_eagerly(results),
         origin=_imported_from(session, job_id),
         all_layers=layers,
-        owners=rows_of_owners or (),
+        owners=rows_of_owners,
         placements=placements(results),
-        compiled=job_kernels(session, capture, tuples, results.roofline) if capture else None,
+        compiled=compiled,
         ranks=_ranks(results),
         floor=_floor(results, variant, tuples),
     )

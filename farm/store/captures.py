@@ -24,6 +24,7 @@ from farm.store.database import Database, database_now, fetch, fetch_values, rea
 from farm.store.tables import CardRow, Job
 from farm.subjects.parsing import parse
 from farm.types.deciding import declared_operators, lacks_values
+from farm.types.fields import content_id
 from farm.types.protocol import Protocol, Variant
 from farm.types.reading import Verification
 from farm.types.request import Request
@@ -37,8 +38,19 @@ if TYPE_CHECKING:
 #: interchangeable.
 CAPTURE_KEY = ("variant_id", "device_type", "grad", "torch", "launch", "card_model")
 
+#: Key of the verification of an imported capture: the name of the farm that verified it.
+VERIFYING_FARM = "imported_from"
+
 #: The origins of captures of this farm.
 OWN_CAPTURES = ("observed", "predicted")
+
+
+def exported_id(capture: Any) -> str:
+    """Return the id of a capture in exports, which is the same on every farm. ``capture``: a row
+    with the columns `CAPTURE_KEY` and the origin."""
+    of_pass = [capture.variant_id, capture.device_type, capture.grad, capture.torch, capture.launch]
+    of_pass.append(tables.captured_as(capture.origin))
+    return content_id([*of_pass, capture.card_model] if capture.card_model else of_pass)
 
 
 def find_capture(session: Session, like: tables.Capture) -> int | None:
@@ -228,13 +240,23 @@ def placed_calls(session: Session, capture_id: int, data: str) -> list[PlacedCal
     ]
 
 
+def storages_read(session: Session, capture_id: int) -> dict[int, Sequence[int]]:
+    """Index of a call -> the numbers of the storages that it reads, in the order of its tuple."""
+    call = tables.Call
+    query = select(call.call_index, call.reads).where(call.capture_id == capture_id)
+    return dict(session.execute(query).tuples().all())
+
+
 def classes(session: Session, capture_id: int, data: str) -> dict[tuple[str, str], int]:
-    """Return (tuple id, value profile) -> number of calls, sorted by first call. `data`: as in
+    """Return (tuple id, data class) -> number of calls, sorted by first call. `data`: as in
     `placed_calls`.
     """
-    return dict(
-        Counter((call.operator_id, call.data) for call in placed_calls(session, capture_id, data))
-    )
+    call = tables.Call
+    query = select(call.operator_id, call.data).where(call.capture_id == capture_id)
+    numbers = Counter[tuple[str, str]]()
+    for operator_id, seen in session.exec(query.order_by(col(call.call_index))):
+        numbers[operator_id, class_of(seen) if data == "seen" else data] += 1
+    return dict(numbers)
 
 
 def predicted_counts(
@@ -418,7 +440,7 @@ def capture_to_sum(
     """The id of a stored capture of a model, preferably with the same launch; None if there is
     none. A capture with generated kernels is one that a card of the model listed.
     """
-    imported = CAPTURE.origin.like(tables.IMPORTED + "%")
+    imported = CAPTURE.origin.like(tables.IMPORTED_PREFIX + "%")
     kernels = []
     if variant.generates_kernels:
         kernels = [CAPTURE.card_model == card_model, CAPTURE.origin.like("%observed%")]

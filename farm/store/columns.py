@@ -16,7 +16,7 @@ def columns_of(table: Any) -> Any:
 CALL = columns_of(tables.Call)
 CAPTURE = columns_of(tables.Capture)
 CARD = columns_of(tables.CardRow)
-IMPORTED = columns_of(tables.ImportedVerdict)
+IMPORTED_VERDICT = columns_of(tables.ImportedVerdict)
 ITEM = columns_of(tables.Item)
 JOB = columns_of(tables.Job)
 OPERATOR = columns_of(tables.Operator)

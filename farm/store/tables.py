@@ -70,7 +70,7 @@ class ItemRole(StrEnum):
 
 #: The origin of an imported capture begins with this text. Jobs of this farm do not use imported
 #: captures.
-IMPORTED = "imported "
+IMPORTED_PREFIX = "imported "
 _OF_FARM = " of "
 
 
@@ -78,19 +78,19 @@ def imported_origin(captured: str, farm: str) -> str:
     """The origin of a capture of another farm. Farms verify a capture on different cards, so each
     keeps its own.
     """
-    return f"{IMPORTED}{captured}{_OF_FARM}{farm}"
+    return f"{IMPORTED_PREFIX}{captured}{_OF_FARM}{farm}"
 
 
 def captured_as(origin: str) -> str:
     """Return "predicted" or "observed", from the origin of a capture."""
-    return origin.removeprefix(IMPORTED).partition(_OF_FARM)[0]
+    return origin.removeprefix(IMPORTED_PREFIX).partition(_OF_FARM)[0]
 
 
 def farm_of_origin(origin: str) -> str:
     """Return the farm of an imported capture; "" if it is of this farm, or was imported by an older
     version.
     """
-    return origin.removeprefix(IMPORTED).partition(_OF_FARM)[2]
+    return origin.removeprefix(IMPORTED_PREFIX).partition(_OF_FARM)[2]
 
 
 OPEN = (ItemState.WAITING, ItemState.CLAIMED, ItemState.DEFERRED)

@@ -400,6 +400,7 @@ class Software(ContentAddressed):
     @property
     def id(self) -> str:
         # The versions of Python and the operating system do not affect the kernels on the card.
+        # The tuples of torchvision's own operators name its version.
         kept = {"torch": self.torch, "cuda": self.cuda, "cudnn": self.cudnn, "driver": self.driver}
         return content_id(
             kept | ({"communication": self.communication} if self.communication else {})

@@ -129,7 +129,10 @@ class Tokens:
         """Decompress at most this size. Raises `TokensRejected` if the data is not an input of this
         size.
         """
-        check_size(batch, length)
+        try:
+            check_size(batch, length)
+        except UsageError as error:  # as of a user's input, with its next step
+            raise TokensRejected(error.message) from error
         size = batch * length * 4
         try:
             packed = zlib.decompressobj().decompress(compressed, size + 1)

@@ -30,7 +30,7 @@ from farm.types.reading import Verification
 from farm.types.request import named
 from farm.types.roofline import Roofline, roofline_of
 from farm.verdict.aggregate import added, aggregate, sum_lines
-from farm.verdict.canaries import Canaries
+from farm.verdict.canaries import CanaryReadings
 from farm.verdict.cost_line import CostLine, TupleView
 from farm.verdict.figures import (
     NOT_IN_SCOPE,
@@ -331,7 +331,7 @@ class JobResults:
         return [Whole(newest.card_id, ReadingView.of(newest), "", other)] if newest else []
 
     @cached_property
-    def canaries(self) -> Canaries:
+    def canaries(self) -> CanaryReadings:
         """The readings of canary items, of tuple items with the same operators, and of the
         reference operator.
         """
@@ -412,7 +412,7 @@ class JobResults:
         return self._of_one_software(verdict, software)
 
     def _verdict_of(
-        self, parts: Sequence[CostLine], canaries: Canaries = MappingProxyType({})
+        self, parts: Sequence[CostLine], canaries: CanaryReadings = MappingProxyType({})
     ) -> Verdict:
         return aggregate(
             parts,
@@ -505,7 +505,9 @@ def _subject(operator: Any, roofline: Roofline, label: str, data: str) -> TupleV
         data=data,
         flops=operator.flops,
         bytes_moved=operator.bytes_moved,
-        estimated_us=roofline.estimate_us(operator.flops, operator.bytes_moved),
+        estimated_us=roofline.estimate_us(
+            operator.flops, operator.bytes_moved, operator.short_name
+        ),
     )
 
 

@@ -157,9 +157,8 @@ def newest_readings(
     alone = set()
     for (method, software_id), rows in tuple(sets.items()):
         software = stored_software(session, software_id)
-        if (
-            software.communication
-        ):  # a model on several cards: add the readings on one card with the same software
+        # a model on several cards: add the readings on one card with the same software
+        if software.communication:
             alone.add((method, software.of_one_card.id))
             sets[method, software_id] = {
                 **sets.get((method, software.of_one_card.id), {}),

@@ -218,9 +218,8 @@ class Mover:
         """Store the tensor's storage as `room`, before the copy to slow memory."""
         if storage is None or storage.device.type != self._device.type:
             return
-        if (
-            storage.device.type == "cuda"
-        ):  # a view: the step may free the tensor; its graphs keep the address
+        # a view: the step may free the tensor; its graphs keep the address
+        if storage.device.type == "cuda":
             storage = storage_at(storage.data_ptr(), storage.nbytes(), storage.device)
         self.room = bytes_of(storage)[: self._host.nbytes]
 

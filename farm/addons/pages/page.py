@@ -48,10 +48,10 @@ from farm.store.columns import (
 )
 from farm.store.database import by_key, fetch_values
 from farm.types import format
-from farm.types.fingerprint import sound_fingerprint
+from farm.types.fingerprint import median_fingerprint, sound_fingerprint
 from farm.types.protocol import Protocol
 from farm.types.request import Request
-from farm.types.roofline import Roofline, median_fingerprint
+from farm.types.roofline import Roofline
 from farm.types.tuple import dtype_of_call
 
 _STEP = "Name an .html file in a folder that you may write to."
@@ -433,7 +433,7 @@ def _cards(session: Session) -> list[Row]:
         first = next((card for card in cards if card.fingerprint), cards[0])
         row = {"model": model, "memory_bytes": first.memory_bytes, "driver": first.driver}
         row |= {"cards": len(cards), "readings": readings.get(model, 0)}
-        peaks = median_fingerprint(sound_fingerprint(card.fingerprint) for card in cards)
+        peaks = median_fingerprint(card.fingerprint for card in cards)
         rows.append(row | {name: peaks.get(name) for name in _PEAKS})
     return rows
 

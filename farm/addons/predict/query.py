@@ -207,10 +207,11 @@ class EstimateQuery:
         read.
         """
         folders, notes = stored_predictor.folders(), list[str]()
+        # a bad file must not hide another folder's
         for some in (
             folders,
             *([folder] for folder in folders),
-        ):  # a bad file must not hide another folder's
+        ):
             try:
                 stored = stored_predictor.find(some, card_model, self.torch, protocol)
             except UsageError as error:
@@ -367,7 +368,7 @@ def _not_learned(session: Session, found: StoredPredictor) -> list[str]:
         f"The predictor was fitted to {len(found.learned)} tuples, and the database has readings "
         f"of {new} more"
     )
-    return [f"{learned}. Fit the predictor to all of them: `farm predict fit`."]
+    return [f"{learned}. To learn from all of them takes some minutes: `farm predict fit`."]
 
 
 def training_set(

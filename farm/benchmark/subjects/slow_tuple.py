@@ -18,7 +18,7 @@ from farm.benchmark.subjects.operator_tuple import (
 )
 from farm.errors import Unmeasurable
 from farm.subjects.registry import kind_of
-from farm.types.protocol import Placement, Protocol, Stopping, Subject
+from farm.types.protocol import Protocol, Stopping, Subject
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class SlowTuple(MeasuredTuple):
             )
         rebuilt = rebuilt_tuple(subject, device)
         set_values(rebuilt, protocol.data)
-        offloaded = self.offload(rebuilt, Placement.parse(protocol.placement))
+        offloaded = self.offload(rebuilt, protocol)
         steps = HostSteps(device)  # none
         run = offloaded.run if kind_of(rebuilt.spec).standalone else pass_of
         passes = tuple_passes(offloaded.rebuilt, protocol, run, steps)

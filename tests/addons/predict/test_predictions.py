@@ -165,7 +165,7 @@ def test_at_a_terminal(own, database):
         created_at_s=1.8e9,
         leave_out=lambda spec: spec.short_name == "Linear",
     )
-    assert "has readings of 1 more. Fit the predictor" in " ".join(own(*MODEL).stdout.split())
+    assert "has readings of 1 more. To learn from all" in " ".join(own(*MODEL).stdout.split())
 
 
 def test_a_predictor_that_cannot_be_read_costs_no_answer(own):
@@ -373,6 +373,14 @@ def test_a_kept_predictor_is_held_against_another_database(own, database, tmp_pa
     said = own("predict", "evaluate", "--on", str(tmp_path / "other.db"), "--png", str(picture))
     assert f"Drawn to {picture}" in " ".join(said.stderr.split())
     assert "tuples outside the training data" in picture.read_text()
+
+
+def test_an_evaluation_without_a_new_tuple_draws_nothing_and_says_so(own, database, tmp_path):
+    picture = tmp_path / "errors.svg"
+    said = own("predict", "evaluate", "--on", database.url, "--png", str(picture))
+    assert said.code == 0, said.stderr
+    assert "has learned from every tuple" in " ".join(said.stderr.split())
+    assert not picture.exists()
 
 
 def test_a_data_set_is_written(own, tmp_path):
