@@ -244,7 +244,7 @@ def storages_read(session: Session, capture_id: int) -> dict[int, Sequence[int]]
     """Index of a call -> the numbers of the storages that it reads, in the order of its tuple."""
     call = tables.Call
     query = select(call.call_index, call.reads).where(call.capture_id == capture_id)
-    return dict(session.execute(query).tuples().all())
+    return {index: reads for index, reads in session.exec(query)}
 
 
 def classes(session: Session, capture_id: int, data: str) -> dict[tuple[str, str], int]:
