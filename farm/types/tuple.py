@@ -388,8 +388,9 @@ _DUNDER = {
     "itruediv": "div_",
     "radd": "add",
     "rmul": "mul",
+    "rsub": "rsub",
+    "truediv": "div",
 }
-_DUNDER |= {"rsub": "rsub", "truediv": "div"}
 
 
 def tensor_references(tree: Any) -> Iterator[int]:
