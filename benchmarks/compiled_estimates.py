@@ -133,7 +133,7 @@ def _compared(
     others = without_family(readings, model_family(variant.model))
     learned = LearnedKernels.of(others, operators.card)
     assert learned is not None
-    predictor = CompiledPredictor(operators, learned, operators.card, operators.card.model)
+    predictor = CompiledPredictor(operators, learned, operators.card)
     predicted = predictor.predict(needed, needed)
     kernels_us = sum(
         call.time_us.value * entry.all_calls

@@ -1,8 +1,8 @@
 """Lists the kernels that the compiler would generate for a card, without the card.
 
-The compiler of PyTorch itself lowers, fuses and schedules the model, and writes its program. It does
-so on fake tensors, which have shapes, strides and a device, but no memory. The program is then run
-on the fake tensors: its kernels do nothing, and each launch is listed as on a card
+The compiler of PyTorch itself lowers, fuses and schedules the model, and writes its program. It
+does so on fake tensors, which have shapes, strides and a device, but no memory. The program is then
+run on the fake tensors: its kernels do nothing, and each launch is listed as on a card
 (`farm.operators.compiled`). Neither a card, nor CUDA, nor Triton is needed.
 
 What the compiler asks a card for is answered by the data sheet of the card. These answers, and the
@@ -26,6 +26,7 @@ import importlib.util
 import re
 import sys
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -141,6 +142,7 @@ def foreseen(sheet: DataSheet, attention: Attention) -> Iterator[None]:
     from torch._inductor import config, scheduler
     from torch._inductor.codecache import PyCodeCache
     from torch._inductor.fx_passes import misc_patterns
+    from torch.fx.experimental import proxy_tensor
     from torch.utils import _triton
 
     card = SimpleNamespace(
@@ -171,6 +173,8 @@ def foreseen(sheet: DataSheet, attention: Attention) -> Iterator[None]:
         (scheduler, "has_triton", lambda: True),
         (_triton, "triton_hash_with_backend", lambda *_: ""),
         (PyCodeCache, "load_by_key_path", with_triton),
+        # Constants of a card would be computed on it.
+        (proxy_tensor, "CONSTANT_NUMEL_LIMIT", -1),
         # Its patterns are traced with tensors of random indices, which need a card.
         (misc_patterns, "_misc_patterns_init", _nothing),
         (CudaInterface, "get_device_properties", staticmethod(properties)),
@@ -182,6 +186,7 @@ def foreseen(sheet: DataSheet, attention: Attention) -> Iterator[None]:
         (torch.cuda, "get_device_capability", lambda *_: _CAPABILITY),
         (torch.cuda, "current_device", lambda: 0),
         (torch.cuda, "set_device", _nothing),
+        (torch.cuda, "_lazy_init", _nothing),
         (torch.cuda, "_DeviceGuard", lambda _: contextlib.nullcontext()),
         (torch._C, "_cuda_getCurrentRawStream", lambda _: 0),
         (torch._C, "_conv_determine_backend_memory_format", _format_of_convolution),
@@ -191,6 +196,8 @@ def foreseen(sheet: DataSheet, attention: Attention) -> Iterator[None]:
     ]
     options = dict.fromkeys(("size_asserts", "alignment_asserts", "nan_asserts"), False)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # about the model's source, not about its cost
         stack.enter_context(without_card())
         stack.enter_context(_unguarded_card())
         stack.enter_context(_attention(attention))
@@ -251,9 +258,9 @@ def _stand_in_for_triton() -> Iterator[None]:
 def _unguarded_card() -> Iterator[None]:
     """While active, PyTorch does not select a card before an operator on a fake tensor of a card.
 
-    A build without CUDA has no guard that selects cards, and one with CUDA fails without a card. The
-    guard of meta tensors does nothing, so it replaces that of CUDA. If this process already has a
-    CUDA context, the guard works, and stays."""
+    A build without CUDA has no guard that selects cards, and one with CUDA fails without a card.
+    The guard of meta tensors does nothing, so it replaces that of CUDA. If this process already has
+    a CUDA context, the guard works, and stays."""
     if torch.cuda.is_initialized():
         yield
         return

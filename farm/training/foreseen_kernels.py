@@ -23,8 +23,8 @@ def foreseen_kernels(variant: Variant, model: ResolvedModel, sheet: DataSheet) -
     """List the launches of a compiled forward pass without a card: generated kernels, and calls of
     libraries as aten operators.
 
-    The compiler takes from 5 s to a minute, as on a card. ``max-autotune`` times kernels on the card;
-    its kernels are listed as those of ``default``.
+    The compiler takes from 5 s to a minute, as on a card. ``max-autotune`` times kernels on the
+    card; its kernels are listed as those of ``default``.
 
     Args:
         model: the variant's model.

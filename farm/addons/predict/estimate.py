@@ -27,7 +27,17 @@ _NARROWER = (
 _UNITS = {"time": "us", "energy": "mj"}
 #: Fields that the JSON leaves out, or has in another form.
 _OTHER_JSON = frozenset(
-    ("readings", "whole", "ranks", "predicted", "total", "specs", "measured", "oldest_age_s")
+    (
+        "readings",
+        "whole",
+        "ranks",
+        "predicted",
+        "total",
+        "specs",
+        "measured",
+        "oldest_age_s",
+        "gain",
+    )
 )
 # card time to measure a tuple if the database has no reading: the median on an H200
 SECONDS_A_TUPLE = 1.4
@@ -80,6 +90,43 @@ class MissingTuple:
 
 
 @dataclass(frozen=True)
+class CompileGain:
+    """What a predicted compiled model is compared with.
+
+    Attributes:
+        eager_time: of the model without --compile, in µs.
+        eager_energy: in mJ; None: unknown.
+        eager_is_measured: whether a card has measured the whole model without --compile.
+        least_us: the roofline of the kernels of the compiled model.
+    """
+
+    eager_time: PredictedValue
+    eager_energy: PredictedValue | None
+    eager_is_measured: bool
+    least_us: float
+
+    def faster(self, compiled: PredictedValue) -> PredictedValue:
+        """The time without --compile over the time with it. Its interval is too wide, because the
+        errors of both times have common causes."""
+        ends = (compiled.low, compiled.high, self.eager_time.low, self.eager_time.high)
+        factor = self.eager_time.value / compiled.value
+        low, high, eager_low, eager_high = ends
+        if low is None or high is None or eager_low is None or eager_high is None or not low:
+            return PredictedValue(factor)
+        return PredictedValue(factor, eager_low / high, eager_high / low)
+
+    def to_json(self, compiled: PredictedValue) -> dict[str, Any]:
+        """Plain JSON with units in the key names."""
+        return {
+            **interval_json("eager_time", "us", self.eager_time),
+            **interval_json("eager_energy", "mj", self.eager_energy),
+            "eager_is_measured": self.eager_is_measured,
+            "roofline_us": self.least_us,
+            **interval_json("faster", "times", self.faster(compiled)),
+        }
+
+
+@dataclass(frozen=True)
 class Estimate:
     """The cost of one pass of a model. Each `Figure` has a 95 % interval, each `PredictedValue` a
     90 % interval.
@@ -126,6 +173,8 @@ class Estimate:
     left_out: str = ""
     # of a decode: what its weights and cache need at least; None: not known
     floor: TokenFloor | None = None
+    # of a compiled model that no card has compiled
+    gain: CompileGain | None = None
     # the age of the oldest reading, by the clock of the database; not in the JSON
     oldest_age_s: float | None = None
 
@@ -307,6 +356,7 @@ class Estimate:
             "memory": self.memory.to_json() if self.memory else None,
             "implementation": self.implementation,
             "floor": self.floor.to_json() if self.floor else None,
+            "gain": self.gain.to_json(self.time) if self.gain else None,
         }
 
 

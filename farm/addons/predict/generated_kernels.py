@@ -2,23 +2,22 @@
 between them.
 
 A generated kernel moves its bytes once, and computes beside that. So its time is that of its
-traffic (`farm.addons.predict.tile_roofline`: the bytes at the rate of the memory or the cache, and a
-launch), times a factor of its kind. The factor is the median of the measured kernels of that kind.
-Its power above that of an idle card at full clocks is proportional to the rate at which it moves
-bytes. Nothing else is learned, and nothing is fitted to whole models.
+traffic (`farm.addons.predict.tile_roofline`: the bytes at the rate of the memory or the cache, and
+a launch), times a factor of its kind. The factor is the median of the measured kernels of that
+kind. Its power above that of an idle card at full clocks is proportional to the rate at which it
+moves bytes. Nothing else is learned, and nothing is fitted to whole models.
 
 Calls of libraries cost what their readings, or the predictor of operators, say.
 
-The intervals come from families of models that were left out, one at a time: the largest quantile of
-the errors of calls, and the errors of the sums of the kernels of a model."""
+The intervals come from families of models that were left out, one at a time: the errors of calls,
+and the errors of the sums of the kernels of a model."""
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,8 +36,7 @@ from farm.addons.predict.stored_predictor import (
     StoredPredictor,
 )
 from farm.addons.predict.tile_roofline import CardModel, tile_roofline
-from farm.addons.predict.transfer import TransferredPredictor
-from farm.store.columns import CALL, CAPTURE, OF_TUPLES, OPERATOR, READING, VARIANT
+from farm.store.columns import CALL, CAPTURE, OF_TUPLES, OPERATOR, VARIANT
 from farm.store.reuse import sound_readings
 from farm.types.details import Details
 from farm.types.protocol import Software
@@ -205,6 +203,16 @@ class LearnedKernels:
                 errors[name].append(abs(math.log(predicted / measured)))
         return errors
 
+    def for_another_card(self) -> LearnedKernels:
+        """What this says about kernels on another card model: the same, with wider intervals."""
+        return replace(
+            self,
+            time_error=UNSEEN * self.time_error,
+            energy_error=UNSEEN * self.energy_error,
+            sum_time_error=UNSEEN * self.sum_time_error,
+            sum_energy_error=UNSEEN * self.sum_energy_error,
+        )
+
     def time_us(self, card: CardModel, kind: str, bytes_moved: float) -> float:
         """The time of one call within a model."""
         factor = self.factors.get(kind, self.factors[""])
@@ -251,15 +259,15 @@ class CompiledPredictor:
 
     Attributes:
         operators: the predictor of the calls of libraries.
-        learned: from kernels on the card model ``source``.
-        notes: how the kernels were found.
+        learned: from measured kernels.
+        card: whose cost is predicted.
+        notes: about both, in words.
     """
 
-    operators: StoredPredictor | TransferredPredictor
+    operators: StoredPredictor
     learned: LearnedKernels
     card: CardModel
-    source: str
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

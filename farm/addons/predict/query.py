@@ -11,13 +11,18 @@ from collections import ChainMap
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy
 from sqlmodel import Session, select
 
 from farm.addons.predict import stored_predictor
 from farm.addons.predict.collectives import on_several_cards
+from farm.addons.predict.compiled_models import (
+    compiled_predictor,
+    kernels_without_card,
+    notes_on_kernels,
+)
 from farm.addons.predict.dataset import (
     Dataset,
     MeasuredModel,
@@ -26,7 +31,7 @@ from farm.addons.predict.dataset import (
     measured_models,
     stored_card_model,
 )
-from farm.addons.predict.estimate import Estimate
+from farm.addons.predict.estimate import CompileGain, Estimate
 from farm.addons.predict.estimating import estimate
 from farm.addons.predict.generation import Generation, generation
 from farm.addons.predict.stored_predictor import Predictor, RooflinePredictor, StoredPredictor
@@ -57,8 +62,12 @@ from farm.store.reuse import sound_readings
 from farm.types.card_kind import device_type_of, usual_launch
 from farm.types.data_sheets import NamedCard, data_sheet, data_sheets, sheet_of
 from farm.types.protocol import Protocol, Variant
+from farm.types.roofline import Roofline
 from farm.types.tuple import NeededTuple
 from farm.verdict.causes import Why
+
+if TYPE_CHECKING:
+    from farm.training.extract import Extraction
 
 FILLS = ("auto", "none", "roofline")
 # readings of one card from which its power is predicted apart from that of its model
@@ -119,14 +128,49 @@ class EstimateQuery:
         protocol, notes = self.protocol(kind), list[str]()
         predictor: Predictor | None = None
         unfilled = "`--fill none` excludes predictions"
-        if variant.compile:
-            unfilled = "generated kernels are never predicted"
-        elif self.fill == "roofline":
+        if self.fill == "roofline":
             predictor = RooflinePredictor(roofline)
         elif self.fill == "auto":
             predictor, notes, unfilled = self.predictor(session, model, protocol, kind)
+        if variant.compile and isinstance(predictor, StoredPredictor):
+            predictor = compiled_predictor(session, predictor)
+            unfilled = "no generated kernel has a reading to predict others from"
+        unlisted = None if needed is not None else self._unlisted(session, variant, model, kind)
+        if unlisted is not None:
+            needed = unlisted.needed()
         arguments = {"predictor": predictor, "unfilled": unfilled, "notes": notes, "needed": needed}
-        return estimate(session, variant, model, protocol, torch=self.torch, **arguments)  # type: ignore[arg-type]
+        found = estimate(session, variant, model, protocol, torch=self.torch, **arguments)  # type: ignore[arg-type]
+        return (
+            found if unlisted is None else self._with_gain(session, found, roofline, needed or ())
+        )
+
+    def _unlisted(
+        self, session: Session, variant: Variant, model: str, kind: str
+    ) -> Extraction | None:
+        """The kernels of a compiled forward pass that no card has listed, by the compiler without
+        a card; None for all other variants.
+        """
+        is_forward = variant.compile and not variant.step and variant.cards == 1
+        if not is_forward or kind != "cuda" or self.fill == "none":
+            return None
+        launch = self.protocol(kind).launch
+        with packaged_database().read() as packaged:
+            for readings in (session, packaged):
+                if capture_to_sum(readings, variant, "cuda", launch, model) is not None:
+                    return None
+        return kernels_without_card(variant, data_sheet(kind, model))
+
+    def _with_gain(
+        self, session: Session, found: Estimate, roofline: Roofline, needed: Sequence[NeededTuple]
+    ) -> Estimate:
+        """Return an estimate of a compiled model with what compiling gains, and its bound."""
+        eager = self.estimate(session, replace(found.variant, compile=""))
+        least_us = sum(
+            roofline.estimate_us(entry.flops, entry.bytes_moved) * entry.all_calls
+            for entry in needed
+        )
+        gain = CompileGain(eager.time, eager.energy, eager.whole is not None, least_us)
+        return replace(found, gain=gain, notes=(*notes_on_kernels(found.variant), *found.notes))
 
     def why(self, session: Session, variant: Variant) -> Why:
         """Explain the estimated time of a model; raises as `estimate`."""
@@ -135,7 +179,11 @@ class EstimateQuery:
         device_type = device_type_of(kind)
         launch = self.protocol(kind).launch
         stored = capture_to_sum(session, variant, device_type, launch, model)
-        if stored is not None:
+        unlisted = self._unlisted(session, variant, model, kind)
+        if unlisted is not None:
+            needed = unlisted.needed()
+            order = [call.tuple_id for call in unlisted.capture.calls]
+        elif stored is not None:
             needed = stored_tuples(session, variant, device_type, launch, model)
             order = [call.operator_id for call in placed_calls(session, stored, "normal")]
         elif variant.compile:
