@@ -38,7 +38,6 @@ from farm.addons.predict.generated_kernels import (
 from farm.addons.predict.predictors import predictor_spec
 from farm.addons.predict.stored_predictor import PredictedValue, StoredPredictor
 from farm.exchange.packaged import packaged_database
-from farm.models import catalog
 from farm.store.columns import OF_WHOLES, VARIANT
 from farm.store.content import stored_variant
 from farm.store.reuse import sound_readings
@@ -116,7 +115,7 @@ def _kernels(variant: Variant, card_model: str, lists: Path | None) -> list[Need
         return [NeededTuple(**entry) for entry in json.loads(kept.read_text())]
     plain = dataclasses.replace(variant, compile="default")
     sheet = data_sheet("cuda", card_model)
-    needed = foreseen_kernels(plain, catalog.resolve(variant.model), sheet).needed()
+    needed = foreseen_kernels(plain, sheet).needed()
     if kept is not None:
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps([dataclasses.asdict(entry) for entry in needed]))

@@ -1,10 +1,10 @@
 """Uses the compiler of PyTorch (Dynamo and Inductor): compiles a model, and observes the kernels
 that it generated.
 
-This is the only module that uses private names of the compiler; a test lists them. The compiler
-unpickles its cache and loads it as code. So the cache lies in a folder of this user (mode 0700), is
-filled only by compiling on this host, and nothing of it goes to the database, the broker or another
-host."""
+This module and `farm.operators.foreseen_kernels` use private names of the compiler; a test lists
+them. The compiler unpickles its cache and loads it as code. So the cache lies in a folder of this
+user (mode 0700), is filled only by compiling on this host, and nothing of it goes to the database,
+the broker or another host."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ def foreseen(sheet: DataSheet, attention: Attention) -> Iterator[None]:
         stack.enter_context(without_card())
         stack.enter_context(_unguarded_card())
         stack.enter_context(_attention(attention))
-        stack.enter_context(config.patch(assume_aligned_inputs=True, **options))
+        stack.enter_context(config.patch(assume_aligned_inputs=True, compile_threads=1, **options))
         for owner, name, value in replacements:
             stack.enter_context(replaced(owner, name, value))
         yield
@@ -214,7 +214,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 def _format_of_convolution(x: Any, weight: Any, _: Any) -> torch.memory_format:
     """The memory format of a convolution by cuDNN: channels last if an operand has it."""
     formats = (suggest_memory_format(x), suggest_memory_format(weight))
-    return next((one for one in formats if one != torch.contiguous_format), formats[0])
+    return next((chosen for chosen in formats if chosen != torch.contiguous_format), formats[0])
 
 
 def _empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:

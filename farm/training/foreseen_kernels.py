@@ -6,7 +6,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from farm.errors import CaptureError
-from farm.models.resolved import ResolvedModel
+from farm.models import catalog
 from farm.operators.captured import CapturedPass
 from farm.operators.cost import costs_of
 from farm.operators.fake_pass import FakeTensors
@@ -19,7 +19,7 @@ from farm.types.protocol import Variant
 _CARD = torch.device("cuda", 0)
 
 
-def foreseen_kernels(variant: Variant, model: ResolvedModel, sheet: DataSheet) -> Extraction:
+def foreseen_kernels(variant: Variant, sheet: DataSheet) -> Extraction:
     """List the launches of a compiled forward pass without a card: generated kernels, and calls of
     libraries as aten operators.
 
@@ -27,19 +27,18 @@ def foreseen_kernels(variant: Variant, model: ResolvedModel, sheet: DataSheet) -
     card; its kernels are listed as those of ``default``.
 
     Args:
-        model: the variant's model.
         sheet: the data sheet of the card.
 
     Raises:
-        CaptureError: the compiler refuses the model, the model reads a value, or it is split over
-            cards or trained.
+        CaptureError: the compiler refuses the model, the model reads a value, or the variant is a
+            training step.
     """
-    if variant.step or variant.cards > 1:
+    if variant.step:
         raise CaptureError(
-            f"The kernels of {variant} cannot be listed without a card: it is "
-            f"{'a training step' if variant.step else 'split over several cards'}.",
+            f"The kernels of {variant} cannot be listed without a card: it is a training step.",
             "Estimate it without --compile, or compile and measure it on a card.",
         )
+    model = catalog.resolve(variant.model)
     captured = foreseen_pass(model.build(variant, device="meta"), model.meta_inputs(variant), sheet)
     return Extraction(captured, costs_of(captured), 0)
 

@@ -20,7 +20,6 @@ from farm.addons.predict.generated_kernels import (
 )
 from farm.addons.predict.stored_predictor import StoredPredictor
 from farm.exchange.packaged import packaged_database
-from farm.models import catalog
 from farm.store.columns import OPERATOR, READING
 from farm.types.data_sheets import DataSheet
 from farm.types.protocol import Variant
@@ -34,7 +33,7 @@ def kernels_without_card(variant: Variant, sheet: DataSheet) -> Extraction:
     """See `farm.training.foreseen_kernels.foreseen_kernels`. The last results are kept."""
     from farm.training.foreseen_kernels import foreseen_kernels
 
-    return foreseen_kernels(variant, catalog.resolve(variant.model), sheet)
+    return foreseen_kernels(variant, sheet)
 
 
 def compiled_predictor(session: Session, operators: StoredPredictor) -> CompiledPredictor | None:

@@ -18,7 +18,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import sqlalchemy
@@ -135,24 +134,19 @@ class LearnedKernels:
     @classmethod
     def of(cls, readings: Sequence[KernelReading], card: CardModel) -> LearnedKernels | None:
         """Learn from readings on one card model; None if there are none."""
-        families = sorted({family for reading in readings for family in reading.calls})
+        families = sorted(set().union(*(reading.calls for reading in readings)))
         if not readings:
             return None
         learned = cls._without_errors(readings, card, families)
         errors: dict[str, list[float]] = defaultdict(list)
         for family in families:
-            others = [
-                replace(reading, calls=rest)
-                for reading in readings
-                if (rest := {name: n for name, n in reading.calls.items() if name != family})
-            ]
-            if not others:
+            training = without_family(readings, family)
+            if not training:
                 continue
-            rest_learned = cls._without_errors(others, card, families)
-            known = {reading.operator_id for reading in others}
-            own = [reading for reading in readings if family in reading.calls]
-            for name, value in rest_learned._errors(own, card, family, known).items():
-                errors[name] += value
+            test = [reading for reading in readings if family in reading.calls]
+            predictor = cls._without_errors(training, card, families)
+            for name, values in predictor._errors(test, card, family).items():
+                errors[name] += values
         return replace(learned, **{name: _quantile(values) for name, values in errors.items()})
 
     @classmethod
@@ -178,7 +172,7 @@ class LearnedKernels:
         return cls(factors, _median(shares) if shares else math.nan, tuple(families))
 
     def _errors(
-        self, readings: Sequence[KernelReading], card: CardModel, family: str, known: set[str]
+        self, readings: Sequence[KernelReading], card: CardModel, family: str
     ) -> dict[str, list[float]]:
         """Absolute errors of the logarithms for the kernels of a family that was left out."""
         errors: dict[str, list[float]] = defaultdict(list)
@@ -188,15 +182,13 @@ class LearnedKernels:
             predicted_us = self.time_us(card, reading.kind, reading.bytes_moved)
             number = reading.calls[family]
             times.append((number * predicted_us, number * reading.time_us))
-            if reading.operator_id not in known:
-                errors["time_error"].append(abs(math.log(predicted_us / reading.time_us)))
+            errors["time_error"].append(abs(math.log(predicted_us / reading.time_us)))
             if reading.power_w is None or math.isnan(self.power_share):
                 continue
             energy = predicted_us * self.power_w(card, reading.bytes_moved, predicted_us)
             measured = reading.time_us * reading.power_w
             energies.append((number * energy, number * measured))
-            if reading.operator_id not in known:
-                errors["energy_error"].append(abs(math.log(energy / measured)))
+            errors["energy_error"].append(abs(math.log(energy / measured)))
         for name, pairs in (("sum_time_error", times), ("sum_energy_error", energies)):
             if pairs:
                 predicted, measured = map(math.fsum, zip(*pairs, strict=True))
@@ -284,8 +276,9 @@ class CompiledPredictor:
     def predict(self, wanted: Sequence[NeededTuple], model: Sequence[NeededTuple]) -> Predictions:
         """See `StoredPredictor.predict`."""
         of_libraries = [entry for entry in wanted if not is_kernel(entry)]
-        others = [entry for entry in model if not is_kernel(entry)]
-        libraries = self.operators.predict(of_libraries, others)
+        libraries = self.operators.predict(
+            of_libraries, [entry for entry in model if not is_kernel(entry)]
+        )
         kernels = [entry for entry in wanted if is_kernel(entry)]
         costs = [self._kernel(entry) for entry in kernels]
 
@@ -313,9 +306,8 @@ class CompiledPredictor:
         if math.isfinite(learned.power_share):
             power_w = learned.power_w(card, entry.bytes_moved, time_us)
             energy_mj = PredictedValue.around(time_us * power_w * 1e-3, learned.energy_error)
-        known = entry.short_name in learned.factors
         time = PredictedValue.around(time_us, learned.time_error)
-        return CallPrediction(time, energy_mj, known=known)
+        return CallPrediction(time, energy_mj, known=entry.short_name in learned.factors)
 
     def _sums(
         self, kernels: Sequence[NeededTuple], costs: Sequence[CallPrediction]
@@ -347,10 +339,5 @@ def _width_us(call: CallPrediction) -> float:
 
 
 def without_family(readings: Iterable[KernelReading], family: str) -> list[KernelReading]:
-    """The readings of kernels that other families of models have."""
-    kept = []
-    for reading in readings:
-        calls: dict[str, Any] = {name: n for name, n in reading.calls.items() if name != family}
-        if calls and family not in reading.calls:
-            kept.append(replace(reading, calls=calls))
-    return kept
+    """The readings of kernels that no model of a family has."""
+    return [reading for reading in readings if family not in reading.calls]

@@ -139,10 +139,10 @@ class EstimateQuery:
         if unlisted is not None:
             needed = unlisted.needed()
         arguments = {"predictor": predictor, "unfilled": unfilled, "notes": notes, "needed": needed}
-        found = estimate(session, variant, model, protocol, torch=self.torch, **arguments)  # type: ignore[arg-type]
-        return (
-            found if unlisted is None else self._with_gain(session, found, roofline, needed or ())
-        )
+        answer = estimate(session, variant, model, protocol, torch=self.torch, **arguments)  # type: ignore[arg-type]
+        if unlisted is None:
+            return answer
+        return self._with_gain(session, answer, roofline, unlisted.needed())
 
     def _unlisted(
         self, session: Session, variant: Variant, model: str, kind: str
@@ -150,7 +150,7 @@ class EstimateQuery:
         """The kernels of a compiled forward pass that no card has listed, by the compiler without
         a card; None for all other variants.
         """
-        is_forward = variant.compile and not variant.step and variant.cards == 1
+        is_forward = variant.compile and not variant.step
         if not is_forward or kind != "cuda" or self.fill == "none":
             return None
         launch = self.protocol(kind).launch
@@ -161,16 +161,16 @@ class EstimateQuery:
         return kernels_without_card(variant, data_sheet(kind, model))
 
     def _with_gain(
-        self, session: Session, found: Estimate, roofline: Roofline, needed: Sequence[NeededTuple]
+        self, session: Session, answer: Estimate, roofline: Roofline, needed: Sequence[NeededTuple]
     ) -> Estimate:
         """Return an estimate of a compiled model with what compiling gains, and its bound."""
-        eager = self.estimate(session, replace(found.variant, compile=""))
+        eager = self.estimate(session, replace(answer.variant, compile=""))
         least_us = sum(
             roofline.estimate_us(entry.flops, entry.bytes_moved) * entry.all_calls
             for entry in needed
         )
         gain = CompileGain(eager.time, eager.energy, eager.whole is not None, least_us)
-        return replace(found, gain=gain, notes=(*notes_on_kernels(found.variant), *found.notes))
+        return replace(answer, gain=gain, notes=(*notes_on_kernels(answer.variant), *answer.notes))
 
     def why(self, session: Session, variant: Variant) -> Why:
         """Explain the estimated time of a model; raises as `estimate`."""
