@@ -194,14 +194,20 @@ def foreseen(sheet: DataSheet, attention: Attention) -> Iterator[None]:
         (guards, "_reinterpret_tensor", _view),
         (guards, "copy_if_misaligned", lambda tensor: tensor),
     ]
-    options = dict.fromkeys(("size_asserts", "alignment_asserts", "nan_asserts"), False)
+    options = {
+        "assume_aligned_inputs": True,
+        "compile_threads": 1,
+        "size_asserts": False,
+        "alignment_asserts": False,
+        "nan_asserts": False,
+    }
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # about the model's source, not about its cost
         stack.enter_context(without_card())
         stack.enter_context(_unguarded_card())
         stack.enter_context(_attention(attention))
-        stack.enter_context(config.patch(assume_aligned_inputs=True, compile_threads=1, **options))
+        stack.enter_context(config.patch(options))
         for owner, name, value in replacements:
             stack.enter_context(replaced(owner, name, value))
         yield

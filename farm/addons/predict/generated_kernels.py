@@ -147,7 +147,13 @@ class LearnedKernels:
             predictor = cls._without_errors(training, card, families)
             for name, values in predictor._errors(test, card, family).items():
                 errors[name] += values
-        return replace(learned, **{name: _quantile(values) for name, values in errors.items()})
+        return replace(
+            learned,
+            time_error=_quantile(errors["time_error"]),
+            energy_error=_quantile(errors["energy_error"]),
+            sum_time_error=_quantile(errors["sum_time_error"]),
+            sum_energy_error=_quantile(errors["sum_energy_error"]),
+        )
 
     @classmethod
     def _without_errors(
