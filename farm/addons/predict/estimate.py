@@ -94,26 +94,31 @@ class CompileGain:
     """What a predicted compiled model is compared with.
 
     Attributes:
-        eager_time: of the model without --compile, in µs.
+        least_us: the roofline of the kernels of the compiled model.
+        eager_time: of the model without --compile, in µs; None: not estimated.
         eager_energy: in mJ; None: unknown.
         eager_is_measured: whether a card has measured the whole model without --compile.
-        least_us: the roofline of the kernels of the compiled model.
     """
 
-    eager_time: PredictedValue
-    eager_energy: PredictedValue | None
-    eager_is_measured: bool
     least_us: float
+    eager_time: PredictedValue | None = None
+    eager_energy: PredictedValue | None = None
+    eager_is_measured: bool = False
 
-    def faster(self, compiled: PredictedValue) -> PredictedValue:
+    def over(self, eager: Estimate) -> CompileGain:
+        """The same, with the estimate of the model without --compile."""
+        return CompileGain(self.least_us, eager.time, eager.energy, eager.whole is not None)
+
+    def faster(self, compiled: PredictedValue) -> PredictedValue | None:
         """The time without --compile over the time with it. Its interval is too wide, because the
         errors of both times have common causes."""
-        ends = (compiled.low, compiled.high, self.eager_time.low, self.eager_time.high)
-        factor = self.eager_time.value / compiled.value
-        low, high, eager_low, eager_high = ends
-        if low is None or high is None or eager_low is None or eager_high is None or not low:
+        eager = self.eager_time
+        if eager is None:
+            return None
+        factor = eager.value / compiled.value
+        if eager.low is None or eager.high is None or not compiled.low or not compiled.high:
             return PredictedValue(factor)
-        return PredictedValue(factor, eager_low / high, eager_high / low)
+        return PredictedValue(factor, eager.low / compiled.high, eager.high / compiled.low)
 
     def to_json(self, compiled: PredictedValue) -> dict[str, Any]:
         """Plain JSON with units in the key names."""

@@ -62,7 +62,6 @@ from farm.store.reuse import sound_readings
 from farm.types.card_kind import device_type_of, usual_launch
 from farm.types.data_sheets import NamedCard, data_sheet, data_sheets, sheet_of
 from farm.types.protocol import Protocol, Variant
-from farm.types.roofline import Roofline
 from farm.types.tuple import NeededTuple
 from farm.verdict.causes import Why
 
@@ -111,12 +110,17 @@ class EstimateQuery:
     def answer(
         self, variant: Variant, needed: Sequence[NeededTuple] | None = None, **where: Any
     ) -> Estimate:
-        """Estimate the cost of a model from a database (`where`: see `first_answer`)."""
-        return first_answer(
+        """Estimate the cost of a model from a database (`where`: see `first_answer`). A compiled
+        model that no card has compiled is compared with the model without the compiler."""
+        answer = first_answer(
             lambda session: self.estimate(session, variant, needed),
             lambda found: found.covered_tuples > 0,
             **where,
         )
+        if answer.gain is None:
+            return answer
+        eager = self.answer(replace(variant, compile=""), **{**where, "say": lambda _: None})
+        return replace(answer, gain=answer.gain.over(eager))
 
     def estimate(
         self, session: Session, variant: Variant, needed: Sequence[NeededTuple] | None = None
@@ -142,7 +146,12 @@ class EstimateQuery:
         answer = estimate(session, variant, model, protocol, torch=self.torch, **arguments)  # type: ignore[arg-type]
         if unlisted is None:
             return answer
-        return self._with_gain(session, answer, roofline, unlisted.needed())
+        least_us = sum(
+            roofline.estimate_us(entry.flops, entry.bytes_moved) * entry.all_calls
+            for entry in unlisted.needed()
+        )
+        notes = [*notes_on_kernels(variant), *answer.notes]
+        return replace(answer, gain=CompileGain(least_us), notes=tuple(notes))
 
     def _unlisted(
         self, session: Session, variant: Variant, model: str, kind: str
@@ -159,18 +168,6 @@ class EstimateQuery:
                 if capture_to_sum(readings, variant, "cuda", launch, model) is not None:
                     return None
         return kernels_without_card(variant, data_sheet(kind, model))
-
-    def _with_gain(
-        self, session: Session, answer: Estimate, roofline: Roofline, needed: Sequence[NeededTuple]
-    ) -> Estimate:
-        """Return an estimate of a compiled model with what compiling gains, and its bound."""
-        eager = self.estimate(session, replace(answer.variant, compile=""))
-        least_us = sum(
-            roofline.estimate_us(entry.flops, entry.bytes_moved) * entry.all_calls
-            for entry in needed
-        )
-        gain = CompileGain(eager.time, eager.energy, eager.whole is not None, least_us)
-        return replace(answer, gain=gain, notes=(*notes_on_kernels(answer.variant), *answer.notes))
 
     def why(self, session: Session, variant: Variant) -> Why:
         """Explain the estimated time of a model; raises as `estimate`."""

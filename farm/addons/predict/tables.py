@@ -185,15 +185,19 @@ def _cost_lines(estimate: Estimate, level: float) -> dict[str, str]:
 def _gain(gain: CompileGain, compiled: PredictedValue) -> str:
     """`predicted 1.4 times as fast as without --compile (1.2 to 1.7)`."""
     faster = gain.faster(compiled)
+    if faster is None:
+        return ""
     ends = "" if faster.low is None else f" ({faster.low:.2g} to {faster.high:.2g})"
     return f"predicted {faster.value:.2g} times as fast as without --compile{ends}"
 
 
 def _bounds(gain: CompileGain) -> str:
     """What a compiled model takes at least, and what it takes without the compiler."""
-    eager = "measured" if gain.eager_is_measured else "predicted"
     least = f"at least {quantity(gain.least_us, TIME)} (roofline of its kernels)"
-    return f"{least}; without --compile {quantity(gain.eager_time.value, TIME)}, {eager}"
+    if gain.eager_time is None:
+        return least
+    source = "measured" if gain.eager_is_measured else "predicted"
+    return f"{least}; without --compile {quantity(gain.eager_time.value, TIME)}, {source}"
 
 
 def _width(estimate: Estimate, level: float) -> str:
