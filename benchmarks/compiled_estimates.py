@@ -1,13 +1,14 @@
 """Compares predicted compiled models with measured ones; a family of models is left out at a time.
 
-    python -m benchmarks.compiled_estimates --card H200 [--lists FOLDER] [--write tables.md]
+    python -m benchmarks.compiled_estimates [--refit] [--lists FOLDER] [--write tables.md]
 
-For each compiled variant with a reading of the whole model: the compiler lists its kernels without a
-card, and the time and energy are predicted from readings of other families alone, the kernels as
-well as the calls of libraries (a predictor is fitted without the family, 20 s each). No reading of a
-tuple is used. Only the widths of the intervals of library calls are those of the packaged predictor.
-Fitting needs scikit-learn. ``--lists`` keeps the lists of kernels, which take the compiler half a
-minute each.
+For each compiled variant with a reading of the whole model: the compiler lists its kernels without
+a card, and the time and energy are predicted. All that is learned about compiled models is learned
+from other families. No reading of a tuple is used. The calls of libraries are predicted by the
+packaged predictor of eager models; with ``--refit`` by one that was fitted without the family, too
+(30 s of a core each; it needs scikit-learn). The widths of their intervals are those of the
+packaged predictor in both cases. ``--lists`` keeps the lists of kernels, which take the compiler 10
+to 30 s of a core each.
 """
 
 from __future__ import annotations
@@ -24,14 +25,19 @@ import sqlalchemy
 from sqlmodel import Session
 
 from farm.addons.predict import stored_predictor
+from farm.addons.predict.compiled_predictor import (
+    CompiledPredictor,
+    LibraryReading,
+    is_kernel,
+    library_factors,
+    library_readings,
+)
 from farm.addons.predict.dataset import Dataset, datasets, families_of, measured_models
 from farm.addons.predict.evaluation import Score
 from farm.addons.predict.families import model_family
 from farm.addons.predict.generated_kernels import (
-    CompiledPredictor,
     KernelReading,
     LearnedKernels,
-    is_kernel,
     kernel_readings,
     without_family,
 )
@@ -69,23 +75,26 @@ class Compared:
         return self.energy_mj.value / self.measured_mj
 
 
-def compared(session: Session, card_model: str, lists: Path | None) -> list[Compared]:
+def compared(
+    session: Session, card_model: str, lists: Path | None, *, refit: bool
+) -> list[Compared]:
     """Predict and compare all compiled variants with a reading of the whole model."""
     stored = stored_predictor.find(stored_predictor.folders(), card_model)
     assert stored is not None, f"there is no predictor for {card_model}"
     data = next(one for one in datasets(session, card_model) if one.conditions == stored.conditions)
     members = families_of(measured_models(session, data.card, data.conditions))
-    readings = kernel_readings(session, card_model)
+    readings = kernel_readings(session, card_model), library_readings(session, card_model)
     predictors: dict[str, StoredPredictor] = {}
     results = []
     for variant, whole in _measured(session, card_model):
         family = model_family(variant.model)
-        if family not in predictors:
+        if family not in predictors and refit:
             _say(f"fitting without the family {family}")
             predictors[family] = _without(stored, data, members.get(family, set()))
         _say(f"compiling {variant}")
         needed = _kernels(variant, card_model, lists)
-        results.append(_compared(variant, needed, predictors[family], readings, whole))
+        operators = predictors.get(family, stored)
+        results.append(_compared(variant, needed, operators, *readings, whole))
     return results
 
 
@@ -126,13 +135,17 @@ def _compared(
     variant: Variant,
     needed: Sequence[NeededTuple],
     operators: StoredPredictor,
-    readings: Sequence[KernelReading],
+    kernels: Sequence[KernelReading],
+    libraries: Sequence[LibraryReading],
     whole: Any,
 ) -> Compared:
-    others = without_family(readings, model_family(variant.model))
-    learned = LearnedKernels.of(others, operators.card)
+    family = model_family(variant.model)
+    learned = LearnedKernels.of(without_family(kernels, family), operators.card)
     assert learned is not None
-    predictor = CompiledPredictor(operators, learned, operators.card)
+    factors = library_factors(
+        [reading for reading in libraries if family not in reading.families], operators
+    )
+    predictor = CompiledPredictor(operators, learned, operators.card, factors)
     predicted = predictor.predict(needed, needed)
     kernels_us = sum(
         call.time_us.value * entry.all_calls
@@ -201,9 +214,10 @@ def main() -> None:
     parser.add_argument("--card", default="NVIDIA H200", help="the whole name of a card model")
     parser.add_argument("--lists", type=Path, help="a folder that keeps the lists of kernels")
     parser.add_argument("--write", type=Path, help="write the tables to this file")
+    parser.add_argument("--refit", action="store_true", help="fit predictors without the family")
     options = parser.parse_args()
     with packaged_database().read() as session:
-        text = tables(compared(session, options.card, options.lists))
+        text = tables(compared(session, options.card, options.lists, refit=options.refit))
     print(text)
     if options.write:
         options.write.write_text(text + "\n")

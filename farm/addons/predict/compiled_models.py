@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import sqlalchemy
 from sqlmodel import Session
 
-from farm.addons.predict.dataset import stored_card_model
-from farm.addons.predict.generated_kernels import (
-    KERNEL,
+from farm.addons.predict.compiled_predictor import (
     CompiledPredictor,
-    LearnedKernels,
-    kernel_readings,
+    library_factors,
+    library_readings,
 )
+from farm.addons.predict.dataset import stored_card_model
+from farm.addons.predict.generated_kernels import KERNEL, LearnedKernels, kernel_readings
 from farm.addons.predict.stored_predictor import StoredPredictor
 from farm.exchange.packaged import packaged_database
 from farm.store.columns import OPERATOR, READING
@@ -52,11 +52,12 @@ def compiled_predictor(session: Session, operators: StoredPredictor) -> Compiled
             learned = LearnedKernels.of(kernel_readings(readings, model), source)
             if learned is None:
                 continue
-            notes: tuple[str, ...] = ()
-            if model != operators.card.model:
-                learned = learned.for_another_card()
-                notes = (f"Generated kernels are predicted from those of an {model}.",)
-            return CompiledPredictor(operators, learned, operators.card, notes)
+            if model == operators.card.model:
+                factors = library_factors(library_readings(readings, model), operators)
+                return CompiledPredictor(operators, learned, operators.card, factors)
+            note = f"Generated kernels are predicted from those of an {model}."
+            learned = learned.for_another_card()
+            return CompiledPredictor(operators, learned, operators.card, notes=(note,))
     return None
 
 

@@ -1,13 +1,12 @@
-"""Predicts compiled models: the kernels that the compiler generates, and the calls of libraries
-between them.
+"""Predicts the kernels that the compiler generates.
 
 A generated kernel moves its bytes once, and computes beside that. So its time is that of its
 traffic (`farm.addons.predict.tile_roofline`: the bytes at the rate of the memory or the cache, and
-a launch), times a factor of its kind. The factor is the median of the measured kernels of that
-kind. Its power above that of an idle card at full clocks is proportional to the rate at which it
-moves bytes. Nothing else is learned, and nothing is fitted to whole models.
-
-Calls of libraries cost what their readings, or the predictor of operators, say.
+a launch), times a factor. The factor is the median of the measured kernels of its group: of its
+kind, and with or without functions that take many instructions. A kernel that works in place reads
+from the memory. The power above that of an idle card at full clocks is proportional to the rate at
+which a kernel moves bytes, and larger for bytes of the memory than of the cache. Nothing else is
+learned, and nothing is fitted to whole models.
 
 The intervals come from families of models that were left out, one at a time: the errors of calls,
 and the errors of the sums of the kernels of a model."""
@@ -18,31 +17,27 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import sqlalchemy
 from sqlmodel import Session
 
 from farm.addons.predict.calibration import SHARE, UNSEEN
-from farm.addons.predict.estimate import sum_of
 from farm.addons.predict.families import model_family
 from farm.addons.predict.kernel_rules import KernelPlan
-from farm.addons.predict.stored_predictor import (
-    CallPrediction,
-    PredictedCost,
-    PredictedValue,
-    Predictions,
-    StoredPredictor,
-)
 from farm.addons.predict.tile_roofline import CardModel, tile_roofline
 from farm.store.columns import CALL, CAPTURE, OF_TUPLES, OPERATOR, VARIANT
 from farm.store.reuse import sound_readings
+from farm.subjects.label import fused_names
 from farm.types.details import Details
-from farm.types.protocol import Software
-from farm.types.tuple import NeededTuple
 
-#: The kind of the tuples that this module predicts.
+#: The kind of the tuples of generated kernels.
 KERNEL = "kernel"
+#: Operators whose arithmetic takes longer than the traffic of their numbers.
+_LONG_ARITHMETIC = frozenset({"gelu", "tanh", "erf"})
+#: A group of kernels needs readings of so many families of models.
+LEAST_OF_GROUP = 2
 #: Fewer families than this give no quantile: the largest error counts, times `UNSEEN`.
 LEAST_FAMILIES = 3
 _COLUMNS = ("subject_id", "time_us", "energy_mj", "details", "flags")
@@ -53,31 +48,72 @@ class KernelReading:
     """A measured kernel.
 
     Attributes:
-        kind: ``pointwise``, ``reduction``, ``persistent_reduction``, ...
-        bytes_moved: that it reads and writes.
         time_us: of one call within its model.
         power_w: None: not measured.
         calls: family of models -> its calls in one pass of the models of the family.
     """
 
     operator_id: str
-    kind: str
-    bytes_moved: int
+    work: Work
     time_us: float
     power_w: float | None
     calls: Mapping[str, int]
 
 
+@dataclass(frozen=True)
+class Work:
+    """What decides the cost of a generated kernel.
+
+    Attributes:
+        kind: ``pointwise``, ``reduction``, ``persistent_reduction``, ...
+        bytes_moved: that it reads and writes.
+        in_place: whether it writes what it reads.
+        has_long_arithmetic: whether it computes functions that take many instructions.
+    """
+
+    kind: str
+    bytes_moved: int
+    in_place: bool = False
+    has_long_arithmetic: bool = False
+
+    @classmethod
+    def of(cls, kind: str, bytes_moved: int, spec: Mapping[str, Any]) -> Work:
+        """The work of a kernel with this description."""
+        parameters = spec["parameters"]
+        in_place = set(parameters["writes"]) > set(parameters["outputs"])
+        words = fused_names(parameters["fused"])
+        return cls(kind, bytes_moved, in_place, not _LONG_ARITHMETIC.isdisjoint(words))
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The groups of kernels with equal factors, the smallest one first; "" is all kernels."""
+        if self.has_long_arithmetic:
+            return f"{self.kind} with long arithmetic", self.kind, ""
+        return self.kind, ""
+
+    def traffic_us(self, card: CardModel) -> float:
+        """The time of a kernel that only moves these bytes, with its launch."""
+        cold_bytes = self.bytes_moved if self.in_place else 0.0
+        plan = KernelPlan("float32", 0.0, self.bytes_moved, cold_bytes=cold_bytes)
+        return tile_roofline(card, plan, None).time_us
+
+    def cached_share(self, card: CardModel) -> float:
+        """The share of the bytes that the last cache serves: all up to half of its size, because
+        both halves of it may have a copy; none beyond its size."""
+        return min(1.0, max(0.0, 2 - 2 * self.bytes_moved / card.l2_bytes))
+
+    def rate_share(self, card: CardModel, time_us: float) -> float:
+        """The rate at which it moves bytes, as a share of that of the memory; at most 1."""
+        return min(1.0, self.bytes_moved / (time_us * 1e-6) / card.bytes_per_s)
+
+
 def kernel_readings(session: Session, card_model: str) -> list[KernelReading]:
     """The newest usable readings of generated kernels on a card model (stored name)."""
-    operators = {
-        row.id: row
-        for row in session.execute(
-            sqlalchemy.select(OPERATOR.id, OPERATOR.short_name, OPERATOR.bytes_moved).where(
-                OPERATOR.kind == KERNEL
-            )
-        )
-    }
+    columns = (OPERATOR.id, OPERATOR.short_name, OPERATOR.bytes_moved, OPERATOR.spec)
+    # Templates are products of matrices, which only max-autotune generates.
+    is_predicted = (OPERATOR.kind == KERNEL, OPERATOR.short_name != "template")
+    query = sqlalchemy.select(*columns).where(*is_predicted)
+    operators = {row.id: row for row in session.execute(query)}
     calls: dict[str, dict[str, int]] = defaultdict(dict)
     counted = (
         sqlalchemy.select(CALL.operator_id, VARIANT.model, sqlalchemy.func.count())
@@ -94,14 +130,13 @@ def kernel_readings(session: Session, card_model: str) -> list[KernelReading]:
     }
     readings = []
     for operator_id, row in newest.items():
-        context = Details.from_json(row.details).context
+        operator, context = operators[operator_id], Details.from_json(row.details).context
         effect_us = max(context.effect_us.value, -0.5 * row.time_us) if context else 0.0
         power_w = row.energy_mj / row.time_us * 1e3 if row.energy_mj else None
         readings.append(
             KernelReading(
                 operator_id,
-                operators[operator_id].short_name,
-                operators[operator_id].bytes_moved,
+                Work.of(operator.short_name, operator.bytes_moved, operator.spec),
                 row.time_us + effect_us,
                 power_w,
                 dict(calls[operator_id]),
@@ -115,16 +150,18 @@ class LearnedKernels:
     """What measured kernels show.
 
     Attributes:
-        factors: kind -> time / time of the traffic; "": all kinds.
-        power_share: (power - power of the idle card at full clocks) / (limit - the same), for a
-            kernel that moves bytes at the full rate of the memory.
+        factors: group of kernels -> time / time of the traffic; "": all kernels.
+        cache_power, memory_power: (power - power of the idle card at full clocks) / (limit - the
+            same), for a kernel that moves bytes of the cache, or of the memory, at the full rate of
+            the memory; NaN: unknown.
         time_error, energy_error: 90 % of the errors of calls are smaller (of the logarithm).
         sum_time_error, sum_energy_error: the same of the sums of the kernels of a model.
         families: of models, from which this was learned.
     """
 
     factors: Mapping[str, float]
-    power_share: float
+    cache_power: float
+    memory_power: float
     families: tuple[str, ...]
     time_error: float = math.inf
     energy_error: float = math.inf
@@ -160,22 +197,29 @@ class LearnedKernels:
         cls, readings: Sequence[KernelReading], card: CardModel, families: Iterable[str]
     ) -> LearnedKernels:
         ratios: dict[str, list[tuple[float, float]]] = defaultdict(list)
-        shares: list[tuple[float, float]] = []
+        families_of: dict[str, set[str]] = defaultdict(set)
+        powers: dict[float, list[tuple[float, float]]] = defaultdict(list)
         number_of = {
             family: sum(family in reading.calls for reading in readings) for family in families
         }
         for reading in readings:
             # Each family has the same weight.
             weight = sum(1 / number_of[family] for family in reading.calls)
-            ratio = reading.time_us / traffic_us(card, reading.bytes_moved)
-            for kind in ("", reading.kind):
-                ratios[kind].append((ratio, weight))
-            rate = _rate_share(card, reading.bytes_moved, reading.time_us)
+            ratio = reading.time_us / reading.work.traffic_us(card)
+            for group in reading.work.groups:
+                ratios[group].append((ratio, weight))
+                families_of[group].update(reading.calls)
+            rate = reading.work.rate_share(card, reading.time_us)
             if reading.power_w is not None and rate > 0:
                 above = (reading.power_w - card.base_power_w) / _power_range_w(card)
-                shares.append((above / rate, weight * rate))
-        factors = {kind: _median(values) for kind, values in ratios.items()}
-        return cls(factors, _median(shares) if shares else math.nan, tuple(families))
+                powers[reading.work.cached_share(card)].append((above / rate, weight * rate))
+        factors = {
+            group: _median(values)
+            for group, values in ratios.items()
+            if not group or len(families_of[group]) >= LEAST_OF_GROUP
+        }
+        cache_power, memory_power = (_median(powers[share]) for share in (1.0, 0.0))
+        return cls(factors, cache_power, memory_power, tuple(families))
 
     def _errors(
         self, readings: Sequence[KernelReading], card: CardModel, family: str
@@ -185,13 +229,13 @@ class LearnedKernels:
         times: list[tuple[float, float]] = []
         energies: list[tuple[float, float]] = []
         for reading in readings:
-            predicted_us = self.time_us(card, reading.kind, reading.bytes_moved)
+            predicted_us = self.time_us(card, reading.work)
             number = reading.calls[family]
             times.append((number * predicted_us, number * reading.time_us))
             errors["time_error"].append(abs(math.log(predicted_us / reading.time_us)))
-            if reading.power_w is None or math.isnan(self.power_share):
+            if reading.power_w is None or not self.knows_power:
                 continue
-            energy = predicted_us * self.power_w(card, reading.bytes_moved, predicted_us)
+            energy = predicted_us * self.power_w(card, reading.work, predicted_us)
             measured = reading.time_us * reading.power_w
             energies.append((number * energy, number * measured))
             errors["energy_error"].append(abs(math.log(energy / measured)))
@@ -211,25 +255,22 @@ class LearnedKernels:
             sum_energy_error=UNSEEN * self.sum_energy_error,
         )
 
-    def time_us(self, card: CardModel, kind: str, bytes_moved: float) -> float:
+    @property
+    def knows_power(self) -> bool:
+        """Whether the readings had a power, of small kernels and of large ones."""
+        return math.isfinite(self.cache_power) and math.isfinite(self.memory_power)
+
+    def time_us(self, card: CardModel, work: Work) -> float:
         """The time of one call within a model."""
-        factor = self.factors.get(kind, self.factors[""])
-        return factor * traffic_us(card, bytes_moved)
+        group = next(name for name in work.groups if name in self.factors)
+        return self.factors[group] * work.traffic_us(card)
 
-    def power_w(self, card: CardModel, bytes_moved: float, time_us: float) -> float:
-        rate = _rate_share(card, bytes_moved, time_us)
-        power_w = card.base_power_w + self.power_share * rate * _power_range_w(card)
-        return min(card.power_limit_w, power_w)
-
-
-def traffic_us(card: CardModel, bytes_moved: float) -> float:
-    """The time of a kernel that only moves bytes, with its launch."""
-    return tile_roofline(card, KernelPlan("float32", 0.0, bytes_moved), None).time_us
-
-
-def _rate_share(card: CardModel, bytes_moved: float, time_us: float) -> float:
-    """The rate at which a kernel moves bytes, as a share of that of the memory; at most 1."""
-    return min(1.0, bytes_moved / (time_us * 1e-6) / card.bytes_per_s)
+    def power_w(self, card: CardModel, work: Work, time_us: float) -> float:
+        """The power during a call that takes ``time_us``."""
+        cached = work.cached_share(card)
+        of_bytes = cached * self.cache_power + (1 - cached) * self.memory_power
+        share = of_bytes * work.rate_share(card, time_us)
+        return min(card.power_limit_w, card.base_power_w + share * _power_range_w(card))
 
 
 def _power_range_w(card: CardModel) -> float:
@@ -237,7 +278,9 @@ def _power_range_w(card: CardModel) -> float:
 
 
 def _median(values: Sequence[tuple[float, float]]) -> float:
-    """The weighted median of (value, weight)."""
+    """The weighted median of (value, weight); NaN if there is none."""
+    if not values:
+        return math.nan
     numbers, weights = np.array(values, dtype=float).T
     return float(np.quantile(numbers, 0.5, weights=weights, method="inverted_cdf"))
 
@@ -249,99 +292,6 @@ def _quantile(errors: Sequence[float]) -> float:
     # One more error is assumed, which is the largest: the next family may be worse than all.
     share = min(1.0, SHARE * (len(errors) + 1) / len(errors))
     return float(np.quantile(errors, share, method="inverted_cdf"))
-
-
-@dataclass(frozen=True)
-class CompiledPredictor:
-    """Predicts the parts of a compiled model on one card.
-
-    Attributes:
-        operators: the predictor of the calls of libraries.
-        learned: from measured kernels.
-        card: whose cost is predicted.
-        notes: about both, in words.
-    """
-
-    operators: StoredPredictor
-    learned: LearnedKernels
-    card: CardModel
-    notes: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        return self.operators.name
-
-    @property
-    def software(self) -> Software | None:
-        return self.operators.software
-
-    @property
-    def method(self) -> int:
-        return self.operators.method
-
-    def predict(self, wanted: Sequence[NeededTuple], model: Sequence[NeededTuple]) -> Predictions:
-        """See `StoredPredictor.predict`."""
-        of_libraries = [entry for entry in wanted if not is_kernel(entry)]
-        libraries = self.operators.predict(
-            of_libraries, [entry for entry in model if not is_kernel(entry)]
-        )
-        kernels = [entry for entry in wanted if is_kernel(entry)]
-        costs = [self._kernel(entry) for entry in kernels]
-
-        of_library = iter(libraries.calls)
-        of_kernel = iter(costs)
-        calls = [next(of_kernel if is_kernel(entry) else of_library) for entry in wanted]
-        parts = [*([libraries.total] if of_libraries else []), *self._sums(kernels, costs)]
-        time_us = sum_of([part.time_us for part in parts])
-        assert time_us is not None
-        widths = [
-            _width_us(call) * entry.all_calls for call, entry in zip(calls, wanted, strict=True)
-        ]
-        return Predictions(
-            calls=tuple(calls),
-            total=PredictedCost(time_us, sum_of([part.energy_mj for part in parts])),
-            narrowing=tuple(map(int, np.argsort(-np.array(widths), kind="stable"))),
-            transfer=libraries.transfer,
-            notes=(*self.notes, *libraries.notes),
-        )
-
-    def _kernel(self, entry: NeededTuple) -> CallPrediction:
-        learned, card = self.learned, self.card
-        time_us = learned.time_us(card, entry.short_name, entry.bytes_moved)
-        energy_mj = None
-        if math.isfinite(learned.power_share):
-            power_w = learned.power_w(card, entry.bytes_moved, time_us)
-            energy_mj = PredictedValue.around(time_us * power_w * 1e-3, learned.energy_error)
-        time = PredictedValue.around(time_us, learned.time_error)
-        return CallPrediction(time, energy_mj, known=entry.short_name in learned.factors)
-
-    def _sums(
-        self, kernels: Sequence[NeededTuple], costs: Sequence[CallPrediction]
-    ) -> list[PredictedCost]:
-        """The cost of all calls of the kernels; [] if there are none."""
-        if not kernels:
-            return []
-        pairs = list(zip(kernels, costs, strict=True))
-        time_us = math.fsum(entry.all_calls * cost.time_us.value for entry, cost in pairs)
-        time = PredictedValue.around(time_us, self.learned.sum_time_error)
-        if any(cost.energy_mj is None for cost in costs):
-            return [PredictedCost(time)]
-        energy_mj = math.fsum(
-            entry.all_calls * cost.energy_mj.value for entry, cost in pairs if cost.energy_mj
-        )
-        return [
-            PredictedCost(time, PredictedValue.around(energy_mj, self.learned.sum_energy_error))
-        ]
-
-
-def is_kernel(entry: NeededTuple) -> bool:
-    """True for a generated kernel; False for a call of a library."""
-    return entry.spec.get("kind") == KERNEL
-
-
-def _width_us(call: CallPrediction) -> float:
-    low, high = call.time_us.low, call.time_us.high
-    return 0.0 if low is None or high is None else high - low
 
 
 def without_family(readings: Iterable[KernelReading], family: str) -> list[KernelReading]:

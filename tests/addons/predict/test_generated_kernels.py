@@ -10,12 +10,19 @@ import pytest
 
 from farm.addons.predict.calibration import UNSEEN
 from farm.addons.predict.compiled_models import compiled_predictor
-from farm.addons.predict.generated_kernels import (
+from farm.addons.predict.compiled_predictor import (
     CompiledPredictor,
+    Factor,
+    LibraryReading,
+    library_factors,
+    library_group,
+    library_readings,
+)
+from farm.addons.predict.generated_kernels import (
     KernelReading,
     LearnedKernels,
+    Work,
     kernel_readings,
-    traffic_us,
     without_family,
 )
 from farm.addons.predict.stored_predictor import (
@@ -24,6 +31,7 @@ from farm.addons.predict.stored_predictor import (
     PredictedValue,
     Predictions,
 )
+from farm.addons.predict.tile_roofline import CardModel
 from farm.exchange.packaged import packaged_database
 from farm.types.tuple import NeededTuple
 from tests.addons.predict.made_up import H200
@@ -32,11 +40,10 @@ MIB = 1 << 20
 
 
 def reading(number: int, family: str, factor: float, kind: str = "pointwise") -> KernelReading:
-    bytes_moved = (number + 1) * 8 * MIB
+    work = Work(kind, (number + 1) * 8 * MIB)
     return KernelReading(
-        f"{family}{number}", kind, bytes_moved, factor * traffic_us(H200, bytes_moved), 400.0,
-        {family: 2},
-    )  # fmt: skip
+        f"{family}{number}", work, factor * work.traffic_us(H200), 400.0, {family: 2}
+    )
 
 
 def readings() -> list[KernelReading]:
@@ -52,9 +59,8 @@ def test_each_kind_has_the_median_factor_over_the_time_of_its_traffic() -> None:
     assert learned is not None
     assert learned.factors["pointwise"] == pytest.approx(1.2)
     assert learned.factors["reduction"] == pytest.approx(2.4)
-    assert learned.time_us(H200, "pointwise", 8 * MIB) == pytest.approx(
-        1.2 * traffic_us(H200, 8 * MIB)
-    )
+    work = Work("pointwise", 8 * MIB)
+    assert learned.time_us(H200, work) == pytest.approx(1.2 * work.traffic_us(H200))
     assert set(learned.families) == {"gpt", "vit", "vgg", "opt", "t5"}
 
 
@@ -77,6 +83,19 @@ def test_the_intervals_are_the_errors_of_families_that_were_left_out() -> None:
     assert alone.sum_time_error == math.inf, "nothing says how wrong it is"
 
 
+def test_a_kernel_in_place_reads_from_memory_and_long_arithmetic_is_a_group_of_its_own() -> None:
+    parameters = {"fused": "gelu_view", "writes": [0], "outputs": []}
+    work = Work.of("pointwise", 8 * MIB, {"parameters": parameters})
+    assert (work.in_place, work.has_long_arithmetic) == (True, True)
+    assert work.groups == ("pointwise with long arithmetic", "pointwise", "")
+    copying = Work.of("pointwise", 8 * MIB, {"parameters": {**parameters, "outputs": [0]}})
+    assert copying.traffic_us(H200) < work.traffic_us(H200)
+    assert Work("pointwise", 8 * MIB).groups == ("pointwise", "")
+    learned = LearnedKernels.of(readings(), H200)
+    # No reading has long arithmetic, so the kind counts.
+    assert learned.time_us(H200, work) == pytest.approx(1.2 * work.traffic_us(H200))
+
+
 def test_what_a_family_has_is_not_used_for_it() -> None:
     shared = dataclasses.replace(readings()[0], calls={"gpt": 1, "vit": 1})
     kept = without_family([*readings(), shared], "gpt")
@@ -88,6 +107,7 @@ def test_what_a_family_has_is_not_used_for_it() -> None:
 class Libraries:
     """A predictor of library calls: each takes 10 us and 2 mJ."""
 
+    card: CardModel = H200
     name = "best"
     software = None
     method = 5
@@ -101,14 +121,14 @@ class Libraries:
 
 
 def needed(name: str, kind: str, bytes_moved: int, calls: int) -> NeededTuple:
-    return NeededTuple(
-        f"{name}{bytes_moved}", name, name, 0, bytes_moved, {"": calls}, {"kind": kind}
-    )
+    parameters = {"fused": "add", "writes": [1], "outputs": [1]}
+    spec = {"kind": kind, "parameters": parameters}
+    return NeededTuple(f"{name}{bytes_moved}", name, name, 0, bytes_moved, {"": calls}, spec)
 
 
 def test_a_compiled_model_is_the_sum_of_its_kernels_and_library_calls() -> None:
     learned = LearnedKernels.of(readings(), H200)
-    predictor = CompiledPredictor(Libraries(), learned, H200, ("a note",))
+    predictor = CompiledPredictor(Libraries(), learned, H200, notes=("a note",))
     wanted = [
         needed("pointwise", "kernel", 8 * MIB, 3),
         needed("mm", "aten", MIB, 2),
@@ -133,16 +153,55 @@ def test_a_compiled_model_is_the_sum_of_its_kernels_and_library_calls() -> None:
     assert only.total.time_us.value == pytest.approx(3 * first.time_us.value)
 
 
+def called(name: str, family: str, time_us: float, power_w: float) -> LibraryReading:
+    return LibraryReading(needed(name, "aten", MIB, 1), frozenset({family}), time_us, power_w)
+
+
+def test_what_library_calls_cost_more_in_compiled_models_is_a_factor_of_their_group() -> None:
+    # The predictor says 10 us and 200 W.
+    found = library_factors(
+        [
+            called("mm", "gpt", 20.0, 220.0),
+            called("addmm", "vit", 20.0, 220.0),
+            called("convolution", "vgg", 40.0, 200.0),
+        ],
+        Libraries(),
+    )
+    assert found["product"].time == pytest.approx(2 ** (2 / 3)), "as if a third family were right"
+    assert found["product"].power == pytest.approx(1.1 ** (2 / 3))
+    assert found["convolution"] == Factor(pytest.approx(2.0), pytest.approx(1.0))
+    assert library_factors([], Libraries()) == {}
+
+    learned = LearnedKernels.of(readings(), H200)
+    wanted = [needed("mm", "aten", MIB, 2)]
+    predicted = CompiledPredictor(Libraries(), learned, H200, found).predict(wanted, wanted)
+    assert predicted.calls[0].time_us.value == pytest.approx(10 * 2 ** (2 / 3))
+    assert predicted.total.time_us.low == pytest.approx(2 * 8 * 2 ** (2 / 3))
+    assert predicted.total.energy_mj.value == pytest.approx(2 * 2 * 2.2 ** (2 / 3))
+
+
+def test_convolutions_with_channels_last_are_a_group_of_their_own() -> None:
+    last = {"shape": [4, 8, 16, 16], "stride": [2048, 1, 128, 8]}
+    call = needed("convolution", "aten", MIB, 1)
+    assert library_group(call) == "convolution"
+    spec = {**call.spec, "tensors": [last]}
+    assert library_group(dataclasses.replace(call, spec=spec)) == "convolution channels last"
+    with packaged_database().read() as session:
+        groups = {
+            library_group(reading.call) for reading in library_readings(session, "NVIDIA H200")
+        }
+    assert groups >= {"product", "attention", "convolution", "convolution channels last"}
+
+
 def test_another_card_gets_the_same_factors_and_wider_intervals() -> None:
     learned = LearnedKernels.of(readings(), H200)
     other = learned.for_another_card()
     assert other.factors == learned.factors
     assert other.sum_time_error == pytest.approx(UNSEEN * learned.sum_time_error)
     with packaged_database().read() as session:
-        libraries = dataclasses.make_dataclass("Predictor", ["card"])
         b200 = dataclasses.replace(H200, model="B200", bytes_per_s=8e12)
-        predictor = compiled_predictor(session, libraries(b200))
-        own = compiled_predictor(session, libraries(H200))
+        predictor = compiled_predictor(session, Libraries(b200))
+        own = compiled_predictor(session, Libraries(H200))
     assert predictor.notes == ("Generated kernels are predicted from those of an NVIDIA H200.",)
     assert own.notes == ()
     assert predictor.learned.sum_time_error == pytest.approx(UNSEEN * own.learned.sum_time_error)
@@ -153,7 +212,7 @@ def test_the_packaged_kernels_are_learned_with_the_families_of_their_models() ->
         found = kernel_readings(session, "NVIDIA H200")
     families = {family for one in found for family in one.calls}
     assert {"gpt", "vit", "vgg", "bert", "opt", "qwen", "mixer"} <= families
-    assert all(one.bytes_moved > 0 and one.time_us > 0 for one in found)
+    assert all(one.work.bytes_moved > 0 and one.time_us > 0 for one in found)
     assert not kernel_readings_of_no_card()
 
 
