@@ -128,7 +128,7 @@ def library_group(call: NeededTuple) -> str:
     """The family of an operator; convolutions with channels last are a group of their own."""
     family = operator_family(call.short_name)
     tensors = call.spec.get("tensors") or [{}]
-    stride = tensors[0].get("stride") or ()
+    stride: Sequence[int] = tensors[0].get("stride") or []
     is_channels_last = len(stride) == 4 and stride[1] == 1
     return f"{family} channels last" if family == "convolution" and is_channels_last else family
 

@@ -94,20 +94,21 @@ class CompileGain:
     """What a predicted compiled model is compared with.
 
     Attributes:
-        least_us: the roofline of the kernels of the compiled model.
+        roofline_us: of all kernels of the compiled model. Kernels whose bytes are in the card's
+            cache may be faster.
         eager_time: of the model without --compile, in µs; None: not estimated.
         eager_energy: in mJ; None: unknown.
         eager_is_measured: whether a card has measured the whole model without --compile.
     """
 
-    least_us: float
+    roofline_us: float
     eager_time: PredictedValue | None = None
     eager_energy: PredictedValue | None = None
     eager_is_measured: bool = False
 
     def over(self, eager: Estimate) -> CompileGain:
         """The same, with the estimate of the model without --compile."""
-        return CompileGain(self.least_us, eager.time, eager.energy, eager.whole is not None)
+        return CompileGain(self.roofline_us, eager.time, eager.energy, eager.whole is not None)
 
     def faster(self, compiled: PredictedValue) -> PredictedValue | None:
         """The time without --compile over the time with it. Its interval is too wide, because the
@@ -126,7 +127,7 @@ class CompileGain:
             **interval_json("eager_time", "us", self.eager_time),
             **interval_json("eager_energy", "mj", self.eager_energy),
             "eager_is_measured": self.eager_is_measured,
-            "roofline_us": self.least_us,
+            "roofline_us": self.roofline_us,
             **interval_json("faster", "times", self.faster(compiled)),
         }
 

@@ -146,12 +146,12 @@ class EstimateQuery:
         answer = estimate(session, variant, model, protocol, torch=self.torch, **arguments)  # type: ignore[arg-type]
         if unlisted is None:
             return answer
-        least_us = sum(
+        roofline_us = sum(
             roofline.estimate_us(entry.flops, entry.bytes_moved) * entry.all_calls
             for entry in unlisted.needed()
         )
         notes = [*notes_on_kernels(variant), *answer.notes]
-        return replace(answer, gain=CompileGain(least_us), notes=tuple(notes))
+        return replace(answer, gain=CompileGain(roofline_us), notes=tuple(notes))
 
     def _unlisted(
         self, session: Session, variant: Variant, model: str, kind: str
@@ -167,7 +167,7 @@ class EstimateQuery:
             for readings in (session, packaged):
                 if capture_to_sum(readings, variant, "cuda", launch, model) is not None:
                     return None
-        return kernels_without_card(variant, data_sheet(kind, model))
+        return kernels_without_card(replace(variant, compile="default"), data_sheet(kind, model))
 
     def why(self, session: Session, variant: Variant) -> Why:
         """Explain the estimated time of a model; raises as `estimate`."""

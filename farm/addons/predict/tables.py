@@ -192,12 +192,12 @@ def _gain(gain: CompileGain, compiled: PredictedValue) -> str:
 
 
 def _bounds(gain: CompileGain) -> str:
-    """What a compiled model takes at least, and what it takes without the compiler."""
-    least = f"at least {quantity(gain.least_us, TIME)} (roofline of its kernels)"
+    """The roofline of a compiled model's kernels, and what the model takes without the compiler."""
+    roofline = f"{quantity(gain.roofline_us, TIME)} at the roofline of its kernels"
     if gain.eager_time is None:
-        return least
+        return roofline
     source = "measured" if gain.eager_is_measured else "predicted"
-    return f"{least}; without --compile {quantity(gain.eager_time.value, TIME)}, {source}"
+    return f"{roofline}; {quantity(gain.eager_time.value, TIME)} without --compile ({source})"
 
 
 def _width(estimate: Estimate, level: float) -> str:
