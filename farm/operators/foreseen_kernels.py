@@ -141,7 +141,7 @@ def foreseen(sheet: DataSheet, attention: Attention) -> Iterator[None]:
     from torch._dynamo.device_interface import CudaInterface
     from torch._inductor import config, scheduler
     from torch._inductor.codecache import PyCodeCache
-    from torch._inductor.fx_passes import misc_patterns
+    from torch._inductor.fx_passes import misc_patterns, pad_mm
     from torch.fx.experimental import proxy_tensor
     from torch.utils import _triton
 
@@ -175,6 +175,7 @@ def foreseen(sheet: DataSheet, attention: Attention) -> Iterator[None]:
         (PyCodeCache, "load_by_key_path", with_triton),
         # Constants of a card would be computed on it.
         (proxy_tensor, "CONSTANT_NUMEL_LIMIT", -1),
+        (pad_mm, "get_cached_should_pad", lambda _: False),
         # Its patterns are traced with tensors of random indices, which need a card.
         (misc_patterns, "_misc_patterns_init", _nothing),
         (CudaInterface, "get_device_properties", staticmethod(properties)),
