@@ -4,13 +4,16 @@ BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 TESTS ?=
 
-.PHONY: demo test lint types docs format check clean
+.PHONY: demo test test-slow lint types docs format check clean
 
 demo: .venv/.installed  ## measure resnet18 on this machine, end to end
 	$(BIN)/farm run resnet18
 
-test: .venv/.installed-dev  ## run all tests
+test: .venv/.installed-dev  ## run the tests, without the slow ones
 	$(BIN)/python -m pytest -n auto $(TESTS)
+
+test-slow:  ## run also the slow tests: before a release
+	FARM_SLOW_TESTS=1 $(MAKE) test
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

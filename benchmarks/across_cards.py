@@ -384,7 +384,7 @@ def main() -> None:
         if action == "offset":
             offsets(session)
             return
-        listed = [one.id for one in packaged_tuples(CALIBRATION)]
+        listed = [packaged.spec.id for packaged in packaged_tuples(CALIBRATION)]
         order = list(dict.fromkeys([*listed, *chosen_order(session)]))[:MOST]
         for source, target in (CARDS, CARDS[::-1]):
             fitted = None

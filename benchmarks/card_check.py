@@ -1,15 +1,17 @@
 """How often a card check is wrong, from the packaged readings.
 
-    python benchmarks/card_check.py            # 1,000 checks of each kind, about two minutes
+    python benchmarks/card_check.py            # 20,000 checks of each kind, about two minutes
 
-It prints four tables:
+It prints these tables:
 
 1. how much the figures of the check differ between cards and between repeated readings;
 2. whether the temperature explains differences of power;
 3. the packaged cards, each compared with the others as if it were checked;
 4. simulated cards with known differences: false alarms, and slow-downs that are found. Their
    differences are drawn from stored readings: each figure gets those of a random tuple, scaled from
-   the expected spread of its class to that of the figure.
+   the expected spread of its class to that of the figure. The intervals are those of the
+   simulation; the stored readings are of few cards;
+5. false alarms for the differences between cards of one model alone, and for other tails.
 """
 
 from __future__ import annotations
@@ -25,25 +27,23 @@ from typing import Any
 import numpy as np
 import sqlalchemy
 
-from farm.addons.check.card_check import (
-    DISTURBED,
-    LEAST_CARDS,
-    QUANTITIES,
-    CheckedFigure,
-    FigureComparison,
-    compared,
-    judged_figures,
-    references,
+from farm.addons.check import deviation
+from farm.addons.check.card_check import DISTURBED, LEAST_CARDS, LEAST_EARLIER, QUANTITIES
+from farm.addons.check.deviation import (
+    Reference,
+    limit_of,
+    scores_of,
+    smallest_found,
+    spreads_of,
 )
-from farm.addons.check.deviation import Reference, limit_of
 from farm.addons.check.figures import CheckFigure, Quantity, check_figures
 from farm.addons.check.population import Comparable
 from farm.exchange.packaged import packaged_database
 from farm.store.columns import OPERATOR, READING
 from farm.store.reuse import tells_others
-from farm.types.figure import Figure
+from farm.types.protocol import Protocol
 
-FIGURES = {figure.operator: figure for figure in check_figures()}
+FIGURES = {figure.subject(Protocol()): figure for figure in check_figures()}
 SLOWER = 1.03
 SHORT_US = 4.0
 #: Expected spread of the time of other tuples by class: convolutions and matrix products in fp32,
@@ -57,9 +57,15 @@ class StoredTuple:
     """The sound readings of one tuple on cards of one model, with one software and protocol."""
 
     operator: str
+    protocol_id: str
     label: str
     card_model: str
     by_card: Mapping[str, Sequence[Comparable]]
+
+    @property
+    def figure(self) -> CheckFigure | None:
+        """The figure of the check that the tuple is; None if it is none."""
+        return FIGURES.get((self.operator, self.protocol_id))
 
     def values(self, quantity: Quantity) -> dict[str, list[float]]:
         """Card -> natural logarithms of its times or powers."""
@@ -73,8 +79,8 @@ class StoredTuple:
 
     def spread(self, quantity: Quantity) -> float:
         """The expected spread of this tuple between cards."""
-        if self.operator in FIGURES:
-            return FIGURES[self.operator].spread(quantity) or POWER_SPREAD
+        if self.figure is not None:
+            return self.figure.spread(quantity) or POWER_SPREAD
         if quantity == "power":
             return POWER_SPREAD
         times_us = [reading.time_us for readings in self.by_card.values() for reading in readings]
@@ -104,7 +110,8 @@ def stored_tuples() -> list[StoredTuple]:
                 )
             )
         if len(by_card) > 1:
-            stored.append(StoredTuple(operator, rows[0].label, about[0], by_card))
+            model, _, protocol_id, _ = about
+            stored.append(StoredTuple(operator, protocol_id, rows[0].label, model, by_card))
     return stored
 
 
@@ -115,13 +122,13 @@ def print_spreads(stored: Sequence[StoredTuple]) -> None:
     print("figure | card model | cards | time between cards | repeated | power between cards")
     print("--- | --- | --- | --- | --- | ---")
     for one in stored:
-        if one.operator not in FIGURES or len(one.by_card) < 3:
+        if one.figure is None or len(one.by_card) < 3:
             continue
         time = one.values("time")
         power = one.values("power")
         repeated = [stdev(values) for values in time.values() if len(values) > 1]
         cells = (
-            FIGURES[one.operator].label,
+            one.figure.label,
             one.card_model,
             str(len(time)),
             f"{_between(time):.2%}",
@@ -166,7 +173,7 @@ def print_left_out(stored: Sequence[StoredTuple], only_figures: bool) -> None:
     """Compare each packaged card with the others, as in a check of all its tuples."""
     scores: dict[str, list[tuple[float, int]]] = defaultdict(list)
     for one in stored:
-        if only_figures and one.operator not in FIGURES:
+        if only_figures and one.figure is None:
             continue
         for quantity in QUANTITIES:
             values = one.values(quantity)
@@ -195,15 +202,19 @@ def print_left_out(stored: Sequence[StoredTuple], only_figures: bool) -> None:
 
 
 class StoredDifferences:
-    """Draws relative differences between cards, and between repeated readings, as stored."""
+    """Draws relative differences between cards, and between repeated readings, as stored.
 
-    def __init__(self, stored: Sequence[StoredTuple]) -> None:
+    Args:
+        card_model: draw differences between cards of this model only.
+    """
+
+    def __init__(self, stored: Sequence[StoredTuple], card_model: str = "") -> None:
         self._between: dict[Quantity, list[np.ndarray]] = {"time": [], "power": []}
         self._repeated: dict[Quantity, list[np.ndarray]] = {"time": [], "power": []}
         for one in stored:
             for quantity in QUANTITIES:
                 values = one.values(quantity)
-                if len(values) > LEAST_CARDS:
+                if len(values) > LEAST_CARDS and card_model in ("", one.card_model):
                     medians = np.array([median(of_card) for of_card in values.values()])
                     differences = medians - np.median(medians)
                     self._between[quantity].append(differences / one.spread(quantity))
@@ -217,68 +228,118 @@ class StoredDifferences:
                         differences = (readings - readings.mean()) * widened
                         self._repeated[quantity].append(differences / repetition)
 
-    def of_figure(
-        self, generator: np.random.Generator, figure: CheckFigure, quantity: Quantity
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Differences between cards and between repeated readings of one figure, as logarithms."""
-        between = self._between[quantity]
-        repeated = self._repeated[quantity]
-        return (
-            between[generator.integers(len(between))] * figure.spread(quantity),
-            repeated[generator.integers(len(repeated))] * figure.repetition(quantity),
-        )
+    def between(
+        self, generator: np.random.Generator, quantity: Quantity, checks: int, count: int
+    ) -> np.ndarray:
+        """Differences of cards from their median, in expected spreads, of one stored tuple for each
+        check."""
+        return _drawn(generator, self._between[quantity], checks, count)
+
+    def repeated(
+        self, generator: np.random.Generator, quantity: Quantity, checks: int, count: int
+    ) -> np.ndarray:
+        """Differences between repeated readings, of one stored tuple and card for each check."""
+        return _drawn(generator, self._repeated[quantity], checks, count)
 
 
-def simulated_check(
+def _drawn(
+    generator: np.random.Generator, groups: Sequence[np.ndarray], checks: int, count: int
+) -> np.ndarray:
+    """``count`` values of one random group for each check."""
+    lengths = np.array([len(group) for group in groups])
+    table = np.zeros((len(groups), lengths.max()))
+    for row, group in zip(table, groups, strict=True):
+        row[: len(group)] = group
+    chosen = generator.integers(len(groups), size=checks)
+    places = (generator.random((checks, count)) * lengths[chosen][:, None]).astype(int)
+    return table[chosen[:, None], places]
+
+
+@dataclass(frozen=True)
+class SimulatedComparison:
+    """One comparison in all simulated checks."""
+
+    figure: CheckFigure
+    quantity: Quantity
+    reference: str
+    count: int
+    scores: np.ndarray
+    spreads: np.ndarray
+
+
+def simulated_checks(
     generator: np.random.Generator,
     differences: StoredDifferences,
+    checks: int,
     *,
     cards: int,
     earlier: int,
     slower: str = "",
-) -> Sequence[CheckedFigure]:
-    """The judged figures of a healthy card, or of one with a figure that is slower than before."""
-    checked = []
+) -> Iterator[SimulatedComparison]:
+    """The comparisons of checks of healthy cards, or of cards with a figure that is slower than
+    before."""
     for figure in check_figures():
         for quantity in QUANTITIES:
             if not figure.spread(quantity):
                 continue
-            between, repeated = differences.of_figure(generator, figure, quantity)
-            others = generator.choice(between, cards) + generator.choice(repeated, cards)
-            card = generator.choice(between)
-            before = card + generator.choice(repeated, earlier)
-            now = float(card + generator.choice(repeated))
-            if figure.name == slower and quantity == "time":
-                now += math.log(SLOWER)
-            readings = list(_readings(others, before))
-            comparisons: list[FigureComparison] = []
-            for name, reference in references(figure, quantity, "card", readings):
-                comparisons.append(compared(name, reference, now))
-            value = Figure(math.exp(now))
-            checked.append(
-                CheckedFigure(figure.name, figure.label, quantity, value, "", tuple(comparisons))
+            between = figure.spread(quantity) * differences.between(
+                generator, quantity, checks, cards + 1
             )
-    judged, _ = judged_figures(checked)
-    return judged
+            repeated = figure.repetition(quantity) * differences.repeated(
+                generator, quantity, checks, cards + earlier + 1
+            )
+            card = between[:, -1]
+            now = card + repeated[:, -1]
+            if figure.name == slower and quantity == "time":
+                now = now + math.log(SLOWER)
+            others = between[:, :cards] + repeated[:, :cards]
+            before = card[:, None] + repeated[:, cards:-1]
+            references = (
+                ("cards", others, figure.spread(quantity), LEAST_CARDS),
+                ("earlier", before, figure.repetition(quantity), LEAST_EARLIER),
+            )
+            for name, values, prior, least in references:
+                if values.shape[1] >= least:
+                    yield SimulatedComparison(
+                        figure,
+                        quantity,
+                        name,
+                        values.shape[1],
+                        scores_of(values, prior, now),
+                        spreads_of(values, prior),
+                    )
 
 
-def _readings(others: np.ndarray, before: np.ndarray) -> Iterator[Comparable]:
-    """A reading of each other card and of each earlier check; time and power are equal numbers."""
-    for number, value in enumerate(np.exp(others)):
-        yield Comparable(f"other {number}", float(value), float(value), None, 0.0)
-    for number, value in enumerate(np.exp(before)):
-        yield Comparable("card", float(value), float(value), None, float(number))
+def _limit(comparisons: Sequence[SimulatedComparison]) -> float:
+    return limit_of(tuple(sorted(one.count for one in comparisons)))
+
+
+def false_alarms(
+    differences: StoredDifferences, checks: int, *, cards: int, earlier: int, seed: int = 1
+) -> int:
+    """The number of checks of healthy cards that are outside."""
+    generator = np.random.default_rng(seed)
+    comparisons = list(
+        simulated_checks(generator, differences, checks, cards=cards, earlier=earlier)
+    )
+    largest = np.max([one.scores for one in comparisons], axis=0)
+    return int(np.sum(largest > _limit(comparisons)))
 
 
 def print_rates(differences: StoredDifferences, checks: int) -> None:
     print("\nother cards | earlier checks | healthy cards outside")
     print("--- | --- | ---")
-    for cards, earlier in ((10, 0), (10, 5), (10, 10), (60, 10)):
-        generator = np.random.default_rng(1)
-        outside = 0
-        for _ in range(checks):
-            judged = simulated_check(generator, differences, cards=cards, earlier=earlier)
-            outside += any(figure.is_outside for figure in judged)
+    for cards, earlier in (
+        (5, 0),
+        (10, 0),
+        (10, 5),
+        (10, 10),
+        (30, 0),
+        (60, 0),
+        (60, 10),
+        (60, 60),
+    ):
+        outside = false_alarms(differences, checks, cards=cards, earlier=earlier)
         print(f"{cards} | {earlier} | {_rate(outside, checks)}")
 
     print(f"\nfigure that is {SLOWER - 1:.0%} slower | found, 5 earlier checks | 10 earlier checks")
@@ -288,13 +349,14 @@ def print_rates(differences: StoredDifferences, checks: int) -> None:
         cells = []
         for earlier in (5, 10):
             generator = np.random.default_rng(2)
-            detected = 0
-            for _ in range(each):
-                judged = simulated_check(
-                    generator, differences, cards=10, earlier=earlier, slower=figure.name
+            comparisons = list(
+                simulated_checks(
+                    generator, differences, each, cards=10, earlier=earlier, slower=figure.name
                 )
-                detected += any(one.is_outside for one in judged if one.name == figure.name)
-            cells.append(_rate(detected, each))
+            )
+            of_figure = [one.scores for one in comparisons if one.figure is figure]
+            detected = np.max(of_figure, axis=0) > _limit(comparisons)
+            cells.append(_rate(int(np.sum(detected)), each))
         print(f"{figure.label} | {' | '.join(cells)}")
 
 
@@ -302,20 +364,41 @@ def print_smallest(differences: StoredDifferences) -> None:
     """The smallest slow-down that is found in 95 %, median over simulated checks."""
     print("\nfigure | against 10 other cards | 60 other cards | 10 earlier checks")
     print("--- | --- | --- | ---")
-    smallest: dict[tuple[str, int, str], list[float]] = defaultdict(list)
+    smallest: dict[tuple[str, int, str], float] = {}
     for cards in (10, 60):
         generator = np.random.default_rng(3)
-        for _ in range(50):
-            for one in simulated_check(generator, differences, cards=cards, earlier=10):
-                if one.quantity == "time":
-                    for comparison in one.comparisons:
-                        about = (one.label, cards, comparison.reference)
-                        smallest[about].append(comparison.found_from or math.nan)
+        comparisons = list(simulated_checks(generator, differences, 1000, cards=cards, earlier=10))
+        limit = _limit(comparisons)
+        for one in comparisons:
+            if one.quantity == "time":
+                spread = float(np.median(one.spreads))
+                about = (one.figure.name, cards, one.reference)
+                smallest[about] = smallest_found(one.count, spread, limit)
     for figure in check_figures():
         cells = []
         for cards, reference in ((10, "cards"), (60, "cards"), (10, "earlier")):
-            cells.append(f"{median(smallest[figure.label, cards, reference]):.1%}")
+            cells.append(f"{smallest[figure.name, cards, reference]:.1%}")
         print(f"{figure.label} | {' | '.join(cells)}")
+
+
+def print_other_tails(stored: Sequence[StoredTuple], checks: int) -> None:
+    """The rate for cards of each model alone, with other tails than `TAIL_DEGREES`: whether the
+    choice depends on the readings with which it was made."""
+    models = sorted({one.card_model for one in stored})
+    print(f"\nhealthy cards outside, 60 other cards, 10 earlier | {' | '.join(models)}")
+    print("--- | " + " | ".join("---" for _ in models))
+    usual = deviation.TAIL_DEGREES
+    for tail in (4, 5, 6, 8):
+        deviation.TAIL_DEGREES = tail
+        limit_of.cache_clear()
+        cells = []
+        for model in models:
+            differences = StoredDifferences(stored, model)
+            outside = false_alarms(differences, checks, cards=60, earlier=10)
+            cells.append(_rate(outside, checks))
+        print(f"{tail} degrees of freedom | {' | '.join(cells)}")
+    deviation.TAIL_DEGREES = usual
+    limit_of.cache_clear()
 
 
 def _rate(count: int, of: int) -> str:
@@ -329,7 +412,7 @@ def _rate(count: int, of: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--checks", type=int, default=1000)
+    parser.add_argument("--checks", type=int, default=20_000)
     options = parser.parse_args()
     stored = stored_tuples()
     print_spreads(stored)
@@ -340,6 +423,7 @@ def main() -> None:
     differences = StoredDifferences(stored)
     print_rates(differences, options.checks)
     print_smallest(differences)
+    print_other_tails(stored, options.checks)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,12 @@
     python -m benchmarks.card_session --seconds 1700       # in one piece
     python -m benchmarks.card_session --list               # the steps, without a card
 
-1. `tests/gpu`, one step for each file (307 s on an H200).
-2. `benchmarks/compile_ahead.py` in both modes (460 s): time to the verdicts with and without it.
-3. The variants of `card_session.yml` within 1 % (the rest, about 45 s each), then the table of
-   predicted and needed card time (`benchmarks/card_time.py`).
+1. `farm cards check`, twice (about a minute each): its add-on must be installed (`pip install -e .`).
+2. Four layers of llama-3.2-1b in all schemes of quantisation, compiled, at two batches (torchao).
+3. The variants of `evaluation_2026_11_29.yml`, then those of `card_session.yml`, within 1 % (about
+   45 s each), and the table of predicted and needed card time (`benchmarks/card_time.py`).
+4. `benchmarks/compile_ahead.py` in both modes (460 s): time to the verdicts with and without it.
+5. `tests/gpu`, one step for each file (310 s on an H200; all passed on one on 2026-11-29).
 
 The folder (default `build/card-session`) keeps the steps that are done, the output of each step and
 the databases. The same command continues: a step that the time limit has ended begins again, and
@@ -30,6 +32,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VARIANTS = Path(__file__).with_suffix(".yml")
+EVALUATION = Path(__file__).with_name("evaluation_2026_11_29.yml")
+QUANTIZED = (
+    *("llama-3.2-1b", "--phase", "decode", "--cache", "512", "--layers", "4", "-b", "1,64"),
+    *("--dtype", "bfloat16", "--compile", "--quantize", "none,int8-weights,fp8,int4-weights,int8"),
+)
 #: Time that a step gets to end after SIGINT. Unit: s.
 END_S = 25.0
 #: A step does not begin with less time than this. Unit: s.
@@ -47,20 +54,27 @@ class Step:
 
 
 def steps(folder: Path, card: str) -> list[Step]:
-    python = sys.executable
-    found = [
-        Step(f"tests-{file.stem}", (python, "-m", "pytest", "-q", "-rs", str(file)))
-        for file in sorted(ROOT.glob("tests/gpu/test_*.py"))
+    farm = (sys.executable, "-m", "cli")
+    check = (*farm, "cards", "check", "--card", card)
+    run = (*farm, "run", "--card", card)
+    found = [Step("check-1", (*check, "--json")), Step("check-2", check)]
+    found.append(Step("quantized", (*run, *QUANTIZED)))
+    found += [
+        Step(file.stem, (*run, "-f", str(file), "--within", "1%"))
+        for file in (EVALUATION, VARIANTS)
     ]
+    time_table = (sys.executable, "-m", "benchmarks.card_time", str(folder / "farm.db"))
+    found.append(Step("card-time", time_table, 5.0))
+
     in_folder = ("--card", card, "--folder", str(folder / "compile-ahead"))
-    ahead = (python, "-m", "benchmarks.compile_ahead", *in_folder)
+    ahead = (sys.executable, "-m", "benchmarks.compile_ahead", *in_folder)
     for mode, limit, limit_s in (("ahead", "--ahead-s", 270), ("in turn", "--turn-s", 190)):
         command = (*ahead, "--mode", mode, limit, str(limit_s))
         found.append(Step(f"compile-{mode.replace(' ', '-')}", command, limit_s + 2 * END_S))
-    run = (python, "-m", "cli", "run", "-f", str(VARIANTS), "--card", card, "--within", "1%")
-    found.append(Step("variants", run))
-    time_table = (python, "-m", "benchmarks.card_time", str(folder / "farm.db"))
-    found.append(Step("card-time", time_table, 5.0))
+    found += [
+        Step(f"tests-{file.stem}", (sys.executable, "-m", "pytest", "-q", "-rs", str(file)))
+        for file in sorted(ROOT.glob("tests/gpu/test_*.py"))
+    ]
     return found
 
 

@@ -1,5 +1,5 @@
 """An example of each layer of torch.nn and each function of torch.nn.functional, for the table of
-`docs/layers.md` (`benchmarks/layer_table.py`) and for forged tuples (`benchmarks/forged_tuples.py`).
+`docs/results/layers.md` (`benchmarks/layer_table.py`) and for forged tuples (`benchmarks/forged_tuples.py`).
 
 An example is a module with a linear layer, whose output has the shapes of `Inputs`: so every input
 of the layer or function has a gradient.

@@ -1,4 +1,4 @@
-"""Write docs/layers.md: which layers of torch.nn and functions of torch.nn.functional can be captured, in a
+"""Write docs/results/layers.md: which layers of torch.nn and functions of torch.nn.functional can be captured, in a
 forward pass and in a training step.
 
     python benchmarks/layer_table.py           # writes the page
@@ -23,7 +23,7 @@ from benchmarks.layer_examples import FUNCTIONS, LAYERS, NO_FUNCTIONS, NO_LAYERS
 from farm.models import own
 from farm.training.extract import extract
 
-PAGE = Path(__file__).resolve().parent.parent / "docs/layers.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs/results/layers.md"
 EXAMPLES = Path(__file__).with_name("layer_examples.py")
 CAPTURED = "captured"
 #: Functions without a derivative in PyTorch.

@@ -22,11 +22,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from sqlmodel import select
 
-from farm.data.package_files import CHECKSUMS, DATA, checksum_of
 from farm.errors import FarmError
 from farm.exchange.export import PARQUET, export
 from farm.exchange.importer import import_export
 from farm.exchange.packaged import FOLDER, compressed_database, database_of, packaged_files
+from farm.settings.package_files import CHECKSUMS, DATA, checksum_of
 from farm.store.database import Database
 from farm.store.query import parse
 from farm.store.tables import ImportedVerdict, Job, VerdictRow

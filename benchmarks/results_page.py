@@ -71,7 +71,7 @@ Other evidence, each written by a command:
 | [public models](public-models.md) | which models of public packages can be captured? Eleven of them on an H200 |
 | [architectures](architectures.md) | which architectures of transformers can be captured? |
 | [training steps](training-steps.md) | which training steps can be captured? |
-| [layers](../layers.md) | which layers and functions of PyTorch can be captured? |
+| [layers](layers.md) | which layers and functions of PyTorch can be captured? |
 """
 OUTCOMES = {"pass": "pass", "fail": "fail", "none": "no outcome"}
 

@@ -104,17 +104,17 @@ def _on_gpu(run: Run) -> Run:
 
 
 def _patch(module: Any) -> None:
-    plain = module.operator_passes
+    plain = module.MeasuredTuple.passes
 
-    def operator_passes(subject: Any, protocol: Any, device: Any, offload: Any = None) -> Any:
-        passes = plain(subject, protocol, device, offload)
+    def slowed_passes(kind: Any, subject: Any, protocol: Any, device: Any) -> Any:
+        passes = plain(kind, subject, protocol, device)
         if str(subject.spec["operator"]).rpartition(".")[2] == os.environ[TYPE] and _wanted():
             slow = _on_cpu if device.type == "cpu" else _on_gpu
             passes.first, copy = slow(passes.first), passes.copy
             passes.copy = None if copy is None else lambda index: slow(copy(index))
         return passes
 
-    module.operator_passes = operator_passes
+    module.MeasuredTuple.passes = slowed_passes
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -13,9 +13,8 @@ def main() -> None:
     prepare()
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # it may be ignored, as in the background of a script
-        signal.signal(
-            signal.SIGINT, signal.SIG_DFL
-        )  # while modules are imported nothing needs cleaning up
+        # while modules are imported nothing needs cleaning up
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     # A command creates many objects once. Garbage collection among them takes a fifth of its start.
     gc.set_threshold(100_000)
     from cli.main import main as run

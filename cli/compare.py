@@ -81,13 +81,17 @@ def compare(
         raise UsageError(
             "--scope and --min-share are for --fail-above or --run.", "Add --fail-above 3%."
         )
+    _compare_stored(first, second, gate if fail_above or shape in FOR_CI else None, shape, limit)
+
+
+def _compare_stored(first: str, second: str, gate: Gate | None, shape: str, limit: int) -> None:
+    """Compare two jobs or two sets of readings, and judge the comparison by a gate."""
     from farm.report.compare import compare as compare_sides
     from farm.report.gate import judge
 
     def ask(session: Session) -> tuple[SideComparison, Judgement | None]:
         comparison = compare_sides(session, first, second)
-        is_gate = fail_above is not None or shape in FOR_CI
-        return comparison, judge(session, comparison, gate) if is_gate else None
+        return comparison, judge(session, comparison, gate) if gate else None
 
     comparison, judged = output.first_that_knows(ask)
     shown = {**comparison.to_json(), "gate": judged.to_json()} if judged else comparison

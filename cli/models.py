@@ -39,7 +39,7 @@ def operators(
 ) -> None:
     """Show a model's operator tuples with counts, FLOPs and bytes."""
     from farm.jobs.cards import kind_of_cards
-    from farm.report.operators import compiled_operators
+    from farm.report.kernels import listed_kernels
     from farm.report.operators import operators as list_operators
     from farm.requests.partial_request import usual_variant
 
@@ -54,11 +54,9 @@ def operators(
         answer(as_json, compared, lambda: lists.compared_inputs(compared))
         return
     say_differences([resolved])
-    if resolved.variant.compile:
+    if resolved.variant.generates_kernels:
         variant = resolved.versioned()
-        listed = first_that_knows(
-            lambda session: compiled_operators(session, variant, kind or "cuda")
-        )
+        listed = first_that_knows(lambda session: listed_kernels(session, variant, kind or "cuda"))
     else:
         listed = list_operators(resolved.variant, resolved.extraction())
     if listed.refusal is not None and not listed.gaps:

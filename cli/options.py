@@ -70,12 +70,14 @@ class Declared:
         }
 
 
+# fields of a variant on several cards
 SPLIT = (
     "tensor_parallel",
     "data_parallel",
     "sharding",
     "distributed",
-)  # fields of a variant on several cards
+)
+NOT_PLAIN = ("compile", *SPLIT)  # fields of a variant that is compiled or on several cards
 VariantFields = Annotated[dict[str, Any], Declared()]
 
 
@@ -180,8 +182,8 @@ def _grouped(parameters: Mapping[str, inspect.Parameter], values: dict[str, Any]
 
 
 def _parameter(field: Field, group: Declared) -> inspect.Parameter:
-    """The parameter for a declared field; None if it is not given. Some fields of a request take
-    several values.
+    """The parameter of a command for a declared field. Some fields of a request take several
+    values.
     """
     from farm.requests.partial_request import VARIANT
 

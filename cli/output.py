@@ -19,6 +19,8 @@ from farm.errors import Unwritable
 from farm.errors.safe_text import printable, without_secrets
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
     from sqlmodel import Session
 
@@ -267,6 +269,16 @@ def chosen_own_cards(wanted: Sequence[str]) -> list[Card]:
     from farm.jobs.cards import chosen_own_cards
 
     return chosen_own_cards(wanted, say)
+
+
+def check_page(path: Path | None) -> None:
+    """Raise `UsageError` if no page can be written to the file of --html, before the work that it
+    shows. None: no page.
+    """
+    from farm.extensions import result_pages
+
+    if path is not None:
+        result_pages("--html").check_page(path)
 
 
 def first_that_knows(

@@ -50,8 +50,7 @@ def report(
     if why:
         _refuse_beside_why(by, readings=readings, as_csv=as_csv, html=html)
         return _show_why(jobs or (), as_json=as_json)
-    if html is not None:
-        result_pages("--html").check_page(html)
+    output.check_page(html)
 
     grouping: Any = by or ("type" if as_csv else None)
     with output.open_database().read() as session:
@@ -187,15 +186,14 @@ def history(
     from farm.extensions import card_history, result_pages
     from farm.report.history import history
 
-    if (model is None) == (card is None) or (card and html):
-        step = "Give `farm history MODEL`, or `farm history --card ID` without a page."
+    if (model is None) == (card is None):
+        step = "Give `farm history MODEL`, or `farm history --card ID`."
         raise UsageError("`farm history` needs a model or a card.", step)
     if card is not None:
-        card_history()(card, as_json)
+        card_history()(card, html, as_json)
         return
     assert model is not None
-    if html is not None:
-        result_pages("--html").check_page(html)
+    output.check_page(html)
     rows = output.first_that_knows(lambda session: history(session, model))
     if html is not None:
         result_pages("--html").write_history(html, model, rows)

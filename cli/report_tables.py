@@ -14,9 +14,9 @@ from rich.table import Table
 
 from cli import tables
 from cli.tables import Text
-from farm.report.breakdowns import OF_OWNERS, grouped
+from farm.report.kernels import JobKernels
 from farm.report.layers import LayerRow, Layers, sizes_text
-from farm.report.operators import CompiledJob
+from farm.report.owners import OF_OWNERS, grouped
 from farm.report.report import ReadingCounts, Report, remarks
 from farm.store.database import by_key
 from farm.types.figure import Figure, value_of
@@ -230,7 +230,7 @@ def _owners(report: Report) -> RenderableType:
     )
 
 
-def _kernels(job: CompiledJob) -> RenderableType:
+def _kernels(job: JobKernels) -> RenderableType:
     """The kernels of a compiled model, the most expensive first."""
     table = tables.filled(
         job.kernels,

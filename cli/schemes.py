@@ -35,8 +35,7 @@ def compare_schemes(options: CliOptions, *, run: bool, limit: int, html: Path | 
     has measured."""
     from cli.interruption import interruptible
 
-    if html is not None:
-        result_pages("--html").check_page(html)
+    output.check_page(html)
 
     partials = options.requests()
     models = {partial.model for partial in partials}

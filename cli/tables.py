@@ -107,9 +107,8 @@ class ResponsiveTable(Table):
         if widths is None:
             yield self._as_list()
             return
-        for _ in range(
-            room(widths)
-        ):  # the narrowest column that is narrower than its text grows first
+        # the narrowest column that is narrower than its text grows first
+        for _ in range(room(widths)):
             growing = [
                 n
                 for n, column in enumerate(shown)

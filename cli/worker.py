@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -20,10 +21,14 @@ if TYPE_CHECKING:
 
 #: Words in ``--card`` that mean GPUs, even before their driver is loaded.
 GPUS = ("gpu", "cuda")
+#: The least time between two checks of a card. Unit: s.
+SHORTEST_PERIOD_S = 600.0
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
-def worker(card: list[str] | None = None, as_json: bool = False) -> None:
+def worker(
+    card: list[str] | None = None, check_every: str | None = None, as_json: bool = False
+) -> None:
     """Serve this host's cards: one worker process and one queue per card. Ends with Ctrl-C."""
     from farm.settings import settings
     from tasks import logs, supervisor
@@ -37,9 +42,31 @@ def worker(card: list[str] | None = None, as_json: bool = False) -> None:
         else contextlib.nullcontext()
     ):
         cards = _chosen(card)
+    check_every_s = _check_every_s(check_every, cards)
     check_broker_works(settings())
     output.open_database().close()
-    raise typer.Exit(supervisor.run(cards, json_logs=as_json))
+    raise typer.Exit(supervisor.run(cards, json_logs=as_json, check_every_s=check_every_s))
+
+
+def _check_every_s(text: str | None, cards: Sequence[Card]) -> float | None:
+    """The period of the option --check-every; None without it. Raises `UsageError`."""
+    from farm import extensions
+    from farm.types.fields import number_of
+
+    if text is None:
+        return None
+    step = "Give --check-every 24h, for example, or 0 for no checks."
+    try:
+        every_s = number_of(text)
+    except ValueError as error:
+        raise UsageError(f"--check-every is '{text}'; it must be a time.", step) from error
+    if every_s and not SHORTEST_PERIOD_S <= every_s < math.inf:
+        raise UsageError(f"--check-every is '{text}'; it must be at least 10min.", step)
+    if every_s and all(card.is_cpu for card in cards):
+        raise UsageError("Only GPUs are checked, and this card is a CPU.", "Omit --check-every.")
+    if every_s:
+        extensions.card_checks("--check-every")
+    return every_s
 
 
 def _chosen(wanted: Sequence[str] | None) -> list[Card]:

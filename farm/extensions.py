@@ -122,6 +122,18 @@ def result_pages(option: str) -> Any:
     return importlib.import_module(modules[0])
 
 
+def card_checks(option: str) -> Any:
+    """Return the module that checks cards, a `farm.jobs.card_checks.CardChecks`. Raises
+    `UsageError`, which names the option, if no add-on has one."""
+    modules = [add_on.card_checks for add_on in add_ons().values() if add_on.card_checks]
+    if not modules:
+        raise UsageError(
+            f"{option} needs the add-on 'check', which is not installed.",
+            f"Omit {option}, or install the farm again with all its files.",
+        )
+    return importlib.import_module(modules[0])
+
+
 def card_history() -> Any:
     """Return the function that shows the history of a card. Raises `UsageError` if no add-on has
     one.

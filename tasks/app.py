@@ -109,9 +109,8 @@ def configure(current: Settings) -> None:
 def tls_options(url: str) -> dict[str, Any]:
     """Return the certificate options of a ``rediss://`` URL; {} for other or malformed URLs."""
     if url.startswith("rediss://"):
-        with contextlib.suppress(
-            ValueError, LookupError, TypeError
-        ):  # the connection reports a malformed URL
+        # the connection reports a malformed URL
+        with contextlib.suppress(ValueError, LookupError, TypeError):
             return dict(parse_url(url).get("ssl", {}))
     return {}
 
@@ -143,13 +142,11 @@ def broker_unreachable(
         for kind, code in _CODES.items()
         if any(isinstance(cause, kind) for cause in (error, error.__cause__))
     )
-    reason = str(error).rpartition("caused error: ")[
-        2
-    ]  # of a pipeline: "Command # 1 (...) of pipeline caused error: "
+    # of a pipeline: "Command # 1 (...) of pipeline caused error: "
+    reason = str(error).rpartition("caused error: ")[2]
     code = next(codes, reason.partition(" ")[0])
-    code = (
-        "READONLY" if code == "UNBLOCKED" else code
-    )  # a BRPOP ends so if its server becomes a replica
+    # a BRPOP ends so if its server becomes a replica
+    code = "READONLY" if code == "UNBLOCKED" else code
     problem, step = _REFUSALS.get(
         code, ("does not answer", "Start the broker, or correct FARM_BROKER_URL.")
     )
@@ -171,9 +168,11 @@ def broker_client(current: Settings) -> Iterator[Any]:
         raise broker_unreachable(current.broker_url, error) from error
 
 
-def check_broker(current: Settings) -> None:
-    """Check that the broker answers. Raises `BrokerUnreachable` if none is configured or it does
-    not answer; `SettingsError` if the URL is malformed or not a Redis URL."""
+def check_broker(current: Settings | None = None) -> None:
+    """Check that the broker of the settings (default: those of this process) answers. Raises
+    `BrokerUnreachable` if none is configured or it does not answer; `SettingsError` if the URL is
+    malformed or not a Redis URL."""
+    current = current or settings()
     if not current.broker_url:
         raise BrokerUnreachable(
             "No broker is configured.",
@@ -188,11 +187,8 @@ def check_broker(current: Settings) -> None:
     try:
         with broker_client(current) as client:
             client.ping()
-    except (
-        ValueError,
-        LookupError,
-        TypeError,
-    ):  # a malformed port or database, or an unknown option
+    except (ValueError, LookupError, TypeError):
+        # A malformed port or database, or an unknown option.
         # Without the error: the malformed port may be a part of the password, and `--debug` shows
         # it.
         if "?" in current.broker_url and shown_url(current.broker_url) != UNREADABLE_URL:

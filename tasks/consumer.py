@@ -31,9 +31,8 @@ def _is_news(record: logging.LogRecord) -> bool:
     return not (isinstance(record.args, tuple) and record.args[:1] == (CONNECTION_RETRY,))
 
 
-logging.getLogger("celery.worker.consumer.consumer").addFilter(
-    _is_news
-)  # `Consumer` logs these errors
+# `Consumer` logs these errors
+logging.getLogger("celery.worker.consumer.consumer").addFilter(_is_news)
 
 
 class Consumer(consumer.Consumer):  # type: ignore[misc]

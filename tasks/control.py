@@ -253,9 +253,8 @@ def _close_exhausted(store: Database, current: Settings, **which: str | None) ->
 def _cancel_interrupted_planning(store: Database, farm: str) -> None:
     """Cancel the jobs whose planner was killed."""
     stale = col(tables.Round.planning_at_s) < database_now() - PLANNING_PATIENCE_S
-    with (
-        store.read() as session
-    ):  # if a planner was only suspended, it then finds that its job has ended
+    # if a planner was only suspended, it then finds that its job has ended
+    with store.read() as session:
         interrupted = _newest_rounds(session, farm, col(tables.Round.planned_at_s).is_(None), stale)
     for job_id, _ in interrupted:
         log.warning(
@@ -323,9 +322,8 @@ def _move_stranded(
         peers = [other for other in working if _kind(other) == _kind(card) and other.id != card.id]
         # An absent card has not renewed its leases either. Its tokens may still be valid; the move
         # invalidates them.
-        unseen_s = (
-            limit_s if absent else None
-        )  # `move_items` checks again, since the card may be back by then
+        # `move_items` checks again, since the card may be back by then
+        unseen_s = limit_s if absent else None
         if moved := move_items(
             store, card.id, peers, in_work=absent, unseen_s=unseen_s, farm=farm, job_id=job_id
         ):

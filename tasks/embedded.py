@@ -61,9 +61,8 @@ class EmbeddedFarm:
     def __enter__(self) -> EmbeddedFarm:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_environment(**{EMBEDDED_VARIABLE: self.id}))
-            self._cancel_jobs(
-                lambda farm: cards.is_gone(farm, self.settings.host)
-            )  # of farms that were killed
+            # of farms that were killed
+            self._cancel_jobs(lambda farm: cards.is_gone(farm, self.settings.host))
             stack.callback(self._cancel_own_jobs)
             self._stack = stack.pop_all()
         return self
@@ -89,9 +88,8 @@ class EmbeddedFarm:
             with CardLock(card.id, self.settings.lock_dir):
                 pass  # the lock is free; the worker locks it later
         self.starting()
-        cards.end_embedded_quarantines(
-            self.database, [card.id for card in self.cards]
-        )  # of earlier farms
+        # of earlier farms
+        cards.end_embedded_quarantines(self.database, [card.id for card in self.cards])
         with self.uninterrupted():
             broker = self._stack.enter_context(BrokerServer())
             self._stack.enter_context(_environment(FARM_BROKER_URL=broker.url))

@@ -275,7 +275,7 @@ def run_item(task: Task | None, worker: CardWorker, item_id: int) -> dict[str, A
     Raises:
         Ignore: there is nothing to do, or the card cannot measure; its items wait in the database.
         Reject: this worker is stopping; the message returns to the queue.
-        DatabaseUnreachable: see `ItemDriver.ask`.
+        DatabaseUnreachable: see `ItemDriver.retried`.
     """
     worker.task = task
     try:

@@ -249,9 +249,8 @@ class Transport(transport.Transport):
             )
             with contextlib.suppress(*MALFORMED):  # a malformed message may have no tag
                 tag = message["properties"]["delivery_tag"]
-                for channel in (
-                    self.channels
-                ):  # acknowledge it; otherwise it returns to the queue when this worker ends
+                # acknowledge it; otherwise it returns to the queue when this worker ends
+                for channel in self.channels:
                     if tag in channel.qos._delivered:
                         channel.basic_reject(tag, requeue=False)
 

@@ -36,6 +36,7 @@ from farm.devices.device import Device
 from farm.devices.host import find_card, open_device
 from farm.errors import FarmError
 from farm.jobs import cards, listing
+from farm.jobs.card_checks import OUTCOMES
 from farm.jobs.listing import CardCounts
 from farm.jobs.outage import Outage
 from farm.jobs.spool import Spool
@@ -43,6 +44,7 @@ from farm.settings import Settings
 from farm.store.database import Database
 from farm.store.tables import OPEN, CardRow, CardState
 from tasks.broker_probe import check_broker_works
+from tasks.card_checks import RegularChecks
 from tasks.doctor.database import database_checks
 from tasks.queues import queue_depths, reconciler_works
 from tasks.supervisor import state_of_supervisor
@@ -81,13 +83,20 @@ def described() -> dict[str, dict[str, str]]:
         return {row["name"]: row for row in csv.DictReader(file)}
 
 
-def serve(current: Settings, *, supervisor: int = 0) -> int | None:
+def serve(
+    current: Settings, *, supervisor: int = 0, checks: RegularChecks | None = None
+) -> int | None:
     """Start a thread that serves metrics; return its port, or None if metrics are off or the port
-    is in use. ``supervisor`` is the id of the process that supervises this one; 0: none."""
+    is in use.
+
+    Args:
+        supervisor: the id of the process that supervises this one; 0: none.
+        checks: the regular checks of this host's cards.
+    """
     if not current.metrics_port:
         return None
     registry = CollectorRegistry()
-    registry.register(FarmCollector(current, supervisor))
+    registry.register(FarmCollector(current, supervisor, checks))
     try:
         server, _ = start_http_server(current.metrics_port, current.metrics_address, registry)
     except OSError as error:
@@ -115,9 +124,12 @@ class FarmCollector(Collector):
     threads at once.
     """
 
-    def __init__(self, current: Settings, supervisor: int = 0) -> None:
+    def __init__(
+        self, current: Settings, supervisor: int = 0, checks: RegularChecks | None = None
+    ) -> None:
         self._settings = current
         self._supervisor = supervisor
+        self._checks = checks
         self._problems: dict[str, int] = {}
         self._checked_s = -math.inf
         self._began_s = time.monotonic()
@@ -157,6 +169,7 @@ class FarmCollector(Collector):
         )
         yield from _items(entries)
         yield from self._now(entries)
+        yield from self._checked(entries)
 
     def _problems_now(self) -> dict[str, int]:
         """Return check -> number of problems that stop the farm. The checks run once in
@@ -207,6 +220,21 @@ class FarmCollector(Collector):
                     if value is not None:
                         metric.add_metric(_labels(entry.view.card), value)
         yield from (power, temperature, messages)
+
+    def _checked(self, entries: list[CardCounts]) -> Iterator[Metric]:
+        """Yield the outcomes of the newest regular checks. That of a link is at its first card."""
+        labels = {entry.view.card.id: _labels(entry.view.card) for entry in entries}
+        states: list[Labelled] = []
+        ages: list[Labelled] = []
+        for check in self._checks.outcomes() if self._checks is not None else ():
+            if check.card_ids[0] not in labels:
+                continue
+            of_check = [*labels[check.card_ids[0]], check.checked]
+            ages.append((of_check, time.time() - check.ended_at_s))
+            for outcome in OUTCOMES:
+                states.append(([*of_check, outcome], check.outcome == outcome))
+        yield _metric("farm_card_check", [*CARD, "checked", "state"], states)
+        yield _metric("farm_card_check_age_seconds", [*CARD, "checked"], ages)
 
     def _device(self, card_id: str) -> Device | None:
         if card_id not in self._devices:

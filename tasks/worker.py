@@ -1,7 +1,9 @@
 """One worker process of a host: the Celery worker of one card, or the control worker.
 
-    python -m tasks.main card ID      serve one card (CUDA_VISIBLE_DEVICES is set before Python
-    starts) python -m tasks.main control      aggregation, rounds, reconciling; no card
+    python -m tasks.main card ID         serve one card (CUDA_VISIBLE_DEVICES is set before Python
+                                         starts)
+    python -m tasks.main control ID...   aggregation, rounds, reconciling, regular checks of these
+                                         cards; no CUDA context
 
 `tasks.supervisor` starts them. Celery's own processes never import torch: only the benchmark
 process of the card has a CUDA context. Only a worker may import this module, since it removes most
@@ -111,9 +113,8 @@ def _announce(database: Database, card_id: str, holder: str, current: Settings) 
     card: Card | None = None
     try:
         card = find_card(card_id, current)
-    except (
-        NoSuchCard
-    ):  # if the card is registered, its benchmark process fails too, and the card is quarantined
+    except NoSuchCard:
+        # if the card is registered, its benchmark process fails too, and the card is quarantined
         if not cards.stored_state(database, card_id):
             raise
     cards.announce(database, card_id, card, holder=holder, queue=card_queue(card_id))
@@ -155,15 +156,22 @@ def _items_wait(database: Database, card_id: str) -> bool:
         )
 
 
-def serve_control() -> int:
-    """Run the control worker of this host until it is stopped; return the exit code."""
+def serve_control(card_ids: Sequence[str]) -> int:
+    """Run the control worker of this host until it is stopped; return the exit code. ``card_ids``:
+    the cards that its supervisor serves, which it checks regularly if the settings say so."""
     current = settings()
-    _answering_database(current)
+    database = _answering_database(current)
+    ended = threading.Event()
+    checks = None
+    if current.check_every_s and not own_farm():
+        from tasks.card_checks import RegularChecks  # here, so that other workers start faster
+
+        checks = RegularChecks(current, card_ids, database)
+        threading.Thread(target=checks.run, args=(ended,), daemon=True).start()
     if current.metrics_port and not own_farm():
         from tasks import metrics  # imported here, so that the workers of cards start faster
 
-        metrics.serve(current, supervisor=_SUPERVISOR)
-    ended = threading.Event()
+        metrics.serve(current, supervisor=_SUPERVISOR, checks=checks)
     threading.Thread(target=_reconcile_regularly, args=(current, ended), daemon=True).start()
     threading.Thread(target=_watch_control_queue, args=(current, ended), daemon=True).start()
     try:
@@ -182,9 +190,10 @@ def _watch_control_queue(current: Settings, ended: threading.Event) -> None:
 
 
 def _reconcile_regularly(current: Settings, ended: threading.Event) -> None:
+    # imported here, so that the workers of cards start faster
     from tasks.reconciler import (
         Reconciler,
-    )  # imported here, so that the workers of cards start faster
+    )
 
     Reconciler(current, Database(current.database)).run(ended)
 
@@ -222,13 +231,11 @@ def _celery_worker(name: str, queue: str, pulse: Pulse, *, pool: str) -> int:
     worker.pulse = pulse
     # At every lost connection. Celery sets another filter when it sets up logging.
     warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)
-    os.environ.pop(
-        "_MP_FORK_LOGLEVEL_", None
-    )  # with it, child processes log billiard's plain text at their start
+    # with it, child processes log billiard's plain text at their start
+    os.environ.pop("_MP_FORK_LOGLEVEL_", None)
     guard(name, pulse)
-    signal.signal(
-        STOPPING, signal.SIG_IGN
-    )  # a new pool process inherits this until it sets its handler
+    # a new pool process inherits this until it sets its handler
+    signal.signal(STOPPING, signal.SIG_IGN)
 
     @worker_shutting_down.connect(weak=False)
     def _tell_pool(**_: Any) -> None:
@@ -244,7 +251,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The program of a worker process; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tasks.main")
     parser.add_argument("role", choices=("card", "control"))
-    parser.add_argument("card", nargs="?")
+    parser.add_argument("cards", nargs="*")
     parser.add_argument("--parent", type=int, default=0)
     options = parser.parse_args(arguments)
     # SIGKILL in an embedded farm: its broker dies with the command too, and a normal stop of Celery
@@ -252,7 +259,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     die_with_parent(signal.SIGKILL if own_farm() else signal.SIGTERM, options.parent)
     logs.set_up()
     try:
-        return serve_control() if options.role == "control" else serve_card(options.card)
+        if options.role == "control":
+            return serve_control(options.cards)
+        return serve_card(options.cards[0])
     except FarmError as error:
         log.error("%s %s", error.message, error.next_step)
         return error.exit_code

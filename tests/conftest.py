@@ -10,10 +10,11 @@ import gc
 import os
 import shutil
 import signal
+import sqlite3
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from farm.exchange.packaged import database_of as _database_of
 from farm.settings import settings, user_models
 from farm.store.database import Database
 from tasks.servers import BrokerServer
-from tests import workers
+from tests import extracted, slow, workers
 from tests.clock import Clock
 from tests.farms import SharedFarm
 from tests.namespaces import Network, why_not
@@ -66,9 +67,8 @@ gc.disable()
 # commands.
 typer.testing._get_command = functools.cache(typer.main.get_command)
 
-_SLOW_TESTS = bool(
-    os.environ.get("FARM_SLOW_TESTS")
-)  # read here, because the tests' environment has no FARM_* variables
+# Read here, because the tests' environment has no FARM_* variables.
+_SLOW_TESTS = os.environ.get("FARM_SLOW_TESTS", "")
 # in the environment of every process that a test starts, directly or indirectly
 _MARK = "OPERATOR_FARM_TESTS"
 
@@ -77,18 +77,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--regenerate-golden",
         action="store_true",
-        help="Write the golden files anew; a reviewer reads what changed.",
+        help="Write the golden files anew, also those of slow tests; a reviewer reads what changed.",
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = "1" if config.getoption("--regenerate-golden") else _SLOW_TESTS
     for item in items:
-        slow = item.get_closest_marker("slow")
-        if slow is not None and not _SLOW_TESTS:
-            reason = slow.kwargs["reason"]
-            item.add_marker(
-                pytest.mark.skip(f"{reason}; FARM_SLOW_TESTS=1 runs it, as .ci/run does")
-            )
+        if reason := slow.is_left_out(item, wanted):
+            item.add_marker(pytest.mark.skip(reason))
     items[:] = workers.in_order(items)
 
 
@@ -178,8 +175,8 @@ def _own_settings(
     """Isolate the settings: no setting of the machine reaches a test, and state and locks belong to
     the test.
 
-    Only the database of the packaged readings, which no test changes, and the compiler's cache are
-    shared."""
+    Only the database of the packaged readings, which no test changes, the compiler's cache and the
+    extractions of the catalog are shared."""
     from farm.exchange import packaged
 
     monkeypatch.setattr(
@@ -191,6 +188,7 @@ def _own_settings(
     monkeypatch.setenv("FARM_LOCK_DIR", str(tmp_path / "locks"))
     monkeypatch.setenv("FARM_COMPILER_CACHE_DIR", str(_packaged_readings.with_name("compiler")))
     monkeypatch.setattr("farm.settings.SERVICE_LOCK_DIR", tmp_path / "no service is here")
+    extracted.share(monkeypatch)
     settings.cache_clear()
     yield
     settings.cache_clear()
@@ -272,6 +270,34 @@ def other_database(tmp_path: Path, _sqlite_with_tables: Path) -> Iterator[Databa
     yield from _opened(f"sqlite:///{file}")
 
 
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, Callable[[], Any]], Any]:
+    """Fill a SQLite file once for all tests of a module: ``made_once(file, make)`` returns what
+    ``make()`` returns, which fills the file in the first test; later tests get a copy of the file,
+    and the same result."""
+    stored = tmp_path_factory.mktemp("made") / "farm.db"
+    results: list[Any] = []
+
+    def fill(file: Path, make: Callable[[], Any]) -> Any:
+        if results:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            _copy_database(stored, file)
+        else:
+            results.append(make())
+            _copy_database(file, stored)
+        return results[0]
+
+    return fill
+
+
+def _copy_database(file: Path, target: Path) -> None:
+    with (
+        contextlib.closing(sqlite3.connect(file)) as source,
+        contextlib.closing(sqlite3.connect(target)) as copy,
+    ):
+        source.backup(copy)
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def any_database_url(request: pytest.FixtureRequest) -> str:
     """The URL of a new, empty database, of each kind in turn."""
@@ -280,9 +306,10 @@ def any_database_url(request: pytest.FixtureRequest) -> str:
     )
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=slow.OTHER_DATABASE)])
 def any_database(request: pytest.FixtureRequest) -> Database:
-    """A new database with all tables, of each kind in turn."""
+    """A new database with all tables, of each kind in turn. (`make test` takes SQLite. Tests of the
+    store and of claims always take both: `tests/store/conftest.py`.)"""
     return request.getfixturevalue("database" if request.param == "sqlite" else "postgres_database")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import browser
+from tests import browser, slow
 
 ROOT = Path(__file__).parents[1]
 SEARCHED = """<script>
@@ -23,7 +23,7 @@ setTimeout(() => {
 </script>"""
 
 
-@pytest.mark.slow(reason="it builds the site and starts a browser")
+@slow.PROCESS
 @pytest.mark.skipif(not browser.BROWSER, reason="no Chromium here")
 def test_the_search_finds_pages_in_a_local_folder(tmp_path):
     pytest.importorskip("material")

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import slow
+
 ROOT = Path(__file__).parents[1]
 COPIED = (
     *("benchmarks", "cli", "deploy", "docs", "examples", "farm", "tasks", "tests"),
@@ -60,7 +62,7 @@ def followed(page, folder):
             )
 
 
-@pytest.mark.slow(reason="it runs the contract suite of a copy of the source")
+@slow.PROCESS
 @pytest.mark.parametrize(
     ("page", "tests"),
     [
@@ -75,7 +77,7 @@ def test_the_page_leads_to_a_change_that_passes_its_tests(page, tests, copy):
     run(copy, *python, tests, "tests/test_imports.py", modules, "--regenerate-golden")
 
 
-@pytest.mark.slow(reason="it installs a distribution, imports readings and captures a model")
+@slow.PROCESS
 def test_the_page_leads_to_a_command(copy, tmp_path):
     followed("add-ons.md", tmp_path)
     site = tmp_path / "site"
@@ -84,5 +86,6 @@ def test_the_page_leads_to_a_command(copy, tmp_path):
     variables = {"PYTHONPATH": f"{copy}:{site}", "FARM_ADDONS": "farm-carbon"}
     farm = (sys.executable, "-m", "cli.main")
     run(tmp_path, *farm, "import", "h100", **variables)
+    assert "Emissions" in run(tmp_path, *farm, "carbon", "--help", **variables)
     shown = run(tmp_path, *farm, "carbon", "8wzs4rg5", **variables)
     assert f"```text\n{shown}```" in (ROOT / "docs" / "add-ons.md").read_text()

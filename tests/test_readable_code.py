@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,8 +29,13 @@ CODECS = ("farm/types/fields.py",)
 LONG_LINE = f"lines with more than {COLUMNS} columns"
 NESTED = "comprehensions with two loops"
 PRONOUN = "pronouns as names"
+PARAMETER = "pronouns as parameters"
+BROKEN = "expressions that a comment breaks into lines"
 GETATTR = "getattr with a variable"
 CONDITIONS = "statements with two conditional expressions"
+
+#: A closing bracket with a comment. Above the expression, the comment leaves it on one line.
+ENDS_BROKEN = re.compile(r"\s*[\])}]+[,:]?  #(?! type:| noqa)")
 
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
@@ -46,7 +52,9 @@ def exceptions(path: Path) -> Counter[str]:
     """Count the exceptions of a file by rule."""
     text = path.read_text()
     counts: Counter[str] = Counter()
-    counts[LONG_LINE] = sum(len(line) > COLUMNS for line in text.splitlines())
+    lines = text.splitlines()
+    counts[LONG_LINE] = sum(len(line) > COLUMNS for line in lines)
+    counts[BROKEN] = sum(ENDS_BROKEN.match(line) is not None for line in lines)
 
     tree = ast.parse(text)
     for node in ast.walk(tree):
@@ -54,6 +62,8 @@ def exceptions(path: Path) -> Counter[str]:
             counts[NESTED] += len(node.generators) > 1
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             counts[PRONOUN] += node.id in PRONOUNS
+        elif isinstance(node, ast.arg):
+            counts[PARAMETER] += node.arg in PRONOUNS
         elif isinstance(node, ast.Call) and name_of(path) not in CODECS:
             counts[GETATTR] += reads_a_variable_field(node)
 

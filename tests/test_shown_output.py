@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from farm.exchange.packaged import FOLDER
+from tests import slow
 from tests.cli.test_documented_commands import PAGES, Block, blocks, name_of, write_module
 
 SHOWING = [page for page in PAGES if any(block.shown for block in blocks(page))]
@@ -76,7 +77,7 @@ def rewritten(page: str, block: Block, printed: str) -> str:
     return page.replace(f"{head}{block.shown}```", head + "\n".join(lines) + "\n```")
 
 
-@pytest.mark.slow(reason="it captures and measures models, and imports the packaged readings")
+@slow.MEASURED
 @pytest.mark.parametrize("page", SHOWING, ids=name_of)
 def test_commands_print_what_the_page_shows(page: Path, request, tmp_path, monkeypatch):
     anew = request.config.getoption("--regenerate-golden")

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests import workers
+from tests import slow, workers
 from tests.workers import BUSY, ROWS
 
 TESTS = Path(__file__).parent
@@ -30,14 +30,19 @@ def test_every_file_whose_tests_start_farms_is_in_a_row():
     } <= {file for row in ROWS for file in row}
 
 
-def test_a_slow_test_states_its_reason():
-    silent = [
-        f"{file.relative_to(TESTS)}:{number}"
-        for file in TESTS.rglob("test_*.py")
-        for number, line in enumerate(file.read_text().splitlines(), 1)
-        if re.search(r"\bmark\.slow\b(?!\(reason=|\($)", line)
-    ]
-    assert silent == []
+def test_the_reasons_of_slow_tests_stand_in_one_file():
+    pattern = re.compile(r"\bmark\.slow\b")
+    marking = [file.name for file in TESTS.rglob("*.py") if pattern.search(file.read_text())]
+    assert marking == ["slow.py"]
+
+
+@pytest.mark.parametrize(
+    ("mark", "runs"), [(slow.ALIKE, ["1"]), (slow.FAULT, ["ci", "1"]), (None, ["", "ci", "1"])]
+)
+def test_slow_tests_run_before_a_release_and_some_for_each_change(request, mark, runs):
+    if mark is not None:
+        request.node.add_marker(mark)
+    assert [one for one in ("", "ci", "1") if not slow.is_left_out(request.node, one)] == runs
 
 
 def test_a_worker_is_a_fork_of_the_process_that_imported_the_tests():
@@ -46,7 +51,7 @@ def test_a_worker_is_a_fork_of_the_process_that_imported_the_tests():
     assert workers.__file__ in psutil.Process().parent().cmdline()
 
 
-@pytest.mark.slow(reason="a session of pytest of its own imports torch")
+@slow.PROCESS
 def test_a_file_that_cannot_be_imported_is_an_error(tmp_path):
     package = tmp_path / "some_tests"
     package.mkdir()

@@ -46,24 +46,28 @@ if TYPE_CHECKING:
 ROWS = (
     ("faults/test_soak.py",),
     ("faults/test_half_open.py",),
-    ("faults/test_processes.py", "tasks/test_flower.py", "cli/test_doctor_of_a_farm.py"),
-    ("faults/test_databases.py",),
     (
+        "faults/test_processes.py",
+        "faults/test_messages.py",
+        "tasks/test_flower.py",
+        "cli/test_doctor_of_a_farm.py",
+    ),
+    (
+        "faults/test_groups.py",
         "faults/test_cards.py",
         "security/test_messages.py",
         "cli/test_whole_path.py",
         "addons/check/test_card_check.py",
     ),
-    ("faults/test_messages.py",),
+    ("faults/test_databases.py",),
     ("faults/test_hosts.py",),
-    ("faults/test_groups.py",),
     ("cli/test_doctor.py", "cli/test_doctor_problems.py"),
     ("deploy/test_deploy.py",),
     ("cli/test_cpu_path.py",),
     ("cli/test_paired_rounds.py",),
     ("security/test_secrets.py",),
     ("tasks/test_logs.py",),
-    ("tasks/test_metrics.py",),
+    ("tasks/test_metrics.py", "tasks/test_card_checks.py"),
     ("gpu/test_measure_gpu.py", "gpu/test_second_opinions_gpu.py"),  # all use the same card
 )
 #: Files that keep a core busy for long; if one began last, all others would wait for it. Files in

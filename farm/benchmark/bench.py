@@ -28,6 +28,7 @@ from farm.benchmark.policies import POLICIES
 from farm.benchmark.sampler import PowerLevels
 from farm.benchmark.steady import Windows, silent
 from farm.benchmark.subjects import kind_of_subject, passes_of, prepare
+from farm.benchmark.subjects.base import SubjectKind
 from farm.benchmark.torch_device import one_stream
 from farm.benchmark.workload import Workload, why_it_raised
 from farm.devices.device import Device
@@ -83,9 +84,8 @@ class Bench:
             torch.zeros(1, device=self.torch_device).add_(1)
             torch.cuda.synchronize()
         else:
-            torch.set_num_threads(
-                1
-            )  # a second thread would wait for a core whenever another program uses it
+            # a second thread would wait for a core whenever another program uses it
+            torch.set_num_threads(1)
         self._host = device.card.is_cpu
         self.own_processes, certain = own_processes(
             before, device.compute_processes() or frozenset(), os.getpid()
@@ -122,7 +122,8 @@ class Bench:
     def measure(
         self, subject: Subject, protocol: Protocol, stopping: Stopping, on_phase: OnPhase = silent
     ) -> Reading:
-        """Measure a subject. Half-widths in the reading are absolute. Raises `Unmeasurable`:
+        """Measure a subject: on a CPU as `CpuRunner` does, else its canary, passes, window and
+        phases in this order. Half-widths in the reading are absolute. Raises `Unmeasurable`:
         out_of_memory, raised, rejected, not_capturable or not_available."""
         if self._cpu is not None and ranks.world() == 1:
             return self._cpu.measure(subject, protocol, stopping, on_phase)
@@ -135,7 +136,8 @@ class Bench:
             workload: Workload | None = None
             try:
                 with ledger.charged("canary"):
-                    canary = self._newest_canary(subject, stopping, on_phase, ledger)
+                    kind = kind_of_subject(subject, protocol)
+                    canary = self._newest_canary(kind, stopping, on_phase, ledger)
                 on_phase("rebuild", {})
                 with ledger.charged("rebuild"):
                     workload = prepare(subject, protocol, self.torch_device, self._offload)
@@ -177,9 +179,9 @@ class Bench:
         return self._cpu.time_in_turn(subjects, stopping, calls, on_phase)
 
     def _newest_canary(
-        self, subject: Subject, stopping: Stopping, on_phase: OnPhase, ledger: CostLedger
+        self, kind: SubjectKind, stopping: Stopping, on_phase: OnPhase, ledger: CostLedger
     ) -> CanaryNote | None:
-        """The canary of a precise reading of a tuple; None for other readings."""
+        """The newest canary; None if readings of this kind have none."""
 
         def measure_canary(reference: Workload, rule: Stopping) -> Reading:
             reading = self.windows.measure(reference, rule, POLICIES["operator"], silent)
@@ -187,7 +189,7 @@ class Bench:
             return reading
 
         self.levels.refresh()
-        if not kind_of_subject(subject).has_canary(stopping):
+        if not kind.has_canary(stopping):
             return None
         return self._canary.newest(measure_canary, on_phase)
 
@@ -201,7 +203,7 @@ class Bench:
         ledger: CostLedger,
     ) -> Reading:
         """Measure the window, then run the phases that apply."""
-        kind = kind_of_subject(subject)
+        kind = kind_of_subject(subject, protocol)
         phases = kind.phases(subject)
         stopping = kind.stopping(stopping, ranks.world())
         policy = kind.policy(protocol, stopping)
@@ -213,7 +215,7 @@ class Bench:
 
         counts_energy = "energy_counter_mj" in self.device.capabilities
         pass_s = ranks.largest(reading.time_us.value / 1e6)
-        limited = bool(ranks.largest("throttled_power" in reading.flags and counts_energy))
+        limited = ranks.some("throttled_power" in reading.flags and counts_energy)
         measurement = Measurement(
             subject,
             protocol,

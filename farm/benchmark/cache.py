@@ -38,10 +38,11 @@ LEAST_PASSES = 4  # in one graph with events
 BUDGET_S = 0.006  # duration of one graph with events
 BARE_S = 0.001  # least duration of the graph without events: its launch time is then negligible
 MOST_BARE = 500  # most passes in the graph without events
+# least and most counted replays; one warm-up replay comes before them
 LEAST_REPLAYS, REPLAYS = (
     3,
     6,
-)  # least and most counted replays; one warm-up replay comes before them
+)
 # longer passes are not timed: a few microseconds of cold caches do not matter to them
 LONGEST_S = 0.005
 UNSEEN_US = 10.0  # assumed half-width of the effect on passes longer than `LONGEST_S`
@@ -189,7 +190,7 @@ def time_among_others(
         precise = replay > LEAST_REPLAYS and (
             _effect_us(alone_us, among_us).half_width <= policy.context_share * bare_us[-1]
         )
-        if not ranks.largest(not precise):
+        if ranks.every(precise):
             break
         pass_us = bare.pass_us(begin, end)
         alone.replay()
@@ -273,9 +274,8 @@ def _timed_graph(
     """Capture a graph of passes. Return it with a pair of events per pass: before and after the
     pass.
     """
-    event = functools.partial(
-        torch.cuda.Event, enable_timing=True, external=True
-    )  # external: becomes a graph node
+    # external: becomes a graph node
+    event = functools.partial(torch.cuda.Event, enable_timing=True, external=True)
     events = [(event(), event()) for _ in range(passes)]
 
     def timed(first: torch.cuda.Event, second: torch.cuda.Event) -> Callable[[], None]:

@@ -127,9 +127,8 @@ def _runs_us(player: Player, runs: int, pass_s: float) -> dict[str, list[tuple[f
         third.record()
         return out
 
-    steps = HostSteps.of(
-        lambda: player.play(timed), device
-    )  # libraries load and select their algorithms
+    # libraries load and select their algorithms
+    steps = HostSteps.of(lambda: player.play(timed), device)
     graph = capture_graph([steps.around(lambda: player.play(timed))], device)
     samples: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for _ in range(_replays((4 + 2 * runs) * pass_s)):
@@ -191,9 +190,8 @@ def time_added(player: Player, pass_s: float) -> dict[str, Place]:
     all_us: list[float] = []
     each_us: dict[str, list[float]] = defaultdict(list)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for _ in range(
-        _replays(2 * len(graphs) * pass_s)
-    ):  # alternate the graphs, so that all run at the same clocks
+    # alternate the graphs, so that all run at the same clocks
+    for _ in range(_replays(2 * len(graphs) * pass_s)):
         with_us, without_us, *without_one_us = (replay_us(graph, begin, end) for graph in graphs)
         all_us.append(with_us - without_us)
         for tuple_id, us in zip(largest, without_one_us, strict=True):
@@ -313,9 +311,8 @@ class Player:
             for call in calls:
                 for base, storage in zip(pristine.storages, self._numbers(call), strict=True):
                     if storage in outside and storage not in self.given:
-                        integers = capture.integers.get(
-                            storage
-                        )  # the model's values; None: use the tuple's values
+                        # the model's values; None: use the tuple's values
+                        integers = capture.integers.get(storage)
                         if integers is None or integers.device.type == "meta":
                             self.given[storage] = base.clone().untyped_storage()
                         else:
@@ -501,10 +498,11 @@ class _Lanes:
         for launch in self._capture.launches:
             while launch.stream and launch.stream not in self._streams:
                 stream = torch.cuda.Stream(self._device, launch.priority)
+                # PyTorch returns a limited number in turn
                 if stream not in (
                     self._main,
                     *self._streams.values(),
-                ):  # PyTorch returns a limited number in turn
+                ):
                     self._streams[launch.stream] = stream
         for stream in self._streams.values():
             stream.wait_stream(self._main)

@@ -66,9 +66,8 @@ class HealthCheck:
 
     def run(self) -> str:
         """Run the check. Return a description of the fault; "" if the device is healthy."""
-        first = (
-            self._factors[0] @ self._factors[1]
-        )  # not timed: the first product of a process loads libraries
+        # not timed: the first product of a process loads libraries
+        first = self._factors[0] @ self._factors[1]
         shortest_s = float("inf")
         for _ in range(HEALTH_ROUNDS):
             synchronize(self._device)
@@ -162,7 +161,7 @@ class Canary:
             disturbed = REPEATED & set(reading.flags) or (
                 first is not None and _off(*_changes(reading, first))
             )
-            if ranks.largest(bool(disturbed)):
+            if ranks.some(bool(disturbed)):
                 reading = measure(workload, STOPPING)
             return reading
         finally:

@@ -155,7 +155,7 @@ def eager_time_us(run: Pass, device: torch.device) -> Figure:
     """Time eagerly launched passes, one directly after the other. Return the median pass time."""
     clock = Clock(Workload([WorkloadRound(run, 1)], device, round_s=EAGER_S))
     begin_s = time.perf_counter()
-    while ranks.largest(time.perf_counter() - begin_s < EAGER_S or len(clock.done) < EAGER_LEAST):
+    while ranks.some(time.perf_counter() - begin_s < EAGER_S or len(clock.done) < EAGER_LEAST):
         clock.launch()
     clock.finish()
     values = pass_times_us(clock.done[1:])  # the first waits for earlier work
@@ -228,7 +228,7 @@ def _run_bursts(workload: Workload, device: Device, duty: float) -> _AtDuty | No
         clock.in_flight = 10**6  # the whole burst is queued before the host waits
         count = max(1, round(BURST_S / max(workload.round_s, 1e-6)))
         begin_s = time.perf_counter()
-        while ranks.largest(time.perf_counter() - begin_s < BURST_WINDOW_S + 0.3):
+        while ranks.some(time.perf_counter() - begin_s < BURST_WINDOW_S + 0.3):
             if clock.cuda:
                 # Keep the card busy (about 25 us) until the burst is queued. Otherwise the first
                 # event would complete at once, and the launch that follows would count as work.
@@ -241,7 +241,7 @@ def _run_bursts(workload: Workload, device: Device, duty: float) -> _AtDuty | No
     seen_s, ticks_mj = sampler.ticks(begin_s + 0.25)
     ticks_s = sampler.regular(seen_s)
     inside = clock.between(ticks_s[0], ticks_s[-1]) if len(ticks_s) >= 4 else []
-    if ranks.largest(not inside):
+    if ranks.some(not inside):
         return None
     return _AtDuty(
         duty=sum(entry.took_s for entry in inside) / (ticks_s[-1] - ticks_s[0]),

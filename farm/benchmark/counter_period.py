@@ -77,9 +77,8 @@ class CounterPeriod:
     def _add(self, times_s: Sequence[float], energies_mj: Sequence[float]) -> None:
         steps_s = [b - a for a, b in itertools.pairwise(times_s)]
         usual_s = median(steps_s)
-        if any(
-            abs(step_s / usual_s - 1) > UNUSUAL for step_s in steps_s
-        ):  # no query came between two changes
+        # no query came between two changes
+        if any(abs(step_s / usual_s - 1) > UNUSUAL for step_s in steps_s):
             return
         numbers = range(len(times_s))
         number, time_s = fmean(numbers), fmean(times_s)

@@ -81,7 +81,7 @@ class CpuRunner:
             timer = self._timed_alone(subject, protocol, stopping, on_phase)
         reading = self._reading(timer)
 
-        policy = kind_of_subject(subject).policy(protocol, stopping)
+        policy = kind_of_subject(subject, protocol).policy(protocol, stopping)
         if policy.energy and "energy_counter_mj" in self._windows.device.capabilities:
             self._windows.levels.refresh()
             with (
@@ -127,7 +127,14 @@ class CpuRunner:
         except Exception as error:  # any exception of PyTorch becomes the item's reason
             raise why_it_raised(error) from error
         prepare_s = time.perf_counter() - begin_s
-        return HostTimer(workload, protocol, stopping, subject.whole, prepare_s=prepare_s)
+        return HostTimer(
+            workload,
+            protocol,
+            stopping,
+            subject.whole,
+            marks_modules=kind_of_subject(subject, protocol).marks_modules,
+            prepare_s=prepare_s,
+        )
 
     def _reading(self, timer: HostTimer) -> Reading:
         steady = window.SteadyWindow(

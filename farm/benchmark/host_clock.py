@@ -73,6 +73,8 @@ class HostTimer:
     protocol: Protocol
     stopping: Stopping
     whole: bool = False  # a whole model
+    #: Sections begin with calls of modules. False for compiled models: see `_marked`.
+    marks_modules: bool = True
     calls: int = 1  # in the whole model
     prepare_s: float = 0.0  # duration of the workload's preparation
     turns: list[list[TimedRound]] = field(default_factory=list)  # the passes of each turn
@@ -112,7 +114,7 @@ class HostTimer:
         marks: list[float] = []
         kept, kept_bytes = collections.deque[tuple[Any, int]](), 0
         now_s = begin_s
-        with applied(self.protocol), _marked(marks):
+        with applied(self.protocol), _marked(marks, self.marks_modules):
             while not passes or (now_s < begin_s + self.visit_s and len(passes) < MOST_PASSES):
                 write_again(self.workload.rewritten)
                 run = next(self._calls)
@@ -164,10 +166,7 @@ class HostTimer:
 
     def converged(self) -> bool:
         """True if the interval is narrow enough for the stopping rule."""
-        time_us = self.time_us()
-        return (
-            intervals.relative(time_us.half_width, time_us.value) <= self.stopping.time_half_width
-        )
+        return self.time_us().relative <= self.stopping.time_half_width
 
 
 def take_turns(timers: Sequence[HostTimer], on_turn: Callable[[], None] = lambda: None) -> None:
@@ -221,9 +220,13 @@ def fastest_us(rounds: Sequence[TimedRound]) -> float:
 
 
 @contextlib.contextmanager
-def _marked(marks: list[float]) -> Iterator[None]:
-    """Append the CPU time of this thread to `marks` at each call of a module, and at each launch of
-    a C++ kernel.
+def _marked(marks: list[float], marks_modules: bool) -> Iterator[None]:
+    """Append the CPU time of this thread to `marks` at each launch of a C++ kernel.
+
+    With ``marks_modules`` it is also appended at each call of a module.
+
+    It must be False for a compiled model. The compiler's code depends on how modules are called: it
+    would compile the model again, with a graph break at each mark.
 
     Hooks of modules would switch off fast paths of PyTorch, so this replaces the call itself. Other
     threads have other clocks, so their calls are no marks."""
@@ -237,6 +240,8 @@ def _marked(marks: list[float]) -> Iterator[None]:
         mark()
         return original(module, *arguments, **keywords)
 
-    launched = replaced(kernels, "at_launch", mark)
-    with replaced(torch.nn.Module, "__call__", call), launched:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(kernels, "at_launch", mark))
+        if marks_modules:
+            stack.enter_context(replaced(torch.nn.Module, "__call__", call))
         yield

@@ -129,9 +129,8 @@ class _Pass:
             replaced(torch.Tensor, "new_tensor", new),
             _lists_replaced(torch.Tensor.__getitem__, tensor),
             _lists_replaced(torch.Tensor.__setitem__, tensor),
-            torch.autograd.set_multithreading_enabled(
-                False
-            ),  # host steps of a backward keep their order
+            # host steps of a backward keep their order
+            torch.autograd.set_multithreading_enabled(False),
             WatchedOperators(self.run),
         ):
             yield
@@ -230,9 +229,8 @@ class _Pass:
             and not self._is_card(new.device)
             and sum(index is not None for index in indices) == 1
         ):
-            return list(
-                indices
-            )  # PyTorch fills the places of one mask with a number without knowing how many
+            # PyTorch fills the places of one mask with a number without knowing how many
+            return list(indices)
         positions: list[Any] = []
         for index in indices:
             if index is not None and not self._is_card(index.device):
@@ -281,9 +279,8 @@ def _lists_replaced(
             )
             return make(part, device=tensor.device) if listed else part
 
-        if (
-            not torch._C._is_torch_function_mode_enabled()
-        ):  # otherwise the mode calls again, below itself
+        # otherwise the mode calls again, below itself
+        if not torch._C._is_torch_function_mode_enabled():
             index = tuple(map(placed, index)) if isinstance(index, tuple) else placed(index)
         return original(tensor, index, *value)
 

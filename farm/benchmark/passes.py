@@ -21,7 +21,7 @@ from farm.operators.captured import CapturedPass
 from farm.operators.deciding_values import with_values
 from farm.operators.rebuild import Rebuilt
 from farm.types.details import Details, MemoryUse
-from farm.types.protocol import Placement, Protocol
+from farm.types.protocol import Protocol
 from farm.types.tensor_kinds import bytes_of
 
 Pass = Callable[[], object]
@@ -41,8 +41,8 @@ class Offloaded:
     memory: object  # owns the slow memory; keep it as long as the passes
 
 
-#: Puts the tensors of a placement in slow memory.
-Offload = Callable[[Rebuilt, Placement], Offloaded]
+#: Puts the tensors of a protocol's placement in slow memory.
+Offload = Callable[[Rebuilt, Protocol], Offloaded]
 
 
 @dataclass
@@ -58,9 +58,8 @@ class Passes:
     inputs: list[torch.Tensor] = field(default_factory=list)
     # inputs that a CPU writes before each pass, as another operator of a model would
     rewritten: list[torch.Tensor] = field(default_factory=list)
-    written: list[torch.Tensor] = field(
-        default_factory=list
-    )  # inputs that the subject itself writes
+    # inputs that the subject itself writes
+    written: list[torch.Tensor] = field(default_factory=list)
     # captures the calls of a whole model, launched as in the window
     order: Callable[[], CapturedPass] | None = None
     pool: Any = None  # the memory pool from which graphs must allocate; None: they share a new pool

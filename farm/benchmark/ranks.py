@@ -1,8 +1,8 @@
 """The ranks of a group: processes on several cards of one host that measure one subject together.
 
 All ranks must run the same passes, or one waits for the others for ever. So whatever depends on a
-clock or on free memory is decided together: `largest` returns the largest value of all ranks. A
-process that is no rank decides alone."""
+clock or on free memory is decided together: `largest` returns the largest value of all ranks,
+`some` and `every` combine a condition. A process that is no rank decides alone."""
 
 from __future__ import annotations
 
@@ -44,9 +44,8 @@ def join(device: torch.device, rank: int, world: int, rendezvous: str) -> str:
         store=dist.FileStore(rendezvous, world),
         rank=rank,
         world_size=world,
-        timeout=datetime.timedelta(
-            days=1
-        ),  # longer than any item: `farm.benchmark_process.group` ends ranks that wait
+        # longer than any item: `farm.benchmark_process.group` ends ranks that wait
+        timeout=datetime.timedelta(days=1),
         device_id=device if cuda else None,
     )
     largest(0.0)
@@ -73,6 +72,16 @@ def largest(value: float) -> float:
     return float(shared)
 
 
+def some(condition: bool) -> bool:
+    """True if a condition holds on some rank; all ranks must call this equally often."""
+    return bool(largest(condition))
+
+
+def every(condition: bool) -> bool:
+    """True if a condition holds on every rank; all ranks must call this equally often."""
+    return not largest(not condition)
+
+
 def together(make: Callable[[], T]) -> T:
     """Return ``make()`` if it succeeds on all ranks. It must not communicate.
 
@@ -82,9 +91,9 @@ def together(make: Callable[[], T]) -> T:
     try:
         made = make()
     except Exception:
-        largest(True)
+        some(True)
         raise
-    if largest(False):
+    if some(False):
         raise RuntimeError("Another rank failed; see its log.")
     return made
 

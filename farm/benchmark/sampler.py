@@ -65,9 +65,8 @@ class SampledWindow:
     temperature_c: float | None = None
     temperature_slope_c_per_s: float | None = None
     memory_temperature_c: float | None = None
-    throttle_shares: Mapping[str, float] = field(
-        default_factory=dict
-    )  # reason -> share of the samples with it
+    # reason -> share of the samples with it
+    throttle_shares: Mapping[str, float] = field(default_factory=dict)
     foreign_processes: frozenset[int] = frozenset()  # ids of other processes on the card
 
     def throttled(self, *reasons: str) -> bool:
@@ -90,9 +89,8 @@ class Sampler:
         capabilities = device.capabilities
         self._power_field = next((name for name in POWER_FIELDS if name in capabilities), "")
         self._slow_fields = tuple(name for name in SLOW_FIELDS if name in capabilities)
-        self.counts_energy = (
-            "energy_counter_mj" in capabilities
-        )  # then windows begin and end at ticks
+        # then windows begin and end at ticks
+        self.counts_energy = "energy_counter_mj" in capabilities
         if device.counter_period is None:
             device.counter_period = CounterPeriod()
         self.period: CounterPeriod = device.counter_period
@@ -109,9 +107,8 @@ class Sampler:
         self._last_mj: float | None = None
         self._asked_s = 0.0
         self._sharp_s: list[float] = []
-        self._expected_s = (
-            -math.inf
-        )  # when the energy counter changes next; -inf if unknown, or at every query
+        # when the energy counter changes next; -inf if unknown, or at every query
+        self._expected_s = -math.inf
         self._power_due_s = self._slow_due_s = self._process_due_s = 0.0
         self.busy_s = 0.0  # time that the thread spent in the driver
 

@@ -22,7 +22,6 @@ from farm.benchmark.sampler import PowerLevels, Sampler
 from farm.benchmark.workload import Workload
 from farm.devices.device import Device
 from farm.devices.lock import registered_processes
-from farm.types import intervals
 from farm.types.protocol import OnPhase, Stopping
 from farm.types.reading import REPEATED, Reading
 
@@ -98,11 +97,11 @@ class Windows:
             for name, seconds in reading.cost_s.items():
                 ledger.charge(name, seconds)
             poor = REPEATED & set(reading.flags)
-            if not ranks.largest(bool(poor)) or attempt == self._repeats:
+            if ranks.every(not poor) or attempt == self._repeats:
                 break
             if "throttled_thermal" in poor:
                 time.sleep(1.0)  # let the card cool
-            if ranks.largest("starved" in poor):
+            if ranks.some("starved" in poor):
                 self._queues = min(MOST_QUEUES, 2 * self._queues)
         attempts = attempt + 1 if attempt else None
         return reading.noting(timing=dataclasses.replace(reading.details.timing, attempts=attempts))
@@ -164,7 +163,7 @@ class Windows:
         """Run the warm-up and the window, and wait for the work on the card."""
         start_s = time.perf_counter()
         clock.launch()
-        while ranks.largest(time.perf_counter() - start_s < stopping.warm_up_s):
+        while ranks.some(time.perf_counter() - start_s < stopping.warm_up_s):
             clock.launch()
         # short windows have short waits
         until_s = start_s + min(policy.ceiling_s, 1.5 * stopping.maximum_s)
@@ -224,7 +223,7 @@ class Windows:
         """Run rounds until the temperature is stable. Return its rate of change at the end (C/s);
         None if unknown.
         """
-        if not ranks.largest("temperature_c" in self.device.capabilities):
+        if not ranks.some("temperature_c" in self.device.capabilities):
             return None
         next_check_s = 0.0
         slope: float | None = None
@@ -238,7 +237,7 @@ class Windows:
                 settled = (
                     slope is not None and abs(slope) <= policy.slope_c_per_s
                 ) or now_s >= until_s
-            if not ranks.largest(not settled):
+            if ranks.every(settled):
                 break
             clock.launch()
         # If the wait was shorter than the span, use all of its samples.
@@ -249,10 +248,10 @@ class Windows:
         the present time.
         """
         now_s = time.perf_counter()
-        if not ranks.largest(sampler.counts_energy and policy.energy):
+        if not ranks.some(sampler.counts_energy and policy.energy):
             return now_s
         begin_s: float | None = None
-        while ranks.largest(begin_s is None and time.perf_counter() - now_s < 1.0):
+        while ranks.some(begin_s is None and time.perf_counter() - now_s < 1.0):
             clock.launch()
             ticks, _ = sampler.ticks(now_s)
             begin_s = next(
@@ -301,7 +300,7 @@ class Windows:
                     slope = sampler.temperature_slope_c_per_s(now_s - policy.span_s, now_s)
                     good = slope is not None and abs(slope) <= policy.slope_c_per_s
                     begin_s = begin_s if good else max(begin_s, now_s - minimum_s)
-            if not ranks.largest(not (good or over)):
+            if ranks.every(good or over):
                 return good, begin_s
 
     def _is_over(
@@ -332,15 +331,15 @@ class Windows:
         if len(rounds) < 3:
             return False
         time_us, _ = window.figure_of(rounds, power)
-        time_share = intervals.relative(time_us.half_width, time_us.value)
-        if time_share > stopping.time_half_width:
+        if time_us.relative > stopping.time_half_width:
             return False
         if power.power_w is None:
             return True
         # The energy of a group is the sum over its n cards. The scatter of a sum grows with the
         # root of n, so the interval of each card may be wider by the root of n.
         enough = stopping.energy_half_width * math.sqrt(ranks.world())
-        return math.hypot(time_share, power.relative) <= enough and abs(power.drift) <= window.DRIFT
+        is_narrow = math.hypot(time_us.relative, power.relative) <= enough
+        return is_narrow and abs(power.drift) <= window.DRIFT
 
 
 def _power_of(

@@ -44,7 +44,7 @@ from farm.benchmark.torch_device import capture_graph, one_stream
 from farm.benchmark.workload import why_it_raised
 from farm.errors import CaptureError, FarmError, Unmeasurable, error_text
 from farm.operators import profiler, self_check
-from farm.operators.captured import CapturedCall, CapturedPass, role_in_tuple
+from farm.operators.captured import CapturedCall, CapturedPass
 from farm.operators.cost import costs_of
 from farm.operators.fake_outputs import as_computed
 from farm.operators.profiler import (
@@ -319,23 +319,14 @@ def _between_marks(launch: Callable[[], int]) -> list[list[Any]]:
 
 
 def capture_json(capture: CapturedPass) -> dict[str, Any]:
-    """A capture as JSON: `tuples` (id -> tuple), `costs` (id -> `Cost`), `calls` in order (calls of
-    a step also have part and owner), `storages` (size_bytes, role), and the modes during the
-    capture."""
+    """The part of a capture that `farm.store.captures.store_observed` stores: `tuples` (id ->
+    tuple), `costs` (id -> `Cost`) and `calls` in order (calls of a step also have part and owner).
+    """
     costs = costs_of(capture)
     return {
         "tuples": {tuple_id: spec.to_json() for tuple_id, spec in capture.tuples.items()},
         "costs": {tuple_id: dataclasses.asdict(cost) for tuple_id, cost in costs.items()},
         "calls": [_call_json(call) for call in capture.calls],
-        "storages": [
-            {"size_bytes": tensor.size_bytes, "role": role_in_tuple(tensor.role)}
-            for tensor in capture.tensors
-        ],
-        "gaps": capture.gaps,
-        "overlaps": capture.overlaps,
-        "device_type": capture.device_type,
-        "grad_enabled": capture.grad_enabled,
-        "training": capture.training,
     }
 
 
@@ -491,9 +482,8 @@ def kernels_by_call(events: Sequence[Any]) -> list[tuple[int, _Kernels]]:
     inside the range. This fails if no operator launched the kernel."""
     on_host = [event for event in events if event.device_type == torch.autograd.DeviceType.CPU]
     ranges = [event for event in on_host if event.name.startswith(RANGE)]
-    ranges.sort(
-        key=lambda event: event.time_range.start
-    )  # ranges do not overlap: calls run one at a time
+    # ranges do not overlap: calls run one at a time
+    ranges.sort(key=lambda event: event.time_range.start)
     starts = [one.time_range.start for one in ranges]
     launched = {
         event.id: event.time_range.start for event in on_host if event.name.startswith(LAUNCHES)

@@ -64,9 +64,7 @@ class WindowPower:
     @property
     def relative(self) -> float:
         """Half-width as a share of the power."""
-        if self.power_w is None:
-            return 0.0
-        return intervals.relative(self.power_w.half_width, self.power_w.value)
+        return self.power_w.relative if self.power_w is not None else 0.0
 
 
 class Pauses(NamedTuple):
@@ -237,9 +235,8 @@ class SteadyWindow:
     # the temperature still changed too fast or is unknown, on a card with a temperature sensor
     unsettled: bool = False
     policy_flags: tuple[str, ...] = ()
-    foreign: frozenset[int] = (
-        frozenset()
-    )  # ids of other processes on the card before, during or after the window
+    # ids of other processes on the card before, during or after the window
+    foreign: frozenset[int] = frozenset()
     lacking: tuple[str, ...] = ()  # sensors that the card lacks and a good reading needs
     # share of the window in which a CPU did other work; None: not a CPU
     waited_share: float | None = None

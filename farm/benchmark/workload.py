@@ -44,10 +44,11 @@ MAX_COPIES = 512
 # `resident`: passes touch this many cache sizes between two uses of the same weights
 CACHE_TIMES = 2
 STREAM_TIMES = 4  # `stream`: all copies together have this many cache sizes
+# sums in 16-bit types may overflow
 _ADDED_IN = {
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
-}  # sums in 16-bit types may overflow
+}
 _ADDED_IN |= {dtype: dtype for dtype in (torch.float32, torch.float64)}
 
 
@@ -72,9 +73,8 @@ class Workload:
     replayed: bool = False  # True if rounds are replays of graphs
     not_cold: bool = False  # True if the policy is `stream` and memory allows too few copies
     calls: list[Pass] = field(default_factory=list)  # the passes of the rounds, one of each copy
-    rewritten: list[torch.Tensor] = field(
-        default_factory=list
-    )  # inputs that another operator of a model just wrote
+    # inputs that another operator of a model just wrote
+    rewritten: list[torch.Tensor] = field(default_factory=list)
     _next: int = 0
 
     def next_round(self) -> WorkloadRound:
@@ -102,9 +102,8 @@ class Workload:
         self.rounds.clear()
         self.calls, self.rewritten = [], []
         self.passes = None
-        while (
-            self.keep
-        ):  # graphs are at the front; `list.clear` would free the tensors at the back first
+        # graphs are at the front; `list.clear` would free the tensors at the back first
+        while self.keep:
             self.keep.pop(0)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -128,10 +127,11 @@ def copies_wanted(
         missing = max(0, CACHE_TIMES * cache - activation_bytes - output_bytes)
         copies = 1 + math.ceil(missing / weight_bytes)
         if MAX_COPIES * weight_bytes + activation_bytes + output_bytes < cache:
+            # even the largest number of copies fits in the cache: copies have no effect
             return (
                 1,
                 False,
-            )  # even the largest number of copies fits in the cache: copies have no effect
+            )
     elif residency == "chain":
         return CHAIN_LAYERS, True
     elif residency == "stream":
@@ -172,14 +172,12 @@ def why_it_raised(error: Exception) -> Unmeasurable:
 
 def arrange(passes: Passes, protocol: Protocol, device: torch.device) -> Workload:
     cuda = device.type == "cuda"
-    output_bytes = sum(
-        tensor.nbytes for tensor in tensors_in(passes.first())
-    )  # also loads kernels, picks algorithms
+    # also loads kernels, picks algorithms
+    output_bytes = sum(tensor.nbytes for tensor in tensors_in(passes.first()))
     graph = cuda and protocol.launch == "graph"
     pass_s = _time_pass(passes.first, device, budget_s=0.005 if graph else 0.02)
-    pool = (
-        torch.cuda.graph_pool_handle() if graph else None
-    )  # graphs run one after the other, so they can share memory
+    # graphs run one after the other, so they can share memory
+    pool = torch.cuda.graph_pool_handle() if graph else None
     pool = passes.pool.id if graph and passes.pool is not None else pool
     keep: list[Any] = [] if passes.keep is None else [passes.keep]
     if graph and pass_s < LAUNCHED_S:
@@ -195,9 +193,8 @@ def arrange(passes: Passes, protocol: Protocol, device: torch.device) -> Workloa
     copies, reached = _copies(passes, protocol, output_bytes, device)
     shared = copies > max(1, count)
     if shared:
-        copies = (
-            math.ceil(copies / count) * count
-        )  # several rounds of the same size share the copies
+        # several rounds of the same size share the copies
+        copies = math.ceil(copies / count) * count
     calls = [
         passes.first,
         *(passes.copy(index) for index in range(1, copies) if passes.copy is not None),
@@ -280,7 +277,7 @@ def _time_pass(call: Pass, device: torch.device, budget_s: float = 0.005) -> flo
         synchronize(device)
         now_s = time.perf_counter()
         best = min(best, now_s - start_s)
-        if ranks.largest(bool(repeat) and now_s - begin_s > budget_s):
+        if ranks.some(repeat > 0 and now_s - begin_s > budget_s):
             break
     return ranks.largest(best)
 

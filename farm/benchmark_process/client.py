@@ -43,6 +43,11 @@ A = TypeVar("A")
 
 KEPT_LINES = 40  # last lines of standard error
 POLL_S = 0.005
+#: The next step if a process is not ready in time.
+_STARTS_LATE = (
+    "Look for other programs that use the host or its disk: the start imports PyTorch and opens "
+    "the card."
+)
 
 
 @dataclass(frozen=True)
@@ -189,7 +194,7 @@ class BenchmarkProcess:
         """Handle one event of a process that has been started, or wait at most `wait_s`. True if it
         can measure. Raises as `wait_ready`."""
         if self._ready is None:
-            event = self._next(deadline_s, "get ready", wait_s)
+            event = self._next(deadline_s, "get ready", _STARTS_LATE, wait_s)
             if event.get("event") == "failed":
                 self.kill()
                 raise Unmeasurable("not_available", event["message"], event.get("next_step", ""))
@@ -259,7 +264,8 @@ class BenchmarkProcess:
 
         Args:
             timeout_s: longest time for the request, without the start of the process. None: that
-                of an item. Unit: s.
+                of an item. A request that uses slow memory may before wait as long for the lock.
+                Unit: s.
             on_phase: called at the begin of each phase. If it raises an exception, the process is
                 killed.
 
@@ -286,9 +292,8 @@ class BenchmarkProcess:
                 return answer
             except Unmeasurable:
                 raise
-            except (
-                BaseException
-            ):  # a signal or a time limit: the process is still busy with the item
+            except BaseException:
+                # a signal or a time limit: the process is still busy with the item
                 self.kill()
                 raise
 
@@ -300,15 +305,18 @@ class BenchmarkProcess:
         wait_s: float = math.inf,
     ) -> Callable[[], A | None]:
         """Send a request to the process, which is ready. The result is a function to be called
-        until it returns the answer; each call handles one event of the process, or waits at most
-        `wait_s` for one. Both raise as `call`."""
+        until it returns the answer, which is never None; each call handles one event of the
+        process, or waits at most `wait_s` for one. Both raise as `call`."""
         request_id = next(self._ids)
         # the message about a crash must not quote an earlier item's output
         self._complaints.clear()
         self._send(request, request_id)
 
         def handle_event() -> A | None:
-            event = self._next(deadline_s, request.doing, wait_s)
+            event = self._next(deadline_s, request.doing, request.if_late, wait_s)
+            if event.get("event") == "refused":  # no other line was sent since the last answer
+                text = f"The benchmark process cannot read the request: {event.get('message')}."
+                raise Unmeasurable("rejected", text, "Read the worker's log.")
             if event.get("id") != request_id:
                 return None
             if event["event"] == "phase" and on_phase is not None:
@@ -404,8 +412,13 @@ class BenchmarkProcess:
         except OSError:
             raise self._lost(request.doing) from None
 
-    def _next(self, deadline_s: float, doing: str, wait_s: float = math.inf) -> dict[str, Any]:
-        """The next event of the process; {} if there is none within `wait_s`."""
+    def _next(self, deadline_s: float, doing: str, if_late: str, wait_s: float) -> dict[str, Any]:
+        """The next event of the process; {} if there is none within `wait_s`.
+
+        Args:
+            doing: what the process does: a verb phrase.
+            if_late: the next step if it is not done at `deadline_s`.
+        """
         left_s = max(0.0, deadline_s - time.monotonic())
         try:
             event = self._events.get(timeout=min(left_s, wait_s))
@@ -417,7 +430,7 @@ class BenchmarkProcess:
                 "hung",
                 f"The benchmark process did not {doing} within the time limit, so the farm ended "
                 "it.",
-                "Set a longer FARM_ITEM_TIMEOUT_S (seconds), or leave the operator out.",
+                if_late,
             ) from None
         if event is None:
             raise self._lost(doing)
@@ -428,10 +441,10 @@ class BenchmarkProcess:
         if process is not None:
             ended = _wait_for_end(process, 5.0)
             self.kill()
-            if ended:
+            if ended and process.returncode < 0:
+                how = f"signal {_signal_name(-process.returncode)}"
+            elif ended:
                 how = f"exit code {process.returncode}"
-                with contextlib.suppress(ValueError):
-                    how = f"signal {signal.Signals(-process.returncode).name}"
         last = next((line for line in reversed(self._complaints) if line.strip()), "")
         return Unmeasurable(
             "crashed",
@@ -439,6 +452,11 @@ class BenchmarkProcess:
             + (f" Its last output: {last[:300]}" if last else ""),
             "Read the worker's log.",
         )
+
+
+def _signal_name(number: int) -> str:
+    names = {entry.value: entry.name for entry in signal.Signals}
+    return names.get(number, str(number))
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:

@@ -33,6 +33,10 @@ class ProcessRequest(Generic[A]):
     name: ClassVar[str]  # the value of "request" in the JSON
     answer: ClassVar[Any]  # the type of the answer
     doing: ClassVar[str]  # a verb phrase for messages: "The process did not `doing` in time"
+    #: The next step if the answer is late: the time limit is usually that of an item.
+    if_late: ClassVar[str] = (
+        "Set a longer FARM_ITEM_TIMEOUT_S (seconds), or leave the operator out."
+    )
     # True: the client locks the host's slow memory during the request
     uses_slow_memory: ClassVar[bool] = False
 
@@ -54,6 +58,7 @@ class FingerprintRequest(ProcessRequest[dict[str, Any]]):
     name = "fingerprint"
     answer = dict[str, Any]
     doing = "take the card's fingerprint"
+    if_late = "Look for other programs that use the card, and start the worker again."
 
 
 @dataclass(frozen=True)
@@ -72,19 +77,19 @@ class VerifyRequest(SubjectRequest[Verified]):
 class CompiledAhead:
     """The result of a compilation ahead of an item's turn."""
 
-    took_s: float
     has_context: bool  # True if the process has a CUDA context
 
 
 @dataclass(frozen=True)
 class CompileRequest(SubjectRequest[CompiledAhead]):
     """Compile a variant on fake tensors, so that the compiler's cache has its code
-    (`farm.training.compile_ahead`).
+    (`farm.training.fake_compilation`).
     """
 
     name = "compile"
     answer = CompiledAhead
     doing = "compile the model"
+    if_late = "Read the worker's log. The model is compiled in its turn."
     most_bytes: int  # of memory that the process may use
 
 

@@ -46,13 +46,19 @@ from typing import Any, TextIO
 
 import psutil
 
-from farm.benchmark_process import requests as kinds
 from farm.benchmark_process.handlers import Handler, OpenCard
 from farm.benchmark_process.requests import (
+    CompiledAhead,
     CompileRequest,
+    FingerprintRequest,
     MeasureRequest,
     ProcessRequest,
+    SubjectRequest,
+    TurnsRequest,
+    Verified,
     VerifyRequest,
+    from_json,
+    to_json,
 )
 from farm.benchmark_process.torch_handlers import HANDLERS
 from farm.devices import simulated
@@ -119,7 +125,7 @@ def main(measuring: type[TorchRunner] | None = None) -> None:
     events.send(
         "ready",
         pid=os.getpid(),
-        card=kinds.to_json(runner.device.card),
+        card=to_json(runner.device.card),
         software=runner.software.to_json(),
         capabilities=sorted(runner.device.capabilities),
         unhealthy=unhealthy,
@@ -203,11 +209,11 @@ def _serve(data: dict[str, Any], runner: Runner, events: EventWriter) -> bool:
         events.send("phase", id=item_id, phase=phase, details=details)
 
     try:
-        request = kinds.from_json(_kind_named(data.pop("request"), runner), data)
+        request = from_json(_request_class(data.pop("request"), runner), data)
         for subject in _subjects(request):
             if subject.tokens is not None:
                 hold_tokens(Tokens.from_json(subject.tokens), alone=True)
-        events.send("answer", id=item_id, answer=kinds.to_json(runner.answer(request, on_phase)))
+        events.send("answer", id=item_id, answer=to_json(runner.answer(request, on_phase)))
         return True
     except Unmeasurable as error:
         if error.reason == "raised":
@@ -240,8 +246,8 @@ def registered_handlers() -> tuple[Handler, ...]:
     return (*HANDLERS, *handlers_of_add_ons())
 
 
-def _kind_named(name: str, runner: Runner) -> type[ProcessRequest[Any]]:
-    """Return the kind of request with a name. Raises `Unmeasurable` if this host has none."""
+def _request_class(name: str, runner: Runner) -> type[ProcessRequest[Any]]:
+    """Return the class of requests with a name. Raises `Unmeasurable` if this host has none."""
     for kind in (*runner.handlers, *(handler.request for handler in registered_handlers())):
         if kind.name == name:
             return kind
@@ -253,9 +259,9 @@ def _kind_named(name: str, runner: Runner) -> type[ProcessRequest[Any]]:
 
 
 def _subjects(request: ProcessRequest[Any]) -> tuple[Subject, ...]:
-    if isinstance(request, kinds.SubjectRequest):
+    if isinstance(request, SubjectRequest):
         return (request.subject,)
-    return request.subjects if isinstance(request, kinds.TurnsRequest) else ()
+    return request.subjects if isinstance(request, TurnsRequest) else ()
 
 
 class Runner:
@@ -322,13 +328,13 @@ class SimulatedRunner(Runner):
         self.software = simulated.SOFTWARE
         self.handlers = {
             MeasureRequest: self._measure,
-            VerifyRequest: lambda request, on_phase: kinds.Verified(
+            VerifyRequest: lambda request, on_phase: Verified(
                 None,
                 Verification(
                     launch=request.protocol.launch, matches=True, differences=(), simulated=True
                 ),
             ),
-            kinds.FingerprintRequest: lambda request, on_phase: {},
+            FingerprintRequest: lambda request, on_phase: {},
         }
         self._poisoned = False
 
@@ -370,18 +376,17 @@ class TorchVerifier(Runner):
                 "Install a build of PyTorch for CUDA that suits the driver.",
             )
         self._torch_device = torch.device("cuda:0" if cuda else "cpu")
-        self.preparations = (
-            (functools.partial(import_module, "torchvision"),) if cuda else ()
-        )  # for the first variant
+        # for the first variant
+        self.preparations = (functools.partial(import_module, "torchvision"),) if cuda else ()
         self.software = software_of(torch, device.card)
         self.handlers = {
-            VerifyRequest: lambda one, on_phase: kinds.Verified(
+            VerifyRequest: lambda one, on_phase: Verified(
                 *verification.verify(one.subject, one.protocol, self._torch_device, one.predicted)
             ),
             CompileRequest: lambda one, on_phase: self._compile(one),
         }
 
-    def _compile(self, request: CompileRequest) -> kinds.CompiledAhead:
+    def _compile(self, request: CompileRequest) -> CompiledAhead:
         """Compile a variant without using the card. A context that PyTorch creates nevertheless is
         registered as the farm's own.
         """
@@ -391,7 +396,7 @@ class TorchVerifier(Runner):
         os.setpriority(os.PRIO_PROCESS, 0, COMPILES_WITH_NICENESS)
         _limit_memory(request.most_bytes)
         device = self._torch_device
-        began_s, before = time.monotonic(), self.device.compute_processes() or frozenset()
+        before = self.device.compute_processes() or frozenset()
         register_process(self.device.card.id, [os.getpid()], settings().lock_dir)
         try:
             fill_cache(request.subject, request.protocol, device)
@@ -401,7 +406,7 @@ class TorchVerifier(Runner):
                 after = self.device.compute_processes() or frozenset()
                 ids, _ = own_processes(before, after, os.getpid())
                 register_process(self.device.card.id, ids, settings().lock_dir)
-        return kinds.CompiledAhead(time.monotonic() - began_s, created)
+        return CompiledAhead(created)
 
     def answer(self, request: ProcessRequest[Any], on_phase: OnPhase) -> Any:
         built = [subject.built_variant for subject in _subjects(request)]

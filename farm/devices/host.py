@@ -18,6 +18,7 @@ from farm.devices.vendor import Vendor
 from farm.errors import FarmUnavailable, NoSuchCard
 from farm.settings import Settings
 from farm.types.card_kind import CardKind, card_kind_of
+from farm.types.error_counters import ErrorCounters
 from farm.types.protocol import Software
 
 #: The vendors, in the order in which `discover` looks for cards. The first of a kind that serves
@@ -98,6 +99,12 @@ def links_of(card: Card) -> dict[str, Any]:
     With the key ``communication``: the software with which this card and all its peers communicate,
     as in a reading of them (`Software.communication`)."""
     return vendor_of(card.kind).links(card)
+
+
+def error_counters(card: Card) -> ErrorCounters | None:
+    """The error counters of a card of this host, each with its count or the reason why it could not
+    be read; None: the farm knows no counters of this kind of card."""
+    return vendor_of(card.kind).error_counters(card)
 
 
 def link_between(card_ids: Sequence[str]) -> tuple[str, float | None]:

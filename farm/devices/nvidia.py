@@ -17,7 +17,7 @@ from typing import Any
 
 import pynvml
 
-from farm.devices import nvidia_links
+from farm.devices import nvidia_errors, nvidia_links
 from farm.devices.device import Card, Device
 from farm.devices.nvml import field_value, opened, optional
 from farm.devices.queried import QueriedDevice
@@ -25,6 +25,7 @@ from farm.devices.software import Installed, nccl_of, packaged_version
 from farm.devices.vendor import Vendor
 from farm.errors import NoSuchCard
 from farm.settings import Settings
+from farm.types.error_counters import ErrorCounters
 from farm.types.protocol import Software
 
 # With these errors the card will never support the query. Other errors (for example a busy driver)
@@ -254,6 +255,9 @@ class Nvidia(Vendor):
             if communication:
                 links["communication"] = communication
         return links
+
+    def error_counters(self, card: Card) -> ErrorCounters | None:
+        return nvidia_errors.error_counters(card.id)
 
     def _communication(self, card: Card, peers: Sequence[str]) -> str:
         """The software with which a card and all its peers communicate; "" if it is unknown."""

@@ -58,12 +58,25 @@ def _statuses(card_id: str, handle: Any) -> Iterator[tuple[str, int]]:
 
 def _nvlinks(handle: Any) -> int | None:
     """The number of active NVLinks of a card; None if NVML does not report them."""
-    states = [
-        optional(pynvml.nvmlDeviceGetNvLinkState, handle, number) for number in range(_MOST_LINKS)
-    ]
+    states = _nvlink_states(handle)
     if all(state is None for state in states):
         return None
     return states.count(pynvml.NVML_FEATURE_ENABLED)
+
+
+def active_nvlinks(handle: Any) -> list[int]:
+    """The numbers of the active NVLinks of a card. Raises `pynvml.NVMLError` if NVML does not
+    report them.
+    """
+    pynvml.nvmlDeviceGetNvLinkState(handle, 0)
+    states = enumerate(_nvlink_states(handle))
+    return [number for number, state in states if state == pynvml.NVML_FEATURE_ENABLED]
+
+
+def _nvlink_states(handle: Any) -> list[int | None]:
+    return [
+        optional(pynvml.nvmlDeviceGetNvLinkState, handle, number) for number in range(_MOST_LINKS)
+    ]
 
 
 def link_between(card_ids: Sequence[str]) -> tuple[str, float | None]:

@@ -18,6 +18,7 @@ from farm.devices.device import Card, Device
 from farm.devices.vendor import Vendor
 from farm.errors import Unmeasurable
 from farm.settings import Settings
+from farm.types.error_counters import ErrorCounters
 from farm.types.figure import Figure
 from farm.types.protocol import OnPhase, Protocol, Software, Subject
 from farm.types.reading import Reading
@@ -26,6 +27,7 @@ MODEL = "simulated card"
 DURATION_VARIABLE = "FARM_SIMULATED_ITEM_S"
 UNHEALTHY_VARIABLE = "FARM_SIMULATED_UNHEALTHY"
 SLOWER_VARIABLE = "FARM_SIMULATED_SLOWER"
+ERRORS_VARIABLE = "FARM_SIMULATED_ERRORS"
 SOFTWARE = Software(torch="simulated", driver="simulated")
 SLOW_TIMES = 4  # each tensor in slow memory adds this multiple of the time in fast memory
 
@@ -86,6 +88,13 @@ class Simulated(Vendor):
 
     def links(self, card: Card) -> dict[str, Any]:
         return {"communication": "simulated"}
+
+    def error_counters(self, card: Card) -> ErrorCounters | None:
+        """FARM_SIMULATED_ERRORS="ecc_uncorrected 2"; None without the variable."""
+        name, _, number = os.environ.get(ERRORS_VARIABLE, "").partition(" ")
+        if not name:
+            return None
+        return ErrorCounters({name: int(number)}, {"xid_errors": "/dev/kmsg: simulated"})
 
 
 def _fraction(word: str, subject_id: str) -> float:

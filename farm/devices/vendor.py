@@ -34,6 +34,7 @@ from farm.devices.device import Card, Device
 from farm.devices.software import Installed
 from farm.settings import Settings
 from farm.types.card_kind import CardKind
+from farm.types.error_counters import ErrorCounters
 from farm.types.protocol import Software
 
 
@@ -62,6 +63,10 @@ class Vendor(ABC):
     def links(self, card: Card) -> dict[str, Any]:
         """The links of a card to other cards of its host, see `farm.devices.host.links_of`."""
         return {}
+
+    def error_counters(self, card: Card) -> ErrorCounters | None:
+        """The error counters of a card, see `farm.devices.host.error_counters`."""
+        return None
 
     def link_between(self, card_ids: Sequence[str]) -> tuple[str, float | None]:
         """The link between cards, see `farm.devices.host.link_between`."""

@@ -102,9 +102,8 @@ def _secret_words(url: str, shown: str) -> set[str]:
     options = _OPTION.findall(url.partition("?")[2] if has_scheme else url)
     words = {text.strip("'") for name, text in options if name not in _PLAIN_WORDS}
     account, at, _ = rest.rpartition("@")
-    if (
-        not at and shown == UNREADABLE_URL and not options
-    ):  # the password may stand in the place of the host
+    # the password may stand in the place of the host
+    if not at and shown == UNREADABLE_URL and not options:
         account = rest
     user, colon, password = account.partition(":")
     return words | {password if colon else user}

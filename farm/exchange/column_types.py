@@ -100,10 +100,11 @@ def _check_seen(seen: Sequence[Mapping[str, Any] | None]) -> None:
 
 
 def _check_verdict(details: Mapping[str, Any]) -> None:
+    # late: a lookup of readings does not need it
     from farm.verdict.verdict import (
         VERDICT_SCHEMA,
         Verdict,
-    )  # late: a lookup of readings does not need it
+    )
 
     if details.get("schema") == VERDICT_SCHEMA:
         Verdict.from_json(details)

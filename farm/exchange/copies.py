@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from farm.data.package_files import checksum_of
 from farm.errors import DatabaseUnreachable
+from farm.settings.package_files import checksum_of
 from farm.settings.shared_files import make_private
 from farm.store.database import Database, newest_schema
 
@@ -91,9 +91,8 @@ class DatabaseCopy:
     def _making(self) -> Iterator[None]:
         make_private(self.path.parent)
         with (self.path.parent / "lock").open("a") as lock:
-            with contextlib.suppress(
-                OSError
-            ):  # a file system without locks: both processes make the copy
+            # a file system without locks: both processes make the copy
+            with contextlib.suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 

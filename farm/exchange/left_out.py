@@ -11,7 +11,7 @@ from sqlmodel import Session, func
 
 from farm.exchange.tidy import imported_without_job
 from farm.store import tables
-from farm.store.columns import IMPORTED, JOB, VERDICT
+from farm.store.columns import IMPORTED_VERDICT, JOB, VERDICT
 from farm.store.query import Filters
 from farm.types.format import plural
 
@@ -62,9 +62,10 @@ def _unselected(
 
 
 def _verdicts(session: Session, written: int) -> Iterator[LeftOut]:
-    imported = session.scalars(sqlalchemy.select(IMPORTED.job_id)).all()
+    imported_ids = sqlalchemy.select(IMPORTED_VERDICT.job_id)
+    imported = session.scalars(imported_ids).all()
     jobs = sqlalchemy.select(JOB.state).join(tables.VerdictRow, VERDICT.job_id == JOB.id)
-    states = session.scalars(jobs.where(JOB.id.not_in(sqlalchemy.select(IMPORTED.job_id)))).all()
+    states = session.scalars(jobs.where(JOB.id.not_in(imported_ids))).all()
     cancelled = states.count(tables.JobState.CANCELLED)
     yield LeftOut("verdicts", cancelled, "their jobs were cancelled before they had all readings")
     unselected = len(states) + len(imported) - cancelled - written

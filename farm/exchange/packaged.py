@@ -16,10 +16,10 @@ from typing import TypeVar
 
 from sqlmodel import Session
 
-from farm.data.package_files import DATA, check_package_files
 from farm.errors import Ambiguous, FarmError, NoDatabase, NoReadings, UnsupportedModel, UsageError
 from farm.exchange.copies import DatabaseCopy, unpack
 from farm.settings import settings
+from farm.settings.package_files import DATA, check_package_files
 from farm.store.database import Database, newest_schema, open_database
 
 Answer = TypeVar("Answer")

@@ -18,11 +18,12 @@ from sqlmodel import Session
 
 from farm.store import data_columns as declared
 from farm.store import tables
+from farm.store.captures import VERIFYING_FARM, exported_id
 from farm.store.columns import (
     CALL,
     CAPTURE,
     CARD,
-    IMPORTED,
+    IMPORTED_VERDICT,
     ITEM,
     JOB,
     OPERATOR,
@@ -41,7 +42,6 @@ from farm.store.query import (
     protocol_values,
 )
 from farm.types.fingerprint import sound_fingerprint
-from farm.types.protocol import content_id
 from farm.types.reading import Trace
 from farm.types.roofline import Roofline, roofline_of
 from farm.types.tuple import short_name_of
@@ -305,10 +305,10 @@ def _captures_of(session: Session, selection: Selection) -> Iterator[tuple[Any, 
         if capture_ids is not None and row.id not in capture_ids:
             continue
         columns = {name: row._mapping[name] for name in same}
-        columns["capture_id"] = capture_key(row)
         columns["captured"] = tables.captured_as(row.origin)
+        columns["capture_id"] = exported_id(row)
         is_imported = row.origin != columns["captured"]
-        columns["origin"] = (row.verification or {}).get(ORIGIN, "") if is_imported else ""
+        columns["origin"] = (row.verification or {}).get(VERIFYING_FARM, "") if is_imported else ""
         yield row, columns
 
 
@@ -332,25 +332,12 @@ def _selected_captures(session: Session, selection: Selection) -> set[int]:
     return ids
 
 
-def capture_key(row: Any) -> str:
-    """Return the id of a capture, which is the same on every farm. `row` is a row of the table of
-    captures.
-    """
-    captured = tables.captured_as(row.origin)
-    parts = [row.variant_id, row.device_type, row.grad, row.torch, row.launch, captured]
-    if row.card_model:
-        parts.append(row.card_model)
-    return content_id(parts)
-
-
-ORIGIN = "imported_from"  # key for the farm's name in an imported capture's verification
-
-
 def captures(session: Session, selection: Selection) -> Batches:
     for row, columns in _captures_of(session, selection):
-        seen = {name: value for name, value in (row.verification or {}).items() if name != ORIGIN}
+        verification = {**(row.verification or {})}
+        verification.pop(VERIFYING_FARM, None)
         columns["card_id"] = row.card_id
-        columns["verification"] = json.dumps(seen)
+        columns["verification"] = json.dumps(verification)
         columns["created_at_s"] = row.created_at_s
         columns["compiled_for"] = row.card_model
         columns["compiled"] = row.compiled and json.dumps(row.compiled)
@@ -364,7 +351,7 @@ def calls(session: Session, selection: Selection) -> Batches:
     calls_of = sqlalchemy.select(*columns_read).order_by(CALL.call_index)
     for capture, of_capture in _captures_of(session, selection):
         rows = session.execute(calls_of.where(CALL.capture_id == capture.id)).all()
-        if not rows:  # a compiled model, before a card listed its kernels
+        if not rows:  # no card has listed the generated kernels yet
             continue
         columns: dict[str, Any] = {name: [value] * len(rows) for name, value in of_capture.items()}
         columns |= _columns(rows, (*plain, "seen", "reads", "writes"))
@@ -415,7 +402,7 @@ def imported_without_job(
     A verdict has no job if its export had only a part of its readings. ``without_readings``: only
     the verdicts of which the database has no reading."""
     query = sqlalchemy.select(tables.ImportedVerdict).where(
-        IMPORTED.job_id.not_in(sqlalchemy.select(JOB.id))
+        IMPORTED_VERDICT.job_id.not_in(sqlalchemy.select(JOB.id))
     )
     by_job: dict[str, set[str]] = {}
     for verdict in session.scalars(query):
@@ -435,7 +422,7 @@ def _own_verdicts(session: Session, job_ids: set[str] | None) -> Batches:
     verdict, job = tables.VerdictRow, tables.Job
     query = sqlalchemy.select(verdict, job).join(job, job.id == verdict.job_id).order_by(verdict.id)  # type: ignore[arg-type,attr-defined]
     query = query.where(job.state != tables.JobState.CANCELLED)  # type: ignore[arg-type]
-    imported_ids = set(session.scalars(sqlalchemy.select(IMPORTED.job_id)))
+    imported_ids = set(session.scalars(sqlalchemy.select(IMPORTED_VERDICT.job_id)))
     rows = [
         (found_verdict, found_job)
         for found_verdict, found_job in session.execute(query).all()
@@ -500,7 +487,7 @@ def _rounds(session: Session, job_ids: Iterable[str]) -> dict[tuple[str, int], d
     query = sqlalchemy.select(ROUND.job_id, ROUND.number, ROUND.operators, *CAPTURE)
     query = query.outerjoin(tables.Capture, CAPTURE.id == ROUND.capture_id)
     for row in among(session, query, ROUND.job_id, job_ids):
-        capture = None if row.id is None else capture_key(row)
+        capture = None if row.id is None else exported_id(row)
         rounds[row.job_id, row.number] = {"capture_id": capture, "operators": list(row.operators)}
     return rounds
 

@@ -72,12 +72,12 @@ def _check_operators(session: Session, request: Request, capture_id: int) -> Non
 
 def is_captured_first(resolved: ResolvedRequest) -> bool:
     """True if the model has to be captured before workers start: to check named operators, or the
-    memory of a training step. The kernels of a compiled model belong to a card model, and the card
-    may not be registered yet."""
+    memory of a training step. Generated kernels belong to a card model, and the card may not be
+    registered yet."""
     if named(resolved.request.operators):
         return True
     variant = resolved.variant
-    return variant is not None and bool(variant.step or variant.compile)
+    return variant is not None and bool(variant.step or variant.generates_kernels)
 
 
 def capture_all_layers(database: Database, resolved: ResolvedRequest) -> None:
@@ -85,7 +85,7 @@ def capture_all_layers(database: Database, resolved: ResolvedRequest) -> None:
     for all layers.
     """
     request, variant = resolved.request, resolved.variant
-    if variant is None or not variant.layers or variant.compile:
+    if variant is None or not variant.layers or variant.generates_kernels:
         return
     # Do not run the model for its activation values: all layers together may not fit on any
     # machine.
@@ -146,13 +146,12 @@ def capture_for(
         grad=protocol.grad,
         torch=torch,
         launch=protocol.launch,
-        card_model=card.model if variant.compile and card is not None else "",
+        card_model=card.model if variant.generates_kernels and card is not None else "",
     )
     with database.read() as session:
         capture_id = captures.find_capture(session, like)
-    if capture_id is None and variant.compile:
-        # Only a card can list the kernels. The first item compiles the model; its list of kernels
-        # is the next round.
+    if capture_id is None and variant.generates_kernels:
+        # Only a card can list the kernels: the first item does, and the next round measures them.
         with database.write() as session:
             content.store_variant(session, variant)
             return captures.store_capture(session, (), like)
@@ -188,9 +187,5 @@ def _observe_values(
     from farm.training.observed_values import observe_values
 
     values = observe_values(variant, row.flops if row else 0, model)
-    if values is None:
-        _log.warning(
-            "Using random normal inputs: %s is too large to run once for real values.", variant
-        )
     with database.write() as session:
         captures.store_values(session, capture_id, values or {})

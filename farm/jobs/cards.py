@@ -23,6 +23,7 @@ from farm.devices.host import discover, is_installed, links_of
 from farm.errors import FarmUnavailable, NoSuchCard, NoWorker
 from farm.requests.card_selection import choose_cards, matching_cards
 from farm.settings import settings
+from farm.store.columns import HAVE_READINGS
 from farm.store.content import storable_text, store_software
 from farm.store.database import Database, database_now, locked, open_database, read_clock_s
 from farm.store.item_state import has_message
@@ -30,7 +31,6 @@ from farm.store.tables import (
     CardRow,
     CardState,
     Item,
-    ItemRole,
     ItemState,
     Job,
     Operator,
@@ -331,7 +331,7 @@ def views(
         Item.state == ItemState.DONE,
         col(Item.ended_at_s) >= now - 3600,
         col(Item.reused).is_(False),
-        col(Item.role) != ItemRole.COMPILE,
+        HAVE_READINGS,
     )
     counted |= _counts(session, *lately) if hourly else {}
     measuring = measured_now(session)

@@ -2,8 +2,8 @@
 
 The worker of a card looks in the database for open items whose variant is compiled. It compiles
 these variants in processes of the host's processor, on fake tensors
-(`farm.training.compile_ahead`). They fill the compiler's cache; the item then finds its code there
-in its own turn.
+(`farm.training.fake_compilation`). They fill the compiler's cache; the item then finds its code
+there in its own turn.
 
 - An item whose model is being compiled is put off, and published again at the end of the
   compilation. If nothing else waits for the card, and the compilation has not begun or is paused,

@@ -111,9 +111,8 @@ def measure(
                 cards.quarantine(database, card_id, sick, farm=farm)
         check_cards(database, claimed, answers)
         with database.write() as session:
-            store_software(
-                session, software
-            )  # it may differ from that of the card, see `Software.communication`
+            # it may differ from that of the card, see `Software.communication`
+            store_software(session, software)
         measured = (claimed.subject, claimed.protocol, claimed.stopping)
         limit_s = settings().item_timeout_s
         return group.measure(*measured, predicted=predicted, timeout_s=limit_s, on_phase=on_phase)

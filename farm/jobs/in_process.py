@@ -399,9 +399,8 @@ def _torch_state_restored() -> Iterator[None]:
         torch.set_num_threads(threads)
         keep_memory(False)
         if torch.cuda.is_initialized():
-            torch.cuda.set_stream(
-                stream or torch.cuda.default_stream()
-            )  # also sets the stream's device
+            # also sets the stream's device
+            torch.cuda.set_stream(stream or torch.cuda.default_stream())
 
 
 def _store(

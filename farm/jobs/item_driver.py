@@ -24,7 +24,7 @@ from farm.benchmark_process.requests import (
     VerifyRequest,
 )
 from farm.devices.device import Card
-from farm.devices.host import open_device
+from farm.devices.host import error_counters, open_device
 from farm.devices.quiet import quiet
 from farm.errors import (
     CardUnavailable,
@@ -46,6 +46,7 @@ from farm.store.captures import predicted_counts, store_observed
 from farm.store.database import Database
 from farm.store.tables import CardState, Item
 from farm.types.card_kind import is_cpu_id
+from farm.types.error_counters import ERROR_COUNTERS
 from farm.types.protocol import Software
 
 log = logging.getLogger("farm.worker")
@@ -62,7 +63,7 @@ HOST_BUSY = "host_busy"
 class ItemOutcome:
     """The result of `ItemDriver.run`.
 
-    `listed`: the kernels of a compiled model were stored, and the next round measures it.
+    `listed`: the generated kernels of a model were stored, and the next round measures it.
     `declined`: another worker has the item, or it is closed. `fenced`: measured, but the claim was
     lost meanwhile. `spooled`: measured, and the reading waits on disk because the database is
     unreachable."""
@@ -90,7 +91,7 @@ class ItemDriver:
     holder: str
     database: Database
     benchmark: BenchmarkProcess
-    #: Stores readings while the database is unreachable. None: `ask` waits for the database.
+    #: Stores readings while the database is unreachable. None: `retried` waits for the database.
     spool: Spool | None = None
     #: The software with which the card is registered. None: not registered.
     software: Software | None = None
@@ -99,9 +100,8 @@ class ItemDriver:
     ahead: CompileAhead | None = None
     #: Time of the newest claim on the registered card, by the monotonic clock.
     claimed_at_s: float = field(default=-math.inf, init=False)
-    _group: group_driver.KeptGroup = field(
-        default_factory=group_driver.KeptGroup, init=False, repr=False
-    )
+    #: Of items on several cards; None before the first one.
+    _group: group_driver.KeptGroup | None = field(default=None, init=False, repr=False)
     _outage: Outage = field(
         default_factory=partial(Outage, log, "Waiting for the database"), init=False, repr=False
     )
@@ -121,7 +121,8 @@ class ItemDriver:
         """End all processes that measure or compile."""
         if self.ahead is not None:
             self.ahead.close()
-        self._group.close()
+        if self._group is not None:
+            self._group.close()
         self.benchmark.close()
 
     def register(self) -> Software:
@@ -177,18 +178,18 @@ class ItemDriver:
     def _registered_in_two_attempts(self) -> Software:
         """Register the card. If its benchmark process fails to start, try once more."""
         try:
-            return self.ask(self.register, has_claim=False)
+            return self.retried(self.register, has_claim=False)
         except Unmeasurable as error:
             if self.ending():
                 raise
             reason = error.message
         log.warning("The benchmark process of card %s did not start: %s", self.card_id, reason)
-        return self.ask(self.register, has_claim=False)
+        return self.retried(self.register, has_claim=False)
 
     def _quarantine(self, reason: str) -> None:
         farm = cards.farm_of(self.holder)
         try:
-            self.ask(
+            self.retried(
                 cards.quarantine, self.database, self.card_id, reason, farm=farm, has_claim=False
             )
         except NoSuchCard:
@@ -198,11 +199,13 @@ class ItemDriver:
 
     def run(self, item_id: int) -> ItemOutcome:
         """Claim an item and measure it. If the benchmark process crashes, try again until the last
-        attempt. Raises as `prepare_card` and `ask`, and `CardUnavailable` if the card is in
+        attempt. Raises as `prepare_card` and `retried`, and `CardUnavailable` if the card is in
         quarantine."""
         if self.spool is not None and item_id in self.spool.items():
             # Write the spooled reading of this item first: a new claim would invalidate its token.
-            for closed in self.ask(self.spool.flush, self.database, self.card_id, has_claim=False):
+            for closed in self.retried(
+                self.spool.flush, self.database, self.card_id, has_claim=False
+            ):
                 self.follow_up(closed)
         while True:
             claimed = self._claim(item_id)
@@ -223,14 +226,14 @@ class ItemDriver:
         """Claim an item. A card in quarantine starts no benchmark process."""
         current = settings()
         if self.software is None:
-            self.ask(
+            self.retried(
                 refuse_card_in,
                 self.database,
                 self.card_id,
                 CardState.QUARANTINED,
                 has_claim=False,
             )
-        return self.ask(
+        return self.retried(
             items.claim,
             self.database,
             item_id,
@@ -264,7 +267,7 @@ class ItemDriver:
             return ItemOutcome("declined")
         if why is DeclineReason.REUSED:
             return ItemOutcome("reused")
-        item = self.ask(self._stored, item_id, has_claim=False)
+        item = self.retried(self._stored, item_id, has_claim=False)
         if item is None:
             return ItemOutcome("declined")
         return ItemOutcome("failed", item.reason, item.message)
@@ -278,11 +281,12 @@ class ItemDriver:
         once per job. Raises as `BenchmarkProcess.measure`."""
         predicted, verify = None, False
         if claimed.role == "whole" and claimed.capture_id is not None:
-            predicted, verify = self.ask(
+            predicted, verify = self.retried(
                 predicted_counts, self.database, claimed.capture_id, claimed.job_id, self.card_id
             )
         if claimed.cards:
-            return self.ask(
+            self._group = self._group or group_driver.KeptGroup()
+            return self.retried(
                 group_driver.measure,
                 self.database,
                 claimed,
@@ -295,7 +299,7 @@ class ItemDriver:
         if not verify and not self.benchmark.card.is_simulated:
             # without verification, only a simulated card needs the predicted calls
             predicted = None
-        predicted = predicted or None  # the kernels of a compiled model are not predicted
+        predicted = predicted or None  # generated kernels are not predicted
         if self.benchmark.card.is_cpu and claimed.protocol.takes_turns:
             self._time_in_turn(claimed)
         measured = self.benchmark.measure(
@@ -306,6 +310,8 @@ class ItemDriver:
             verify=verify,
             on_phase=partial(self.phase, claimed),
         )
+        if claimed.records_errors:
+            measured = self._with_error_counters(measured)
         key = (claimed.job_id, claimed.subject.id, claimed.protocol.id)
         if key in self._lost:
             self._lost.discard(key)
@@ -313,7 +319,16 @@ class ItemDriver:
             measured = dataclasses.replace(measured, reading=reading)
         return measured
 
-    def ask(
+    def _with_error_counters(self, measured: CardReading) -> CardReading:
+        counters = error_counters(self.benchmark.card)
+        if counters is None:
+            return measured
+        details = measured.reading.details.recording(ERROR_COUNTERS, counters)
+        return dataclasses.replace(
+            measured, reading=dataclasses.replace(measured.reading, details=details)
+        )
+
+    def retried(
         self, query: Callable[..., T], *arguments: Any, has_claim: bool = True, **options: Any
     ) -> T:
         """Return ``query(*arguments, **options)``. While the database is unreachable, wait and try
@@ -372,7 +387,7 @@ class ItemDriver:
         process must stop.
         """
         pauses_s = _pauses_s(1.0)
-        while self.ask(groups.is_reserved, self.database, self.card_id, has_claim=False):
+        while self.retried(groups.is_reserved, self.database, self.card_id, has_claim=False):
             if self.stop_requested():
                 raise CardUnavailable("The worker is stopping.")
             time.sleep(next(pauses_s))
@@ -390,7 +405,7 @@ class ItemDriver:
         crashed.
         """
         try:
-            may_run = self.ahead is None or self.ask(self.ahead.turn_of, claimed)
+            may_run = self.ahead is None or self.retried(self.ahead.turn_of, claimed)
         except Unmeasurable as error:  # its compiler crashed, so another attempt would, too
             return self._failed(claimed, error.reason, f"{error.message} {error.next_step}")
         if not may_run:
@@ -417,13 +432,13 @@ class ItemDriver:
             failure = (error.reason, error.message)
             if error.reason != "crashed":
                 return self._failed(claimed, *failure)
-            self.follow_up(self.ask(items.fail, self.database, claimed, *failure, again=True))
+            self.follow_up(self.retried(items.fail, self.database, claimed, *failure, again=True))
             self.retrying(*failure)
             return None
         if measured.verified is not None and claimed.capture_id is not None:
             observed_id = self._store_verified(claimed.capture_id, measured.verified)
             if observed_id is not None:
-                self.ask(items.drop_not_run, self.database, claimed.job_id, observed_id)
+                self.retried(items.drop_not_run, self.database, claimed.job_id, observed_id)
         closed = self._store(claimed, measured)
         if closed is None:
             return ItemOutcome("spooled")
@@ -432,7 +447,7 @@ class ItemDriver:
 
     def _failed(self, claimed: Claim, reason: str, message: str) -> ItemOutcome:
         """Close a claimed item without a reading."""
-        self.follow_up(self.ask(items.fail, self.database, claimed, reason, message))
+        self.follow_up(self.retried(items.fail, self.database, claimed, reason, message))
         return ItemOutcome("failed", reason, message)
 
     @contextlib.contextmanager
@@ -448,8 +463,8 @@ class ItemDriver:
 
     def _put_off(self, claimed: Claim, why: str, **how: Any) -> None:
         """Let a claimed item wait again, see `items.put_off`."""
-        self.ask(items.put_off, self.database, claimed, why, **how)
-        woken = self.ask(items.wake_orphans, self.database, farm=cards.farm_of(self.holder))
+        self.retried(items.put_off, self.database, claimed, why, **how)
+        woken = self.retried(items.wake_orphans, self.database, farm=cards.farm_of(self.holder))
         self.follow_up(Closed(False, woken=woken))
 
     def _list_kernels(self, claimed: Claim) -> ItemOutcome:
@@ -474,14 +489,14 @@ class ItemDriver:
             )
         assert claimed.capture_id is not None
         self._store_verified(claimed.capture_id, verified)
-        self.follow_up(self.ask(items.listed, self.database, claimed))
+        self.follow_up(self.retried(items.listed, self.database, claimed))
         return ItemOutcome("listed")
 
     def _store_verified(self, capture_id: int, verified: Verified) -> int | None:
         """Store what the card has shown about a capture; return the id of the observed capture,
         see `store_observed`.
         """
-        return self.ask(
+        return self.retried(
             store_observed,
             self.database,
             capture_id,
@@ -503,7 +518,7 @@ class ItemDriver:
             if not self.benchmark.alive or self.benchmark.starts != self._timed_by:
                 self._lost.add(key)
             return
-        behind, calls = self.ask(
+        behind, calls = self.retried(
             items.waiting_beside, self.database, claimed, self.card_id, MOST_IN_TURN
         )
         pairs = [
@@ -551,7 +566,7 @@ class ItemDriver:
         origin: dict[str, Any] = {"card_id": self.card_id, "software_id": measured.software.id}
         complete = partial(items.complete, self.database, claimed, measured.reading, **origin)
         if self.spool is None:
-            return self.ask(complete)
+            return self.retried(complete)
         pauses_s = _pauses_s(0.5)
         while True:
             try:

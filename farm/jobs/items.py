@@ -31,8 +31,8 @@ from sqlmodel import Session, and_, col, or_, select
 from farm.errors import Unmeasurable, Unreadable
 from farm.jobs import groups
 from farm.store import item_state, tables
-from farm.store.captures import compiled_source, counts
-from farm.store.columns import RUN_WHOLES
+from farm.store.captures import counts, kernel_source
+from farm.store.columns import GENERATE_KERNELS, RUN_WHOLES
 from farm.store.content import add_reading, find_tokens
 from farm.store.database import (
     Database,
@@ -46,7 +46,7 @@ from farm.store.reuse import find_readings, satisfies, software_of_groups
 from farm.store.tables import Item, ItemRole, ItemState, Job, JobState
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
 from farm.types.reading import Reading
-from farm.types.request import Request
+from farm.types.request import CARD_CHECK, Request
 
 
 class DeclineReason(StrEnum):
@@ -82,17 +82,19 @@ class Claim:
     cards: tuple[str, ...] = ()  # of an item on several cards: their ids, in the order of the ranks
     # the last item on the card was of a group: other groups may reserve the card again
     after_group: bool = False
+    # of a check of a card: the reading gets the card's error counters
+    records_errors: bool = False
 
     @property
     def variant_id(self) -> str:
-        """The id of the variant that the item compiles; "" if it compiles none."""
+        """The id of the variant whose kernels the item needs; "" if it needs no kernels."""
         variant = self.subject.built_variant
-        return variant.id if variant is not None and variant.compile else ""
+        return variant.id if variant is not None and variant.generates_kernels else ""
 
     @property
     def lists_kernels(self) -> bool:
-        """True if the item compiles a model, whose kernels on this card model are unknown."""
-        return self.role == ItemRole.COMPILE
+        """True if the item lists the kernels of a model, which are unknown on this card model."""
+        return not ItemRole(self.role).has_reading
 
 
 @dataclass(frozen=True)
@@ -167,9 +169,8 @@ def claim(
             if answer is not None:
                 break
             grouped = True
-        except (
-            IntegrityError
-        ):  # another item has the key: a worker measures it, or its lease has ended
+        except IntegrityError:
+            # Another item has the key: a worker measures it, or its lease has ended.
             if not _remove_claim_key(database, item_id, software_id):
                 return _defer(database, item_id, software_id)
         except Unreadable as error:
@@ -330,17 +331,16 @@ def _subject_key(item: Any, reuse: str, software_id: str) -> str:
         item.card_model if item.role == "tuple" and reuse in ("model", "imported") else item.card_id
     )
     key = f"{item.subject_id}:{scope}:{software_id}:{item.protocol_id}"
-    if item.role == ItemRole.COMPILE:  # no reading closes it
+    if not ItemRole(item.role).has_reading:  # no reading closes it
         key = f"{key}:{item.role}"
     return key if reuse != "none" else f"{key}:{item.job_id}:{item.role}"
 
 
 def _describe(session: Session, item: Any, request: Request, token: str) -> Claim:
     """Return the claim on an item. ``item``: a row of `_described`."""
-    capture_id = tokens = compiled = None
+    capture_id = tokens = None
     is_whole = item.subject_kind == "variant"
-    if request.variant is not None and request.variant.compile:
-        compiled = compiled_source(session, request.variant, item.job_id, item.round)
+    kernels = kernel_source(session, request.variant, item.job_id, item.round)
     if not is_whole:
         assert item.label is not None, "foreign data: an item's operator is stored before the item"
         spec, label, short_name = item.spec, item.label, item.short_name
@@ -351,7 +351,7 @@ def _describe(session: Session, item: Any, request: Request, token: str) -> Clai
     else:
         assert request.variant is not None
         spec, label, short_name = request.variant.to_json(), str(request.variant), "whole model"
-    if request.variant is not None and request.variant.text and (compiled or is_whole):
+    if request.variant is not None and request.variant.text and (kernels or is_whole):
         tokens = find_tokens(session, request.variant.text).to_json()
     if is_whole:
         newest = session.get(tables.Round, (item.job_id, item.round))
@@ -369,13 +369,14 @@ def _describe(session: Session, item: Any, request: Request, token: str) -> Clai
             item.subject_id,
             spec,
             tokens,
-            compiled,
+            kernels,
         ),
         _protocol(session, item.protocol_id)
         or request.protocol,  # with data policy `seen`, items differ in protocol
         request.stopping.allowing(item.half_width),
         capture_id,
         item.card_state,
+        records_errors=request.sweep is not None and request.sweep.operator == CARD_CHECK,
     )
 
 
@@ -453,13 +454,13 @@ def waiting_beside(
     return subjects, calls
 
 
-#: Items whose models are compiled ahead, at most, of one card.
+#: At most so many items of one card are read to see whose kernels are needed next.
 MOST_COMING = 64
 
 
 @dataclass(frozen=True)
 class ComingModel:
-    """A compiled variant that open items of a card need."""
+    """A variant whose generated kernels open items of a card need."""
 
     variant: Variant
     subject: Subject
@@ -468,16 +469,16 @@ class ComingModel:
 
 
 def coming_models(database: Database, card_id: str) -> list[ComingModel]:
-    """The compiled variants that open items on a card need, the oldest item first."""
+    """The variants whose generated kernels open items on a card need, the oldest item first."""
     variant = tables.ModelVariant
     with database.read() as session:
         # First the few jobs: a card may have a million waiting items.
-        compiled = (
+        generating = (
             select(Job.variant_id)
             .join(variant, col(variant.id) == col(Job.variant_id))
-            .where(Job.state == JobState.OPEN, variant.compile != "")
+            .where(Job.state == JobState.OPEN, GENERATE_KERNELS)
         )
-        variant_ids = session.exec(compiled.distinct()).all()
+        variant_ids = session.exec(generating.distinct()).all()
         if not variant_ids:
             return []
         of_card = (
@@ -532,9 +533,8 @@ def complete(
 def _complete(
     database: Database, claimed: Claim, reading: Reading, card_id: str, software_id: str
 ) -> Closed:
-    packed = (
-        reading.trace.pack() if reading.trace is not None else None
-    )  # before the transaction, which blocks others
+    # before the transaction, which blocks others
+    packed = reading.trace.pack() if reading.trace is not None else None
     with database.write() as session:
         item, deferred = _held(session, claimed)
         if item is None:
@@ -601,7 +601,7 @@ def fail(
 
 
 def listed(database: Database, claimed: Claim) -> Closed:
-    """Close an item that compiled its model: the kernels are stored, and it has no reading."""
+    """Close an item that listed the kernels of its model: they are stored. It has no reading."""
     with database.write() as session:
         item, deferred = _held(session, claimed)
         if item is None:
@@ -790,9 +790,8 @@ def _finished(session: Session, rounds: set[tuple[str, int]]) -> tuple[tuple[str
     The query is a transaction of its own. Otherwise two items that close at once each see the other
     open."""
     session.commit()
-    if isinstance(
-        bind := session.get_bind(), Connection
-    ):  # before the transaction begins: it must not lock
+    # before the transaction begins: it must not lock
+    if isinstance(bind := session.get_bind(), Connection):
         bind.execution_options(sqlite_begin="DEFERRED")
     return tuple(sorted(key for key in rounds if not open_items(session, *key)))
 

@@ -20,13 +20,13 @@ from farm.errors import UsageError
 from farm.jobs import cards
 from farm.jobs.cards import CardStatus
 from farm.jobs.jobs import closed_items
+from farm.store.columns import HAVE_READINGS
 from farm.store.database import database_now, read_clock_s
 from farm.store.tables import (
     CLOSED,
     OPEN,
     ImportedVerdict,
     Item,
-    ItemRole,
     ItemState,
     Job,
     JobState,
@@ -314,7 +314,7 @@ class _Counting:
         after the first, late results, seconds, numbers within `DURATION_BOUNDS_S`."""
         again = case((col(Item.attempts) > 1, col(Item.attempts) - 1), else_=0)
         duration_s = col(Item.ended_at_s) - col(Item.started_at_s)
-        measures = col(Item.role) != ItemRole.COMPILE
+
         within = [func.sum(case((duration_s <= bound, 1), else_=0)) for bound in DURATION_BOUNDS_S]
         return self._per_card(
             func.count(),
@@ -322,7 +322,7 @@ class _Counting:
             func.sum(Item.repeated),
             func.sum(duration_s),
             *within,
-            where=(*where, or_(col(Item.state) != ItemState.DONE, measures)),
+            where=(*where, or_(col(Item.state) != ItemState.DONE, HAVE_READINGS)),
             by=(col(Item.state), col(Item.reused), col(Item.reason)),
         )
 

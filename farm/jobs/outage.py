@@ -1,6 +1,6 @@
-"""Outages: log each cause once, and once that it is over; since when the database has answered
-without delay.
-"""
+"""Outages of the broker and the database: a log with one line for each cause (`Outage`), and the
+time since the database answers without delay (`SteadyAnswers`), before which no card counts as
+lost."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ import logging
 import time
 from collections.abc import Iterator
 
-from farm.errors import BrokerUnreachable, DatabaseUnreachable
+from farm.errors import BrokerUnreachable, DatabaseUnreachable, FarmError
 
-#: An outage that returns within this time is the same outage: it is not logged again. Unit: s.
+#: An outage that returns within this time is the same outage: causes that it has logged are not
+#: logged again. Unit: s.
 SAME_OUTAGE_S = 60.0
 #: An answer of the database that takes this many heartbeats was delayed by an outage.
 LATE_HEARTBEATS = 2
 
 
 class Outage:
-    """The outage of one part of the farm, as one loop meets it. ``what`` does not work; it begins
-    the lines of the log."""
+    """The outage of one part of the farm, as one loop meets it."""
 
     def __init__(self, log: logging.Logger, what: str) -> None:
+        """``what``: begins the lines of the log, such as "Waiting for the database"."""
         self._log, self._what = log, what
         self._logged: set[str] = set()  # the causes of the present or the last outage
-        self.lasts = self._is_news = False
+        self.lasts = False
+        self._is_news = False  # the present outage has written a line
         self._over_s = -SAME_OUTAGE_S
 
     def note(self, error: Exception) -> None:
@@ -33,17 +35,16 @@ class Outage:
             self.lasts, self._is_news = True, False
             if time.monotonic() - self._over_s >= SAME_OUTAGE_S:
                 self._logged.clear()
-        message = getattr(error, "message", str(error))
+        message = error.message if isinstance(error, FarmError) else str(error)
         # The details of a broker's error depend on the command that met it.
         cause = message.partition(": ")[0] if isinstance(error, BrokerUnreachable) else message
         if cause not in self._logged:
             self._logged.add(cause)
             self._is_news = True
-            step = getattr(error, "next_step", None)
-            trace = (
-                error if step is None else None
-            )  # the text of an unexpected error does not show its origin
-            self._log.warning("%s: %s %s", self._what, message, step or "", exc_info=trace)
+            if isinstance(error, FarmError):
+                self._log.warning("%s: %s %s", self._what, message, error.next_step)
+            else:  # its text does not show its origin
+                self._log.warning("%s: %s ", self._what, message, exc_info=error)
 
     def over(self) -> None:
         """Log that the outage is over, if there was one."""
@@ -61,6 +62,7 @@ class SteadyAnswers:
     it answers late. After its clock was set forward, all heartbeats look old."""
 
     def __init__(self, late_s: float) -> None:
+        """``late_s``: an answer that takes longer is late."""
         self._late_s = late_s
         self._since_s = time.monotonic()
         self._ahead_s: float | None = None  # the database's clock, less that of this process

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import insert, update
@@ -41,9 +41,10 @@ from farm.store.tables import (
     Round,
 )
 from farm.subjects.registry import kind_of, kinds_on_several_cards
+from farm.subjects.sweep import packaged_tuples
 from farm.types.measured_constants import MEASURED
 from farm.types.protocol import Protocol, Stopping
-from farm.types.request import Request
+from farm.types.request import PACKAGED_LISTS, Request
 from farm.types.roofline import Roofline, roofline_of
 
 #: The time of an item in addition to window and warm-up: rebuilding, writing, the pause between
@@ -209,10 +210,9 @@ class _Planner:
             operator.kind,
         )
         rows = fetch_values(session, columns, data_of)
-        measurements = [
-            _Measurement(rows[operator_id], protocol_id(request.protocol.with_data(data)), calls)
-            for (operator_id, data), calls in calls_of.items()
-        ]
+        measurements = []
+        for operator_id, protocol, calls in self._protocols(calls_of):
+            measurements.append(_Measurement(rows[operator_id], protocol_id(protocol), calls))
         for operator_id, protocol in slow_protocols(session, request, data_of):
             measurements.append(_Measurement(rows[operator_id], protocol_id(protocol), 1))
         of_job = select(Item.subject_id, Item.protocol_id).where(
@@ -224,6 +224,22 @@ class _Planner:
             for measurement in measurements
             if (measurement.operator.id, measurement.protocol_id) not in existing
         ]
+
+    def _protocols(
+        self, calls_of: Mapping[tuple[str, str], int]
+    ) -> Iterator[tuple[str, Protocol, int]]:
+        """Yield tuple id, protocol and number of calls. In a packaged list, each tuple has its own
+        conditions."""
+        usual = self.request.protocol
+        sweep = self.request.sweep
+        if sweep is not None and sweep.operator in PACKAGED_LISTS:
+            operator_ids = {operator_id for operator_id, _ in calls_of}
+            for packaged in packaged_tuples(sweep.operator):
+                if packaged.spec.id in operator_ids:
+                    yield packaged.spec.id, packaged.protocol(usual.of_whole), 1
+            return
+        for (operator_id, data), calls in calls_of.items():
+            yield operator_id, usual.with_data(data), calls
 
     def _calls(
         self, capture_id: int | None, operator_ids: Sequence[str]
@@ -280,7 +296,9 @@ class _Planner:
         calls_us = []
         for measurement in measurements:
             operator = measurement.operator
-            calls_us.append(roofline.estimate_us(operator.flops, operator.bytes_moved))
+            calls_us.append(
+                roofline.estimate_us(operator.flops, operator.bytes_moved, operator.short_name)
+            )
         return calls_us
 
     def _set_precision(

@@ -1,7 +1,7 @@
 """New items of a job, and those that run its whole model.
 
 All items that run the whole model of a job have one subject. They differ in the card and in the
-role: as long as the kernels of a compiled model are not listed, an item compiles it and measures
+role: as long as the kernels that a model generates are not listed, an item lists them and measures
 nothing."""
 
 from __future__ import annotations
@@ -76,14 +76,14 @@ def wait_on_card(session: Session, job: Job, card_id: str) -> list[Item]:
 
 
 def wholes_of(session: Session, job: Job) -> list[Item]:
-    """Return the whole models of a job; before its kernels are listed, the items that compile."""
+    """Return the whole models of a job; before its kernels are listed, the items that list them."""
     role = _role_in_newest_round(session, job)
     return _fresh(session, *_runs_variant(job.id), Item.role == role)
 
 
 def role_of_wholes(session: Session, capture_id: int | None) -> ItemRole:
-    """The role of the items that run the whole model in a round with this capture. The kernels of a
-    compiled model are listed first."""
+    """The role of the items that run the whole model in a round with this capture. Generated
+    kernels are listed first."""
     return ItemRole.COMPILE if is_unlisted(session, capture_id) else ItemRole.WHOLE
 
 

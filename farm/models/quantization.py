@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from farm.errors import FarmError, UnsupportedModel, UsageError, told
+from farm.models.card_questions import without_context
 from farm.types.protocol import QUANTIZE_SCHEMES, Variant
 
 if TYPE_CHECKING:
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
 PACKAGE = "torchao"
 INSTALL = "pip install 'operator-farm[quantization]'"
+#: torchao changes settings of the compiler for the whole process unless it is told not to: all
+#: models that are compiled later would search over kernel configurations on the card (coordinate
+#: descent). How a model is compiled is the choice of the variant.
+_COMPILER_AS_IT_IS = {"set_inductor_config": False}
 _GROUP = 128  # weights that share a scale in int4-weights, torchao's default
 #: The compute capability for which a model on meta is built: that of an H100 or H200.
 _PLANNED_CAPABILITY = (9, 0)
@@ -50,26 +55,26 @@ class Scheme:
 
 SCHEMES: dict[str, Scheme] = {
     "int8-weights": Scheme(
-        lambda torchao: torchao.Int8WeightOnlyConfig(),
+        lambda torchao: torchao.Int8WeightOnlyConfig(**_COMPILER_AS_IT_IS),
         ("float32", "float16", "bfloat16"),
         on_cpu=True,
     ),
     "int8": Scheme(
-        lambda torchao: torchao.Int8DynamicActivationInt8WeightConfig(),
+        lambda torchao: torchao.Int8DynamicActivationInt8WeightConfig(**_COMPILER_AS_IT_IS),
         ("float32", "float16", "bfloat16"),
         on_cpu=True,
         eager_on_card=False,
     ),
     "int4-weights": Scheme(
         lambda torchao: torchao.Int4WeightOnlyConfig(
-            group_size=_GROUP, int4_packing_format="tile_packed_to_4d"
+            group_size=_GROUP, int4_packing_format="tile_packed_to_4d", **_COMPILER_AS_IT_IS
         ),
         ("bfloat16",),
         multiple=_GROUP,
     ),
     "fp8": Scheme(
         lambda torchao: torchao.Float8DynamicActivationFloat8WeightConfig(
-            granularity=torchao.PerRow()
+            granularity=torchao.PerRow(), **_COMPILER_AS_IT_IS
         ),
         ("bfloat16",),
         multiple=16,
@@ -234,9 +239,10 @@ def import_quietly() -> None:
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
     try:
-        import torchao.quantization
+        with without_context():
+            import torchao.quantization
 
-        with contextlib.suppress(ImportError):
+        with without_context(), contextlib.suppress(ImportError):
             import torchao.prototype.safetensors.safetensors_support  # noqa: F401
     finally:
         for logger, level in zip(loggers, levels, strict=True):

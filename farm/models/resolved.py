@@ -180,9 +180,8 @@ class ResolvedModel:
             module = module.to(memory_format=memory_format)  # type: ignore[call-overload]
         trains = variant.mode == "train"
         if not (maker.keeps_modes and trains and module.training):
-            with contextlib.suppress(
-                NotImplementedError
-            ):  # an exported module has the mode of its export
+            # an exported module has the mode of its export
+            with contextlib.suppress(NotImplementedError):
                 module.train(trains)
         return quantization.quantized(module, variant) if variant.quantize else module
 

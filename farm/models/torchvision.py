@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from farm.models.card_questions import without_context
 from farm.models.entry import ModelEntry, costs_of
 from farm.models.source import Source
 
@@ -113,4 +114,5 @@ def _missing_operators() -> Any:
 def imported_after_torchvision(package: str) -> Any:
     """Imports a package that imports torchvision; applies the fix of `torchvision_models` first."""
     torchvision_models()
-    return importlib.import_module(package)
+    with without_context():
+        return importlib.import_module(package)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 from farm.errors import CaptureError, told
+from farm.models.card_questions import without_context
 
 _OF_THE_FARM = ("farm", "tasks", "cli")
 
@@ -23,11 +24,11 @@ class EndsProcess(SystemExit):
 @contextlib.contextmanager
 def user_code() -> Iterator[None]:
     """A context for user code: what it prints goes to stderr, and ``os._exit`` raises
-    `EndsProcess`.
+    `EndsProcess`. Its questions about the card's capability create no CUDA context.
 
     A child process that user code forks may call ``os._exit``, and so may the farm.
     """
-    with contextlib.redirect_stdout(sys.stderr), _without_exit():
+    with contextlib.redirect_stdout(sys.stderr), _without_exit(), without_context():
         try:
             yield
         except (Exception, SystemExit, KeyboardInterrupt, GeneratorExit):

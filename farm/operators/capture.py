@@ -395,9 +395,8 @@ class WatchedOperators(TorchDispatchMode):
         if any(kind.__name__ in WRAPPERS or is_composite(kind) for kind in types):
             # PyTorch then runs the operators of this rank or of the parts, which come here again
             return NotImplemented
-        if (
-            func is torch.ops.prim.device.default
-        ):  # the most frequent call on fake tensors; it runs nothing
+        # the most frequent call on fake tensors; it runs nothing
+        if func is torch.ops.prim.device.default:
             return actual_device(args[0])
         return self.call(func, args, kwargs or {})
 
@@ -593,9 +592,8 @@ class _OpenCall:
     costly: list[str] = field(default_factory=list)  # aten operators that cost anything
     flops: int = 0
     written: set[int] = field(default_factory=set)  # addresses of the storages that it wrote
-    values_read: list[tuple[torch.Tensor, Any]] = field(
-        default_factory=list
-    )  # (tensor, value) that the host read
+    # (tensor, value) that the host read
+    values_read: list[tuple[torch.Tensor, Any]] = field(default_factory=list)
 
 
 class ForwardRecorder(Recorder):

@@ -117,9 +117,8 @@ class CallTrace:
     new_bytes: int = 0
     input_bits: tuple[str, ...] = ()
     inference: bool = field(default=False, compare=False)
-    trained: tuple[bool, ...] = field(
-        default=(), compare=False
-    )  # of each input: a trained parameter, or a view of one
+    # of each input: a trained parameter, or a view of one
+    trained: tuple[bool, ...] = field(default=(), compare=False)
     # the integers among the inputs had values, and were not fake
     has_values: bool = field(default=True, compare=False)
 
@@ -173,18 +172,15 @@ class CapturedPass:
         str, ...
     ] = ()  # messages about aten operators without an owner: where each ran, and the reason
     overlaps: tuple[str, ...] = ()  # the same for aten operators with two owners
-    mismatches: Mapping[str, str] = field(
-        default_factory=dict
-    )  # tuple id -> how it differs from the call that ran
+    # tuple id -> how it differs from the call that ran
+    mismatches: Mapping[str, str] = field(default_factory=dict)
     device_type: str = "cpu"
     grad_enabled: bool = False
     training: bool = False
-    operators: Counter[str] = field(
-        default_factory=Counter
-    )  # calls of each aten operator that runs a kernel
-    traces: dict[str, CallTrace] = field(
-        default_factory=dict, compare=False
-    )  # by tuple id: of its first call
+    # calls of each aten operator that runs a kernel
+    operators: Counter[str] = field(default_factory=Counter)
+    # by tuple id: of its first call
+    traces: dict[str, CallTrace] = field(default_factory=dict, compare=False)
     slots: tuple[int | None, ...] = field(default=(), compare=False, repr=False)
     integers: dict[int, torch.UntypedStorage] = field(
         default_factory=dict, compare=False, repr=False

@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+
+# this function itself: models of the catalog replace the attribute
 from torch.cuda import (
     is_current_stream_capturing,
-)  # this function itself: models of the catalog replace the attribute
+)
 from torch.utils._python_dispatch import _disable_current_modes
 
 from farm.errors import TupleRejected

@@ -298,9 +298,8 @@ class FakeTensors:
             return self._copies[id(tree)][1]
         if isinstance(tree, PackedSequence):
             orders = [order if order is None else self.tensor(order) for order in tree[2:]]
-            return PackedSequence(
-                self.tensor(tree.data), tree.batch_sizes, *orders
-            )  # the host reads these sizes
+            # the host reads these sizes
+            return PackedSequence(self.tensor(tree.data), tree.batch_sizes, *orders)
         if isinstance(tree, tuple):
             entries = [self.tree(entry) for entry in tree]
             return type(tree)(*entries) if hasattr(tree, "_fields") else type(tree)(entries)
@@ -470,6 +469,9 @@ def _holds_tensors(value: Any, visited: dict[int, bool]) -> bool:
 
 _GROUPED_PRODUCT = torch.ops.aten._grouped_mm.default
 _HISTOGRAM = torch.ops.aten.histc.default
+#: Its meta function reads an attribute of fake tensors in PyTorch 2.11.
+_PACKED_PRODUCT = torch.ops.aten._weight_int4pack_mm.default
+_PACKED_COLUMNS = 8
 _DEFAULT_BINS = 100
 _ROW_ALIGNMENT_BYTES = 16
 _ShapeAndStride = tuple[tuple[int, ...], tuple[int, ...]]
@@ -481,6 +483,9 @@ def _made_on_card(func: Any, args: Any, kwargs: Any) -> _ShapeAndStride | None:
     if func is _HISTOGRAM:
         bins = int(args[1]) if len(args) > 1 else _DEFAULT_BINS
         return None if args[0].is_floating_point() else ((bins,), (1,))
+    if func is _PACKED_PRODUCT:
+        columns = int(args[1].shape[0]) * _PACKED_COLUMNS
+        return (int(args[0].shape[0]), columns), (columns, 1)
     is_missing = func is _GROUPED_PRODUCT and args[0].dtype is not torch.bfloat16
     if not is_missing or kwargs.get("out_dtype") is not None:
         return None
@@ -552,9 +557,8 @@ class _RealIntegers(TorchDispatchMode):
         with torch._C._DisableTorchDispatch():
             out = func(*args, **kwargs)
             if kwargs.get("device") == self.fakes.device or not all(map(self.fakes.on_host, real)):
-                self.fakes.put_on_card(
-                    out
-                )  # also for `a.type_as(b)`, which names the device of a real `b`, a CPU
+                # also for `a.type_as(b)`, which names the device of a real `b`, a CPU
+                self.fakes.put_on_card(out)
             return out
 
     def _run_ctc_loss(
@@ -610,9 +614,8 @@ class _RealIntegers(TorchDispatchMode):
                 out = func(*meta_args, **meta_kwargs | meta)
             except (RuntimeError, NotImplementedError):  # it has no meta implementation
                 return bool(real)
-        most = max(
-            self.made, 8 * sum(tensor.nbytes for tensor in real)
-        )  # also integers from booleans
+        # also integers from booleans
+        most = max(self.made, 8 * sum(tensor.nbytes for tensor in real))
         if not real and not any(tensor.numel() for tensor in tensors_in(out)):
             return False  # it has no values, and a model may resize it to be like a fake tensor
         return all(tensor.untyped_storage().nbytes() <= most for tensor in tensors_in(out))

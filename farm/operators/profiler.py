@@ -25,9 +25,8 @@ RANGE = "farm.call "  # prefix of the ranges that name an operator call to the p
 #: Converts a run to the form that is measured, for example to the replay of a CUDA graph.
 Record = Callable[[Callable[[], object]], Callable[[], object]]
 
-Counts = tuple[
-    Counter[str], Counter[str]
-]  # launches of each kernel and their time in us; on a CPU only operators
+# launches of each kernel and their time in us; on a CPU only operators
+Counts = tuple[Counter[str], Counter[str]]
 
 
 def profiled(run: Callable[[], object], device: torch.device) -> Counts:
@@ -127,9 +126,8 @@ class EagerPass:
 
     capture: CapturedPass
     unobserved: Counter[str]  # counts of the unwatched pass
-    unobserved_times_us: Counter[
-        str
-    ]  # of each kernel in the unwatched pass, all launches together; empty on the CPU
+    # of each kernel in the unwatched pass, all launches together; empty on the CPU
+    unobserved_times_us: Counter[str]
 
 
 @dataclass(frozen=True)

@@ -166,9 +166,8 @@ def _with_tuples(
 
 
 def _inference(inference: bool) -> contextlib.AbstractContextManager[Any]:
-    return (
-        torch.inference_mode() if inference else contextlib.nullcontext()
-    )  # the mode False enables gradients
+    # the mode False enables gradients
+    return torch.inference_mode() if inference else contextlib.nullcontext()
 
 
 def _trace_on_fakes(

@@ -79,7 +79,8 @@ class Expansion:
         """
         if self.sweep.operator in PACKAGED_LISTS:
             self.tried = 1
-            yield {spec: cost(spec) for spec in packaged_tuples(self.sweep.operator)}
+            specs = [packaged.spec for packaged in packaged_tuples(self.sweep.operator)]
+            yield {spec: cost(spec) for spec in specs}
             return
         recipe = RECIPES[self.sweep.operator]
         builder = Builder(self.sweep.operator, recipe)

@@ -12,10 +12,16 @@ import sqlalchemy
 from sqlmodel import Session
 
 from farm.store.columns import READING
+from farm.types.measured_constants import MEASURED
 
 Quantity = Literal["time", "energy"]
 
 LEAST_ON_CARDS = 5  # tuples and wholes on several cards, for a spread between cards
+#: The spread of a card model of which too few were measured: the largest known one.
+USUAL_SPREADS: dict[Quantity, float] = {
+    "time": MEASURED["card_spread_time"].value,
+    "energy": MEASURED["card_spread_energy"].value,
+}
 
 
 def card_spread(session: Session, model: str) -> dict[Quantity, float]:
@@ -66,14 +72,14 @@ def between_cards(
         cards: the ids of the cards of each side.
 
     Returns:
-        Half-widths of 95 % intervals; {} if both sides are of one card. A side whose spread is
-        unknown counts as 0.
+        Half-widths of 95 % intervals; {} if both sides are of one card. If the spread of a card
+        model is unknown, it counts as that of `USUAL_SPREADS`.
     """
     if len(set(itertools.chain(*cards))) < 2:
         return {}
-    spreads = {model: card_spread(session, model) for model in models}
-    return {
-        quantity: math.hypot(*(spreads[model].get(quantity, 0.0) for model in models))
-        / math.sqrt(2)
-        for quantity in get_args(Quantity)
-    }
+    spreads = {model: USUAL_SPREADS | card_spread(session, model) for model in set(models)}
+    between: dict[Quantity, float] = {}
+    for quantity in get_args(Quantity):
+        of_sides = [spreads[model][quantity] for model in models]
+        between[quantity] = math.hypot(*of_sides) / math.sqrt(2)
+    return between

@@ -14,8 +14,8 @@ from sqlmodel import Session
 from farm.report.compared_rows import side_of_row
 from farm.report.compared_side import LoadedSide
 from farm.report.comparison import ComparedKernels, ComparedRow
+from farm.report.kernels import paths_of, pattern_of, patterns_of
 from farm.report.matching import Counted
-from farm.report.operators import paths_of, pattern_of, patterns_of
 from farm.store import tables
 from farm.store.captures import PlacedCall, placed_calls
 from farm.store.columns import OPERATOR

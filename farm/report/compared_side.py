@@ -327,9 +327,8 @@ def _models_of(session: Session, filters: Filters) -> tuple[list[ComparedModel],
     query = query.where(
         *(ITEM.role == "whole", ITEM.reading_id == READING.id, JOB.id == ITEM.job_id),
         *(VERDICT.job_id == JOB.id, OF_WHOLES),
-        READING.subject_id.in_(
-            sqlalchemy.select(VARIANT.id)
-        ),  # by its index, not through all readings of a card
+        # by its index, not through all readings of a card
+        READING.subject_id.in_(sqlalchemy.select(VARIANT.id)),
     )
     rows: list[Any] = []
     for conditions in selection.where():

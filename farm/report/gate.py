@@ -246,8 +246,9 @@ def judge(session: Session, found: SideComparison, gate: Gate) -> Judgement:
     rows = []
     for (quantity, level, name), value in _values(found, gate).items():
         a, b = value.a, value.b
-        change = b.value / a.value - 1
-        half_width = (1 + change) * math.hypot(a.relative, b.relative, spread.get(quantity, 0.0))
+        ratio = b.divided_by(a)
+        change = ratio.value - 1
+        half_width = math.hypot(ratio.half_width, ratio.value * spread.get(quantity, 0.0))
         low = change - half_width
         rows.append(
             JudgedRow(

@@ -1,34 +1,21 @@
-"""The operator tuples of a model: calls, FLOPs, bytes and share of the estimated cost. The kernels
-of a compiled model: their sources in the model and their rates. Nothing is measured here."""
+"""The operator tuples of a model: calls, FLOPs, bytes and share of the estimated cost. Nothing is
+measured here."""
 
 from __future__ import annotations
 
-import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sqlmodel import Session, col, select
-
 from farm.errors import FarmError
-from farm.store import tables
-from farm.store.captures import known_tuples
-from farm.store.columns import OPERATOR
-from farm.store.database import by_key, fetch_values
-from farm.subjects.label import fused_names
-from farm.types.figure import value_of
 from farm.types.format import told_apart
 from farm.types.protocol import Variant
 from farm.types.roofline import Roofline, roofline_of
 from farm.types.tuple import NeededTuple
-from farm.verdict.cost_line import CostLine
-from farm.verdict.rates import Rates, rule_of
 
 if TYPE_CHECKING:
     from farm.training.extract import Extraction
-
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 @dataclass(frozen=True)
@@ -57,11 +44,10 @@ class Operators:
     model_flops: int
     gaps: tuple[str, ...] = ()
     refusal: FarmError | None = None  # why the tuples cannot be summed; None: they can
-    # only of a compiled model: the card model for which its kernels were generated
+    # only of generated kernels (`farm.report.kernels`): the card model that they are for
     card_model: str = ""
-    mismatches: Mapping[str, str] = field(
-        default_factory=dict
-    )  # label -> why the tuple is not measured
+    # label of a row -> why the tuple is not measured
+    mismatches: Mapping[str, str] = field(default_factory=dict)
     note_on_values: str = ""  # which calls depend on values of the example input
 
     def to_json(self) -> dict[str, Any]:
@@ -82,15 +68,17 @@ class Operators:
 def operators(
     variant: Variant, extracted: Extraction, roofline: Roofline | None = None
 ) -> Operators:
-    """The tuples of a variant with the cost of each. The cost shares are estimates for a generic
-    GPU without a `roofline`."""
+    """The tuples of a variant with the cost of each. The cost shares are estimates: with the peaks
+    of `roofline`; by default, of a generic GPU."""
     peaks = roofline or roofline_of("cuda", "", dtype=variant.computes_in)
     gaps, refusal = extracted.capture.gaps, extracted.refusal(variant.model)
     needed = extracted.needed()
-    mismatches = {entry.label: entry.mismatch for entry in needed if entry.mismatch}
+    rows = rows_of(needed, peaks)
+    label_of = {row.operator_id: row.label for row in rows}
+    mismatches = {label_of[entry.operator_id]: entry.mismatch for entry in needed if entry.mismatch}
     return Operators(
         variant,
-        _rows(needed, peaks),
+        rows,
         extracted.model_flops,
         gaps,
         refusal,
@@ -173,27 +161,12 @@ def compare_inputs(name: str, *sides: Extraction) -> ComparedInputs:
     )
 
 
-def compiled_operators(session: Session, variant: Variant, device_type: str) -> Operators:
-    """Return the stored kernels and library calls of a compiled variant, of the card model that
-    compiled it last. Raises `NoReadings` if no card has compiled it."""
-    capture = tables.Capture
-    observed = select(capture).where(
-        capture.variant_id == variant.id, col(capture.compiled).is_not(None)
-    )
-    newest = session.exec(observed.order_by(col(capture.id).desc())).first()
-    card_model = ""
-    if newest:
-        card_model, device_type = newest.card_model, newest.device_type
-    needed = known_tuples(session, variant, device_type, "", card_model)
-    peaks = roofline_of(device_type, card_model, dtype=variant.computes_in)
-    model_flops = session.get_one(tables.ModelVariant, variant.id).model_flops
-    return Operators(variant, _rows(needed, peaks), model_flops, card_model=card_model)
-
-
-def _rows(needed: Sequence[NeededTuple], peaks: Roofline) -> tuple[OperatorRow, ...]:
+def rows_of(needed: Sequence[NeededTuple], peaks: Roofline) -> tuple[OperatorRow, ...]:
     weights_us = []
     for entry in needed:
-        weights_us.append(entry.all_calls * peaks.estimate_us(entry.flops, entry.bytes_moved))
+        weights_us.append(
+            entry.all_calls * peaks.estimate_us(entry.flops, entry.bytes_moved, entry.short_name)
+        )
     total_us = sum(weights_us)
     labels = told_apart({entry.operator_id: entry.label for entry in needed})
     rows = []
@@ -210,108 +183,3 @@ def _rows(needed: Sequence[NeededTuple], peaks: Roofline) -> tuple[OperatorRow, 
             )
         )
     return tuple(sorted(rows, key=lambda row: (-row.estimated_cost_share, row.label)))
-
-
-# ------------------------------------------------------------------------------------------------
-# kernels
-
-
-@dataclass(frozen=True)
-class KernelRow:
-    """A generated kernel or a library call of a compiled model."""
-
-    rates: Rates
-    fused: tuple[str, ...]  # names of the aten operators that a generated kernel computes
-    # paths of the modules that the kernel was fused from; * stands for several numbers
-    modules: tuple[str, ...]
-
-    @property
-    def line(self) -> CostLine:
-        return self.rates.line
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "operator_id": self.line.subject.operator_id,
-            "operator": self.line.subject.short_name,
-            "fused": self.fused,
-            "modules": self.modules,
-            "calls": self.line.count,
-            "time_us": value_of(self.line.time_us),
-            **self.rates.to_json(),
-        }
-
-
-@dataclass(frozen=True)
-class CompiledJob:
-    """The kernels of a compiled job, the most expensive first, and the number of graph breaks by
-    reason.
-    """
-
-    kernels: tuple[KernelRow, ...]
-    graph_breaks: Mapping[str, int]
-    peaks: Roofline
-
-    @property
-    def rule(self) -> str:
-        """What the mark of a row and the column `roofline` mean."""
-        return rule_of(self.peaks)
-
-    @property
-    def breaks(self) -> str:
-        """The number of graph breaks, and the first line of each reason."""
-        reasons = (
-            f"{reason.strip().partition(chr(10))[0]} (×{n})"
-            for reason, n in self.graph_breaks.items()
-        )
-        return "; ".join([str(sum(self.graph_breaks.values())), *reasons])
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "kernels": [row.to_json() for row in self.kernels],
-            "graph_breaks": dict(self.graph_breaks),
-            "peaks": vars(self.peaks),
-        }
-
-
-def compiled_job(
-    session: Session, capture: tables.Capture, lines: Sequence[CostLine], peaks: Roofline
-) -> CompiledJob | None:
-    """Return the kernels of a job; None if its capture is not of a compiled model."""
-    if capture.compiled is None:
-        return None
-    paths: dict[str, list[str]] = defaultdict(list)
-    calls = select(tables.Call.operator_id, tables.Call.module_path).where(
-        tables.Call.capture_id == capture.id
-    )
-    for operator_id, path in session.exec(calls.order_by(col(tables.Call.call_index))):
-        paths[operator_id] += paths_of(path)
-    stored = fetch_values(session, (OPERATOR.id, OPERATOR.parameters), paths)
-    total_us = sum(line.total_us for line in lines)
-    rows = []
-    for line in lines:
-        operator_id = line.subject.operator_id
-        rows.append(
-            KernelRow(
-                Rates.of(line, total_us, peaks),
-                fused=tuple(fused_names(stored[operator_id].parameters.get("fused") or "")),
-                modules=patterns_of(paths[operator_id]),
-            )
-        )
-    rows.sort(key=lambda row: (-row.line.total_us, -row.line.weight_us))
-    return CompiledJob(tuple(rows), capture.compiled.get("graph_breaks") or {}, peaks)
-
-
-def paths_of(text: str) -> list[str]:
-    """The module paths of a launch."""
-    return text.split(", ") if text else []
-
-
-def pattern_of(path: str) -> str:
-    """Return a module path with ``*`` for each number: ``h.*.mlp.act``."""
-    return _NUMBER.sub("*", path)
-
-
-def patterns_of(paths: Iterable[str]) -> tuple[str, ...]:
-    """Return distinct paths; paths that differ only in numbers become one pattern."""
-    groups = by_key(pattern_of, dict.fromkeys(paths))
-    return tuple(alike[0] if len(alike) == 1 else pattern for pattern, alike in groups.items())

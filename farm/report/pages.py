@@ -20,7 +20,7 @@ class ResultPages(Protocol):
     A function that writes a file raises `UsageError` if it cannot, or if a package is missing.
 
     Example:
-        >>> writer = extensions.result_pages("--html")
+        >>> writer = extensions.result_pages("--html")  # the option, for the text of an error
         >>> writer.check_page(Path("report.html"))  # before the work that the page shows
         >>> writer.write_jobs(session, Path("report.html"), [report])
     """
@@ -29,9 +29,10 @@ class ResultPages(Protocol):
         """Raise `UsageError` if no page can be written to this file."""
 
     def write_jobs(self, session: Session, path: Path, reports: Sequence[Report]) -> None:
-        """Write one page of jobs."""
+        """Write one page of jobs. The session reads what their reports lack: readings, layers and
+        fingerprints of cards."""
 
-    def write_history(self, path: Path, model: str, rows: list[HistoryRow]) -> None:
+    def write_history(self, path: Path, model: str, rows: Sequence[HistoryRow]) -> None:
         """Write one page of the results of a model over time (`farm.report.history`)."""
 
     def write_schemes(self, path: Path, compared: SchemeComparison) -> None:

@@ -21,10 +21,12 @@ from sqlalchemy.orm import defer
 from sqlmodel import Session, col, select
 
 from farm.errors import NoSuchJob
-from farm.report.breakdowns import AllLayers, OwnerRow, PlacementRow, all_layers, owners, placements
-from farm.report.operators import CompiledJob, compiled_job
+from farm.report.all_layers import AllLayers, all_layers
+from farm.report.kernels import JobKernels, job_kernels
+from farm.report.owners import OwnerRow, owners
+from farm.report.placements import PlacementRow, placements
 from farm.store import item_state, tables
-from farm.store.captures import is_unlisted
+from farm.store.captures import is_unlisted, tuples_of_capture
 from farm.store.columns import ITEM, READING
 from farm.store.database import fetch, values
 from farm.store.tables import CLOSED, ItemRole, ItemState, JobState
@@ -32,7 +34,7 @@ from farm.types import format as formats
 from farm.types.card_kind import OfCardKind
 from farm.types.details import RankFigures
 from farm.types.figure import share_of, value_of
-from farm.types.protocol import Protocol
+from farm.types.protocol import Protocol, Variant
 from farm.types.reading import OtherCalls, Verification, inside_s
 from farm.types.request import OfJobKind, Request
 from farm.types.roofline import Roofline
@@ -42,6 +44,7 @@ from farm.verdict.corrections import cost_in_model
 from farm.verdict.cost_line import CostGroup, CostLine, merged
 from farm.verdict.figures import CallCost, PerToken, ReadingView
 from farm.verdict.job_results import JobResults
+from farm.verdict.token_floor import TokenFloor, has_floor, implementation_of, token_floor
 from farm.verdict.verdict import VERDICT_SCHEMA, Sums, Verdict
 
 SCHEMA = 1
@@ -203,13 +206,19 @@ class Report(OfJobKind):
     owners: tuple[OwnerRow, ...] = ()  # only for a training step
     # only if tuples were measured with tensors in slow memory
     placements: tuple[PlacementRow, ...] = ()
-    compiled: CompiledJob | None = None  # only of a compiled model
+    compiled: JobKernels | None = None  # only of a compiled model
     ranks: tuple[RankFigures, ...] = ()  # of the whole model on several cards
+    floor: TokenFloor | None = None  # only of a decode
 
     @property
     def cost(self) -> CostGroup:
         """The cost of all operator types together."""
         return merged(row.cost for row in self.types)
+
+    @property
+    def implementation(self) -> str:
+        """Which implementation tokens per second are of; "" for a model without tokens."""
+        return implementation_of(Request.from_json(self.request).variant)
 
     @property
     def per_token(self) -> PerToken:
@@ -233,6 +242,8 @@ class Report(OfJobKind):
             "all_layers": self.all_layers and self.all_layers.to_json(),
             "compiled": self.compiled and self.compiled.to_json(),
             "ranks": [plain(rank) for rank in self.ranks],
+            "implementation": self.implementation,
+            "floor": self.floor and self.floor.to_json(),
         }
         data: dict[str, Any] = {"schema": SCHEMA}
         data |= {name: value for name, value in vars(self).items() if name not in optional}
@@ -269,11 +280,14 @@ def build(session: Session, job_id: str) -> Report:
     origins = _origins(results)
     software_ids = dict.fromkeys(software_id for _, software_id in origins)
 
-    layers = rows_of_owners = None
-    if variant and variant.layers and capture:
-        layers = all_layers(results, variant, capture, verdict)
-    if results.capture_id:
-        rows_of_owners = owners(session, results.capture_id, tuples, protocol.data)
+    layers = compiled = None
+    rows_of_owners: tuple[OwnerRow, ...] = ()
+    if variant and capture and capture.id:
+        if variant.layers:
+            layers = all_layers(results, variant, capture, verdict)
+        rows_of_owners = owners(session, capture.id, tuples, protocol.data)
+        if capture.compiled is not None:
+            compiled = job_kernels(session, capture, tuples, results.roofline)
     return Report(
         job_id=job.id,
         title=job.title,
@@ -302,11 +316,28 @@ def build(session: Session, job_id: str) -> Report:
         eagerly=_eagerly(results),
         origin=_imported_from(session, job_id),
         all_layers=layers,
-        owners=rows_of_owners or (),
+        owners=rows_of_owners,
         placements=placements(results),
-        compiled=compiled_job(session, capture, tuples, results.roofline) if capture else None,
+        compiled=compiled,
         ranks=_ranks(results),
+        floor=_floor(results, variant, tuples),
     )
+
+
+def _floor(
+    results: JobResults, variant: Variant | None, lines: Sequence[CostLine]
+) -> TokenFloor | None:
+    """Return the floor of a decode that was captured."""
+    if variant is None or not results.capture_id or not has_floor(variant):
+        return None
+    calls = Counter[str]()
+    total_us: dict[str, float] = defaultdict(float)
+    for line in lines:
+        calls[line.subject.operator_id] += line.count
+        total_us[line.subject.operator_id] += line.total_us
+    times_us = {id_: total_us[id_] / number for id_, number in calls.items() if number}
+    needed = tuples_of_capture(results.session, results.capture_id, variant.data_of_calls)
+    return token_floor(needed, times_us, results.roofline)
 
 
 def _verdict_rows(session: Session, job_id: str) -> dict[int, tables.VerdictRow]:

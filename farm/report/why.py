@@ -11,6 +11,7 @@ from farm.errors import NoReadings
 from farm.report.report import Report, build
 from farm.store import tables
 from farm.store.captures import PlacedCall, placed_calls
+from farm.types.protocol import Variant
 from farm.types.request import Request
 from farm.verdict.causes import Cause, Why, largest_causes, rates_of
 from farm.verdict.job_results import JobResults
@@ -31,6 +32,8 @@ def why(session: Session, job_id: str) -> Why:
         raise NoReadings(
             f"No operator of job {job_id} is measured.", "Wait for the job, or run it again."
         )
+    variant = Request.from_json(report.request).variant
+    fused = variant is not None and variant.generates_kernels
     calls = _calls_in_order(session, results, report)
     rows = rates_of(report.tuples, results.roofline)
     return Why(
@@ -40,9 +43,9 @@ def why(session: Session, job_id: str) -> Why:
         causes=largest_causes(
             rows,
             [(call.operator_id, call.data) for call in calls],
-            compiled=report.compiled is not None,
-            half_rate=_half_rate(report, results),
-            launch_gap=_launch_gap(report, total_us),
+            fused=fused,
+            half_rate=_half_rate(variant, report, results),
+            launch_gap=_launch_gap(report, total_us, fused),
         ),
         peaks=results.roofline,
     )
@@ -54,13 +57,13 @@ def _calls_in_order(session: Session, results: JobResults, report: Report) -> Se
     return placed_calls(session, results.capture_id, report.protocol.data)
 
 
-def _launch_gap(report: Report, sum_us: float) -> Iterator[Cause]:
+def _launch_gap(report: Report, sum_us: float, fused: bool) -> Iterator[Cause]:
     """The time that an eager pass takes longer than a CUDA graph of the same work."""
     gap_us = report.verdict.launch_gap_us
     if gap_us is None or gap_us <= 0:
         return
     remedies = "A CUDA graph or a larger batch avoids that."
-    if report.compiled is None:
+    if not fused:
         remedies = "A CUDA graph, `--compile` or a larger batch avoids that."
     yield Cause(
         "launch",
@@ -71,9 +74,8 @@ def _launch_gap(report: Report, sum_us: float) -> Iterator[Cause]:
     )
 
 
-def _half_rate(report: Report, results: JobResults) -> float | None:
+def _half_rate(variant: Variant | None, report: Report, results: JobResults) -> float | None:
     """See `largest_causes`."""
-    variant = Request.from_json(report.request).variant
     if variant is None or variant.computes_in != "float32" or report.protocol.tf32:
         return None
     return results.roofline_for("bfloat16").flops_per_s / results.roofline.flops_per_s

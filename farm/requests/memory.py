@@ -171,10 +171,11 @@ def memory_need(
         return MemoryNeed(card_bytes, extract(variant).least_peak_bytes)
     memory = _memory_of_one(dataclasses.replace(variant, batch=1))
     cache_bytes = 0
+    # a prefill fills a cache with the length of the prompt
     if variant.phase in (
         "prefill",
         "decode",
-    ):  # a prefill fills a cache with the length of the prompt
+    ):
         filled = dataclasses.replace(
             variant,
             batch=1,

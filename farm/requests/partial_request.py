@@ -40,9 +40,8 @@ class Defaults:
 
 #: Kind of card -> its defaults.
 DEFAULTS = {
-    "cuda": Defaults(
-        batch=32, launch="graph", stopping=Stopping(), data="seen"
-    ),  # values change power by 5 % (H200)
+    # values change power by 5 % (H200)
+    "cuda": Defaults(batch=32, launch="graph", stopping=Stopping(), data="seen"),
     # A CPU has no graphs and rarely an energy counter, so short windows are enough: resnet18 takes
     # about two minutes.
     "cpu": Defaults(
@@ -61,7 +60,7 @@ DEFAULTS = {
 
 def default_data(card_kind: str, variant: Variant) -> str:
     """The default data class of a variant on a kind of card."""
-    if variant.compile:
+    if variant.generates_kernels:
         return variant.data_of_calls
     return DEFAULTS[card_kind].data if variant.records_values else "normal"
 
@@ -294,23 +293,23 @@ def operator_names(text: str) -> tuple[str, ...]:
 
 
 def check_names(requests: Iterable[Request]) -> None:
-    """Raise `UnknownOperator` if a request names an operator that neither PyTorch nor a compiled
-    model has."""
-    compiled_names, eager_names, eager_variants = set[str](), set[str](), []
+    """Raise `UnknownOperator` if a request names an operator that neither PyTorch nor a generated
+    kernel has."""
+    kernel_names, operator_names, variants = set[str](), set[str](), []
     for request in requests:
-        if request.variant is not None and request.variant.compile:
-            compiled_names.update(named(request.operators))
+        if request.variant is not None and request.variant.generates_kernels:
+            kernel_names.update(named(request.operators))
             continue
-        eager_names.update(named(request.operators))
+        operator_names.update(named(request.operators))
         if request.variant is not None:
-            eager_variants.append(request.variant)
-    check_kernel_names(compiled_names)
-    check_operator_names(eager_names, eager_variants)
+            variants.append(request.variant)
+    check_kernel_names(kernel_names)
+    check_operator_names(operator_names, variants)
 
 
 def check_kernel_names(names: Iterable[str]) -> None:
-    """Raise `UnknownOperator` if a compiled model has no operator (a kind of kernels, or aten) with
-    one of these names."""
+    """Raise `UnknownOperator` if no kind of generated kernels and no overload of aten has one of
+    these names."""
     names = sorted({*names})
     if not names:
         return

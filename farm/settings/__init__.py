@@ -72,63 +72,52 @@ class Settings(BaseSettings):
     compiler_cache_dir: Path = Field(
         default_factory=lambda: Path(platformdirs.user_cache_dir("farm")) / "compiler"
     )
-    compiler_cache_gib: float = Field(
-        8, ge=0
-    )  # beyond it, the oldest files are removed at the start of a compilation
+    # beyond it, the oldest files are removed at the start of a compilation
+    compiler_cache_gib: float = Field(8, ge=0)
     # that compile models ahead of their turn on this host, together; 0: none
     compile_processes: int = Field(default=0, ge=0)
-    lock_dir: Path = Field(
-        default_factory=_lock_dir
-    )  # of the cards' locks, shared by all workers of the host
+    # of the cards' locks, shared by all workers of the host
+    lock_dir: Path = Field(default_factory=_lock_dir)
     host: str = Field(default_factory=socket.gethostname)  # must be unique in the farm
     host_id: str = ""  # for the id of the CPU card. "": derived from the host name and machine id
-    models: dict[str, str] = Field(
-        default_factory=dict
-    )  # name -> 'module:function', or a folder with a config.json
+    # name -> 'module:function', or a folder with a config.json
+    models: dict[str, str] = Field(default_factory=dict)
     # folders with the modules of `models`, searched after all that is installed
     models_path: str = ""
-    losses: dict[str, str] = Field(
-        default_factory=dict
-    )  # name of a model of the user -> 'module:function'
-    weights: dict[str, str] = Field(
-        default_factory=dict
-    )  # name of a model of the user -> a file of safetensors
+    # name of a model of the user -> 'module:function'
+    losses: dict[str, str] = Field(default_factory=dict)
+    # name of a model of the user -> a file of safetensors
+    weights: dict[str, str] = Field(default_factory=dict)
     # library with operators of its own -> the file of their list; "": a list of the farm
     libraries: dict[str, str] = Field(default_factory=dict)
     addons: str = ""  # distributions whose add-ons this host also loads, separated by commas
     lease_s: float = Field(60.0, gt=0)  # a claim on an item holds so long without renewal
-    item_timeout_s: float = Field(
-        300.0, gt=0
-    )  # to measure an item, and as long again to verify a whole model
-    group_idle_s: float = Field(
-        60.0, ge=0
-    )  # the processes of a group wait so long for the next item on their cards
-    hard_limit_s: float = Field(
-        0.0, ge=0
-    )  # then Celery kills a card's task process; 0: enough for all attempts
-    visibility_timeout_s: float = Field(
-        0.0, ge=0
-    )  # then the broker repeats an open item's message; 0: 4 hard limits
+    # to measure an item, and as long again to verify a whole model
+    item_timeout_s: float = Field(300.0, gt=0)
+    # the processes of a group wait so long for the next item on their cards
+    group_idle_s: float = Field(60.0, ge=0)
+    # then Celery kills a card's task process; 0: enough for all attempts
+    hard_limit_s: float = Field(0.0, ge=0)
+    # then the broker repeats an open item's message; 0: 4 hard limits
+    visibility_timeout_s: float = Field(0.0, ge=0)
     max_attempts: int = Field(3, ge=1)  # an item is begun so often before it is closed as failed
-    heartbeat_s: float = Field(
-        5.0, gt=0
-    )  # interval in which leases and a card's last-seen time are renewed
-    reconcile_s: float = Field(
-        5.0, gt=0
-    )  # interval in which a control worker looks for work that the broker lost
-    deaf_after_s: float = Field(
-        300.0, ge=0
-    )  # a worker that takes no waiting item for so long restarts; 0: never
+    # interval in which leases and a card's last-seen time are renewed
+    heartbeat_s: float = Field(5.0, gt=0)
+    # interval in which a control worker looks for work that the broker lost
+    reconcile_s: float = Field(5.0, gt=0)
+    # a worker that takes no waiting item for so long restarts; 0: never
+    deaf_after_s: float = Field(300.0, ge=0)
+    # a worker's GPUs are checked so often (`farm worker --check-every`); 0: never
+    check_every_s: float = Field(0.0, ge=0)
+    check_quarantine: bool = False  # whether a card that such a check finds outside is quarantined
     target: float = Field(0.95, gt=0, le=1)  # accuracy and coverage that a verdict needs to pass
     flower_port: int = Field(5555, ge=0, le=65535)
     flower_basic_auth: str = ""  # user:password. "": none, and loopback only
-    metrics_port: int = Field(
-        0, ge=0, le=65535
-    )  # on which a host's control worker answers Prometheus; 0: off
+    # on which a host's control worker answers Prometheus; 0: off
+    metrics_port: int = Field(0, ge=0, le=65535)
     metrics_address: str = "127.0.0.1"
-    simulated_cards: int = Field(
-        0, ge=0
-    )  # to test the farm without torch: readings are marked and never reused
+    # to test the farm without torch: readings are marked and never reused
+    simulated_cards: int = Field(0, ge=0)
 
     @model_validator(mode="before")
     @classmethod

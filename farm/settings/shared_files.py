@@ -424,9 +424,8 @@ class TemporaryFolder:
     def __init__(self, prefix: str, parent: Path | None = None) -> None:
         for _ in range(_MOST_TRIES):
             path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-            with contextlib.suppress(
-                FileNotFoundError, BlockingIOError
-            ):  # `remove_left` has removed it
+            # `remove_left` has removed it
+            with contextlib.suppress(FileNotFoundError, BlockingIOError):
                 self.descriptor = _lock_of(path)
                 self.path = path
                 return

@@ -18,12 +18,13 @@ from sqlmodel import Session, col, func, select
 from farm.errors import NoReadings, TupleRejected
 from farm.operators.captured import CapturedCall
 from farm.store import tables
-from farm.store.columns import CAPTURE, OPERATOR
+from farm.store.columns import CAPTURE, GENERATE_KERNELS, OPERATOR
 from farm.store.content import store_operators, store_variant
 from farm.store.database import Database, database_now, fetch, fetch_values, read_clock_s
 from farm.store.tables import CardRow, Job
 from farm.subjects.parsing import parse
 from farm.types.deciding import declared_operators, lacks_values
+from farm.types.fields import content_id
 from farm.types.protocol import Protocol, Variant
 from farm.types.reading import Verification
 from farm.types.request import Request
@@ -37,8 +38,19 @@ if TYPE_CHECKING:
 #: interchangeable.
 CAPTURE_KEY = ("variant_id", "device_type", "grad", "torch", "launch", "card_model")
 
+#: Key of the verification of an imported capture: the name of the farm that verified it.
+VERIFYING_FARM = "imported_from"
+
 #: The origins of captures of this farm.
 OWN_CAPTURES = ("observed", "predicted")
+
+
+def exported_id(capture: Any) -> str:
+    """Return the id of a capture in exports, which is the same on every farm. ``capture``: a row
+    with the columns `CAPTURE_KEY` and the origin."""
+    of_pass = [capture.variant_id, capture.device_type, capture.grad, capture.torch, capture.launch]
+    of_pass.append(tables.captured_as(capture.origin))
+    return content_id([*of_pass, capture.card_model] if capture.card_model else of_pass)
 
 
 def find_capture(session: Session, like: tables.Capture) -> int | None:
@@ -120,21 +132,23 @@ def store_extraction(
 
 
 def is_unlisted(session: Session, capture_id: int | None) -> bool:
-    """True if a capture is of a compiled model whose kernels no card has listed."""
+    """True if a capture is of a model whose generated kernels no card has listed."""
     capture, variant = tables.Capture, tables.ModelVariant
     unlisted = (
         select(capture.id)
         .join(variant, col(variant.id) == col(capture.variant_id))
-        .where(capture.id == capture_id, variant.compile != "", col(capture.compiled).is_(None))
+        .where(capture.id == capture_id, GENERATE_KERNELS, col(capture.compiled).is_(None))
     )
     return session.exec(unlisted).first() is not None
 
 
-def compiled_source(
-    session: Session, variant: Variant, job_id: str, round_number: int
-) -> dict[str, Any]:
-    """`Subject.compiled` for the items of a round: the compiled variant, and the compiler's choices
-    if a card has listed its kernels."""
+def kernel_source(
+    session: Session, variant: Variant | None, job_id: str, round_number: int
+) -> dict[str, Any] | None:
+    """`Subject.compiled` for the items of a round: the variant that generates the kernels, and the
+    compiler's choices if a card has listed them. None if the round has no generated kernels."""
+    if variant is None or not variant.generates_kernels:
+        return None
     capture, numbered = tables.Capture, tables.Round
     query = (
         select(capture.compiled)
@@ -227,12 +241,15 @@ def placed_calls(session: Session, capture_id: int, data: str) -> list[PlacedCal
 
 
 def classes(session: Session, capture_id: int, data: str) -> dict[tuple[str, str], int]:
-    """Return (tuple id, value profile) -> number of calls, sorted by first call. `data`: as in
+    """Return (tuple id, data class) -> number of calls, sorted by first call. `data`: as in
     `placed_calls`.
     """
-    return dict(
-        Counter((call.operator_id, call.data) for call in placed_calls(session, capture_id, data))
-    )
+    call = tables.Call
+    query = select(call.operator_id, call.data).where(call.capture_id == capture_id)
+    numbers = Counter[tuple[str, str]]()
+    for operator_id, seen in session.exec(query.order_by(col(call.call_index))):
+        numbers[operator_id, class_of(seen) if data == "seen" else data] += 1
+    return dict(numbers)
 
 
 def predicted_counts(
@@ -391,16 +408,16 @@ def _labelled(session: Session, found: Verification) -> Verification:
 def known_tuples(
     session: Session, variant: Variant, device_type: str, launch: str, card_model: str = ""
 ) -> list[NeededTuple]:
-    """As `stored_tuples`; only a card can list the kernels of a compiled model, so `NoReadings` is
-    raised if no card of this model has compiled it."""
+    """As `stored_tuples`; only a card can list generated kernels, so `NoReadings` is raised if no
+    card of this model has listed those of the variant."""
     stored = stored_tuples(session, variant, device_type, launch, card_model)
-    if stored or not variant.compile:
+    if stored or not variant.generates_kernels:
         return stored
     raise kernels_unknown(variant, card_model)
 
 
 def kernels_unknown(variant: Variant, card_model: str) -> NoReadings:
-    """The error for a compiled model whose kernels no card has listed."""
+    """The error for a variant whose generated kernels no card has listed."""
     request = Request(variant=variant, protocol=Protocol(data=variant.data_of_calls))
     command = request.command().partition(" --launch")[0]
     return NoReadings(
@@ -414,14 +431,12 @@ def capture_to_sum(
     session: Session, variant: Variant, device_type: str, launch: str, card_model: str = ""
 ) -> int | None:
     """The id of a stored capture of a model, preferably with the same launch; None if there is
-    none. The capture of a compiled model is one that a card of the model listed.
+    none. A capture with generated kernels is one that a card of the model listed.
     """
-    imported = CAPTURE.origin.like(tables.IMPORTED + "%")
-    kernels = (
-        [CAPTURE.card_model == card_model, CAPTURE.origin.like("%observed%")]
-        if variant.compile
-        else []
-    )
+    imported = CAPTURE.origin.like(tables.IMPORTED_PREFIX + "%")
+    kernels = []
+    if variant.generates_kernels:
+        kernels = [CAPTURE.card_model == card_model, CAPTURE.origin.like("%observed%")]
     return session.scalars(
         sqlalchemy.select(CAPTURE.id)
         .where(
@@ -439,15 +454,18 @@ def stored_tuples(
 ) -> list[NeededTuple]:
     """Return the tuples of the capture of `capture_to_sum`; [] if there is none."""
     stored = capture_to_sum(session, variant, device_type, launch, card_model)
-    if stored is None:
-        return []
+    return [] if stored is None else tuples_of_capture(session, stored, variant.data_of_calls)
+
+
+def tuples_of_capture(session: Session, capture_id: int, data: str) -> list[NeededTuple]:
+    """Return the tuples of a capture. ``data``: see `classes`."""
     calls: dict[str, dict[str, int]] = defaultdict(dict)
-    for (operator_id, data), number in classes(session, stored, variant.data_of_calls).items():
-        calls[operator_id][data] = number
+    for (operator_id, of_call), number in classes(session, capture_id, data).items():
+        calls[operator_id][of_call] = number
     columns = ["id", "short_name", "label", "flops", "bytes_moved", "spec", "output_shapes"]
     rows, unlike = (
         fetch_values(session, [OPERATOR[name] for name in columns], calls),
-        mismatches(session, stored),
+        mismatches(session, capture_id),
     )
     needed = []
     for id_, of_data in calls.items():

@@ -9,7 +9,8 @@ from farm.errors import Ambiguous, UsageError, did_you_mean
 from farm.store.columns import CARD, REAL_CARDS
 from farm.store.query import NO_READINGS
 from farm.types.data_sheets import data_sheet
-from farm.types.roofline import Roofline, median_fingerprint, roofline_of
+from farm.types.fingerprint import median_fingerprint
+from farm.types.roofline import Roofline, roofline_of
 
 
 def card_model_named(session: Session, word: str) -> str:

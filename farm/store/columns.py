@@ -16,7 +16,7 @@ def columns_of(table: Any) -> Any:
 CALL = columns_of(tables.Call)
 CAPTURE = columns_of(tables.Capture)
 CARD = columns_of(tables.CardRow)
-IMPORTED = columns_of(tables.ImportedVerdict)
+IMPORTED_VERDICT = columns_of(tables.ImportedVerdict)
 ITEM = columns_of(tables.Item)
 JOB = columns_of(tables.Job)
 OPERATOR = columns_of(tables.Operator)
@@ -27,8 +27,12 @@ SOFTWARE = columns_of(tables.SoftwareRow)
 VARIANT = columns_of(tables.ModelVariant)
 VERDICT = columns_of(tables.VerdictRow)
 
-#: The items that run a whole model, also those that only compile it.
+#: The items that run a whole model, also those that only list its kernels.
 RUN_WHOLES = ITEM.subject_kind == "variant"
+#: The items that end with a reading: not those that only list kernels.
+HAVE_READINGS = ITEM.role != tables.ItemRole.COMPILE
+#: The variants with generated kernels (`Variant.generates_kernels`).
+GENERATE_KERNELS = VARIANT.compile != ""
 #: The readings of tuples, and of whole models.
 OF_TUPLES = READING.subject_kind == "operator"
 OF_WHOLES = READING.subject_kind == "variant"

@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlmodel import Session, SQLModel, col, select
 
-from farm.errors import TupleRejected, Unreadable, UsageError
+from farm.errors import TupleRejected, Unreadable
 from farm.store import tables
 from farm.store.columns import VARIANT, columns_of
 from farm.store.database import among, database_now, fetch_values
@@ -161,7 +161,7 @@ def find_tokens(session: Session, tokens_id: str) -> Tokens:
         tokens = Tokens.of_compressed(
             row.batch, row.length, row.row_lengths, row.padding, row.packed
         )
-    except (TokensRejected, UsageError, TypeError) as error:
+    except (TokensRejected, TypeError) as error:
         reason = str(error)
     else:
         if tokens.id == tokens_id:

@@ -131,9 +131,8 @@ PROTOCOL = _GROUPS["Protocol"]  # the column of `Protocol.data` is named data_cl
 FIGURES = _GROUPS["figures"]  # columns with the same name in the database table of readings
 READINGS = _GROUPS["readings"]
 VERDICTS = _GROUPS["verdicts"]
-DATASET = _GROUPS[
-    "dataset"
-]  # written by `farm predict dataset`: training data (`farm.addons.predict.dataset`)
+# written by `farm predict dataset`: training data (`farm.addons.predict.dataset`)
+DATASET = _GROUPS["dataset"]
 TABLES = {name: _GROUPS[name] for name in ("readings", "calls", "captures", "verdicts", "traces")}
 
 #: Columns that were added to this format later -> the value that an import uses if a file lacks the

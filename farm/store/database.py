@@ -225,9 +225,8 @@ class Database:
         """Return the schema version; None if the database is empty. Raises `SchemaMismatch` if the
         schema is newer than this program or too old, or if another program owns the tables."""
         with self._explained(), self.engine.connect() as connection:
-            if _is_empty(
-                connection
-            ):  # first: another process may create the tables, and their version, at any time
+            # first: another process may create the tables, and their version, at any time
+            if _is_empty(connection):
                 return None
         version, schemas = self.schema_version(), known_schemas()
         if version in schemas:
@@ -548,9 +547,8 @@ def _create_private(_dialect: Any, _record: Any, arguments: Sequence[Any], _opti
     the same mode.
     """
     if not str(arguments[0]).startswith("file:"):
-        with contextlib.suppress(
-            OSError
-        ):  # the file exists, or SQLite reports why it cannot be created
+        # the file exists, or SQLite reports why it cannot be created
+        with contextlib.suppress(OSError):
             os.close(os.open(arguments[0], os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 

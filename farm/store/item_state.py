@@ -24,10 +24,11 @@ from farm.store.database import database_now, without_index
 from farm.store.tables import OPEN, Item, ItemRole, ItemState
 
 WAITING, CLAIMED, DEFERRED, DONE, FAILED, CANCELLED = ItemState
+# the states in which a worker may be measuring an item, see `in_work`
 IN_WORK = (
     CLAIMED,
     CANCELLED,
-)  # the states in which a worker may be measuring an item, see `in_work`
+)
 
 #: The reason of a whole or canary item whose card left the farm. The row is used again if the card
 #: is needed again.
@@ -201,8 +202,8 @@ REPEAT = Transition("repeat", tuple(ItemState), None, {"repeated": col(Item.repe
 
 
 def has_listed(item: Any = Item) -> ColumnElement[bool]:
-    """SQL condition: the item has compiled its model, and the kernels are stored. A worker of an
-    older version closed such items as failed."""
+    """SQL condition: the item has listed the kernels of its model, and they are stored. A worker of
+    an older version closed such items as failed."""
     closed = or_(col(item.state) == DONE, col(item.reason) == KERNELS_LISTED)
     return and_(col(item.role) == ItemRole.COMPILE, closed)
 

@@ -71,7 +71,7 @@ def _best(
     """Return the reading to reuse for an item, or None. Readings of chosen cards come first, then
     the newest.
     """
-    if item.role == ItemRole.COMPILE:
+    if not ItemRole(item.role).has_reading:
         return None
     if item.role != "tuple":
         serving = [reading for reading in readings if reading.card_id == item.card_id]

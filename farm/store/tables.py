@@ -59,13 +59,18 @@ class ItemRole(StrEnum):
     TUPLE = "tuple"  # an operator tuple of the sum
     WHOLE = "whole"  # the whole model, with which the sum is compared
     CANARY = "canary"  # a tuple on each card, to compare the cards
-    # compiles a model and lists its kernels, which the next round measures; it has no reading
+    # compiles a model and lists its kernels, which the next round measures
     COMPILE = "compile"
+
+    @property
+    def has_reading(self) -> bool:
+        """True if an item of this role ends with a reading."""
+        return self is not ItemRole.COMPILE
 
 
 #: The origin of an imported capture begins with this text. Jobs of this farm do not use imported
 #: captures.
-IMPORTED = "imported "
+IMPORTED_PREFIX = "imported "
 _OF_FARM = " of "
 
 
@@ -73,19 +78,19 @@ def imported_origin(captured: str, farm: str) -> str:
     """The origin of a capture of another farm. Farms verify a capture on different cards, so each
     keeps its own.
     """
-    return f"{IMPORTED}{captured}{_OF_FARM}{farm}"
+    return f"{IMPORTED_PREFIX}{captured}{_OF_FARM}{farm}"
 
 
 def captured_as(origin: str) -> str:
     """Return "predicted" or "observed", from the origin of a capture."""
-    return origin.removeprefix(IMPORTED).partition(_OF_FARM)[0]
+    return origin.removeprefix(IMPORTED_PREFIX).partition(_OF_FARM)[0]
 
 
 def farm_of_origin(origin: str) -> str:
     """Return the farm of an imported capture; "" if it is of this farm, or was imported by an older
     version.
     """
-    return origin.removeprefix(IMPORTED).partition(_OF_FARM)[2]
+    return origin.removeprefix(IMPORTED_PREFIX).partition(_OF_FARM)[2]
 
 
 OPEN = (ItemState.WAITING, ItemState.CLAIMED, ItemState.DEFERRED)
@@ -168,9 +173,8 @@ class CardRow(OfCardKind, Row, table=True):
     worker: str = Field(default="", index=True)  # the holder name of the worker that serves it
     capabilities: list[str] = _json(list)
     fingerprint: dict[str, Any] = _json(dict)
-    links: dict[str, Any] | None = _json(
-        None
-    )  # to other cards of its host (`farm.devices.host.links_of`)
+    # to other cards of its host (`farm.devices.host.links_of`)
+    links: dict[str, Any] | None = _json(None)
     # The newest reservation for an item on several cards, see `farm.jobs.groups`; NULL: the newest
     # item was on one card
     group_item_id: int | None = Field(default=None, sa_type=BigInteger)
@@ -206,9 +210,8 @@ class ModelVariant(_columns_of(protocol.Variant), table=True):  # type: ignore[c
     id: str = Field(primary_key=True, max_length=32)
     model: str = Field(index=True)
     flops: int = Field(default=0, sa_type=BigInteger)
-    model_flops: int = Field(
-        default=0, sa_type=BigInteger
-    )  # PyTorch's own counter over the whole model
+    # PyTorch's own counter over the whole model
+    model_flops: int = Field(default=0, sa_type=BigInteger)
     bytes_moved: int = Field(default=0, sa_type=BigInteger)
 
 
@@ -252,9 +255,8 @@ class Capture(Row, table=True):
     verification: dict[str, Any] = _json(dict)
     # only of a compiled variant: the card model for which its kernels were generated
     card_model: str = ""
-    compiled: dict[str, Any] | None = _json(
-        None
-    )  # only of a compiled variant: `choices` and `graph_breaks`
+    # only of a compiled variant: `choices` and `graph_breaks`
+    compiled: dict[str, Any] | None = _json(None)
     created_at_s: float = 0.0
 
 
@@ -305,9 +307,8 @@ class Job(OfJobKind, Row, table=True):
     variant_id: str | None = Field(default=None, foreign_key="model_variant.id", index=True)
     protocol_id: str = Field(foreign_key="protocol.id")
     request: dict[str, Any] = _json(dict)
-    request_id: str = Field(
-        default="", index=True, max_length=32
-    )  # `Request.id`: equal for equal requests
+    # `Request.id`: equal for equal requests
+    request_id: str = Field(default="", index=True, max_length=32)
     farm: str = ""  # the embedded farm that owns it; empty: any control worker may continue it
     state: str = Field(default=JobState.OPEN, index=True)
     round: int = 0  # the newest round
@@ -354,9 +355,8 @@ class Item(Row, table=True):
         UniqueConstraint("job_id", "subject_kind", "subject_id", "protocol_id", "card_id", "role"),
         Index("ix_item_job_round_state", "job_id", "round", "state"),
         Index("ix_item_card_state", "card_id", "state"),
-        Index(
-            "ix_item_state_ended", "state", "ended_at_s"
-        ),  # queried for all cards, at every pass of every host
+        # queried for all cards, at every pass of every host
+        Index("ix_item_state_ended", "state", "ended_at_s"),
         Index("ix_item_subject", "subject_id", "protocol_id"),
         Index("ix_item_card_started", "card_id", "started_at_s"),  # when a card last began an item
         Index(
@@ -387,9 +387,8 @@ class Item(Row, table=True):
     half_width: float = 0.0
     holder: str = ""
     token: str = ""
-    subject_key: str = Field(
-        default="", index=True
-    )  # subject, card or card model, software, protocol
+    # subject, card or card model, software, protocol
+    subject_key: str = Field(default="", index=True)
     claim_key: str | None = Field(default=None, unique=True)  # the subject key, while claimed
     lease_until_s: float = 0.0
     attempts: int = 0

@@ -64,9 +64,8 @@ def allowed() -> frozenset[str]:
     """The operators of libraries that a tuple may name on this host, if it has them."""
     entries: dict[str, LibraryOperator] = {}
     for library, file in settings().libraries.items():
-        entries = (
-            _list(library, _file(library, file)) | entries
-        )  # as `listed`: the first one counts
+        # as `listed`: the first one counts
+        entries = _list(library, _file(library, file)) | entries
     return frozenset(name for name, entry in entries.items() if not entry.reason)
 
 

@@ -4,6 +4,7 @@ Names are checked without torch: a wrong measurement file is refused before torc
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 from farm.errors import UnknownOperator, UsageError, did_you_mean, reading_package
 from farm.subjects.parsing import parse
 from farm.types.collective import COLLECTIVES, REDUCTIONS
+from farm.types.protocol import Protocol
 from farm.types.request import PACKAGED_LISTS, Sweep
 from farm.types.tuple import OperatorTuple
 
@@ -105,13 +107,34 @@ def _recipes() -> Iterator[tuple[str, SweepRecipe]]:
 RECIPES = dict(_recipes())
 
 
-def packaged_tuples(name: str) -> list[OperatorTuple]:
+@dataclass(frozen=True)
+class PackagedTuple:
+    """An operator tuple of a packaged list.
+
+    Attributes:
+        conditions: what differs from the protocol of the request, such as ``{"tf32": True}``.
+    """
+
+    spec: OperatorTuple
+    conditions: Mapping[str, Any]
+
+    def protocol(self, usual: Protocol) -> Protocol:
+        """The protocol of the tuple in a request with the protocol ``usual``."""
+        return dataclasses.replace(usual, **self.conditions)
+
+
+def packaged_tuples(name: str) -> list[PackagedTuple]:
     """Return the operator tuples of a packaged list, one of `PACKAGED_LISTS`, the most useful one
-    first.
+    first. A tuple may be in the list under several conditions.
     """
     file = _DATA / f"{name}.json"
     with reading_package(file):
-        return [parse(spec) for spec in json.loads(file.read_text(encoding="utf-8"))]
+        entries = json.loads(file.read_text(encoding="utf-8"))
+        packaged = []
+        for entry in entries:
+            conditions = entry.pop("conditions", {})
+            packaged.append(PackagedTuple(parse(entry), conditions))
+        return packaged
 
 
 def check_names(sweep: Sweep) -> None:

@@ -225,18 +225,16 @@ class StepRecorder(Recorder):
                 entered.enter_context(self.owner(type(module).__name__))
                 if not has_composites(module):
                     entered.enter_context(torch._C.DisableTorchFunction())
-            elif (
-                self.now == "backward" and self.node is not None
-            ):  # function modes are off inside backward
+            elif self.now == "backward" and self.node is not None:
+                # function modes are off inside backward
                 entered.enter_context(WatchedFunctions(self.call_function))
             out = original(module, *args, **kwargs)
         self.path = outer
         return out
 
     def call_function(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if (
-            func is torch.Tensor.backward
-        ):  # hooks record when each node of the graph begins and ends
+        # hooks record when each node of the graph begins and ends
+        if func is torch.Tensor.backward:
             visited, waiting = {None}, [args[0].grad_fn]
             while waiting:
                 if (node := waiting.pop()) not in visited:
@@ -272,9 +270,8 @@ class StepRecorder(Recorder):
         finally:
             if not recomputes:
                 waiting.append(self.open)
-                if (
-                    self.ends and begin < self.ends[-1][0]
-                ):  # each thread has its own sequence numbers
+                # each thread has its own sequence numbers
+                if self.ends and begin < self.ends[-1][0]:
                     self.overlaps.append(
                         f"{what} at '{self.path}': its backward cannot be identified, because "
                         "autograd's sequence "

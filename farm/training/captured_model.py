@@ -129,9 +129,8 @@ def capture_model(
     device_type = _device_type([*model.parameters(), *model.buffers(), *values])
     extraction = _extraction(model, args, named, device_type, grad=grad)
     captured = extraction.capture
-    plain = {
-        id_: spec.without_values.id for id_, spec in captured.tuples.items()
-    }  # weights do not change the variant
+    # weights do not change the variant
+    plain = {id_: spec.without_values.id for id_, spec in captured.tuples.items()}
     calls = [
         [call.module_path, plain[call.tuple_id], list(call.reads), list(call.writes)]
         for call in captured.calls

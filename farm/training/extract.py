@@ -49,9 +49,8 @@ MEASURABLE_ALONE = (
     "Write this part so that its result depends on its arguments only, not on PyTorch's settings."
 )
 MOST_LOCATIONS = 3  # places listed per reason
-MOST_MASK_BYTES = (
-    2**28
-)  # largest mask that is computed if the model reads a value of it: 16 of 4096 x 4096
+# largest mask that is computed if the model reads a value of it: 16 of 4096 x 4096
+MOST_MASK_BYTES = 2**28
 MOST_RUN_BYTES = 2 * 2**30  # parameters and buffers of a model that is run with values
 STEP_COPIES = 4  # of the parameters in a training step: gradients and two states of an optimizer
 

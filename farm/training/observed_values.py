@@ -10,9 +10,9 @@ values."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -32,7 +32,8 @@ from farm.types.protocol import Variant
 from farm.types.value_profiles import NORMAL, class_of
 
 MOST_PARAMETERS = 250_000_000  # 1 GB in single precision
-MOST_FLOPS = 400e9  # of one pass: a few seconds on a few cores
+MOST_FLOPS = 400e9  # of one run: a few seconds on a few cores
+BATCH = 2  # shows what all samples have in common
 SAMPLE = 250_000  # values examined per tensor
 HELD_SHARE = 1 / 8  # of the bytes of a call's tensors: smaller buffers are not examined
 
@@ -44,40 +45,52 @@ CallValues = list[dict[str, float] | None]
 ObservedValues = dict[tuple[str, str], list[CallValues]]
 _Tensors = Sequence[tuple[torch.Tensor, bool]]  # each with whether the call wrote to it
 
+_log = logging.getLogger(__name__)
+
 
 def observe_values(
     variant: Variant, flops: int = 0, model: ResolvedModel | None = None
 ) -> ObservedValues | None:
-    """Runs a variant and describes the values of each call; None if the run costs too much (by the
-    ``flops`` of one pass, if known) or fails on a CPU. ``model``: the variant's model, if the
-    caller has found it."""
+    """Runs a variant and describes the values of each call. If the run costs too much (by the
+    ``flops`` of one pass, if known) or fails on a CPU, logs a warning with the reason, and
+    describes only buffers and parameters; None if none of them differs from random weights.
+
+    Args:
+        model: the variant's model, if the caller has found it.
+    """
     model = model or catalog.resolve(variant.model)
-    batch = 2  # shows what all samples have in common
     with captured_code():
         # Always in single precision: a CPU is slow in other dtypes, and the shares are the same.
         plain = dataclasses.replace(variant, dtype="float32", memory_format="contiguous")
         on_meta = model.build(plain, real_buffers=True)
-        large = sum(tensor.numel() for tensor in on_meta.parameters()) > MOST_PARAMETERS
-        if not large and flops * batch / variant.batch <= MOST_FLOPS:
-            two = dataclasses.replace(plain, batch=batch)
-            module = model.build(two, device="cpu")
-            arguments = model.example_inputs(two, device="cpu")
-            # A model with a cache accepts only the batch size of the cache.
-            with contextlib.suppress(FarmError):
+        parameters = sum(tensor.numel() for tensor in on_meta.parameters())
+        run_flops = flops * BATCH / variant.batch
+        if parameters > MOST_PARAMETERS or run_flops > MOST_FLOPS:
+            reason = "it is too large to run once for real values"
+        else:
+            of_run = dataclasses.replace(plain, batch=BATCH)
+            module = model.build(of_run, device="cpu")
+            arguments = model.example_inputs(of_run, device="cpu")
+            try:
                 return watch_values(module, arguments)
+            except FarmError as error:  # a model with a cache needs the batch of the cache
+                reason = f"its run with batch {BATCH} on the CPU failed: {error.message}"
+        _log.warning("Using random normal inputs for %s: %s", variant, reason)
         observed: ObservedValues = defaultdict(list)
-        look = functools.partial(_look, observed, described=False)
-        with contextlib.suppress(FarmError):  # the model is not run: only its buffers have values
+        look = functools.partial(_look_at_weights, observed)
+        try:
             predict(on_meta, model.meta_inputs(plain), watch=look)
-            return dict(observed) if any(map(any, observed.values())) else None
-    return None
+        except FarmError as error:
+            _log.warning("The buffers of %s were not examined: %s", variant, error.message)
+            return None
+    return dict(observed) if any(map(any, observed.values())) else None
 
 
 def watch_values(
     model: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any] | None = None
 ) -> ObservedValues:
     observed: ObservedValues = defaultdict(list)
-    capture(model, arguments, named, watch=functools.partial(_look, observed, described=True))
+    capture(model, arguments, named, watch=functools.partial(_look, observed))
     return dict(observed)
 
 
@@ -86,35 +99,39 @@ def _look(
     path: str,
     operator: str,
     activations: _Tensors,
-    held: _Tensors,
-    *,
-    described: bool,
+    passed_weights: _Tensors,
 ) -> None:
-    """Add the entries of a call to `observed`. Its activations have values only if they are
-    `described`.
-    """
+    """Add the entries of a call to `observed`."""
     with _disable_current_modes(), torch.no_grad():
-        entries: list[Any] = [
-            describe_values(tensor) if described and not written else None
-            for tensor, written in activations
-        ]
-        of_weights = _held_entries(activations, held)
-    entries += of_weights
-    observed[path, operator].append(entries if described or of_weights else [])
+        entries = [None if written else describe_values(tensor) for tensor, written in activations]
+        entries += _entries_of_weights(activations, passed_weights)
+    observed[path, operator].append(entries)
 
 
-def _held_entries(activations: _Tensors, held: _Tensors) -> CallValues:
+def _look_at_weights(
+    observed: ObservedValues,
+    path: str,
+    operator: str,
+    activations: _Tensors,
+    passed_weights: _Tensors,
+) -> None:
+    """As `_look`, for a model that is not run: its activations have no values."""
+    with _disable_current_modes(), torch.no_grad():
+        entries = _entries_of_weights(activations, passed_weights)
+    unknown: CallValues = [None] * len(activations)
+    observed[path, operator].append(unknown + entries if entries else [])
+
+
+def _entries_of_weights(activations: _Tensors, passed_weights: _Tensors) -> CallValues:
     """One entry for each buffer or parameter; empty if all are like random weights, or too small to
     matter.
     """
-    read_bytes = sum(tensor.nbytes for tensor, _ in (*activations, *held))
-    entries = [
-        {"held": 1.0}
-        if written or tensor.is_meta or tensor.nbytes < HELD_SHARE * read_bytes
-        else {"held": 1.0, **describe_held(tensor)}
-        for tensor, written in held
-    ]
-    return list(entries) if class_of(list(entries)) != NORMAL else []
+    read_bytes = sum(tensor.nbytes for tensor, _ in (*activations, *passed_weights))
+    entries: CallValues = []
+    for tensor, written in passed_weights:
+        is_examined = not (written or tensor.is_meta) and (tensor.nbytes >= HELD_SHARE * read_bytes)
+        entries.append({"held": 1.0, **(describe_held(tensor) if is_examined else {})})
+    return entries if class_of(entries) != NORMAL else []
 
 
 def describe_held(tensor: torch.Tensor) -> dict[str, float]:
@@ -130,7 +147,7 @@ def describe_held(tensor: torch.Tensor) -> dict[str, float]:
         entry["same"] = 1.0
     if not 0 < zeros < 1:
         return entry
-    is_used = tensor.detach()[:1] != 0
+    is_used = tensor.detach() != 0
     # all values after the used part are zero, most before are not
     for dimension in range(1, tensor.dim()):
         others = tuple(index for index in range(tensor.dim()) if index != dimension)
@@ -145,8 +162,12 @@ def describe_held(tensor: torch.Tensor) -> dict[str, float]:
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor:
+    """About `SAMPLE` elements of a tensor, from every index of each dimension."""
     flat = tensor.detach().reshape(-1)
-    step = max(1, flat.numel() // SAMPLE) | 1  # odd: it visits every channel and position
+    step = max(1, flat.numel() // SAMPLE) | 1
+    # A step that has no factor in common with a size visits all indices of that dimension.
+    while math.gcd(step, flat.numel()) > 1:
+        step += 2
     return flat[::step].double()
 
 

@@ -109,9 +109,8 @@ def split(
         paths, device = [""], next(module.parameters()).device
         with contextlib.suppress(UsageError):  # a model without a list of blocks is one unit
             paths = [*blocks_of(module), ""]
-        replacement = replaced(
-            fsdp, "_get_device_from_mesh", lambda mesh: device
-        )  # a mesh does not know "cpu:0"
+        # a mesh does not know "cpu:0"
+        replacement = replaced(fsdp, "_get_device_from_mesh", lambda mesh: device)
         with replacement if device.type == "cpu" else contextlib.nullcontext():
             for path in paths:
                 fsdp.fully_shard(module.get_submodule(path), mesh=mesh)

@@ -29,9 +29,8 @@ class Streams:
         self._on_card = device_type == "cuda" and torch.cuda.is_initialized()
         self._main = self._current() if self._on_card else 0
         self._last: dict[int, int] = {}  # stream -> its last call
-        self._waits: dict[int, set[int]] = defaultdict(
-            set
-        )  # stream -> calls for which its next call waits
+        # stream -> calls for which its next call waits
+        self._waits: dict[int, set[int]] = defaultdict(set)
         self._events: dict[int, set[int]] = {}  # event -> calls that it marks
 
     @contextlib.contextmanager

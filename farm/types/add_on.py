@@ -40,5 +40,8 @@ class AddOn:
     offload: str = ""
     #: A module that is a `farm.report.pages.ResultPages`.
     pages: str = ""
-    #: The place of a function that shows the history of a card, given its name and whether as JSON.
+    #: A module that is a `farm.jobs.card_checks.CardChecks`.
+    card_checks: str = ""
+    #: The place of a function that shows the history of a card, given its name, the file of a page
+    #: or None, and whether as JSON.
     card_history: str = ""

@@ -321,9 +321,9 @@ class Details:
                     missing[_FIGURES[key]] = value
             elif key not in keys:
                 other[key] = value
-            elif keys[key].field.key == key:
-                place = keys[key]
-                values.setdefault(place.part, {})[place.field.name] = _parsed(place.field, data)
+            elif keys[key].field.name == key:
+                owner = keys[key]
+                values.setdefault(owner.part, {})[key] = _value_or_none(owner.field, data)
 
         fields = values.pop("")
         for part, of_part in values.items():
@@ -345,7 +345,7 @@ _FIGURES: Mapping[str, Absent] = {key: figure for figure, key in REASON_KEYS.ite
 
 
 @dataclass(frozen=True)
-class _Place:
+class _KeyOwner:
     """The field of a JSON key, and the part that it belongs to; "" for the details themselves."""
 
     part: str
@@ -353,20 +353,21 @@ class _Place:
 
 
 @functools.cache
-def _keys() -> Mapping[str, _Place]:
-    """JSON key -> its place."""
-    places = {}
+def _keys() -> Mapping[str, _KeyOwner]:
+    """JSON key -> its field."""
+    owners = {}
     for entry in stored_fields(Details):
         if entry.name not in ("missing", "other", *PARTS):
-            places[entry.key] = _Place("", entry)
+            owners[entry.name] = _KeyOwner("", entry)
     for part, kind in PARTS.items():
         for entry in stored_fields(kind):
-            for key in entry.keys:
-                places[key] = _Place(part, entry)
-    return places
+            owners[entry.name] = _KeyOwner(part, entry)
+            if entry.half_width_key:
+                owners[entry.half_width_key] = _KeyOwner(part, entry)
+    return owners
 
 
-def _parsed(entry: StoredField, data: Mapping[str, Any]) -> Any:
+def _value_or_none(entry: StoredField, data: Mapping[str, Any]) -> Any:
     try:
         return entry.parse(data)
     except ValueError:

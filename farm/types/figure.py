@@ -23,12 +23,23 @@ class Figure:
 
     @property
     def relative(self) -> float:
-        """The half-width as a fraction of the value."""
-        return self.half_width / abs(self.value) if self.value else 0.0
+        """The half-width as a fraction of the value; infinite for a value of 0."""
+        return self.half_width / abs(self.value) if self.value else math.inf
 
     def times(self, number: float) -> Figure:
         """Return the figure multiplied by an exact number that is not negative."""
         return Figure(self.value * number, self.half_width * number)
+
+    def multiplied_by(self, other: Figure) -> Figure:
+        """Return ``self * other`` for independent errors."""
+        errors = self.half_width * other.value, self.value * other.half_width
+        return Figure(self.value * other.value, math.hypot(*errors))
+
+    def divided_by(self, other: Figure) -> Figure:
+        """Return ``self / other`` for independent errors. The value of the other must not be 0."""
+        ratio = self.value / other.value
+        errors = self.half_width / other.value, ratio * other.half_width / other.value
+        return Figure(ratio, math.hypot(*errors))
 
     def minus(self, other: Figure) -> Figure:
         """Return ``self - other`` for independent errors."""
@@ -38,8 +49,8 @@ class Figure:
         """Return ``self / reference - 1`` for independent errors. The value of the reference must
         not be 0.
         """
-        ratio = self.value / reference.value
-        return Figure(ratio - 1, abs(ratio) * math.hypot(self.relative, reference.relative))
+        ratio = self.divided_by(reference)
+        return Figure(ratio.value - 1, ratio.half_width)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
-"""Figures and 95 % intervals from timed passes and from ticks of an energy counter. This module
-needs neither torch nor
-numpy: a window has at most a few thousand values, and reports use these functions too.
+"""Figures and 95 % intervals from timed passes and from ticks of an energy counter.
+
+This module needs neither torch nor numpy: a window has at most a few thousand values, and reports
+use these functions, too.
 
 Passes within a window are correlated: clocks, temperature and the memory controller drift slowly.
 An interval from the standard deviation of the passes is far too narrow. The intervals here come
@@ -93,8 +94,13 @@ def paired_half_width(
     terms: Sequence[tuple[int, Sequence[float]]], whole: Sequence[float]
 ) -> float:
     """95 % half-width of the ratio of a sum and a whole that were measured in the same groups, by
-    the jackknife. A summand of `terms` is a factor and the value without each group, `whole` the
-    value without each group."""
+    the jackknife.
+
+    Args:
+        terms: of the sum: (factor, values). A value belongs to a group; it is the figure of all
+            other groups.
+        whole: the same values of the whole.
+    """
     ratios = []
     for group, of_whole in enumerate(whole):
         ratios.append(math.fsum(factor * values[group] for factor, values in terms) / of_whole)
@@ -165,11 +171,6 @@ def time_average(
     return area / (inside[-1][0] - inside[0][0])
 
 
-def relative(half_width: float, figure: float) -> float:
-    """Half-width as a share of the figure; infinite for a figure of zero."""
-    return half_width / abs(figure) if figure else math.inf
-
-
 def finite(half_width: float, figure: float) -> float:
     """The half-width; the size of the figure if the half-width is infinite, because JSON has no
     infinity.
@@ -184,10 +185,7 @@ def finite_figure(value: float, half_width: float) -> Figure:
 
 def pass_energy(power_w: Figure, time_us: Figure) -> Figure:
     """Energy of a pass in mJ. The errors of the mean power and of the time must be independent."""
-    energy_mj = power_w.value * time_us.value * 1e-3
-    power_share = relative(power_w.half_width, power_w.value)
-    time_share = relative(time_us.half_width, time_us.value)
-    return Figure(energy_mj, abs(energy_mj) * math.hypot(power_share, time_share))
+    return power_w.multiplied_by(time_us).times(1e-3)
 
 
 def power_of_ticks(times_s: Sequence[float], energies_mj: Sequence[float]) -> Slope:

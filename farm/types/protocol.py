@@ -296,9 +296,15 @@ class Variant(ContentAddressed):
         return not (self.step or self.cards > 1)
 
     @property
+    def generates_kernels(self) -> bool:
+        """True if a compiler generates its kernels: only a card can list them for a measurement.
+        False if it runs operators, which a host lists without a card."""
+        return self.compile != ""
+
+    @property
     def data_of_calls(self) -> str:
         """The data class that stands for the values in the running model."""
-        return "copied" if self.compile else "seen"
+        return "copied" if self.generates_kernels else "seen"
 
     @property
     def computes_in(self) -> str:
@@ -355,7 +361,8 @@ class Subject(Record):
     spec: dict[str, Any]
     # only for a variant with a text: `farm.types.tokens.Tokens` as JSON
     tokens: dict[str, Any] | None = None
-    # only for a compiled variant and its tuples: `CompiledSource` as JSON
+    # only for a variant with generated kernels and for its tuples: `kernel_source` of
+    # `farm.store.captures`
     compiled: dict[str, Any] | None = None
 
     @property
@@ -393,6 +400,7 @@ class Software(ContentAddressed):
     @property
     def id(self) -> str:
         # The versions of Python and the operating system do not affect the kernels on the card.
+        # The tuples of torchvision's own operators name its version.
         kept = {"torch": self.torch, "cuda": self.cuda, "cudnn": self.cudnn, "driver": self.driver}
         return content_id(
             kept | ({"communication": self.communication} if self.communication else {})

@@ -1,47 +1,46 @@
 """The result of a measurement (`Reading` with `Trace`), and the `Verification` of a capture.
 
 The benchmark process sends a reading to the farm, which stores its figures as columns and its
-details as JSON. Only this module writes and parses that JSON. Field names end with the unit. None
+details as JSON (`farm.types.details`). Field names end with the unit. None
 means "not examined" or "the card cannot report it", never zero."""
 
 from __future__ import annotations
 
 import base64
-import functools
 import itertools
 import json
 import math
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, replace
-from typing import Any, Self, get_type_hints
+from typing import Any, Self
 
 from farm.errors import Unmeasurable, Unreadable
 from farm.types.card_kind import is_cpu_id
 from farm.types.details import Absent, Burst, CallOrder, Details, Place, RankFigures
 from farm.types.fields import (
-    adapter,
     declared,
     figure_from_json,
     figure_json,
     figure_keys,
-    names_of,
 )
 from farm.types.figure import Figure, exact, total_of, value_of
-from farm.types.stored import plain
+from farm.types.stored import plain, stored_fields
 
 METHOD = 5  # increased if a code change changes results; readings of another method are not reused
-# the same for readings of a CPU. 5 and earlier: like a GPU; 6: one window; 7: outputs in the cache
-CPU_METHOD = 8
-REPEATED = frozenset(
-    {"throttled_thermal", "shared", "drifting", "starved"}
-)  # flags: the measurement repeats at once
+# the same for readings of a CPU. 5 and earlier: like a GPU; 6: one window; 7: outputs in the cache;
+# 8: compiled models were compiled again while they were timed, and Python of the farm redirected
+# slow outputs
+CPU_METHOD = 9
+# flags: the measurement repeats at once
+REPEATED = frozenset({"throttled_thermal", "shared", "drifting", "starved"})
+# phases in which the measured operator, model or canary runs
 _INSIDE = (
     "warm_up",
     "window",
     "burst",
     "canary_window",
-)  # phases in which the measured operator, model or canary runs
+)
 
 
 def method_of(card_id: str) -> int:
@@ -480,13 +479,12 @@ class Verification:
         """Parse JSON of any version. Missing keys become None; unknown keys are stored in `other`.
         Raises ValueError for an incomplete record.
         """
-        values, other = {}, {}
-        names = frozenset(names_of(cls)) - {"other"}  # type: ignore[arg-type]
-        for name, value in (data or {}).items():
-            if name in names:
-                values[name] = _parsed(name, value)
-            else:
-                other[name] = value
+        data = data or {}
+        values = {}
+        for entry in stored_fields(cls):  # type: ignore[arg-type]
+            if entry.name in data and entry.name != "other":
+                values[entry.name] = entry.parse(data)
+        other = {name: value for name, value in data.items() if name not in values}
         return cls(**values, other=other)
 
     def ran_as(self, request: Mapping[str, Any]) -> bool:
@@ -495,19 +493,3 @@ class Verification:
         return all(
             protocol.get(name, False) == value for name, value in (self.numerics or {}).items()
         )
-
-
-def _parsed(name: str, value: Any) -> Any:
-    """Parse a field's value: lists become tuples, and objects become records."""
-    if value is not None and name in _RECORDS:
-        return adapter(_hints()[name]).validate_python(value)
-    return tuple(value) if isinstance(value, list) else value
-
-
-#: The fields of a verification that are or contain records.
-_RECORDS = frozenset({"eagerly", "kernels", "in_model"})
-
-
-@functools.cache
-def _hints() -> Mapping[str, Any]:
-    return get_type_hints(Verification)

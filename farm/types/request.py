@@ -33,9 +33,10 @@ from farm.types.protocol import (
 
 Reuse = Literal["model", "card", "imported", "none"]
 # `Sweep.operator` of the packaged lists of tuples: those that calibrate predictions for a card, and
-# those of a card check. Each is a file in `farm/data`.
-CALIBRATION, CARD_CHECK = "calibration", "check"
-PACKAGED_LISTS = (CALIBRATION, CARD_CHECK)
+# those of a check of a card, and of the link between two cards. Each is a file in `farm/data`.
+CALIBRATION, CARD_CHECK, LINK_CHECK = "calibration", "check", "check-link"
+CHECKS = (CARD_CHECK, LINK_CHECK)
+PACKAGED_LISTS = (CALIBRATION, *CHECKS)
 
 
 @dataclass(frozen=True)

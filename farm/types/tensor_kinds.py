@@ -167,9 +167,9 @@ def moved(
     if not is_plain(tensor):
         return _moved_special(tensor, device)
     bits = bits_of(tensor)
-    if bits:
-        return with_bits(with_bits(tensor, bits).to(device), bits)
-    return tensor.to(device=device, dtype=dtype if is_real_floating(tensor) else None)
+    stored = with_bits(tensor, bits)  # without the bits
+    new_dtype = dtype if is_real_floating(tensor) else None
+    return with_bits(stored.to(device=device, dtype=new_dtype), bits)
 
 
 def _moved_special(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -129,7 +129,10 @@ class Tokens:
         """Decompress at most this size. Raises `TokensRejected` if the data is not an input of this
         size.
         """
-        check_size(batch, length)
+        try:
+            check_size(batch, length)
+        except UsageError as error:  # as of a user's input, with its next step
+            raise TokensRejected(error.message) from error
         size = batch * length * 4
         try:
             packed = zlib.decompressobj().decompress(compressed, size + 1)
@@ -143,12 +146,13 @@ class Tokens:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The inverse of `to_json`. Raises `TokensRejected` for any other data."""
+        # late: only stored ids need it
         from pydantic import (
             Base64Bytes,
             StrictInt,
             ValidationError,
             create_model,
-        )  # late: only stored ids need it
+        )
 
         sizes = {
             "batch": StrictInt,

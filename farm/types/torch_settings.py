@@ -7,6 +7,7 @@ a call that runs while the model has changed one is not measured."""
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -35,11 +36,31 @@ def _precision(backend: str, operators: str) -> _Setting:
     )
 
 
+def _compiler_settings() -> dict[str, Any]:
+    """The settings of torch.compile's compiler that differ from their defaults; {} if it is not
+    imported. `torchao.quantization.quantize_` changes some of them."""
+    config: Any = sys.modules.get(_COMPILER)
+    if config is None:
+        return {}
+    values: dict[str, Any] = config.get_config_copy()
+    return {name: value for name, value in values.items() if not config._is_default(name)}
+
+
+def _write_compiler_settings(values: Mapping[str, Any]) -> None:
+    config: Any = sys.modules.get(_COMPILER)
+    for name in _compiler_settings().keys() - values.keys():
+        setattr(config, name, config._config[name].default)
+    for name, value in values.items():
+        setattr(config, name, value)
+
+
+_COMPILER = "torch._inductor.config"
 _DETERMINISM = "torch.use_deterministic_algorithms"
 #: The setting, as a user writes it, and how to read and write it.
 _SETTINGS: dict[str, _Setting] = {
     _DETERMINISM: _Setting(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     "torch.set_num_threads": _Setting(torch.get_num_threads, torch.set_num_threads),
+    _COMPILER: _Setting(_compiler_settings, _write_compiler_settings, is_seen=True),
     "torch.backends.cudnn.enabled": _Setting(_C._get_cudnn_enabled, _C._set_cudnn_enabled),
     "torch.backends.cudnn.benchmark": _Setting(_C._get_cudnn_benchmark, _C._set_cudnn_benchmark),
     "torch.backends.cudnn.deterministic": _Setting(

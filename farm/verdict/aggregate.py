@@ -27,7 +27,7 @@ from types import MappingProxyType
 from farm.types.collective import COLLECTIVES
 from farm.types.figure import Figure, value_of
 from farm.types.reading import Verification
-from farm.verdict.canaries import Canaries, systematic_of
+from farm.verdict.canaries import CanaryReadings, systematic_of
 from farm.verdict.cost_line import CostLine, group
 from farm.verdict.figures import NOT_IN_SCOPE, ReadingView, Whole
 from farm.verdict.judging import judge
@@ -46,7 +46,7 @@ from farm.verdict.verdict import (
 def aggregate(
     parts: Sequence[CostLine],
     wholes: Sequence[Whole] = (),
-    canaries: Canaries = MappingProxyType({}),
+    canaries: CanaryReadings = MappingProxyType({}),
     *,
     target: float,
     launch: str,

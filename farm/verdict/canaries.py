@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from farm.verdict.figures import ReadingView
 
 #: Id of a reference tuple -> its readings. Several ones show drift and differences between cards.
-Canaries = Mapping[str, Sequence[ReadingView]]
+CanaryReadings = Mapping[str, Sequence[ReadingView]]
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Systematic:
     note: str
 
 
-def systematic_of(readings: Iterable[ReadingView], canaries: Canaries) -> Systematic:
+def systematic_of(readings: Iterable[ReadingView], canaries: CanaryReadings) -> Systematic:
     """Return the largest deviation of a canary, and a sentence about what the intervals include.
     ``readings``: those of the verdict; a card without a canary is named.
     """

@@ -97,7 +97,7 @@ def largest_causes(
     rows: Sequence[Rates],
     calls: Sequence[tuple[str, str]],
     *,
-    compiled: bool,
+    fused: bool,
     half_rate: float | None,
     launch_gap: Iterable[Cause] = (),
 ) -> tuple[Cause, ...]:
@@ -106,13 +106,13 @@ def largest_causes(
     Args:
         rows: the rates of its tuples.
         calls: the tuple (`TupleView.key`) of each call, in order; empty if the order is unknown.
-        compiled: True for kernels that a compiler made.
+        fused: True if the calls are generated kernels, which a compiler has fused.
         half_rate: the card's rate of bfloat16 / that of float32, if the model computes in float32
             without TF32; else None.
         launch_gap: the cause of launches without a graph, if it is known.
     """
     candidates = [
-        *([] if compiled else _fusion(rows, calls)),
+        *([] if fused else _fusion(rows, calls)),
         *_copies(rows),
         *launch_gap,
         *_small_calls(rows),

@@ -14,6 +14,8 @@ from farm.types.details import SeveralCards
 from farm.types.fields import figure_from_json, figure_json
 from farm.types.figure import Figure
 from farm.types.format import TIME, count_of, percent, quantity
+from farm.types.roofline import Roofline
+from farm.types.tuple import NeededTuple
 from farm.verdict.figures import CallCost, ReadingView
 
 Origin = Literal["measured", "reused", "estimated", "missing"]
@@ -33,6 +35,19 @@ class TupleView:
     flops: int = 0
     bytes_moved: int = 0
     estimated_us: float = 0.0  # from the roofline
+
+    @classmethod
+    def of_needed(cls, needed: NeededTuple, peaks: Roofline, data: str = "normal") -> Self:
+        """The description of a tuple of a model, whose time is estimated with these peaks."""
+        return cls(
+            needed.operator_id,
+            needed.short_name,
+            needed.label,
+            data,
+            needed.flops,
+            needed.bytes_moved,
+            peaks.estimate_us(needed.flops, needed.bytes_moved, needed.short_name),
+        )
 
     @property
     def key(self) -> tuple[str, str]:

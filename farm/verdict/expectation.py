@@ -27,6 +27,8 @@ def expected_whole(total: Figure, quantity: Quantity, gap: Figure | None = None)
         gap: the measured gap of the same operators in a smaller model, if there is one. The sum may
             be wrong by as much, so the interval contains the gap.
     """
+    if not total.value:
+        return total
     relative = [total.relative, BETWEEN_JOBS[quantity]]
     if gap is not None:
         relative.append(abs(gap.value))

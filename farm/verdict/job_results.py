@@ -30,7 +30,7 @@ from farm.types.reading import Verification
 from farm.types.request import named
 from farm.types.roofline import Roofline, roofline_of
 from farm.verdict.aggregate import added, aggregate, sum_lines
-from farm.verdict.canaries import Canaries
+from farm.verdict.canaries import CanaryReadings
 from farm.verdict.cost_line import CostLine, TupleView
 from farm.verdict.figures import (
     NOT_IN_SCOPE,
@@ -220,8 +220,9 @@ class JobResults:
         """
         if self.capture_id is not None:
             return classes(self.session, self.capture_id, self.protocol.data)
-        data = self.protocol.of_whole.data
-        return dict.fromkeys(((item.subject_id, data) for item in self.items_of("tuple")), 1)
+        usual = self.protocol.of_whole
+        of_sweep = [item for item in self.items_of("tuple") if item.protocol_id == usual.id]
+        return dict.fromkeys(((item.subject_id, usual.data) for item in of_sweep), 1)
 
     def _part(self, subject: TupleView, count: int, item: Any, row: Any) -> CostLine:
         """Build the line of a tuple from its item and its reading, which may be None."""
@@ -297,15 +298,15 @@ class JobResults:
         return wholes
 
     def _items_of_wholes(self) -> list[Any]:
-        """Return the item of the whole model on each card: of a card that has only compiled it,
-        that item.
+        """Return the item of the whole model on each card: of a card that has only listed its
+        kernels, that item.
         """
         measuring = {item.card_id for item in self.items_of(ItemRole.WHOLE)}
         return [
             item
             for item in self.items
             if item.role == ItemRole.WHOLE
-            or (item.role == ItemRole.COMPILE and item.card_id not in measuring)
+            or (not ItemRole(item.role).has_reading and item.card_id not in measuring)
         ]
 
     def _with_other_launch(self, row: Any) -> list[Whole]:
@@ -330,7 +331,7 @@ class JobResults:
         return [Whole(newest.card_id, ReadingView.of(newest), "", other)] if newest else []
 
     @cached_property
-    def canaries(self) -> Canaries:
+    def canaries(self) -> CanaryReadings:
         """The readings of canary items, of tuple items with the same operators, and of the
         reference operator.
         """
@@ -411,7 +412,7 @@ class JobResults:
         return self._of_one_software(verdict, software)
 
     def _verdict_of(
-        self, parts: Sequence[CostLine], canaries: Canaries = MappingProxyType({})
+        self, parts: Sequence[CostLine], canaries: CanaryReadings = MappingProxyType({})
     ) -> Verdict:
         return aggregate(
             parts,
@@ -429,12 +430,13 @@ class JobResults:
         """
         of_readings = [READING[name] for name in _OF_READING]
         data = self.protocol.of_whole.data
+        # without an order: a sort of all rows would precede the first one
         tuples = (
             sqlalchemy.select(ITEM.id)
             .join(tables.Operator, OPERATOR.id == ITEM.subject_id)
             .outerjoin(tables.ReadingRow, READING.id == ITEM.reading_id)
             .where(*self.of_items, ITEM.role == "tuple")
-        )  # without an order: a sort of all rows would precede the first one
+        )
         verdict, software = None, Counter[str]()
         for rows in streamed(self.session, (_OF_ITEM, _OF_OPERATOR, of_readings), tuples, IN_BATCH):
             labels = _labels(operator for _, operator, _ in rows)
@@ -503,7 +505,9 @@ def _subject(operator: Any, roofline: Roofline, label: str, data: str) -> TupleV
         data=data,
         flops=operator.flops,
         bytes_moved=operator.bytes_moved,
-        estimated_us=roofline.estimate_us(operator.flops, operator.bytes_moved),
+        estimated_us=roofline.estimate_us(
+            operator.flops, operator.bytes_moved, operator.short_name
+        ),
     )
 
 
@@ -526,7 +530,7 @@ def _reason(item: Any, in_scope: bool, whole: bool = False) -> str:
         message = item.message.strip()
         text = message if whole else message.partition("\n")[0][:200]
         return f"{item.reason}: {text}" if text else item.reason or "failed"
-    if item.role == ItemRole.COMPILE and item.state == ItemState.DONE:
+    if item.state == ItemState.DONE and not ItemRole(item.role).has_reading:
         return f"{item_state.KERNELS_LISTED}: {item_state.KERNELS_LISTED_MESSAGE}"
     return _STATES.get(ItemState(item.state), item.state)
 

@@ -36,9 +36,8 @@ class SelectedReadings:
     method: int
     software_id: str
     parts: list[CostLine]
-    rows: Mapping[
-        str, Sequence[Any]
-    ]  # tuple id -> its readings, one for each data class that has a reading
+    # tuple id -> its readings, one for each data class that has a reading
+    rows: Mapping[str, Sequence[Any]]
     wholes: list[Whole]
     other_sets: int  # the number of other pairs of method and software that have readings
     other_data_calls: int  # the number of calls that use a reading of another data class
@@ -158,9 +157,8 @@ def newest_readings(
     alone = set()
     for (method, software_id), rows in tuple(sets.items()):
         software = stored_software(session, software_id)
-        if (
-            software.communication
-        ):  # a model on several cards: add the readings on one card with the same software
+        # a model on several cards: add the readings on one card with the same software
+        if software.communication:
             alone.add((method, software.of_one_card.id))
             sets[method, software_id] = {
                 **sets.get((method, software.of_one_card.id), {}),
@@ -208,21 +206,12 @@ def _parts(
     parts, used, other_data_calls = [], defaultdict(list), 0
     for required in needed:
         by_data = by_subject.get(required.operator_id, {})
-        estimated_us = roofline.estimate_us(required.flops, required.bytes_moved)
         for data, calls in required.calls.items():
             row = by_data.get(data) or by_data.get("normal") or next(iter(by_data.values()), None)
             if row is not None:
                 used[required.operator_id].append(row)
                 other_data_calls += calls if data and data not in by_data else 0
-            described = TupleView(
-                required.operator_id,
-                required.short_name,
-                required.label,
-                data,
-                required.flops,
-                required.bytes_moved,
-                estimated_us,
-            )
+            described = TupleView.of_needed(required, roofline, data)
             if row is None:
                 parts.append(CostLine(described, calls, "missing"))
                 continue

@@ -193,8 +193,7 @@ def mean_power(energy_mj: Figure, time_us: Figure) -> Figure:
     """
     if not time_us.value:
         return Figure(0.0)
-    power_w = energy_mj.value / time_us.value * 1e3
-    return Figure(power_w, power_w * math.hypot(energy_mj.relative, time_us.relative))
+    return energy_mj.divided_by(time_us).times(1e3)
 
 
 def _above_idle(energy: Figure | None, time: Figure, reading: ReadingView) -> Figure | None:

@@ -127,6 +127,8 @@ def _foreign(
         return
 
     def command(pid: int) -> str:
+        if pid == os.getpid():
+            return "this command: the model's code, or a package that it imports, uses the card"
         with contextlib.suppress(psutil.Error):
             return psutil.Process(pid).name()
         return "of another container or user"

@@ -1,3 +1,3 @@
 """Fixtures of the command line, for the commands of add-ons."""
 
-from tests.cli.conftest import farm, steps_extracted_once  # noqa: F401
+from tests.cli.conftest import farm  # noqa: F401

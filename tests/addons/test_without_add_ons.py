@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import slow
 from tests.report import rows
 from tests.report.measured import measured
 
@@ -66,6 +67,7 @@ def run(core, *command, text=None, **settings):
     )
 
 
+@slow.PROCESS
 def test_commands_of_the_core_work(core, database):
     measured(database, rows.VARIANT, "job1")
     commands = [
@@ -78,30 +80,33 @@ def test_commands_of_the_core_work(core, database):
         ["estimate", "resnet18"],
         ["publish", "site"],
         ["cards", "check"],
+        ["worker", "--check-every", "24h"],
     ]
     text = "\n".join(map(json.dumps, commands))
-    done = run(core, "-c", SEVERAL, text=text, FARM_DATABASE_URL=str(database))
+    simulated = {"FARM_SIMULATED_CARDS": "1"}
+    done = run(core, "-c", SEVERAL, text=text, FARM_DATABASE_URL=str(database), **simulated)
     assert done.returncode == 0, done.stderr
     *answers, public = map(json.loads, done.stdout.splitlines())
-    helped, jobs, report, as_json, _, html, estimate, publish, check = answers
-    assert [code for code, *_ in answers] == [0, 0, 0, 0, 0, 2, 2, 2, 2], answers
+    helped, jobs, report, as_json, _, html, estimate, publish, check, worker = answers
+    assert [code for code, *_ in answers] == [0, 0, 0, 0, 0, 2, 2, 2, 2, 2], answers
     assert "│ report " in helped[1]
     assert "│ estimate " not in helped[1]
     assert "job1" in jobs[1]
     assert "coverage" in report[1]
     assert json.loads(as_json[1])["job_id"] == "job1"
     assert (core / "readings.parquet").exists()
-    assert "--html needs the add-on 'pages', which is not installed" in html[2]
+    assert "--html needs the add-on 'pages'" in html[2]
     assert "There is no command 'farm estimate'." in estimate[2]
-    assert "It belongs to the add-on 'predict', which is not installed" in estimate[2]
+    assert "belongs to the add-on 'predict'" in estimate[2]
     assert "It belongs to the add-on 'pages'" in publish[2]
     assert "There is no command 'farm cards check'." in check[2]
     assert "It belongs to the add-on 'check'" in check[2]
+    assert "--check-every needs the add-on 'check', which is not installed" in worker[2]
     assert "measure_model" in public
     assert "estimate" not in public
 
 
-@pytest.mark.slow(reason="a process imports torch and measures a model")
+@slow.PROCESS
 def test_a_model_is_measured(core):
     model = ("alexnet", "-b", "1", "--input-size", "64")
     done = run(

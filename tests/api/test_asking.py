@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import slow
+
 torch = pytest.importorskip("torch")
 
 import farm  # noqa: E402
@@ -22,6 +24,18 @@ def captured():
         torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 10)
     ).eval()
     return farm.capture_model(model, torch.randn(32, 64))
+
+
+@pytest.fixture
+def measured(captured, tmp_path, made_once):
+    """A database with a reading of the first tuple on this CPU."""
+
+    def measure():
+        database = farm.open_database(tmp_path / "farm.db")
+        farm.measure_tuples(captured.tuples[:1], database=database, card="cpu", quick=True)
+
+    made_once(tmp_path / "farm.db", measure)
+    return farm.open_database(tmp_path / "farm.db")
 
 
 def test_a_summary_has_shapes_counts_and_costs_of_each_call(captured):
@@ -56,16 +70,9 @@ def test_a_summary_has_shapes_counts_and_costs_of_each_call(captured):
     assert found.to_json()["rows"][0]["call"] == "Linear 64->256"
 
 
-def test_a_summary_marks_measured_calls_apart_from_predicted_ones(captured, tmp_path):
-    database = farm.open_database(tmp_path / "farm.db")
-    farm.measure_tuples(captured.tuples[:1], database=database, card="cpu", quick=True)
-    model = (
-        farm.readings(database).to_pydict()
-        if hasattr(farm.readings(database), "to_pydict")
-        else None
-    )
-    card = model["card_model"][0] if model else farm.readings(database)["card_model"][0]
-    found = farm.summary(captured, card=card, database=database)
+def test_a_summary_marks_measured_calls_apart_from_predicted_ones(captured, measured):
+    card = farm.readings(measured)["card_model"][0]
+    found = farm.summary(captured, card=card, database=measured)
     assert found.estimate.covered_tuples == 1
     assert found.rows[0].time_us > 0
     assert not found.rows[0].predicted
@@ -95,10 +102,9 @@ def test_predictions_have_intervals(captured):
     assert len(repr(linear)) < 80
 
 
-def test_readings_are_exported_imported_and_compared(captured, tmp_path):
-    first, second = (farm.open_database(tmp_path / f"{name}.db") for name in ("first", "second"))
-    farm.measure_tuples(captured.tuples[:1], database=first, card="cpu", quick=True)
-    written = farm.export(tmp_path / "out", database=first)
+def test_readings_are_exported_imported_and_compared(measured, tmp_path):
+    second = farm.open_database(tmp_path / "second.db")
+    written = farm.export(tmp_path / "out", database=measured)
     assert written.files["readings"][1] == 1
     imported = farm.import_readings(tmp_path / "out", database=second)
     assert {one.table: one.new for one in imported}["readings"] == 1
@@ -153,7 +159,7 @@ assert farm.lookup("Conv2d", card="H200", limit=1)
 """
 
 
-@pytest.mark.slow(reason="a process imports torch and runs twenty commands")
+@slow.PROCESS
 def test_commands_that_ask_work_without_celery_redis_and_flower(tmp_path):
     asking = (
         "estimate resnet18 --card H200",

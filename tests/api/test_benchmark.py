@@ -43,7 +43,7 @@ def readings_of(url):
 
 
 def test_a_reading_that_cannot_be_stored_is_kept_and_the_error_says_where(failing, tmp_path):
-    with pytest.raises(FarmError, match="The reading of a test could not be stored") as caught:
+    with pytest.raises(FarmError, match="reading of a test could not be stored") as caught:
         measure()
     (file,) = settings().state_dir.glob("kept-*.db")
     assert f"It is kept in the database {file}." in caught.value.message

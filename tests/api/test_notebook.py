@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from tests import slow
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
@@ -28,7 +28,7 @@ json.dump(shown, open(sys.argv[2], "w"))
 """
 
 
-@pytest.mark.slow(reason="a kernel of Jupyter imports torch and measures a model")
+@slow.PROCESS
 def test_the_notebook_runs_on_a_cpu_and_shows_itself(tmp_path: Path) -> None:
     shown = tmp_path / "shown.json"
     command = [sys.executable, "-c", RUN, str(DOCS / "notebook.ipynb"), str(shown)]

@@ -28,6 +28,7 @@ from farm.store.database import read_clock_s
 from farm.types.deciding import lacks_values
 from farm.types.protocol import Protocol, Stopping, Subject
 from farm.types.reading import Verification
+from tests import slow
 from tests.operators.routed import routed
 
 SHORT = Stopping(
@@ -329,6 +330,7 @@ def test_a_cpu_times_the_tuples_of_a_model_in_turn(database: farm.Database) -> N
     assert flagged_alone(database) == [False] * 3
 
 
+@slow.PROCESS
 def test_if_the_process_dies_while_it_times_items_in_turn_each_is_measured_alone(
     database: farm.Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -349,7 +351,7 @@ def test_if_the_process_dies_while_it_times_items_in_turn_each_is_measured_alone
     assert "measured one after the other" in caplog.text
 
 
-@pytest.mark.slow(reason="a benchmark process imports torch and measures a model")
+@slow.PROCESS
 def test_readings_say_so_if_the_process_dies_after_it_timed_items_in_turn(
     database: farm.Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -371,7 +373,7 @@ def test_readings_say_so_if_the_process_dies_after_it_timed_items_in_turn(
     assert sorted(flagged_alone(database)) == [False, True, True]
 
 
-@pytest.mark.slow(reason="a benchmark process imports torch and measures a model")
+@slow.PROCESS
 def test_a_process_that_must_stop_does_not_time_the_items_behind_the_claimed_one(
     database: farm.Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

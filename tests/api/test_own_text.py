@@ -18,6 +18,7 @@ from farm.store.tables import TokenInput
 from farm.types import tokens
 from farm.types.protocol import Protocol
 from farm.types.request import Request
+from tests import slow
 from tests.own_text import write_own_text
 from tests.planned import claim, items_of, register
 
@@ -33,7 +34,7 @@ def variant(tmp_path: Path) -> farm.Variant:
     return farm.variant("bert-base", 2, length=8, layers=1, text=text, tokenizer=tokenizer)
 
 
-@pytest.mark.slow(reason="a benchmark process imports torch and measures a model")
+@slow.PROCESS
 def test_it_is_measured_by_a_process_that_was_handed_the_ids(
     variant: farm.Variant, tmp_path: Path
 ) -> None:
@@ -87,7 +88,7 @@ def test_a_variant_of_another_farm_whose_ids_are_not_here_is_refused_when_it_is_
     tokens._held.clear()
     with database.write() as session:
         store_variant(session, variant)  # as an import does
-    with pytest.raises(Unreadable, match="does not have the text with the token ids") as caught:
+    with pytest.raises(Unreadable, match="the text with the token ids") as caught:
         open_job(database, ResolvedRequest.of(Request(variant=variant), register(database, 0)))
     assert "with its text" in caught.value.next_step
     with database.read() as session:
@@ -108,4 +109,4 @@ def test_an_item_whose_ids_were_lost_is_refused_with_the_reason(
     claim(database, *items_of(database, opened.job_id, "whole"))
     (whole,) = items_of(database, opened.job_id, "whole")
     assert (whole.state, whole.reason) == ("failed", "rejected")
-    assert "does not have the text with the token ids" in whole.message
+    assert "the text with the token ids" in whole.message

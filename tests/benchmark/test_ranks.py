@@ -30,6 +30,7 @@ from farm.training.split import build
 from farm.training.step import ForwardPass
 from farm.training.version import versioned
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
+from tests import slow
 from tests.benchmark.fake_device import FakeDevice
 from tests.benchmark_process.test_group import TINY
 
@@ -63,7 +64,7 @@ def pair(monkeypatch, tmp_path):
     return run
 
 
-@pytest.mark.slow(reason="two processes import torch and run split models")
+@slow.PROCESS
 def test_ranks_that_see_other_times_run_the_same_passes(pair):
     first, second = pair("measure")
     assert first["rounds"] == second["rounds"]
@@ -74,7 +75,7 @@ def test_ranks_that_see_other_times_run_the_same_passes(pair):
     assert second["burst"]
 
 
-@pytest.mark.slow(reason="two processes import torch and run split models")
+@slow.PROCESS
 def test_split_models_run_what_was_captured_without_cards_and_are_replayed_on_all_ranks(
     pair, monkeypatch, tmp_path
 ):
@@ -95,6 +96,7 @@ def test_split_models_run_what_was_captured_without_cards_and_are_replayed_on_al
         assert replayed["elsewhere"] == 0
 
 
+@slow.PROCESS
 def test_a_failure_of_one_rank_is_a_failure_of_all_and_a_rank_knows_if_it_failed_alone(pair):
     first, second = pair("fail")
     assert first["error"].startswith("RuntimeError: Another rank failed")

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from farm.benchmark.subjects.training_step import step_passes
+from farm.benchmark.subjects import STEP
 from farm.benchmark.verification import verify
 from farm.models import catalog
 from farm.training.capture import capture_step
@@ -23,9 +23,13 @@ def variant(**said):
     return catalog.variant("squeezenet1_1", 1, input_size=32, step="training", **said)
 
 
+def subject_of(step):
+    return Subject("variant", step.id, step.to_json())
+
+
 @pytest.mark.parametrize("said", [{"optimizer": "adamw"}, {"amp": "float16"}])
 def test_passes_of_a_step_leave_the_weights_where_they_are(said):
-    passes = step_passes(variant(**said), EAGERLY, CPU)
+    passes = STEP.passes(subject_of(variant(**said)), EAGERLY, CPU)
     before = [tensor.clone() for tensor in passes.written]
     for _ in range(3):
         passes.first()
@@ -42,7 +46,7 @@ def test_what_a_card_allocates_for_a_step_is_what_its_tensors_are_and_workspaces
     card = torch.device("cuda")
     step = catalog.variant(model, 16, step="training", optimizer="adamw-fused", amp=amp)
     with torch.cuda.stream(torch.cuda.Stream(card)):
-        told = step_passes(step, Protocol(), card).details.memory
+        told = STEP.passes(subject_of(step), Protocol(), card).details.memory
         torch.cuda.empty_cache()
         built = build_step(step, card, launch="graph")
         seen = capture_step(built, device_type="cuda", warmed_up=True)

@@ -27,6 +27,7 @@ from farm.training.extract import extract
 from farm.training.version import versioned
 from farm.types.collective import COLLECTIVES
 from farm.types.protocol import Protocol, Stopping, Subject, content_id
+from tests import slow
 
 
 def pids_of(group):
@@ -104,6 +105,7 @@ def test_a_pair_of_collective_and_product_says_how_much_is_hidden(pair):
     assert overlap.hidden_us == pytest.approx(overlap.collective_us - overlap.exposed_us)
 
 
+@slow.PROCESS
 def test_a_split_model_is_one_subject_of_all_ranks(pair, models, monkeypatch):
     pytest.importorskip("transformers")
     monkeypatch.setenv("FARM_MODELS", models)
@@ -116,6 +118,7 @@ def test_a_split_model_is_one_subject_of_all_ranks(pair, models, monkeypatch):
     )
 
 
+@slow.PROCESS
 def test_rank_0_compares_the_operators_of_a_split_model_or_step_with_the_prediction(
     pair, models, monkeypatch
 ):
@@ -182,9 +185,7 @@ def ending(group, subject, act, during="window", timeout_s=60.0):
     return caught.value
 
 
-@pytest.mark.slow(
-    reason="two benchmark processes import torch; simulated cards show the same without it"
-)
+@slow.PROCESS
 def test_a_killed_rank_ends_the_group_with_the_reason(pair):
     error = ending(
         pair, collective("all_reduce"), lambda: os.kill(pids_of(pair)[1], signal.SIGKILL)

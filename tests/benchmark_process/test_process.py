@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -23,10 +24,10 @@ from farm.addons.memory.requests import (
     WireRequest,
 )
 from farm.benchmark_process.client import BenchmarkProcess
-from farm.benchmark_process.requests import SubjectRequest
+from farm.benchmark_process.requests import FingerprintRequest, SubjectRequest
 from farm.devices.lock import host_lock
 from farm.errors import Unmeasurable
-from farm.settings import settings
+from farm.settings import START_TIMEOUT_S, settings
 from farm.types.protocol import Protocol, Stopping, Subject, content_id
 from farm.types.reading import Verification
 
@@ -391,3 +392,34 @@ def test_the_parent_and_a_simulated_card_never_import_torch(process: BenchmarkPr
     modules = "farm.benchmark_process.client, farm.devices.host, farm.types.intervals"
     program = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("slow_start", [True, False])
+def test_each_time_limit_has_its_own_next_step(slow_start: bool) -> None:
+    """Only the limit of an item is a setting."""
+    environment = {"FARM_SIMULATED_CARDS": "1", "FARM_HOST": "here"}
+    limit_s = 0.0 if slow_start else START_TIMEOUT_S
+    with BenchmarkProcess(CARD, environment, start_timeout_s=limit_s) as process:
+        if slow_start:
+            with pytest.raises(Unmeasurable, match="did not get ready within") as start:
+                process.wait_ready()
+            assert "FARM_ITEM_TIMEOUT_S" not in start.value.next_step
+            return
+        with pytest.raises(Unmeasurable, match="did not take the card's fingerprint") as late:
+            process.call(FingerprintRequest(), timeout_s=0.0)
+        assert "other programs that use the card" in late.value.next_step
+        with pytest.raises(Unmeasurable, match="did not measure the item") as item:
+            process.measure(subject(), PROTOCOL, STOPPING, timeout_s=0.0)
+        assert "FARM_ITEM_TIMEOUT_S" in item.value.next_step
+
+
+def test_a_request_that_the_process_cannot_read_is_rejected_at_once(
+    own_process: BenchmarkProcess,
+) -> None:
+    own_process.wait_ready()
+    own_process._ids = iter(["not a number"])  # type: ignore[assignment]
+    with pytest.raises(Unmeasurable, match="cannot read the request: the request has no id") as no:
+        own_process.measure(subject(), PROTOCOL, STOPPING)
+    assert no.value.reason == "rejected"
+    own_process._ids = itertools.count(1)
+    assert own_process.measure(subject(), PROTOCOL, STOPPING).reading.flags == ("simulated",)

@@ -1,6 +1,5 @@
 """Running the command line inside the test's process."""
 
-import functools
 import json
 from dataclasses import dataclass
 
@@ -9,10 +8,7 @@ from typer.testing import CliRunner
 
 from cli import output
 from cli.main import app
-from farm.addons.memory import step_memory
 from farm.settings import settings
-
-_extracted_once = functools.cache(step_memory._captured)
 
 
 @dataclass
@@ -49,9 +45,3 @@ def examined(farm):
         return found["checks"]
 
     return examine
-
-
-@pytest.fixture
-def steps_extracted_once(monkeypatch):
-    """Commands that ask for the same step of a model of the catalog share what was extracted."""
-    monkeypatch.setattr(step_memory, "_captured", _extracted_once)

@@ -272,7 +272,7 @@ def test_a_file_that_is_no_database_is_named(farm, monkeypatch, tmp_path):
     settings.cache_clear()
     said = farm("jobs")
     assert said.code == 3
-    assert "notes.db cannot be read: file is not a database." in said.stderr
+    assert "notes.db cannot be read" in said.stderr
 
 
 def test_a_wrong_setting_is_named(farm, monkeypatch):
@@ -329,18 +329,12 @@ def test_a_worker_that_is_gone_is_named_with_the_cards_that_are_there(
         )
     said = farm("submit", "resnet18", "--card", "h200")
     assert said.code == 3
-    assert (
-        "No worker accepts items for the card 'h200': NVIDIA H200 (GPU-1) is stopped."
-        in said.stderr
-    )
+    assert "card 'h200': NVIDIA H200 (GPU-1) is stopped" in said.stderr
     with database.write() as session:
         session.get_one(tables.CardRow, "GPU-1").state = "draining"
     said = farm("submit", "resnet18")
     assert said.code == 3
-    assert (
-        "Every card with a worker is draining and accepts no new items: NVIDIA H200 (GPU-1)."
-        in said.stderr
-    )
+    assert "draining and accepts no new items: NVIDIA H200 (GPU-1)" in said.stderr
     assert "farm cards resume GPU-1" in said.stderr
 
 

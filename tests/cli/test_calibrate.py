@@ -7,6 +7,7 @@ import json
 import pytest
 
 from farm.settings import settings
+from tests import slow
 
 
 @pytest.fixture
@@ -15,6 +16,7 @@ def _simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     settings.cache_clear()
 
 
+@slow.FAULT
 @pytest.mark.usefixtures("_simulated")
 def test_the_list_is_measured_once_and_an_interrupted_calibration_continues(farm):
     said = farm("calibrate", "--json")

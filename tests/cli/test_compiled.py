@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from farm.settings import settings
+from tests import slow
 from tests.operators.compiled_models import needs_compiler
 
 FOLDER = Path(__file__).parent.parent / "operators"
@@ -24,7 +25,7 @@ def _models(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_compiler
-@pytest.mark.slow(reason="it compiles models with the C++ compiler")
+@slow.COMPILER
 def test_compiled_models_end_with_a_verdict_and_a_list_of_kernels_is_used_again(farm, tmp_path):
     file = tmp_path / "jobs.yml"
     file.write_text("- {model: [refused, two, pooled], compile: default}\n")
@@ -112,6 +113,7 @@ def test_an_unknown_mode_in_a_file_is_refused_with_its_line(farm, tmp_path):
         assert "max-autotune" in said.stderr
 
 
+@slow.FAULT
 def test_a_simulated_card_cannot_compile(farm, monkeypatch):
     monkeypatch.setenv("FARM_SIMULATED_CARDS", "1")
     settings.cache_clear()

@@ -10,6 +10,7 @@ import pytest
 
 from farm.store.database import Database
 from farm.store.tables import Operator
+from tests import slow
 from tests.farms import Farm, kill_all_of
 
 MODELS = """
@@ -85,10 +86,9 @@ def submit(farm, *arguments):
 
 def check_rows_of_experts(farm, report):
     assert (report["state"], report["verdict"]["coverage"]) == ("done", 1.0)
-    assert [one["reason"] for one in report["rounds"]] == [
-        "first",
-        "the card showed the values that decide the work of 1 tuple",
-    ]
+    first, second = report["rounds"]
+    assert first["reason"] == "first"
+    assert "values that decide the work of 1 tuple" in second["reason"]
     last = {item.round: item for item in farm.items(report["job_id"]) if item.role == "tuple"}[2]
     with farm.database.read() as session:
         operator = session.get_one(Operator, last.subject_id)
@@ -96,6 +96,7 @@ def check_rows_of_experts(farm, report):
     assert operator.spec["tensors"][2]["values"]["form"] == "lengths"
 
 
+@slow.PROCESS
 def test_a_model_of_ones_own_is_measured_once_and_one_that_fails_says_why(cpu_farm, tmp_path):
     file = tmp_path / "jobs.yml"
     models = (

@@ -141,7 +141,7 @@ def test_a_card_that_takes_nothing_while_its_items_wait_is_a_problem(
         session.execute(update(tables.Item).values(published_at_s=time.time() - 100))
     (found,) = [check for check in examined() if check["name"] == "card here:0"]
     assert found["level"] == "problem"
-    assert re.search(r"has taken no item for 1\d\d s, though 2 items wait", found["message"])
+    assert re.search(r"no item for 1\d\d s, though 2 items wait", found["message"])
     assert "FARM_DEAF_AFTER_S" in found["next_step"]
 
 
@@ -249,7 +249,7 @@ def test_a_run_says_what_would_make_its_readings_worthless_before_it_begins(farm
     monkeypatch.setattr(host_examined.os, "getloadavg", lambda: (999.0, 0.0, 0.0))
     monkeypatch.setattr(embedded, "BrokerServer", not_begun)
     said = farm("run", "alexnet", "--card", "cpu", "-b", "1").stderr
-    assert "warning: load average 999.0 in the last minute on" in said
+    assert "warning: load average 999.0" in said
     assert said.index("warning:") < said.index("Starting workers")
     monkeypatch.setattr(host_examined.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     assert "warning" not in farm("run", "alexnet", "--card", "cpu", "-b", "1").stderr

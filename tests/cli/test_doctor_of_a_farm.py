@@ -3,6 +3,8 @@
 import json
 import signal
 
+from tests import slow
+
 
 def test_workers_tell_what_they_run(one_card):
     running_farm, _ = one_card.whole()
@@ -15,6 +17,7 @@ def test_workers_tell_what_they_run(one_card):
     )
 
 
+@slow.FAULT
 def test_a_supervisor_that_is_stopped_or_was_killed_is_a_problem(one_card):
     farm, _ = one_card.whole()
     assert told(farm, "problem") == {}

@@ -30,6 +30,7 @@ from cli.options import with_compile_mode
 from farm.settings import settings
 from farm.store.database import Database
 from farm.types.protocol import Software, Variant
+from tests import slow
 from tests.report import filled, rows
 from tests.report.measured import measured
 
@@ -197,6 +198,18 @@ def test_what_is_not_run_says_what_it_needs():
                 )
 
 
+def test_every_command_stands_in_a_block_and_every_output_has_text():
+    """A line that lost its indentation is part of a paragraph: nothing would run it."""
+    for page in PAGES:
+        for before, token in itertools.pairwise(tokens(page)):
+            if before.type == "paragraph_open":
+                assert not re.match(r"(farm|export) \S", token.content), (
+                    f"{name_of(page)}: {token.content}"
+                )
+            if token.type in ("fence", "code_block"):
+                assert token.content.strip(), f"{name_of(page)}: an empty block"
+
+
 def write_module(block, folder, monkeypatch):
     monkeypatch.setattr(
         sys, "path", [folder for folder in sys.path if not Path(folder, block.file).exists()]
@@ -269,8 +282,9 @@ def farm_with_jobs(tmp_path_factory):
 
 
 SLOW = [
-    ROOT / f"docs/{name}.md" for name in ("python", "memory", "prediction")
-]  # they measure, capture steps and fit
+    ROOT / f"docs/{name}.md"
+    for name in ("python", "memory", "prediction", "language-models", "other-cards", "compare")
+]  # they measure, capture steps, import and fit
 
 
 @pytest.mark.parametrize(
@@ -278,14 +292,12 @@ SLOW = [
     [
         pytest.param(
             page,
-            marks=[pytest.mark.slow(reason="the page has many commands that capture models")]
-            * (page in SLOW),
+            marks=[slow.MEASURED] * (page in SLOW),
         )
         for page in PAGES
     ],
     ids=name_of,
 )
-@pytest.mark.usefixtures("steps_extracted_once")
 def test_the_commands_of_a_page_run_in_their_order(
     page, farm, farm_with_jobs, tmp_path, monkeypatch
 ):

@@ -74,9 +74,7 @@ def _models(monkeypatch, tmp_path):
 def test_an_input_size_that_would_be_ignored_is_refused(farm, verb):
     said = farm(verb, "loud", "--input-size", "64")
     assert (said.code, said.stdout) == (2, "")
-    assert (
-        "loud defines its own example inputs, and --input-size cannot change them." in said.stderr
-    )
+    assert "own example inputs, and --input-size cannot change them" in said.stderr
 
 
 def test_a_model_with_gaps_is_listed_and_refused_each_reason_once(farm):
@@ -106,10 +104,7 @@ def test_one_of_several_that_cannot_be_extracted_is_left_out_and_alone_an_error(
         assert "Nothing was started" in said.stdout
         at_once, _, end = said.stderr.partition("error: ")
         where = f"{written}:1: " if "-f" in what else ""
-        assert (
-            f"{where}gapped 2x8 float32 is left out: gapped cannot be extracted completely:"
-            in at_once
-        )
+        assert f"{where}gapped 2x8 float32 is left out: gapped cannot" in at_once
         refused = f"1 of {3 if where else 2} requests cannot be measured:"
         assert f"{refused}\n  gapped 2x8 float32: gapped cannot be" in end
     foreseen = farm("run", "-f", written, "--dry-run", "--json")
@@ -153,10 +148,8 @@ def test_a_model_that_ends_the_program_or_has_no_operators_is_refused_with_the_r
 def test_what_differs_from_the_users_model_is_said_in_a_line_each(farm):
     said = farm("operators", "half", "--dtype", "float32")
     assert said.code == 0
-    assert (
-        "half has tensors of float16; they are measured as float32, as --dtype says." in said.stderr
-    )
-    assert "half was returned in train mode and is measured in eval mode" in said.stderr
+    assert "tensors of float16; they are measured as float32" in said.stderr
+    assert "in train mode and is measured in eval mode" in said.stderr
     as_it_is = farm("operators", "half", "--mode", "train", "--json")
     assert as_it_is.code == 0
     assert "half" not in as_it_is.stderr
@@ -176,7 +169,7 @@ def test_the_calls_that_another_input_changes_are_listed(farm):
     assert found["calls"][1]["label_b"] == "Linear 8->4 | 2x8 fp32"
     assert (found["flops_a"], found["flops_b"]) == (3 * found["flops_b"], 2 * 2 * 8 * 4)
     shown = farm("operators", "chosen", "--compare-inputs", "chosen_other")
-    assert "calls, 1 of them equal; 384 FLOP and 128 FLOP" in shown.stdout
+    assert "1 of them equal; 384 FLOP and 128 FLOP" in shown.stdout
 
 
 def test_another_input_that_no_function_gives_is_one_line(farm):

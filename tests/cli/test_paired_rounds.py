@@ -17,6 +17,7 @@ from sqlmodel import select
 
 from farm.settings import settings
 from farm.store.tables import Item, Job, JobState, ReadingRow
+from tests import slow
 from tests.planned import know
 
 ROOT = Path(__file__).parent.parent.parent
@@ -44,7 +45,7 @@ def jobs_of(database):
         return list(session.exec(done))
 
 
-@pytest.mark.slow(reason="it starts a farm and measures many rounds")
+@slow.FAULT
 def test_two_sizes_of_a_model_are_measured_alternately_anew_in_each_round(farm, known_resnet18):
     sides = (f"resnet18 {FEW}", f"resnet18 -b 8 {FEW}")
     said = farm(
@@ -84,7 +85,7 @@ def test_two_sizes_of_a_model_are_measured_alternately_anew_in_each_round(farm, 
     assert len(found["gate"]["findings"]) == len(slower)
 
 
-@pytest.mark.slow(reason="it starts a farm and measures many rounds")
+@slow.FAULT
 def test_an_interrupted_comparison_is_continued_and_a_finished_one_is_measured_again(
     farm, known_resnet18, monkeypatch
 ):

@@ -6,6 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests import slow
+
 MODEL = """
 import torch
 from torch import nn
@@ -28,6 +30,7 @@ OPTIONS = ["two.py:net", "--dtype", "bfloat16", "--quick"]
 WEIGHTS = ["--weights", "two.safetensors"]
 
 
+@slow.PROCESS
 def test_int8_weights_end_with_a_verdict_beside_the_dense_model(farm, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "two.py").write_text(MODEL)
@@ -70,7 +73,7 @@ def test_int8_weights_end_with_a_verdict_beside_the_dense_model(farm, tmp_path, 
     assert "accepts no file of weights" in refused.stderr
 
 
-@pytest.mark.slow(reason="it measures a transformer on the CPU")
+@slow.PROCESS
 def test_the_schemes_of_a_transformer_have_tokens(farm, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny").mkdir()

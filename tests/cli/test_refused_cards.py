@@ -43,7 +43,7 @@ def test_a_run_says_why_the_cpu_is_left(farm, nvml, fault, said):
     first, second, *_, last = told.stderr.splitlines()
     assert first.startswith("Not usable: ")
     assert said in first
-    assert second == "The farm cannot measure on any GPU of this host; it uses the CPU."
+    assert second.endswith("; it uses the CPU.")
     assert "--launch eager" in last
 
 
@@ -58,10 +58,7 @@ def test_a_run_that_was_told_to_take_the_gpu_does_not_take_the_cpu(farm, nvml):
 def test_a_mig_instance_that_is_named_is_told(farm, nvml, monkeypatch):
     nvml.mig = 1
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-aaaa")
-    assert (
-        "Not usable: MIG instance (MIG-aaaa): it is an instance of a card in MIG mode"
-        in farm(*NO_GRAPHS).stderr
-    )
+    assert "Not usable: MIG instance (MIG-aaaa)" in farm(*NO_GRAPHS).stderr
 
 
 def test_what_is_said_of_it_goes_into_the_log_where_lines_have_a_form(nvml, capsys):
@@ -128,7 +125,7 @@ def test_a_worker_does_not_serve_nothing_where_every_gpu_is_refused(farm, nvml):
     nvml.mig = 1
     told = farm("worker")
     assert told.code == 3, "its service tries again"
-    assert "The farm cannot measure on any GPU of this host." in told.stderr
+    assert "cannot measure on any GPU of this host" in told.stderr
     assert "--card cpu" in told.stderr
 
 

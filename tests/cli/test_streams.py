@@ -16,6 +16,7 @@ import pytest
 from cli import output, streams
 from cli.tables import Text, facts, ruled
 from farm.errors import Unwritable
+from tests import slow
 
 ROOT = Path(__file__).parents[2]
 NOISY = """
@@ -139,20 +140,20 @@ def test_closed_streams_and_readers_that_ended_are_harmless(tmp_path):
     assert b"Traceback" not in done.stderr
 
 
-def test_a_name_of_5000_characters_is_an_error_in_two_lines(tmp_path):
+def test_a_name_of_5000_characters_is_an_error_in_two_lines(farm):
     name = "a" * 5000
     for arguments in (("export", name), ("run", "-f", name), ("run", name)):
-        done = run("--quiet", *arguments, FARM_STATE_DIR=str(tmp_path))
-        text = done.stderr.decode()
-        assert done.returncode in (1, 2, 3)
-        assert len(text.splitlines()) == 2
-        assert "bug in farm" not in text
+        said = farm("--quiet", *arguments)
+        assert said.code in (1, 2, 3)
+        assert len(said.stderr.splitlines()) == 2
+        assert "bug in farm" not in said.stderr
     done = run("jobs", FARM_STATE_DIR=f"/tmp/{name}")
     assert done.returncode == 2
     assert b"'state_dir'" in done.stderr
     assert b"a name may have at most 255 bytes" in done.stderr
 
 
+@slow.PROCESS
 def test_json_alone_is_on_stdout_whatever_the_code_of_the_user_writes(tmp_path):
     (tmp_path / "noisy.py").write_text(NOISY)
     done = run(
@@ -170,7 +171,7 @@ def test_json_alone_is_on_stdout_whatever_the_code_of_the_user_writes(tmp_path):
         assert noise in done.stderr
 
 
-@pytest.mark.slow(reason="a process imports torch")
+@slow.PROCESS
 def test_a_thread_of_the_users_code_that_ends_the_process_is_an_error(tmp_path):
     (tmp_path / "thread.py").write_text(
         "import os, threading\ndef net():\n"

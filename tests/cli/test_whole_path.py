@@ -18,6 +18,7 @@ from sqlmodel import select
 from farm.jobs import listing
 from farm.settings import settings
 from farm.store.tables import Job
+from tests import slow
 from tests.planned import know
 
 ROOT = Path(__file__).parent.parent.parent
@@ -127,6 +128,7 @@ def test_a_sweep_and_models_from_a_file_run_once_and_are_skipped_then(farm, tmp_
     assert f"job {jobs[0]} has measured " in said.stderr
 
 
+@slow.FAULT
 def test_an_interrupted_run_leaves_no_process_and_says_how_to_go_on(known_resnet18):
     with a_run(FARM_SIMULATED_ITEM_S="0.5") as run:
         wait_for(lambda: run.stderr.readline().startswith("job "), run)
@@ -161,7 +163,7 @@ def says_that_it_was_interrupted(run, sign):
     assert "Traceback" not in stderr
 
 
-@pytest.mark.slow(reason="it starts a farm and interrupts it many times")
+@slow.FAULT
 @pytest.mark.parametrize("moment", ["starting", "measuring"])
 def test_an_impatient_ctrl_c_ends_a_run_in_order_too(known_resnet18, moment):
     """Pressed again and again until the command has ended, through all that it puts in order on its
@@ -188,6 +190,7 @@ def test_an_impatient_ctrl_c_ends_a_run_in_order_too(known_resnet18, moment):
         )
 
 
+@slow.FAULT
 def test_a_killed_run_takes_its_workers_and_servers_with_it(known_resnet18):
     with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as temporary:
         with a_run(FARM_SIMULATED_ITEM_S="0.5", TMPDIR=temporary) as run:

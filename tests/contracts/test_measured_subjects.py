@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -12,7 +14,15 @@ from farm.benchmark.phases.context import Context
 from farm.benchmark.phases.eager import EagerLaunch
 from farm.benchmark.phases.restoring import Restoring
 from farm.benchmark.policies import POLICIES
-from farm.benchmark.subjects import COMPILED, MODEL, STEP, TUPLE, kind_of_subject, passes_of
+from farm.benchmark.subjects import (
+    COMPILED,
+    COMPILED_TUPLE,
+    MODEL,
+    STEP,
+    TUPLE,
+    kind_of_subject,
+    passes_of,
+)
 from farm.benchmark.subjects.base import SubjectKind
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
 from tests.benchmark.operators import linear
@@ -40,11 +50,11 @@ every_kind = pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: type(kin
 
 @every_kind
 def test_a_subject_has_its_kind(kind: SubjectKind) -> None:
-    assert kind_of_subject(EXAMPLES[kind]) is kind
+    assert kind_of_subject(EXAMPLES[kind], EAGERLY) is kind
 
 
 def test_a_compiled_step_is_compiled() -> None:
-    assert kind_of_subject(variant(step="training", compile="default")) is COMPILED
+    assert kind_of_subject(variant(step="training", compile="default"), EAGERLY) is COMPILED
 
 
 @every_kind
@@ -60,7 +70,14 @@ def test_windows_follow_a_policy_of_the_table_and_keep_the_wanted_interval(
 
 
 def test_a_tuple_with_slow_tensors_is_only_timed() -> None:
-    assert not TUPLE.policy(EAGERLY.with_placement("in0"), Stopping()).energy
+    slow = EAGERLY.with_placement("in0")
+    assert not kind_of_subject(linear(8, 16, 4), slow).policy(slow, Stopping()).energy
+
+
+def test_a_tuple_of_a_compiled_model_has_its_kind_and_the_windows_of_a_tuple() -> None:
+    subject = dataclasses.replace(linear(8, 16, 4), compiled={"variant": SMALL.to_json()})
+    assert kind_of_subject(subject, EAGERLY) is COMPILED_TUPLE
+    assert COMPILED_TUPLE.policy(EAGERLY, Stopping()) == TUPLE.policy(EAGERLY, Stopping())
 
 
 def test_only_tuples_are_measured_roughly_and_have_a_canary() -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from sqlmodel import select
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from farm.benchmark.bench import Bench
 from farm.benchmark.phases.base import Measurement, Phase
@@ -152,7 +153,7 @@ def test_the_cost_counts_bytes_and_the_shapes_of_the_outputs(example: OperatorTu
     found = cost(example)
     assert found.flops >= 0
     assert found.bytes > 0
-    assert found.output_shapes
+    assert found.output_shapes or written_inputs(example)
 
 
 def test_the_tensors_that_a_call_writes_are_tensors_of_the_tuple(example: OperatorTuple) -> None:
@@ -175,8 +176,9 @@ def test_an_operator_that_needs_no_other_process_runs_alone(example: OperatorTup
     kind.admit(example)
     if kind.standalone:
         assert kind.cards(example) == 1
-        out = rebuild(example, "cpu").run()
-        assert (tuple(out.shape),) == cost(example).output_shapes
+        outputs = tree_leaves(rebuild(example, "cpu").run())
+        shapes = tuple(tuple(tensor.shape) for tensor in outputs if tensor is not None)
+        assert shapes == cost(example).output_shapes
 
 
 # ----- a kind of one file

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from farm.exchange.packaged import packaged_database
+from tests import slow
 from tests.corpus import documents
 
 FILE = Path(__file__).parent / "digests.json"
@@ -51,7 +52,7 @@ def test_the_capture_of_a_variant_is_the_one_on_file(variant, compare):
 
 
 @of_this_torch
-@pytest.mark.slow(reason="one of many alike")
+@slow.ALIKE
 @pytest.mark.parametrize("variant", documents.variants("slow"), ids=str)
 def test_the_capture_of_another_variant_is_the_one_on_file(variant, compare):
     compare({f"captures/{variant}": documents.digest(documents.capture_document(variant))})
@@ -61,21 +62,18 @@ def test_the_capture_of_another_variant_is_the_one_on_file(variant, compare):
     "part",
     [
         0,
-        *(
-            pytest.param(part, marks=pytest.mark.slow(reason="one of many alike"))
-            for part in (1, 2, 3)
-        ),
+        *(pytest.param(part, marks=slow.ALIKE) for part in range(1, 8)),
     ],
 )
 def test_the_reports_of_the_packaged_jobs_are_those_on_file(part, compare):
     with packaged_database().read() as session:
-        jobs = documents.packaged_jobs(session)[part::4]
+        jobs = documents.packaged_jobs(session)[part::8]
         compare(
             {f"jobs/{job}": documents.digest(documents.job_document(session, job)) for job in jobs}
         )
 
 
-@pytest.mark.slow(reason="it reads all packaged readings")
+@slow.MEASURED
 @pytest.mark.parametrize("table", ["readings", "calls"])
 def test_the_exported_columns_of_the_packaged_readings_are_those_on_file(table, compare):
     with packaged_database().read() as session:

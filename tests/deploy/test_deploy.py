@@ -17,6 +17,7 @@ import stat
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import psycopg
@@ -31,6 +32,7 @@ from farm.settings import Settings, settings
 from farm.store.database import Database
 from tasks.servers import BrokerServer
 from tasks.supervisor import stop_grace_s
+from tests import slow
 from tests.farms import running
 from tests.flowers import flower_of
 from tests.planned import know
@@ -151,7 +153,7 @@ def a_farm_works(tmp_path, current):
         assert {task["state"] for task in page.tasks().values()} == {"SUCCESS"}
 
 
-@pytest.mark.slow(reason="it starts a complete farm with its own broker")
+@slow.FAULT
 def test_a_farm_needs_no_more_than_the_broker_allows(secrets, farm_toml, tmp_path):
     with (
         BrokerServer(options={"aclfile": str(secrets / "users.acl")}, ping_as="health") as broker,
@@ -703,13 +705,16 @@ def test_the_image_is_built_from_what_the_project_has():
 
 
 def test_a_farm_of_the_manual_or_the_image_builds_models_of_every_source():
-    """The extras that a source needs, and PostgreSQL."""
-    needed = {"postgresql", *(source.extra for source in catalog.SOURCES if source.extra)}
-    for file in ("deploy/Dockerfile", "docs/operate.md"):
+    """The extras that a model needs, and PostgreSQL. The image has those of every command."""
+    sources = {source.extra for source in catalog.SOURCES if source.extra}
+    needed = {"postgresql", "quantization", "weights", *sources}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    of_commands = set(project["optional-dependencies"]) - {"amd", "test", "docs", "dev"}
+    for file, least in (("deploy/Dockerfile", of_commands), ("docs/operate.md", needed)):
         found = re.findall(r"pip (?:install|wheel) .*\[([\w,]+)\]", (ROOT / file).read_text())
         assert found
         for extras in found:
-            assert needed <= set(extras.split(",")), f"{file}: {extras}"
+            assert least <= set(extras.split(",")), f"{file}: {extras}"
 
 
 @pytest.mark.parametrize("name", ["operate.md", "monitoring.md", "security.md"])

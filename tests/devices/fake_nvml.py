@@ -44,6 +44,9 @@ class FakeNvml:
         self.nvlinks: list[int] = []  # 1: active, 0: not connected
         # whether each card can read the memory of the others; None: not reported
         self.access: bool | None = None
+        self.ecc_errors: dict[int, int] = {}  # by kind
+        self.nvlink_errors: dict[int, int] = {}  # of each link, by kind
+        self.remapped_rows = (0, 0, 0, 0)  # corrected, uncorrected, pending, failed
         self.lacks: dict[str, int] = {}
         self.lacking_fields: dict[int, int] = {}
         self.missing: set[str] = set()  # not in the library at all, as with an old driver
@@ -109,6 +112,24 @@ class FakeNvml:
             return pynvml.NVML_ERROR_INVALID_ARGUMENT
         active._obj.value = self.nvlinks[link]
         return None
+
+    def _nvmlDeviceGetNvLinkErrorCounter(
+        self, handle: Any, link: int, kind: int, value: Any
+    ) -> None:
+        value._obj.value = self.nvlink_errors.get(kind, 0)
+
+    def _nvmlDeviceGetTotalEccErrors(self, handle: Any, kind: Any, which: Any, value: Any) -> None:
+        value._obj.value = self.ecc_errors.get(getattr(kind, "value", kind), 0)
+
+    def _nvmlDeviceGetRemappedRows(self, handle: Any, *values: Any) -> None:
+        for value, number in zip(values, self.remapped_rows, strict=True):
+            value._obj.value = number
+
+    def _nvmlDeviceGetPcieReplayCounter(self, handle: Any, value: Any) -> None:
+        value._obj.value = 0
+
+    def _nvmlDeviceGetPciInfo_v3(self, handle: Any, info: Any) -> None:
+        info._obj.busId = b"00000000:3B:00.0"
 
     def _nvmlDeviceGetP2PStatus(
         self, handle: Any, other: Any, what: int, status: Any

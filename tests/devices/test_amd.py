@@ -118,7 +118,7 @@ def test_one_die_of_two_has_no_power(smi: RecordedAmdSmi) -> None:
 def test_a_partitioned_card_is_refused_with_the_reason(smi: RecordedAmdSmi) -> None:
     smi.cards[1]["gpu_compute_partition"] = "CPX"
     with pytest.raises(
-        NoSuchCard, match=r"partition mode CPX.*`amd-smi set --compute-partition SPX` ends the mode"
+        NoSuchCard, match=r"partition mode CPX.*`amd-smi set --compute-partition SPX`"
     ):
         device()
     assert device(RADEON_UUID).temperature_c() == 35
@@ -176,10 +176,7 @@ def test_without_the_library_one_line_says_what_to_install(
         monkeypatch.setenv("ROCR_VISIBLE_DEVICES", named)
     (card,) = discover(settings())
     assert card.kind == "cuda"
-    assert (
-        "amdsmi is not installed; install the version of your ROCm: `pip install "
-        "'operator-farm[amd]'`" in card.refusal
-    )
+    assert "amdsmi is not installed; install the version of your ROCm" in card.refusal
     with pytest.raises(NoSuchCard, match="amdsmi is not installed"):
         find_card(UUID, settings())
 

@@ -8,7 +8,7 @@ import pynvml
 import pytest
 
 from farm.benchmark_process.requests import from_json, to_json
-from farm.devices import host, software
+from farm.devices import host, nvidia_errors, software
 from farm.devices.cpu import cpu_card
 from farm.devices.device import Card, Device
 from farm.devices.host import discover, find_card, open_device
@@ -353,3 +353,45 @@ def test_the_software_with_which_the_cards_communicate_is_known_without_torch(
     monkeypatch.setattr(software, "installed_torch", lambda: software.Installed("2.11.0+cpu", None))
     assert host.links_of(card) == {"nvlinks": 2, "peers": [OTHER_UUID]}, "unknown"
     assert host.links_of(cpu) == {"communication": "gloo"}
+
+
+def test_each_error_counter_has_its_count_or_the_reason(nvml, tmp_path, monkeypatch):
+    nvml.nvlinks = [1, 0, 1]
+    nvml.nvlink_errors = {pynvml.NVML_NVLINK_ERROR_DL_REPLAY: 3}
+    nvml.ecc_errors = {pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED: 7}
+    nvml.remapped_rows = (1, 0, 1, 0)
+    nvml.lacks["nvmlDeviceGetPcieReplayCounter"] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    monkeypatch.setattr(nvidia_errors, "KERNEL_LOG", str(tmp_path / "kmsg"))
+    counters = host.error_counters(device().card)
+    assert counters.counts == {
+        "ecc_corrected": 7,
+        "ecc_uncorrected": 0,
+        "remapped_rows_corrected": 1,
+        "remapped_rows_uncorrected": 0,
+        "remapping_pending": 1,
+        "remapping_failed": 0,
+        "nvlink_replays": 6,
+        "nvlink_recoveries": 0,
+        "nvlink_crc_errors": 0,
+    }
+    assert counters.not_read == {
+        "pcie_replays": "Not Supported",
+        "xid_errors": f"{tmp_path / 'kmsg'}: No such file or directory",
+    }
+
+
+def test_xid_errors_of_the_card_are_counted_in_the_kernel_log(nvml, tmp_path, monkeypatch):
+    log = tmp_path / "kmsg"
+    log.write_text("4,1,1,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.\n")
+    monkeypatch.setattr(nvidia_errors, "KERNEL_LOG", str(log))
+    assert host.error_counters(device().card).counts["xid_errors"] == 1
+    log.write_text("4,1,1,-;NVRM: Xid (PCI:0000:5e:00): 79, pid=1\n4,2,2,-;another message\n")
+    assert host.error_counters(device().card).counts["xid_errors"] == 0
+
+
+def test_without_a_driver_no_error_counter_is_read(nvml):
+    card = device().card
+    nvml.lacks["nvmlInitWithFlags"] = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+    counters = host.error_counters(card)
+    assert not counters.counts
+    assert set(counters.not_read.values()) == {"Driver Not Loaded"}

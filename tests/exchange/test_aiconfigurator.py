@@ -138,12 +138,10 @@ def test_shapes_that_both_have_are_compared_in_time_and_power(
 
 
 def test_a_checkout_without_the_tables_is_refused_in_one_line(tmp_path: Path, compare) -> None:
-    with pytest.raises(
-        SystemExit, match=r"has no tables of h100_sxm\. Give the folder of a complete checkout\."
-    ):
+    with pytest.raises(SystemExit, match=r"no tables of h100_sxm"):
         compare(tmp_path)
     table = tmp_path / "data/h100_sxm/vllm/0.9/gemm_perf.txt"
     table.parent.mkdir(parents=True)
     table.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
-    with pytest.raises(SystemExit, match=r"is a Git LFS pointer, not a table\. Run `git lfs pull`"):
+    with pytest.raises(SystemExit, match=r"Git LFS pointer.*`git lfs pull`"):
         compare(tmp_path)

@@ -16,13 +16,14 @@ import pytest
 from sqlmodel import func, select
 
 from benchmarks.package_readings import checked_files
-from farm.data.package_files import CHECKSUMS, DATA, checksum_of
 from farm.errors import DatabaseUnreachable
 from farm.exchange.copies import DatabaseCopy
 from farm.exchange.export import export
 from farm.exchange.packaged import database_of, packaged_files
+from farm.settings.package_files import CHECKSUMS, DATA, checksum_of
 from farm.store import tables
 from farm.store.database import Database
+from tests import slow
 from tests.disks import SmallDisk, why_not
 from tests.report import filled
 
@@ -112,6 +113,7 @@ def test_a_sound_copy_is_used_as_it_is_whatever_its_time(exported, tmp_path):
     assert not list((tmp_path / "cache").glob("*-wal"))
 
 
+@slow.PROCESS
 def test_two_processes_that_make_a_copy_at_the_same_time_both_get_it(exported, tmp_path):
     words = [sys.executable, "-c", READ, str(exported), str(tmp_path / "cache")]
     both = [

@@ -17,7 +17,7 @@ from sqlmodel import col, select
 
 from farm.addons.pages import page
 from farm.errors import UsageError
-from farm.exchange import importer
+from farm.exchange import import_file, importer
 from farm.exchange.export import METADATA, export, schema_of
 from farm.exchange.importer import ImportRefused, import_export
 from farm.jobs import listing
@@ -32,6 +32,7 @@ from farm.store.database import Database, read_clock_s
 from farm.store.query import parse
 from farm.types.reading import InModelTimes, Verification
 from farm.types.request import Request
+from tests import slow
 from tests.report import filled
 from tests.report.measured import measured
 
@@ -322,8 +323,8 @@ def test_a_small_file_that_unpacks_to_gigabytes_is_refused_before(
     filled.fill(other_database)
     exported(other_database, tmp_path / "h200.parquet")
     rows = pq.read_table(tmp_path / "h200.parquet").slice(0, 1)
-    at, many = rows.schema.get_field_index(name), rows.take([0] * importer.BATCH)
-    column = pa.repeat(pa.scalar(one, rows.schema.field(at).type), importer.BATCH)
+    at, many = rows.schema.get_field_index(name), rows.take([0] * import_file.BATCH)
+    column = pa.repeat(pa.scalar(one, rows.schema.field(at).type), import_file.BATCH)
     path = tmp_path / "big.parquet"
     options = {"use_dictionary": dictionary, "dictionary_pagesize_limit": 1 << 26}
     pq.write_table(
@@ -367,7 +368,7 @@ def needed_kib(act):
 @pytest.fixture
 def less_is_too_large(monkeypatch):
     """So that the tests need less memory."""
-    monkeypatch.setattr(importer, "MOST_BYTES", 32 << 20)
+    monkeypatch.setattr(import_file, "MOST_BYTES", 32 << 20)
 
 
 @pytest.mark.parametrize(
@@ -514,7 +515,7 @@ def test_what_the_buffers_of_a_model_held_comes_along(database, other_database, 
             import_export(database, tmp_path / "h200")
 
 
-@pytest.mark.slow(reason="it checks files of tens of thousands of rows while the memory is traced")
+@slow.MEASURED
 def test_a_check_keeps_one_batch_in_memory_and_a_bad_last_row_imports_nothing(
     database, tmp_path, monkeypatch
 ):
@@ -534,7 +535,7 @@ def test_a_check_keeps_one_batch_in_memory_and_a_bad_last_row_imports_nothing(
         many = pa.Table.from_arrays(
             [pa.array(column) for column in columns], schema=schema_of("traces")
         )
-        pq.write_table(many, tmp_path / "traces.parquet", row_group_size=importer.BATCH)
+        pq.write_table(many, tmp_path / "traces.parquet", row_group_size=import_file.BATCH)
         del ids, columns, many
         tracemalloc.start()
         with pytest.raises(ImportRefused, match=f"row {rows}, column reading_id"):
@@ -543,7 +544,7 @@ def test_a_check_keeps_one_batch_in_memory_and_a_bad_last_row_imports_nothing(
         tracemalloc.stop()
         return peak
 
-    monkeypatch.setattr(importer, "BATCH", 2000)
+    monkeypatch.setattr(import_file, "BATCH", 2000)
     monkeypatch.setattr(importer, "MOST_IN_MEMORY", 1 << 18)
     assert peak_bytes(60_000) < 1.5 * peak_bytes(12_000)
     with database.read() as session:

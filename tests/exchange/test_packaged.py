@@ -27,6 +27,7 @@ from farm.store import tables
 from farm.store.database import Database
 from farm.types.protocol import Variant
 from farm.types.reading import METHOD
+from tests import slow
 from tests.report.measured import measured
 
 pq = pytest.importorskip("pyarrow.parquet")
@@ -89,6 +90,7 @@ def test_the_compressed_database_has_all_packaged_readings(tmp_path, monkeypatch
     )
 
 
+@slow.MEASURED
 def test_what_a_farm_measured_is_added_once(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
     import package_readings

@@ -17,6 +17,7 @@ from farm.settings import Settings
 from farm.store import tables
 from farm.store.database import read_clock_s
 from tasks.control import lost_after_s
+from tests import slow
 
 
 def card_of(hurt, number):
@@ -145,6 +146,7 @@ def test_a_card_that_fails_its_check_is_quarantined_until_a_person_releases_it(p
     assert sick in measured_on(pair, job_id)
 
 
+@slow.FAULT
 def test_a_card_that_is_unfit_from_its_first_start_is_shown_and_tried_again_when_released(
     start, tmp_path
 ):

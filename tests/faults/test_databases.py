@@ -16,6 +16,7 @@ from farm.jobs import items
 from farm.jobs.spool import Spool
 from farm.store.database import Database
 from farm.types.details import Details
+from tests import slow
 from tests.clock import hide_server_clock, set_server_clock_back
 from tests.disks import SmallDisk, why_not
 from tests.farms import SharedFarm
@@ -67,9 +68,7 @@ def test_postgresql_is_restarted_and_crashes_during_a_job(pair, postgres):
     assert pair.settled(job_id) == {"done": 10}
 
 
-@pytest.mark.parametrize(
-    "away_s", [6.0, pytest.param(60.0, marks=pytest.mark.slow(reason="it waits for a minute"))]
-)
+@pytest.mark.parametrize("away_s", [6.0, pytest.param(60.0, marks=slow.SOAK)])
 def test_a_reading_that_ends_while_the_database_is_away_is_kept(pair, postgres, away_s):
     job_id = pair.submit(["slow"] * 6, 1.0)
     item = pair.in_work(job_id)
@@ -84,7 +83,7 @@ def test_a_reading_that_ends_while_the_database_is_away_is_kept(pair, postgres, 
     )
 
 
-@pytest.mark.slow(reason="it waits for leases and deadlines to end")
+@slow.FAULT
 def test_a_database_that_was_frozen_for_25_s_delays_repairs_no_longer_than_that(pair, postgres):
     """No session gets an error. All leases have ended by then, and all cards look lost."""
     job_id = pair.submit(["slow"] * 12, 1.0)
@@ -101,7 +100,7 @@ def test_a_database_that_was_frozen_for_25_s_delays_repairs_no_longer_than_that(
     )
 
 
-@pytest.mark.slow(reason="it starts a farm of its own and waits for leases to end")
+@slow.FAULT
 def test_a_database_that_takes_no_writes_is_waited_for(start, postgres):
     """Like a standby, or a server closed by its operator. One card only: a peer would take over
     items without lease.
@@ -119,6 +118,7 @@ def test_a_database_that_takes_no_writes_is_waited_for(start, postgres):
     assert (kept.attempts, kept.repeated) == (1, 0)
 
 
+@slow.FAULT
 def test_a_worker_that_only_waits_for_the_database_stops_at_once(pair, postgres):
     job_id = pair.submit(["slow"] * 16, 0.5)  # enough for a database that stops slowly
     pair.done(job_id)
@@ -173,13 +173,8 @@ def _answers(hurt):
         return False
 
 
-@pytest.mark.parametrize(
-    "spool_on",
-    [
-        pytest.param("another disk", marks=pytest.mark.slow(reason="it starts a farm of its own")),
-        "the same disk",
-    ],
-)
+@slow.FAULT
+@pytest.mark.parametrize("spool_on", ["another disk", "the same disk"])
 def test_a_full_disk_loses_no_reading(small_disk, start, tmp_path, spool_on):
     state = (small_disk.path if spool_on == "the same disk" else tmp_path) / "state"
     hurt = start(
@@ -258,7 +253,7 @@ def set_back(pair, postgres):
         yield partial(set_server_clock_back, connection)
 
 
-@pytest.mark.slow(reason="it waits for leases and deadlines to end")
+@slow.FAULT
 def test_the_clock_of_the_database_is_set_back_by_an_hour(pair, set_back):
     """While one group measures, others are put off, and single items wait."""
     groups = pair.submit(["slow"] * 3, 1.0, cards=2)
@@ -278,6 +273,7 @@ time.time = lambda: _real() + float(open(os.environ["CLOCK_STEP"]).read() or 0)
 """
 
 
+@slow.FAULT
 def test_the_clock_of_a_host_steps(start, tmp_path):
     """Leases, heartbeats and losses are on the database's clock, so no host's own clock decides
     anything.

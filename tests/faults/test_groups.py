@@ -16,6 +16,7 @@ from farm.devices.simulated import UNHEALTHY_VARIABLE
 from farm.jobs import groups
 from farm.settings import Settings
 from farm.store.tables import CardRow
+from tests import slow
 from tests.farms import QUICK, SharedFarm
 from tests.faults.conftest import Hurt
 
@@ -32,6 +33,13 @@ def shared(tmp_path_factory):
 def four(shared):
     """A farm of one host with four cards."""
     return Hurt(*shared.whole())
+
+
+@pytest.fixture(params=[2, pytest.param(4, marks=slow.FAULT)])
+def farm_of_cards(request):
+    """(a farm of one host, the number of its cards): each item of a test needs all of them."""
+    shared = request.getfixturevalue("two_cards" if request.param == 2 else "shared")
+    return Hurt(*shared.whole()), request.param
 
 
 def ranks(hurt):
@@ -64,6 +72,7 @@ def held(hurt):
         return groups.in_force(session, session.exec(select(CardRow)).all())
 
 
+@slow.FAULT
 def test_groups_and_items_on_one_card_share_a_host(four):
     four_of_four = four.submit([""] * 2, cards=4)
     alone = four.submit([""] * 24)
@@ -86,73 +95,74 @@ def test_groups_and_items_on_one_card_share_a_host(four):
     "victim",
     [
         "rank",
-        pytest.param("pool", marks=pytest.mark.slow(reason="one of many alike")),
-        "worker",
-        "worker of a peer",
+        pytest.param("pool", marks=slow.ALIKE),
+        pytest.param("worker", marks=slow.FAULT),
+        pytest.param("worker of a peer", marks=slow.FAULT),
     ],
 )
-def test_kill_9_of_one_process_of_a_group(four, victim):
+def test_kill_9_of_one_process_of_a_group(farm_of_cards, victim):
+    hurt, cards = farm_of_cards
     # The ranks do not depend on the worker of a peer. The group ends when that worker starts again
     # or counts as lost.
-    job_id = four.submit(["slow"], 8.0 if victim == "worker of a peer" else 4.0, cards=4)
-    alone = four.submit([""] * 4)
-    four.in_work(job_id)  # a process that dies before the claim costs no attempt
-    processes = in_work(four, 4)
+    job_id = hurt.submit(["slow"], 8.0 if victim == "worker of a peer" else 4.0, cards=cards)
+    alone = hurt.submit([""] * 4)
+    hurt.in_work(job_id)  # a process that dies before the claim costs no attempt
+    processes = in_work(hurt, cards)
     parent = processes[1].parent()
     victims = {
         "rank": processes[1],
         "pool": parent,
         "worker": parent.parent(),
-        "worker of a peer": next(one for one in four.farm.processes("tasks.main", CARD + "2")),
+        "worker of a peer": next(
+            one for one in hurt.farm.processes("tasks.main", f"{CARD}{cards // 2}")
+        ),
     }
     victims[victim].kill()
     assert end_of(processes.values()), "one dead rank ends the others"
-    assert four.settled(job_id) == {"done": 1}
-    (item,) = four.farm.items(job_id)
+    assert hurt.settled(job_id) == {"done": 1}
+    (item,) = hurt.farm.items(job_id)
     assert (item.attempts, item.repeated) == (2, 0)
-    assert four.settled(alone) == {"done": 4}
-    assert held(four) == {}
+    assert hurt.settled(alone) == {"done": 4}
+    assert held(hurt) == {}
 
 
-def test_a_cancelled_group_ends_and_its_cards_go_on(four):
-    job_id = four.submit(["slow"], 600.0, cards=4)
-    processes = in_work(four, 4)
-    assert set(held(four)) == {CARD + str(number) for number in range(4)}
-    alone = four.submit([""] * 8)
-    assert four.farm.say("cancel", job_id).returncode == 0
+def test_a_cancelled_group_ends_and_its_cards_go_on(farm_of_cards):
+    hurt, cards = farm_of_cards
+    job_id = hurt.submit(["slow"], 600.0, cards=cards)
+    processes = in_work(hurt, cards)
+    assert set(held(hurt)) == {CARD + str(number) for number in range(cards)}
+    alone = hurt.submit([""] * 8)
+    assert hurt.farm.say("cancel", job_id).returncode == 0
     assert end_of(processes.values())
-    assert four.settled(alone) == {"done": 8}
-    four.check(job_id)
-    assert [item.state for item in four.farm.items(job_id)] == ["cancelled"]
+    assert hurt.settled(alone) == {"done": 8}
+    hurt.check(job_id)
+    assert [item.state for item in hurt.farm.items(job_id)] == ["cancelled"]
 
 
-@pytest.mark.parametrize(
-    "how", ["drained", pytest.param("sick", marks=pytest.mark.slow(reason="one of many alike"))]
-)
-def test_a_group_ends_with_a_card_that_is_taken_away_and_waits_for_it(four, how):
-    job_id = four.submit(["slow"], 2.0, cards=4)
-    processes = in_work(four, 4)
-    bad = Path(four.farm.environment[UNHEALTHY_VARIABLE])
+@pytest.mark.parametrize("how", ["drained", pytest.param("sick", marks=slow.ALIKE)])
+def test_a_group_ends_with_a_card_that_is_taken_away_and_waits_for_it(farm_of_cards, how):
+    hurt, cards = farm_of_cards
+    last = f"{CARD}{cards - 1}"
+    job_id = hurt.submit(["slow"], 2.0, cards=cards)
+    processes = in_work(hurt, cards)
+    bad = Path(hurt.farm.environment[UNHEALTHY_VARIABLE])
     if how == "drained":
-        assert four.farm.say("cards", "drain", CARD + "3").returncode == 0
+        assert hurt.farm.say("cards", "drain", last).returncode == 0
     else:
-        bad.write_text(CARD + "3")
-        processes[3].kill()  # the next process on the card fails the check
+        bad.write_text(last)
+        processes[cards - 1].kill()  # the next process on the card fails the check
     assert end_of(processes.values())
-    four.farm.wait_for(lambda: [item.state for item in four.farm.items(job_id)] == ["waiting"])
-    alone = four.submit([""] * 3)
-    assert four.settled(alone) == {"done": 3}
-    assert [item.state for item in four.farm.items(job_id)] == ["waiting"], "it needs four cards"
+    hurt.farm.wait_for(lambda: [item.state for item in hurt.farm.items(job_id)] == ["waiting"])
+    alone = hurt.submit([""] * 3)
+    assert hurt.settled(alone) == {"done": 3}
+    assert [item.state for item in hurt.farm.items(job_id)] == ["waiting"], "it needs all cards"
     bad.write_text("")
-    assert (
-        four.farm.say("cards", "resume" if how == "drained" else "release", CARD + "3").returncode
-        == 0
-    )
-    assert four.settled(job_id) == {"done": 1}
-    assert [item.attempts for item in four.farm.items(job_id)] == [1 if how == "drained" else 2]
+    assert hurt.farm.say("cards", "resume" if how == "drained" else "release", last).returncode == 0
+    assert hurt.settled(job_id) == {"done": 1}
+    assert [item.attempts for item in hurt.farm.items(job_id)] == [1 if how == "drained" else 2]
 
 
-@pytest.mark.slow(reason="it waits for leases and time limits to end")
+@slow.FAULT
 def test_a_rank_that_hangs_ends_its_group_after_the_time_limit(start):
     hurt = start(cards=2, FARM_ITEM_TIMEOUT_S="4")
     job_id = hurt.submit(["hang"], cards=2)

@@ -12,12 +12,13 @@ from sqlalchemy import make_url
 
 from farm.store.database import Database
 from tasks.servers import BrokerServer
+from tests import slow
 from tests.farms import Farm, kill_all_of, running
 from tests.faults.conftest import Hurt
 from tests.half_open import HalfOpenProxy
 from tests.servers import PostgresServer
 
-pytestmark = pytest.mark.slow(reason="it waits for the deadlines of half-open connections")
+pytestmark = slow.FAULT
 
 SETTINGS = {
     "FARM_GROUP_IDLE_S": "0",

@@ -14,6 +14,7 @@ import pytest
 
 from farm.store.database import Database
 from tasks.servers import BrokerServer
+from tests import slow
 from tests.farms import QUICK, Farm, kill_all_of
 from tests.faults.conftest import Hurt
 from tests.servers import PostgresServer
@@ -84,6 +85,7 @@ def _environment():
     return {name: value for name, value in os.environ.items() if not name.startswith("FARM_")}
 
 
+@slow.FAULT
 def test_a_host_that_is_cut_off_and_comes_back_is_fenced_out(hosts):
     hurt, (cut, _) = hosts
     job_id = hurt.submit(["slow"] * 6, 2.5)
@@ -114,6 +116,7 @@ def steps():
 """
 
 
+@slow.FAULT
 def test_a_model_is_measured_by_the_cpus_of_two_hosts_for_a_third(new_host, tmp_path):
     (tmp_path / "models_of_hosts.py").write_text(MODELS)
     model = {

@@ -15,6 +15,7 @@ import redis
 from farm.settings import Settings
 from tasks.app import app, configure, hard_time_limit_s
 from tasks.queues import PASS_KEY, reserves_pass
+from tests import slow
 
 
 def client_of(hurt):
@@ -89,7 +90,7 @@ def test_a_message_delivered_again_is_dropped(hurt):
     assert all((item.attempts, item.repeated) == (1, 0) for item in hurt.farm.items(job_id))
 
 
-@pytest.mark.slow(reason="it waits for the deadlines of a broker that is away")
+@slow.FAULT
 def test_the_broker_delivers_a_running_item_again(start):
     """An item that outlasts the visibility timeout: the broker gives its message away once more
     while it runs.
@@ -145,7 +146,7 @@ def test_a_publisher_killed_half_way_is_continued(hurt):
     assert hurt.settled(job_id) == {"done": 9}
 
 
-@pytest.mark.slow(reason="it waits for a minute")
+@slow.SOAK
 def test_a_broker_away_for_a_minute(start):
     hurt = start()
     job_id = hurt.submit(["slow"] * 4, 1.0)
@@ -183,7 +184,7 @@ def test_a_chord_that_never_completes_is_forgotten(hurt):
     assert all(0 < left_s <= app.conf.result_chord_expires for left_s in counted.values())
 
 
-@pytest.mark.slow(reason="it waits for the deadlines of a broker that is away")
+@slow.FAULT
 def test_the_broker_stands_still_while_an_item_ends(hurt):
     """Longer than the deadlines of two tries, so that the message of the item cannot be
     acknowledged.

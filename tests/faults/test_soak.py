@@ -19,6 +19,7 @@ from benchmarks.soak.audit import CHECKS, audit
 from benchmarks.soak.faults import KINDS
 from benchmarks.soak.hosts import DATABASE, KeptPostgres
 from benchmarks.soak.schedule import Fault, Outcome, Record, drawn
+from tests import slow
 from tests.farms import ROOT
 
 #: Faults that no other test injects into three hosts with items on several cards, and some of the
@@ -81,7 +82,7 @@ def connection(postgres):
         yield connection
 
 
-@pytest.mark.slow(reason="three hosts run for more than a minute")
+@slow.SOAK
 def test_three_hosts_in_which_faults_are_injected_lose_nothing(soak):
     _, found = soak
     assert found["hosts"] == 3
@@ -123,7 +124,7 @@ PLANTED = {
 }
 
 
-@pytest.mark.slow(reason="three hosts run for more than a minute")
+@slow.SOAK
 @pytest.mark.parametrize("change", PLANTED)
 def test_the_audit_finds_what_is_wrong(soak, connection, change):
     folder, found = soak
@@ -135,7 +136,7 @@ def test_the_audit_finds_what_is_wrong(soak, connection, change):
     assert found["checks"][PLANTED[change]] == 0
 
 
-@pytest.mark.slow(reason="three hosts run for more than a minute")
+@slow.SOAK
 def test_the_audit_finds_measurements_that_overlap(soak, connection, tmp_path):
     folder, _ = soak
     for file in [folder / "jobs.jsonl", *folder.glob("host*/executions.log")]:

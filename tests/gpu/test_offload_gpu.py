@@ -11,8 +11,7 @@ from torch import nn
 from farm.addons.memory.memory_tier import PinnedMemory
 from farm.addons.memory.offload import offload
 from farm.benchmark.passes import numeric_flags
-from farm.benchmark.subjects import prepare
-from farm.benchmark.subjects.operator_tuple import operator_passes
+from farm.benchmark.subjects import passes_of, prepare
 from farm.benchmark.torch_device import capture_graph
 from farm.errors import Unmeasurable
 from farm.operators.capture import capture
@@ -79,10 +78,8 @@ def on_one_stream():
 @pytest.mark.parametrize("placement", ["in0", "out0", "in0+out0"])
 def test_what_is_slow_is_read_and_written_where_it_lies(name: str, placement: str) -> None:
     subject, slow = subject_of(name), Known(CARD)
-    wanted = next(
-        tensors_in(operator_passes(subject, Protocol(residency="reuse"), CARD).first())
-    ).clone()
-    passes = operator_passes(
+    wanted = next(tensors_in(passes_of(subject, Protocol(residency="reuse"), CARD).first())).clone()
+    passes = passes_of(
         subject,
         Protocol(residency="reuse", placement=placement),
         CARD,
@@ -111,7 +108,7 @@ def test_what_is_slow_is_read_and_written_where_it_lies(name: str, placement: st
 def test_of_outputs_as_small_as_each_other_one_is_placed_alone_or_none(number: int) -> None:
     subject, slow = subject_of("small_layer_norm"), Known(CARD)
     try:
-        passes = operator_passes(
+        passes = passes_of(
             subject, Protocol(placement=f"out{number}"), CARD, partial(offload, memory=slow)
         )
     except Unmeasurable as error:

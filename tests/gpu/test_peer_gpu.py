@@ -23,7 +23,7 @@ from farm.addons.memory import memory_tier
 from farm.addons.memory.memory_tier import PinnedMemory, SlowMemory
 from farm.addons.memory.offload import offload
 from farm.benchmark.passes import Passes, numeric_flags
-from farm.benchmark.subjects.operator_tuple import operator_passes
+from farm.benchmark.subjects import passes_of
 from farm.benchmark.torch_device import capture_graph
 from farm.benchmark_process.client import BenchmarkProcess
 from farm.devices.device import Card
@@ -159,8 +159,8 @@ def test_what_is_slow_is_read_and_written_on_the_other_gpu_and_a_graph_replays_i
 ) -> None:
     subject, slow = subject_of(name), Known(CARD)
     placement = all_of(name) if which == "all" else which
-    wanted = next(tensors_in(operator_passes(subject, REUSED, CARD).first())).clone()
-    passes = operator_passes(
+    wanted = next(tensors_in(passes_of(subject, REUSED, CARD).first())).clone()
+    passes = passes_of(
         subject,
         Protocol(residency="reuse", placement=placement),
         CARD,
@@ -194,7 +194,7 @@ def test_it_takes_longer_than_all_fast(name: str) -> None:
     subject = subject_of(name)
 
     def took_us(placement: str, memory: SlowMemory | None) -> float:
-        passes = operator_passes(
+        passes = passes_of(
             subject,
             Protocol(residency="reuse", placement=placement),
             CARD,

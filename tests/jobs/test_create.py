@@ -76,9 +76,7 @@ def test_a_step_that_a_card_cannot_hold_is_refused_before_there_is_a_job(databas
     with database.write() as session:
         session.get_one(CardRow, cards[0]).memory_bytes = 10_000_000
         session.get_one(CardRow, cards[1]).memory_bytes = 10**9
-    with pytest.raises(
-        UsageError, match=r"does not fit into the 0.0 GB of a card: the step holds at least"
-    ) as caught:
+    with pytest.raises(UsageError, match=r"does not fit into the 0.0 GB of a card") as caught:
         open_job(database, ResolvedRequest.of(request, cards))
     assert "farm memory squeezenet1_1 --fit" in caught.value.next_step
     with database.read() as session:

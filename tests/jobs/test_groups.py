@@ -92,9 +92,7 @@ def test_a_group_leads_a_block_of_a_host_that_has_enough_cards():
 
 
 def test_a_job_for_more_cards_than_a_host_has_is_refused(any_database, four):
-    with pytest.raises(
-        UsageError, match="needs 5 cards of one host, but no host has more than 4"
-    ) as refused:
+    with pytest.raises(UsageError, match=r"5 cards of one host, .* more than 4") as refused:
         plan(any_database, four, cards=5)
     assert "farm cards" in refused.value.next_step
 

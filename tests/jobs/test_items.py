@@ -23,6 +23,7 @@ from farm.types.protocol import Stopping
 from tests.farms import store_operators
 from tests.planned import READING, claim, complete, items_of, plan, readings, register, sweep
 from tests.statements import meanwhile, values_at_once
+from tests.store.conftest import any_database  # noqa: F401 - claims are transactions
 
 
 @pytest.fixture

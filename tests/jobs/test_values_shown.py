@@ -123,7 +123,7 @@ def test_they_are_items_of_the_next_round_and_the_others_of_the_first(any_databa
     assert subjects(any_database, job_id, 2) == [skewed.id, even.id]
     with any_database.read() as session:
         reason = session.get_one(tables.Round, (job_id, 2)).reason
-    assert reason == "the card showed the values that decide the work of 1 tuple"
+    assert "values that decide the work of 1 tuple" in reason
 
     measure(any_database, job_id)
     assert close_round(any_database, job_id, 2).closing is Closing.DONE
@@ -178,6 +178,5 @@ def test_a_card_that_shows_other_values_than_the_measured_ones_says_so(any_datab
     with any_database.read() as session:
         kept = Verification.from_json(session.get_one(tables.Capture, shown).verification)
     assert not kept.matches
-    assert kept.differences == (
-        "the values that decide the work of some calls are not those of the measured tuples",
-    )
+    (difference,) = kept.differences
+    assert "values that decide the work of some calls" in difference

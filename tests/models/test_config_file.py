@@ -14,6 +14,7 @@ from farm.errors import CaptureError, FarmError, SettingsError, UnsupportedModel
 from farm.models import catalog, config_file, configurations, transformers
 from farm.settings import settings
 from farm.training.extract import extract
+from tests import slow
 
 pytest.importorskip("transformers")
 
@@ -324,12 +325,7 @@ FAMILIES = (
 
 @pytest.mark.parametrize(
     "class_name",
-    [
-        pytest.param(
-            name, marks=() if name in FAMILIES else pytest.mark.slow(reason="one of many alike")
-        )
-        for name in sorted(EXAMPLES)
-    ],
+    [pytest.param(name, marks=() if name in FAMILIES else slow.ALIKE) for name in sorted(EXAMPLES)],
 )
 def test_the_published_form_of_every_class_of_the_catalog_is_accepted_unchanged(class_name):
     config_class = transformers._class_of(

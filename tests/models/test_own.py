@@ -132,9 +132,7 @@ def test_a_model_that_reads_activations_runs_where_that_takes_little_memory(
     assert [spec.short_name for spec in apart.capture.tuples.values()] == ["mean", "item", "linear"]
     assert apart.flops == apart.model_flops == 2 * 2 * 4 * 4
     monkeypatch.setattr(extraction, "MOST_RUN_BYTES", 79)
-    with pytest.raises(
-        CaptureError, match="real values is not possible: parameters and buffers take"
-    ):
+    with pytest.raises(CaptureError, match="not possible: parameters and buffers take"):
         extract(Variant("gate", batch=2, input_size=224))
 
 
@@ -653,7 +651,7 @@ def test_a_given_dtype_casts_real_numbers_and_says_so(kinds):
     assert dtypes_of(variant) == ["float32"] * 4 + ["complex64"]
     assert catalog.example_inputs(variant, device="cpu")[0].dtype == torch.float32
     (line,) = differences(variant)
-    assert "has tensors of bfloat16; they are measured as float32" in line
+    assert "tensors of bfloat16; they are measured as float32" in line
     assert "Tensors of complex64 are not changed" in line
     spectral = catalog.variant(kinds("spectral"), dtype="bfloat16")
     with pytest.raises(CaptureError) as caught:
@@ -831,10 +829,7 @@ def test_the_folder_of_a_whisper_runs_and_says_what_is_measured(here):
     assert catalog.example_inputs(variant)[0].shape == (1, 20, 100)
     assert extract(variant).refusal("heard") is None
     (line,) = differences(variant)
-    assert (
-        "names WhisperForConditionalGeneration; the farm measures the encoder of WhisperModel"
-        in line
-    )
+    assert "WhisperForConditionalGeneration; the farm measures the encoder" in line
 
 
 def test_a_config_that_builds_no_model_is_refused_with_the_reason(here):

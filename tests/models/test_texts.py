@@ -186,11 +186,11 @@ def test_a_text_that_is_none_is_refused(own):
 
 
 def test_a_text_too_short_for_a_row_says_how_long_it_is(own):
-    assert "has 18 tokens, but a row of 64 needs 62" in refusal(own, length=64)
+    assert "18 tokens, but a row of 64 needs 62" in refusal(own, length=64)
 
 
 def test_a_tokenizer_of_another_model_is_refused(own):
-    assert "gives the id 15, but the model's vocabulary ends at 11" in refusal(own, vocabulary=12)
+    assert "id 15, but the model's vocabulary ends at 11" in refusal(own, vocabulary=12)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from farm.models import catalog
 from farm.operators.cost import model_flops
 from farm.training.extract import extract
 from farm.types.protocol import Variant
+from tests import slow
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results" / "architectures.jsonl"
 #: A model of each kind that the catalog knows, cut where that is possible.
@@ -44,7 +45,7 @@ def test_a_model_of_each_kind_is_extracted_completely(variant: Variant) -> None:
     assert found.flops == found.model_flops > 0
 
 
-@pytest.mark.slow(reason="one of many alike")
+@slow.ALIKE
 @pytest.mark.parametrize("row", listed(), ids=lambda row: row["title"])
 def test_an_architecture_is_extracted_as_the_table_tells(row: dict) -> None:
     variant = Variant.from_json(row["variant"])

@@ -9,6 +9,7 @@ from farm.errors import CaptureError
 from farm.models import catalog
 from farm.operators.capture import capture, predict
 from farm.operators.profiler import verify_on_device
+from tests import slow
 
 
 class Shapes(nn.Module):
@@ -148,10 +149,7 @@ def test_recurrent_modules_are_one_call(model):
     [
         "resnet18",
         "vit_b_32",
-        *(
-            pytest.param(name, marks=pytest.mark.slow(reason="one of many alike"))
-            for name in ("swin_t", "googlenet")
-        ),
+        *(pytest.param(name, marks=slow.ALIKE) for name in ("swin_t", "googlenet")),
     ],
 )
 def test_a_prediction_on_meta_is_what_runs(name):

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from farm.benchmark.cache import InPlacePass
-from farm.benchmark.subjects import operator_tuple
+from farm.benchmark.subjects import compiled_tuple, operator_tuple
 from farm.errors import CaptureError, TupleRejected, UsageError
 from farm.operators import compiler
 from farm.operators.compiled import EAGER, CompiledPass, CompiledStep
@@ -29,6 +29,7 @@ from farm.subjects.parsing import parse
 from farm.subjects.registry import kind_of
 from farm.training.step import Loss, TrainingStep
 from farm.types.tuple import OperatorTuple
+from tests import slow
 from tests.operators.compiled_models import Halves, Picked, Refused, Sorted, Two, needs_compiler
 
 CPU = torch.device("cpu")
@@ -79,7 +80,7 @@ def test_each_launch_is_one_call_with_its_module_and_another_compilation_has_the
 
 
 @needs_compiler
-@pytest.mark.slow(reason="it compiles models with the C++ compiler")
+@slow.COMPILER
 def test_a_graph_break_is_counted_with_its_reason_and_what_runs_between_graphs_is_a_call() -> None:
     blocks = nn.Sequential(Halves(8), Halves(8))
     broken = compiled(blocks, torch.randn(4, 8))
@@ -111,7 +112,7 @@ def test_a_graph_break_is_counted_with_its_reason_and_what_runs_between_graphs_i
     assert not positions[-1]
 
 
-@pytest.mark.slow(reason="it compiles models with the C++ compiler")
+@slow.COMPILER
 @needs_compiler
 def test_the_backward_has_module_paths_and_a_compiled_optimizer_computes_as_the_eager_one() -> None:
     values = torch.randn(4, 16)
@@ -152,7 +153,7 @@ def test_the_backward_has_module_paths_and_a_compiled_optimizer_computes_as_the_
 
 
 @needs_compiler
-@pytest.mark.slow(reason="it compiles models with the C++ compiler")
+@slow.COMPILER
 def test_the_same_kernel_in_two_models_has_one_id() -> None:
     class Deeper(Two):
         def forward(self, values: torch.Tensor) -> torch.Tensor:
@@ -191,7 +192,7 @@ def test_a_rebuilt_kernel_with_copied_values_computes_what_it_computes_in_the_mo
     before = whole.copies_of(spec.id)
     assert before is not None
     rebuilt = rebuild(parse(spec.to_json()), CPU)
-    operator_tuple._copy_values(rebuilt, whole)
+    compiled_tuple.copy_values(rebuilt, whole)
     for index, (mine, value) in enumerate(zip(rebuilt.tensors, before, strict=True)):
         if index not in kind_of(spec).outputs(spec):  # the memory of an output has any values
             torch.testing.assert_close(mine, value)
@@ -219,7 +220,7 @@ def test_a_kernel_that_changes_its_inputs_gets_them_again_before_each_run() -> N
     whole = compiled(Two(), torch.randn(4, 16))
     (spec,) = kernels_of(whole)
     rebuilt = rebuild(spec, CPU)
-    operator_tuple._copy_values(rebuilt, whole)
+    compiled_tuple.copy_values(rebuilt, whole)
     assert rebuilt.changed_memory, "relu runs in the memory of the product"
     call = operator_tuple._restoring(rebuilt)
     assert isinstance(call, InPlacePass)

@@ -15,6 +15,7 @@ import torch
 from farm.operators.compiled import CompiledPass
 from farm.operators.compiler_cache import LIST, YOUNG_S, remove_damaged
 from farm.settings import settings
+from tests import slow
 from tests.operators.compiled_models import Two, needs_compiler
 
 
@@ -99,7 +100,7 @@ def test_an_incomplete_file_that_is_not_listed_is_removed_unless_it_may_be_in_wo
 
 
 @needs_compiler
-@pytest.mark.slow(reason="it compiles models with the C++ compiler")
+@slow.COMPILER
 def test_a_model_compiles_again_after_its_code_was_damaged(tmp_path, monkeypatch):
     monkeypatch.setenv("FARM_COMPILER_CACHE_DIR", str(tmp_path / "cache"))
     settings.cache_clear()

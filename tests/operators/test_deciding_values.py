@@ -5,6 +5,7 @@ rebuilt operator.
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import pytest
 import torch
@@ -220,12 +221,16 @@ def test_values_that_do_not_fit_the_call_are_rejected_before_anything_is_built(i
         rebuild(parse(with_given(spec, index, values).to_json()), CPU)
 
 
+@functools.cache
+def routed_product():
+    return product_of(capture(*routed()[:1], (routed()[1],)))
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(0, 300), min_size=8, max_size=8), st.sampled_from([1, 64, 2**20]))
 def test_all_values_that_are_built_are_valid(lengths, step):
-    spec = product_of(capture(*routed()[:1], (routed()[1],)))
     try:
-        built = rebuild(with_given(spec, 2, segments_of(lengths, step)), CPU)
+        built = rebuild(with_given(routed_product(), 2, segments_of(lengths, step)), CPU)
     except TupleRejected:
         return
     ends = built.tensors[2].tolist()
@@ -234,11 +239,16 @@ def test_all_values_that_are_built_are_valid(lengths, step):
     assert ends[-1] <= 512
 
 
+@functools.cache
+def table_lookup():
+    return only(torch.Tensor.__getitem__, TABLE, torch.randperm(4096))
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 16), st.sampled_from([0, 1, 2]))
 def test_all_places_that_are_built_are_valid(distinct, order):
-    spec = only(torch.Tensor.__getitem__, TABLE, torch.randperm(4096))
-    places = rebuild(with_given(spec, 1, Distribution("places", (distinct, order))), CPU).tensors[1]
+    spec = with_given(table_lookup(), 1, Distribution("places", (distinct, order)))
+    places = rebuild(spec, CPU).tensors[1]
     assert places.min() >= 0
     assert places.max() < 4096
     assert len(places.unique()) == distinct * 256

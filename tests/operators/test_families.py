@@ -11,6 +11,7 @@ from torch import nn
 from benchmarks.replay_tuples import mismatches
 from farm.operators.capture import capture, predict
 from farm.operators.cost import cost, model_flops
+from tests import slow
 from tests.operators import families
 
 pytestmark = pytest.mark.skipif(
@@ -43,9 +44,7 @@ COPIES = {
     "xlm_roberta": "roberta",
 }
 EACH = [
-    name
-    if name in DIFFERENT
-    else pytest.param(name, marks=pytest.mark.slow(reason="one of many alike"))
+    name if name in DIFFERENT else pytest.param(name, marks=slow.ALIKE)
     for name in sorted(families.FAMILIES.keys() - COPIES.keys())
 ]
 
@@ -104,9 +103,7 @@ class Decode(nn.Module):
         return self.model(input_ids=tokens, past_key_values=self.cache).logits
 
 
-@pytest.mark.parametrize(
-    "name", ["llama", pytest.param("gpt2", marks=pytest.mark.slow(reason="one of many alike"))]
-)
+@pytest.mark.parametrize("name", ["llama", pytest.param("gpt2", marks=slow.ALIKE)])
 def test_a_cache_is_written_where_it_ends_and_stays_as_it_was(name):
     model = Decode(families.make(name), used=20).eval()
     found = check(model, (torch.tensor([[5], [6]]),), {})

@@ -12,12 +12,21 @@ from farm.models import catalog
 from farm.operators.capture import predict
 from farm.operators.cost import cost
 from farm.subjects.label import label_of
+from tests import slow
 
 FOLDER = Path(__file__).parent / "golden"
 
 
 @pytest.mark.parametrize(
-    "name", ["resnet18", "mobilenet_v2", "vit_b_16", "swin_t", "densenet121", "googlenet"]
+    "name",
+    [
+        "resnet18",
+        "mobilenet_v2",
+        "vit_b_16",
+        "swin_t",
+        pytest.param("densenet121", marks=slow.ALIKE),
+        pytest.param("googlenet", marks=slow.ALIKE),
+    ],
 )
 def test_the_tuples_of_a_model_are_those_on_file(name, request):
     found = predict(catalog.build(name), catalog.example_inputs(catalog.variant(name, 2)))

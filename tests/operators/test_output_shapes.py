@@ -13,9 +13,18 @@ from farm.training.extract import extract
 from farm.types.matrix_products import Products, matrix_product
 from farm.types.protocol import Variant
 from farm.types.tuple import dtype_of_call, shapes_passed
+from tests import slow
 
 
-@pytest.mark.parametrize("model", ["squeezenet1_1", "inception_v3", "vit_b_16", "efficientnet_b0"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "squeezenet1_1",
+        pytest.param("inception_v3", marks=slow.ALIKE),
+        "vit_b_16",
+        "efficientnet_b0",
+    ],
+)
 def test_what_comes_out_is_what_the_capture_saw(model):
     found = extract(Variant(model, 2, 96 if model != "vit_b_16" else 224))
     for tuple_id, spec in found.capture.tuples.items():

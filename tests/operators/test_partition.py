@@ -13,45 +13,46 @@ from farm.operators import self_check
 from farm.operators.capture import capture, predict
 from farm.operators.cost import cost, model_flops
 from farm.subjects.label import LENGTH, label_of
+from tests import slow
 
-slow = functools.partial(pytest.param, marks=pytest.mark.slow(reason="one of many alike"))
+alike = functools.partial(pytest.param, marks=slow.ALIKE)
 #: One model of each architecture of torchvision, the one with the fewest operators: its larger
 #: models have the same modules with other widths and more often.
 ARCHITECTURES = (
     "alexnet",
     "convnext_tiny",
-    slow("deeplabv3_mobilenet_v3_large"),
-    slow("densenet121"),
+    alike("deeplabv3_mobilenet_v3_large"),
+    alike("densenet121"),
     "efficientnet_b0",
-    slow("efficientnet_v2_s"),
-    "fcn_resnet50",
-    slow("googlenet"),
-    slow("inception_v3"),
-    slow("lraspp_mobilenet_v3_large"),
-    slow("maxvit_t"),
-    "mc3_18",
+    alike("efficientnet_v2_s"),
+    alike("fcn_resnet50"),
+    alike("googlenet"),
+    alike("inception_v3"),
+    alike("lraspp_mobilenet_v3_large"),
+    alike("maxvit_t"),
+    alike("mc3_18"),
     "mnasnet0_5",
-    "mobilenet_v2",
+    alike("mobilenet_v2"),
     "mobilenet_v3_small",
-    slow("mvit_v1_b"),
-    slow("mvit_v2_s"),
-    "r2plus1d_18",
+    alike("mvit_v1_b"),
+    alike("mvit_v2_s"),
+    alike("r2plus1d_18"),
     "r3d_18",
     "regnet_x_400mf",
-    slow("regnet_y_400mf"),
+    alike("regnet_y_400mf"),
     "resnet18",
-    slow("resnet50"),
-    "resnext50_32x4d",
-    slow("s3d"),
+    alike("resnet50"),
+    alike("resnext50_32x4d"),
+    alike("s3d"),
     "shufflenet_v2_x0_5",
     "squeezenet1_1",
-    slow("swin_t"),
-    slow("swin_v2_t"),
-    slow("swin3d_t"),
+    alike("swin_t"),
+    alike("swin_v2_t"),
+    alike("swin3d_t"),
     "vgg11",
-    slow("vgg11_bn"),
+    alike("vgg11_bn"),
     "vit_b_32",
-    "wide_resnet50_2",
+    alike("wide_resnet50_2"),
 )
 
 
@@ -75,7 +76,7 @@ def test_every_costing_operator_belongs_to_exactly_one_tuple(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["resnet18", "vit_b_32", "efficientnet_b0", slow("densenet121"), "swin_v2_t"]
+    "name", ["resnet18", "vit_b_32", "efficientnet_b0", alike("densenet121"), "swin_v2_t"]
 )
 def test_training_leaves_no_gap(name):
     found = predict(
@@ -87,7 +88,7 @@ def test_training_leaves_no_gap(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["vit_b_32", slow("swin_t"), "swin_v2_t", slow("maxvit_t"), "shufflenet_v2_x0_5"]
+    "name", ["vit_b_32", alike("swin_t"), "swin_v2_t", alike("maxvit_t"), "shufflenet_v2_x0_5"]
 )
 def test_attention_and_all_around_it_replay_alike_on_real_tensors(name):
     found = capture(catalog.build(name, device="cpu"), catalog.example_inputs(name, device="cpu"))

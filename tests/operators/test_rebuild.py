@@ -19,6 +19,7 @@ from farm.operators.rebuild import rebuild, written_inputs
 from farm.subjects.allow_list import ALLOWED_OPERATORS
 from farm.subjects.parsing import parse
 from farm.types.tuple import OperatorTuple, TensorSpec
+from tests import slow
 from tests.types.test_tuple import mangle
 
 
@@ -152,7 +153,7 @@ def _flat(out):
     "name",
     [
         "vit_b_32",
-        pytest.param("swin_t", marks=pytest.mark.slow(reason="one of many alike")),
+        pytest.param("swin_t", marks=slow.ALIKE),
         "shufflenet_v2_x0_5",
         "mobilenet_v3_small",
     ],

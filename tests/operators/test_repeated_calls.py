@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from farm.models import catalog
 from farm.operators.capture import capture, predict
 from farm.operators.fake_pass import fake_pass
+from tests import slow
 
 
 def run_in_full(model, inputs, grad_enabled=False):
@@ -37,8 +38,8 @@ class Twice(nn.Module):
     "name",
     [
         "resnet18",
-        "googlenet",
-        pytest.param("swin_t", marks=pytest.mark.slow(reason="one of many alike")),
+        pytest.param("googlenet", marks=slow.ALIKE),
+        pytest.param("swin_t", marks=slow.ALIKE),
         "vit_b_32",
         "shufflenet_v2_x0_5",
     ],

@@ -3,16 +3,16 @@ figures are made up."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from typing import Any
 
 from farm.store import captures, content, tables
 from farm.store.database import Database
-from farm.training.extract import Extraction, extract
+from farm.training.extract import Extraction
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.reading import METHOD, Trace, Verification
+from tests.extracted import extract
 
 VARIANT = Variant("resnet18", 2, 64)
 SOFTWARE = Software(
@@ -25,8 +25,6 @@ SOFTWARE = Software(
 )
 PROTOCOL = Protocol()
 KERNELS = {"void gemm<float, 4>(float const*)": 1}
-
-apart = functools.cache(extract)
 
 
 def fill(
@@ -45,9 +43,8 @@ def fill(
     half_width: float = 0.002,
 ) -> Extraction:
     """Readings of a variant's tuples and of the whole, on one card."""
-    taken = (
-        apart(variant, device_type="cuda") if variant.step else apart(variant)
-    )  # with a card's optimizer
+    # a step with a card's optimizer
+    taken = extract(variant, device_type="cuda" if variant.step else "cpu")
     costs = {spec: taken.costs[id_] for id_, spec in taken.capture.tuples.items()}
     with database.write() as session:
         content.store_software(session, software)

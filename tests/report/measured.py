@@ -4,29 +4,26 @@ should cost.
 
 from __future__ import annotations
 
-import functools
 import random
 from typing import Any
 
 from farm.store import captures, tables
 from farm.store.database import Database
-from farm.training.extract import extract
 from farm.types.protocol import Variant
 from farm.types.request import Request
 from farm.types.roofline import roofline_of
 from farm.verdict.job_results import JobResults
+from tests.extracted import extract
 from tests.report import rows
 
 POWER_W = 500.0
-
-extracted = functools.cache(extract)
 
 
 def measured(
     database: Database, variant: Variant = rows.VARIANT, job_id: str = "job1", **request: Any
 ) -> str:
     """The variant read on an H200 that does not exist, with a verdict; its job's id."""
-    apart = extracted(variant, device_type="cuda")
+    apart = extract(variant, device_type="cuda")
     asked = Request(variant=variant, **request)
     roofline = roofline_of("cuda", "NVIDIA H200", dtype=variant.dtype)
     unlike = random.Random(variant.id)

@@ -30,6 +30,7 @@ def operator(
             short_name=name,
             kind="module",
             label=f"{name} {label}",
+            spec={"tensors": []},
             flops=flops,
             bytes_moved=bytes_moved,
         )

@@ -16,7 +16,7 @@ from farm.exchange.export import export
 from farm.exchange.importer import import_export
 from farm.report.compare import compare
 from farm.report.compared_kernels import grouped_by_launch
-from farm.report.operators import compiled_operators, patterns_of
+from farm.report.kernels import listed_kernels, patterns_of
 from farm.report.report import build, remarks
 from farm.store.captures import PlacedCall, known_tuples
 from farm.subjects.label import fused_names
@@ -155,7 +155,7 @@ def test_a_compiled_estimate_sums_readings_and_predicts_no_kernel(jobs):
         found = EstimateQuery(fill="roofline").estimate(session, COMPILED)
         assert (found.coverage, found.other_data_calls) == (1.0, 0)
         assert found.readings.time_us.value == pytest.approx(sum(us for *_, us in compiled_calls()))
-        listed = compiled_operators(session, COMPILED, "cuda")
+        listed = listed_kernels(session, COMPILED, "cuda")
         assert (listed.card_model, sum(row.count for row in listed.rows)) == (MODEL, 6)
         with pytest.raises(UsageError):
             found.to_measure(1)
@@ -169,7 +169,7 @@ def test_a_kernel_without_a_reading_is_missing_and_not_predicted(database):
     compiled.job(database, "compiled", COMPILED, calls, leave_out=missing)
     with database.read() as session:
         found = EstimateQuery(fill="roofline").estimate(session, COMPILED)
-    assert [(one.label, one.predicted_us) for one in found.missing] == [
+    assert [(one.needed.label, one.predicted_us) for one in found.missing] == [
         ("pointwise relu | 512x512 fp32", None)
     ]
     assert found.predictor == ""

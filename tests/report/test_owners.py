@@ -1,7 +1,7 @@
 """Forward and backward of a module beside each other, from the calls of a stored training step."""
 
 from farm.jobs.captures import capture_for
-from farm.report.breakdowns import owners
+from farm.report.owners import owners
 from farm.requests.partial_request import PartialRequest, complete
 from farm.store import captures
 from farm.types.figure import Figure

@@ -15,7 +15,8 @@ from farm.report import report
 from farm.report.lookup import lookup
 from farm.requests.resolved import ResolvedRequest
 from farm.store.query import parse
-from farm.store.tables import ProtocolRow
+from farm.store.reuse import sound
+from farm.store.tables import CardRow, ProtocolRow, ReadingRow
 from farm.types.details import MemoryUse
 from farm.types.figure import value_of
 from farm.types.protocol import Protocol
@@ -33,6 +34,10 @@ TIMES_US = {"": 10.0, "in0": 25.0, "out0": 20.0}
 @pytest.fixture
 def job(database):
     """Of one tuple: all fast, one of both slow, and both slow, which could not be measured yet."""
+    return planned_job(database)
+
+
+def planned_job(database):
     cards = register(database, 0)
     opened = open_job(database, ResolvedRequest.of(PLACED, cards))
     with database.read() as session:
@@ -68,6 +73,29 @@ def test_a_report_has_each_configuration_beside_all_fast(database, job, tmp_path
     assert "in0+out0" in console.file.getvalue()
     write_page(tmp_path / "page.html", [page])
     assert "in0+out0" in (tmp_path / "page.html").read_text()
+
+
+def test_a_time_with_python_of_an_earlier_version_is_marked_and_not_used_again(database):
+    """On a CPU: the cards of these jobs are simulated."""
+    job_id = planned_job(database)
+    with database.write() as session:
+        simulated = session.exec(select(CardRow)).first().model_dump()
+        session.add(CardRow(**{**simulated, "id": "CPU-1"}))
+        session.flush()
+        for row in session.exec(select(ReadingRow)):
+            row.card_id = "CPU-1"
+            row.details = {**row.details, "method": 8}
+            session.add(row)
+    with database.read() as session:
+        rows = report.build(session, job_id).placements
+        assert [(row.placement, row.times_fast) for row in rows] == [
+            ("in0", 2.5),
+            ("out0", None),
+            ("in0+out0", None),
+        ]
+        assert "Python code of the farm" in rows[1].message
+        reusable = {row.time_us: sound(row) for row in session.exec(select(ReadingRow))}
+    assert not any(reusable.values())
 
 
 def test_who_looks_readings_up_gets_those_with_everything_fast_unless_placed_ones_are_meant(

@@ -236,6 +236,7 @@ def test_a_page_has_a_curve_for_each_scheme(stored, tmp_path):
     text = path.read_text()
     assert "int8-weights, energy: gains up to batch" in text
     assert "not measured" in text
+    assert ">+0.0 ±" not in text  # the base has no change
 
 
 def test_schemes_are_compared_over_one_size():

@@ -31,12 +31,10 @@ def test_inputs_and_parameters_that_are_more_than_the_memory_are_told_with_the_b
     check_fits(variant(100), card(memory_bytes))
     check_fits(variant(200, dtype="bfloat16"), card(memory_bytes))
     with pytest.raises(
-        UsageError, match=r"resnet18 101x224 float32 does not fit into the .* of NVIDIA H200"
+        UsageError, match=r"resnet18 101x224 float32 does not fit .* H200"
     ) as caught:
         check_fits(variant(101), card(memory_bytes))
-    assert (
-        "Give a smaller batch. Inputs and parameters fit up to batch 100" in caught.value.next_step
-    )
+    assert "smaller batch. Inputs and parameters fit up to batch 100" in caught.value.next_step
     with pytest.raises(UsageError) as caught:
         check_fits(variant(1), card(memory.parameters))
     assert "a card with more memory" in caught.value.next_step
@@ -48,13 +46,10 @@ def test_a_cache_that_is_longer_than_the_memory_is_told_with_the_batch_that_leav
     memory = memory_of(one)
     assert memory.cache == 64 * 1024 * 12 * 2 * 768 * 2
     with pytest.raises(
-        UsageError, match=r"gpt2 decode 64 beside 1024 tokens .* its cache takes 2.4 GB"
+        UsageError, match=r"gpt2 decode 64 beside 1024 .* cache takes 2.4 GB"
     ) as caught:
         check_fits(one, card(memory.parameters + memory.cache // 2))
-    assert (
-        "a smaller batch or a shorter cache. Cache and parameters fit up to batch 31"
-        in caught.value.next_step
-    )
+    assert "shorter cache. Cache and parameters fit up to batch 31" in caught.value.next_step
 
 
 def test_inputs_of_ones_own_are_not_made_to_be_counted(monkeypatch, tmp_path):

@@ -5,12 +5,12 @@ and nothing else happens.
 from __future__ import annotations
 
 import psutil
-import pytest
 
 from benchmarks.forged_tuples import SEED_LAYERS, forged, seeds, send
 from farm.benchmark_process.server import MEMORY_LIMIT_SHARE
 from farm.devices.cpu import cpu_card
 from farm.settings import settings
+from tests import slow
 
 
 def check(count, layers, seed, most_bytes):
@@ -26,7 +26,7 @@ def test_three_hundred_forged_tuples():
     check(300, "EmbeddingBag BatchNorm2d MaxPool2d CTCLoss", seed=1, most_bytes=3 * 2**30)
 
 
-@pytest.mark.slow(reason="a benchmark process runs thousands of tuples")
+@slow.SOAK
 def test_each_operator_and_each_tuple_of_a_layer_is_forged_several_times():
     most_bytes = MEMORY_LIMIT_SHARE * psutil.virtual_memory().total
     check(4000, SEED_LAYERS, seed=2, most_bytes=most_bytes)

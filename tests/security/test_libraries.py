@@ -30,6 +30,7 @@ from farm.subjects.parsing import parse
 from farm.training.extract import extract
 from farm.types.protocol import Protocol, Stopping, Subject
 from farm.types.tuple import OperatorTuple, TensorSpec
+from tests import slow
 
 ROOT = Path(__file__).parents[2]
 ONE, TWO = {"tensor": 0}, {"tensor": 1}
@@ -353,10 +354,12 @@ def measured(spec, environment):
         return process.measure(subject, Protocol(), stopping, timeout_s=60.0)
 
 
+@slow.PROCESS
 def test_a_worker_that_names_the_library_measures_its_operator(allowed):
     assert measured(picked(), allowed).reading.time_us.value > 0
 
 
+@slow.PROCESS
 def test_a_worker_bounds_the_memory_of_an_operator(allowed):
     tensor = TensorSpec("activation", "", (4, 8), "float32")
     spec = OperatorTuple(
@@ -382,6 +385,7 @@ def test_a_worker_without_the_library_refuses_the_item(allowed):
     assert "Install a build of small_library" in refused.value.next_step
 
 
+@slow.PROCESS
 def test_forged_tuples_of_a_library_break_nothing(library, allowed, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(library))
     version()

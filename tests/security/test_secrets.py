@@ -13,6 +13,7 @@ from farm.errors import BrokerUnreachable
 from farm.settings import settings
 from tasks.app import check_broker
 from tasks.servers import BrokerServer
+from tests import slow
 from tests.farms import running
 from tests.flowers import AUTH, flower_of, free_port
 
@@ -20,6 +21,7 @@ BROKER, DATABASE = "broker-pass-4711", "database-pass-0815"
 SECRETS = (BROKER, DATABASE, AUTH.split(":")[1])
 
 
+@slow.FAULT
 def test_no_secret_of_a_running_farm_can_be_read(tmp_path, postgres_url):
     acl = tmp_path / "users.acl"
     acl.write_text(

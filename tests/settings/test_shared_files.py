@@ -75,9 +75,7 @@ def test_a_link_in_a_shared_folder_is_not_followed(
     shared: Path, victim: Victim, below: str
 ) -> None:
     plant("link to a folder", shared / "link", victim)
-    with pytest.raises(
-        UntrustedPath, match="is a symbolic link of user nobody, in a folder that other"
-    ) as caught:
+    with pytest.raises(UntrustedPath, match="symbolic link of user nobody, in a folder") as caught:
         open_folder(shared / "link" / below, create=SHARED)
     assert caught.value.filename == str(shared / "link")
 

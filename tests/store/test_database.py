@@ -319,7 +319,7 @@ def test_a_server_that_ends_a_waiting_transaction_is_away_and_is_asked_again(pos
             time.sleep(next(waits_s))
             session.add(SignificantOperator(name="Linear"))
 
-    ItemDriver("SIM-0", "holder", database, BenchmarkProcess("SIM-0")).ask(write)
+    ItemDriver("SIM-0", "holder", database, BenchmarkProcess("SIM-0")).retried(write)
     assert "Waiting for the database" in caplog.text
     assert "idle-in-transaction timeout" in caplog.text
     with database.read() as session:

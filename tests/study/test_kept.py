@@ -16,6 +16,7 @@ from farm.errors import FarmError, UsageError
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
+from tests import slow
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +55,16 @@ def test_a_study_is_shown_again_as_it_was_printed(tmp_path):
     assert readings() == before
 
 
-@pytest.mark.parametrize("name", ["averaging", "residency", "launch", "data", "simultaneous"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "averaging",
+        *(
+            pytest.param(name, marks=slow.ALIKE)
+            for name in ("residency", "launch", "data", "simultaneous")
+        ),
+    ],
+)
 def test_every_study_comes_back_whole(name):
     printed = json.loads(made(name, "--json").stdout)
     (again,) = results.kept()

@@ -151,7 +151,8 @@ def test_a_round_whose_aggregation_always_raises_ends_with_the_reason(any_databa
         verdict = session.exec(select(tables.VerdictRow)).one()
         assert session.get_one(tables.Job, job_id).state == "done"
     problem = "KeyError: 'what nobody thought of'"
-    assert verdict.details["reasons"] == [f"The sum of the parts could not be computed: {problem}"]
+    (reason,) = verdict.details["reasons"]
+    assert reason.endswith(problem)
 
 
 def test_what_lost_its_messages_is_published_again_also_while_its_card_is_busy(

@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 
 from tasks.measure import failure
 from tasks.servers import BrokerServer
+from tests import slow
 from tests.farms import ROOT
 from tests.flowers import AUTH, flower_of
 
@@ -77,6 +78,7 @@ def test_flower_shows_what_each_item_is_and_why_it_failed(one_card, monkeypatch)
     )
 
 
+@slow.FAULT
 def test_flower_says_in_a_line_that_its_port_is_taken_runs_nothing_it_finds_and_ends_when_its_broker_is_away(
     tmp_path, monkeypatch
 ):

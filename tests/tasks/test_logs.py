@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from tasks import logs
+from tests import slow
 from tests.farms import ROOT, running
 
 
@@ -25,6 +26,7 @@ def restored_logging():
         root.handlers[:], root.level = handlers, level
 
 
+@slow.FAULT
 def test_with_json_every_line_of_every_process_is_an_object_while_items_fail_and_processes_die(
     tmp_path, broker, sqlite_url
 ):

@@ -24,7 +24,7 @@ from farm.store.database import database_now
 from farm.types.protocol import Software
 from tasks import metrics, supervisor
 from tasks.metrics import FarmCollector, serve
-from tests import planned
+from tests import planned, slow
 from tests.farms import ROOT, TIMEOUT_S, running
 
 
@@ -58,6 +58,7 @@ def no_broker(monkeypatch):
     monkeypatch.setattr(metrics, "queue_depths", lambda ids: dict.fromkeys(ids, 0))
 
 
+@slow.FAULT
 def test_the_figures_of_a_working_farm_move(tmp_path, broker, postgres_url):
     port = free_port()
     with running(tmp_path, broker.url, postgres_url, cards=2, FARM_METRICS_PORT=str(port)) as farm:

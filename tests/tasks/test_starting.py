@@ -12,6 +12,7 @@ import sys
 import pytest
 
 from farm.settings import environment_of_children
+from tests import slow
 
 #: What the farm's processes import, and what Celery and Flower would look for where they are
 #: started.
@@ -43,6 +44,7 @@ def hostile(tmp_path, monkeypatch):
     return tmp_path / "trap"
 
 
+@slow.FAULT
 def test_a_run_in_a_folder_with_files_of_the_same_names_measures_and_runs_none_of_them(
     hostile, tmp_path
 ):

@@ -19,6 +19,7 @@ from farm.settings import settings
 from farm.training.capture import capture_step
 from farm.training.extract import extract, extract_step
 from farm.training.step import Loss, TrainingStep, blocks_of, loss_of
+from tests import slow
 
 CPU = torch.device("cpu")
 
@@ -317,14 +318,12 @@ def test_a_gradient_scaler_belongs_to_the_loss_and_to_the_optimizer():
 @pytest.mark.parametrize(
     ("model", "said", "loss"),
     [
-        pytest.param(
-            "googlenet", {}, "cross-entropy", marks=pytest.mark.slow(reason="one of many alike")
-        ),
+        pytest.param("googlenet", {}, "cross-entropy", marks=slow.ALIKE),
         pytest.param(
             "swin_t",
             {"input_size": 64},
             "cross-entropy",
-            marks=pytest.mark.slow(reason="one of many alike"),
+            marks=slow.ALIKE,
         ),
         ("bert-base", {"length": 16, "layers": 2}, "cross-entropy of masked tokens"),
         (

@@ -13,6 +13,7 @@ from torch import nn
 import farm
 from benchmarks.layer_examples import FUNCTIONS, LAYERS, NO_FUNCTIONS, NO_LAYERS
 from benchmarks.layer_table import CAPTURED, PAGE, outcome
+from tests import slow
 
 ROWS = dict(
     re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE.read_text(), re.MULTILINE)  # name -> both outcomes
@@ -52,9 +53,7 @@ DIFFERENT = {
     *("pdist", "grid_sample", "hardswish", "elu_", "grouped_mm"),
 }
 EACH = [
-    name
-    if name in DIFFERENT
-    else pytest.param(name, marks=pytest.mark.slow(reason="one of many alike"))
+    name if name in DIFFERENT else pytest.param(name, marks=slow.ALIKE)
     for name in (*LAYERS, *FUNCTIONS)
 ]
 

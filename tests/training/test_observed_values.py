@@ -14,7 +14,12 @@ from farm.operators.capture import capture
 from farm.operators.rebuild import rebuild
 from farm.settings import settings
 from farm.training import observed_values
-from farm.training.observed_values import describe_values, observe_values, watch_values
+from farm.training.observed_values import (
+    describe_held,
+    describe_values,
+    observe_values,
+    watch_values,
+)
 from farm.types.protocol import Protocol, Variant
 from farm.types.value_profiles import class_of
 from tests.benchmark.operators import linear
@@ -229,3 +234,54 @@ def test_of_a_model_that_is_too_large_to_be_run_the_buffers_are_looked_at(
         settings.cache_clear()
     assert seen[0] is None
     assert class_of(seen) == "normal/zeros-100"
+
+
+def test_the_examined_elements_are_of_every_index() -> None:
+    """Also if the size of a dimension has an odd factor in common with the usual step."""
+    for rows, columns in ((750_000, 3), (3_000, 768), (9_000, 255)):
+        values = torch.arange(columns).float().expand(rows, columns)
+        described = describe_values(values)
+        assert described is not None
+        assert described["zeros"] == pytest.approx(1 / columns, rel=0.01)
+        assert len(set(observed_values._sample(values).tolist())) == columns
+
+
+def test_the_used_part_is_that_of_all_samples() -> None:
+    cache = torch.zeros(2, 8, 16)
+    cache[1, :4] = 1.0
+    cache[0, :2] = 1.0
+    assert describe_held(cache)["used"] == 0.5
+    cache[1] = 1.0
+    assert "used" not in describe_held(cache)
+
+
+class FailsOnTheCpu(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.zeros(64, 64))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        if batch.device.type == "cpu" and not batch.is_meta and len(batch) == 2:
+            raise ValueError("a batch of 2")
+        return batch @ self.table
+
+
+def fails_on_the_cpu() -> tuple[nn.Module, torch.Tensor]:
+    return FailsOnTheCpu(), torch.randn(4, 64)
+
+
+def test_why_activations_have_no_values_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(
+        "FARM_MODELS", json.dumps({"fails": "tests.training.test_observed_values:fails_on_the_cpu"})
+    )
+    settings.cache_clear()
+    try:
+        with caplog.at_level("WARNING"):
+            ((seen,),) = observe_values(Variant("fails", 4, 224)).values()
+    finally:
+        settings.cache_clear()
+    assert seen[0] is None
+    assert "its run with batch 2 on the CPU failed" in caplog.text
+    assert "a batch of 2" in caplog.text

@@ -25,6 +25,7 @@ from farm.training.step import TrainingStep, loss_of
 from farm.types.protocol import Protocol
 from farm.types.request import Request
 from farm.types.tuple import OperatorTuple, TensorSpec
+from tests import slow
 from tests.training.test_capture import extract_from_catalog
 
 TOKENS = {"length": 16, "layers": 2}
@@ -34,11 +35,11 @@ STEPS = [
         {"input_size": 64, "optimizer": "adam", "memory_format": "channels_last"},
     ),
     ("resnet18", {"input_size": 32, "optimizer": "sgd-fused", "amp": "float16"}),
-    pytest.param("googlenet", {}, marks=pytest.mark.slow(reason="one of many alike")),
+    pytest.param("googlenet", {}, marks=slow.ALIKE),
     pytest.param(
         "bert-base",
         {**TOKENS, "optimizer": "adamw-fused", "amp": "bfloat16"},
-        marks=pytest.mark.slow(reason="one of many alike"),
+        marks=slow.ALIKE,
     ),
     ("gpt2", {**TOKENS, "optimizer": "adamw-foreach"}),
     ("t5-small", {**TOKENS, "phase": "encode"}),
@@ -109,7 +110,7 @@ def test_every_operator_of_a_step_runs_as_it_was_captured(model, said, given_bac
 OTHER_FAMILIES = ["efficientnet_b0", "maxvit_t", "swin_t", "convnext_tiny"]
 
 
-@pytest.mark.slow(reason="one of many alike")
+@slow.ALIKE
 @pytest.mark.parametrize("model", OTHER_FAMILIES)
 def test_every_operator_of_other_families_runs_as_it_was_captured(model, given_back):
     entry = catalog.find(model)

@@ -17,12 +17,12 @@ from farm.types.intervals import (
     jackknife_half_width,
     midmean,
     pass_energy,
-    relative,
     slope,
     student_t_95,
     time_average,
     trimmed_mean,
 )
+from farm.verdict.sum_and_whole import mean_power
 
 
 def test_the_mean_of_the_middle_half_is_blind_to_outliers() -> None:
@@ -86,7 +86,7 @@ def test_a_slope_over_ticks_seen_late_is_right_within_its_interval() -> None:
         energies = [0.1 * tick * 300_000.0 for tick in range(9)]
         found = slope(times, energies)
         inside += abs(found.rate - 300_000) <= found.half_width
-        assert relative(found.half_width, found.rate) < 0.03
+        assert found.half_width / found.rate < 0.03
     assert inside / 300 >= 0.9
 
 
@@ -128,3 +128,29 @@ def test_leaving_out_groups_gives_a_mean_the_interval_of_batches_and_the_fastest
     slowed = [5.0 if index % 2 else 1.0 for index in range(40)]
     assert jackknife_half_width(without_each_tenth(slowed, fastest)) == 0
     assert jackknife_half_width([1.0, 2.0]) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("power_w", "time_us", "half_width_mj"),
+    [
+        (Figure(100.0, 3.0), Figure(2_000.0, 80.0), 10.0),
+        (Figure(0.0, 3.0), Figure(2_000.0, 80.0), 6.0),
+        (Figure(100.0, 3.0), Figure(0.0, 80.0), 8.0),
+    ],
+)
+def test_the_energy_of_a_pass_and_its_power_have_finite_intervals_also_at_zero(
+    power_w: Figure, time_us: Figure, half_width_mj: float
+) -> None:
+    energy_mj = pass_energy(power_w, time_us)
+    assert energy_mj.value == power_w.value * time_us.value * 1e-3
+    assert energy_mj.half_width == pytest.approx(half_width_mj)
+    if time_us.value:
+        again_w = mean_power(energy_mj, Figure(time_us.value))
+        assert again_w.value == pytest.approx(power_w.value)
+        assert again_w.half_width == pytest.approx(half_width_mj / time_us.value * 1e3)
+
+
+def test_the_relative_width_of_zero_is_infinite() -> None:
+    assert Figure(0.0, 2.0).relative == math.inf
+    assert Figure(-4.0, 2.0).relative == 0.5
+    assert Figure(0.0, 2.0).deviation_from(Figure(4.0)) == Figure(-1.0, 0.5)

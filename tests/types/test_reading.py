@@ -136,7 +136,7 @@ def test_an_older_record_names_the_launches_of_a_kernel():
     }
     assert Verification.from_json(older).to_json()["eagerly"]["kernels"] == {
         "gemm": {"launched": 0, "eager": 12},
-        "relu": (1, 0),
+        "relu": [1, 0],
     }
 
 

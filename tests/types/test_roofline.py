@@ -1,6 +1,9 @@
 """The peaks of a card model are those of a typical card, not of the first one."""
 
-from farm.types.roofline import median_fingerprint, roofline_of
+import math
+
+from farm.types.fingerprint import median_fingerprint
+from farm.types.roofline import roofline_of
 
 
 def fingerprint(float32, bytes_per_s=3e12):
@@ -36,3 +39,15 @@ def test_products_of_eight_bits_have_a_rate_of_their_own():
     assert peaks.rate_of("_scaled_mm") == peaks.rate_of("_int_mm") == 2 * peaks.rate_of("mm")
     old = roofline_of("cuda", "Tesla V100", dtype="float16")
     assert old.rate_of("_int_mm") == old.rate_of("mm")
+    product_us, launch_us = peaks.estimate_us(1e15, 1.0, "mm"), peaks.launch_floor_us
+    scaled_us = peaks.estimate_us(1e15, 1.0, "_scaled_mm")
+    assert product_us - launch_us == 2 * (scaled_us - launch_us)
+
+
+def test_a_damaged_fingerprint_does_not_count():
+    damaged = {"copy_bytes_per_s": math.inf, "matmul_flops_per_s": [1e12], "launch_floor_us": "x"}
+    assert median_fingerprint([damaged]) == {}
+    assert median_fingerprint([damaged, fingerprint(50e12)]) == {
+        "copy_bytes_per_s": 3e12,
+        "matmul_flops_per_s": {"float32": 50e12},
+    }

@@ -8,7 +8,6 @@ import zlib
 
 import pytest
 
-from farm.errors import UsageError
 from farm.types.tokens import MOST_TOKENS, Tokens, TokensRejected
 
 RIGHT = Tokens.of_rows([[5, 6, 7], [8]], 4, pad=0, padding="right")
@@ -35,6 +34,9 @@ def test_they_travel_as_json_and_keep_their_id():
     [
         {"batch": 3},
         {"batch": "2"},
+        {"batch": 0},
+        {"length": -1},
+        {"batch": 2**40},
         {"length": True},
         {"row_lengths": [3, 5]},
         {"row_lengths": 3},
@@ -53,5 +55,5 @@ def test_what_is_no_tokens_is_refused(change):
 
 
 def test_no_more_is_taken_than_fits():
-    with pytest.raises(UsageError, match="are allowed"):
+    with pytest.raises(TokensRejected, match="are allowed"):
         Tokens.from_json({**RIGHT.to_json(), "batch": 2, "length": MOST_TOKENS})

@@ -61,7 +61,7 @@ def test_sums_gaps_accuracy_and_power():
     assert verdict.energy.accuracy == pytest.approx(1 - 0.2 / 7.2)
     assert verdict.power.total.value == pytest.approx(7 / 40 * 1000)  # mJ/µs are kW
     assert verdict.outcome == "fail"
-    assert "The time of the sum differs by +5.3 % from the whole model" in verdict.reasons[0]
+    assert "time of the sum differs by +5.3 %" in verdict.reasons[0]
     assert judge(parts, reading(39.0, energy_mj=7.2)).outcome == "pass"
 
 
@@ -92,10 +92,7 @@ def test_what_canaries_show_counts_for_all_tuples_and_is_independent_of_their_ow
     assert verdict.systematic_energy == 0
     assert verdict.time.total.half_width == pytest.approx(math.hypot(1.0, 0.01 * 100))
     assert verdict.time.gap.half_width == pytest.approx(math.hypot(2**0.5 / 100, 2 / 100))
-    assert (
-        "2 cards. No canary was measured on GPU-1, so the intervals do not include that difference."
-        in verdict.systematic_note
-    )
+    assert "2 cards. No canary was measured on GPU-1" in verdict.systematic_note
 
 
 def test_what_was_timed_in_the_same_turns_has_the_interval_of_the_gap_in_each_turn():
@@ -144,10 +141,7 @@ def test_wholes_that_no_interval_explains_are_said_to_contradict_each_other():
         ]
         return aggregate([part(read=reading(100))], wholes, target=0.95, launch="graph").reasons
 
-    assert (
-        "The measurements of the whole model contradict each other: 14.17 µs on B, 100 µs on A."
-        in reasons(14.17)
-    )
+    assert "contradict each other: 14.17 µs on B, 100 µs on A" in str(reasons(14.17))
     for alike in (reasons(104), reasons(120, half_us=10)):
         assert not any("contradict" in reason for reason in alike)
 
@@ -192,7 +186,7 @@ def test_missing_energy_is_not_available_never_zero():
     assert verdict.energy is None and verdict.power is None  # noqa: PT018
     assert verdict.columns()["sum_energy_mj"] is None
     assert verdict.outcome == "pass"
-    assert any("Energy is not available for 1 of 2 tuples" in reason for reason in verdict.reasons)
+    assert any("Energy is not available for 1 of 2" in reason for reason in verdict.reasons)
 
 
 def test_energy_missing_outside_the_scope_does_no_harm():
@@ -232,9 +226,7 @@ def test_readings_that_did_not_converge_are_said_with_what_to_do():
     (reason,) = [
         reason for reason in judge(parts, reading(100, **loose)).reasons if "converge" in reason
     ]
-    assert reason.startswith(
-        "3 of 4 readings did not converge: other programs used this card or CPU"
-    )
+    assert reason.startswith("3 of 4 readings did not converge: other programs")
     assert "--reuse none" in reason
     (reason,) = [
         reason
@@ -309,7 +301,7 @@ def test_a_disturbed_whole_is_enough_and_a_few_disturbed_tuples_are_not():
     assert (
         judge([calm], reading(30, energy_mj=2, flags=("busy_host",)))
         .reasons[0]
-        .startswith("Other programs used the CPU during the whole model's reading")
+        .startswith("Other programs used the CPU during the whole")
     )
     few = [calm, part("add", count=0, read=reading(1, flags=("busy_host",)))]
     assert judge(few, reading(30, energy_mj=2)).outcome == "pass"

@@ -12,5 +12,6 @@ ADD_ON = AddOn(
             "Jobs and cards",
         ),
     ),
+    card_checks="farm.addons.check.regular",
     card_history="farm.addons.check.commands:card_history",
 )

@@ -3,23 +3,36 @@ other cards of its model and with earlier readings of the card."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Literal
 
 from sqlmodel import Session, col, select
 
-from farm.addons.check.deviation import Reference, limit_of, share_below, smallest_found
+from farm.addons.check.deviation import (
+    Reference,
+    limit_of,
+    share_below,
+    smallest_found,
+    smallest_outside,
+)
 from farm.addons.check.figures import CheckFigure, Quantity, check_figures
 from farm.addons.check.population import Comparable, comparable_readings
 from farm.errors import NoSuchJob
+from farm.exchange.packaged import packaged_database
+from farm.jobs.card_checks import Outcome, is_of_card
+from farm.store.database import Database
 from farm.store.reuse import UNSOUND
 from farm.store.tables import CardRow, Item, Job, JobState, ReadingRow
+from farm.types.details import Details
+from farm.types.error_counters import ERROR_COUNTERS, ErrorCounters
 from farm.types.fields import figure_json
 from farm.types.figure import Figure, figure_of
-from farm.types.request import CARD_CHECK, Request
+from farm.types.protocol import Protocol
+from farm.types.request import CHECKS, Request
 
 LEAST_CARDS = 5  # other cards of a model, for a judgement against them
 LEAST_EARLIER = 5  # earlier readings of the card, for a judgement against them
@@ -28,7 +41,6 @@ DISTURBED = frozenset(UNSOUND - {"throttled_thermal", "canary_off"})
 
 QUANTITIES: tuple[Quantity, ...] = ("time", "power")
 ReferenceName = Literal["cards", "earlier"]
-Outcome = Literal["inside", "outside", "not judged", "not measured"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +56,9 @@ class FigureComparison:
         score: a standard normal deviate if the card is like its reference; None: not judged.
         found_from: the smallest increase that this check finds in 95 % of the cases; None: not
             judged.
+        outside_from: the smallest increase that is outside; None: not judged.
         is_outside: True if the score exceeds the limit of the check.
+        differences: those of the reference from its median, as fractions.
     """
 
     reference: ReferenceName
@@ -54,10 +68,12 @@ class FigureComparison:
     above: float
     score: float | None = None
     found_from: float | None = None
+    outside_from: float | None = None
     is_outside: bool = False
+    differences: tuple[float, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return vars(self).copy()
+        return {name: value for name, value in vars(self).items() if name != "differences"}
 
 
 @dataclass(frozen=True)
@@ -74,6 +90,20 @@ class CheckedFigure:
     value: Figure | None
     reason: str = ""
     comparisons: tuple[FigureComparison, ...] = ()
+    wire_bytes: int = 0
+
+    @property
+    def title(self) -> str:
+        """The name for people, which differs between time and power."""
+        return self.label if self.quantity == "time" else f"{self.label}: power"
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """The bytes that crossed a link in one direction in each second; None: it measures no
+        link."""
+        if not self.wire_bytes or self.value is None:
+            return None
+        return self.wire_bytes / self.value.value * 1e6
 
     @property
     def is_outside(self) -> bool:
@@ -86,6 +116,7 @@ class CheckedFigure:
             "label": self.label,
             "quantity": self.quantity,
             **figure_json(self.quantity, unit, self.value),
+            "bytes_per_s": self.bytes_per_s,
             "reason": self.reason,
             "outside": self.is_outside,
             "comparisons": [comparison.to_json() for comparison in self.comparisons],
@@ -96,7 +127,9 @@ class CheckedFigure:
 class Conditions:
     """The state of the card during the check. None: the card has no such sensor.
 
-    `counters` are those of errors (ECC, remapped rows, links): the farm does not read them.
+    Attributes:
+        counters: the card's error counters at the end of the check; None: not read.
+        increases: the counters that have increased since the check before.
     """
 
     idle_power_w: float | None = None
@@ -106,27 +139,56 @@ class Conditions:
     highest_temperature_c: float | None = None
     throttle_reasons: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
-    counters: str = "not read"
+    counters: ErrorCounters | None = None
+    increases: Mapping[str, int] = field(default_factory=dict)
+
+    def counters_text(self) -> str:
+        """The error counters that are not zero, their increases, and those that could not be
+        read."""
+        if self.counters is None:
+            return "not read"
+        texts = []
+        for name, count in self.counters.counts.items():
+            if count:
+                increase = f" (+{self.increases[name]})" if name in self.increases else ""
+                texts.append(f"{name} {count}{increase}")
+        zeros = list(self.counters.counts.values()).count(0)
+        if zeros:
+            texts.append(f"{zeros} of {len(self.counters.counts)} are 0")
+        for name, reason in self.counters.not_read.items():
+            texts.append(f"{name} not read ({reason})")
+        return ", ".join(texts)
 
     def to_json(self) -> dict[str, Any]:
         lists = {"throttle_reasons": list(self.throttle_reasons), "flags": list(self.flags)}
-        return vars(self) | lists
+        counters = "not read" if self.counters is None else vars(self.counters)
+        return vars(self) | lists | {"counters": counters}
 
 
 @dataclass(frozen=True)
 class CardCheck:
-    """The result of a check of one card.
+    """The result of a check of one card, or of the link between two cards.
 
     `limit` is that of the largest score; None if nothing was judged.
     """
 
     job_id: str
-    card_id: str
+    card_ids: tuple[str, ...]
     card_model: str
     checked_at_s: float
+    ended_at_s: float
     figures: tuple[CheckedFigure, ...]
     conditions: Conditions
     limit: float | None
+
+    @property
+    def is_of_link(self) -> bool:
+        return len(self.card_ids) > 1
+
+    @property
+    def subject(self) -> str:
+        """What was checked, for people."""
+        return " and ".join(self.card_ids)
 
     @property
     def outcome(self) -> Outcome:
@@ -140,10 +202,20 @@ class CardCheck:
             return "not judged"
         return "outside" if any(figure.is_outside for figure in self.figures) else "inside"
 
+    def outside(self) -> list[str]:
+        """Each figure that is outside, with its largest difference: "copy of 67 MB, bf16 +3.0%"."""
+        texts = []
+        for figure in self.figures:
+            differences = [each.difference for each in figure.comparisons if each.is_outside]
+            if differences:
+                texts.append(f"{figure.title} {max(differences):+.1%}")
+        return texts
+
     def to_json(self) -> dict[str, Any]:
         return {
             "job": self.job_id,
-            "card_id": self.card_id,
+            "card_id": self.card_ids[0],
+            "cards": list(self.card_ids),
             "card_model": self.card_model,
             "checked_at_s": self.checked_at_s,
             "outcome": self.outcome,
@@ -151,6 +223,18 @@ class CardCheck:
             "figures": [figure.to_json() for figure in self.figures],
             "conditions": self.conditions.to_json(),
         }
+
+
+def results(database: Database, job_ids: Iterable[str]) -> list[CardCheck]:
+    """The results of checks, compared with the readings of this database and the packaged ones.
+    Raises as `card_check`.
+    """
+    with (
+        contextlib.closing(packaged_database()) as packaged,
+        database.read() as session,
+        packaged.read() as others,
+    ):
+        return [card_check(session, job_id, [others]) for job_id in job_ids]
 
 
 def card_check(session: Session, job_id: str, others: Sequence[Session] = ()) -> CardCheck:
@@ -165,35 +249,46 @@ def card_check(session: Session, job_id: str, others: Sequence[Session] = ()) ->
     """
     job = session.get(Job, job_id)
     sweep = Request.from_json(job.request).sweep if job is not None else None
-    if job is None or sweep is None or sweep.operator != CARD_CHECK:
+    if job is None or sweep is None or sweep.operator not in CHECKS:
         raise NoSuchJob(f"There is no card check '{job_id}'.", "Run `farm cards check`.")
-    items = session.exec(select(Item).where(Item.job_id == job_id)).all()
+    usual = Protocol.from_json(job.request["protocol"]).of_whole
     card = session.get_one(CardRow, job.request["cards"][0])
-    readings = {}
-    reasons = {}
-    for item in items:
-        reading = session.get(ReadingRow, item.reading_id) if item.reading_id else None
-        if reading is not None:
-            readings[item.subject_id] = reading
-        reasons[item.subject_id] = item.message or item.reason or item.state
+    readings, reasons = _readings(session, job_id)
     comparable = comparable_readings([session, *others], list(readings.values()))
     figures = []
-    for figure in check_figures():
-        reading = readings.get(figure.operator)
-        reason = reasons.get(figure.operator, "not part of this check")
+    for figure in check_figures(sweep.operator):
+        subject = figure.subject(usual)
+        reason = reasons.get(subject, "not part of this check")
         for quantity in QUANTITIES:
             if figure.spread(quantity):
+                reading = readings.get(subject)
                 figures.append(_measured(figure, quantity, reading, reason, comparable))
     judged, limit = judged_figures(figures)
     return CardCheck(
         job_id=job_id,
-        card_id=card.id,
+        card_ids=tuple(job.request["cards"]),
         card_model=card.model,
         checked_at_s=job.created_at_s,
+        ended_at_s=job.ended_at_s or job.created_at_s,
         figures=judged,
-        conditions=_conditions(card, list(readings.values())),
+        conditions=_conditions(card, list(readings.values()), _counters_before(session, job)),
         limit=limit,
     )
+
+
+def _readings(
+    session: Session, job_id: str
+) -> tuple[dict[tuple[str, str], ReadingRow], dict[tuple[str, str], str]]:
+    """(tuple id, protocol id) -> the reading of a check, and -> why there is none."""
+    readings = {}
+    reasons = {}
+    for item in session.exec(select(Item).where(Item.job_id == job_id)):
+        subject = item.subject_id, item.protocol_id
+        reading = session.get(ReadingRow, item.reading_id) if item.reading_id else None
+        if reading is not None:
+            readings[subject] = reading
+        reasons[subject] = item.message or item.reason or item.state
+    return readings, reasons
 
 
 def checks_of(session: Session, card_id: str) -> list[str]:
@@ -201,10 +296,31 @@ def checks_of(session: Session, card_id: str) -> list[str]:
     ended = select(Job).where(Job.kind == "sweep", Job.state == JobState.DONE)
     checks = []
     for job in session.exec(ended.order_by(col(Job.created_at_s))):
-        sweep = job.asked.get("sweep") or {}
-        if sweep.get("operator") == CARD_CHECK and job.asked.get("cards") == [card_id]:
+        if is_of_card(job, card_id):
             checks.append(job.id)
     return checks
+
+
+def _counters_before(session: Session, job: Job) -> ErrorCounters | None:
+    """The error counters at the end of the check before, if it has any."""
+    cards = job.request["cards"]
+    checks = checks_of(session, cards[0]) if len(cards) == 1 else []
+    if job.id in checks:
+        checks = checks[: checks.index(job.id)]
+    if not checks:
+        return None
+    readings, _ = _readings(session, checks[-1])
+    return _counters(list(readings.values()))
+
+
+def _counters(readings: Sequence[ReadingRow]) -> ErrorCounters | None:
+    """The error counters of the newest reading that has them."""
+    for reading in sorted(readings, key=lambda reading: reading.created_at_s, reverse=True):
+        details = Details.from_json(reading.details)
+        counters = details.recorded(ERROR_COUNTERS, ErrorCounters)
+        if counters is not None:
+            return counters
+    return None
 
 
 def _measured(
@@ -215,7 +331,9 @@ def _measured(
     comparable: Mapping[str, Sequence[Comparable]],
 ) -> CheckedFigure:
     """One figure with its comparisons, without a judgement."""
-    checked = CheckedFigure(figure.name, figure.label, quantity, None, reason)
+    checked = CheckedFigure(
+        figure.name, figure.label, quantity, None, reason, wire_bytes=figure.wire_bytes
+    )
     if reading is None:
         return checked
     if quantity == "time":
@@ -229,9 +347,7 @@ def _measured(
         return replace(checked, value=value, reason=f"disturbed: {', '.join(disturbed)}")
     comparisons = []
     log_value = math.log(value.value)
-    for name, reference in references(
-        figure, quantity, reading.card_id, comparable[reading.subject_id]
-    ):
+    for name, reference in references(figure, quantity, reading.card_id, comparable[reading.id]):
         comparisons.append(compared(name, reference, log_value))
     return replace(checked, value=value, reason="", comparisons=tuple(comparisons))
 
@@ -272,6 +388,7 @@ def compared(name: ReferenceName, reference: Reference, log_value: float) -> Fig
         difference=math.expm1(log_value - reference.center),
         spread=reference.spread,
         above=share_below(reference.values, log_value),
+        differences=tuple(math.expm1(value - reference.center) for value in reference.values),
     )
     if count < least:
         return comparison
@@ -303,11 +420,14 @@ def _judged(comparison: FigureComparison, limit: float) -> FigureComparison:
     return replace(
         comparison,
         found_from=smallest_found(comparison.count, comparison.spread, limit),
+        outside_from=smallest_outside(comparison.count, comparison.spread, limit),
         is_outside=comparison.score > limit,
     )
 
 
-def _conditions(card: CardRow, readings: Sequence[ReadingRow]) -> Conditions:
+def _conditions(
+    card: CardRow, readings: Sequence[ReadingRow], counters_before: ErrorCounters | None
+) -> Conditions:
     def values(name: str) -> list[float]:
         columns = [reading.model_dump(include={name})[name] for reading in readings]
         return [value for value in columns if value is not None]
@@ -317,6 +437,10 @@ def _conditions(card: CardRow, readings: Sequence[ReadingRow]) -> Conditions:
     for reading in readings:
         throttles.update(reading.throttle_reasons)
         flags.update(reading.flags)
+    counters = _counters(readings)
+    increases = {}
+    if counters is not None and counters_before is not None:
+        increases = counters.increases(counters_before)
     return Conditions(
         idle_power_w=min(values("idle_power_w"), default=None),
         highest_power_w=max(values("power_w"), default=None),
@@ -325,4 +449,6 @@ def _conditions(card: CardRow, readings: Sequence[ReadingRow]) -> Conditions:
         highest_temperature_c=max(values("temperature_c"), default=None),
         throttle_reasons=tuple(sorted(throttles)),
         flags=tuple(sorted(flags)),
+        counters=counters,
+        increases=increases,
     )

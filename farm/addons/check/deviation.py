@@ -24,8 +24,8 @@ FALSE_ALARMS = 0.01  # at most this share of the checks of healthy cards is outs
 #: have another spread than others of its class.
 PRIOR_DEGREES = 4
 #: Simulated figures follow Student's t with these degrees of freedom: stored readings have more
-#: distant values than the normal distribution. With normal ones, 2 to 8 % of the checks of
-#: `benchmarks/card_check.py` were outside.
+#: distant values than the normal distribution. With six, 1.2 % of the checks of H200s in
+#: `benchmarks/card_check.py` were outside; with five, 0.7 %, and 0.0 % of those of H100s.
 TAIL_DEGREES = 5
 MOST_COMPARED = 100  # comparable figures that the simulation draws; more change the limit little
 SIMULATED_CHECKS = 20_000
@@ -64,14 +64,13 @@ class Reference:
     @functools.cached_property
     def spread(self) -> float:
         """The standard deviation: robust, and moderated by the prior."""
-        return float(_spreads(np.array([self.values]), np.array([self.prior]))[0])
+        return float(spreads_of(np.array([self.values]), self.prior)[0])
 
     def score(self, value: float) -> float:
         """How far a further figure is above the reference: about a standard normal deviate if it
         belongs to it.
         """
-        deviation = (value - self.center) / self.spread
-        return float(_scores(np.array(deviation), len(self.values)))
+        return float(scores_of(np.array([self.values]), self.prior, np.array([value]))[0])
 
 
 def smallest_found(count: int, spread: float, limit: float) -> float:
@@ -85,17 +84,28 @@ def smallest_found(count: int, spread: float, limit: float) -> float:
     return math.expm1((_deviation_at(limit, count) + _FOUND) * spread)
 
 
+def smallest_outside(count: int, spread: float, limit: float) -> float:
+    """Return the relative increase from which a figure is outside; see `smallest_found`."""
+    return math.expm1(_deviation_at(limit, count) * spread)
+
+
 def _degrees(count: int) -> int:
     return PRIOR_DEGREES + count - 1
 
 
-def _spreads(values: np.ndarray, priors: np.ndarray) -> np.ndarray:
-    """The moderated standard deviation of each row of ``values``."""
+def scores_of(values: np.ndarray, prior: float, further: np.ndarray) -> np.ndarray:
+    """Return the score of one further figure for each row of ``values``, see `Reference.score`."""
+    deviations = (further - np.median(values, axis=1)) / spreads_of(values, prior)
+    return _scores(deviations, values.shape[1])
+
+
+def spreads_of(values: np.ndarray, prior: float) -> np.ndarray:
+    """Return the moderated standard deviation of each row of ``values``."""
     count = values.shape[1]
     centers = np.median(values, axis=1, keepdims=True)
     distances = np.sort(np.abs(values - centers), axis=1)[:, : _kept(count)]
     robust = np.sqrt(np.mean(distances**2, axis=1)) / _trimmed_spread(count)
-    squares = PRIOR_DEGREES * priors**2 + (count - 1) * robust**2
+    squares = PRIOR_DEGREES * prior**2 + (count - 1) * robust**2
     return np.sqrt(squares / _degrees(count))
 
 
@@ -177,9 +187,7 @@ def simulated_scores(
     unit = math.sqrt(TAIL_DEGREES / (TAIL_DEGREES - 2))
     drawn = generator.standard_t(TAIL_DEGREES, (checks, count + 1)) / unit * deviations[:, None]
     values, further = drawn[:, :-1], drawn[:, -1] + slowdown * deviations
-    centers = np.median(values, axis=1)
-    spreads = _spreads(values, np.ones(checks))
-    return _scores((further - centers) / spreads, count)
+    return scores_of(values, 1.0, further)
 
 
 def share_below(values: Sequence[float], value: float) -> float:

@@ -35,7 +35,7 @@ class Comparable:
 def comparable_readings(
     sessions: Sequence[Session], checked: Sequence[ReadingRow]
 ) -> Mapping[str, Sequence[Comparable]]:
-    """Return for the tuple of each reading of a check the earlier comparable readings, the oldest
+    """Return the id of each reading of a check -> the earlier comparable readings, the oldest
     first.
 
     Left out are readings that another process disturbed, those of studies, and the check itself. A
@@ -49,7 +49,7 @@ def comparable_readings(
                 if tells_others(row.flags) and not UNSOUND.intersection(row.flags):
                     rows.setdefault(row.id, row)
         for row in sorted(rows.values(), key=lambda row: row.created_at_s):
-            comparable[reading.subject_id].append(
+            comparable[reading.id].append(
                 Comparable(
                     row.card_id, row.time_us, row.power_w, row.temperature_c, row.created_at_s
                 )

@@ -15,7 +15,7 @@ from farm.addons.check.card_check import (
     FigureComparison,
 )
 from farm.addons.check.deviation import FALSE_ALARMS
-from farm.types.format import NOTHING, POWER, TIME, day, few, percent, plural, quantity
+from farm.types.format import NOTHING, POWER, TIME, count_of, day, few, percent, plural, quantity
 
 _OUTCOMES = {
     "inside": ("INSIDE", "bold green"),
@@ -30,7 +30,7 @@ _HEADS = ("figure", ">value", ">compared with", ">difference", ">spread", ">foun
 def card_check(result: CardCheck) -> RenderableType:
     """A check: its outcome, its figures and the conditions."""
     words, style = _OUTCOMES[result.outcome]
-    title = Text(f"{result.card_id}  {result.card_model}  job {result.job_id}  ", style="bold")
+    title = Text(f"{result.subject}  {result.card_model}  job {result.job_id}  ", style="bold")
     table = ruled(_HEADS, _rows(result), _DROPS)
     return Group(title.append(words, style), table, facts(_conditions(result)), *_notes(result))
 
@@ -38,7 +38,7 @@ def card_check(result: CardCheck) -> RenderableType:
 def card_history(checks: Sequence[CardCheck]) -> RenderableType:
     """The checks of a card, the oldest first, and the course of each figure."""
     last = checks[-1]
-    title = Text(f"{last.card_id}  {last.card_model}  {len(checks)} checks", style="bold")
+    title = Text(f"{last.subject}  {last.card_model}  {len(checks)} checks", style="bold")
     rows = [(day(check.checked_at_s), check.job_id, *_summary(check)) for check in checks]
     courses = [_course(checks, number) for number in range(len(last.figures))]
     heads = ("figure", ">first", ">last", ">change", "course")
@@ -49,13 +49,7 @@ def card_history(checks: Sequence[CardCheck]) -> RenderableType:
 
 def _summary(check: CardCheck) -> tuple[RenderableType, str]:
     words, style = _OUTCOMES[check.outcome]
-    outside = []
-    for figure in check.figures:
-        for comparison in figure.comparisons:
-            if comparison.is_outside:
-                outside.append(f"{_name(figure)} {comparison.difference:+.1%}")
-                break
-    return Text(words, style), few(outside, 3) or NOTHING
+    return Text(words, style), few(check.outside(), 3) or NOTHING
 
 
 def _course(checks: Sequence[CardCheck], number: int) -> tuple[RenderableType, ...]:
@@ -68,22 +62,20 @@ def _course(checks: Sequence[CardCheck], number: int) -> tuple[RenderableType, .
             values.append(figure.value.value)
     figure = checks[-1].figures[number]
     if not values:
-        return _name(figure), NOTHING, NOTHING, NOTHING, NOTHING
+        return figure.title, NOTHING, NOTHING, NOTHING, NOTHING
     units = TIME if figure.quantity == "time" else POWER
     change = f"{values[-1] / values[0] - 1:+.1%}"
     bars = sparkline(times_s, values, (times_s[0], times_s[-1]), width=min(30, len(values)))
-    return _name(figure), quantity(values[0], units), quantity(values[-1], units), change, bars
-
-
-def _name(figure: CheckedFigure) -> str:
-    return figure.label if figure.quantity == "time" else f"{figure.label}: power"
+    return figure.title, quantity(values[0], units), quantity(values[-1], units), change, bars
 
 
 def _rows(result: CardCheck) -> Iterator[tuple[RenderableType, ...]]:
     for figure in result.figures:
         units = TIME if figure.quantity == "time" else POWER
         value = quantity(figure.value.value, units) if figure.value else NOTHING
-        name = _name(figure)
+        if figure.bytes_per_s:
+            value = f"{value}, {count_of(figure.bytes_per_s, 'B')}/s"
+        name = figure.title
         if not figure.comparisons:
             reason = figure.reason or "nothing to compare with"
             yield name, value, NOTHING, NOTHING, NOTHING, NOTHING, Text(reason, style="dim")
@@ -127,7 +119,7 @@ def _conditions(result: CardCheck) -> Iterator[tuple[str, str]]:
     yield "highest temperature", _with_unit(state.highest_temperature_c, "°C")
     yield "throttled", ", ".join(state.throttle_reasons) or "no"
     yield "flags", ", ".join(state.flags) or "none"
-    yield "error counters", state.counters
+    yield "error counters", state.counters_text()
 
 
 def _with_unit(value: float | None, unit: str) -> str:

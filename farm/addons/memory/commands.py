@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from cli.options import SPLIT, AsJson, Declared, Model
+from cli.options import NOT_PLAIN, AsJson, Declared, Model
 from cli.output import answer, say
 from farm.addons.memory.memory_options import MemoryOptions
 
 Fields = Annotated[
     dict[str, Any],
-    Declared(without=("cache", "text", "tokenizer", "mode", "step", "compile", *SPLIT)),
+    Declared(without=("cache", "text", "tokenizer", "mode", "step", *NOT_PLAIN)),
 ]
 Options = Annotated[dict[str, Any], Declared(MemoryOptions)]
 

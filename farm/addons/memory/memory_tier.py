@@ -91,9 +91,8 @@ class PinnedMemory(SlowMemory):
 
     @staticmethod
     def check_room(*sizes_bytes: int) -> None:
-        pinned_bytes = sum(
-            1 << max(0, size - 1).bit_length() for size in sizes_bytes
-        )  # PyTorch rounds up like this
+        # PyTorch rounds up like this
+        pinned_bytes = sum(1 << max(0, size - 1).bit_length() for size in sizes_bytes)
         if pinned_bytes > SHARE * free_bytes(_HOST):
             raise cannot_pin(pinned_bytes)
 
@@ -219,9 +218,8 @@ class Mover:
         """Store the tensor's storage as `room`, before the copy to slow memory."""
         if storage is None or storage.device.type != self._device.type:
             return
-        if (
-            storage.device.type == "cuda"
-        ):  # a view: the step may free the tensor; its graphs keep the address
+        # a view: the step may free the tensor; its graphs keep the address
+        if storage.device.type == "cuda":
             storage = storage_at(storage.data_ptr(), storage.nbytes(), storage.device)
         self.room = bytes_of(storage)[: self._host.nbytes]
 
@@ -313,9 +311,8 @@ class _Traffic:
     ) -> None:
         self._device, self._ends = device, ends
         self._ended: dict[int, list[torch.cuda.Event]] = {way: [] for way in ways}
-        self._left = dict.fromkeys(
-            ways, 0
-        )  # for each direction, the index of the oldest unfinished copy
+        # for each direction, the index of the oldest unfinished copy
+        self._left = dict.fromkeys(ways, 0)
 
     def keep_up(self) -> None:
         for way, ended in self._ended.items():

@@ -13,7 +13,11 @@ three methods:
   fast memory.
 
 With the first two methods, workspaces stay in fast memory; with a pool, only if each has a request
-of its own."""
+of its own.
+
+Python selects the memory of the outputs during a pass. A CUDA graph does not contain this Python,
+an eager pass does. So an eager pass calls only the out-variants, which are found before; if this is
+not possible, the outputs are not placed."""
 
 from __future__ import annotations
 
@@ -36,11 +40,12 @@ from farm.operators.rebuild import Rebuilt, new_storages
 from farm.subjects.allow_list import registered
 from farm.subjects.encoding import storage_key, tensors_in
 from farm.types.details import Details, MemoryUse
-from farm.types.protocol import Placement
+from farm.types.protocol import Placement, Protocol
 
-Write = Callable[
-    [Sequence[torch.Tensor]], object
-]  # runs an operator that writes its results to these tensors
+# runs an operator that writes its results to these tensors
+Write = Callable[[Sequence[torch.Tensor]], object]
+# returns a function that runs a rebuilt operator, or a replica of it, once
+PassOf = Callable[[Rebuilt], Pass]
 
 _aten = torch.ops.aten
 
@@ -49,17 +54,18 @@ _aten = torch.ops.aten
 class Outputs:
     """How to run an operator with outputs in slow memory."""
 
-    run: Callable[
-        [Rebuilt], Pass
-    ]  # returns a function that runs the rebuilt operator, or a replica of it, once
+    run: PassOf
     workspaces: str  # "fast", or "may be with the output" (in slow memory)
     pool: Any = None  # the memory pool that a CUDA graph must allocate from; None: any pool
+    # as `run`, without Python that selects memory; None: not possible
+    direct: PassOf | None = None
 
 
-def offload(rebuilt: Rebuilt, placement: Placement, memory: SlowMemory | None = None) -> Offloaded:
-    """Put tensors of an operator in slow memory, as a placement selects them; by default in that of
-    the operator's device. Raises `Unmeasurable`: rejected (the operator has no such input),
-    not_available or out_of_memory."""
+def offload(rebuilt: Rebuilt, protocol: Protocol, memory: SlowMemory | None = None) -> Offloaded:
+    """Put tensors of an operator in slow memory, as the protocol's placement selects them; by
+    default in that of the operator's device. Raises `Unmeasurable`: rejected (the operator has no
+    such input), not_available or out_of_memory."""
+    placement = Placement.parse(protocol.placement)
     memory = memory or slow_memory_of(rebuilt.device)
     if missing := sorted(placement.inputs - set(range(len(rebuilt.storages)))):
         count = len(rebuilt.storages)
@@ -67,11 +73,21 @@ def offload(rebuilt: Rebuilt, placement: Placement, memory: SlowMemory | None = 
             "rejected", f"The placement names in{missing[0]}, but the operator has {count} inputs."
         )
     moved = rebuilt.placed(placement.inputs, memory.copied) if placement.inputs else rebuilt
-    outputs = Outputs(operator.attrgetter("run"), "fast")
+    run = operator.attrgetter("run")
+    outputs = Outputs(run, "fast", direct=run)
     if placement.outputs:
         outputs = slow_outputs(moved, sorted(placement.outputs), memory)
     details = Details(memory=MemoryUse(slow_memory=memory.name, workspaces=outputs.workspaces))
-    return Offloaded(moved, outputs.run, details, outputs.pool, memory)
+    is_graph = rebuilt.device.type == "cuda" and protocol.launch == "graph"
+    if is_graph:
+        return Offloaded(moved, outputs.run, details, outputs.pool, memory)
+    if outputs.direct is None:
+        text = (
+            "The output cannot be in slow memory with eager launch: the time would include Python "
+            "code that selects the memory."
+        )
+        raise Unmeasurable("not_available", text, "On a GPU, give --launch graph.")
+    return Offloaded(moved, outputs.direct, details, outputs.pool, memory)
 
 
 def slow_outputs(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outputs:
@@ -93,7 +109,16 @@ def slow_outputs(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) ->
         for call, position in makers:
             results = watched.calls[call].results
             into.setdefault(call, list(results))[position] = memory.like(results[position])
-        return Outputs(lambda one: functools.partial(_redirected, one, into), "fast")
+        others = [call for index, call in enumerate(watched.calls) if index not in into]
+        return Outputs(
+            run=lambda operator: functools.partial(_redirected, operator, into),
+            workspaces="fast",
+            direct=(
+                None
+                if any(call.computes for call in others)
+                else functools.partial(_direct, into=into)
+            ),
+        )
     if rebuilt.device.type != "cuda":
         why = f"{', '.join(sorted(fixed))} writes only to memory that it allocates"
         raise Unmeasurable("not_available", f"The output cannot be in slow memory: {why}.")
@@ -104,6 +129,7 @@ def slow_outputs(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) ->
 class _WatchedCall(NamedTuple):
     func: Any
     writable: bool
+    computes: bool  # False: it makes views of its arguments, or only allocates memory
     results: list[torch.Tensor]  # references, so that no address is reused
 
 
@@ -113,9 +139,8 @@ class _Watching(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[_WatchedCall] = []
-        self.makers: dict[
-            int, tuple[int, int]
-        ] = {}  # storage -> index of the call, position in its results
+        # storage -> index of the call, position in its results
+        self.makers: dict[int, tuple[int, int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -123,10 +148,16 @@ class _Watching(TorchDispatchMode):
         writable = _writer(func, args, kwargs) is not None
         out = func(*args, **kwargs)
         results = list(tensors_in(out))
-        for position, tensor in enumerate(results):
-            if storage_key(tensor) not in argument_storages:
-                self.makers.setdefault(storage_key(tensor), (len(self.calls), position))
-        self.calls.append(_WatchedCall(func, writable, results))
+        created = [
+            position
+            for position, tensor in enumerate(results)
+            if storage_key(tensor) not in argument_storages
+        ]
+        for position in created:
+            self.makers.setdefault(storage_key(results[position]), (len(self.calls), position))
+        makes_views = bool(results) and not created and not func._schema.is_mutable
+        computes = not makes_views and func not in _ALLOCATING
+        self.calls.append(_WatchedCall(func, writable, computes, results))
         return out
 
 
@@ -138,6 +169,7 @@ class _Redirecting(TorchDispatchMode):
     def __init__(self, into: Mapping[int, Sequence[torch.Tensor]]) -> None:
         super().__init__()
         self._into, self._calls = into, itertools.count()
+        self.writes: list[Pass] = []  # the calls that were redirected, to be repeated
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -145,12 +177,27 @@ class _Redirecting(TorchDispatchMode):
             return func(*args, **kwargs)
         write = _writer(func, args, kwargs)
         assert write is not None, "a writer for this call was found when the call was recorded"
+        self.writes.append(functools.partial(write, results))
         return write(results)
 
 
 def _redirected(rebuilt: Rebuilt, into: Mapping[int, Sequence[torch.Tensor]]) -> object:
     with _Redirecting(into):
         return rebuilt.run()
+
+
+def _direct(rebuilt: Rebuilt, into: Mapping[int, Sequence[torch.Tensor]]) -> Pass:
+    """Return a pass that only calls the writers of the outputs. The other calls of the operator do
+    not compute. Their views stay valid: the tensors of `rebuilt` and `into` keep their memory."""
+    with _Redirecting(into) as redirecting:
+        output = rebuilt.run()
+
+    def run() -> object:
+        for write in redirecting.writes:
+            write()
+        return output
+
+    return run
 
 
 def _writer(func: Any, args: Any, kwargs: Any) -> Write | None:
@@ -168,6 +215,8 @@ def _writer(func: Any, args: Any, kwargs: Any) -> Write | None:
     overload, names = variant
     return lambda outs: overload(*args, **kwargs, **dict(zip(names, outs, strict=True)))
 
+
+_ALLOCATING = frozenset({_aten.empty.memory_format, _aten.empty_strided.default})
 
 #: Operators whose out-variants crash the process: torch 2.11 fails an assertion in
 #: pyobject_preservation.cpp.
@@ -291,9 +340,8 @@ class _Pool:
         kept = (take, give, allocator)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
         try:
-            self.pool = torch.cuda.MemPool(
-                allocator, no_split=True
-            )  # each request serves one tensor
+            # each request serves one tensor
+            self.pool = torch.cuda.MemPool(allocator, no_split=True)
         except TypeError:  # older torch
             self.pool = torch.cuda.MemPool(allocator)
 
@@ -311,9 +359,8 @@ class _Pool:
         return address
 
     def run(self, one: Pass) -> object:
-        if (
-            torch.cuda.is_current_stream_capturing()
-        ):  # the graph already allocates from `Outputs.pool`
+        # the graph already allocates from `Outputs.pool`
+        if torch.cuda.is_current_stream_capturing():
             return one()
         with torch.cuda.use_mem_pool(self.pool, self._device):
             return one()

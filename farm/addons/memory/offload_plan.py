@@ -45,9 +45,8 @@ class SlowCosts:
     """The time that each tensor of a step adds if it is in slow memory for its whole lifetime."""
 
     slow_us: Mapping[int, float]  # added time over all calls, by number of the tensor
-    read_us: Mapping[
-        int, float
-    ]  # the part of `slow_us` from readings; the rest is estimated from a bandwidth
+    # the part of `slow_us` from readings; the rest is estimated from a bandwidth
+    read_us: Mapping[int, float]
     bytes_per_s: float  # of the link
     source: str  # where the costs come from, as text
     # A check of the assumption that added times of tensors can be summed. Time of a tuple with no
@@ -68,9 +67,8 @@ class OffloadPlan:
 
     fast_bytes: int
     slow: frozenset[int]  # numbers of the slow tensors
-    moved: tuple[
-        tuple[int, int], ...
-    ]  # (tensor, index of the inactive period in which a fast tensor is slow)
+    # (tensor, index of the inactive period in which a fast tensor is slow)
+    moved: tuple[tuple[int, int], ...]
     time_us: float  # predicted for the step
     peak_bytes: int  # of fast memory
     # Bound of the solver: no plan adds less than (1 - gap) of this plan's added time. 0: this plan

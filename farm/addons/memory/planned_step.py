@@ -211,17 +211,15 @@ class PlannedStep:
         first.check_room(*sizes.values())
         hosts = {number: first.host_bytes(sizes[number]) for number in sizes.keys() - slow}
         self.movers = [Mover(move, hosts[move.tensor], self._device) for move in moves]
-        self._actions: dict[int, list[Callable[[], None]]] = defaultdict(
-            list
-        )  # by index of the call
+        # by index of the call
+        self._actions: dict[int, list[Callable[[], None]]] = defaultdict(list)
         for actions in zip(*(mover.actions() for mover in self.movers), strict=True):
             for index, action in actions:
                 self._actions[index].append(action)
         self.player = player.with_copies(slow, first.copied) if slow else player
         self._outputs: dict[int, Outputs] = {}  # by index of the call
-        self.stayed_fast: set[int] = (
-            set()
-        )  # planned slow tensors that had to stay in fast memory; after `replayed`
+        # planned slow tensors that had to stay in fast memory; after `replayed`
+        self.stayed_fast: set[int] = set()
         self._kept: list[Rebuilt] = []
 
     def time(self, window_s: float) -> Run:

@@ -39,13 +39,11 @@ class MeasuredSlow:
     """Readings with slow tensors, of one card model and one software."""
 
     card_model: str
-    added_us: Mapping[
-        tuple[str, str], float
-    ]  # (tuple id, placement) -> time that the placement adds to one call
+    # (tuple id, placement) -> time that the placement adds to one call
+    added_us: Mapping[tuple[str, str], float]
     fast_us: Mapping[str, float]  # tuple id -> time of one call with all tensors fast
-    rates: Mapping[
-        str, Sequence[float]
-    ]  # "operator tensor" -> bandwidths in bytes/s, with only this input slow
+    # "operator tensor" -> bandwidths in bytes/s, with only this input slow
+    rates: Mapping[str, Sequence[float]]
 
 
 def slow_costs(

@@ -28,10 +28,11 @@ from farm.training.tensor_lifetime import Life, PeriodInterval, allocated_peak_b
 from farm.types.card_kind import OfCardKind
 from farm.types.data_sheets import data_sheets, sheet_of
 from farm.types.details import Details
+from farm.types.fingerprint import median_fingerprint
 from farm.types.format import count_of, percent
 from farm.types.protocol import LARGEST_NUMBER, Protocol, Variant
 from farm.types.request import Request
-from farm.types.roofline import median_fingerprint, roofline_of
+from farm.types.roofline import roofline_of
 from farm.types.tuple import DTYPES, OperatorTuple
 from farm.verdict.corrections import cost_in_model
 from farm.verdict.model_readings import select_for_model
@@ -54,9 +55,8 @@ class CallTimes(OfCardKind):
 
     card: str  # the card's model, or part of it
     kind: str = "cuda"  # cuda or cpu
-    read_us: Mapping[str, float] = field(
-        default_factory=dict
-    )  # time of one call from a reading, by tuple id
+    # time of one call from a reading, by tuple id
+    read_us: Mapping[str, float] = field(default_factory=dict)
     readings: str = ""  # origin of `read_us`, as text; "" without readings
     job_id: str = ""  # of the job that measured the readings; "" if the user named no job
     # the measured peaks of the card; None if they are unknown
@@ -70,7 +70,7 @@ class CallTimes(OfCardKind):
         )
         dtype = next(floating, "float32")
         return roofline_of(self.kind, self.card, self.fingerprint, dtype=dtype).estimate_us(
-            cost.flops, cost.bytes
+            cost.flops, cost.bytes, spec.short_name
         )
 
 

@@ -124,9 +124,8 @@ class Wire:
 
     step_us: float  # without copies
     alone: tuple[Copied, ...]
-    beside: tuple[
-        Copied, ...
-    ]  # copies during the step; empty on a CPU, which copies between its calls
+    # copies during the step; empty on a CPU, which copies between its calls
+    beside: tuple[Copied, ...]
 
     @property
     def bytes_per_s(self) -> float:

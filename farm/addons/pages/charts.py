@@ -235,9 +235,8 @@ def modules(rows: Sequence[LayerRow], title: str) -> Chart | None:
         parents.append(above[-2] if row.depth else -1)
     children: dict[int, float] = defaultdict(float)
     for n in reversed(range(len(timed))):
-        values[n] = max(
-            values[n], children[n]
-        )  # plotly draws nothing if rounding makes a parent smaller
+        # plotly draws nothing if rounding makes a parent smaller
+        values[n] = max(values[n], children[n])
         children[parents[n]] += values[n]
     root, ids = title.partition(" ")[0], ["model", *map(str, range(1, len(timed)))]
     style = json.loads((Path(__file__).parent / "templates" / "modules.json").read_text("utf-8"))

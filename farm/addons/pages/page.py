@@ -27,9 +27,9 @@ from sqlmodel import Session, col, func, select
 from farm.addons.pages import charts, check_file
 from farm.errors import Unreadable, UsageError, needing
 from farm.errors.safe_text import printable
-from farm.report.breakdowns import OF_OWNERS, OwnerGroup, grouped
 from farm.report.history import HistoryRow
 from farm.report.layers import layers
+from farm.report.owners import OF_OWNERS, OwnerGroup, grouped
 from farm.report.report import Report, build, remarks
 from farm.report.schemes import SchemeComparison
 from farm.settings.shared_files import replacing_file
@@ -48,10 +48,10 @@ from farm.store.columns import (
 )
 from farm.store.database import by_key, fetch_values
 from farm.types import format
-from farm.types.fingerprint import sound_fingerprint
+from farm.types.fingerprint import median_fingerprint, sound_fingerprint
 from farm.types.protocol import Protocol
 from farm.types.request import Request
-from farm.types.roofline import Roofline, median_fingerprint
+from farm.types.roofline import Roofline
 from farm.types.tuple import dtype_of_call
 
 _STEP = "Name an .html file in a folder that you may write to."
@@ -433,7 +433,7 @@ def _cards(session: Session) -> list[Row]:
         first = next((card for card in cards if card.fingerprint), cards[0])
         row = {"model": model, "memory_bytes": first.memory_bytes, "driver": first.driver}
         row |= {"cards": len(cards), "readings": readings.get(model, 0)}
-        peaks = median_fingerprint(sound_fingerprint(card.fingerprint) for card in cards)
+        peaks = median_fingerprint(card.fingerprint for card in cards)
         rows.append(row | {name: peaks.get(name) for name in _PEAKS})
     return rows
 
@@ -465,8 +465,7 @@ def _side_by_side(models: Sequence[ModelPage]) -> Row:
                 "on": {},
             }
             on = rows.setdefault((report.title, protocol), new)["on"]
-            on.setdefault(
-                report.cards[0].model, (verdict.time, verdict.energy)
-            )  # the newest job is the first
+            # the newest job is the first
+            on.setdefault(report.cards[0].model, (verdict.time, verdict.energy))
     numbers = Counter(card for row in rows.values() for card in sorted(row["on"]))
     return {"cards": [card for card, _ in numbers.most_common()], "rows": list(rows.values())}

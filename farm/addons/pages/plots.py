@@ -21,11 +21,12 @@ from farm.types.reading import Trace
 _NEAR_S = 0.02  # a change of the energy counter belongs to a window if it is not farther from it
 _FEW_TICKS = 12  # a logarithmic axis with at most this many values has a tick at each value
 _FORMATS = "Name a .png, .svg or .pdf file."
+# legend right of the chart
 _OUTSIDE = {
     "loc": "center left",
     "bbox_to_anchor": (1.01, 0.5),
     "frameon": False,
-}  # legend right of the chart
+}
 _PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("W", ("power_instant_w", "power_average_w", "energy_mj")),
     ("MHz", ("sm_clock_mhz", "memory_clock_mhz")),

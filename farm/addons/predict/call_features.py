@@ -52,9 +52,8 @@ class CallDescription:
     m: int | None
     n: int | None
     k: int | None
-    products: (
-        int | None
-    )  # number of matrix products: groups of a convolution, heads of an attention
+    # number of matrix products: groups of a convolution, heads of an attention
+    products: int | None
     tiles: int
     waves: float  # tiles over the card's multiprocessors
     wave_share_64x64: (
@@ -282,9 +281,8 @@ def _bytes_touched(short_name: str, spec: Mapping[str, Any], bytes_moved: int) -
     if name in ("index_copy", "index_fill", "scatter") and len(tensors) > 1:
         return min(bytes_moved, 2 * sum(map(_bytes, tensors[1:])))
     if name in ("nll_loss_forward", "nll_loss2d_forward") and len(tensors) > 1:
-        return min(
-            bytes_moved, 40 * elements_of(tensors[1])
-        )  # one value, thus one sector, of each row
+        # one value, thus one sector, of each row
+        return min(bytes_moved, 40 * elements_of(tensors[1]))
     return bytes_moved
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli import output
-from cli.options import SPLIT, AsJson, Declared, sizes
+from cli.options import NOT_PLAIN, AsJson, Declared, sizes
 from cli.output import answer, emit, emit_json, say, show
 from farm.errors import UsageError, writing_to
 
@@ -147,7 +147,7 @@ def plan(
     models: list[str],
     *,
     batch: str | None = None,
-    given: Annotated[dict[str, Any], Declared(without=("compile", *SPLIT))],
+    given: Annotated[dict[str, Any], Declared(without=NOT_PLAIN)],
     tuples: int = 60,
     readings: Readings,
     out: Path | None = None,

@@ -163,23 +163,23 @@ class CompiledPredictor:
     def method(self) -> int:
         return self.operators.method
 
-    def predict(self, wanted: Sequence[NeededTuple], model: Sequence[NeededTuple]) -> Predictions:
+    def predict(self, tuples: Sequence[NeededTuple], model: Sequence[NeededTuple]) -> Predictions:
         """See `StoredPredictor.predict`."""
-        of_libraries = [entry for entry in wanted if not is_kernel(entry)]
+        of_libraries = [entry for entry in tuples if not is_kernel(entry)]
         libraries = self._libraries(
             of_libraries, [entry for entry in model if not is_kernel(entry)]
         )
-        kernels = [entry for entry in wanted if is_kernel(entry)]
+        kernels = [entry for entry in tuples if is_kernel(entry)]
         costs = [self._kernel(entry) for entry in kernels]
 
         of_library = iter(libraries.calls)
         of_kernel = iter(costs)
-        calls = [next(of_kernel if is_kernel(entry) else of_library) for entry in wanted]
+        calls = [next(of_kernel if is_kernel(entry) else of_library) for entry in tuples]
         parts = [*([libraries.total] if of_libraries else []), *self._sums(kernels, costs)]
         time_us = sum_of([part.time_us for part in parts])
         assert time_us is not None
         widths = [
-            _width_us(call) * entry.all_calls for call, entry in zip(calls, wanted, strict=True)
+            _width_us(call) * entry.all_calls for call, entry in zip(calls, tuples, strict=True)
         ]
         return Predictions(
             calls=tuple(calls),
@@ -190,16 +190,16 @@ class CompiledPredictor:
         )
 
     def _libraries(
-        self, wanted: Sequence[NeededTuple], model: Sequence[NeededTuple]
+        self, tuples: Sequence[NeededTuple], model: Sequence[NeededTuple]
     ) -> Predictions:
-        predicted = self.operators.predict(wanted, model)
+        predicted = self.operators.predict(tuples, model)
         calls = [
             self._in_compiled(call, library_group(entry))
-            for call, entry in zip(predicted.calls, wanted, strict=True)
+            for call, entry in zip(predicted.calls, tuples, strict=True)
         ]
         total = predicted.total
-        before = _sums_of(predicted.calls, wanted)
-        after = _sums_of(calls, wanted)
+        before = _sums_of(predicted.calls, tuples)
+        after = _sums_of(calls, tuples)
         time_us = total.time_us.times(after[0] / before[0] if before[0] else 1.0)
         energy_mj = total.energy_mj and total.energy_mj.times(
             after[1] / before[1] if before[1] else 1.0
@@ -251,9 +251,9 @@ def _width_us(call: CallPrediction) -> float:
     return 0.0 if low is None or high is None else high - low
 
 
-def _sums_of(calls: Sequence[CallPrediction], wanted: Sequence[NeededTuple]) -> tuple[float, float]:
+def _sums_of(calls: Sequence[CallPrediction], tuples: Sequence[NeededTuple]) -> tuple[float, float]:
     """The time and the energy of all calls."""
-    pairs = list(zip(calls, wanted, strict=True))
+    pairs = list(zip(calls, tuples, strict=True))
     time_us = math.fsum(call.time_us.value * entry.all_calls for call, entry in pairs)
     energies = (entry.all_calls * call.energy_mj.value for call, entry in pairs if call.energy_mj)
     return time_us, math.fsum(energies)

@@ -29,6 +29,7 @@ from farm.store.columns import (
     CALL,
     CAPTURE,
     CARD,
+    GENERATE_KERNELS,
     OF_TUPLES,
     OF_WHOLES,
     OPERATOR,
@@ -159,10 +160,11 @@ def stored_card_model(session: Session, model: str) -> CardModel:
     """Build a card model from the fingerprints of its cards in the database and from its data
     sheet.
     """
-    # Cards that measured only compiled models do not change the peaks: their readings are not used.
-    compiled = sqlalchemy.select(VARIANT.id).where(VARIANT.compile != "")
+    # Cards that measured only generated kernels do not change the peaks: their readings are not
+    # used.
+    generating = sqlalchemy.select(VARIANT.id).where(GENERATE_KERNELS)
     copied = sqlalchemy.select(PROTOCOL.id).where(PROTOCOL.spec["data"].as_string() == "copied")
-    used = sqlalchemy.select(READING.card_id).where(READING.subject_id.not_in(compiled))
+    used = sqlalchemy.select(READING.card_id).where(READING.subject_id.not_in(generating))
     used = used.where(READING.protocol_id.not_in(copied))
     fingerprints = sqlalchemy.select(CARD.kind, CARD.fingerprint).where(CARD.model == model)
     cards = (
@@ -204,8 +206,7 @@ def datasets(
     for row in sound_readings(session, model, _COLUMNS, *chosen):
         conditions = conditions_of(row.method, row.software_id, row.protocol_id)
         data = protocols[row.protocol_id]["data"]
-        # Predictions cover fast memory only; the values of data that was copied from a compiled
-        # model are unknown.
+        # Predictions cover fast memory only; the values of copied data are unknown.
         if row.time_us > 0 and not conditions.protocol.slow_tensors and data != "copied":
             newest[conditions][row.subject_id, data] = row
     keys = itertools.chain.from_iterable(newest.values())
@@ -318,7 +319,7 @@ def measured_models(
     chosen = {row.variant_id: row.id for row in reversed(captures)}
     models = []
     for row in session.execute(
-        sqlalchemy.select(*VARIANT).where(VARIANT.id.in_(list(chosen)), VARIANT.compile == "")
+        sqlalchemy.select(*VARIANT).where(VARIANT.id.in_(list(chosen)), ~GENERATE_KERNELS)
     ):
         variant = stored_variant(row._asdict())
         numbers = Counter(

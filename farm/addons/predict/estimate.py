@@ -10,20 +10,20 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from farm.addons.predict.stored_predictor import CallPrediction, PredictedCost, PredictedValue
-from farm.addons.predict.token_floor import TokenFloor
 from farm.errors import UsageError
 from farm.requests.memory import MemoryNeed
 from farm.types.fields import figure_json
 from farm.types.figure import Figure, PassCost, value_of
 from farm.types.format import ENERGY, TIME, quantity
 from farm.types.protocol import Protocol, Software, Variant
+from farm.types.tuple import NeededTuple
 from farm.verdict.expectation import Quantity, expected_whole
 from farm.verdict.figures import PerToken
+from farm.verdict.token_floor import TokenFloor, implementation_of
 
 LEVEL, PREDICTED_LEVEL = 0.95, 0.90  # levels of the intervals of readings and of predictions
-_NARROWER = (
-    1.645 / 1.960
-)  # factor: half-width of a 95 % interval -> half-width of the 90 % interval
+# factor: half-width of a 95 % interval -> half-width of the 90 % interval
+_NARROWER = 1.645 / 1.960
 _UNITS = {"time": "us", "energy": "mj"}
 #: Fields that the JSON leaves out, or has in another form.
 _OTHER_JSON = frozenset(
@@ -33,7 +33,6 @@ _OTHER_JSON = frozenset(
         "ranks",
         "predicted",
         "total",
-        "specs",
         "measured",
         "oldest_age_s",
         "gain",
@@ -47,13 +46,9 @@ SECONDS_A_TUPLE = 1.4
 class MissingTuple:
     """A tuple without a reading."""
 
-    operator_id: str
-    operator: str
-    label: str
-    calls: int
+    needed: NeededTuple
     share: float  # of the model's estimated cost
     predicted: CallPrediction | None = None  # the cost of one call; None without a predictor
-    mismatch: str = ""  # why it cannot be measured alone as the model runs it
 
     @property
     def predicted_us(self) -> float | None:
@@ -63,7 +58,7 @@ class MissingTuple:
     @property
     def all_calls_us(self) -> float:
         """The predicted time of all calls; 0 without a predictor."""
-        return self.calls * (self.predicted_us or 0.0)
+        return self.needed.all_calls * (self.predicted_us or 0.0)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON with units in the key names. The ends of the interval are those of 90 %."""
@@ -78,14 +73,14 @@ class MissingTuple:
             }
             marks = {"known": self.predicted.known, "far": self.predicted.far}
         return {
-            "operator_id": self.operator_id,
-            "operator": self.operator,
-            "label": self.label,
-            "calls": self.calls,
+            "operator_id": self.needed.operator_id,
+            "operator": self.needed.short_name,
+            "label": self.needed.label,
+            "calls": self.needed.all_calls,
             "share": self.share,
             **predicted,
             **marks,
-            "mismatch": self.mismatch,
+            "mismatch": self.needed.mismatch,
         }
 
 
@@ -157,7 +152,6 @@ class Estimate:
     origins: Mapping[str, int]  # farm ("": this farm) -> number of readings
     oldest_at_s: float | None
     notes: tuple[str, ...]
-    specs: Mapping[str, Any]  # tuple id -> description of a missing tuple; not in the JSON
     measured: Mapping[str, PassCost]  # tuple id -> cost of one call alone; not in the JSON
     predictor: str = ""
     predicted: PredictedCost | None = None  # of the missing tuples, if there is a predictor
@@ -275,14 +269,14 @@ class Estimate:
         }
 
     @property
+    def missing_by_id(self) -> dict[str, MissingTuple]:
+        """Tuple id -> the tuple without a reading, largest share first."""
+        return {entry.needed.operator_id: entry for entry in self.missing}
+
+    @property
     def implementation(self) -> str:
         """Which implementation tokens per second are of; "" for a model without tokens."""
-        if not self.per_token.tokens:
-            return ""
-        if self.variant.compile:
-            return "the kernels of torch.compile"
-        cache = ", with a static cache" if self.variant.phase == "decode" else ""
-        return f"PyTorch's operators one by one, as the model's library calls them{cache}"
+        return implementation_of(self.variant)
 
     @property
     def per_token(self) -> PerToken:
@@ -294,12 +288,12 @@ class Estimate:
     def to_measure(self, most: int | None = None, seconds: float | None = None) -> tuple[str, ...]:
         """Return ids of missing tuples to measure first, at least one: in the order of `narrowing`,
         or of cost if that is empty. ``seconds``: card time to spend. Raises `UsageError` if every
-        tuple has a reading, or the model is compiled or split over cards."""
+        tuple has a reading, or the model generates kernels or is split over cards."""
         if self.variant.cards > 1:
             raise UsageError(
                 "--measure and --budget measure on one card.", "Omit them, and measure the model."
             )
-        if self.variant.compile:
+        if self.variant.generates_kernels:
             raise UsageError(
                 "Generated kernels are measured with their model only.",
                 "Omit --measure and --budget.",
@@ -307,9 +301,8 @@ class Estimate:
         if not self.missing:
             text = "All tuples of the model have readings, so there is nothing left to measure."
             raise UsageError(text, "Omit --measure.")
-        unlike = {entry.operator_id for entry in self.missing if entry.mismatch}
-        order = self.narrowing or tuple(entry.operator_id for entry in self.missing)
-        order = tuple(operator_id for operator_id in order if operator_id not in unlike)
+        missing = self.missing_by_id
+        order = tuple(id_ for id_ in self.narrowing or missing if not missing[id_].needed.mismatch)
         if not order:
             text = "The tuples without a reading cannot be measured alone as the model runs them."
             raise UsageError(text, "Omit --measure and --budget, and measure the whole model.")

@@ -255,13 +255,14 @@ def _measure(found: Estimate, query: EstimateQuery, options: EstimateOptions) ->
             "most useful tuples.",
         )
     chosen = found.to_measure(options.measure, options.budget)
-    labels = {entry.operator_id: entry.label for entry in found.missing}
+    missing = [found.missing_by_id[id_].needed for id_ in chosen]
     with output.writable_database() as database:
         say(
             f"Measuring {len(chosen)} tuples on {cards[0]}: "
-            f"{', '.join(labels[id_] for id_ in chosen[:3])} ..."
+            f"{', '.join(needed.label for needed in missing[:3])} ..."
         )
-        specs, protocol = [found.specs[id_] for id_ in chosen], query.protocol(cards[0].kind)
+        specs = [needed.spec for needed in missing]
+        protocol = query.protocol(cards[0].kind)
         measure_tuples(specs, database=database, card=cards[0].id, protocol=protocol)
         if import_packaged(database, found, query):
             say("Also imported the packaged readings into your database, as `farm import` does.")

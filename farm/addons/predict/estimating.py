@@ -35,7 +35,6 @@ from farm.addons.predict.stored_predictor import (
     PredictedValue,
     Predictor,
 )
-from farm.addons.predict.token_floor import token_floor
 from farm.errors import FarmError, NoReadings
 from farm.exchange.packaged import packaged_database
 from farm.requests.memory import MemoryNeed, memory_need
@@ -53,6 +52,7 @@ from farm.types.request import Request
 from farm.types.roofline import Roofline
 from farm.types.tuple import NeededTuple
 from farm.verdict.model_readings import SelectedReadings, left_out, protocols_like, select_for_model
+from farm.verdict.token_floor import has_floor, token_floor
 
 
 def estimate(
@@ -87,21 +87,8 @@ def estimate(
     if needed is None:
         needed = _tuples_of(session, variant, device_type_of(kind), protocol.launch, card_model)
     model = _ModelOnCard(session, variant, card_model, kind, protocol, roofline, needed)
-    selected = model.selected(torch)
-    doubtful = model.doubtful(selected)
-    if selected:
-        software = stored_software(session, selected.software_id)
-    elif predictor and predictor.software and predictor.software.torch.startswith(torch):
-        software = predictor.software
-        selected = SelectedReadings.none(needed, predictor.method, software.id, roofline)
-    else:
-        reasons = [unfilled]
-        if doubtful:
-            reasons.append(f"Left out: {doubtful}")
-        reasons += [note.removesuffix(".") for note in notes]
-        raise model.no_readings(torch, ". ".join(reasons))
-
-    result = model.from_readings(selected, software, doubtful)
+    selected, software = model.chosen(torch, predictor, (unfilled, *notes))
+    result = model.from_readings(selected, software)
     if result.missing:
         result = replace(result, notes=(*notes, *result.notes))
     if predictor:
@@ -153,7 +140,9 @@ class _ModelOnCard:
     def weight(self) -> dict[str, float]:
         """Tuple id -> the estimated cost of all its calls. Unit: µs."""
         return {
-            needed.operator_id: self.roofline.estimate_us(needed.flops, needed.bytes_moved)
+            needed.operator_id: self.roofline.estimate_us(
+                needed.flops, needed.bytes_moved, needed.short_name
+            )
             * needed.all_calls
             for needed in self.needed
         }
@@ -207,10 +196,32 @@ class _ModelOnCard:
         except FarmError:
             return None
 
-    def from_readings(
-        self, selected: SelectedReadings, software: Software, doubtful: str
-    ) -> Estimate:
-        """The estimate from the readings alone. `doubtful`: see the method of this name."""
+    def chosen(
+        self, torch: str, predictor: Predictor | None, why: Sequence[str]
+    ) -> tuple[SelectedReadings, Software]:
+        """The readings to add up, and their software. If there are none, that of the predictor.
+
+        Args:
+            torch, predictor: see `estimate`.
+            why: the reasons for `NoReadings`, the first one why there is no predictor.
+
+        Raises:
+            NoReadings: there is neither a reading nor a predictor.
+        """
+        selected = self.selected(torch)
+        if selected:
+            return selected, stored_software(self.session, selected.software_id)
+        if predictor and predictor.software and predictor.software.torch.startswith(torch):
+            software = predictor.software
+            none = SelectedReadings.none(self.needed, predictor.method, software.id, self.roofline)
+            return none, software
+        doubtful = self.doubtful(None)
+        reasons = [why[0], f"Left out: {doubtful}" if doubtful else "", *why[1:]]
+        sentences = [reason.removesuffix(".") for reason in reasons if reason]
+        raise self.no_readings(torch, ". ".join(sentences))
+
+    def from_readings(self, selected: SelectedReadings, software: Software) -> Estimate:
+        """The estimate from the readings alone."""
         result = sum_of_readings(selected, self.protocol.launch)
         verdict, missing = result.verdict, self._missing(selected)
         readings = _readings_of(selected)
@@ -241,7 +252,7 @@ class _ModelOnCard:
             coverage=covered / math.fsum(self.weight.values()),
             readings=result.cost,
             whole=whole,
-            missing=tuple(sorted(missing, key=lambda entry: (-entry.share, entry.label))),
+            missing=tuple(sorted(missing, key=lambda entry: (-entry.share, entry.needed.label))),
             measuring_rest_s=len(missing) * seconds_a_tuple,
             other_data_calls=selected.other_data_calls,
             flags=_flags_of(readings),
@@ -249,11 +260,6 @@ class _ModelOnCard:
             oldest_at_s=oldest_at_s,
             oldest_age_s=age_s,
             notes=(*result.notes, *_notes_of(selected, missing)),
-            specs={
-                needed.operator_id: needed.spec
-                for needed in self.needed
-                if needed.operator_id not in selected.rows
-            },
             communication_us=verdict.collectives_alone_us or collectives_us,
             exposed_us=exposed_us,
             measured={
@@ -261,20 +267,13 @@ class _ModelOnCard:
                 for id_, rows in selected.rows.items()
             },
             memory=self._memory(),
-            left_out=doubtful,
+            left_out=self.doubtful(selected),
         )
 
     def _missing(self, selected: SelectedReadings) -> list[MissingTuple]:
         total = math.fsum(self.weight.values())
         return [
-            MissingTuple(
-                needed.operator_id,
-                needed.short_name,
-                needed.label,
-                needed.all_calls,
-                share=self.weight[needed.operator_id] / total,
-                mismatch=needed.mismatch,
-            )
+            MissingTuple(needed, self.weight[needed.operator_id] / total)
             for needed in self.needed
             if needed.operator_id not in selected.rows
         ]
@@ -282,9 +281,7 @@ class _ModelOnCard:
     def _collectives(self, result: Estimate) -> tuple[dict[str, CallPrediction], list[str]]:
         """Predict the collectives without a reading. Return tuple id -> prediction, and notes."""
         missing = [
-            needed
-            for needed in self.needed
-            if needed.operator_id in result.specs and needed.short_name in COLLECTIVES
+            entry.needed for entry in result.missing if entry.needed.short_name in COLLECTIVES
         ]
         if not missing:
             return {}, []
@@ -299,7 +296,8 @@ class _ModelOnCard:
         """Return the estimate with predictions for the missing tuples."""
         of_collectives, notes_of_collectives = self._collectives(result)
         operators = [needed for needed in self.needed if needed.short_name not in COLLECTIVES]
-        missing = [needed for needed in operators if needed.operator_id in result.specs]
+        unread = result.missing_by_id
+        missing = [needed for needed in operators if needed.operator_id in unread]
         predicted = predictor.predict(missing, operators)
         predicted = above_floor(predicted, missing, self.card_model, tf32=self.protocol.tf32)
 
@@ -313,12 +311,13 @@ class _ModelOnCard:
         energy = predicted.total.energy_mj if missing else nothing
         times, energies = [predicted.total.time_us], [energy and energy.times(cards)]
         for entry in result.missing:
-            if collective := of_collectives.get(entry.operator_id):
+            if collective := of_collectives.get(entry.needed.operator_id):
                 of_call = collective.time_us
                 if predictor.software is None:  # a lower bound, as of the operators
                     of_call = PredictedValue(of_call.low or 0.0)
-                times.append(of_call.times(entry.calls))
-                energies.append(collective.energy_mj and collective.energy_mj.times(entry.calls))
+                number = entry.needed.all_calls
+                times.append(of_call.times(number))
+                energies.append(collective.energy_mj and collective.energy_mj.times(number))
         time, energy = sum_of(times), sum_of(energies)
         assert time is not None
 
@@ -346,7 +345,8 @@ class _ModelOnCard:
                 *of_collectives,
             ),
             missing=tuple(
-                replace(entry, predicted=calls[entry.operator_id]) for entry in result.missing
+                replace(entry, predicted=calls[operator_id])
+                for operator_id, entry in unread.items()
             ),
             transfer=transfer,
             communication_us=result.communication_us + math.fsum(time.value for time in times[1:]),
@@ -368,7 +368,7 @@ class _ModelOnCard:
 
         ratios, source = effects
         loops_us = {
-            entry.operator_id: entry.predicted_us
+            entry.needed.operator_id: entry.predicted_us
             for entry in result.missing
             if entry.predicted_us is not None
         }
@@ -388,13 +388,12 @@ class _ModelOnCard:
 
     def with_floor(self, result: Estimate) -> Estimate:
         """Return the estimate of a decode with the least time of its weights and cache."""
-        variant = self.variant
-        if variant.phase != "decode" or variant.compile or variant.cards > 1:
+        if not has_floor(self.variant):
             return result
         times_us = {id_: cost.time_us.value for id_, cost in result.measured.items()}
         for entry in result.missing:
             if entry.predicted_us is not None:
-                times_us[entry.operator_id] = entry.predicted_us
+                times_us[entry.needed.operator_id] = entry.predicted_us
         return replace(result, floor=token_floor(self.needed, times_us, self.roofline))
 
     def with_routing(self, result: Estimate) -> Estimate:
@@ -406,7 +405,7 @@ class _ModelOnCard:
                 times_us[needed.operator_id] = time_us.value * needed.all_calls
         for entry in result.missing:
             if entry.predicted_us is not None:
-                times_us[entry.operator_id] = entry.all_calls_us
+                times_us[entry.needed.operator_id] = entry.all_calls_us
         note = routing_note(self.needed, times_us)
         return replace(result, notes=(note, *result.notes)) if note else result
 
@@ -432,9 +431,9 @@ def _notes_of(selected: SelectedReadings, missing: Sequence[MissingTuple]) -> It
         others = f"{selected.other_sets} other {plural('version', selected.other_sets)}"
         yield f"Readings with {others} of the method or the software exist. They were not mixed in."
     for entry in missing:
-        if entry.mismatch:
+        if entry.needed.mismatch:
             share = f"{percent(entry.share)} of the estimated cost"
-            yield f"{entry.label} ({share}) has no reading: {entry.mismatch}."
+            yield f"{entry.needed.label} ({share}) has no reading: {entry.needed.mismatch}."
 
 
 def _is_of_other_software(predictor: Predictor, software: Software) -> bool:

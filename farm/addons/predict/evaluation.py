@@ -426,10 +426,12 @@ def evaluate_fitted(
 def fit(
     spec: PredictorSpec, data: Dataset, models: Sequence[MeasuredModel], say: Say = lambda _: None
 ) -> StoredPredictor:
-    """Learn from all readings, and calibrate the intervals by leaving families out. Raises
-    `UsageError` if there are too few readings or families, or scikit-learn is not installed."""
-    predictions = leave_families_out(spec, data, models, say)
+    """Learn from all readings, and calibrate the intervals by leaving families out, with the length
+    scales of all readings. Raises `UsageError` if there are too few readings or families, or
+    scikit-learn is not installed."""
+    fitted = spec.fit(data)
     say(f"{spec.name}: fitted with all {len(data)} tuples")
+    predictions = leave_families_out(spec.like(fitted), data, models, say)
     return StoredPredictor.of(
-        data, spec.fit(data), Calibration.of(predictions.errors(data), predictions.sum_errors())
+        data, fitted, Calibration.of(predictions.errors(data), predictions.sum_errors())
     )

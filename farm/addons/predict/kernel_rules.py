@@ -96,11 +96,13 @@ def _plan(
     if family.startswith("convolution") and products is not None and products.n == 1:
         return _depthwise_plan(type_name, basic, products)
     if type_name == "convolution_backward":
-        return replace(basic, coarse=True)
+        return _convolution_backward_plan(spec, basic, products)
     if type_name == "convolution" and products is not None:
         return _convolution_plan(short_name, spec, basic, products)
     if family == "product":
         return _product_plan(short_name, tensors, basic, products)
+    if type_name in ("native_batch_norm", "native_batch_norm_backward"):
+        return replace(basic, bytes_moved=_bytes_as_float32(basic))
     if family.startswith("batch norm") and type_name.startswith("cudnn"):
         # One block for each channel computes its statistics and then applies them.
         return replace(basic, serial_bytes=basic.bytes_moved / max(1, tensors[0]["shape"][1]))
@@ -158,11 +160,40 @@ def _depthwise_plan(type_name: str, basic: KernelPlan, products: Products) -> Ke
     if products.count <= 2:  # one output channel of all inputs; its backward has two products
         return basic
     if type_name == "convolution_backward":
-        return replace(basic, bytes_moved=basic.bytes_moved * max(1, products.k))
+        moved = _bytes_as_float32(basic)
+        return replace(basic, bytes_moved=moved * max(1, products.k))
     kernel_elements = products.k + _FITTED.depthwise_extra
     added = 2 * products.m * products.count * kernel_elements * _FITTED.depthwise_times
     flops = added * DTYPES[basic.dtype][0] / 4
     return replace(basic, dtype="float32", flops=flops, tensor_cores=False)
+
+
+def _bytes_as_float32(basic: KernelPlan) -> float:
+    """The moved bytes of a kernel whose time follows from its number of elements: one of half
+    precision is as slow as one of float32.
+    """
+    return basic.bytes_moved * max(1.0, 4 / DTYPES[basic.dtype][0])
+
+
+def _convolution_backward_plan(
+    spec: Mapping[str, Any], basic: KernelPlan, products: Products | None
+) -> KernelPlan:
+    """In half precision, images and their gradients are copied to channels last for the gradient of
+    the weight, and for the gradient of the image, unless windows are single pixels.
+    """
+    plan = replace(basic, coarse=True)
+    if DTYPES[basic.dtype][0] != 2 or products is None:
+        return plan
+    passed = (spec["tensors"][position] for position in tensor_references(spec["arguments"][:3]))
+    gradient, image, weight = passed
+    of_image, of_weight, _ = plain(spec["arguments"][10])
+    before = kernels = 0.0
+    copied = elements_of(gradient) + elements_of(image)
+    if of_weight:
+        before, kernels = _FITTED.reordered_singles * copied, 3
+    if of_image and math.prod(weight["shape"][2:]) > 1:
+        before, kernels = before + _FITTED.reordered_singles * copied, kernels + 3
+    return replace(plan, before=before, launches=1 + kernels)
 
 
 def _convolution_plan(
@@ -305,6 +336,8 @@ def products_of(short_name: str, spec: Mapping[str, Any]) -> Products | None:
     products, name = matrix_product(short_name, spec), operator_type(short_name)
     try:
         shapes = shapes_passed(spec)
+        if short_name == "einsum":
+            return _of_equation(plain(spec["arguments"][0]), shapes)
         if products and products.n and products.k:
             if short_name == "matmul" and [len(shape) > 2 for shape in shapes] == [True, False]:
                 rows = math.prod(shapes[0][:-1])  # all rows by one matrix
@@ -320,15 +353,39 @@ def products_of(short_name: str, spec: Mapping[str, Any]) -> Products | None:
         if name == "convolution":  # a function, which is given its weight
             output = _function_output(shapes, spec)
             return _by_weight(shapes[0], shapes[1], output, _number(spec, 6, "groups", 1))
-        if name in ("linear", "_scaled_mm"):
-            n = shapes[1][0 if name == "linear" else 1]
+        if short_name in ("linear", "_scaled_mm"):
+            n = shapes[1][0 if short_name == "linear" else 1]
             return Products(math.prod(shapes[0][:-1]), n, shapes[0][-1])
+        if short_name == "mv":
+            return Products(shapes[0][0], 1, shapes[0][1])
         if "scaled_dot_product" in name:
             query, key = shapes[:2] if "backward" not in name else shapes[1:3]
             return Products(query[-2], key[-2], query[-1], math.prod(query[:-2]))
     except (KeyError, TypeError, ValueError, IndexError):
         pass  # no rule knows this call
     return None
+
+
+def _of_equation(equation: str, shapes: Sequence[Sequence[int]]) -> Products | None:
+    """The products of an einsum of two tensors, such as ``ibnd,jbnd->bnij``; None for another
+    number of tensors, an ellipsis or an implicit result.
+    """
+    inputs, arrow, result = equation.replace(" ", "").partition("->")
+    names = inputs.split(",")
+    if len(names) != 2 or len(shapes) != 2 or not arrow or "." in equation:
+        return None
+    size_of = dict(zip("".join(names), itertools.chain(*shapes), strict=True))
+    left, right, kept = map(set, (*names, result))
+    sizes = [
+        math.prod(size_of[name] for name in dimensions)
+        for dimensions in (
+            (left - right) & kept,
+            (right - left) & kept,
+            (left | right) - kept,
+            left & right & kept,
+        )
+    ]
+    return Products(*sizes)
 
 
 def _of_module(name: str, first: Sequence[int], given: Mapping[str, Any]) -> Products:
@@ -472,8 +529,7 @@ def _flattened(
     """`KernelPlan.before` of a product whose factors must be copied first, and the number of these
     kernels.
     """
-    name = operator_type(short_name)
-    if name == "matmul":
+    if short_name == "matmul":
         apart = []  # tensors whose batch dimensions cannot be merged into one
         for tensor in tensors:
             strides, shape = _strides(tensor), tensor["shape"]
@@ -487,7 +543,9 @@ def _flattened(
                 apart.append(tensor)
         return sum(map(_singles, apart)), len(apart)
     features = max(tensors, key=lambda one: len(one["shape"]), default=None)
-    if name != "linear" or features is None or len(features["shape"]) < 3 or _contiguous(features):
+    if short_name.lower() != "linear" or features is None or len(features["shape"]) < 3:
+        return 0.0, 0
+    if _contiguous(features):
         return 0.0, 0
     bias = products.m * products.n if products is not None else 0  # it is added last
     return _singles(features) + bias, 2

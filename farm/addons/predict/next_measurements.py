@@ -25,7 +25,7 @@ from farm.errors import FarmError
 from farm.subjects.sweep import RECIPES
 from farm.types.protocol import Variant
 from farm.types.request import Sweep
-from farm.types.tuple import plain, shapes_passed
+from farm.types.tuple import NeededTuple, plain, shapes_passed
 
 SIMILAR = 0.5  # the factor on a tuple that is similar to a chosen one
 LEAST_FAR = 0.01  # share of the uncertainty from which a tuple far from all readings comes first
@@ -42,9 +42,9 @@ class ProposedMeasurement:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "operator_id": self.entry.operator_id,
-            "operator": self.entry.operator,
-            "label": self.entry.label,
+            "operator_id": self.entry.needed.operator_id,
+            "operator": self.entry.needed.short_name,
+            "label": self.entry.needed.label,
             "predicted_us": self.entry.predicted_us,
             "far": _is_far(self.entry),
             "gain": self.gain,
@@ -91,10 +91,9 @@ def plan(estimates: Sequence[Estimate], most: int) -> MeasurementPlan:
             time = entry.predicted.time_us if entry.predicted else None
             if time and time.value and time.high and total_us:
                 width = math.log(time.high / time.value)
-                gains[entry.operator_id] += (
-                    entry.calls * time.value * width / total_us / len(estimates)
-                )
-                missing_of[entry.operator_id].append((estimate, entry))
+                operator_id, calls = entry.needed.operator_id, entry.needed.all_calls
+                gains[operator_id] += calls * time.value * width / total_us / len(estimates)
+                missing_of[operator_id].append((estimate, entry))
     uncertain, left = math.fsum(gains.values()), dict(gains)
     far = {
         id_
@@ -104,14 +103,15 @@ def plan(estimates: Sequence[Estimate], most: int) -> MeasurementPlan:
     chosen: list[ProposedMeasurement] = []
     while left and len(chosen) < most:
         best = max(left, key=lambda id_: (id_ in far, left[id_], id_))
-        estimate_of_best, entry = missing_of[best][-1]
+        _, entry = missing_of[best][-1]
         titles = tuple(str(estimate.variant) for estimate, _ in missing_of[best])
-        sweep = _sweep_of(entry.operator, estimate_of_best.specs[best], best)
+        sweep = _sweep_of(entry.needed)
         chosen.append(ProposedMeasurement(entry, left.pop(best), titles, sweep))
         for id_ in left:
             other = missing_of[id_][-1][1]
             times = (other.predicted_us or 0.0) / (entry.predicted_us or 1.0)
-            left[id_] *= SIMILAR if other.operator == entry.operator and 0.5 <= times <= 2 else 1
+            if other.needed.short_name == entry.needed.short_name and 0.5 <= times <= 2:
+                left[id_] *= SIMILAR
     each_s = [
         estimate.measuring_rest_s / len(estimate.missing)
         for estimate in estimates
@@ -122,9 +122,10 @@ def plan(estimates: Sequence[Estimate], most: int) -> MeasurementPlan:
     return MeasurementPlan(tuple(chosen), uncertain, seconds, _file(chosen, variants))
 
 
-def _sweep_of(operator: str, spec: Mapping[str, Any], operator_id: str) -> Sweep | None:
+def _sweep_of(needed: NeededTuple) -> Sweep | None:
     """Return a sweep with one combination that creates exactly this tuple, or None."""
-    grid = _grid(operator, spec) if operator in RECIPES else None
+    operator = needed.short_name
+    grid = _grid(operator, needed.spec) if operator in RECIPES else None
     if grid is None:
         return None
     from farm.operators.sweep_builder import Expansion
@@ -132,7 +133,7 @@ def _sweep_of(operator: str, spec: Mapping[str, Any], operator_id: str) -> Sweep
     sweep = Sweep(operator, {name: (value,) for name, value in grid.items()})
     with contextlib.suppress(FarmError, ValueError, TypeError):
         made = list(itertools.chain.from_iterable(Expansion(sweep).batches()))
-        if [made_tuple.id for made_tuple in made] == [operator_id]:
+        if [made_tuple.id for made_tuple in made] == [needed.operator_id]:
             return sweep
     return None
 
@@ -188,7 +189,7 @@ def _file(chosen: Sequence[ProposedMeasurement], variants: Mapping[str, Variant]
     types: dict[Variant, set[str]] = defaultdict(set)
     for proposal in chosen:
         if proposal.sweep is None:
-            types[variants[proposal.entry.operator_id]].add(proposal.entry.operator)
+            types[variants[proposal.entry.needed.operator_id]].add(proposal.entry.needed.short_name)
             continue
         # In the file, a list means several values, so a pair of sizes is a list in a list.
         values = {name: value for name, (value,) in proposal.sweep.grid.items()}
@@ -197,7 +198,7 @@ def _file(chosen: Sequence[ProposedMeasurement], variants: Mapping[str, Variant]
             for name, value in values.items()
         }
         entries.append(
-            {"sweep": proposal.sweep.operator, "name": proposal.entry.label, "grid": grid}
+            {"sweep": proposal.sweep.operator, "name": proposal.entry.needed.label, "grid": grid}
         )
     entries += [
         {**_of_variant(variant), "operators": sorted(names)} for variant, names in types.items()

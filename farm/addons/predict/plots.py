@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from farm.addons.pages import COLOURS, GREY, SHADE
 from farm.addons.pages.plots import check_path, label_logs, new_figure, save_figure
@@ -11,6 +12,9 @@ from farm.addons.predict.dataset import Dataset
 from farm.addons.predict.estimate import Estimate
 from farm.addons.predict.evaluation import HeldOutPredictions
 from farm.types.format import percent
+
+if TYPE_CHECKING:
+    from farm.addons.predict.regressors import Floats, Names
 
 
 def draw_evaluation(
@@ -24,44 +28,54 @@ def draw_evaluation(
 
     errors = held.errors(data)["time"]
     finite = np.isfinite(errors.log_ratio)
-    measured = np.array([row.cost.time_us.value for row in data.rows])[finite]
-    predicted = held.costs.time_us[finite]
-    off_percent = 100 * np.expm1(errors.log_ratio[finite])
+    measured_us = np.array([row.cost.time_us.value for row in data.rows])[finite]
+    predicted_us = held.costs.time_us[finite]
     kinds = np.array([call.operator_family for call in data.calls])[finite]
-    families = sorted(set(errors.families[finite]), reverse=True)  # from bottom to top
-    figure, (left, right) = new_figure(11, max(5, 0.17 * len(families) + 1), 1, 2)
+    families = errors.families[finite]
+    errors_percent = np.clip(100 * np.expm1(errors.log_ratio[finite]), -100, 200)
 
-    ends = [
-        min(measured.min(), predicted.min()),
-        max(measured.max(), predicted.max()),
-    ]
-    left.plot(ends, ends, color=GREY, linewidth=1)
+    height = max(5, 0.17 * len(set(families)) + 1)
+    figure, (left, right) = new_figure(11, height, 1, 2)
+    _draw_calls(left, measured_us, predicted_us, kinds)
+    _draw_errors(right, errors_percent, families)
+    right.set(xlabel=f"error of the predicted time (%), {held_out}")
+    save_figure(figure, path, title)
+
+
+def _draw_calls(axis: Any, measured_us: Floats, predicted_us: Floats, kinds: Names) -> None:
+    """Draw a point for each call, in the colour of its operator family."""
+    import numpy as np
+
+    times_us = np.concatenate([measured_us, predicted_us])
+    ends_us = [times_us.min(), times_us.max()]
+    axis.plot(ends_us, ends_us, color=GREY, linewidth=1)
+
     names, numbers = np.unique(kinds, return_counts=True)
     most = sorted(names[np.argsort(-numbers)][: len(COLOURS)])
-    groups = [(name, colour, kinds == name) for name, colour in zip(most, COLOURS, strict=False)]
-    groups.append(("others", GREY, np.isin(kinds, most, invert=True)))
-    for name, colour, chosen in groups:
+    colour_of = dict(zip(most, COLOURS, strict=False))
+    shown = np.where(np.isin(kinds, most), kinds, "others")
+    for name in [*most, "others"]:
+        chosen = shown == name
         if chosen.any():
-            style = {"color": colour, "markersize": 4, "label": name}
-            left.plot(measured[chosen], predicted[chosen], ".", **style)
-    left.set(xscale="log", yscale="log", xlabel="measured (µs)", ylabel="predicted (µs)")
-    label_logs(left.xaxis, left.yaxis)
-    left.legend(fontsize=8, frameon=False)
+            style = {"color": colour_of.get(name, GREY), "markersize": 4, "label": name}
+            axis.plot(measured_us[chosen], predicted_us[chosen], ".", **style)
+    axis.set(xscale="log", yscale="log", xlabel="measured (µs)", ylabel="predicted (µs)")
+    label_logs(axis.xaxis, axis.yaxis)
+    axis.legend(fontsize=8, frameon=False)
 
-    of_families = [
-        np.clip(off_percent[errors.families[finite] == name], -100, 200) for name in families
-    ]
-    right.axvspan(-10, 10, color=SHADE, zorder=0)
-    right.boxplot(
-        of_families,
-        tick_labels=families,
+
+def _draw_errors(axis: Any, errors_percent: Floats, families: Names) -> None:
+    """Draw a box for the errors of each family of models, in alphabetic order from the top."""
+    names = sorted(set(families), reverse=True)
+    axis.axvspan(-10, 10, color=SHADE, zorder=0)
+    axis.boxplot(
+        [errors_percent[families == name] for name in names],
+        tick_labels=names,
         orientation="horizontal",
         showfliers=False,
         medianprops={"color": COLOURS[0]},
     )
-    right.tick_params(axis="y", labelsize=8)
-    right.set(xlabel=f"error of the predicted time (%), {held_out}")
-    save_figure(figure, path, title)
+    axis.tick_params(axis="y", labelsize=8)
 
 
 def draw_estimates(estimates: Sequence[Estimate], path: Path, over: str) -> None:

@@ -136,7 +136,7 @@ class EstimateQuery:
             predictor = RooflinePredictor(roofline)
         elif self.fill == "auto":
             predictor, notes, unfilled = self.predictor(session, model, protocol, kind)
-        if variant.compile and isinstance(predictor, StoredPredictor):
+        if variant.generates_kernels and isinstance(predictor, StoredPredictor):
             predictor = compiled_predictor(session, predictor)
             unfilled = "no generated kernel has a reading to predict others from"
         unlisted = None if needed is not None else self._unlisted(session, variant, model, kind)
@@ -159,7 +159,7 @@ class EstimateQuery:
         """The kernels of a compiled forward pass that no card has listed, by the compiler without
         a card; None for all other variants.
         """
-        is_forward = variant.compile and not variant.step
+        is_forward = variant.generates_kernels and not variant.step
         if not is_forward or kind != "cuda" or self.fill == "none":
             return None
         launch = self.protocol(kind).launch
@@ -183,7 +183,7 @@ class EstimateQuery:
         elif stored is not None:
             needed = stored_tuples(session, variant, device_type, launch, model)
             order = [call.operator_id for call in placed_calls(session, stored, "normal")]
-        elif variant.compile:
+        elif variant.generates_kernels:
             raise kernels_unknown(variant, model)
         else:
             from farm.training.extract import extract
@@ -252,10 +252,11 @@ class EstimateQuery:
         read.
         """
         folders, notes = stored_predictor.folders(), list[str]()
+        # a bad file must not hide another folder's
         for some in (
             folders,
             *([folder] for folder in folders),
-        ):  # a bad file must not hide another folder's
+        ):
             try:
                 stored = stored_predictor.find(some, card_model, self.torch, protocol)
             except UsageError as error:
@@ -385,15 +386,15 @@ def _not_learned(session: Session, found: StoredPredictor) -> list[str]:
     """Return a note if the database has readings of many tuples that the predictor was not trained
     with: over 1 %.
     """
+    # of_calls: fields that differ between calls
     conditions, of_calls = (
         found.conditions,
         {"data": None, "grad": None},
-    )  # of_calls: fields that differ between calls
+    )
     like = {**conditions.protocol.to_json(), **of_calls}
     specs = session.execute(sqlalchemy.select(PROTOCOL.id, PROTOCOL.spec))
-    eager = (
-        row for row in specs if (row.spec or {}).get("data") != "copied"
-    )  # kernels are not predicted
+    # kernels are not predicted
+    eager = (row for row in specs if (row.spec or {}).get("data") != "copied")
     chosen = (
         READING.software_id == conditions.software.id,
         READING.protocol_id.in_(
@@ -412,7 +413,7 @@ def _not_learned(session: Session, found: StoredPredictor) -> list[str]:
         f"The predictor was fitted to {len(found.learned)} tuples, and the database has readings "
         f"of {new} more"
     )
-    return [f"{learned}. Fit the predictor to all of them: `farm predict fit`."]
+    return [f"{learned}. To learn from all of them takes some minutes: `farm predict fit`."]
 
 
 def training_set(

@@ -31,9 +31,9 @@ from farm.addons.predict.call_features import CallDescription, describe
 from farm.addons.predict.dataset import Conditions, Dataset, cached_share
 from farm.addons.predict.predictors import FAR, CallCosts, FittedPredictor
 from farm.addons.predict.tile_roofline import CardModel
-from farm.data.package_files import DATA, check_package_files
 from farm.errors import DamagedPackage, UsageError, writing_to
 from farm.settings import settings
+from farm.settings.package_files import DATA, check_package_files
 from farm.settings.shared_files import make_private, replacing_file
 from farm.types.figure import Figure, PassCost
 from farm.types.format import ENERGY, TIME, quantity
@@ -136,7 +136,7 @@ class Predictor(typing.Protocol):
     def method(self) -> int:
         """The version of the method of these readings."""
 
-    def predict(self, wanted: Sequence[NeededTuple], model: Sequence[NeededTuple]) -> Predictions:
+    def predict(self, calls: Sequence[NeededTuple], model: Sequence[NeededTuple], /) -> Predictions:
         """Predict calls of a model; see `StoredPredictor.predict`."""
 
 
@@ -154,7 +154,10 @@ class RooflinePredictor:
     method: int = 0
 
     def predict(self, wanted: Sequence[NeededTuple], model: Sequence[NeededTuple]) -> Predictions:
-        times = [self.roofline.estimate_us(entry.flops, entry.bytes_moved) for entry in wanted]
+        times = [
+            self.roofline.estimate_us(entry.flops, entry.bytes_moved, entry.short_name)
+            for entry in wanted
+        ]
         total = sum(time * entry.all_calls for time, entry in zip(times, wanted, strict=True))
         return Predictions(
             calls=tuple(CallPrediction(PredictedValue(time)) for time in times),

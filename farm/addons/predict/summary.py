@@ -176,7 +176,7 @@ def summary(
         cost_estimate = EstimateQuery(card).answer(captured.variant, needed, database=database)
     except FarmError as error:
         unknown = error.message
-    missing = {entry.operator_id: entry for entry in cost_estimate.missing} if cost_estimate else {}
+    missing = cost_estimate.missing_by_id if cost_estimate else {}
     rows = []
     for call in captured.extraction.capture.calls:
         spec, cost = (

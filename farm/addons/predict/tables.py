@@ -343,14 +343,14 @@ def _missing(found: Estimate) -> RenderableType:
     )
     per_call = f"predicted time per call{_OF_LEVEL if has_intervals else ''}"
     extra = [(f">{per_call}", _predicted_call)] if found.predictor else []
-    entries = {entry.operator_id: entry for entry in found.missing}
+    entries = found.missing_by_id
     head = "tuple without a reading"
     head += " (first: those that narrow the interval most)" if found.narrowing else ""
     missing = filled(
         [entries[id_] for id_ in found.narrowing or entries][:MOST_MISSING],
         [
-            (head, "label"),
-            (">calls", "calls"),
+            (head, lambda entry: entry.needed.label),
+            (">calls", lambda entry: str(entry.needed.all_calls)),
             (">share of\nestimated cost", "share", percent),
             *extra,
         ],
@@ -371,7 +371,7 @@ def _far(found: Estimate, entries: Mapping[str, MissingTuple]) -> list[Text]:
         f"far: no reading is similar, so the interval is wide ({len(far)} "
         f"{plural('tuple', len(far))}, "
     )
-    first = f"{entries[found.narrowing[0]].label} narrows the total most (`--measure 1`)"
+    first = f"{entries[found.narrowing[0]].needed.label} narrows the total most (`--measure 1`)"
     return [Text(f"  {summary}{percent(share)} of the time). A reading of {first}.")]
 
 
@@ -557,7 +557,7 @@ def plan(found: MeasurementPlan) -> RenderableType:
     table = filled(
         found.proposals[:MOST_PROPOSED],
         [
-            ("to measure", lambda one: one.entry.label),
+            ("to measure", lambda one: one.entry.needed.label),
             (">share of\nuncertainty", lambda one: one.gain / found.uncertain, percent),
             (f">predicted time per call{_OF_LEVEL}", lambda one: _predicted_call(one.entry)),
             (

@@ -8,7 +8,6 @@ Predictors learn the differences of real kernels."""
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +15,12 @@ from typing import Any
 from farm.addons.predict.kernel_rules import KernelPlan, constants
 from farm.types.card_kind import OfCardKind
 from farm.types.data_sheets import data_sheet
-from farm.types.fingerprint import sound_fingerprint
+from farm.types.fingerprint import median_fingerprint
 from farm.types.matrix_products import Products
-from farm.types.roofline import Roofline, roofline_of
+from farm.types.roofline import Roofline, positive, roofline_of
+
+EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2")
+BASE_POWER_SHARE = 0.2  # of the power limit: the base power of a card that has not measured it
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,17 @@ class CardModel(OfCardKind):
     base_power_w: float  # at full clocks without work
 
     def roofline(self, dtype: str | None, tf32: bool = False) -> Roofline:
+        """The peaks for one dtype; of a dtype without a rate (float64, complex64, int64 ...),
+        those of float32. Products of int8 have the rate of eight-bit floats."""
         key = "tf32" if tf32 and dtype == "float32" else dtype or "float32"
+        eight_bits = self.flops_per_s[EIGHT_BITS[0]]
+        if dtype == "int8":
+            key = EIGHT_BITS[0]
         return Roofline(
             self.flops_per_s.get(key, self.flops_per_s["float32"]),
             self.bytes_per_s,
             self.launch_floor_us,
+            eight_bit_flops_per_s=eight_bits,
         )
 
 
@@ -50,53 +58,36 @@ def card_model(kind: str, model: str, fingerprints: Iterable[Mapping[str, Any]] 
     """Build a card model from the median of the fingerprints of its cards; the data sheet supplies
     what they lack.
     """
-    prints = [fingerprint for fingerprint in map(sound_fingerprint, fingerprints) if fingerprint]
-    sheet = data_sheet(kind, model)
-
-    def middle(name: str, otherwise: float) -> float:
-        values = [
-            fingerprint[name]
-            for fingerprint in prints
-            if isinstance(fingerprint.get(name), int | float) and fingerprint[name] > 0
-        ]
-        return float(statistics.median(values)) if values else otherwise
-
-    rooflines = {
-        dtype: [
-            roofline_of(kind, model, fingerprint, dtype=dtype, tf32=dtype == "tf32")
-            for fingerprint in prints or [{}]
-        ]
+    fingerprint, sheet = median_fingerprint(fingerprints), data_sheet(kind, model)
+    peaks = {
+        dtype: roofline_of(kind, model, fingerprint, dtype=dtype, tf32=dtype == "tf32")
         for dtype in ("float32", "tf32", "float16", "bfloat16")
     }
-    rates = {
-        dtype: statistics.median(peaks.flops_per_s for peaks in peaks_of_cards)
-        for dtype, peaks_of_cards in rooflines.items()
-    }
-    # Twice the rate of half precision on every card that multiplies in eight bits.
-    rates |= dict.fromkeys(("float8_e4m3fn", "float8_e5m2"), 2 * rates["bfloat16"])
-    bytes_per_s = statistics.median(peaks.bytes_per_s for peaks in rooflines["float32"])
-    launch_us = statistics.median(peaks.launch_floor_us for peaks in rooflines["float32"])
-    limit_w = middle("power_limit_w", sheet.power_limit_w)
-    base_w = middle("base_power_w", 0.2 * limit_w)
+    rates = {dtype: of_dtype.flops_per_s for dtype, of_dtype in peaks.items()}
+    # Fingerprints have no rate of eight bits; the data sheet gives it relative to half precision.
+    times_half = sheet.eight_bits / sheet.half if sheet.eight_bits else 2
+    rates |= dict.fromkeys(EIGHT_BITS, times_half * rates["bfloat16"])
+    limit_w = positive(fingerprint.get("power_limit_w"), sheet.power_limit_w)
     return CardModel(
         kind,
         model,
-        rates,
-        bytes_per_s,
-        launch_us,
-        sheet.multiprocessors,
-        sheet.l2_bytes,
-        limit_w,
-        base_w,
+        flops_per_s=rates,
+        bytes_per_s=peaks["float32"].bytes_per_s,
+        launch_floor_us=peaks["float32"].launch_floor_us,
+        multiprocessors=sheet.multiprocessors,
+        l2_bytes=sheet.l2_bytes,
+        power_limit_w=limit_w,
+        base_power_w=positive(fingerprint.get("base_power_w"), BASE_POWER_SHARE * limit_w),
     )
 
 
 _FITTED = constants("tile_roofline")
+# libraries choose kernels by the last wave's occupancy
 WAVE_TILES = (
     (64, 64),
     (128, 64),
     (256, 128),
-)  # libraries choose kernels by the last wave's occupancy
+)
 
 
 @dataclass(frozen=True)
@@ -108,9 +99,8 @@ class TileRoofline:
     traffic_us: float
     tiles: int  # of its products; 0 without products
     waves: float  # tiles / multiprocessors
-    wave_shares: tuple[
-        float, ...
-    ]  # waves / waves rounded up, for each size of `WAVE_TILES`; 1 without products
+    # waves / waves rounded up, for each size of `WAVE_TILES`; 1 without products
+    wave_shares: tuple[float, ...]
 
 
 def tile_roofline(
@@ -175,8 +165,7 @@ def _cut(
     candidates = []
     for rows, columns, share in sizes:
         tiles = _tiles(products, rows, columns)
-        flops = (
-            math.ceil(tiles / card.multiprocessors) * 2 * rows * columns * products.k
-        )  # of one multiprocessor
+        # of one multiprocessor
+        flops = math.ceil(tiles / card.multiprocessors) * 2 * rows * columns * products.k
         candidates.append((flops / (flops_per_s / card.multiprocessors * share) * 1e6, tiles))
     return min(candidates)

@@ -170,8 +170,9 @@ USUAL_DISTANCE = 0.35
 #: `benchmarks/across_cards.py`.
 ALIKE = 0.3
 #: The spreads of a transfer are half-widths; those of sums are too large, because errors of types
-#: differ in sign.
-WIDTHS = Calibration(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, sum_time=0.7, sum_energy=0.7)
+#: differ in sign. With 0.7, the intervals of 11 of 14 blind sums on an H100 held in time, and 11 in
+#: energy (`benchmarks/blind_predictions.py`).
+WIDTHS = Calibration(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, sum_time=0.8, sum_energy=0.8)
 
 
 def distance(source: CardModel, target: CardModel) -> float:

@@ -29,25 +29,19 @@ def why_of(
         peaks: of the card, for the dtype of the model.
         half_rate: see `farm.verdict.causes.largest_causes`.
     """
-    predicted = {entry.operator_id: entry.predicted for entry in estimate.missing}
+    missing = estimate.missing_by_id
     lines = []
     for one_tuple in needed:
         origin: Origin = "missing"
         cost = None
         reading = estimate.measured.get(one_tuple.operator_id)
-        prediction = predicted.get(one_tuple.operator_id)
+        unread = missing.get(one_tuple.operator_id)
         if reading is not None:
             origin, cost = "reused", CallCost(reading.time_us, reading.energy_mj)
-        elif prediction is not None:
-            of_call = prediction.without_intervals
+        elif unread is not None and unread.predicted is not None:
+            of_call = unread.predicted.without_intervals
             origin, cost = "estimated", CallCost(of_call.time_us, of_call.energy_mj)
-        subject = TupleView(
-            one_tuple.operator_id,
-            one_tuple.short_name,
-            one_tuple.label,
-            flops=one_tuple.flops,
-            bytes_moved=one_tuple.bytes_moved,
-        )
+        subject = TupleView.of_needed(one_tuple, peaks)
         lines.append(CostLine(subject, one_tuple.all_calls, origin, cost))
     rows = rates_of(lines, peaks)
     return Why(
@@ -57,7 +51,7 @@ def why_of(
         causes=largest_causes(
             rows,
             [(operator_id, "normal") for operator_id in order],
-            compiled=bool(estimate.variant.compile),
+            fused=estimate.variant.generates_kernels,
             half_rate=half_rate,
         ),
         peaks=peaks,

@@ -1,5 +1,6 @@
-"""The kinds of measured subjects, one file each: an operator tuple, a whole model, a training step
-and a compiled model. `farm.benchmark.subjects.base` is their interface."""
+"""The kinds of measured subjects, one file each: an operator tuple (also one with tensors in slow
+memory, or of a compiled model), a whole model, a training step and a compiled model.
+`farm.benchmark.subjects.base` is their interface."""
 
 from __future__ import annotations
 
@@ -8,21 +9,31 @@ import torch
 from farm.benchmark.passes import Offload, Passes
 from farm.benchmark.subjects.base import SubjectKind
 from farm.benchmark.subjects.compiled_model import CompiledModel
+from farm.benchmark.subjects.compiled_tuple import CompiledTuple
 from farm.benchmark.subjects.model_variant import ModelVariant, WholeModel
 from farm.benchmark.subjects.operator_tuple import MeasuredTuple
+from farm.benchmark.subjects.slow_tuple import SlowTuple
 from farm.benchmark.subjects.training_step import TrainingStep
 from farm.benchmark.workload import Workload, arrange, out_of_memory
 from farm.errors import TupleRejected, Unmeasurable
 from farm.types.protocol import Protocol, Subject, Variant
 
-TUPLE, MODEL, STEP, COMPILED = MeasuredTuple(), ModelVariant(), TrainingStep(), CompiledModel()
+TUPLE, COMPILED_TUPLE = MeasuredTuple(), CompiledTuple()
+MODEL, STEP, COMPILED = ModelVariant(), TrainingStep(), CompiledModel()
 
 
-def kind_of_subject(subject: Subject, offload: Offload | None = None) -> SubjectKind:
-    """The kind of a subject. ``offload`` puts tensors of a tuple in slow memory."""
+def kind_of_subject(
+    subject: Subject, protocol: Protocol, offload: Offload | None = None
+) -> SubjectKind:
+    """The kind of a subject under a protocol. ``offload`` puts tensors of a tuple in slow
+    memory."""
     if subject.whole:
         return kind_of_variant(Variant.from_json(subject.spec))
-    return TUPLE if offload is None else MeasuredTuple(offload)
+    if subject.compiled:
+        return COMPILED_TUPLE
+    if protocol.slow_tensors:
+        return SlowTuple(offload)
+    return TUPLE
 
 
 def kind_of_variant(variant: Variant) -> WholeModel:
@@ -36,7 +47,7 @@ def passes_of(
     subject: Subject, protocol: Protocol, device: torch.device, offload: Offload | None = None
 ) -> Passes:
     """Build the passes of a subject. Raises as `SubjectKind.passes`."""
-    return kind_of_subject(subject, offload).passes(subject, protocol, device)
+    return kind_of_subject(subject, protocol, offload).passes(subject, protocol, device)
 
 
 def prepare(
@@ -59,6 +70,9 @@ def prepare(
             "--data seen needs a model, because it uses the values that occur in the running model."
         )
         raise Unmeasurable("not_available", text, "Use --data normal, or name a value profile.")
+    if protocol.data == "copied" and not subject.whole and not subject.compiled:
+        text = "--data copied needs a compiled model."
+        raise Unmeasurable("not_available", text, "Give --data seen, or --compile.")
     try:
         return arrange(passes_of(subject, protocol, device, offload), protocol, device)
     except (torch.OutOfMemoryError, MemoryError) as error:

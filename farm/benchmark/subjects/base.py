@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 
@@ -28,6 +29,10 @@ from farm.types.protocol import Protocol, Stopping, Subject
 
 class SubjectKind(ABC):
     """What differs between kinds of subjects while they are measured."""
+
+    #: Calls of modules may be replaced while a CPU times a pass
+    #: (`farm.benchmark.host_clock.HostTimer`).
+    marks_modules: ClassVar = True
 
     @abstractmethod
     def passes(self, subject: Subject, protocol: Protocol, device: torch.device) -> Passes:

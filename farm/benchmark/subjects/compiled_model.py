@@ -30,6 +30,7 @@ class CompiledModel(WholeModel):
     """The forward pass or the training step of a compiled model."""
 
     has_host_steps = False
+    marks_modules = False
 
     def passes(self, subject: Subject, protocol: Protocol, device: torch.device) -> Passes:
         return compiled_passes(subject, protocol, device)
@@ -114,7 +115,7 @@ def fill_cache(subject: Subject, protocol: Protocol, device: torch.device) -> No
     `Unmeasurable`: out_of_memory, or raised: the compiler refuses the model, or the model can be
     compiled only on the card, in its item's turn."""
     from farm.benchmark.workload import why_it_raised
-    from farm.training import compile_ahead
+    from farm.training import fake_compilation
 
     variant = subject.built_variant
     assert variant is not None, "a subject of a compiled model names the model"
@@ -122,7 +123,7 @@ def fill_cache(subject: Subject, protocol: Protocol, device: torch.device) -> No
         torch.set_num_threads(1)  # as a `Bench`
     try:
         with numeric_flags(protocol):
-            compile_ahead.fill_cache(variant, device, grad=protocol.grad)
+            fake_compilation.compile_on_fakes(variant, device, grad=protocol.grad)
     except CaptureError as error:
         raise Unmeasurable("raised", error.message, error.next_step) from error
     except Exception as error:

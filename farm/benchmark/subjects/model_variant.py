@@ -80,7 +80,48 @@ class ModelVariant(WholeModel):
     """The forward pass of a model."""
 
     def passes(self, subject: Subject, protocol: Protocol, device: torch.device) -> Passes:
-        return variant_passes(subject, protocol, device)
+        """As `SubjectKind.passes`. `details` has the size of the model and, if context is measured,
+        `found_again`.
+        """
+        from farm.operators.capture import capture
+        from farm.training.extract import capture_forward
+
+        variant = Variant.from_json(subject.spec)
+        check_cards(str(variant), variant.cards)
+        if isinstance(subject, GivenModel):
+            model, arguments = subject.module, subject.arguments
+        else:
+            model, arguments = build_variant(variant, device)
+        if protocol.data == "zeros":
+            zero_out(arguments)
+
+        run = functools.partial(model, *arguments)
+        steps = host_steps(run, protocol, device)
+
+        def observe() -> CapturedPass:
+            if variant.cards > 1:
+                return capture_forward(
+                    model, arguments, grad=protocol.grad, device_type=device.type
+                )
+            return capture(model, arguments, device_type=device.type, grad_enabled=protocol.grad)
+
+        def copy(index: int) -> Pass:
+            others = tuple(
+                entry.clone() if isinstance(entry, torch.Tensor) else entry for entry in arguments
+            )
+            return steps.around(functools.partial(model, *others))
+
+        return Passes(
+            first=steps.around(run),
+            copy=copy if protocol.residency == "stream" else None,
+            # No copies of weights: each pass of the whole model itself decides which weights the
+            # cache still has.
+            activation_bytes=bytes_of(
+                entry for entry in arguments if isinstance(entry, torch.Tensor)
+            ),
+            details=steps.noted(Details(memory=working_set(run, model, protocol, device))),
+            order=lambda: as_launched(steps.around(observe), protocol, device),
+        )
 
     def observation(
         self, subject: Subject, protocol: Protocol, device: torch.device
@@ -122,47 +163,6 @@ class GivenModel(Subject):
     @classmethod
     def of(cls, subject: Subject, module: torch.nn.Module, arguments: tuple[Any, ...]) -> Self:
         return cls(**vars(subject), module=module, arguments=arguments)
-
-
-def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -> Passes:
-    """The forward passes of a whole model. Their `details` have its size and, if context is
-    measured, `found_again`.
-    """
-    from farm.operators.capture import capture
-    from farm.training.extract import capture_forward
-
-    variant = Variant.from_json(subject.spec)
-    check_cards(str(variant), variant.cards)
-    if isinstance(subject, GivenModel):
-        model, arguments = subject.module, subject.arguments
-    else:
-        model, arguments = build_variant(variant, device)
-    if protocol.data == "zeros":
-        zero_out(arguments)
-
-    run = functools.partial(model, *arguments)
-    steps = host_steps(run, protocol, device)
-
-    def observe() -> CapturedPass:
-        if variant.cards > 1:
-            return capture_forward(model, arguments, grad=protocol.grad, device_type=device.type)
-        return capture(model, arguments, device_type=device.type, grad_enabled=protocol.grad)
-
-    def copy(index: int) -> Pass:
-        others = tuple(
-            entry.clone() if isinstance(entry, torch.Tensor) else entry for entry in arguments
-        )
-        return steps.around(functools.partial(model, *others))
-
-    return Passes(
-        first=steps.around(run),
-        copy=copy if protocol.residency == "stream" else None,
-        # No copies of weights: each pass of the whole model itself decides which weights the cache
-        # still has.
-        activation_bytes=bytes_of(entry for entry in arguments if isinstance(entry, torch.Tensor)),
-        details=steps.noted(Details(memory=working_set(run, model, protocol, device))),
-        order=lambda: as_launched(steps.around(observe), protocol, device),
-    )
 
 
 #: The built variant of the last verification, with its inputs: the same process may measure next.

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,8 +11,6 @@ from farm.benchmark.cache import InPlacePass, write_again
 from farm.benchmark.host_steps import HostSteps
 from farm.benchmark.passes import (
     MEMORY_SHARE,
-    Offload,
-    Offloaded,
     Pass,
     Passes,
     check_cards,
@@ -30,7 +25,6 @@ from farm.benchmark.phases.overlapping import Overlapping
 from farm.benchmark.phases.restoring import Restoring
 from farm.benchmark.policies import POLICIES, WindowPolicy
 from farm.benchmark.subjects.base import SubjectKind
-from farm.benchmark.subjects.compiled_model import compiled_pass_with
 from farm.errors import Unmeasurable
 from farm.operators.input_values import impose
 from farm.operators.rebuild import Rebuilt, needed_bytes, rebuild, written_inputs
@@ -38,29 +32,22 @@ from farm.operators.trial import check_size
 from farm.subjects.parsing import parse
 from farm.subjects.registry import kind_of
 from farm.types.details import Details
-from farm.types.protocol import Placement, Protocol, Stopping, Subject
+from farm.types.protocol import Protocol, Stopping, Subject
 from farm.types.tuple import OperatorTuple
 from farm.types.value_profiles import HeldFilling, fillings, held_fillings
-
-if TYPE_CHECKING:
-    from farm.operators.compiled import CompiledPass
 
 MOST_CALL_S = 300.0  # of one call; as the time limit of an item
 
 
-@dataclass(frozen=True)
 class MeasuredTuple(SubjectKind):
-    """An operator tuple: hundreds belong to a model, so their windows are short. ``offload`` puts
-    the tensors of a placement in slow memory; None: this process cannot."""
-
-    offload: Offload | None = None
+    """An operator tuple: hundreds belong to a model, so their windows are short."""
 
     def passes(self, subject: Subject, protocol: Protocol, device: torch.device) -> Passes:
-        return operator_passes(subject, protocol, device, self.offload)
+        rebuilt = rebuilt_tuple(subject, device)
+        set_values(rebuilt, protocol.data)
+        return passes_with_values(rebuilt, protocol, device)
 
     def policy(self, protocol: Protocol, stopping: Stopping) -> WindowPolicy:
-        if protocol.slow_tensors:
-            return POLICIES["timed"]
         return POLICIES["rough" if stopping.rough else "operator"]
 
     def phases(self, subject: Subject) -> Sequence[Phase]:
@@ -74,81 +61,71 @@ class MeasuredTuple(SubjectKind):
         return not stopping.rough
 
 
-def operator_passes(
-    subject: Subject, protocol: Protocol, device: torch.device, offload: Offload | None = None
-) -> Passes:
-    """Rebuild an operator tuple with the data class, the residency and the placement of the
-    protocol.
+def rebuilt_tuple(subject: Subject, device: torch.device) -> Rebuilt:
+    """Rebuild an operator tuple, after a look at its memory and at the number of cards.
 
     Raises:
-        Unmeasurable: out_of_memory, rejected or not_available (the operator cannot be chained or
-            offloaded).
+        Unmeasurable: out_of_memory, or rejected.
         TupleRejected: the JSON is not a tuple.
     """
     spec = parse(subject.spec)
-    kind = kind_of(spec)
-    if kind.cards(spec) > 1:
-        check_cards("The collective", kind.cards(spec))
-    compiled = _compiled_pass(subject, protocol, device)
+    cards = kind_of(spec).cards(spec)
+    if cards > 1:
+        check_cards("The collective", cards)
     _check_memory(spec, device)
-    rebuilt = rebuild(spec, device)
-    if compiled is not None:
-        _copy_values(rebuilt, compiled)
-    else:
-        set_values(rebuilt, protocol.data)
-    placement = Placement.parse(protocol.placement)
+    return rebuild(spec, device)
+
+
+def passes_with_values(rebuilt: Rebuilt, protocol: Protocol, device: torch.device) -> Passes:
+    """The passes of a rebuilt operator that has its values.
+
+    Raises:
+        Unmeasurable: not_available: the operator cannot be chained.
+    """
     if protocol.residency == "chain":
-        if placement:
-            text = "--residency chain cannot use tensors in slow memory."
-            raise Unmeasurable("not_available", text, "Use --residency resident.")
         return _chain(rebuilt)
-    offloaded = _offloaded(rebuilt, placement, offload) if placement else None
-    run: Callable[[Rebuilt], Pass] = operator.attrgetter("run")
-    if offloaded is not None:
-        rebuilt, run = offloaded.rebuilt, offloaded.run
-    if not kind.standalone:
-        run = _restoring
-    residency = protocol.residency
-    stream, copies_weights = residency == "stream", bool(rebuilt.weights)
-    if not kind.standalone or placement:
-        steps = HostSteps(device)  # none
+    if kind_of(rebuilt.spec).standalone:
+        steps = host_steps(rebuilt.run, protocol, device)
     else:
-        steps = host_steps(run(rebuilt), protocol, device)
-    passes = Passes(
+        steps = HostSteps(device)  # none
+    return tuple_passes(rebuilt, protocol, pass_of, steps)
+
+
+def pass_of(rebuilt: Rebuilt) -> Pass:
+    """A pass of an operator on its tensors."""
+    if kind_of(rebuilt.spec).standalone:
+        return rebuilt.run
+    return _restoring(rebuilt)
+
+
+def tuple_passes(
+    rebuilt: Rebuilt, protocol: Protocol, run: Callable[[Rebuilt], Pass], steps: HostSteps
+) -> Passes:
+    """The passes of an operator, and of its replicas if the residency needs copies.
+
+    Args:
+        run: makes a pass of the operator or of a replica.
+        steps: the host steps of a pass.
+    """
+    copies_activations = protocol.residency == "stream"
+    copies_weights = bool(rebuilt.weights)
+
+    def copy(index: int) -> Pass:
+        replica = rebuilt.replica(
+            weights=copies_weights, activations=copies_activations, index=index
+        )
+        return steps.around(run(replica))
+
+    return Passes(
         first=steps.around(run(rebuilt)),
-        copy=lambda index: steps.around(
-            run(rebuilt.replica(weights=copies_weights, activations=stream, index=index))
-        ),
+        copy=copy,
         weight_bytes=rebuilt.weight_bytes,
         activation_bytes=rebuilt.activation_bytes,
         inputs=rebuilt.read_memory,
-        rewritten=rebuilt.read_memory if residency == "resident" and not placement else [],
+        rewritten=rebuilt.read_memory if protocol.residency == "resident" else [],
         written=[rebuilt.memory(index) for index in sorted(rebuilt.written)],
         details=steps.noted(Details()),
     )
-    if offloaded is None:
-        return passes
-    return replace(
-        passes,
-        details=steps.noted(offloaded.details),
-        pool=offloaded.pool,
-        keep=offloaded.memory,
-    )
-
-
-def _compiled_pass(
-    subject: Subject, protocol: Protocol, device: torch.device
-) -> CompiledPass | None:
-    """The pass of the compiled model that the tuple belongs to; None for other tuples."""
-    if subject.compiled:
-        return compiled_pass_with(subject, device)
-    if protocol.data == "copied":
-        raise Unmeasurable(
-            "not_available",
-            "--data copied needs a compiled model.",
-            "Give --data seen, or --compile.",
-        )
-    return None
 
 
 def _check_memory(spec: OperatorTuple, device: torch.device) -> None:
@@ -163,17 +140,6 @@ def _check_memory(spec: OperatorTuple, device: torch.device) -> None:
         )
         raise Unmeasurable("out_of_memory", text, "Choose a smaller batch.")
     check_size(spec, device, MEMORY_SHARE * free - needed, MOST_CALL_S)
-
-
-def _offloaded(rebuilt: Rebuilt, placement: Placement, offload: Offload | None) -> Offloaded:
-    """Put the tensors of a placement in slow memory."""
-    if offload is None:
-        raise Unmeasurable(
-            "not_available",
-            "This process cannot put tensors in slow memory: its host lacks the add-on 'memory'.",
-            "Install the farm on this host again with all its files.",
-        )
-    return offload(rebuilt, placement)
 
 
 def _chain(rebuilt: Rebuilt) -> Passes:
@@ -231,20 +197,6 @@ def _restoring(rebuilt: Rebuilt) -> Pass:
             base.copy_(value)
 
     return InPlacePass(rebuilt.run, restore)
-
-
-def _copy_values(rebuilt: Rebuilt, compiled: CompiledPass) -> None:
-    """Copy the values of the tensors from the running model, at the first launch of the tuple.
-
-    An aten operator that changes its inputs keeps values that do not drift
-    (`farm.subjects.values`)."""
-    if kind_of(rebuilt.spec).standalone and rebuilt.changed_memory:
-        return
-    values = compiled.copies_of(rebuilt.spec.id)
-    with torch.no_grad():
-        for mine, value in zip(rebuilt.tensors, values or (), strict=bool(values)):
-            if 0 not in mine.stride() and mine.numel():
-                mine.detach().copy_(value)
 
 
 def set_values(rebuilt: Rebuilt, data: str) -> None:

@@ -26,10 +26,36 @@ from farm.types.tensor_kinds import bytes_of, is_plain
 
 
 class TrainingStep(WholeModel):
-    """One training step of a model."""
+    """One training step of a model, from zero_grad to the optimizer's step. All passes use the same
+    tensors."""
 
     def passes(self, subject: Subject, protocol: Protocol, device: torch.device) -> Passes:
-        return step_passes(Variant.from_json(subject.spec), protocol, device)
+        from farm.training.capture import capture_step
+        from farm.training.extract import build_step
+
+        variant = Variant.from_json(subject.spec)
+        check_cards(str(variant), variant.cards)
+        elsewhere_bytes = _allocated_without_workspaces(device)
+        step = build_step(variant, device, launch=protocol.launch)
+        if protocol.data == "zeros":
+            zero_out(tensors_in(step.inputs))
+        peaks = _memory_of_step(step.run, elsewhere_bytes, device)
+        in_cache = working_set(step.run, step.model, protocol, device)
+        memory = dataclasses.replace(
+            peaks,
+            parameter_bytes=in_cache.parameter_bytes,
+            activation_peak_bytes=in_cache.activation_peak_bytes,
+            found_again=in_cache.found_again,
+        )
+        observe = functools.partial(capture_step, step, device_type=device.type, warmed_up=True)
+        steps = host_steps(step.run, protocol, device)
+        return Passes(
+            first=steps.around(step.run),
+            activation_bytes=bytes_of(tensors_in(step.inputs)),
+            details=steps.noted(Details(memory=memory)),
+            written=[local_part(tensor) for tensor in step.model.parameters() if is_plain(tensor)],
+            order=lambda: as_launched(steps.around(observe), protocol, device),
+        )
 
     def observation(
         self, subject: Subject, protocol: Protocol, device: torch.device
@@ -61,37 +87,6 @@ class TrainingStep(WholeModel):
         return as_launched(
             lambda: capture_step(step, device_type=device.type, warmed_up=True), protocol, device
         )
-
-
-def step_passes(variant: Variant, protocol: Protocol, device: torch.device) -> Passes:
-    """The passes of a training step, from zero_grad to the optimizer's step. All passes use the
-    same tensors.
-    """
-    from farm.training.capture import capture_step
-    from farm.training.extract import build_step
-
-    check_cards(str(variant), variant.cards)
-    elsewhere_bytes = _allocated_without_workspaces(device)
-    step = build_step(variant, device, launch=protocol.launch)
-    if protocol.data == "zeros":
-        zero_out(tensors_in(step.inputs))
-    peaks = _memory_of_step(step.run, elsewhere_bytes, device)
-    in_cache = working_set(step.run, step.model, protocol, device)
-    memory = dataclasses.replace(
-        peaks,
-        parameter_bytes=in_cache.parameter_bytes,
-        activation_peak_bytes=in_cache.activation_peak_bytes,
-        found_again=in_cache.found_again,
-    )
-    observe = functools.partial(capture_step, step, device_type=device.type, warmed_up=True)
-    steps = host_steps(step.run, protocol, device)
-    return Passes(
-        first=steps.around(step.run),
-        activation_bytes=bytes_of(tensors_in(step.inputs)),
-        details=steps.noted(Details(memory=memory)),
-        written=[local_part(tensor) for tensor in step.model.parameters() if is_plain(tensor)],
-        order=lambda: as_launched(steps.around(observe), protocol, device),
-    )
 
 
 def _allocated_without_workspaces(device: torch.device) -> int:

@@ -9,6 +9,7 @@ import pytest
 
 from farm.addons.check import deviation
 from farm.addons.check.deviation import FALSE_ALARMS, Reference, limit_of, smallest_found
+from tests import slow
 from tests.addons.check.healthy_cards import check_of
 
 
@@ -19,7 +20,9 @@ def test_a_further_value_of_the_same_kind_has_a_standard_normal_score():
     assert scores.std() == pytest.approx(1.0, abs=0.1)
 
 
-@pytest.mark.parametrize("counts", [(5,), (10,) * 24, (5,) * 12 + (60,) * 24])
+@pytest.mark.parametrize(
+    "counts", [(5,), (10,) * 24, pytest.param((5,) * 12 + (60,) * 24, marks=slow.ALIKE)]
+)
 def test_at_most_one_healthy_check_in_a_hundred_is_outside(counts):
     generator = np.random.default_rng(2)
     limit = limit_of(counts)

@@ -9,7 +9,7 @@ from torch import nn
 
 from farm.addons.memory.memory_tier import FarNode, PinnedMemory, SlowMemory
 from farm.addons.memory.offload import _out_variant, offload
-from farm.benchmark.subjects.operator_tuple import operator_passes
+from farm.benchmark import subjects
 from farm.devices.cpu import farthest_node, no_slow_memory
 from farm.devices.device import Card
 from farm.errors import Unmeasurable
@@ -52,7 +52,7 @@ def passes_of(module, *inputs, placement="", slow=None, residency="reuse"):
     with torch.no_grad():
         (spec,) = capture(module.eval(), inputs).tuples.values()
         protocol = Protocol(launch="eager", residency=residency, placement=placement)
-        return operator_passes(
+        return subjects.passes_of(
             Subject("operator", spec.id, spec.to_json()),
             protocol,
             CPU,
@@ -90,6 +90,38 @@ def test_an_output_is_written_where_it_is_to_lie(module, inputs):
         "fake memory",
         "fast",
     )
+
+
+class DispatchModes(torch.utils._python_dispatch.TorchDispatchMode):
+    """Counts the aten calls that Python sees, and asserts that no other mode is active."""
+
+    calls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+def test_a_timed_eager_pass_runs_no_python_that_selects_memory():
+    for module, inputs in ((nn.ReLU(), (torch.ones(8),)), (nn.Linear(4, 8), (torch.ones(2, 4),))):
+        passes = passes_of(module, *inputs, placement="out0", slow=Fake())
+        with DispatchModes() as seen:
+            passes.first()
+        assert seen.calls == 1
+
+
+class Normalized(nn.Module):
+    def forward(self, values):
+        return nn.functional.cosine_similarity(values, values, dim=0)
+
+
+@torch.no_grad()
+def test_an_eager_pass_that_computes_more_than_its_outputs_is_not_placed():
+    with pytest.raises(Unmeasurable, match="with eager launch") as refused:
+        passes_of(Normalized(), torch.ones(4, 8), placement="out0", slow=Fake())
+    assert refused.value.reason == "not_available"
 
 
 @torch.no_grad()

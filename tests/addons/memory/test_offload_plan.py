@@ -85,7 +85,7 @@ def test_the_curve_falls_from_the_least_to_the_peak():
 def test_less_than_the_largest_operator_needs_is_refused_in_one_line():
     with pytest.raises(
         UsageError,
-        match=r"too little for the largest operator: the operator \(call 3\) reads and writes 3",
+        match=r"too little .* operator \(call 3\) reads and writes 3",
     ):
         planned([WEIGHT, FIRST, SECOND], COSTS, 6)
 

@@ -20,7 +20,7 @@ from farm.store import tables
 from farm.store.database import Database
 from farm.types.protocol import Variant
 from farm.types.reading import METHOD
-from tests import browser
+from tests import browser, slow
 from tests.report import rows
 from tests.report.measured import measured
 
@@ -215,12 +215,13 @@ def test_flags_are_explained_as_in_the_documentation():
     assert {name: text.replace("`", "") for name, text in told.items()} == page.flag_meanings()
 
 
+@slow.PROCESS
 @pytest.mark.skipif(not browser.BROWSER, reason="no Chromium here")
-@pytest.mark.parametrize("dark", [False, True])
-def test_a_browser_draws_every_figure_and_complains_of_nothing(two_jobs, tmp_path, dark):
+def test_a_browser_draws_every_figure_and_complains_of_nothing(two_jobs, tmp_path):
+    """In its light colours; `test_site.py` has the dark ones."""
     path = tmp_path / "page.html"
     page.write_page(path, two_jobs)
-    document, console = browser.opened(path, tmp_path / "profile", dark=dark)
+    document, console = browser.opened(path, tmp_path / "profile")
     assert console == []
     assert document.count('class="main-svg"') >= len(figures(path.read_text()))
     for title in (

@@ -16,7 +16,7 @@ from farm.report.report import build
 from farm.store import tables
 from farm.store.database import Database
 from farm.types.protocol import Variant
-from tests import browser
+from tests import browser, slow
 from tests.report import rows
 from tests.report.measured import measured
 
@@ -127,9 +127,11 @@ document.title = JSON.stringify([paged, turned, sorted, matching, filtered]);
 </script>"""
 
 
+@slow.PROCESS
 @pytest.mark.skipif(not browser.BROWSER, reason="no Chromium here")
 @pytest.mark.parametrize("name", ["operators.html", "model-resnet18.html"])
 def test_a_browser_pages_sorts_searches_and_filters_the_tuples(folder, tmp_path, name):
+    """And it draws the figures of a model with the one script beside the pages."""
     script = TRIED
     if (
         name != "operators.html"
@@ -137,10 +139,15 @@ def test_a_browser_pages_sorts_searches_and_filters_the_tuples(folder, tmp_path,
         script = re.sub(r"set\(operator, .*\n.*\n", "const filtered = true;\n", TRIED)
     tried = folder / "tried.html"
     tried.write_text((folder / name).read_text().replace("</body>", f"{script}</body>"))
-    document, console = browser.opened(tried, tmp_path / "profile")
+    document, console = browser.opened(tried, tmp_path / "profile", dark=True)
     tried.unlink()
     assert console == []
     assert "<title>[true,true,true,true,true]</title>" in document
+    assert name == "operators.html" or draws(document)
+
+
+def draws(document):
+    return "time of the whole model, ms" in document and 'class="main-svg"' in document
 
 
 FRAMES = """<body><script>
@@ -151,6 +158,7 @@ WIDTH = """<script>addEventListener("load", () => parent.postMessage(
   { [document.title]: document.documentElement.scrollWidth - innerWidth }, "*"));</script></body>"""
 
 
+@slow.PROCESS
 @pytest.mark.skipif(not browser.BROWSER, reason="no Chromium here")
 def test_no_page_is_wider_than_a_phone(folder, tmp_path):
     pages = list(folder.glob("*.html"))
@@ -168,13 +176,12 @@ def test_no_page_is_wider_than_a_phone(folder, tmp_path):
     assert max(json.loads(told).values()) <= 0
 
 
+@slow.PROCESS
 @pytest.mark.skipif(not browser.BROWSER, reason="no Chromium here")
-@pytest.mark.parametrize("name", ["index.html", "model-resnet18.html"])
-def test_a_browser_draws_with_the_one_script_beside_the_pages(folder, tmp_path, name):
-    document, console = browser.opened(folder / name, tmp_path / "profile", dark=True)
+def test_a_browser_draws_the_first_page_with_the_one_script_beside_it(folder, tmp_path):
+    document, console = browser.opened(folder / "index.html", tmp_path / "profile", dark=True)
     assert console == []
-    assert "time of the whole model, ms" in document
-    assert 'class="main-svg"' in document
+    assert draws(document)
 
 
 def test_a_card_has_one_colour_in_both_figures_and_a_simulated_one_no_row(database, tmp_path):

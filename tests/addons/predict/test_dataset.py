@@ -140,6 +140,38 @@ def test_it_is_written_for_others(database, tmp_path, suffix):
             },
             Products(16, 99, 64, 16),
         ),
+        (
+            "einsum",
+            {
+                "arguments": ["b i d, b j d -> b i j", {"tuple": [{"tensor": 0}, {"tensor": 1}]}],
+                "tensors": [{"shape": [24, 512, 64], "dtype": "float32"}, {"shape": [24, 256, 64], "dtype": "float32"}],
+            },
+            Products(512, 256, 64, 24),
+        ),
+        (
+            "einsum",
+            {
+                "arguments": ["ibh,hnd->ibnd", {"tensor": 0}, {"tensor": 1}],
+                "tensors": [{"shape": [128, 8, 768], "dtype": "float32"}, {"shape": [768, 12, 64], "dtype": "float32"}],
+            },
+            Products(128 * 8, 12 * 64, 768),
+        ),
+        (
+            "einsum",
+            {
+                "arguments": ["...i,ij", {"tensor": 0}, {"tensor": 1}],
+                "tensors": [{"shape": [8, 4], "dtype": "float32"}, {"shape": [4, 4], "dtype": "float32"}],
+            },
+            None,
+        ),
+        (
+            "mv",
+            {
+                "arguments": [{"tensor": 0}, {"tensor": 1}],
+                "tensors": [{"shape": [4, 5], "dtype": "float32"}, {"shape": [5], "dtype": "float32"}],
+            },
+            Products(4, 1, 5),
+        ),
         ("relu", {"arguments": [{"tensor": 0}], "tensors": [{"shape": [4], "dtype": "float32"}]}, None),
     ],
 )  # fmt: skip
@@ -563,7 +595,49 @@ def test_a_backward_of_groups_is_not_counted_as_if_there_were_none():
     assert (call.window, call.stride, call.products) == (9, 1, 128)
 
 
+def backward_us(dtype, groups, window, mask=(True, True, False)):
+    """The tile roofline of a convolution's backward: 8 images of 64 channels of 28 x 28 pixels."""
+    spec = {
+        "kind": "aten",
+        "arguments": [
+            *({"tensor": 0}, {"tensor": 1}, {"tensor": 2}, None, [1, 1], [window // 2] * 2, [1, 1]),
+            *(False, [0, 0], groups, list(mask)),
+        ],
+        "tensors": [
+            *[{"role": "activation", "shape": [8, 64, 28, 28], "dtype": dtype}] * 2,
+            {"role": "parameter", "shape": [64, 64 // groups, window, window], "dtype": dtype},
+        ],
+    }
+    moved = (4 if dtype == "float32" else 2) * 4 * 8 * 64 * 28 * 28
+    return describe(H200, "x", "convolution_backward", spec, 10**9, moved).tile_roofline_us
+
+
+def test_half_precision_does_not_make_the_backward_of_single_channels_faster():
+    """The kernels wait for elements: readings of their forwards take as long in bfloat16."""
+    assert backward_us("bfloat16", 64, 3) == pytest.approx(backward_us("float32", 64, 3), rel=0.01)
+
+
+def test_half_precision_copies_images_for_each_gradient_of_a_convolution():
+    both, of_weight = (True, True, False), (False, True, False)
+    windows, pixels = backward_us("bfloat16", 1, 3, both), backward_us("bfloat16", 1, 1, both)
+    assert windows > backward_us("bfloat16", 1, 3, of_weight)
+    assert pixels == pytest.approx(backward_us("bfloat16", 1, 1, of_weight), rel=0.2)
+
+
+def test_the_own_batch_norm_of_pytorch_is_not_faster_in_half_precision():
+    def normalised_us(dtype, itemsize):
+        tensors = [{"role": "activation", "shape": [32, 64, 56, 56], "dtype": dtype}]
+        spec = {"kind": "aten", "arguments": [{"tensor": 0}], "tensors": tensors}
+        moved = 2 * itemsize * 32 * 64 * 56 * 56
+        return describe(H200, "x", "native_batch_norm", spec, 0, moved).tile_roofline_us
+
+    assert normalised_us("bfloat16", 2) == pytest.approx(normalised_us("float32", 4))
+
+
 def test_operators_of_one_work_share_a_type_and_a_family():
+    products = ("Linear", "linear", "mm", "addmm", "bmm", "baddbmm", "matmul", "einsum", "mv")
+    assert {operator_type(name) for name in products} == {"linear"}
+    assert {operator_family(name) for name in products} == {"product"}
     assert {operator_type(name) for name in ("ReLU", "relu_", "relu")} == {"relu"}
     assert operator_family("Conv2d") == "convolution" == operator_family("convolution")
     assert operator_family("convolution_backward") == "convolution backward"

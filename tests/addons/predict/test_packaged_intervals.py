@@ -11,6 +11,7 @@ from farm.exchange.packaged import packaged_database
 from farm.store import tables
 from farm.types.request import Request
 from farm.verdict.verdict import Verdict
+from tests import slow
 
 LEAST_SHARE = 0.9
 COMPLETE = 0.999
@@ -50,7 +51,7 @@ def packaged_variants(session):
     return [requests[variant_id] for variant_id in sorted(requests)]
 
 
-@pytest.mark.slow(reason="an estimate takes a second, and it makes dozens")
+@slow.MEASURED
 def test_the_interval_of_a_sum_of_parts_contains_the_measured_whole_model():
     times, energies = [], []
     with packaged_database().read() as session:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from farm.errors import DamagedPackage
 
-DATA = Path(__file__).resolve().parent
+DATA = Path(__file__).resolve().parents[1] / "data"
 CHECKSUMS = DATA / "checksums.json"
 
 

@@ -16,8 +16,9 @@ from farm.errors import CaptureError, Unmeasurable
 from farm.models import catalog
 from farm.operators.compiled import CompiledPass
 from farm.settings import settings
-from farm.training import compile_ahead
+from farm.training import fake_compilation
 from farm.types.protocol import Protocol, Subject, Variant
+from tests import slow
 from tests.operators.compiled_models import needs_compiler
 
 CPU = torch.device("cpu")
@@ -42,12 +43,13 @@ def variant(name: str, **fields: object) -> Variant:
     return dataclasses.replace(catalog.variant(name, batch=4), compile="default", **fields)  # type: ignore[arg-type]
 
 
+@slow.COMPILER
 @needs_compiler
 def test_a_compilation_with_real_tensors_finds_the_code_that_one_with_fake_tensors_made() -> None:
     asked = variant("two")
     torch.set_num_threads(1)
     counters.clear()
-    compile_ahead.fill_cache(asked, CPU, grad=False)
+    fake_compilation.compile_on_fakes(asked, CPU, grad=False)
     assert counters["inductor"]["fxgraph_cache_miss"] == 1
     counters.clear()
     model, arguments = (
@@ -65,7 +67,7 @@ def test_a_compilation_with_real_tensors_finds_the_code_that_one_with_fake_tenso
 def test_a_refused_model_is_an_outcome_with_the_reason_of_the_compiler() -> None:
     asked = variant("refused")
     with pytest.raises(CaptureError, match="no shape is known"):
-        compile_ahead.fill_cache(asked, CPU, grad=False)
+        fake_compilation.compile_on_fakes(asked, CPU, grad=False)
     subject = Subject("variant", asked.id, asked.to_json(), None, {"variant": asked.to_json()})
     with pytest.raises(Unmeasurable) as caught:
         compiled_model.fill_cache(subject, Protocol(launch="eager"), CPU)

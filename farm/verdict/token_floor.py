@@ -1,5 +1,5 @@
-"""What the tokens of a language model cost at least: its weights and its cache at the card's
-bandwidth, and what copies of keys and values add in the measured implementation.
+"""Which implementation the tokens per second of a language model are of, what its tokens cost at
+least (its weights and its cache at the card's bandwidth), and what copies of keys and values add.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 from farm.types.figure import share_of
 from farm.types.format import TIME, count_of, percent, quantity
+from farm.types.protocol import Variant
 from farm.types.roofline import Roofline
 from farm.types.tuple import DTYPES, NeededTuple
 from farm.verdict.causes import COPIES
@@ -64,13 +65,30 @@ class TokenFloor:
         return {**vars(self), "time_us": self.time_us}
 
 
+def implementation_of(variant: Variant | None) -> str:
+    """Return which implementation tokens per second are of; "" for a model without tokens."""
+    if variant is None or not variant.tokens:
+        return ""
+    if variant.generates_kernels:
+        return "the kernels of torch.compile"
+    cache = ", with a static cache" if variant.phase == "decode" else ""
+    return f"PyTorch's operators one by one, as the model's library calls them{cache}"
+
+
+def has_floor(variant: Variant | None) -> bool:
+    """True for a decode whose operators read the weights and the cache of one card."""
+    if variant is None or variant.phase != "decode":
+        return False
+    return not variant.generates_kernels and variant.cards == 1
+
+
 def token_floor(
     needed: Sequence[NeededTuple], times_us: Mapping[str, float], peaks: Roofline
 ) -> TokenFloor | None:
     """The floor of a model; None if it has no weights.
 
     Args:
-        needed: the tuples of the model.
+        needed: the tuples of a model of which `has_floor` is true.
         times_us: the time of one call, by tuple id, of those whose time is known.
         peaks: of the card.
     """

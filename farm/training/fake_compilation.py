@@ -20,30 +20,35 @@ from farm.training.step import checkpoint_modules
 from farm.types.protocol import Variant
 
 
-def fill_cache(variant: Variant, device: torch.device, *, grad: bool) -> None:
+def compile_on_fakes(variant: Variant, device: torch.device, *, grad: bool) -> None:
     """Compile the graphs of a variant's forward pass, and in a training step of its backward.
 
     A compiled optimizer is not compiled here.
 
     Args:
+        variant: the compiled variant. A training step is compiled ahead only for a CPU
+            (`farm.jobs.compile_ahead`): on a GPU, autograd needs a CUDA context.
         device: of the card. No tensor is put there.
         grad: whether a forward pass records gradients; a training step always does.
 
     Raises:
         CaptureError: the compiler refuses the model, or wants to time operators on the card.
         UsageError: no compiler is installed, or the model is unknown.
-        Exception: the model cannot run on fake tensors, for example because it reads a value.
+        Exception: any exception of the model, for example if it reads a value, which fake tensors
+            do not have. The model is then compiled in its turn.
     """
-    model = catalog.build(variant, device="meta")
-    inputs = catalog.example_inputs(variant, device="meta")
+    resolved = catalog.resolve(variant.model)
+    model = resolved.build(variant, device="meta")
+    inputs = resolved.example_inputs(variant, device="meta")
     fakes = FakeTensors(FakeTensorMode(), str(device), keeps_values=False)
     is_step = bool(variant.step)
     grad = grad or is_step
     if not grad:
         # For tensors that require gradients, autograd asks for the stream of the card, which
-        # creates a CUDA context. Without them a product of a slice with a weight is another
-        # operator (`should_fold` of PyTorch's matmul), so such a graph is not found in the cache:
-        # qwen3's prefill, whose last product takes the last token of each row.
+        # creates a CUDA context. If a weight requires no gradient, PyTorch's matmul may choose
+        # another operator for a slice (`should_fold`), and the compiler's key of the graph differs.
+        # So qwen3's prefill is compiled again in its turn: its last product takes a slice, the last
+        # token of each row.
         model.requires_grad_(False)
 
     with contextlib.ExitStack() as stack:
