@@ -51,7 +51,6 @@ _CUDA, _META, _KINDS = 1, 14, 20
 _GUARDS = "_ZN3c104impl26device_guard_impl_registryE"
 _MUTATED = re.compile(r"'mutated_arg_names': \[([^\]]*)\]")
 _SIGNATURE = re.compile(r"^def \w+\(([^)]*)\)", re.MULTILINE)
-_ATTENTION: Any = torch.ops.aten.scaled_dot_product_attention.default
 _COPY: Any = torch.ops.aten.copy_.default
 
 #: A function with the arguments of `torch.nn.functional.scaled_dot_product_attention`.
@@ -138,6 +137,7 @@ def foreseen(sheet: DataSheet, attention: Attention) -> Iterator[None]:
     Raises:
         CaptureError: this build of PyTorch has no table of device guards.
     """
+    from torch._dynamo import trace_rules
     from torch._dynamo.device_interface import CudaInterface
     from torch._inductor import config, scheduler
     from torch._inductor.codecache import PyCodeCache
@@ -186,8 +186,8 @@ def foreseen(sheet: DataSheet, attention: Attention) -> Iterator[None]:
         (torch.cuda, "get_device_properties", properties),
         (torch.cuda, "get_device_capability", lambda *_: _CAPABILITY),
         (torch.cuda, "current_device", lambda: 0),
-        (torch.cuda, "set_device", _nothing),
-        (torch.cuda, "_lazy_init", _nothing),
+        (torch.cuda, "set_device", lambda _: None),
+        (torch.cuda, "_lazy_init", lambda: None),
         (torch.cuda, "_DeviceGuard", lambda _: contextlib.nullcontext()),
         (torch._C, "_cuda_getCurrentRawStream", lambda _: 0),
         (torch._C, "_conv_determine_backend_memory_format", _format_of_convolution),
@@ -202,6 +202,8 @@ def foreseen(sheet: DataSheet, attention: Attention) -> Iterator[None]:
         "alignment_asserts": False,
         "nan_asserts": False,
     }
+    # Dynamo's table of the functions of PyTorch must have those of `torch.cuda`, not these.
+    trace_rules.get_torch_obj_rule_map()
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # about the model's source, not about its cost
@@ -235,14 +237,15 @@ def _view(tensor: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torc
 @contextlib.contextmanager
 def _attention(attention: Attention) -> Iterator[None]:
     """While active, the compiler decomposes attention as on the card."""
-    kernels, key = _ATTENTION.py_kernels, torch._C.DispatchKey.CompositeImplicitAutograd
-    kernels[key] = lambda *args, **kwargs: attention(*args, **kwargs)
-    _ATTENTION._dispatch_cache.clear()
+    operator: Any = torch.ops.aten.scaled_dot_product_attention.default
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    operator.py_kernels[key] = lambda *args, **kwargs: attention(*args, **kwargs)
+    operator._dispatch_cache.clear()
     try:
         yield
     finally:
-        del kernels[key]
-        _ATTENTION._dispatch_cache.clear()
+        del operator.py_kernels[key]
+        operator._dispatch_cache.clear()
 
 
 @contextlib.contextmanager
