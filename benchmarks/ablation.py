@@ -65,7 +65,7 @@ ABLATIONS = {
     "model_clock": ("ModelClock",),
     "bursts_at_the_limit": ("BurstsAtTheLimit",),
     "temperature": ("Temperature",),
-    "neighbours": ("Neighbours",),
+    "neighbours": ("Neighbours", "PlaceOnHost"),
     "builds": ("Builds",),
     "waiting_power": ("WaitingPower",),
     "between_jobs": ("BetweenJobs",),

@@ -186,7 +186,7 @@ def print_left_out(stored: Sequence[StoredTuple], only_figures: bool) -> None:
                 scores[card_id].append((reference.score(medians[card_id]), len(others)))
     outside = []
     for card_id, of_card in scores.items():
-        limit = limit_of(tuple(sorted(count for _, count in of_card)))
+        limit = limit_of(count for _, count in of_card)
         if max(score for score, _ in of_card) > limit:
             outside.append(card_id)
     every = [score for of_card in scores.values() for score, _ in of_card]
@@ -311,7 +311,7 @@ def simulated_checks(
 
 
 def _limit(comparisons: Sequence[SimulatedComparison]) -> float:
-    return limit_of(tuple(sorted(one.count for one in comparisons)))
+    return limit_of(one.count for one in comparisons)
 
 
 def false_alarms(
@@ -390,7 +390,7 @@ def print_other_tails(stored: Sequence[StoredTuple], checks: int) -> None:
     usual = deviation.TAIL_DEGREES
     for tail in (4, 5, 6, 8):
         deviation.TAIL_DEGREES = tail
-        limit_of.cache_clear()
+        deviation._largest_scores.cache_clear()
         cells = []
         for model in models:
             differences = StoredDifferences(stored, model)
@@ -398,7 +398,7 @@ def print_other_tails(stored: Sequence[StoredTuple], checks: int) -> None:
             cells.append(_rate(outside, checks))
         print(f"{tail} degrees of freedom | {' | '.join(cells)}")
     deviation.TAIL_DEGREES = usual
-    limit_of.cache_clear()
+    deviation._largest_scores.cache_clear()
 
 
 def _rate(count: int, of: int) -> str:

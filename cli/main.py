@@ -24,7 +24,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from cli.commands import all_commands, command_named, missing_add_on, with_joined_name
 from cli.options import flat, with_compile_mode
-from cli.output import Left, complain, noted, set_quiet
+from cli.output import Left, complain, noted, say, set_quiet
 from cli.streams import discard_stdout, keep_results_apart, stdout_is_writable
 from farm.errors import FarmError, Unwritable, did_you_mean, error_text
 from farm.errors.safe_text import without_secrets
@@ -287,6 +287,10 @@ def farm(
     Start with `farm run resnet18`.
     """
     set_quiet(quiet)
+    from farm.settings import misspelt_variables
+
+    for name, setting in misspelt_variables().items():
+        say(f"warning: {name} is not a setting. Did you mean {setting}?")
     if (command := context.invoked_subcommand) not in _SERVERS:
         keep_results_apart()
         context.with_resource(noted(f"farm {command} is working"))

@@ -266,11 +266,15 @@ class CliOptions:
             requests += [cell.over(partial) for cell in cells]
         if not self.files:
             return requests
-        for entry in measurement_file.load(self.files, locations=locations):
+        entries = measurement_file.load(self.files, locations=locations)
+        of_sweeps = cells[:1]  # a sweep has its own grid
+        if self.models or any(entry.model for entry in entries):
+            # Among models, --within and --budget are about the sums of these.
+            of_sweeps = [_without_precision(cells[0])]
+        for entry in entries:
             if self.quick:
                 entry = _without_precision(entry)
-            # A sweep has its own grid.
-            cells_of_entry = cells if entry.model else cells[:1]
+            cells_of_entry = cells if entry.model else of_sweeps
             requests += [cell.over(entry) for cell in cells_of_entry]
         return requests
 
@@ -303,12 +307,12 @@ def _several_values(field: Field, text: str) -> Sequence[int | str | None]:
     return words
 
 
-def _without_precision(entry: PartialRequest) -> PartialRequest:
-    """The request of a file without its precision, in whose place --quick is used."""
+def _without_precision(request: PartialRequest) -> PartialRequest:
+    """The request without the precision of a sum: --quick replaces it, and a sweep has no sum."""
     from farm.requests.partial_request import PartialRequest
 
-    fields = {**entry.given, "within": None, "budget_s": None}
-    return PartialRequest(where=entry.where, resolved=entry.resolved, **fields)
+    fields = {**request.given, "within": None, "budget_s": None}
+    return PartialRequest(where=request.where, resolved=request.resolved, **fields)
 
 
 def options_of_run(text: str) -> CliOptions:

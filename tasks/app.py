@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import re
 import threading
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -132,6 +133,11 @@ _CODES: Mapping[
 }
 
 
+#: What the broker's client says if the server ends the connection, as a port for TLS does with a
+#: client without it.
+_CLOSED = re.compile("closed|reset by peer", re.IGNORECASE)
+
+
 def broker_unreachable(
     url: str, error: BaseException, *, about: str = "", then: str = ""
 ) -> BrokerUnreachable:
@@ -150,6 +156,8 @@ def broker_unreachable(
     problem, step = _REFUSALS.get(
         code, ("does not answer", "Start the broker, or correct FARM_BROKER_URL.")
     )
+    if code not in _REFUSALS and url.startswith("redis://") and _CLOSED.search(reason):
+        step = f"If the port expects TLS, write rediss:// instead of redis://. {step}"
     message = f"The broker {shown_url(url)} {problem}: {about or reason.rstrip('.')}."
     return BrokerUnreachable(message, f"{step} {then}".strip())
 

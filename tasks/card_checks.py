@@ -119,8 +119,18 @@ def _with_tuples(check: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Plan checks, and print the judged ones as JSON."""
+def main() -> int:
+    """Plan checks, and print the judged ones as JSON. Returns the exit code."""
+    try:
+        judged = _planned_and_judged()
+    except FarmError as error:
+        log.error("%s %s", error.message, error.next_step)
+        return error.exit_code
+    sys.stdout.write(json.dumps([dataclasses.asdict(check) for check in judged]))
+    return 0
+
+
+def _planned_and_judged() -> list[JudgedCheck]:
     from tasks.submissions import submit  # here, so that the control worker starts faster
 
     parser = argparse.ArgumentParser(prog="python -m tasks.card_checks")
@@ -136,9 +146,8 @@ def main() -> None:
         for resolved in requests:
             with contextlib.suppress(FarmError):  # a card may have stopped meanwhile
                 submit(database, resolved, pinned=True)
-        judged = [checks.judged(database, job_id) for job_id in options.ended]
-    sys.stdout.write(json.dumps([dataclasses.asdict(check) for check in judged]))
+        return [checks.judged(database, job_id) for job_id in options.ended]
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

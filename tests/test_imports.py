@@ -73,6 +73,7 @@ TORCH_ROOMS = (
     "farm/benchmark/cpu_runner.py",
     "farm/benchmark/fingerprinting.py",
     "farm/benchmark/host_clock.py",
+    "farm/benchmark/host_places.py",
     "farm/benchmark/host_steps.py",
     "farm/benchmark/passes.py",
     "farm/benchmark/phases/base.py",

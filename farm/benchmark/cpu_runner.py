@@ -14,13 +14,15 @@ from collections.abc import Sequence
 
 import torch
 
-from farm.benchmark import window
+from farm.benchmark import ranks, window
 from farm.benchmark.host_clock import HostTimer, keep_memory, take_turns
+from farm.benchmark.host_places import HostPlaces
 from farm.benchmark.passes import Offload, applied, free_bytes
 from farm.benchmark.steady import Windows
 from farm.benchmark.subjects import kind_of_subject, prepare
 from farm.benchmark.workload import why_it_raised
 from farm.errors import Unmeasurable
+from farm.types.details import CallOrder
 from farm.types.protocol import OnPhase, Protocol, Stopping, Subject
 from farm.types.reading import Reading
 
@@ -126,15 +128,29 @@ class CpuRunner:
             raise
         except Exception as error:  # any exception of PyTorch becomes the item's reason
             raise why_it_raised(error) from error
-        prepare_s = time.perf_counter() - begin_s
-        return HostTimer(
+        timer = HostTimer(
             workload,
             protocol,
             stopping,
             subject.whole,
             marks_modules=kind_of_subject(subject, protocol).marks_modules,
-            prepare_s=prepare_s,
         )
+        if subject.whole and protocol.residency == "resident":
+            self._add_places(timer)
+        timer.prepare_s = time.perf_counter() - begin_s
+        return timer
+
+    def _add_places(self, timer: HostTimer) -> None:
+        """Prepare a replay of the calls of a whole model in order. The reading is valid without it,
+        so a failure becomes a reason."""
+        passes = timer.workload.passes
+        if passes is None or passes.order is None or ranks.world() > 1:
+            return
+        try:
+            with applied(timer.protocol):
+                timer.places = HostPlaces(passes.order(), self._torch_device)
+        except Exception as error:
+            timer.places_missing = str(why_it_raised(error))
 
     def _reading(self, timer: HostTimer) -> Reading:
         steady = window.SteadyWindow(
@@ -152,10 +168,16 @@ class CpuRunner:
             details.timing,
             turns_group=timer.group,
             without_turn_us=tuple(timer.without_turn_us()),
+            warm_us=timer.warm_us(),
+            warm_without_turn_us=tuple(timer.without_turn_us(timer.warm_turns)) or None,
         )
         threads = torch.get_num_threads()
         launching = dataclasses.replace(details.launching, threads=threads)
         reading = reading.noting(timing=timing, launching=launching)
+        if timer.places is not None:
+            reading = reading.noting(order=CallOrder(places=timer.places.places()))
+        elif timer.places_missing:
+            reading = reading.lacking("places", timer.places_missing)
         return reading.flagged("values_moved") if timer.moved else reading
 
 

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 
 MOST_HEADER_BYTES = 1 << 16  # a header has at most two values of a column, as statistics
 _MOST_DEPTH = 8
-_DICTIONARY_PAGE = 2
 # Numbers of fields of a page's header.
-_KIND, _UNPACKED_BYTES, _PACKED_BYTES = 1, 2, 3
+_UNPACKED_BYTES, _PACKED_BYTES = 2, 3
 # Types of the compact protocol.
 _STOP, _BYTE, _INTEGERS, _DOUBLE, _BINARY, _LISTS, _STRUCT = 0, 3, (4, 5, 6), 7, 8, (9, 10), 12
 _BOOLEANS = (1, 2)
@@ -32,7 +31,6 @@ class DamagedPage(ValueError):
 @dataclass(frozen=True)
 class Page:
     unpacked_bytes: int
-    is_dictionary: bool
 
 
 def pages_of(file: IO[bytes], chunk: pq.ColumnChunkMetaData) -> Iterator[Page]:
@@ -51,7 +49,7 @@ def pages_of(file: IO[bytes], chunk: pq.ColumnChunkMetaData) -> Iterator[Page]:
         )
         if unpacked_bytes < 0 or packed_bytes < 0:
             raise DamagedPage("a page has no size")
-        yield Page(unpacked_bytes, numbers.get(_KIND) == _DICTIONARY_PAGE)
+        yield Page(unpacked_bytes)
         begin += header.position + packed_bytes
 
 

@@ -356,26 +356,21 @@ def _describe(session: Session, item: Any, request: Request, token: str) -> Clai
     if is_whole:
         newest = session.get(tables.Round, (item.job_id, item.round))
         capture_id = newest.capture_id if newest else None
+    subject = Subject("variant" if is_whole else "operator", item.subject_id, spec, tokens, kernels)
     return Claim(
-        item.id,
-        item.job_id,
-        item.round,
-        token,
-        item.role,
-        label,
-        short_name,
-        Subject(
-            "variant" if is_whole else "operator",
-            item.subject_id,
-            spec,
-            tokens,
-            kernels,
-        ),
-        _protocol(session, item.protocol_id)
-        or request.protocol,  # with data policy `seen`, items differ in protocol
-        request.stopping.allowing(item.half_width),
-        capture_id,
-        item.card_state,
+        item_id=item.id,
+        job_id=item.job_id,
+        round=item.round,
+        token=token,
+        role=item.role,
+        label=label,
+        short_name=short_name,
+        subject=subject,
+        # with data policy `seen`, items differ in protocol
+        protocol=_protocol(session, item.protocol_id) or request.protocol,
+        stopping=request.stopping.allowing(item.half_width),
+        capture_id=capture_id,
+        card_state=item.card_state,
         records_errors=request.sweep is not None and request.sweep.operator == CARD_CHECK,
     )
 

@@ -38,6 +38,12 @@ from farm.types.tuple import (
     words,
 )
 
+#: In the names of operators of aten that compute the layers `nn.LSTM`, `nn.GRU` and `nn.RNN`.
+_RECURRENT = ("rnn", "lstm", "gru")
+_RECURRENT_STEP = (
+    "Measure the forward pass, without --step. Or write the layer as a loop over nn.LSTMCell, "
+    "nn.GRUCell or nn.RNNCell: their training steps are measured."
+)
 _WITHOUT_RULE = (
     "Measure the forward pass, without --step, or replace this operator in the model: "
     "this version of the farm does not measure it in a training step."
@@ -61,8 +67,10 @@ def cost_in(captured: CapturedPass, spec: OperatorTuple) -> Cost:
     try:
         return _cost_on_meta(spec)
     except TupleRejected as error:
+        recurrent = any(word in spec.operator for word in _RECURRENT)
         raise TupleRejected(
-            f"{error.message[:-1]}{_location(captured, spec)}.", _WITHOUT_RULE
+            f"{error.message[:-1]}{_location(captured, spec)}.",
+            _RECURRENT_STEP if recurrent else _WITHOUT_RULE,
         ) from error
     except FarmError:
         raise

@@ -24,7 +24,7 @@ from farm.errors import TupleRejected, UsageError
 from farm.errors.safe_text import cell, printable
 from farm.report.report import Report
 from farm.store import tables
-from farm.store.captures import PlacedCall, placed_calls
+from farm.store.captures import PlacedCall, placed_calls, storages_read
 from farm.store.columns import OPERATOR
 from farm.store.database import by_key, fetch_values
 from farm.subjects.label import call_of
@@ -159,6 +159,7 @@ class _LayerCall:
     line: CostLine | None  # None: the report does not have the tuple
     spec: OperatorTuple | None  # None: the database row does not hold a valid tuple
     outputs: tuple[Size, ...] | None
+    reads: Sequence[int] = ()  # numbers of the storages that it reads, in the order of its tuple
 
     @property
     def name(self) -> str:
@@ -225,7 +226,9 @@ def _calls(session: Session, report: Report, *, outputs: bool) -> list[_LayerCal
     newest_round = session.get(tables.Round, (report.job_id, report.round))
     if newest_round is not None and newest_round.capture_id is not None:
         placed = placed_calls(session, newest_round.capture_id, report.protocol.data)
+        reads = storages_read(session, newest_round.capture_id)
     else:
+        reads = {}
         placed = [PlacedCall(index, "", *key) for index, key in enumerate(line_of)]
     columns = (OPERATOR.id, OPERATOR.short_name, OPERATOR.spec, OPERATOR.output_shapes)
     stored = fetch_values(session, columns, [call.operator_id for call in placed])
@@ -247,6 +250,7 @@ def _calls(session: Session, report: Report, *, outputs: bool) -> list[_LayerCal
                 line_of.get((id_, call.data)),
                 specs.get(id_),
                 sizes.get(id_),
+                reads.get(call.index, ()),
             )
         )
     return calls
@@ -268,12 +272,7 @@ def _row(
     single = len(calls) == 1 and alike
     types = {call.short_name for call in calls}
     flat = spec.parameters_for_query() if spec else {}
-    # If a module is called twice, its weights count once.
-    weights = {}
-    for call in calls:
-        owner = call.place.module_path if call.is_module else call.place.index
-        weights[owner] = call.spec.held_parameters if call.spec is not None else None
-    held_parameters, held_bytes = _total_weights([*weights.values()])
+    held_parameters, held_bytes = _total_weights(calls)
     return LayerRow(
         name=name,
         module_path=".".join(steps).replace(".:", ":")
@@ -297,17 +296,23 @@ def _row(
     )
 
 
-def _total_weights(
-    weights: Sequence[tuple[int, int] | None],
-) -> tuple[int, int] | tuple[None, None]:
-    """Add elements and bytes of parameters; None if one is unknown."""
-    total_elements = total_bytes = 0
-    for entry in weights:
-        if entry is None:
+def _total_weights(calls: Iterable[_LayerCall]) -> tuple[int, int] | tuple[None, None]:
+    """Add elements and bytes of the parameters of calls; None if a tuple is unknown. Parameters in
+    the same memory count once: those of a module that is called twice, and tied weights."""
+    of_memory: dict[Any, tuple[int, int]] = {}
+    for call in calls:
+        if call.spec is None:
             return None, None
-        total_elements += entry[0]
-        total_bytes += entry[1]
-    return total_elements, total_bytes
+        weights = call.spec.parameters_by_storage
+        storages = list(dict.fromkeys(tensor.storage for tensor in call.spec.tensors))
+        if len(storages) == len(call.reads):
+            numbers = dict(zip(storages, call.reads, strict=True))
+            of_memory |= {numbers[storage]: size for storage, size in weights.items()}
+        else:  # the capture does not say which memory it is
+            owner = call.place.module_path if call.is_module else call.place.index
+            of_memory |= {(owner, storage): size for storage, size in weights.items()}
+    elements = sum(number for number, _ in of_memory.values())
+    return elements, sum(size_bytes for _, size_bytes in of_memory.values())
 
 
 def _cost(calls: Sequence[_LayerCall]) -> CostGroup:

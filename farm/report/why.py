@@ -11,6 +11,7 @@ from farm.errors import NoReadings
 from farm.report.report import Report, build
 from farm.store import tables
 from farm.store.captures import PlacedCall, placed_calls
+from farm.types.format import TIME, plural, quantity
 from farm.types.protocol import Variant
 from farm.types.request import Request
 from farm.verdict.causes import Cause, Why, largest_causes, rates_of
@@ -58,7 +59,10 @@ def _calls_in_order(session: Session, results: JobResults, report: Report) -> Se
 
 
 def _launch_gap(report: Report, sum_us: float, fused: bool) -> Iterator[Cause]:
-    """The time that an eager pass takes longer than a CUDA graph of the same work."""
+    """The time that an eager pass takes longer than a CUDA graph of the same work. On a CPU: the
+    least time that PyTorch takes for a call, for all calls."""
+    if report.on_cpu and not fused:
+        yield _calls_on_cpu(report, sum_us)
     gap_us = report.verdict.launch_gap_us
     if gap_us is None or gap_us <= 0:
         return
@@ -71,6 +75,20 @@ def _launch_gap(report: Report, sum_us: float, fused: bool) -> Iterator[Cause]:
         sum_us + gap_us,
         "Without a CUDA graph, a pass waits for the host, which launches one kernel after the "
         f"other. {remedies}",
+    )
+
+
+def _calls_on_cpu(report: Report, sum_us: float) -> Cause:
+    """The time of a call that computes nothing, for all calls of operators."""
+    number = sum(line.count for line in report.tuples)
+    floor_us = report.roofline.launch_floor_us
+    return Cause(
+        "launch",
+        min(number * floor_us, sum_us),
+        sum_us,
+        f"PyTorch itself takes at least {quantity(floor_us, TIME)} for each of {number} "
+        f"{plural('call', number)}, before the kernel computes. `--compile` makes fewer calls, and "
+        "a larger batch makes this part smaller.",
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import difflib
 import functools
 import json
 import os
@@ -44,6 +45,10 @@ MOST_PATH_BYTES = 3500  # of a folder, so that the files in it have names of at 
 MOST_CONFIG_BYTES = 1 << 20  # of the settings file
 
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+
+#: Variables of the farm's programs and of `deploy/` that are no settings.
+NO_SETTINGS = frozenset({"FARM_CONFIG", "FARM_IMAGE", "FARM_METRICS_BIND"})
+LEAST_LIKENESS = 0.8  # of a misspelt name and a setting, by `difflib`
 
 NEXT_STEP = "Correct the setting; docs/settings.md describes all settings."
 
@@ -276,6 +281,26 @@ def settings_but_wrong_ones() -> tuple[Settings, list[str]]:
             raise _explained(error) from error
         defaults = {name: fields[name].get_default(call_default_factory=True) for name in names}
         return Settings(**defaults), [_problem(problem) for problem in wrong]
+
+
+def misspelt_variables() -> dict[str, str]:
+    """Variables of the environment that begin with ``FARM_`` and are no settings -> the setting
+    that they resemble. Variables that resemble none may belong to another program.
+
+    Example: {"FARM_DATABSE_URL": "FARM_DATABASE_URL"}.
+    """
+    settings_names = [f"FARM_{name.upper()}" for name in Settings.model_fields]
+    others = (
+        {name for name in os.environ if name.startswith("FARM_")}
+        - set(settings_names)
+        - NO_SETTINGS
+    )
+    misspelt = {}
+    for name in sorted(others):
+        near = difflib.get_close_matches(name, settings_names, n=1, cutoff=LEAST_LIKENESS)
+        if near:
+            misspelt[name] = near[0]
+    return misspelt
 
 
 def die_with_parent(signum: int = signal.SIGKILL, parent: int = 0) -> None:

@@ -26,10 +26,10 @@ from farm.subjects.parsing import parse
 from farm.types.deciding import declared_operators, lacks_values
 from farm.types.fields import content_id
 from farm.types.protocol import Protocol, Variant
-from farm.types.reading import Verification
 from farm.types.request import Request
 from farm.types.tuple import Cost, NeededTuple, OperatorTuple
 from farm.types.value_profiles import class_of
+from farm.types.verification import Verification
 
 if TYPE_CHECKING:
     from farm.training.extract import Extraction
@@ -238,6 +238,13 @@ def placed_calls(session: Session, capture_id: int, data: str) -> list[PlacedCal
         PlacedCall(index, path, operator_id, class_of(seen) if data == "seen" else data)
         for index, path, operator_id, seen in session.exec(query.order_by(col(call.call_index)))
     ]
+
+
+def storages_read(session: Session, capture_id: int) -> dict[int, Sequence[int]]:
+    """Index of a call -> the numbers of the storages that it reads, in the order of its tuple."""
+    call = tables.Call
+    query = select(call.call_index, call.reads).where(call.capture_id == capture_id)
+    return {index: reads for index, reads in session.exec(query)}
 
 
 def classes(session: Session, capture_id: int, data: str) -> dict[tuple[str, str], int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlmodel import Session, col, select
 
 from farm.errors import NoSuchJob, did_you_mean
-from farm.store.tables import Job
+from farm.store.tables import Job, ModelVariant
 
 
 def find_job(session: Session, job_or_prefix: str) -> Job:
@@ -27,7 +27,9 @@ def find_job(session: Session, job_or_prefix: str) -> Job:
             f"The ids of several jobs begin with '{job_or_prefix}'.",
             "Give more characters; `farm jobs` lists the ids.",
         )
+    text = f"There is no job '{job_or_prefix}'."
+    models = select(ModelVariant.model).where(ModelVariant.model == job_or_prefix)
+    if session.exec(models).first() is not None:
+        raise NoSuchJob(text, f"It is a model. List its jobs with `farm jobs {job_or_prefix}`.")
     near = did_you_mean(job_or_prefix, session.exec(select(Job.id)))
-    raise NoSuchJob(
-        f"There is no job '{job_or_prefix}'.", near or "List the jobs with `farm jobs`."
-    )
+    raise NoSuchJob(text, near or "List the jobs with `farm jobs`.")

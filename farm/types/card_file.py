@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.errors import UsageError, did_you_mean
-from farm.types.data_sheets import GENERIC_GPU, DataSheet, NamedCard, sheet_of
+from farm.types.data_sheets import GENERIC_GPU, DataSheet, NamedCard, sheet_name_of
 
 _MOST_BYTES = 65536
 
@@ -114,7 +114,7 @@ def _name(path: Path, table: Mapping[str, Any]) -> str:
             f"{path} does not name the card.",
             'Add a line of at most 100 characters, such as: name = "My card"',
         )
-    sheet = sheet_of(name)
+    sheet = sheet_name_of(name)
     if sheet:
         raise UsageError(
             f"{path} describes the '{name}', of which the farm has a data sheet.",

@@ -183,6 +183,9 @@ class Timing:
     turns_group: str | None = None  # of a CPU: id of the readings whose subjects were timed in turn
     # of a CPU: for each turn, `time_us` without its passes
     without_turn_us: tuple[float, ...] | None = None
+    # of a tuple on a CPU: a pass with its weights and its output in the cache
+    warm_us: Figure | None = None
+    warm_without_turn_us: tuple[float, ...] | None = None  # as `without_turn_us`
     # longest allowed window, if the window ended before it converged
     ceiling_s: float | None = None
     # of a kernel or collective: what restored its inputs before each pass; subtracted

@@ -278,11 +278,22 @@ class OperatorTuple:
         return tuple(tensor.shape for tensor in self.passed_tensors)
 
     @property
+    def parameters_by_storage(self) -> dict[int, tuple[int, int]]:
+        """Number of a storage -> the number of elements of the parameters in it, and their size in
+        bytes."""
+        sizes: dict[int, tuple[int, int]] = {}
+        for tensor in self.tensors:
+            if tensor.role == "parameter":
+                elements, size_bytes = sizes.get(tensor.storage, (0, 0))
+                own_bytes = tensor.numel * tensor.itemsize_bytes
+                sizes[tensor.storage] = (elements + tensor.numel, size_bytes + own_bytes)
+        return sizes
+
+    @property
     def held_parameters(self) -> tuple[int, int]:
         """The number of elements of the parameters, and their size in bytes."""
-        parameters = [tensor for tensor in self.tensors if tensor.role == "parameter"]
-        size_bytes = sum(tensor.numel * tensor.itemsize_bytes for tensor in parameters)
-        return sum(tensor.numel for tensor in parameters), size_bytes
+        sizes = self.parameters_by_storage.values()
+        return sum(elements for elements, _ in sizes), sum(size_bytes for _, size_bytes in sizes)
 
     def parameters_for_query(self) -> dict[str, Any]:
         """The parameters as a flat object for a JSON column: ``{"in_channels": 64, "kernel_size":
@@ -377,8 +388,9 @@ _DUNDER = {
     "itruediv": "div_",
     "radd": "add",
     "rmul": "mul",
+    "rsub": "rsub",
+    "truediv": "div",
 }
-_DUNDER |= {"rsub": "rsub", "truediv": "div"}
 
 
 def tensor_references(tree: Any) -> Iterator[int]:

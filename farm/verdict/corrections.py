@@ -388,6 +388,39 @@ def weights_in_cache(wholes: Sequence[ReadingView]) -> float | None:
     return sum(shares) / len(shares) if shares else None
 
 
+# ---- the place in the model on a CPU
+
+
+class PlaceOnHost:
+    """On a CPU, the loop of a tuple has cold weights and cold outputs, and a second loop has warm
+    ones. In a model, the other calls decide what the caches have: the call takes the time of the
+    warm loop and what its place in the model adds.
+
+    The power of the loop and of the call count as equal. Evidence: docs/design/cpu-places.md."""
+
+    def applies(self, cost: CallCost, call: Call) -> bool:
+        return call.reading.details.timing.warm_us is not None and call.place is not None
+
+    def correct(self, cost: CallCost, call: Call) -> CallCost:
+        warm_us, place = call.reading.details.timing.warm_us, call.place
+        assert warm_us is not None
+        assert place is not None
+        time_us = replace(warm_us, value=warm_us.value + place.value)
+        change = time_us.value / cost.time_us.value
+        energy_mj, added_mj = None, 0.0
+        if cost.energy_mj is not None:
+            energy_mj = cost.energy_mj.times(change)
+            added_mj = energy_mj.value - cost.energy_mj.value
+        return replace(
+            cost,
+            time_us=time_us,
+            energy_mj=energy_mj,
+            own_us=(*cost.own_us, place.half_width),
+            context_us=time_us.value - cost.time_us.value,
+            context_mj=added_mj,
+        )
+
+
 # ---- the build of the model
 
 
@@ -413,5 +446,6 @@ CORRECTIONS: tuple[Correction, ...] = (
     ModelClock(),
     Temperature(),
     Neighbours(),
+    PlaceOnHost(),
     Builds(),
 )

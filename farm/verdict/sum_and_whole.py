@@ -31,6 +31,10 @@ class SumAndWhole:
     ) -> None:
         self.measured, self.wholes, self.replay = measured, wholes, replay
         self.with_context = any(line.measured[0].details.context is not None for line in measured)
+        #: True if the effect of the neighbours on a CPU was measured.
+        has_places = any(whole.details.order.places for whole in wholes)
+        has_warm = any(line.measured[0].details.timing.warm_us is not None for line in measured)
+        self.with_places = has_places and has_warm
         self.weights = _weights(measured, wholes)
 
         layouts_us = wholes[0].details.order.layouts_half_width_us if replay else None
@@ -46,7 +50,7 @@ class SumAndWhole:
 
     def with_neighbours(self, verdict: Verdict) -> Verdict:
         """Return the verdict with the effect of the neighbours, if it was measured."""
-        if not self.with_context:
+        if not (self.with_context or self.with_places):
             return verdict
         context_mj = self.total(lambda cost: cost.context_mj) if verdict.energy else None
         return replace(
@@ -141,20 +145,28 @@ class SumAndWhole:
 def _timed_in_turn(measured: Sequence[CostLine], wholes: Sequence[ReadingView]) -> float | None:
     """Return the half-width of the time gap if all readings were timed in the same turns of a CPU,
     else None. The speed of a CPU drifts, but in each turn it is about the same for the tuples and
-    the whole."""
+    the whole. The errors of the calls' places in the model add to it."""
     if len(wholes) != 1 or not measured:
         return None
 
     whole = wholes[0].details.timing
     of_whole = whole.without_turn_us or ()
-    terms = []
+    places = wholes[0].details.order.places or {}
+    terms, of_places = [], []
     for line in measured:
         timing = line.measured[0].details.timing
         turns_us = timing.without_turn_us or ()
+        place = places.get(line.subject.operator_id)
+        if place is not None and timing.warm_without_turn_us:
+            turns_us = timing.warm_without_turn_us
+            of_places.append(line.count * place.effect_us.half_width)
         if timing.turns_group != whole.turns_group or len(turns_us) != len(of_whole):
             return None
         terms.append((line.count, turns_us))
-    return paired_half_width(terms, of_whole) if len(of_whole) >= 3 else None
+    if len(of_whole) < 3:
+        return None
+    half_width = paired_half_width(terms, of_whole)
+    return math.hypot(half_width, math.hypot(*of_places) / wholes[0].time_us.value)
 
 
 def _weights(measured: Iterable[CostLine], wholes: Sequence[ReadingView]) -> list[float]:

@@ -27,7 +27,7 @@ from farm.devices.software import installed_torch
 from farm.errors import FarmError
 from farm.errors.safe_text import printable
 from farm.jobs.spool import Spool
-from farm.settings import Settings
+from farm.settings import Settings, misspelt_variables
 from farm.settings.shared_files import UntrustedPath, open_folder
 from farm.types.format import plural
 from tasks.doctor import Check, drivers, ok, problem, warning
@@ -37,7 +37,9 @@ DISK_WARNING_BYTES = 10 * 2**30
 
 
 def host_checks(current: Settings) -> Iterator[Check]:
-    """Check the driver, torch, the cards and the folders of this host."""
+    """Check the settings, the driver, torch, the cards and the folders of this host."""
+    for name, setting in misspelt_variables().items():
+        yield warning("settings", f"{name} is not a setting", f"Rename it to {setting}.")
     yield from _hardware_checks(current)
     yield from _folder_checks(current)
 

@@ -27,7 +27,7 @@ from farm.store import tables
 from farm.store.database import read_clock_s
 from farm.types.deciding import lacks_values
 from farm.types.protocol import Protocol, Stopping, Subject
-from farm.types.reading import Verification
+from farm.types.verification import Verification
 from tests import slow
 from tests.operators.routed import routed
 

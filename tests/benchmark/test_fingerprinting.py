@@ -30,6 +30,7 @@ def test_a_benchmark_process_takes_the_fingerprint_of_its_card_and_the_roofline_
     roofline = roofline_of("cpu", card.model, taken)
     assert roofline.bytes_per_s == taken["copy_bytes_per_s"] > 1e8
     assert roofline.flops_per_s == taken["matmul_flops_per_s"]["float32"] > 1e8
+    assert 0.05 < roofline.launch_floor_us == taken["launch_floor_us"] < 100
     assert "w_per_c" not in taken, "what a card does not tell is missing"
 
 

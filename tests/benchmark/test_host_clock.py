@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import math
 import os
 import subprocess
 import sys
@@ -18,12 +19,14 @@ import torch
 from farm.benchmark.bench import Bench
 from farm.benchmark.clock import TimedRound
 from farm.benchmark.host_clock import LEAST_TURNS, TURNS, HostTimer, fastest_us, take_turns
+from farm.benchmark.host_places import HostPlaces
 from farm.benchmark.passes import applied
 from farm.benchmark.subjects import prepare
 from farm.benchmark.workload import Workload
 from farm.devices.cpu import CpuDevice
 from farm.devices.device import Card
 from farm.errors import Unmeasurable
+from farm.operators.capture import capture
 from farm.types.protocol import Protocol, Stopping
 from farm.types.reading import CPU_METHOD, Reading
 from tests.benchmark.fake_device import FakeDevice
@@ -129,6 +132,41 @@ def test_of_each_section_the_fastest_passes_count() -> None:
     assert fastest_us(passes((1e-6, 9e-6), (5e-6,))) == pytest.approx(5), (
         "a pass that runs other modules"
     )
+
+
+def test_the_time_of_the_clock_is_no_part_of_a_pass() -> None:
+    model = torch.nn.Sequential(*(torch.nn.Identity() for _ in range(20)))
+    one = timer(lambda: model(1))
+    one.visit(0)
+    measured_us = fastest_us(one.rounds)
+    clock_us = measured_us - one.time_us().value
+    assert len(one.rounds[0].sections_s) == 22
+    assert 0 < clock_us < measured_us
+
+
+def test_the_calls_of_a_model_are_timed_in_their_order_with_its_weights() -> None:
+    layer = torch.nn.Linear(64, 64)
+    model = torch.nn.Sequential(layer, torch.nn.ReLU(), torch.nn.Linear(64, 64)).eval()
+    captured = capture(model, (torch.randn(8, 64),), device_type="cpu", grad_enabled=False)
+    places = HostPlaces(captured, CPU)
+    with torch.no_grad():
+        for _ in range(4):
+            places.visit(0.001)
+    found = places.places()
+    assert {captured.tuples[key].short_name: place.calls for key, place in found.items()} == {
+        "Linear": 2,
+        "ReLU": 1,
+    }
+    assert all(abs(place.effect_us.value) < 1000 for place in found.values())
+    assert all(0 < place.effect_us.half_width < math.inf for place in found.values())
+
+
+def test_an_operator_is_also_timed_with_warm_data_unless_its_protocol_is_no_models() -> None:
+    warm = read(CpuDevice(CARD)).details.timing
+    assert warm.warm_us is not None
+    assert len(warm.warm_without_turn_us) == len(warm.without_turn_us)
+    reuse = read(CpuDevice(CARD), Protocol(launch="eager", residency="reuse")).details.timing
+    assert reuse.warm_us is reuse.warm_without_turn_us is None
 
 
 def test_a_section_begins_with_each_call_of_a_module_and_calls_are_as_before_afterwards() -> None:

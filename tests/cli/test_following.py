@@ -92,3 +92,13 @@ def test_an_interruption_says_what_is_kept(database, kind):
             lambda ending: measure(database, batches(), [card], Submissions(print), ending)
         )
     assert ("Items that were not stored are timed again" in str(told.value)) == (kind == "cpu")
+
+
+def test_a_precision_among_models_and_a_sweep_is_that_of_the_models(tmp_path):
+    sweep = "- {sweep: LayerNorm, grid: {normalized_shape: [8], batch: [1], tokens: [1]}}\n"
+    (tmp_path / "both.yml").write_text(f"- {{model: resnet18, batch: 1}}\n{sweep}")
+    requests = options_of_run(f"-f {tmp_path}/both.yml --within 1%").requests()
+    assert [request.given.get("within") for request in requests] == [0.01, None]
+    (tmp_path / "sweep.yml").write_text(sweep)
+    (alone,) = options_of_run(f"-f {tmp_path}/sweep.yml --within 1%").requests()
+    assert alone.within == 0.01, "it is refused later, because nothing uses it"

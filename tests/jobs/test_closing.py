@@ -16,7 +16,7 @@ from farm.operators.captured import CapturedCall
 from farm.report import report
 from farm.store import captures, content, tables
 from farm.types.figure import Figure
-from farm.types.reading import Verification
+from farm.types.verification import Verification
 from tests.planned import READING, claim, complete, items_of, plan, plan_model, register
 from tests.statements import meanwhile
 

@@ -10,12 +10,16 @@ import io
 import json
 
 import pytest
+import torch
 from sqlmodel import select
 
-from farm.errors import UsageError
+from farm.errors import NoSuchJob, UsageError
+from farm.operators.capture import capture
 from farm.report import report
-from farm.report.layers import BY, COLUMNS, csv_lines, layers
+from farm.report.layers import BY, COLUMNS, _LayerCall, _total_weights, csv_lines, layers
+from farm.store.captures import PlacedCall
 from farm.store.database import Database
+from farm.store.job_ids import find_job
 from farm.store.tables import Operator
 from tests.report import rows
 from tests.report.measured import measured
@@ -50,6 +54,29 @@ def test_a_call_has_its_place_sizes_parameters_and_cost(resnet18):
     added = calls["layer1.0", "add_"]
     assert added.input_sizes == ((32, 64, 56, 56),) * 2
     assert added.held_parameters == 0
+
+
+def test_tied_weights_count_once_in_the_module_that_has_both():
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words = torch.nn.Embedding(10, 4)
+            self.head = torch.nn.Linear(4, 10, bias=False)
+            self.head.weight = self.words.weight
+
+        def forward(self, ids):
+            return self.head(self.words(ids))
+
+    captured = capture(Tied(), (torch.arange(3),), device_type="cpu")
+    calls = []
+    for call in captured.calls:
+        place = PlacedCall(call.index, call.module_path, call.tuple_id, "normal")
+        spec = captured.tuples[call.tuple_id]
+        calls.append(_LayerCall(place, spec.short_name, None, spec, None, call.reads))
+    assert [_total_weights([call]) for call in calls] == [(40, 160), (40, 160)]
+    assert _total_weights(calls) == (40, 160)
+    unknown = [dataclasses.replace(call, reads=()) for call in calls]
+    assert _total_weights(unknown) == (80, 320), "the capture does not say which memory it is"
 
 
 @pytest.mark.parametrize("by", BY)
@@ -147,3 +174,9 @@ def test_a_sweep_has_tuples_and_no_modules(database):
 def test_rows_in_json_have_the_columns_of_the_csv(resnet18):
     rows = grouped(resnet18, "type").rows
     assert all(tuple(row.to_json()) == COLUMNS for row in rows)
+
+
+def test_the_name_of_a_model_is_no_job_and_its_jobs_are_named(resnet18):
+    with pytest.raises(NoSuchJob) as refused:
+        find_job(resnet18, "resnet18")
+    assert "farm jobs resnet18" in refused.value.next_step

@@ -9,7 +9,7 @@ from pathlib import Path
 from celery.app.defaults import DEFAULTS
 
 import tasks
-from tasks.app import app
+from tasks.app import app, broker_unreachable
 
 FOLDER = Path(tasks.__file__).parent
 
@@ -33,3 +33,13 @@ def test_the_package_contains_the_data_files():
     assert all(
         any(fnmatch.fnmatch(name, pattern) for pattern in declared["tasks"]) for name in files
     )
+
+
+def test_a_port_for_tls_that_ends_the_connection_is_named():
+    ended = ConnectionError(
+        "Error while reading from broker:6390 : (104, 'Connection reset by peer')"
+    )
+    assert "rediss://" in broker_unreachable("redis://broker:6390/0", ended).next_step
+    assert "rediss://" not in broker_unreachable("rediss://broker:6390/0", ended).next_step
+    refused = ConnectionError("Error 111 connecting to broker:6390. Connection refused.")
+    assert "rediss://" not in broker_unreachable("redis://broker:6390/0", refused).next_step

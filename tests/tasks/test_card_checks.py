@@ -8,6 +8,7 @@ import pytest
 from sqlmodel import select
 
 from farm.devices.device import Card
+from farm.errors import NoSuchJob
 from farm.jobs import card_checks, cards
 from farm.jobs.card_checks import JudgedCheck
 from farm.jobs.jobs import create
@@ -157,3 +158,11 @@ def test_a_worker_checks_its_cards_and_its_metrics_have_the_outcome(tmp_path, br
         said = farm.say("history", "--card", f"SIM-{Settings().host}-0")
         assert "OUTSIDE" in said.stdout
         assert "INSIDE" not in said.stdout
+
+
+def test_a_check_that_is_gone_ends_the_process_with_its_reason(database, monkeypatch, caplog):
+    monkeypatch.setattr(regular, "die_with_parent", lambda: None)
+    monkeypatch.setattr("sys.argv", ["card_checks", "--ended", "nowhere"])
+    monkeypatch.setattr(regular, "settings", lambda: Settings(database_url=str(database)))
+    assert regular.main() == NoSuchJob.exit_code
+    assert "There is no card check 'nowhere'." in caplog.text

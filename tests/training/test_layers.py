@@ -13,6 +13,9 @@ from torch import nn
 import farm
 from benchmarks.layer_examples import FUNCTIONS, LAYERS, NO_FUNCTIONS, NO_LAYERS
 from benchmarks.layer_table import CAPTURED, PAGE, outcome
+from farm.errors import TupleRejected
+from farm.operators.cost import costs_of
+from farm.training.module_memory import step_of
 from tests import slow
 
 ROWS = dict(
@@ -98,3 +101,15 @@ def test_outcomes_are_captured_or_say_why():
     for outcomes in ROWS.values():
         for found in outcomes.split(" | "):
             assert found == CAPTURED or found.startswith(("refused: ", "no derivative"))
+
+
+def test_a_refused_recurrent_layer_names_the_cells_that_are_measured():
+    with pytest.raises(TupleRejected) as refused:
+        costs_of(step_of(nn.LSTM(4, 4), (torch.randn(3, 2, 4),), {}, optimizer="sgd"))
+    assert "nn.LSTMCell" in refused.value.next_step
+
+
+@pytest.mark.parametrize("cell", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+def test_the_training_step_of_a_recurrent_cell_has_costs(cell):
+    captured = step_of(cell(4, 4), (torch.randn(2, 4),), {}, optimizer="sgd")
+    assert set(costs_of(captured)) == set(captured.tuples)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farm.types.details import Burst, Overlap, RankFigures
+from farm.types.details import Burst, Overlap, Place, RankFigures
 from farm.types.figure import Figure, figure_of
 from farm.verdict.aggregate import aggregate, coverage_of, next_operators
 from farm.verdict.corrections import cost_in_model
@@ -118,6 +118,25 @@ def test_what_was_timed_in_the_same_turns_has_the_interval_of_the_gap_in_each_tu
     assert apart.gap is None, "the readings are of different moments"
     stored = Verdict.from_json(judge(parts, timed(101.0)).to_json())
     assert stored.time == found
+
+
+def test_a_call_on_a_cpu_takes_a_warm_loop_and_what_its_place_in_the_model_adds():
+    def timed(time_us, **details):
+        return reading(
+            time_us, 0.1, None, card="CPU-1", details=details_with(turns_group="one", **details)
+        )
+
+    turns = dict(without_turn_us=(20.0, 21.0, 22.0), warm_without_turn_us=(10.0, 10.0, 10.0))
+    small = part(read=timed(21.0, warm_us=Figure(10.0, 0.2), **turns), count=4)
+    places = {small.subject.operator_id: Place(Figure(2.0, 0.5), 4)}
+    whole = timed(50.0, places=places, without_turn_us=(50.0, 50.0, 50.0))
+    verdict = judge([small], whole)
+    assert verdict.time.total.value == pytest.approx(4 * (10 + 2))
+    assert verdict.time.gap.half_width == pytest.approx(4 * 0.5 / 50)
+    assert verdict.context_time_us == pytest.approx(4 * (12 - 21))
+    alone = judge([small], timed(50.0, without_turn_us=(50.0, 50.0, 50.0)))
+    assert alone.time.total.value == pytest.approx(4 * 21), "no replay of the calls: cold data"
+    assert any("A larger batch" in reason for reason in alone.reasons)
 
 
 def test_without_a_canary_the_interval_says_what_it_leaves_out():

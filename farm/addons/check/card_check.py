@@ -406,7 +406,7 @@ def judged_figures(
                 counts.append(comparison.count)
     if not counts:
         return tuple(figures), None
-    limit = limit_of(tuple(sorted(counts)))
+    limit = limit_of(counts)
     judged = []
     for figure in figures:
         comparisons = [_judged(comparison, limit) for comparison in figure.comparisons]

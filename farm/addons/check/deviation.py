@@ -12,9 +12,11 @@ with the same estimators, so the limit holds for all comparisons of a check toge
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,9 +27,11 @@ FALSE_ALARMS = 0.01  # at most this share of the checks of healthy cards is outs
 PRIOR_DEGREES = 4
 #: Simulated figures follow Student's t with these degrees of freedom: stored readings have more
 #: distant values than the normal distribution. With six, 1.2 % of the checks of H200s in
-#: `benchmarks/card_check.py` were outside; with five, 0.7 %, and 0.0 % of those of H100s.
+#: `benchmarks/card_check.py` were outside; with five, 0.8 %, and 0.0 % of those of H100s.
 TAIL_DEGREES = 5
-MOST_COMPARED = 100  # comparable figures that the simulation draws; more change the limit little
+#: The numbers of comparable figures that are simulated. Few, so that the checks of a card share
+#: simulations: more figures change the limit little.
+SIMULATED_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 20, 30, 50, 100)
 SIMULATED_CHECKS = 20_000
 _SIMULATED_AT_ONCE = 2_000
 #: Share of the values, the most distant ones, that do not count in a spread: a few cards of the
@@ -145,8 +149,7 @@ def _deviation_at(score: float, count: int) -> float:
     return t * _uncertainty(count)
 
 
-@functools.lru_cache(maxsize=64)
-def limit_of(counts: tuple[int, ...], false_alarms: float = FALSE_ALARMS) -> float:
+def limit_of(counts: Iterable[int], false_alarms: float = FALSE_ALARMS) -> float:
     """Return the limit for the largest score of a check.
 
     Args:
@@ -158,17 +161,30 @@ def limit_of(counts: tuple[int, ...], false_alarms: float = FALSE_ALARMS) -> flo
         drawn independently: those of a real check correlate, so fewer are outside. Infinite without
         comparisons.
     """
-    if not counts:
+    alike = Counter(map(_simulated_count, counts))
+    if not alike:
         return math.inf
-    generator = np.random.default_rng(len(counts))
+    largest = [_largest_scores(count, comparisons) for count, comparisons in alike.items()]
+    return float(np.quantile(np.max(largest, axis=0), 1 - false_alarms))
+
+
+def _simulated_count(count: int) -> int:
+    """The largest of `SIMULATED_COUNTS` that is not above ``count``: with fewer figures, the limit
+    is the same or a little higher."""
+    return SIMULATED_COUNTS[bisect.bisect_right(SIMULATED_COUNTS, count) - 1]
+
+
+@functools.cache
+def _largest_scores(count: int, comparisons: int) -> np.ndarray:
+    """The largest score of so many comparisons in each simulated check of a healthy card."""
+    generator = np.random.default_rng((count, comparisons))
     largest = np.full(SIMULATED_CHECKS, -np.inf)
-    for count in counts:
-        drawn = min(count, MOST_COMPARED)
+    for _ in range(comparisons):
         for first in range(0, SIMULATED_CHECKS, _SIMULATED_AT_ONCE):
             part = slice(first, first + _SIMULATED_AT_ONCE)
-            scores = simulated_scores(generator, _SIMULATED_AT_ONCE, drawn)
+            scores = simulated_scores(generator, _SIMULATED_AT_ONCE, count)
             largest[part] = np.maximum(largest[part], scores)
-    return float(np.quantile(largest, 1 - false_alarms))
+    return largest
 
 
 def simulated_scores(

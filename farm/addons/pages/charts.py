@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 Chart = dict[str, Any]
 Legend = list[tuple[str, str]]  # names with their colours
 
+#: Share of the time of a module from which on a child of it is drawn in its place.
+NEARLY_ALL = 0.9
 _BINS = 24
 _NARROW = {"t": 10, "r": 15}
 
@@ -223,21 +225,33 @@ def _tflops_per_s(line: CostLine) -> float:
 
 
 def modules(rows: Sequence[LayerRow], title: str) -> Chart | None:
-    """Draw the tree of modules as nested areas. The area is proportional to the time."""
+    """Draw the tree of modules as nested areas. The area is proportional to the time.
+
+    The drawing begins at the deepest module that has nearly all of the time, such as the list of
+    layers of a language model; the bar above it leads to the modules around. Each of its children
+    has a colour."""
     timed = [row for row in rows if row.time_us]
     if not timed or timed[0].depth:
         return None
     unit, factor = fitting_unit(timed[0].time_us or 0.0, TIME)
     values = [(row.time_us or 0.0) / factor for row in timed]
-    above, parents = list[int](), list[int]()
+    above, parents, paths = list[int](), list[int](), list[list[int]]()
     for n, row in enumerate(timed):
         above = [*above[: row.depth], n]
         parents.append(above[-2] if row.depth else -1)
+        paths.append(above)
     children: dict[int, float] = defaultdict(float)
     for n in reversed(range(len(timed))):
         # plotly draws nothing if rounding makes a parent smaller
         values[n] = max(values[n], children[n])
         children[parents[n]] += values[n]
+    first = _first_shown(values, parents)
+    branches = [n for n, parent in enumerate(parents) if parent == first]
+    colour_of = {n: COLOURS[number % len(COLOURS)] for number, n in enumerate(branches)}
+    colours = []
+    for path in paths:
+        branch = next((n for n in path if n in colour_of), -1)
+        colours.append(colour_of.get(branch, GREY))
     root, ids = title.partition(" ")[0], ["model", *map(str, range(1, len(timed)))]
     style = json.loads((Path(__file__).parent / "templates" / "modules.json").read_text("utf-8"))
     data = {
@@ -248,9 +262,25 @@ def modules(rows: Sequence[LayerRow], title: str) -> Chart | None:
         "values": values,
         "text": [_module_text(row, root) for row in timed],
         "texttemplate": f"%{{label}}<br>%{{value:.3g}} {unit}",
+        "level": ids[first],
+        "marker": {**style["data"]["marker"], "colors": colours},
     }
-    layout = {**style["layout"], "treemapcolorway": list(COLOURS), "meta": {"unit": unit}}
+    layout = {**style["layout"], "meta": {"unit": unit}}
     return {"data": [data], "layout": layout}
+
+
+def _first_shown(values: Sequence[float], parents: Sequence[int]) -> int:
+    """The number of the deepest module with children of which none has nearly all of its time."""
+    children: dict[int, list[int]] = defaultdict(list)
+    for n, parent in enumerate(parents):
+        children[parent].append(n)
+    shown = 0
+    while children[shown]:
+        largest = max(children[shown], key=lambda n: values[n])
+        if values[largest] < NEARLY_ALL * values[shown] or not children[largest]:
+            break
+        shown = largest
+    return shown
 
 
 def _module_text(row: LayerRow, root: str) -> str:

@@ -133,7 +133,9 @@ def evaluate(
         evaluated.to_json(),
         lambda: tables.evaluations(evaluated.evaluations, description, held_out),
     )
-    if png is not None:
+    if png is not None and not len(evaluated.data):
+        say(f"{png} is not drawn: the predictor has learned from every tuple of these readings.")
+    elif png is not None:
         from farm.addons.predict.plots import draw_evaluation
 
         name = evaluated.evaluations[-1].predictor

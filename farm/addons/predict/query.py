@@ -29,13 +29,13 @@ from farm.addons.predict.dataset import (
     TrainingRow,
     datasets,
     measured_models,
-    stored_card_model,
+    stored_card_rates,
 )
 from farm.addons.predict.estimate import CompileGain, Estimate
 from farm.addons.predict.estimating import estimate
 from farm.addons.predict.generation import Generation, generation
 from farm.addons.predict.stored_predictor import Predictor, RooflinePredictor, StoredPredictor
-from farm.addons.predict.tile_roofline import card_model
+from farm.addons.predict.tile_roofline import card_rates
 from farm.addons.predict.transfer import (
     SourceCosts,
     TransferredPredictor,
@@ -44,13 +44,8 @@ from farm.addons.predict.transfer import (
 )
 from farm.addons.predict.why import why_of
 from farm.errors import Ambiguous, NoDatabase, UsageError, writing_to
-from farm.exchange.packaged import (
-    database_of,
-    export_at,
-    first_answer,
-    packaged_database,
-    packaged_files,
-)
+from farm.exchange.first_answer import first_answer
+from farm.exchange.packaged import database_of, export_at, packaged_database, packaged_files
 from farm.settings import settings
 from farm.settings.shared_files import replacing_file
 from farm.store import tables
@@ -60,7 +55,7 @@ from farm.store.columns import OF_TUPLES, OPERATOR, PROTOCOL, READING
 from farm.store.database import Database, open_database
 from farm.store.reuse import sound_readings
 from farm.types.card_kind import device_type_of, usual_launch
-from farm.types.data_sheets import NamedCard, data_sheet, data_sheets, sheet_of
+from farm.types.data_sheets import NamedCard, data_sheet, data_sheets, sheet_name_of
 from farm.types.protocol import Protocol, Variant
 from farm.types.tuple import NeededTuple
 from farm.verdict.causes import Why
@@ -231,10 +226,12 @@ class EstimateQuery:
             if isinstance(error, Ambiguous) or self.fill != "auto" or not self.card:
                 raise
             with packaged_database().read() as packaged:
-                packaged_models = set(map(sheet_of, packaged.exec(select(tables.CardRow.model))))
+                packaged_models = set(
+                    map(sheet_name_of, packaged.exec(select(tables.CardRow.model)))
+                )
                 is_here = packaged.get_bind().engine.url == session.get_bind().engine.url
             if (
-                sheet := sheet_of(self.card)
+                sheet := sheet_name_of(self.card)
             ) and sheet not in packaged_models:  # else the package has readings of it
                 return sheet
             if sheet or not is_here:
@@ -277,9 +274,9 @@ def transferred(
     """Return a predictor for a card model that has none, from the most similar card model, with a
     note; or why not.
     """
-    target = stored_card_model(session, model)
-    measured = target != card_model(target.kind, model)  # its card has a fingerprint
-    if not measured and not sheet_of(model):
+    target = stored_card_rates(session, model)
+    measured = target != card_rates(target.kind, model)  # its card has a fingerprint
+    if not measured and not sheet_name_of(model):
         return (
             None,
             ", and no data sheet, so no other card predicts it (there are sheets of "

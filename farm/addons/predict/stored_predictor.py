@@ -30,7 +30,7 @@ from farm.addons.predict.calibration import Calibration
 from farm.addons.predict.call_features import CallDescription, describe
 from farm.addons.predict.dataset import Conditions, Dataset, cached_share
 from farm.addons.predict.predictors import FAR, CallCosts, FittedPredictor
-from farm.addons.predict.tile_roofline import CardModel
+from farm.addons.predict.tile_roofline import CardRates
 from farm.errors import DamagedPackage, UsageError, writing_to
 from farm.settings import settings
 from farm.settings.package_files import DATA, check_package_files
@@ -171,7 +171,7 @@ class StoredPredictor:
 
     fitted: FittedPredictor
     calibration: Calibration
-    card: CardModel
+    card: CardRates
     conditions: Conditions
     key: str  # of the data set (`Dataset.key`)
     rows: int
@@ -372,7 +372,7 @@ def load(path: Path) -> StoredPredictor:
         return StoredPredictor(
             FittedPredictor.from_arrays(description["fitted"], arrays),
             Calibration.from_json(description["calibration"]),
-            CardModel(**description["card"]),
+            CardRates(**description["card"]),
             Conditions.from_json(description["circumstances"]),
             description["key"],
             description["rows"],

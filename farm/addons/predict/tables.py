@@ -201,8 +201,9 @@ def _bounds(gain: CompileGain) -> str:
 
 
 def _width(estimate: Estimate, level: float) -> str:
-    """The widths of the intervals of a transfer: `-28 to +40 % in time, -38 to +60 % in energy`."""
-    if not estimate.transfer:
+    """The widths of the intervals of a transfer: `-28 to +40 % in time, -38 to +60 % in energy`.
+    "" if the whole model was measured."""
+    if not estimate.transfer or estimate.whole:
         return ""
     time, energy = estimate.time_at(level), estimate.energy_at(level)
     widths = [f"{time.width} in time" if time.width else ""]

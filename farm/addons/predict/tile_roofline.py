@@ -24,7 +24,7 @@ BASE_POWER_SHARE = 0.2  # of the power limit: the base power of a card that has 
 
 
 @dataclass(frozen=True)
-class CardModel(OfCardKind):
+class CardRates(OfCardKind):
     """A card model: rates and power levels from its fingerprint; multiprocessors and L2 size from
     its data sheet.
     """
@@ -54,7 +54,7 @@ class CardModel(OfCardKind):
         )
 
 
-def card_model(kind: str, model: str, fingerprints: Iterable[Mapping[str, Any]] = ()) -> CardModel:
+def card_rates(kind: str, model: str, fingerprints: Iterable[Mapping[str, Any]] = ()) -> CardRates:
     """Build a card model from the median of the fingerprints of its cards; the data sheet supplies
     what they lack.
     """
@@ -68,7 +68,7 @@ def card_model(kind: str, model: str, fingerprints: Iterable[Mapping[str, Any]] 
     times_half = sheet.eight_bits / sheet.half if sheet.eight_bits else 2
     rates |= dict.fromkeys(EIGHT_BITS, times_half * rates["bfloat16"])
     limit_w = positive(fingerprint.get("power_limit_w"), sheet.power_limit_w)
-    return CardModel(
+    return CardRates(
         kind,
         model,
         flops_per_s=rates,
@@ -104,7 +104,7 @@ class TileRoofline:
 
 
 def tile_roofline(
-    card: CardModel, plan: KernelPlan, products: Products | None, tf32: bool = False
+    card: CardRates, plan: KernelPlan, products: Products | None, tf32: bool = False
 ) -> TileRoofline:
     """Estimate the time of a call.
 
@@ -154,7 +154,7 @@ def _tiles(products: Products, rows: int, columns: int) -> int:
 
 
 def _cut(
-    card: CardModel, flops_per_s: float, products: Products, sizes: Sequence[tuple[int, int, float]]
+    card: CardRates, flops_per_s: float, products: Products, sizes: Sequence[tuple[int, int, float]]
 ) -> tuple[float, int]:
     """Return the minimum time in us over all tile sizes, and the number of tiles of the fastest
     size.

@@ -15,11 +15,13 @@ from sqlalchemy import update
 from farm.addons.pages import COLOURS, charts, page
 from farm.errors import UsageError
 from farm.models import catalog
+from farm.report.layers import LayerRow
 from farm.report.report import build, remarks
 from farm.store import tables
 from farm.store.database import Database
 from farm.types.protocol import Variant
 from farm.types.reading import METHOD
+from farm.verdict.cost_line import CostGroup
 from tests import browser, slow
 from tests.report import rows
 from tests.report.measured import measured
@@ -216,6 +218,25 @@ def test_flags_are_explained_as_in_the_documentation():
 
 
 @slow.PROCESS
+def test_a_drawing_of_modules_begins_where_the_time_divides():
+    def row(path, time_us):
+        depth = len(path.split(".")) if path else 0
+        cost = CostGroup(time_us=time_us, tuples=1, measured_tuples=1, calls=1)
+        name = path.rpartition(".")[2]
+        return LayerRow(name, path, depth, "", "", None, (), None, None, {}, 0, 0, cost, cost)
+
+    paths = {"": 100.0, "model": 99.0, "model.h": 98.0, "model.h.0": 50.0, "model.h.1": 48.0}
+    rows = [row(path, time_us) for path, time_us in {**paths, "head": 1.0}.items()]
+    (data,) = charts.modules(rows, "gpt2 8x512 tokens")["data"]
+    assert data["labels"][data["ids"].index(data["level"])] == "h"
+    colours = dict(zip(data["labels"], data["marker"]["colors"], strict=True))
+    assert len({colours["0"], colours["1"], colours["h"]}) == 3
+
+    flat = [row(path, time_us) for path, time_us in {"": 100.0, "a": 50.0, "b": 50.0}.items()]
+    (data,) = charts.modules(flat, "net")["data"]
+    assert data["level"] == "model", "the time divides at the model itself"
+
+
 @pytest.mark.skipif(not browser.BROWSER, reason="no Chromium here")
 def test_a_browser_draws_every_figure_and_complains_of_nothing(two_jobs, tmp_path):
     """In its light colours; `test_site.py` has the dark ones."""
@@ -224,6 +245,10 @@ def test_a_browser_draws_every_figure_and_complains_of_nothing(two_jobs, tmp_pat
     document, console = browser.opened(path, tmp_path / "profile")
     assert console == []
     assert document.count('class="main-svg"') >= len(figures(path.read_text()))
+    assert '<nav class="contents" aria-label="Contents">' in document
+    assert all(
+        f'id="{link}"' in document for link in re.findall(r'href="#(section[^"]+)', document)
+    )
     for title in (
         "time of the whole model, ms",
         "arithmetic intensity, FLOP/B",

@@ -375,6 +375,14 @@ def test_a_kept_predictor_is_held_against_another_database(own, database, tmp_pa
     assert "tuples outside the training data" in picture.read_text()
 
 
+def test_an_evaluation_without_a_new_tuple_draws_nothing_and_says_so(own, database, tmp_path):
+    picture = tmp_path / "errors.svg"
+    said = own("predict", "evaluate", "--on", database.url, "--png", str(picture))
+    assert said.code == 0, said.stderr
+    assert "has learned from every tuple" in " ".join(said.stderr.split())
+    assert not picture.exists()
+
+
 def test_a_data_set_is_written(own, tmp_path):
     said = own("predict", "dataset", str(tmp_path / "tuples.csv"), "--card", "H200")
     assert (said.code, "tuples of NVIDIA H200" in said.stdout) == (0, True)

@@ -35,6 +35,26 @@
   window.addEventListener("beforeprint", () => redraw({ autosize: false, width: 660, font: { size: 12, color: "#1b1f24" } }));
   window.addEventListener("afterprint", () => redraw({}));
 
+  // The contents of a long page, or of each article of it, below its heading.
+  const articles = [...document.querySelectorAll("article")];
+  const parts = articles.length ? articles : [...document.querySelectorAll("main")];
+  parts.forEach((part, number) => {
+    const sections = [...part.querySelectorAll("h2")];
+    const heading = part.querySelector("h1");
+    if (!heading || sections.length < 4) return;
+    const contents = document.createElement("nav");
+    contents.className = "contents";
+    contents.ariaLabel = "Contents";
+    sections.forEach((section, place) => {
+      section.id ||= `section-${number + 1}-${place + 1}`;
+      const link = document.createElement("a");
+      link.href = `#${section.id}`;
+      link.textContent = section.textContent;
+      contents.append(link);
+    });
+    heading.after(contents);
+  });
+
   for (const part of document.querySelectorAll(".rows")) {
     const body = part.querySelector("tbody");
     const heads = [...part.querySelector("thead").lastElementChild.cells];
