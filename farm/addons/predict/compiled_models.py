@@ -16,7 +16,7 @@ from farm.addons.predict.compiled_predictor import (
     library_factors,
     library_readings,
 )
-from farm.addons.predict.dataset import stored_card_model
+from farm.addons.predict.dataset import stored_card_rates
 from farm.addons.predict.generated_kernels import KERNEL, LearnedKernels, kernel_readings
 from farm.addons.predict.stored_predictor import StoredPredictor
 from farm.exchange.packaged import packaged_database
@@ -48,7 +48,7 @@ def compiled_predictor(session: Session, operators: StoredPredictor) -> Compiled
             model = operators.card.model
             if model not in models and readings is packaged:
                 model = next(iter(models), "")
-            source = stored_card_model(readings, model)
+            source = stored_card_rates(readings, model)
             learned = LearnedKernels.of(kernel_readings(readings, model), source)
             if learned is None:
                 continue

@@ -28,7 +28,7 @@ from farm.addons.predict.stored_predictor import (
     Predictions,
     StoredPredictor,
 )
-from farm.addons.predict.tile_roofline import CardModel
+from farm.addons.predict.tile_roofline import CardRates
 from farm.store.columns import CALL, CAPTURE, OF_TUPLES, OPERATOR, READING, VARIANT
 from farm.store.reuse import sound_readings
 from farm.types.protocol import Software
@@ -147,7 +147,7 @@ class CompiledPredictor:
 
     operators: StoredPredictor
     learned: LearnedKernels
-    card: CardModel
+    card: CardRates
     factors: Mapping[str, Factor] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

@@ -26,7 +26,7 @@ from sqlmodel import Session
 from farm.addons.predict.calibration import SHARE, UNSEEN
 from farm.addons.predict.families import model_family
 from farm.addons.predict.kernel_rules import KernelPlan
-from farm.addons.predict.tile_roofline import CardModel, tile_roofline
+from farm.addons.predict.tile_roofline import CardRates, tile_roofline
 from farm.store.columns import CALL, CAPTURE, OF_TUPLES, OPERATOR, VARIANT
 from farm.store.reuse import sound_readings
 from farm.subjects.label import fused_names
@@ -91,18 +91,18 @@ class Work:
             return f"{self.kind} with long arithmetic", self.kind, ""
         return self.kind, ""
 
-    def traffic_us(self, card: CardModel) -> float:
+    def traffic_us(self, card: CardRates) -> float:
         """The time of a kernel that only moves these bytes, with its launch."""
         cold_bytes = self.bytes_moved if self.in_place else 0.0
         plan = KernelPlan("float32", 0.0, self.bytes_moved, cold_bytes=cold_bytes)
         return tile_roofline(card, plan, None).time_us
 
-    def cached_share(self, card: CardModel) -> float:
+    def cached_share(self, card: CardRates) -> float:
         """The share of the bytes that the last cache serves: all up to half of its size, because
         both halves of it may have a copy; none beyond its size."""
         return min(1.0, max(0.0, 2 - 2 * self.bytes_moved / card.l2_bytes))
 
-    def rate_share(self, card: CardModel, time_us: float) -> float:
+    def rate_share(self, card: CardRates, time_us: float) -> float:
         """The rate at which it moves bytes, as a share of that of the memory; at most 1."""
         return min(1.0, self.bytes_moved / (time_us * 1e-6) / card.bytes_per_s)
 
@@ -169,7 +169,7 @@ class LearnedKernels:
     sum_energy_error: float = math.inf
 
     @classmethod
-    def of(cls, readings: Sequence[KernelReading], card: CardModel) -> LearnedKernels | None:
+    def of(cls, readings: Sequence[KernelReading], card: CardRates) -> LearnedKernels | None:
         """Learn from readings on one card model; None if there are none."""
         families = sorted(set().union(*(reading.calls for reading in readings)))
         if not readings:
@@ -194,7 +194,7 @@ class LearnedKernels:
 
     @classmethod
     def _without_errors(
-        cls, readings: Sequence[KernelReading], card: CardModel, families: Iterable[str]
+        cls, readings: Sequence[KernelReading], card: CardRates, families: Iterable[str]
     ) -> LearnedKernels:
         ratios: dict[str, list[tuple[float, float]]] = defaultdict(list)
         families_of: dict[str, set[str]] = defaultdict(set)
@@ -222,7 +222,7 @@ class LearnedKernels:
         return cls(factors, cache_power, memory_power, tuple(families))
 
     def _errors(
-        self, readings: Sequence[KernelReading], card: CardModel, family: str
+        self, readings: Sequence[KernelReading], card: CardRates, family: str
     ) -> dict[str, list[float]]:
         """Absolute errors of the logarithms for the kernels of a family that was left out."""
         errors: dict[str, list[float]] = defaultdict(list)
@@ -260,12 +260,12 @@ class LearnedKernels:
         """Whether the readings had a power, of small kernels and of large ones."""
         return math.isfinite(self.cache_power) and math.isfinite(self.memory_power)
 
-    def time_us(self, card: CardModel, work: Work) -> float:
+    def time_us(self, card: CardRates, work: Work) -> float:
         """The time of one call within a model."""
         group = next(name for name in work.groups if name in self.factors)
         return self.factors[group] * work.traffic_us(card)
 
-    def power_w(self, card: CardModel, work: Work, time_us: float) -> float:
+    def power_w(self, card: CardRates, work: Work, time_us: float) -> float:
         """The power during a call that takes ``time_us``."""
         cached = work.cached_share(card)
         of_bytes = cached * self.cache_power + (1 - cached) * self.memory_power
@@ -273,7 +273,7 @@ class LearnedKernels:
         return min(card.power_limit_w, card.base_power_w + share * _power_range_w(card))
 
 
-def _power_range_w(card: CardModel) -> float:
+def _power_range_w(card: CardRates) -> float:
     return card.power_limit_w - card.base_power_w
 
 

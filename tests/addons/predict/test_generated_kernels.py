@@ -31,7 +31,7 @@ from farm.addons.predict.stored_predictor import (
     PredictedValue,
     Predictions,
 )
-from farm.addons.predict.tile_roofline import CardModel
+from farm.addons.predict.tile_roofline import CardRates
 from farm.exchange.packaged import packaged_database
 from farm.types.tuple import NeededTuple
 from tests.addons.predict.made_up import H200
@@ -107,7 +107,7 @@ def test_what_a_family_has_is_not_used_for_it() -> None:
 class Libraries:
     """A predictor of library calls: each takes 10 us and 2 mJ."""
 
-    card: CardModel = H200
+    card: CardRates = H200
     name = "best"
     software = None
     method = 5
