@@ -355,7 +355,7 @@ def test_a_model_that_the_compiler_refuses_gives_one_line_with_the_reason() -> N
     with pytest.raises(CaptureError) as caught:
         compiled(Refused(), torch.randn(2, 8))
     first, *more = caught.value.message.splitlines()
-    assert first == "torch.compile cannot compile the model: RuntimeError: no shape is known."
+    assert first.endswith("RuntimeError: no shape is known.")
     assert "and this is the second line" in " ".join(more)
     assert "without --compile" in caught.value.next_step
 
