@@ -235,9 +235,7 @@ def test_the_row_and_the_column_of_a_later_file_are_named_and_no_file_is_importe
     rows = calls.to_pylist()
     rows[7]["reads"] = "[-1]"
     pq.write_table(pa.Table.from_pylist(rows, calls.schema), tmp_path / "h200" / "calls.parquet")
-    with pytest.raises(
-        ImportRefused, match=r"row 8, column reads: 0: .* greater than or equal to 0, not '-1'"
-    ):
+    with pytest.raises(ImportRefused, match=r"row 8, column reads: 0: .* not '-1'"):
         import_export(database, tmp_path / "h200")
     with database.read() as session:
         assert (

@@ -261,7 +261,7 @@ def test_where_no_further_round_can_be_planned_the_verdict_stands_and_says_why(a
     assert close_round(any_database, job_id, 1).closing is Closing.DONE
     (verdict,) = verdicts(any_database, job_id)
     assert verdict.outcome == "fail"
-    assert "No further round could be planned: No card 'GPU-gone'" in verdict.details["reasons"][-1]
+    assert "No further round could be planned" in verdict.details["reasons"][-1]
 
 
 def test_readings_of_two_softwares_are_not_summed(any_database):
