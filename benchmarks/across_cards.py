@@ -28,7 +28,7 @@ from farm.addons.predict.dataset import (
     datasets,
     families_of,
     measured_models,
-    stored_card_model,
+    stored_card_rates,
     stored_specs,
 )
 from farm.addons.predict.predictors import PREDICTORS, CallCosts
@@ -74,7 +74,7 @@ class Side:
 
     @classmethod
     def of(cls, session: Session, model: str, described_for: str) -> Side:
-        card = stored_card_model(session, described_for)
+        card = stored_card_rates(session, described_for)
         data = datasets(session, model, card)[0]
         return cls(data, measured_models(session, card, data.conditions))
 

@@ -33,7 +33,7 @@ from farm.addons.predict.dataset import (
     datasets,
     families_of,
     measured_models,
-    stored_card_model,
+    stored_card_rates,
 )
 from farm.addons.predict.floor import above_floor
 from farm.addons.predict.predictors import PREDICTORS, PredictorSpec
@@ -98,7 +98,7 @@ def _compared(predicted: PredictedValue | None, measured: float | None) -> dict[
 
 def models_in(session: Session, card: str, titles: Sequence[str]) -> list[BlindModel]:
     """Return the models with these titles. Raises `SystemExit` if one has no whole reading."""
-    data = datasets(session, card, stored_card_model(session, SOURCE))[0]
+    data = datasets(session, card, stored_card_rates(session, SOURCE))[0]
     measured = measured_models(session, data.card, data.conditions)
     by_title = {model.title: model for model in measured if model.cost is not None}
     if missing := [title for title in titles if title not in by_title]:
@@ -143,7 +143,7 @@ def predictor_without(
         return [row for row in known.rows if row.call.operator_id in ids]
 
     with packaged_database().read() as session:
-        target_card = stored_card_model(session, card)
+        target_card = stored_card_rates(session, card)
     rows = target.without(removed).rows
     return TransferredPredictor.fit(SourceCosts(of_source, readings_of), target_card, rows)
 

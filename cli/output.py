@@ -284,7 +284,7 @@ def check_page(path: Path | None) -> None:
 def first_that_knows(
     ask: Callable[[Session], Answer], knows: Callable[[Answer], bool] = lambda _: True
 ) -> Answer:
-    """See `farm.exchange.packaged.first_answer`."""
-    from farm.exchange.packaged import first_answer
+    """See `farm.exchange.first_answer.first_answer`."""
+    from farm.exchange.first_answer import first_answer
 
     return first_answer(ask, knows, say)

@@ -38,6 +38,7 @@ EXCEPTIONS = {
     "farm/addons/predict/kernel_rules.py": (1, "reads the JSON of a tuple, which may be foreign"),
     "farm/addons/predict/query.py": (1, "a predictor is transferred between GPUs only"),
     "farm/exchange/import_rows.py": (2, "checks a foreign row before it is a record"),
+    "farm/jobs/card_checks.py": (1, "the conditions of SQL: a check is a job without a model"),
     "farm/jobs/items.py": (1, "a row of SQL: which subject to build"),
     "farm/report/lookup.py": (1, "which table has the name of a reading's subject"),
     "farm/store/columns.py": (4, "the conditions of SQL that others use"),

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from farm.exchange import export as exports
 from farm.exchange.export import Exported
+from farm.exchange.first_answer import first_answer
 from farm.exchange.importer import Imported, import_export
-from farm.exchange.packaged import export_at, first_answer
+from farm.exchange.packaged import export_at
 from farm.report.compare import compare as compare_sides
 from farm.report.comparison import SideComparison
 from farm.report.lookup import LookupRow, Sort

@@ -57,7 +57,7 @@ from farm.operators.profiler import (
 from farm.operators.rebuild import rebuild
 from farm.subjects.label import label_of
 from farm.types.protocol import Protocol, Subject, Variant
-from farm.types.reading import Eagerly, InModelTimes, Launches, OtherCalls, Verification
+from farm.types.verification import Eagerly, InModelTimes, Launches, OtherCalls, Verification
 
 _log = logging.getLogger(__name__)
 

@@ -25,7 +25,8 @@ from farm.settings.shared_files import TemporaryFolder, remove_left
 from farm.subjects.parsing import parse
 from farm.subjects.registry import kind_of
 from farm.types.protocol import OnPhase, Protocol, Software, Stopping, Subject
-from farm.types.reading import Reading, of_ranks
+from farm.types.rank_readings import of_ranks
+from farm.types.reading import Reading
 
 POLL_S = 0.02
 #: After a first failure, the farm waits so long for the failures of other ranks: the first one that

@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from farm.types.fields import adapter
 from farm.types.protocol import Protocol, Stopping, Subject
-from farm.types.reading import Reading, Verification
+from farm.types.reading import Reading
+from farm.types.verification import Verification
 
 A = TypeVar("A", covariant=True)  # the type of the answer
 

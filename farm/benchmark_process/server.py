@@ -71,8 +71,9 @@ from farm.extensions import offload
 from farm.settings import die_with_parent, settings
 from farm.training.version import check_version, model_revision
 from farm.types.protocol import OnPhase, Software, Subject
-from farm.types.reading import Reading, Verification
+from farm.types.reading import Reading
 from farm.types.tokens import Tokens, hold_tokens
+from farm.types.verification import Verification
 
 #: The process checks the card before an item if the last health check is older than this. Unit: s.
 CHECK_EVERY_S = 60.0

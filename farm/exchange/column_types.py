@@ -28,9 +28,10 @@ from farm.store.data_columns import Column
 from farm.subjects.parsing import parse
 from farm.types import card_kind
 from farm.types.details import Burst, CanaryNote, InContext
-from farm.types.reading import Launches, Verification
+from farm.types.protocol import Launch
 from farm.types.stored import json_model
 from farm.types.value_profiles import class_of, is_class
+from farm.types.verification import Launches, Verification
 
 MOST_JSON = 16 << 20  # largest length of a JSON document, in characters
 #: Finds what `content.storable` would change. Parsing every document instead would take a quarter
@@ -116,59 +117,73 @@ def _tuple(value: str) -> Any:
 
 
 Text = text()
-ShortText = text(32)
-LongText = text(10_000)
 Name = text(least=1)
-Path = text(1000)
-Note = text(1000, 1)
-CardId = text(80, 1)
-AnyCardId = text(80)  # "": no card
-CardKind, DeviceType = card_kind.CardKind, card_kind.DeviceType
-JobId = text(16, 1)
-Launch = Literal["graph", "eager"]
-Captured = Literal["predicted", "observed"]
-Flag = bool
 Id = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
-Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Names: Any = Annotated[
     list[Name],  # type: ignore[valid-type]
     Field(max_length=64),
     BeforeValidator(lambda value: value or []),
 ]
-SomeNames = list[Name]  # type: ignore[valid-type]
-Numbers = document(Annotated[dict[str, float], Field(max_length=10_000)])
-Object = document(dict[str, Any])
-RequestText = document(dict[str, Any], as_text=True)
-Storages = document(list[Count])
-Shape = list[Count] | None
-Shapes = document(list[list[Count]] | None) | None
 #: The details of a reading that a sum needs.
-_NUMBERS = dict.fromkeys(["copies", "found_again", "ceiling_s", "eager_time_us"], float)
-_OTHERS: Any = {"method": Annotated[int, Field(ge=0, lt=10**6)], "looped_us": dict[str, float]}
-_RECORDS = {
-    "burst": json_model(Burst),
-    "context": json_model(InContext),
-    "canary": json_model(CanaryNote),
+_DETAILS = _some(
+    "details",
+    **dict.fromkeys(["copies", "found_again", "ceiling_s", "eager_time_us"], float),
+    method=Annotated[int, Field(ge=0, lt=10**6)],
+    looped_us=dict[str, float],
+    burst=json_model(Burst),
+    context=json_model(InContext),
+    canary=json_model(CanaryNote),
+)
+#: The numbers of a verification that reports need.
+_VERIFICATION = _some(
+    "verification",
+    # tuple id -> kernel -> launches in one pass
+    tuple_kernels=dict[str, Annotated[dict[str, float], Field(max_length=10_000)]],
+    kernels=dict[str, Launches],
+    in_model=_some("calls", calls_us=dict[str, list[float | None]]),
+)
+_COMPILED = _some("compiled", choices=dict[str, dict[str, Any]], graph_breaks=dict[str, Count])
+_MADE_OF = list[tuple[Id, Literal["tuple", "whole", "canary"], Count, bool]]
+
+#: The types that columns name (`farm.store.data_columns.Column.accepts`).
+COLUMN_TYPES: Mapping[str, Any] = {
+    "Text": Text,
+    "ShortText": text(32),
+    "LongText": text(10_000),
+    "Name": Name,
+    "Path": text(1000),
+    "Note": text(1000, 1),
+    "CardId": text(80, 1),
+    "AnyCardId": text(80),  # "": no card
+    "CardKind": card_kind.CardKind,
+    "DeviceType": card_kind.DeviceType,
+    "JobId": text(16, 1),
+    "Launch": Launch,
+    "Captured": Literal["predicted", "observed"],
+    "Flag": bool,
+    "Id": Id,
+    "Count": Count,
+    "Number": Number,
+    "Positive": Annotated[float, Field(ge=0, allow_inf_nan=False)],
+    "SomeNames": list[Name],  # type: ignore[valid-type]
+    "Numbers": document(Annotated[dict[str, float], Field(max_length=10_000)]),
+    "Object": document(dict[str, Any]),
+    "RequestText": document(dict[str, Any], as_text=True),
+    "Storages": document(list[Count]),
+    "Shape": list[Count] | None,
+    "Shapes": document(list[list[Count]] | None) | None,
+    "Details": document(_DETAILS),
+    "Verified": document(_VERIFICATION, Verification.from_json),
+    # one entry for each activation, buffer or parameter of a call: the numbers that decide its data
+    # class
+    "Seen": document(Annotated[list[dict[str, float] | None], Field(max_length=1024)], _check_seen),
+    "Compiled": document(_COMPILED),
+    "VerdictDetails": document(dict[str, Any], _check_verdict, as_text=True),
+    "MadeOf": document(_MADE_OF, as_text=True),
+    "Tuple": Annotated[Any, PlainValidator(_tuple)],
 }
-Details = document(_some("details", **_NUMBERS, **_OTHERS, **_RECORDS))
-#: Tuple id -> kernel -> launches in one pass: the numbers of a verification that reports need.
-_KERNELS = dict[str, Annotated[dict[str, float], Field(max_length=10_000)]]
-_CALLS = _some("calls", calls_us=dict[str, list[float | None]])
-Verified = document(
-    _some("verification", tuple_kernels=_KERNELS, kernels=dict[str, Launches], in_model=_CALLS),
-    Verification.from_json,
-)
-#: One entry for each activation, buffer or parameter of a call: the numbers that decide its data
-#: class.
-Seen = document(Annotated[list[dict[str, float] | None], Field(max_length=1024)], _check_seen)
-Compiled = document(
-    _some("compiled", choices=dict[str, dict[str, Any]], graph_breaks=dict[str, Count])
-)
-VerdictDetails = document(dict[str, Any], _check_verdict, as_text=True)
-MadeOf = document(list[tuple[Id, Literal["tuple", "whole", "canary"], Count, bool]], as_text=True)
-Tuple = Annotated[Any, PlainValidator(_tuple)]
 #: Type of the values of a column -> what an import accepts, if the column declares no type.
 OF_TYPE: Mapping[str, Any] = {
     "text": Text,
@@ -191,5 +206,5 @@ def check_of(column: Column) -> Callable[[Any], Any]:
 def _type_of(column: Column) -> Any:
     if not column.accepts:
         return OF_TYPE[column.type]
-    accepted = globals()[column.accepts.removesuffix("?")]  # a type of this file
+    accepted = COLUMN_TYPES[column.accepts.removesuffix("?")]
     return accepted | None if column.accepts.endswith("?") else accepted

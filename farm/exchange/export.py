@@ -1,8 +1,8 @@
 """Writes readings and their context from the database to Parquet, CSV or JSON Lines files, batch by
 batch.
 
-`farm.store.data_columns` declares the columns; `farm.exchange.tidy` reads their values from the
-database."""
+`farm.store.data_columns` declares the columns; `farm.exchange.export_rows` reads their values from
+the database."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sqlmodel import Session
 
 from farm.errors import UsageError, did_you_mean, writing_to
 from farm.errors.safe_text import FORMULA, cell
-from farm.exchange import tidy
+from farm.exchange import export_rows
 from farm.exchange.left_out import LeftOut, left_out
 from farm.settings.shared_files import replacing_file
 from farm.store.data_columns import FORMAT, TABLES, Column, arrow_schema, as_markdown
@@ -71,11 +71,15 @@ def export(
     _check_options(target, alone, form, traces)
     form = alone or form or "parquet"
     selection = select_readings(session, filters or Filters())
-    makers = {"readings": tidy.readings}
+    makers = {"readings": export_rows.readings}
     if not alone:
-        makers |= {"calls": tidy.calls, "captures": tidy.captures, "verdicts": tidy.verdicts}
+        makers |= {
+            "calls": export_rows.calls,
+            "captures": export_rows.captures,
+            "verdicts": export_rows.verdicts,
+        }
     if traces:
-        makers["traces"] = tidy.traces
+        makers["traces"] = export_rows.traces
     with writing_to(target, "Give another path, or free disk space."):
         folder = target.parent if alone else target
         folder.mkdir(parents=True, exist_ok=True)
@@ -124,7 +128,9 @@ def as_table(
 
     selection = select_readings(session, filters or Filters())
     rows = (
-        tidy.readings(session, selection) if table == "readings" else tidy.calls(session, selection)
+        export_rows.readings(session, selection)
+        if table == "readings"
+        else export_rows.calls(session, selection)
     )
     schema = schema_of(table)
     return pa.Table.from_batches([_batch(schema, columns) for columns in rows], schema)
@@ -147,7 +153,7 @@ def _format_of(target: Path) -> str | None:
 
 
 def _write(
-    path: Path, form: str, table: str, batches: tidy.Batches, about: Mapping[str, Any]
+    path: Path, form: str, table: str, batches: export_rows.Batches, about: Mapping[str, Any]
 ) -> int:
     """Write a file; return its number of rows."""
     schema = schema_of(table, about)
@@ -171,7 +177,7 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield pa.concat_batches(pending)
             pending = []
         pending.append(batch)
-        if sum(part.num_rows for part in pending) >= tidy.BATCH:
+        if sum(part.num_rows for part in pending) >= export_rows.BATCH:
             yield pa.concat_batches(pending)
             pending = []
     if pending:

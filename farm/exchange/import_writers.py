@@ -17,8 +17,9 @@ from farm.store.columns import CALL, CAPTURE, CARD, IMPORTED_VERDICT, OPERATOR, 
 from farm.store.database import among, fetch_values
 from farm.subjects.label import label_of
 from farm.types.protocol import Variant
-from farm.types.reading import Trace, Verification
+from farm.types.reading import Trace
 from farm.types.tuple import Cost, OperatorTuple
+from farm.types.verification import Verification
 
 
 def _missing(session: Session, column: Any, ids: Sequence[str]) -> set[str]:

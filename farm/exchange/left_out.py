@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy
 from sqlmodel import Session, func
 
-from farm.exchange.tidy import imported_without_job
+from farm.exchange.export_rows import imported_without_job
 from farm.store import tables
 from farm.store.columns import IMPORTED_VERDICT, JOB, VERDICT
 from farm.store.query import Filters

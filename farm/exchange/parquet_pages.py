@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 
 MOST_HEADER_BYTES = 1 << 16  # a header has at most two values of a column, as statistics
 _MOST_DEPTH = 8
-_DICTIONARY_PAGE = 2
 # Numbers of fields of a page's header.
-_KIND, _UNPACKED_BYTES, _PACKED_BYTES = 1, 2, 3
+_UNPACKED_BYTES, _PACKED_BYTES = 2, 3
 # Types of the compact protocol.
 _STOP, _BYTE, _INTEGERS, _DOUBLE, _BINARY, _LISTS, _STRUCT = 0, 3, (4, 5, 6), 7, 8, (9, 10), 12
 _BOOLEANS = (1, 2)
@@ -29,14 +28,9 @@ class DamagedPage(ValueError):
     """The bytes at a page's place are not the header of a page."""
 
 
-@dataclass(frozen=True)
-class Page:
-    unpacked_bytes: int
-    is_dictionary: bool
-
-
-def pages_of(file: IO[bytes], chunk: pq.ColumnChunkMetaData) -> Iterator[Page]:
-    """Yield the pages of a column in one row group. Raises `DamagedPage`."""
+def page_sizes(file: IO[bytes], chunk: pq.ColumnChunkMetaData) -> Iterator[int]:
+    """Yield the unpacked size of each page of a column in one row group, in bytes. Raises
+    `DamagedPage`."""
     begin = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < begin:
         begin = chunk.dictionary_page_offset
@@ -45,13 +39,11 @@ def pages_of(file: IO[bytes], chunk: pq.ColumnChunkMetaData) -> Iterator[Page]:
         file.seek(begin)
         header = _Header(file.read(min(MOST_HEADER_BYTES, end - begin)))
         numbers = header.integers()
-        unpacked_bytes, packed_bytes = (
-            numbers.get(_UNPACKED_BYTES, -1),
-            numbers.get(_PACKED_BYTES, -1),
-        )
+        unpacked_bytes = numbers.get(_UNPACKED_BYTES, -1)
+        packed_bytes = numbers.get(_PACKED_BYTES, -1)
         if unpacked_bytes < 0 or packed_bytes < 0:
             raise DamagedPage("a page has no size")
-        yield Page(unpacked_bytes, numbers.get(_KIND) == _DICTIONARY_PAGE)
+        yield unpacked_bytes
         begin += header.position + packed_bytes
 
 

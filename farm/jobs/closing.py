@@ -32,8 +32,8 @@ from farm.store.tables import (
     VerdictRow,
 )
 from farm.types.format import plural
-from farm.types.reading import Verification
 from farm.types.request import Request
+from farm.types.verification import Verification
 from farm.verdict.aggregate import aggregate, next_operators
 from farm.verdict.job_results import JobResults
 from farm.verdict.verdict import Verdict

@@ -35,10 +35,11 @@ from farm.types.card_kind import OfCardKind
 from farm.types.details import RankFigures
 from farm.types.figure import share_of, value_of
 from farm.types.protocol import Protocol, Variant
-from farm.types.reading import OtherCalls, Verification, inside_s
+from farm.types.reading import inside_s
 from farm.types.request import OfJobKind, Request
 from farm.types.roofline import Roofline
 from farm.types.stored import plain
+from farm.types.verification import OtherCalls, Verification
 from farm.verdict.aggregate import launch_gap_us, sums_of
 from farm.verdict.corrections import cost_in_model
 from farm.verdict.cost_line import CostGroup, CostLine, merged

@@ -26,10 +26,10 @@ from farm.subjects.parsing import parse
 from farm.types.deciding import declared_operators, lacks_values
 from farm.types.fields import content_id
 from farm.types.protocol import Protocol, Variant
-from farm.types.reading import Verification
 from farm.types.request import Request
 from farm.types.tuple import Cost, NeededTuple, OperatorTuple
 from farm.types.value_profiles import class_of
+from farm.types.verification import Verification
 
 if TYPE_CHECKING:
     from farm.training.extract import Extraction

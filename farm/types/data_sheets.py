@@ -35,9 +35,27 @@ class DataSheet:
     eight_bits: float = 0.0  # of products of int8 or fp8, the faster; 0: twice `half`
 
 
-GENERIC_GPU = DataSheet(20e12, 80e12, 160e12, 1.0e12, 2.5, 80, 32 << 20, 300.0)
+GENERIC_GPU = DataSheet(
+    float32=20e12,
+    tf32=80e12,
+    half=160e12,
+    bytes_per_s=1.0e12,
+    launch_floor_us=2.5,
+    multiprocessors=80,
+    l2_bytes=32 << 20,
+    power_limit_w=300.0,
+)
 #: A few server cores, as for a small CPU job, not a whole socket.
-CPU = DataSheet(1e11, 1e11, 1e11, 2e10, 8.0, 1, 32 << 20, 200.0)
+CPU = DataSheet(
+    float32=1e11,
+    tf32=1e11,
+    half=1e11,
+    bytes_per_s=2e10,
+    launch_floor_us=8.0,
+    multiprocessors=1,
+    l2_bytes=32 << 20,
+    power_limit_w=200.0,
+)
 
 
 class NamedCard(str):
@@ -61,10 +79,10 @@ def data_sheets() -> Mapping[str, DataSheet]:
     return sheets
 
 
-def sheet_of(model: str) -> str:
+def sheet_name_of(model: str) -> str:
     """The name of the data sheet for a card's model or its short name; "" if there is none.
 
-    >>> sheet_of("NVIDIA A100-SXM4-40GB"), sheet_of("A10"), sheet_of("NVIDIA A10G")
+    >>> sheet_name_of("NVIDIA A100-SXM4-40GB"), sheet_name_of("A10"), sheet_name_of("NVIDIA A10G")
     ('A100 40GB', 'A10', '')
     """
     return model if isinstance(model, NamedCard) else _sheet_with_name(model)
@@ -85,7 +103,7 @@ def data_sheet(card_kind: str, card_model: str) -> DataSheet:
         return CPU
     if isinstance(card_model, NamedCard):
         return card_model.sheet
-    return data_sheets().get(sheet_of(card_model), GENERIC_GPU)
+    return data_sheets().get(sheet_name_of(card_model), GENERIC_GPU)
 
 
 def _words(model: str) -> frozenset[str]:

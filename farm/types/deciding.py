@@ -146,27 +146,11 @@ def deciding_input(spec: OperatorTuple) -> DecidingInput | None:
         return _placing(spec, index, tree)
     if tensor.stride is not None and 0 in tensor.stride:
         return None
-    if form in ("distinct", "runs"):
-        return _distinct(spec, index, form)
-    if tensor.dtype == "bool":
-        is_mask = form in ("gathered", "selecting")
-        return DecidingInput(index, "selecting", 2, tensor.numel) if is_mask else None
-    if form == "selecting" and "masked_select" not in spec.operator:
-        return DecidingInput(index, form, 2, tensor.numel)
-    if "int" not in tensor.dtype or form == "selecting":
+    if form == "gathered" and tensor.dtype == "bool":
+        form = "selecting"
+    if form in _OF_INTEGERS and "int" not in tensor.dtype:
         return None
-    if form == "repeats":
-        total = spec.keywords.get("output_size")
-        fixed = total if type(total) is int else None
-        return DecidingInput(index, form, MOST_ROWS, tensor.numel, fixed)
-    if form == "classes":
-        number = _argument(spec, 1, "num_classes")
-        is_open = number is None or number == -1
-        return DecidingInput(index, form, MOST_ROWS, tensor.numel) if is_open else None
-    bound = _BOUNDS[form](spec, index)
-    if bound <= 0:
-        return None
-    return DecidingInput(index, form, bound, tensor.numel - _last_is_end(spec))
+    return _INPUT_OF[form](spec, index, form)
 
 
 def lacks_values(spec: OperatorTuple) -> bool:
@@ -205,9 +189,18 @@ def _distinct(spec: OperatorTuple, index: int, form: str) -> DecidingInput | Non
 
 
 #: How many integers from 0 a dtype represents exactly, where they are fewer than 2**31.
-_MOST_DISTINCT = {"bool": 2, "uint8": 2**8, "int8": 2**7, "int16": 2**15, "uint16": 2**16}
-_MOST_DISTINCT |= {"float32": 2**24, "float16": 2**11, "bfloat16": 2**8}
-_MOST_DISTINCT |= {"float8_e4m3fn": 2**4, "float8_e5m2": 2**3}
+_MOST_DISTINCT = {
+    "bool": 2,
+    "uint8": 2**8,
+    "int8": 2**7,
+    "int16": 2**15,
+    "uint16": 2**16,
+    "float32": 2**24,
+    "float16": 2**11,
+    "bfloat16": 2**8,
+    "float8_e4m3fn": 2**4,
+    "float8_e5m2": 2**3,
+}
 
 
 def _placing(spec: OperatorTuple, index: int, tree: Any) -> DecidingInput | None:
@@ -286,9 +279,52 @@ def _bins(spec: OperatorTuple, index: int) -> int:
     return bins if type(bins) is int else 0
 
 
+def _selected(spec: OperatorTuple, index: int, form: str) -> DecidingInput | None:
+    """A mask, or values of which those that are not zero select; masked_select accepts only
+    masks."""
+    tensor = spec.tensors[index]
+    if tensor.dtype != "bool" and "masked_select" in spec.operator:
+        return None
+    return DecidingInput(index, form, bound=2, parts=tensor.numel)
+
+
+def _repeated(spec: OperatorTuple, index: int, form: str) -> DecidingInput:
+    total = spec.keywords.get("output_size")
+    fixed = total if type(total) is int else None
+    return DecidingInput(index, form, bound=MOST_ROWS, parts=spec.tensors[index].numel, fixed=fixed)
+
+
+def _classes(spec: OperatorTuple, index: int, form: str) -> DecidingInput | None:
+    """None if an argument says how many classes there are."""
+    number = _argument(spec, 1, "num_classes")
+    if number is not None and number != -1:
+        return None
+    return DecidingInput(index, form, bound=MOST_ROWS, parts=spec.tensors[index].numel)
+
+
+def _bounded(spec: OperatorTuple, index: int, form: str) -> DecidingInput | None:
+    """None if the bound shows that the values decide nothing."""
+    bound = _BOUNDS[form](spec, index)
+    if bound <= 0:
+        return None
+    parts = spec.tensors[index].numel - _last_is_end(spec)
+    return DecidingInput(index, form, bound=bound, parts=parts)
+
+
 _BOUNDS: dict[str, Callable[[OperatorTuple, int], int]] = {
     "ends": _divided_rows,
     "starts": _bagged_indices,
     "gathered": _gathered_rows,
     "binned": _bins,
+}
+
+_OF_INTEGERS = (*_BOUNDS, "repeats", "classes")
+#: Form -> function of a call, the index of the input and the form. `_placing` needs the argument.
+_INPUT_OF: dict[str, Callable[[OperatorTuple, int, str], DecidingInput | None]] = {
+    **dict.fromkeys(_BOUNDS, _bounded),
+    "distinct": _distinct,
+    "runs": _distinct,
+    "selecting": _selected,
+    "repeats": _repeated,
+    "classes": _classes,
 }

@@ -6,17 +6,8 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
-
-class ValueWithInterval(Protocol):
-    """A value and the half-width of its interval; `farm.types.figure.Figure` is one."""
-
-    @property
-    def value(self) -> float: ...
-    @property
-    def half_width(self) -> float: ...
-
+from farm.types.figure import Figure
 
 Units = Sequence[tuple[str, float]]  # (unit, factor to the base unit), largest unit first
 
@@ -37,7 +28,7 @@ def quantity(value: float | None, units: Units, digits: int = 3) -> str:
     return f"{_rounded(value / factor, digits)} {unit}"
 
 
-def interval(figure: ValueWithInterval | None, units: Units) -> str:
+def interval(figure: Figure | None, units: Units) -> str:
     """Format ``7.460 ± 0.021 ms``: two significant digits for the half-width, as many decimals for
     the value.
     """
@@ -66,7 +57,7 @@ def percent(fraction: float | None, decimals: int = 1) -> str:
     return f"{scaled:.{decimals}f} %"
 
 
-def gap(figure: ValueWithInterval | None) -> str:
+def gap(figure: Figure | None) -> str:
     """Format a relative gap with its sign: ``+0.3 ± 0.4 %``."""
     return (
         NOTHING

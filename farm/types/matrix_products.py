@@ -29,6 +29,9 @@ class Products:
         return 2 * self.m * self.n * self.k * self.count
 
 
+_PRODUCTS = ("mm", "bmm", "matmul", "addmm", "baddbmm")
+
+
 def matrix_product(short_name: str, spec: Mapping[str, Any]) -> Products | None:
     """Return the products of a linear layer or a call such as ``torch.matmul``; None for other
     operators.
@@ -42,12 +45,10 @@ def matrix_product(short_name: str, spec: Mapping[str, Any]) -> Products | None:
                 plain(parameters["out_features"]),
                 plain(parameters["in_features"]),
             )
+        if short_name not in _PRODUCTS:
+            return None
         left, right = shapes[-2:]
-        if (
-            short_name not in ("mm", "bmm", "matmul", "addmm", "baddbmm")
-            or left[-1] != right[-2]
-            or len(left) < 2
-        ):
+        if left[-1] != right[-2] or len(left) < 2:
             return None
         return Products(
             left[-2], right[-1], left[-1], math.prod(np.broadcast_shapes(left[:-2], right[:-2]))

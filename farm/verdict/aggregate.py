@@ -26,7 +26,7 @@ from types import MappingProxyType
 
 from farm.types.collective import COLLECTIVES
 from farm.types.figure import Figure, value_of
-from farm.types.reading import Verification
+from farm.types.verification import Verification
 from farm.verdict.canaries import CanaryReadings, systematic_of
 from farm.verdict.cost_line import CostLine, group
 from farm.verdict.figures import NOT_IN_SCOPE, ReadingView, Whole

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from farm.types.reading import Verification
+from farm.types.verification import Verification
 from farm.verdict.cost_line import CostLine
 
 KEPT = 30  # largest length of each list of kernels

@@ -27,7 +27,7 @@ from farm.store import tables
 from farm.store.database import read_clock_s
 from farm.types.deciding import lacks_values
 from farm.types.protocol import Protocol, Stopping, Subject
-from farm.types.reading import Verification
+from farm.types.verification import Verification
 from tests import slow
 from tests.operators.routed import routed
 
@@ -113,9 +113,7 @@ class Uncopyable(torch.nn.Linear):
 
 
 def test_every_error_of_a_capture_is_an_error_of_the_farm() -> None:
-    with pytest.raises(
-        CaptureError, match=r"a copy of the model, which cannot be made: TypeError: cannot pickle"
-    ):
+    with pytest.raises(CaptureError, match=r"which cannot be made: TypeError: cannot pickle"):
         farm.capture_model(Uncopyable(3, 3), torch.ones(2, 3))
 
 
@@ -270,7 +268,7 @@ def test_the_lease_of_an_item_is_renewed_while_it_is_measured(
 
     def watched(
         database: farm.Database, claimed: items.Claim, *more: Any, **about: Any
-    ) -> items.Closed:
+    ) -> items.FollowUp:
         with database.read() as session:
             left_s.append(
                 session.get_one(tables.Item, claimed.item_id).lease_until_s - read_clock_s(session)

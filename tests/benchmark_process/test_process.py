@@ -29,7 +29,7 @@ from farm.devices.lock import host_lock
 from farm.errors import Unmeasurable
 from farm.settings import START_TIMEOUT_S, settings
 from farm.types.protocol import Protocol, Stopping, Subject, content_id
-from farm.types.reading import Verification
+from farm.types.verification import Verification
 
 CARD = "SIM-here-0"
 PROTOCOL, STOPPING = Protocol(), Stopping()

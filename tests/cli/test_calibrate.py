@@ -32,10 +32,9 @@ def test_the_list_is_measured_once_and_an_interrupted_calibration_continues(farm
 def test_a_cpu_is_refused_in_one_line_with_a_next_step(farm):
     said = farm("calibrate", "--card", "cpu")
     assert (said.code, said.stdout) == (2, "")
-    assert said.stderr.splitlines() == [
-        "error: Only predictions for GPUs can be calibrated, and this card is a CPU.",
-        "→ Choose a GPU.",
-    ]
+    error, next_step = said.stderr.splitlines()
+    assert error.startswith("error: Only predictions for GPUs")
+    assert next_step == "→ Choose a GPU."
 
 
 def test_a_calibration_in_a_file_has_no_grid(farm, tmp_path):

@@ -96,7 +96,7 @@ def check_rows_of_experts(farm, report):
     assert operator.spec["tensors"][2]["values"]["form"] == "lengths"
 
 
-@slow.PROCESS
+@slow.FAULT
 def test_a_model_of_ones_own_is_measured_once_and_one_that_fails_says_why(cpu_farm, tmp_path):
     file = tmp_path / "jobs.yml"
     models = (

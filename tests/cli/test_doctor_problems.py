@@ -240,9 +240,7 @@ def test_items_that_wait_without_a_card_that_could_measure_them_are_a_problem(
     leave(database)
     checks = examined()
     (message,) = problems(checks, "cards")
-    assert message.startswith(
-        "no worker serves a card of model a card, but 2 items must be measured there: "
-    )
+    assert "of model a card, but 2 items must be measured" in message
     assert told in message
     assert any(step in check["next_step"] for check in checks if check["name"] == "cards")
     register(database, 2)  # one of the same model and software
@@ -268,9 +266,8 @@ def test_workers_that_do_not_answer_while_items_wait_are_a_problem(
     register(database, 0)
     assert problems(examined(), "workers") == []
     plan(database, ["SIM-0"])
-    assert problems(examined(), "workers") == [
-        "no worker listens to the broker, but 1 item must be measured"
-    ]
+    (message,) = problems(examined(), "workers")
+    assert "1 item must be measured" in message
 
 
 def test_a_card_whose_worker_was_not_seen_for_long_is_a_problem(examined, database, monkeypatch):

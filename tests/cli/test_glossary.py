@@ -96,7 +96,7 @@ def test_every_head_of_a_table_is_explained(name):
 def test_a_word_is_explained_and_one_that_is_not_there_is_answered_with_the_nearest(farm):
     said = farm("help", "in", "model")
     assert said.stdout.splitlines()[0] == "in model"
-    assert "the time of the calls inside the running model" in said.stdout
+    assert "the calls inside the running model" in said.stdout
     assert "a 95 % interval" in farm("help", "INTERVALS").stdout
     assert len(farm("help", "pass").stdout.splitlines()) == 4, "it means two things"
     assert "accuracy" in farm("help").stdout

@@ -15,6 +15,7 @@ from farm.settings import settings
 from farm.store import content, tables
 from farm.types.figure import Figure
 from farm.types.protocol import Stopping, Variant
+from tests import slow
 from tests.report import rows
 
 FIRST, SECOND = "a" * 40, "b" * 40
@@ -137,6 +138,7 @@ def test_the_mean_of_repeated_readings_has_the_larger_half_width():
     )
 
 
+@slow.PROCESS
 def test_the_whole_of_an_own_model_has_the_revision_of_its_source(farm, tmp_path, monkeypatch):
     (tmp_path / "my_revised_net.py").write_text(NET)
     for command in (

@@ -89,6 +89,7 @@ def make(): return Calls(), torch.ones(2, 8)
 """
 
 
+@slow.FAULT
 def test_a_sweep_and_models_from_a_file_run_once_and_are_skipped_then(farm, tmp_path, monkeypatch):
     (tmp_path / "left_out.py").write_text(LEFT_OUT)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

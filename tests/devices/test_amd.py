@@ -176,7 +176,7 @@ def test_without_the_library_one_line_says_what_to_install(
         monkeypatch.setenv("ROCR_VISIBLE_DEVICES", named)
     (card,) = discover(settings())
     assert card.kind == "cuda"
-    assert "amdsmi is not installed; install the version of your ROCm" in card.refusal
+    assert "amdsmi is not installed; install the version" in card.refusal
     with pytest.raises(NoSuchCard, match="amdsmi is not installed"):
         find_card(UUID, settings())
 
@@ -184,10 +184,8 @@ def test_without_the_library_one_line_says_what_to_install(
 def test_a_library_that_fails_is_quoted_in_one_line(smi: RecordedAmdSmi) -> None:
     smi.fault = AmdSmiLibraryException(34)
     (card,) = discover(settings())
-    assert (
-        card.refusal
-        == "AMD SMI says 'Error code: 34 | AMDSMI_STATUS'; read the output of `amd-smi list`"
-    )
+    assert "AMD SMI says 'Error code: 34 | AMDSMI_STATUS'" in card.refusal
+    assert "\n" not in card.refusal
 
 
 def test_without_the_driver_of_rocm_the_cpu_is_the_card(monkeypatch, tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ import pytest
 from sqlalchemy import func, select, update
 
 from farm.errors import FarmError, UnsupportedModel, UsageError
+from farm.exchange.first_answer import first_answer
 from farm.exchange.packaged import (
     FOLDER,
     compressed_database,
     database_of,
-    first_answer,
     packaged_files,
     packaged_named,
 )

@@ -56,6 +56,7 @@ def small_disk(tmp_path):
         yield disk
 
 
+@slow.FAULT
 def test_postgresql_is_restarted_and_crashes_during_a_job(pair, postgres):
     job_id = pair.submit(["slow"] * 10, 0.4)
     pair.done(job_id)
@@ -68,7 +69,9 @@ def test_postgresql_is_restarted_and_crashes_during_a_job(pair, postgres):
     assert pair.settled(job_id) == {"done": 10}
 
 
-@pytest.mark.parametrize("away_s", [6.0, pytest.param(60.0, marks=slow.SOAK)])
+@pytest.mark.parametrize(
+    "away_s", [pytest.param(6.0, marks=slow.FAULT), pytest.param(60.0, marks=slow.SOAK)]
+)
 def test_a_reading_that_ends_while_the_database_is_away_is_kept(pair, postgres, away_s):
     job_id = pair.submit(["slow"] * 6, 1.0)
     item = pair.in_work(job_id)
@@ -137,6 +140,7 @@ def test_a_worker_that_only_waits_for_the_database_stops_at_once(pair, postgres)
     assert sum(item.attempts - 1 + item.repeated for item in pair.farm.items(job_id)) <= 2
 
 
+@slow.FAULT
 def test_a_database_that_refuses_its_user_is_told_once_and_a_worker_that_starts_waits_for_it(
     pair, postgres
 ):

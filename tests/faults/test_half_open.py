@@ -18,7 +18,7 @@ from tests.faults.conftest import Hurt
 from tests.half_open import HalfOpenProxy
 from tests.servers import PostgresServer
 
-pytestmark = slow.FAULT
+pytestmark = slow.SOAK
 
 SETTINGS = {
     "FARM_GROUP_IDLE_S": "0",

@@ -29,6 +29,7 @@ def test_kill_9_of_one_process_in_the_middle_of_an_item(hurt, victim):
         assert hurt.delivered_again == [("measure", item.id)]
 
 
+@slow.FAULT
 def test_kill_9_of_everything_in_the_middle_of_an_item(hurt):
     job_id = hurt.submit(["slow"] * 3, 1.0)
     hurt.in_work(job_id)

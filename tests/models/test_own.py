@@ -1000,7 +1000,6 @@ def test_settings_that_a_file_of_models_changes_reach_no_other_model(
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.get_num_threads() == threads
     (line,) = differences(catalog.variant("net", 2))
-    assert line == (
-        "The code of net changes torch.use_deterministic_algorithms and torch.set_default_dtype. "
-        "The farm measures with the defaults of PyTorch and the flags of the protocol."
-    )
+    for setting in ("torch.use_deterministic_algorithms", "torch.set_default_dtype"):
+        assert setting in line
+    assert "with the defaults of PyTorch" in line

@@ -11,7 +11,8 @@ from farm.store import captures, content, tables
 from farm.store.database import Database
 from farm.training.extract import Extraction
 from farm.types.protocol import Protocol, Software, Variant
-from farm.types.reading import METHOD, Trace, Verification
+from farm.types.reading import METHOD, Trace
+from farm.types.verification import Verification
 from tests.extracted import extract
 
 VARIANT = Variant("resnet18", 2, 64)

@@ -64,11 +64,9 @@ def test_what_there_is_not_names_the_nearest(database):
     with pytest.raises(UsageError, match="cannot be sorted by 'enegry'") as wrong:
         found(database, "Conv2d", sort="enegry")
     assert "energy" in wrong.value.next_step
-    with pytest.raises(
-        UsageError, match="'batch=2' selects readings of whole models, but Conv2d is an operator"
-    ):
+    with pytest.raises(UsageError, match="'batch=2' selects readings of whole models"):
         found(database, "Conv2d", "batch=2")
-    with pytest.raises(UsageError, match="dtype needs a data type such as float32, not 'single'"):
+    with pytest.raises(UsageError, match=r"dtype needs a data type .* not 'single'"):
         found(database, "Conv2d", "dtype=single")
     known = (
         found(database, "Conv2d", words, limit=1000)

@@ -451,9 +451,7 @@ def test_shared_memory_that_cannot_be_written_is_one_line_with_a_next_step(tmp_p
     command = [*alone, sys.executable, "-m", "cli", "run", "resnet18", "--card", "sim"]
     done = subprocess.run(command, **about)  # type: ignore[call-overload]
     assert done.returncode == 3
-    assert (
-        "Workers cannot start: a semaphore cannot be created (on Linux, in /dev/shm)" in done.stderr
-    )
+    assert "Workers cannot start: a semaphore cannot be created" in done.stderr
     assert "tmpfs" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
     told = subprocess.run([*alone, sys.executable, "-c", DOCTOR], **about).stdout  # type: ignore[call-overload]

@@ -19,6 +19,7 @@ from farm.types.protocol import Software
 from farm.types.request import CARD_CHECK, LINK_CHECK, Request, Sweep
 from tasks import card_checks as regular
 from tasks.card_checks import RegularChecks
+from tests import slow
 from tests.farms import running
 from tests.tasks.test_metrics import free_port, scrape
 
@@ -140,6 +141,7 @@ def add_faster_cards(database: Database) -> None:
                 session.add(ReadingRow(**columns))
 
 
+@slow.FAULT
 def test_a_worker_checks_its_cards_and_its_metrics_have_the_outcome(tmp_path, broker, postgres_url):
     port = free_port()
     settings = {

@@ -16,7 +16,7 @@ from farm.store.database import Database, database_now
 from farm.store.tables import Item
 from tasks.app import configure
 from tasks.control import reconcile_now
-from tests import planned
+from tests import planned, slow
 
 FINISHED = 20_000
 _READ = """
@@ -76,6 +76,7 @@ def few_rows_read(database, doing, at_most=2_000):
     assert total() - before < at_most, f"{doing}: rows and entries of indexes"
 
 
+@slow.MEASURED
 def test_finished_items_cost_workers_the_reconciler_and_metrics_nothing(store):
     for ending in ("commit", "rollback"):
         event.listen(store.engine, ending, count_at_once)

@@ -20,6 +20,7 @@ from tests.farms import ROOT
 from tests.flowers import AUTH, flower_of
 
 
+@slow.FAULT
 def test_flower_shows_what_each_item_is_and_why_it_failed(one_card, monkeypatch):
     farm, _ = one_card.whole()
     monkeypatch.setitem(farm.environment, "FARM_FLOWER_BASIC_AUTH", AUTH)

@@ -447,9 +447,7 @@ def test_a_users_model_is_trained_with_the_loss_that_is_registered_beside_it(tmp
     assert "abs" in {owner.what for owner in seen.owners}
     monkeypatch.setenv("FARM_LOSSES", '{"mine": "trained_here:nothing"}')
     settings.cache_clear()
-    with pytest.raises(
-        SettingsError, match="The loss of 'mine' could not be imported from 'trained_here:nothing'"
-    ):
+    with pytest.raises(SettingsError, match=r"loss of 'mine' .* from 'trained_here:nothing'"):
         extract_from_catalog("mine")
 
 

@@ -30,9 +30,10 @@ from tests.training.test_capture import extract_from_catalog
 
 TOKENS = {"length": 16, "layers": 2}
 STEPS = [
-    (
+    pytest.param(
         "mobilenet_v3_small",
         {"input_size": 64, "optimizer": "adam", "memory_format": "channels_last"},
+        marks=slow.ALIKE,
     ),
     ("resnet18", {"input_size": 32, "optimizer": "sgd-fused", "amp": "float16"}),
     pytest.param("googlenet", {}, marks=slow.ALIKE),

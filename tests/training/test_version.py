@@ -157,7 +157,7 @@ def test_a_benchmark_process_refuses_another_version_and_measures_the_edited_fil
         edit(folder, "LAYERS = 1", "LAYERS = 8")
         with pytest.raises(
             Unmeasurable,
-            match=f"have version .*; the job was submitted with version {variant.version}",
+            match=f"have version .* submitted with version {variant.version}",
         ) as no:
             process.measure(subject(variant), EAGER, SHORT, predicted={})
         assert (no.value.reason, "submit again" in no.value.next_step) == ("rejected", True)

@@ -6,7 +6,7 @@ import pytest
 
 from farm.errors import UsageError
 from farm.types.card_file import card_of_file
-from farm.types.data_sheets import data_sheet, data_sheets, sheet_of
+from farm.types.data_sheets import data_sheet, data_sheets, sheet_name_of
 
 CARD = """
 name = "RTX 4090 D"
@@ -28,13 +28,13 @@ def card_of(text, folder):
 
 def test_a_card_of_a_file_is_a_name_with_its_own_sheet(tmp_path):
     card = card_of(CARD, tmp_path)
-    assert (card, sheet_of(card)) == ("RTX 4090 D", "RTX 4090 D")
+    assert (card, sheet_name_of(card)) == ("RTX 4090 D", "RTX 4090 D")
     sheet = data_sheet("cuda", card)
     assert (sheet.float32, sheet.tf32, sheet.half) == (73.5e12, 73.5e12, 147e12)
     assert (sheet.bytes_per_s, sheet.memory_bytes, sheet.l2_bytes) == (1008e9, 24e9, 72_000_000)
     assert (sheet.multiprocessors, sheet.power_limit_w, sheet.launch_floor_us) == (114, 425, 2.5)
     # The name alone, such as that of a card in an imported database, has no sheet.
-    assert sheet_of(str(card).upper()) == ""
+    assert sheet_name_of(str(card).upper()) == ""
 
 
 @pytest.mark.parametrize(

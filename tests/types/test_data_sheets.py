@@ -2,7 +2,7 @@
 
 import pytest
 
-from farm.types.data_sheets import GENERIC_GPU, data_sheet, data_sheets, sheet_of
+from farm.types.data_sheets import GENERIC_GPU, data_sheet, data_sheets, sheet_name_of
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ from farm.types.data_sheets import GENERIC_GPU, data_sheet, data_sheets, sheet_o
     ],
 )
 def test_a_card_has_the_sheet_of_its_exact_model(model, sheet):
-    assert sheet_of(model) == sheet
+    assert sheet_name_of(model) == sheet
 
 
 @pytest.mark.parametrize(
@@ -55,13 +55,13 @@ def test_a_card_has_the_sheet_of_its_exact_model(model, sheet):
     ],
 )
 def test_a_card_of_another_model_has_no_sheet(model):
-    assert sheet_of(model) == ""
+    assert sheet_name_of(model) == ""
     assert data_sheet("cuda", model) == GENERIC_GPU
 
 
 def test_no_two_sheets_have_a_name_in_common_and_each_finds_itself():
     for name, sheet in data_sheets().items():
-        assert {sheet_of(listed) for listed in (name, *sheet.names)} == {name}
+        assert {sheet_name_of(listed) for listed in (name, *sheet.names)} == {name}
         assert sheet.source
 
 

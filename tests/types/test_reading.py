@@ -8,7 +8,9 @@ import pytest
 from farm.errors import Unmeasurable, Unreadable
 from farm.types.details import Burst, CanaryNote, Details, InContext, InOrder, Place
 from farm.types.figure import Figure
-from farm.types.reading import Reading, Trace, Verification, of_ranks
+from farm.types.rank_readings import of_ranks
+from farm.types.reading import Reading, Trace
+from farm.types.verification import Verification
 from tests.details import details_with
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from farm.types.figure import Figure
-from farm.types.reading import Launches, Verification
+from farm.types.verification import Launches, Verification
 from farm.verdict.aggregate import aggregate
 from farm.verdict.cost_line import CostLine, TupleView
 from farm.verdict.figures import ReadingView, Whole

@@ -11,7 +11,8 @@ from farm.addons.memory.fits import Fits, need
 from farm.addons.memory.memory_options import amounts_of, bytes_of
 from farm.addons.memory.step_memory import StepMemory
 from farm.errors import UsageError
-from farm.exchange.packaged import first_answer, packaged_database
+from farm.exchange.first_answer import first_answer
+from farm.exchange.packaged import packaged_database
 from farm.models import catalog
 from farm.store.card_models import card_bytes, card_model_named
 from farm.store.database import Database

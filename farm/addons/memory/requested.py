@@ -15,7 +15,7 @@ from farm.addons.memory.memory_options import MemoryOptions
 from farm.addons.memory.step_memory import StepMemory
 from farm.addons.memory.transfers import offload
 from farm.errors import FarmUnavailable, UsageError
-from farm.exchange.packaged import first_answer
+from farm.exchange.first_answer import first_answer
 from farm.jobs.cards import chosen_own_cards
 from farm.store.database import open_database
 from farm.training.version import versioned

@@ -26,14 +26,14 @@ from farm.store.job_ids import find_job
 from farm.subjects.needed import needed_tuple
 from farm.training.tensor_lifetime import Life, PeriodInterval, allocated_peak_bytes
 from farm.types.card_kind import OfCardKind
-from farm.types.data_sheets import data_sheets, sheet_of
+from farm.types.data_sheets import data_sheets, sheet_name_of
 from farm.types.details import Details
 from farm.types.fingerprint import median_fingerprint
 from farm.types.format import count_of, percent
 from farm.types.protocol import LARGEST_NUMBER, Protocol, Variant
 from farm.types.request import Request
 from farm.types.roofline import roofline_of
-from farm.types.tuple import DTYPES, OperatorTuple
+from farm.types.tuple import OperatorTuple
 from farm.verdict.corrections import cost_in_model
 from farm.verdict.model_readings import select_for_model
 
@@ -64,9 +64,7 @@ class CallTimes(OfCardKind):
 
     def estimate_us(self, spec: OperatorTuple, cost: Cost) -> float:
         floating = (
-            tensor.dtype
-            for tensor in spec.tensors
-            if DTYPES[tensor.dtype][1].startswith(("fp", "bf"))
+            tensor.dtype for tensor in spec.tensors if tensor.dtype.startswith(("float", "bfloat"))
         )
         dtype = next(floating, "float32")
         return roofline_of(self.kind, self.card, self.fingerprint, dtype=dtype).estimate_us(
@@ -150,7 +148,7 @@ class StepMemory:
     @property
     def sheet(self) -> str:
         """Name of the data sheet for the card; the card's model if there is no data sheet."""
-        return sheet_of(self.times.card) or self.times.card
+        return sheet_name_of(self.times.card) or self.times.card
 
     @property
     def clock(self) -> str:
@@ -444,7 +442,9 @@ def _models(session: Session, times: CallTimes) -> list[str]:
     models = session.exec(
         select(tables.CardRow.model).where(tables.CardRow.kind == times.kind).distinct()
     )
-    return [model for model in models if times.is_cpu or times.card in (model, sheet_of(model))]
+    return [
+        model for model in models if times.is_cpu or times.card in (model, sheet_name_of(model))
+    ]
 
 
 def _read_peak(session: Session, variant: Variant, *card_models: str) -> MeasuredPeak | None:
@@ -476,7 +476,7 @@ def card_named(word: str) -> str:
     """Return the card with a data sheet whose name is part of `word`. Raises `UsageError` with the
     nearest name.
     """
-    if name := sheet_of(word):
+    if name := sheet_name_of(word):
         return name
     near = did_you_mean(word, data_sheets())
     raise UsageError(

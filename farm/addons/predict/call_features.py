@@ -24,7 +24,7 @@ from farm.addons.predict.kernel_rules import (
     kernel_plan,
     products_of,
 )
-from farm.addons.predict.tile_roofline import WAVE_TILES, CardModel, tile_roofline
+from farm.addons.predict.tile_roofline import WAVE_TILES, CardRates, tile_roofline
 from farm.types.tuple import DTYPES, contiguous_stride, dtype_of_call, names_listed, plain
 from farm.types.value_profiles import fillings
 
@@ -101,7 +101,7 @@ Tensor = Mapping[str, Any]
 
 
 def describe(
-    card: CardModel,
+    card: CardRates,
     operator_id: str,
     short_name: str,
     spec: Mapping[str, Any],
@@ -147,7 +147,7 @@ def describe(
 
 
 def _work(
-    card: CardModel,
+    card: CardRates,
     short_name: str,
     spec: Mapping[str, Any],
     dtype: str,

@@ -24,7 +24,7 @@ from sqlmodel import Session
 from farm.addons.predict import call_features
 from farm.addons.predict.call_features import CallDescription, describe
 from farm.addons.predict.families import model_family
-from farm.addons.predict.tile_roofline import CardModel, card_model
+from farm.addons.predict.tile_roofline import CardRates, card_rates
 from farm.store.columns import (
     CALL,
     CAPTURE,
@@ -78,7 +78,7 @@ class TrainingRow:
 
 @dataclass(frozen=True)
 class Dataset:
-    card: CardModel
+    card: CardRates
     conditions: Conditions
     rows: tuple[TrainingRow, ...]
 
@@ -156,7 +156,7 @@ _COLUMNS = [
 _COLUMNS += ["energy_half_width_mj", "flags", "details", "kernels", "card_id", "created_at_s"]
 
 
-def stored_card_model(session: Session, model: str) -> CardModel:
+def stored_card_rates(session: Session, model: str) -> CardRates:
     """Build a card model from the fingerprints of its cards in the database and from its data
     sheet.
     """
@@ -171,19 +171,19 @@ def stored_card_model(session: Session, model: str) -> CardModel:
         session.execute(fingerprints.where(CARD.id.in_(used))).all()
         or session.execute(fingerprints).all()
     )
-    return card_model(cards[0].kind if cards else "cuda", model, [row.fingerprint for row in cards])
+    return card_rates(cards[0].kind if cards else "cuda", model, [row.fingerprint for row in cards])
 
 
 def datasets(
     session: Session,
     model: str,
-    described_for: CardModel | None = None,
+    described_for: CardRates | None = None,
     only: Collection[str] | None = None,
 ) -> list[Dataset]:
     """Return all usable readings of a card model (stored name): one data set by `Conditions`, the
     largest first. ``described_for``: describe the calls for this card model instead; ``only``: ids
     of tuples."""
-    card = described_for or stored_card_model(session, model)
+    card = described_for or stored_card_rates(session, model)
     protocols = {
         row.id: row.spec or {}
         for row in session.execute(sqlalchemy.select(PROTOCOL.id, PROTOCOL.spec))
@@ -235,7 +235,7 @@ def stored_specs(session: Session, ids: Iterable[str]) -> dict[str, Any]:
 
 
 def _training_row(
-    card: CardModel, operator: Any, data: str, row: Any, *, tf32: bool
+    card: CardRates, operator: Any, data: str, row: Any, *, tf32: bool
 ) -> TrainingRow:
     details, rough = Details.from_json(row.details), "rough" in (row.flags or ())
     context, fetching_us = details.context, 0.0
@@ -260,7 +260,7 @@ def _training_row(
     )
 
 
-def _described(card: CardModel, row: Any, data: str = "", *, tf32: bool) -> CallDescription:
+def _described(card: CardRates, row: Any, data: str = "", *, tf32: bool) -> CallDescription:
     costs = row.flops, row.bytes_moved
     return describe(
         card, row.id, row.short_name, row.spec, *costs, data, tf32=tf32, outputs=row.output_shapes
@@ -297,7 +297,7 @@ def cached_share(calls: Sequence[CallDescription], counts: Sequence[int], l2_byt
 
 
 def measured_models(
-    session: Session, card: CardModel, conditions: Conditions
+    session: Session, card: CardRates, conditions: Conditions
 ) -> list[MeasuredModel]:
     """Return all variants captured for this kind of card, with the newest usable whole reading, if
     there is one.

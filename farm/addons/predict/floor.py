@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from farm.addons.predict.stored_predictor import PredictedValue, Predictions
-from farm.types.data_sheets import data_sheet, sheet_of
+from farm.types.data_sheets import data_sheet, sheet_name_of
 from farm.types.tuple import NeededTuple
 
 #: Operators whose FLOPs are no bound of their arithmetic.
@@ -70,7 +70,7 @@ def floor_us(card_model: str, call: NeededTuple, *, tf32: bool = False) -> float
         call: the tuple with its FLOPs (2 per multiply-add) and the bytes of its operands.
         tf32: True if float32 products may use TF32.
     """
-    if not sheet_of(card_model):
+    if not sheet_name_of(card_model):
         return 0.0
     sheet = data_sheet("cuda", card_model)
 

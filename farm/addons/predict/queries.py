@@ -13,7 +13,7 @@ from farm.addons.predict.floor import above_floor
 from farm.addons.predict.query import EstimateQuery
 from farm.addons.predict.stored_predictor import CallPrediction
 from farm.errors import UsageError
-from farm.exchange.packaged import first_answer
+from farm.exchange.first_answer import first_answer
 from farm.operators.cost import cost
 from farm.requests.partial_request import usual_variant
 from farm.store.card_models import peaks_of

@@ -11,26 +11,31 @@ from collections import ChainMap
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy
 from sqlmodel import Session, select
 
 from farm.addons.predict import stored_predictor
 from farm.addons.predict.collectives import on_several_cards
+from farm.addons.predict.compiled_models import (
+    compiled_predictor,
+    kernels_without_card,
+    notes_on_kernels,
+)
 from farm.addons.predict.dataset import (
     Dataset,
     MeasuredModel,
     TrainingRow,
     datasets,
     measured_models,
-    stored_card_model,
+    stored_card_rates,
 )
-from farm.addons.predict.estimate import Estimate
+from farm.addons.predict.estimate import CompileGain, Estimate
 from farm.addons.predict.estimating import estimate
 from farm.addons.predict.generation import Generation, generation
 from farm.addons.predict.stored_predictor import Predictor, RooflinePredictor, StoredPredictor
-from farm.addons.predict.tile_roofline import card_model
+from farm.addons.predict.tile_roofline import card_rates
 from farm.addons.predict.transfer import (
     SourceCosts,
     TransferredPredictor,
@@ -39,13 +44,8 @@ from farm.addons.predict.transfer import (
 )
 from farm.addons.predict.why import why_of
 from farm.errors import Ambiguous, NoDatabase, UsageError, writing_to
-from farm.exchange.packaged import (
-    database_of,
-    export_at,
-    first_answer,
-    packaged_database,
-    packaged_files,
-)
+from farm.exchange.first_answer import first_answer
+from farm.exchange.packaged import database_of, export_at, packaged_database, packaged_files
 from farm.settings import settings
 from farm.settings.shared_files import replacing_file
 from farm.store import tables
@@ -55,10 +55,13 @@ from farm.store.columns import OF_TUPLES, OPERATOR, PROTOCOL, READING
 from farm.store.database import Database, open_database
 from farm.store.reuse import sound_readings
 from farm.types.card_kind import device_type_of, usual_launch
-from farm.types.data_sheets import NamedCard, data_sheet, data_sheets, sheet_of
+from farm.types.data_sheets import NamedCard, data_sheet, data_sheets, sheet_name_of
 from farm.types.protocol import Protocol, Variant
 from farm.types.tuple import NeededTuple
 from farm.verdict.causes import Why
+
+if TYPE_CHECKING:
+    from farm.training.extract import Extraction
 
 FILLS = ("auto", "none", "roofline")
 # readings of one card from which its power is predicted apart from that of its model
@@ -102,12 +105,17 @@ class EstimateQuery:
     def answer(
         self, variant: Variant, needed: Sequence[NeededTuple] | None = None, **where: Any
     ) -> Estimate:
-        """Estimate the cost of a model from a database (`where`: see `first_answer`)."""
-        return first_answer(
+        """Estimate the cost of a model from a database (`where`: see `first_answer`). A compiled
+        model that no card has compiled is compared with the model without the compiler."""
+        answer = first_answer(
             lambda session: self.estimate(session, variant, needed),
             lambda found: found.covered_tuples > 0,
             **where,
         )
+        if answer.gain is None:
+            return answer
+        eager = self.answer(replace(variant, compile=""), **{**where, "say": lambda _: None})
+        return replace(answer, gain=answer.gain.over(eager))
 
     def estimate(
         self, session: Session, variant: Variant, needed: Sequence[NeededTuple] | None = None
@@ -119,14 +127,42 @@ class EstimateQuery:
         protocol, notes = self.protocol(kind), list[str]()
         predictor: Predictor | None = None
         unfilled = "`--fill none` excludes predictions"
-        if variant.generates_kernels:
-            unfilled = "generated kernels are never predicted"
-        elif self.fill == "roofline":
+        if self.fill == "roofline":
             predictor = RooflinePredictor(roofline)
         elif self.fill == "auto":
             predictor, notes, unfilled = self.predictor(session, model, protocol, kind)
+        if variant.generates_kernels and isinstance(predictor, StoredPredictor):
+            predictor = compiled_predictor(session, predictor)
+            unfilled = "no generated kernel has a reading to predict others from"
+        unlisted = None if needed is not None else self._unlisted(session, variant, model, kind)
+        if unlisted is not None:
+            needed = unlisted.needed()
         arguments = {"predictor": predictor, "unfilled": unfilled, "notes": notes, "needed": needed}
-        return estimate(session, variant, model, protocol, torch=self.torch, **arguments)  # type: ignore[arg-type]
+        answer = estimate(session, variant, model, protocol, torch=self.torch, **arguments)  # type: ignore[arg-type]
+        if unlisted is None:
+            return answer
+        roofline_us = sum(
+            roofline.estimate_us(entry.flops, entry.bytes_moved) * entry.all_calls
+            for entry in unlisted.needed()
+        )
+        notes = [*notes_on_kernels(variant), *answer.notes]
+        return replace(answer, gain=CompileGain(roofline_us), notes=tuple(notes))
+
+    def _unlisted(
+        self, session: Session, variant: Variant, model: str, kind: str
+    ) -> Extraction | None:
+        """The kernels of a compiled forward pass that no card has listed, by the compiler without
+        a card; None for all other variants.
+        """
+        is_forward = variant.generates_kernels and not variant.step
+        if not is_forward or kind != "cuda" or self.fill == "none":
+            return None
+        launch = self.protocol(kind).launch
+        with packaged_database().read() as packaged:
+            for readings in (session, packaged):
+                if capture_to_sum(readings, variant, "cuda", launch, model) is not None:
+                    return None
+        return kernels_without_card(replace(variant, compile="default"), data_sheet(kind, model))
 
     def why(self, session: Session, variant: Variant) -> Why:
         """Explain the estimated time of a model; raises as `estimate`."""
@@ -135,7 +171,11 @@ class EstimateQuery:
         device_type = device_type_of(kind)
         launch = self.protocol(kind).launch
         stored = capture_to_sum(session, variant, device_type, launch, model)
-        if stored is not None:
+        unlisted = self._unlisted(session, variant, model, kind)
+        if unlisted is not None:
+            needed = unlisted.needed()
+            order = [call.tuple_id for call in unlisted.capture.calls]
+        elif stored is not None:
             needed = stored_tuples(session, variant, device_type, launch, model)
             order = [call.operator_id for call in placed_calls(session, stored, "normal")]
         elif variant.generates_kernels:
@@ -186,10 +226,12 @@ class EstimateQuery:
             if isinstance(error, Ambiguous) or self.fill != "auto" or not self.card:
                 raise
             with packaged_database().read() as packaged:
-                packaged_models = set(map(sheet_of, packaged.exec(select(tables.CardRow.model))))
+                packaged_models = set(
+                    map(sheet_name_of, packaged.exec(select(tables.CardRow.model)))
+                )
                 is_here = packaged.get_bind().engine.url == session.get_bind().engine.url
             if (
-                sheet := sheet_of(self.card)
+                sheet := sheet_name_of(self.card)
             ) and sheet not in packaged_models:  # else the package has readings of it
                 return sheet
             if sheet or not is_here:
@@ -232,9 +274,9 @@ def transferred(
     """Return a predictor for a card model that has none, from the most similar card model, with a
     note; or why not.
     """
-    target = stored_card_model(session, model)
-    measured = target != card_model(target.kind, model)  # its card has a fingerprint
-    if not measured and not sheet_of(model):
+    target = stored_card_rates(session, model)
+    measured = target != card_rates(target.kind, model)  # its card has a fingerprint
+    if not measured and not sheet_name_of(model):
         return (
             None,
             ", and no data sheet, so no other card predicts it (there are sheets of "

@@ -14,6 +14,7 @@ import io
 import itertools
 import json
 import re
+import typing
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +30,7 @@ from farm.addons.predict.calibration import Calibration
 from farm.addons.predict.call_features import CallDescription, describe
 from farm.addons.predict.dataset import Conditions, Dataset, cached_share
 from farm.addons.predict.predictors import FAR, CallCosts, FittedPredictor
-from farm.addons.predict.tile_roofline import CardModel
+from farm.addons.predict.tile_roofline import CardRates
 from farm.errors import DamagedPackage, UsageError, writing_to
 from farm.settings import settings
 from farm.settings.package_files import DATA, check_package_files
@@ -120,6 +121,25 @@ class Predictions:
     notes: tuple[str, ...] = ()
 
 
+class Predictor(typing.Protocol):
+    """Predicts calls on one card under one protocol and software."""
+
+    @property
+    def name(self) -> str:
+        """The name in the output."""
+
+    @property
+    def software(self) -> Software | None:
+        """Of the readings that it learned from; None if it learned from none."""
+
+    @property
+    def method(self) -> int:
+        """The version of the method of these readings."""
+
+    def predict(self, calls: Sequence[NeededTuple], model: Sequence[NeededTuple], /) -> Predictions:
+        """Predict calls of a model; see `StoredPredictor.predict`."""
+
+
 @dataclass(frozen=True)
 class RooflinePredictor:
     """Predicts the minimum time at the card's peaks: a lower bound without an interval and without
@@ -151,7 +171,7 @@ class StoredPredictor:
 
     fitted: FittedPredictor
     calibration: Calibration
-    card: CardModel
+    card: CardRates
     conditions: Conditions
     key: str  # of the data set (`Dataset.key`)
     rows: int
@@ -236,10 +256,6 @@ class StoredPredictor:
             total=PredictedCost(time_us, energy_mj),
             narrowing=tuple(map(int, narrowing)),
         )
-
-
-#: Predicts calls on one card under one protocol and software.
-Predictor = RooflinePredictor | StoredPredictor
 
 
 def _hashes(operator_ids: Iterable[str]) -> npt.NDArray[np.uint64]:
@@ -356,7 +372,7 @@ def load(path: Path) -> StoredPredictor:
         return StoredPredictor(
             FittedPredictor.from_arrays(description["fitted"], arrays),
             Calibration.from_json(description["calibration"]),
-            CardModel(**description["card"]),
+            CardRates(**description["card"]),
             Conditions.from_json(description["circumstances"]),
             description["key"],
             description["rows"],

@@ -27,7 +27,7 @@ from farm.addons.predict.dataset import TrainingRow
 from farm.addons.predict.predictors import CallCosts
 from farm.addons.predict.regressors import Floats, Names
 from farm.addons.predict.stored_predictor import Predictions, StoredPredictor
-from farm.addons.predict.tile_roofline import CardModel, card_model
+from farm.addons.predict.tile_roofline import CardRates, card_rates
 from farm.types.format import plural
 from farm.types.tuple import NeededTuple
 
@@ -47,7 +47,7 @@ class Points:
     @classmethod
     def of(
         cls,
-        card: CardModel,
+        card: CardRates,
         calls: Sequence[CallDescription],
         costs: CallCosts,
         cards: Names,
@@ -175,7 +175,7 @@ ALIKE = 0.3
 WIDTHS = Calibration(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, sum_time=0.8, sum_energy=0.8)
 
 
-def distance(source: CardModel, target: CardModel) -> float:
+def distance(source: CardRates, target: CardRates) -> float:
     """Return how many times less alike two card models are than those of the constants; at least
     1.
     """
@@ -191,12 +191,12 @@ def distance(source: CardModel, target: CardModel) -> float:
     return max(1.0, max(abs(math.log(ratio)) for ratio in ratios) / USUAL_DISTANCE)
 
 
-def data_sheet_model(source: CardModel, name: str) -> CardModel:
+def data_sheet_model(source: CardRates, name: str) -> CardRates:
     """Build a card model without measured rates: those of the source x the ratio of the data
     sheets.
     """
-    target = card_model(source.kind, name)
-    sheet = card_model(source.kind, source.model)
+    target = card_rates(source.kind, name)
+    sheet = card_rates(source.kind, source.model)
     rates = {
         dtype: rate * source.flops_per_s[dtype] / sheet.flops_per_s[dtype]
         for dtype, rate in target.flops_per_s.items()
@@ -211,7 +211,7 @@ def data_sheet_model(source: CardModel, name: str) -> CardModel:
 
 
 def _bounds(
-    card: CardModel, calls: Sequence[CallDescription], times_us: Floats
+    card: CardRates, calls: Sequence[CallDescription], times_us: Floats
 ) -> tuple[Floats, ...]:
     """Return what bounds each call on a card, at most 1: times of memory, computation and launch /
     its time.
@@ -228,7 +228,7 @@ def _bounds(
 
 
 def _log_ratio(
-    source: CardModel, target: CardModel, calls: Sequence[CallDescription], times_us: Floats
+    source: CardRates, target: CardRates, calls: Sequence[CallDescription], times_us: Floats
 ) -> Floats:
     """Return log(time on the target / time on the source) from the properties of the cards
     alone.
@@ -244,7 +244,7 @@ def _log_ratio(
 
 
 def _powers_of_properties(
-    source: CardModel, target: CardModel, powers_w: Floats, log_ratio: Floats
+    source: CardRates, target: CardRates, powers_w: Floats, log_ratio: Floats
 ) -> Floats:
     """Return powers on the target: the middle between the same power and the same energy above that
     of an idle card.
@@ -307,7 +307,7 @@ class TransferredPredictor(StoredPredictor):
 
     @classmethod
     def fit(
-        cls, source: SourceCosts, target: CardModel, rows: Sequence[TrainingRow], card_id: str = ""
+        cls, source: SourceCosts, target: CardRates, rows: Sequence[TrainingRow], card_id: str = ""
     ) -> Self:
         """``rows``: readings of the target, described for the source card.
 

@@ -25,7 +25,7 @@ from farm.subjects.sweep import packaged_tuples
 from farm.types.protocol import Protocol
 from farm.types.request import CHECKS
 from farm.verdict.job_results import JobResults
-from tests import browser
+from tests import browser, slow
 
 
 @pytest.fixture
@@ -208,6 +208,7 @@ def test_the_figures_are_the_packaged_tuples(checked):
     assert len(set(subjects)) == len(subjects)
 
 
+@slow.FAULT
 @pytest.mark.usefixtures("_simulated")
 def test_the_error_counters_of_a_check_are_compared_with_the_check_before(farm, monkeypatch):
     monkeypatch.setenv(ERRORS_VARIABLE, "pcie_replays 2")
@@ -265,6 +266,7 @@ def test_a_card_without_a_name_below_cards_is_still_shown(farm, monkeypatch):
     assert farm("cards", "check", "--help").stdout.count("farm cards check") >= 1
 
 
+@slow.FAULT
 def test_the_cards_of_a_farm_are_checked_each_in_its_own_queue(two_cards):
     farm, _ = two_cards.whole()
     said = farm.say("cards", "check", "--all", "--json")

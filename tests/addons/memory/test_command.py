@@ -141,6 +141,7 @@ def test_tables_trace_and_drawings_are_files(farm, tmp_path):
     assert found["offload"]["peak_bytes"] <= found["peak"]["bytes"]
 
 
+@slow.MEASURED
 def test_memory_answers_what_fits_and_what_blocks_would_free(farm):
     limit_bytes = told(farm)["peak"]["allocated_bytes"] + 10**6  # of a batch of 2
     found = told(farm, "--fit", str(limit_bytes), "--what-if-recompute")

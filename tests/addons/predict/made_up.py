@@ -19,11 +19,11 @@ from farm.addons.predict.dataset import (
 from farm.addons.predict.gaussian_process import fit_process
 from farm.addons.predict.predictors import PredictorSpec, fit_effects
 from farm.addons.predict.regressors import fit_medians, fit_trees
-from farm.addons.predict.tile_roofline import card_model
+from farm.addons.predict.tile_roofline import card_rates
 from farm.types.figure import Figure, PassCost
 from farm.types.protocol import Protocol, Software, Variant
 
-H200 = card_model("cuda", "NVIDIA H200")
+H200 = card_rates("cuda", "NVIDIA H200")
 #: A predictor that is fitted at once, and the two parts of `best`.
 MEDIANS = PredictorSpec("medians", fit_medians, fit_medians, in_model=fit_medians)
 PROCESS = PredictorSpec("process", fit_process, fit_process, in_model=fit_effects)

@@ -13,14 +13,14 @@ from farm.addons.predict.call_features import NAMES, describe, numbers_of
 from farm.addons.predict.families import model_family, operator_family, operator_type
 from farm.addons.predict.kernel_rules import KernelPlan, attention_options, products_of
 from farm.addons.predict.query import training_set, write_dataset
-from farm.addons.predict.tile_roofline import card_model, tile_roofline
+from farm.addons.predict.tile_roofline import card_rates, tile_roofline
 from farm.errors import UsageError
 from farm.store.data_columns import DATASET
 from farm.types.matrix_products import Products
 from farm.types.protocol import Variant
 from tests.report import filled
 
-H200 = card_model("cuda", "NVIDIA H200")
+H200 = card_rates("cuda", "NVIDIA H200")
 
 
 def dataset_of(session, card="", torch=""):

@@ -29,7 +29,7 @@ from farm.addons.predict.evaluation import (
 from farm.addons.predict.predictors import PREDICTORS
 from farm.addons.predict.query import training_set
 from farm.addons.predict.stored_predictor import StoredPredictor
-from farm.addons.predict.tile_roofline import card_model
+from farm.addons.predict.tile_roofline import card_rates
 from farm.errors import UsageError
 from farm.store import tables
 from farm.types.protocol import Variant
@@ -237,7 +237,7 @@ def test_what_one_card_taught_is_asked_of_another():
 
 def test_weights_of_a_small_model_stay_in_the_cache():
     small = [dataclasses.replace(dataset().calls[0], parameter_bytes=1 << 20, bytes_moved=2 << 20)]
-    l2_bytes = card_model("cuda", "NVIDIA H200").l2_bytes
+    l2_bytes = card_rates("cuda", "NVIDIA H200").l2_bytes
     assert cached_share(small, (2,), l2_bytes) == 1
     assert cached_share(small, (200,), l2_bytes) == 0
 

@@ -9,7 +9,7 @@ import pytest
 
 from farm.addons.predict.calibration import Calibration
 from farm.addons.predict.stored_predictor import StoredPredictor
-from farm.addons.predict.tile_roofline import card_model
+from farm.addons.predict.tile_roofline import card_rates
 from farm.addons.predict.transfer import (
     SourceCosts,
     TransferredPredictor,
@@ -109,7 +109,7 @@ def test_the_power_of_one_card_of_the_model_is_corrected_and_its_times_are_not()
 def test_a_card_without_readings_is_less_certain_the_less_it_is_like_the_source():
     source = dataclasses.replace(H200, bytes_per_s=0.9 * H200.bytes_per_s)  # measured
     b200 = data_sheet_model(source, "B200")
-    assert b200.bytes_per_s == pytest.approx(0.9 * card_model("cuda", "B200").bytes_per_s)
+    assert b200.bytes_per_s == pytest.approx(0.9 * card_rates("cuda", "B200").bytes_per_s)
     assert distance(H200, H100) == 1 < distance(source, b200)
     other = TransferredPredictor.fit(SourceCosts(SOURCE, lambda ids: DATA.rows), b200, []).costs(
         CALLS
