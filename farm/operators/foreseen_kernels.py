@@ -139,7 +139,7 @@ def foreseen(sheet: DataSheet, attention: Attention) -> Iterator[None]:
     """
     from torch._dynamo import trace_rules
     from torch._dynamo.device_interface import CudaInterface
-    from torch._inductor import config, scheduler
+    from torch._inductor import config, scheduler, select_algorithm
     from torch._inductor.codecache import PyCodeCache
     from torch._inductor.fx_passes import misc_patterns, pad_mm
     from torch.fx.experimental import proxy_tensor
@@ -205,8 +205,10 @@ def foreseen(sheet: DataSheet, attention: Attention) -> Iterator[None]:
     # Dynamo's table of the functions of PyTorch must have those of `torch.cuda`, not these.
     trace_rules.get_torch_obj_rule_map()
     with contextlib.ExitStack() as stack:
+        # Warnings are about the model's source and about timing, not about its cost.
         stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # about the model's source, not about its cost
+        warnings.simplefilter("ignore")
+        stack.enter_context(replaced(select_algorithm.log, "disabled", True))
         stack.enter_context(without_card())
         stack.enter_context(_unguarded_card())
         stack.enter_context(_attention(attention))

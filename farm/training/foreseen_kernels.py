@@ -30,8 +30,8 @@ def foreseen_kernels(variant: Variant, sheet: DataSheet) -> Extraction:
         sheet: the data sheet of the card.
 
     Raises:
-        CaptureError: the compiler refuses the model, the model reads a value, or the variant is a
-            training step.
+        CaptureError: the compiler refuses the model or calls an operator that no tuple describes,
+            the model reads a value, or the variant is a training step.
     """
     if variant.step:
         raise CaptureError(
@@ -40,6 +40,11 @@ def foreseen_kernels(variant: Variant, sheet: DataSheet) -> Extraction:
         )
     model = catalog.resolve(variant.model)
     captured = foreseen_pass(model.build(variant, device="meta"), model.meta_inputs(variant), sheet)
+    if captured.gaps:
+        raise CaptureError(
+            f"The kernels of {variant} cannot be summed: {captured.gaps[0]}.",
+            "Estimate it without --compile, or measure the whole model on a card.",
+        )
     return Extraction(captured, costs_of(captured), 0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from collections import Counter
 from typing import Any
 
@@ -19,6 +20,7 @@ from farm.operators.cost import cost
 from farm.store.captures import capture_to_sum, stored_tuples
 from farm.store.content import stored_variant
 from farm.store.tables import ModelVariant
+from farm.training import foreseen_kernels as foreseen
 from farm.training.foreseen_kernels import foreseen_kernels, foreseen_pass
 from farm.types.data_sheets import data_sheet
 from farm.types.protocol import Variant
@@ -99,6 +101,16 @@ def test_nothing_stays_replaced(captured: CapturedPass) -> None:
 def test_a_model_that_the_compiler_refuses_is_an_error_with_its_reason() -> None:
     with pytest.raises(CaptureError, match="no shape is known"):
         foreseen_pass(Refused().to("meta"), (torch.empty(2, 8, device="meta"),), H200)
+
+
+def test_a_call_that_no_tuple_describes_is_an_error_and_no_missing_part(
+    captured: CapturedPass, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    incomplete = dataclasses.replace(captured, gaps=("aten._weight_int8pack_mm at 'last': no",))
+    monkeypatch.setattr(foreseen, "foreseen_pass", lambda *_: incomplete)
+    variant = Variant("resnet18", batch=2, input_size=64, compile="default")
+    with pytest.raises(CaptureError, match=r"cannot be summed: aten\._weight_int8pack_mm"):
+        foreseen_kernels(variant, H200)
 
 
 def test_a_training_step_is_refused_before_its_model_is_built() -> None:

@@ -70,7 +70,7 @@ class PredictedValue:
         if self.low is None or self.high is None or not self.value:
             return ""
         below, above = self.low / self.value - 1, self.high / self.value - 1
-        return f"{100 * below:+.0f} to {100 * above:+.0f} %"
+        return f"{100 * below:+z.0f} to {100 * above:+z.0f} %"
 
     def times(self, factor: float) -> PredictedValue:
         low = None if self.low is None else self.low * factor

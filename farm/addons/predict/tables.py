@@ -604,7 +604,7 @@ def _scores(title: str, found: Sequence[Evaluation], of: str) -> RenderableType:
 def _models(best: Evaluation) -> RenderableType:
     def cells(one: Mapping[str, Any], name: str, units: Units) -> Sequence[str]:
         value, whole = one[name], one[f"whole_{name}"]
-        error = f"{100 * (value / whole - 1):+.1f} %" if value and whole else NOTHING
+        error = f"{100 * (value / whole - 1):+z.1f} %" if value and whole else NOTHING
         return quantity(value, units), quantity(whole, units), error
 
     first = f"whole models, predictor {best.predictor}"
